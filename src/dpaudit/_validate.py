@@ -1,0 +1,82 @@
+"""Checks of single values, in one sentence form, such as: Expected confidence=1.2 in [0.5, 1)."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+
+from dpaudit.errors import InputError
+
+__all__ = [
+    "at_least",
+    "confidence",
+    "delta",
+    "finite",
+    "fraction",
+    "positive",
+    "sample_rate",
+    "whole",
+]
+
+
+def _number(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InputError(f"Expected {name}={value!r} to be a number.")
+    return float(value)
+
+
+def _inside(name: str, value: float, ok: bool, interval: str) -> float:
+    if not ok:  # also for NaN, which compares false
+        raise InputError(f"Expected {name}={value:g} in {interval}.")
+    return value
+
+
+def finite(name: str, value: float) -> float:
+    """A finite number."""
+    number = _number(name, value)
+    return _inside(name, number, math.isfinite(number), "(-inf, inf)")
+
+
+def positive(name: str, value: float) -> float:
+    """A finite number above zero."""
+    number = _number(name, value)
+    return _inside(name, number, 0 < number < math.inf, "(0, inf)")
+
+
+def at_least(name: str, value: float, low: float) -> float:
+    """A finite number not below ``low``."""
+    number = _number(name, value)
+    return _inside(name, number, low <= number < math.inf, f"[{low:g}, inf)")
+
+
+def fraction(name: str, value: float) -> float:
+    """A number strictly between 0 and 1."""
+    number = _number(name, value)
+    return _inside(name, number, 0 < number < 1, "(0, 1)")
+
+
+def confidence(value: float) -> float:
+    """A confidence level; below one half a "bound" would sit on the wrong side of the estimate."""
+    number = _number("confidence", value)
+    return _inside("confidence", number, 0.5 <= number < 1, "[0.5, 1)")
+
+
+def delta(value: float) -> float:
+    """The delta of (eps, delta)-DP."""
+    number = _number("delta", value)
+    return _inside("delta", number, 0 <= number < 1, "[0, 1)")
+
+
+def sample_rate(value: float) -> float:
+    """The probability with which an example enters a batch."""
+    number = _number("sample_rate", value)
+    return _inside("sample_rate", number, 0 < number <= 1, "(0, 1]")
+
+
+def whole(name: str, value: int, low: int = 1) -> int:
+    """A whole number not below ``low``."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise InputError(f"Expected {name}={value!r} to be a whole number.")
+    if value < low:
+        raise InputError(f"Expected {name}={value} to be at least {low}.")
+    return int(value)

@@ -1,0 +1,146 @@
+"""What a training says of itself."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from dpaudit import _validate
+from dpaudit.accounting._event import event_curve
+from dpaudit.accounting._pld import epsilon_above
+from dpaudit.accounting._subsampled import SubsampledGaussian
+from dpaudit.errors import InputError
+from dpaudit.stats._claim import Claimed, Hypothesis
+from dpaudit.stats.tradeoffs import ApproximateDP, Gaussian, TradeOff
+
+__all__ = ["Claim"]
+
+
+class Claim(Claimed):
+    """A privacy claim; make one with ``gaussian``, ``dpsgd``, ``approximate_dp``, ``accounted`` or ``curve``.
+
+    >>> print(Claim.approximate_dp(epsilon=8.0, delta=1e-5))
+    (epsilon, delta)-DP with epsilon = 8 at delta = 1e-05
+    """
+
+    def __init__(
+        self,
+        description: str,
+        tradeoff: TradeOff,
+        parameter: float,
+        delta: float,
+        training: SubsampledGaussian | None = None,
+    ) -> None:
+        self._description = description
+        self._tradeoff = tradeoff
+        self._parameter = parameter
+        self._delta = _validate.delta(delta)
+        self._training = training
+
+    @classmethod
+    def gaussian(cls, *, noise_multiplier: float, delta: float) -> Claim:
+        """One Gaussian step with noise of ``noise_multiplier`` times the sensitivity."""
+        noise = _validate.positive("noise_multiplier", noise_multiplier)
+        return cls(f"one Gaussian step, noise multiplier {noise:g}", Gaussian(), 1 / noise, delta)
+
+    @classmethod
+    def dpsgd(cls, *, noise_multiplier: float, sample_rate: float, num_steps: int, delta: float) -> Claim:
+        """DP-SGD: Poisson-sampled Gaussian steps. Observations are of single steps, canary always in.
+
+        Pass ``tradeoff=SubsampledGaussian(sample_rate, num_steps)`` to :func:`dpaudit.audit` when each
+        observation is of a whole run.
+        """
+        noise = _validate.positive("noise_multiplier", noise_multiplier)
+        training = SubsampledGaussian(sample_rate, num_steps)
+        text = f"DP-SGD, noise multiplier {noise:g}, sample rate {sample_rate:g}, {num_steps:,} steps"
+        return cls(text, Gaussian(), 1 / noise, delta, training)
+
+    @classmethod
+    def approximate_dp(cls, *, epsilon: float, delta: float) -> Claim:
+        """(epsilon, delta)-DP of whatever one observation is of; nothing is said of the mechanism."""
+        epsilon, delta = _validate.at_least("epsilon", epsilon, 0), _validate.delta(delta)
+        return cls("(epsilon, delta)-DP", ApproximateDP(delta), epsilon, delta)
+
+    @classmethod
+    def curve(cls, tradeoff: TradeOff, *, parameter: float = 1.0, delta: float) -> Claim:
+        """A trade-off curve: a family and its parameter (1 is a ``PiecewiseLinear`` curve as given)."""
+        parameter = _validate.at_least("parameter", parameter, 0)
+        return cls(
+            f"{tradeoff.symbol} = {parameter:g}",
+            tradeoff.at(_validate.delta(delta)),
+            parameter,
+            delta,
+        )
+
+    @classmethod
+    def accounted(cls, event: Any, *, delta: float) -> Claim:
+        """Any ``dp_accounting.DpEvent``; each observation is of the whole event."""
+        return cls(f"accounted {type(event).__name__}", event_curve(event), 1.0, delta)
+
+    @property
+    def delta(self) -> float:
+        return self._delta
+
+    @cached_property
+    def epsilon(self) -> float:
+        if self._training is None:
+            return self._tradeoff.epsilon(self._parameter, self._delta)
+        if self._delta == 0:
+            return float("inf")
+        training = self._training
+        noise = 1 / self._parameter
+        return epsilon_above(noise, training.sample_rate, training.num_steps, self._delta)
+
+    @property
+    def summary(self) -> str:
+        return f"{self._description} with epsilon = {self.epsilon:.4g} at delta = {self._delta:g}"
+
+    def __str__(self) -> str:
+        return self.summary
+
+    def __repr__(self) -> str:
+        return f"Claim({self._description}, delta={self._delta:g})"
+
+    def hypothesis(self, tradeoff: TradeOff | None) -> Hypothesis:
+        family = self._tradeoff if tradeoff is None else tradeoff.at(self._delta)
+        if self._training is None:
+            return self._as_is(family)
+        if isinstance(family, SubsampledGaussian):
+            return self._whole_run(family, self._training)
+        return self._of_a_step(family, self._training)
+
+    def _as_is(self, family: TradeOff) -> Hypothesis:
+        return Hypothesis(family, self._in(family), lambda bound: family.epsilon(bound, self._delta))
+
+    def _whole_run(self, family: SubsampledGaussian, training: SubsampledGaussian) -> Hypothesis:
+        asked, claimed = ((f.sample_rate, f.num_steps) for f in (family, training))
+        if asked != claimed:
+            raise InputError(
+                f"Expected a trade-off of the claimed sample_rate={claimed[0]:g} and "
+                f"num_steps={claimed[1]}, got sample_rate={asked[0]:g} and num_steps={asked[1]}."
+            )
+        return Hypothesis(family, self._parameter, lambda bound: family.epsilon(bound, self._delta))
+
+    def _of_a_step(self, family: TradeOff, training: SubsampledGaussian) -> Hypothesis:
+        def epsilon(bound: float) -> float:
+            mu = bound
+            if not isinstance(family, Gaussian):
+                mu = Gaussian().with_epsilon(family.epsilon(bound, self._delta), self._delta)
+            return training.epsilon(mu, self._delta)
+
+        return Hypothesis(
+            family,
+            self._in(family),
+            epsilon,
+            (
+                "epsilon is composed over the claimed steps: they are Gaussian and Poisson-sampled "
+                f"at {training.sample_rate:g}",
+            ),
+        )
+
+    def _in(self, family: TradeOff) -> float:
+        """The claimed parameter in terms of ``family``."""
+        if type(family) is type(self._tradeoff):
+            return self._parameter
+        step = self._tradeoff.epsilon(self._parameter, self._delta)
+        return family.with_epsilon(step, self._delta)

@@ -1,0 +1,70 @@
+"""The privacy loss distribution of Poisson-sampled Gaussian steps, from dp-accounting."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dpaudit.stats._types import FloatArray
+
+__all__ = ["composed", "epsilon_above", "epsilon_below", "profile"]
+
+_COARSEST = 1e-3
+_MOST_POINTS = 4e6
+
+
+@lru_cache(maxsize=64)
+def composed(noise_multiplier: float, sample_rate: float, num_steps: int, finer: int = 1) -> Any:
+    """The PLD of the whole training, rounded to the pessimistic side."""
+    # imported here, because it takes longer than all the rest of dpaudit
+    from dp_accounting.pld import privacy_loss_distribution  # noqa: PLC0415
+
+    interval = _interval(noise_multiplier, sample_rate, num_steps) / finer
+    step = privacy_loss_distribution.from_gaussian_mechanism(
+        noise_multiplier,
+        sampling_prob=sample_rate,
+        value_discretization_interval=interval,
+    )
+    return step.self_compose(num_steps)
+
+
+def _interval(noise_multiplier: float, sample_rate: float, num_steps: int) -> float:
+    """How fine to discretise: a small part of a step's spread, and not more points than fit.
+
+    The error of dp-accounting's "connect the dots" grows with interval^2 x steps.
+    """
+    mu = 1 / noise_multiplier
+    spread = sample_rate * mu
+    loss = mu**2 / 2 + 10 * mu
+    largest = loss + math.log(sample_rate + (1 - sample_rate) * math.exp(-loss))
+    return max(min(_COARSEST, spread / 10), num_steps * largest / _MOST_POINTS)
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(noise: float, sample_rate: float, num_steps: int, delta: float, finer: int) -> float:
+    return float(composed(noise, sample_rate, num_steps, finer).get_epsilon_for_delta(delta))
+
+
+def epsilon_above(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
+    """Epsilon at ``delta``, not below the truth: for what is claimed."""
+    return _epsilon(noise, sample_rate, num_steps, delta, 2)
+
+
+def epsilon_below(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
+    """Epsilon at ``delta``, not above the truth: for a lower bound.
+
+    The discretisation errs upwards by an amount that falls to a quarter when the interval is halved. The
+    truth is a third of the last improvement below the finer value; here all of it is taken off.
+    """
+    coarse = _epsilon(noise, sample_rate, num_steps, delta, 1)
+    fine = _epsilon(noise, sample_rate, num_steps, delta, 2)
+    return max(fine - abs(coarse - fine), 0.0)
+
+
+def profile(noise: float, sample_rate: float, num_steps: int, epsilons: FloatArray) -> FloatArray:
+    """Delta at each epsilon, not below the truth."""
+    pld = composed(noise, sample_rate, num_steps)
+    return np.asarray(pld.get_delta_for_epsilon(epsilons), dtype=np.float64)

@@ -1,0 +1,161 @@
+"""The trade-off curve of a whole DP-SGD training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy import special
+
+from dpaudit import _validate
+from dpaudit.accounting._cubic import cubic
+from dpaudit.accounting._pld import composed, profile
+from dpaudit.accounting._training import training_epsilon
+from dpaudit.stats._types import FloatArray, at_least_zero
+from dpaudit.stats.tradeoffs import PiecewiseLinear, TradeOff
+
+__all__ = ["SubsampledGaussian"]
+
+_NUM_LINES = 400
+_STEP = 1 / 12  # distance in ln(parameter) of the curves that are computed; cubic between them
+_SAFETY = 1e-4  # relative, on mu: several times the error of that interpolation (tested)
+_EDGE = 1e-12  # the smallest error rate that is interpolated
+_LEAST = 1e-9
+_LEAKIEST = 50.0
+
+
+@dataclass(frozen=True)
+class SubsampledGaussian(TradeOff):
+    """``num_steps`` Poisson-sampled Gaussian steps, composed; the parameter is 1/noise_multiplier.
+
+    The curve is the maximum of the lines of the privacy loss distribution's own profile. With
+    ``num_lines`` it is the paper's Algorithm 4 (with its errata: the maximum of the lines, deltas spaced
+    logarithmically towards both ends between ``line_delta`` and 1 - ``line_delta``).
+    """
+
+    sample_rate: float
+    num_steps: int
+    num_lines: int | None = None
+    line_delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        _validate.sample_rate(self.sample_rate)
+        _validate.whole("num_steps", self.num_steps)
+        _validate.fraction("line_delta", self.line_delta)
+        if self.num_lines is not None:
+            _validate.whole("num_lines", self.num_lines, low=2)
+
+    @property
+    def symbol(self) -> str:
+        return "1/noise_multiplier"
+
+    @property
+    def is_inverse_noise(self) -> bool:
+        return True
+
+    def assumption(self, delta: float) -> str | None:
+        del delta
+        return (
+            f"the mechanism is {self.num_steps} Gaussian steps, Poisson-sampled at "
+            f"{self.sample_rate:g}, and each observation is of a whole run"
+        )
+
+    def fnr(self, parameter: float, fpr: FloatArray) -> FloatArray:
+        """Between the curves of a lattice of parameters, a little on the leaky side."""
+        rate = np.asarray(fpr, dtype=np.float64)
+        if parameter <= 0:
+            return 1 - rate
+        if parameter > _LEAKIEST:  # beyond what any number of observations could tell
+            return np.where(rate > 0, 0.0, 1.0)
+        place = math.log(parameter) / _STEP
+        first = math.floor(place) - 1
+        levels = self._levels(rate.reshape(-1), first, first + 3)
+        mu = np.exp(cubic(levels, np.full(levels.shape[1], place - first))) * (1 + _SAFETY)
+        inside = special.ndtr(-special.ndtri(rate) - mu.reshape(rate.shape))
+        # where the rate is so small that the curve has only its last line
+        outer = self._curve(first + 3).fnr(1.0, rate)
+        return np.where((rate > _EDGE) & (rate < 1 - _EDGE), inside, outer)
+
+    def parameter(self, fpr: FloatArray, fnr: FloatArray) -> FloatArray:
+        rates, misses = np.broadcast_arrays(np.asarray(fpr, float), np.asarray(fnr, float))
+        flat = np.clip(rates.reshape(-1), _EDGE, 1 - _EDGE)
+        mu = _equivalent(flat, np.clip(misses.reshape(-1), _EDGE, 1 - _EDGE)) / (1 + _SAFETY)
+        out = np.zeros(flat.size)
+        leaky = mu > _LEAST
+        if leaky.any():
+            out[leaky] = self._invert(flat[leaky], mu[leaky])
+        return out.reshape(rates.shape)
+
+    def _invert(self, fpr: FloatArray, mu: FloatArray) -> FloatArray:
+        """The parameter at which the interpolated curve passes through each point, by bisection."""
+        guesses = np.log(self._clt_guess(mu)) / _STEP
+        first = math.floor(guesses.min() - 8)
+        last = min(math.ceil(guesses.max() + 4), math.floor(math.log(_LEAKIEST) / _STEP))
+        last = max(last, first + 5)
+        levels, target = self._levels(fpr, first, last), np.log(mu)
+        low, high = np.ones(fpr.size), np.full(fpr.size, float(last - first - 1))
+        for _ in range(50):
+            middle = (low + high) / 2
+            below = _interpolated(levels, middle) < target
+            low, high = np.where(below, middle, low), np.where(below, high, middle)
+        return np.where(target > levels[1], np.exp((first + low) * _STEP), 0.0)
+
+    def _clt_guess(self, mu: FloatArray) -> FloatArray:
+        """From the central limit theorem: mu_total = rate sqrt(steps (exp(mu^2) - 1))."""
+        return np.sqrt(np.log1p((mu / self.sample_rate) ** 2 / self.num_steps))
+
+    def _levels(self, fpr: FloatArray, first: int, last: int) -> FloatArray:
+        """For each parameter of the lattice, ln mu of the Gaussian curve through its points."""
+        rate = np.clip(fpr, _EDGE, 1 - _EDGE)
+        rows = [_equivalent(rate, self._curve(i).fnr(1.0, rate)) for i in range(first, last + 1)]
+        return np.log(np.maximum(np.stack(rows), _LEAST))
+
+    def epsilon(self, parameter: float, delta: float) -> float:
+        if delta == 0:
+            return math.inf if parameter > 0 else 0.0
+        return training_epsilon(parameter, self.sample_rate, self.num_steps, delta)
+
+    def _curve(self, index: int) -> PiecewiseLinear:
+        noise = math.exp(-index * _STEP)
+        if self.num_lines is None:
+            return _exact_curve(noise, self.sample_rate, self.num_steps)
+        return _paper_curve(noise, self.sample_rate, self.num_steps, self.num_lines, self.line_delta)
+
+
+def _equivalent(fpr: FloatArray, fnr: FloatArray) -> FloatArray:
+    """Mu of the Gaussian curve through each point."""
+    with np.errstate(invalid="ignore"):
+        return np.minimum(at_least_zero(-special.ndtri(fpr) - special.ndtri(fnr)), 1e3)
+
+
+def _interpolated(levels: FloatArray, places: FloatArray) -> FloatArray:
+    """Each column at its own place."""
+    first = np.clip(np.floor(places).astype(np.int64) - 1, 0, len(levels) - 4)
+    columns = np.arange(levels.shape[1])
+    return cubic(np.stack([levels[first + i, columns] for i in range(4)]), places - first)
+
+
+@lru_cache(maxsize=512)
+def _exact_curve(noise: float, sample_rate: float, num_steps: int) -> PiecewiseLinear:
+    """Lines at epsilons from 0 to where delta vanishes, evenly spaced: slopes grow by a constant."""
+    pld = composed(noise, sample_rate, num_steps)
+    largest = pld.get_epsilon_for_delta(1e-12)
+    if not 0 < largest < math.inf:
+        largest = max(pld.get_epsilon_for_delta(1e-9), 1e-6)
+    epsilons = np.linspace(0.0, largest, _NUM_LINES)
+    deltas = np.clip(profile(noise, sample_rate, num_steps, epsilons), 0.0, 1.0)
+    return PiecewiseLinear(tuple(epsilons), tuple(deltas))
+
+
+@lru_cache(maxsize=512)
+def _paper_curve(
+    noise: float, sample_rate: float, num_steps: int, num_lines: int, line_delta: float
+) -> PiecewiseLinear:
+    """Algorithm 4: a line for each of ``num_lines`` deltas."""
+    pld = composed(noise, sample_rate, num_steps)
+    reach = math.log(line_delta / (1 - line_delta))
+    deltas = special.expit(np.linspace(reach, -reach, num_lines))
+    epsilons = [max(pld.get_epsilon_for_delta(delta), 0.0) for delta in deltas]
+    return PiecewiseLinear(tuple(epsilons), tuple(deltas))

@@ -1,0 +1,115 @@
+"""Bounds from the guesses of one run, valid for the canaries of that run together."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dpaudit import _validate
+from dpaudit.stats._binomial import binomial_cdf
+from dpaudit.stats._bound import Bound
+from dpaudit.stats._one_run_guesses import Guesses
+from dpaudit.stats._question import Kind
+from dpaudit.stats._search import last_true
+from dpaudit.stats.tradeoffs import ApproximateDP, TradeOff
+
+__all__ = ["one_run_bound", "one_run_fdp_bound"]
+
+_COIN = "every canary was present by a fair coin of its own"
+_BEFORE = "which canaries to guess was decided without the truth, and how many before the data"
+
+
+def one_run_bound(guesses: Guesses, *, delta: float, confidence: float = 0.95) -> Bound:
+    """The (eps, delta) bound of Steinke, Nasr and Jagielski 2023.
+
+    >>> guesses = Guesses(num_canaries=1000, num_guesses=100, num_correct=95)
+    >>> round(one_run_bound(guesses, delta=1e-5).epsilon, 2)
+    2.17
+    """
+    delta, error = _validate.delta(delta), 1 - _validate.confidence(confidence)
+    family = ApproximateDP(delta)
+    epsilon = last_true(lambda eps: _p_value(guesses, eps, delta) <= error)
+    return _bound(guesses, family, epsilon, delta, confidence, "one-run (Steinke 2023)", ())
+
+
+def one_run_fdp_bound(
+    guesses: Guesses, *, tradeoff: TradeOff, delta: float, confidence: float = 0.95
+) -> Bound:
+    """The bound of Mahloujifar, Melis and Chaudhuri 2024 for any trade-off curve.
+
+    >>> from dpaudit import Gaussian
+    >>> guesses = Guesses(num_canaries=1000, num_guesses=100, num_correct=95)
+    >>> round(one_run_fdp_bound(guesses, tradeoff=Gaussian(), delta=1e-5).parameter, 2)
+    0.79
+    """
+    delta, error = _validate.delta(delta), 1 - _validate.confidence(confidence)
+    family = tradeoff.at(delta)
+    parameter = last_true(lambda p: _too_many_correct(guesses, family, p, error), tolerance=1e-6)
+    assumed = family.assumption(delta)
+    return _bound(
+        guesses,
+        family,
+        parameter,
+        delta,
+        confidence,
+        "one-run f-DP (Mahloujifar 2024)",
+        (assumed,) if assumed else (),
+    )
+
+
+def _bound(  # noqa: PLR0917
+    guesses: Guesses,
+    family: TradeOff,
+    parameter: float,
+    delta: float,
+    confidence: float,
+    method: str,
+    assumptions: tuple[str, ...],
+) -> Bound:
+    return Bound(
+        epsilon=family.epsilon(parameter, delta),
+        delta=delta,
+        confidence=confidence,
+        parameter=parameter,
+        tradeoff=family,
+        method=method,
+        rule="guesses",
+        threshold=None,
+        counts=guesses,
+        kind=Kind.CONFIDENCE,
+        assumptions=(*assumptions, _COIN, _BEFORE),
+    )
+
+
+def _p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
+    """P[Bin(r, s) >= v] + 2 m delta max_i (1/i) P[v > Bin(r, s) >= v - i]."""
+    trials, right = guesses.num_guesses, guesses.num_correct
+    if right == 0:
+        return 1.0
+    lie = math.exp(-float(np.logaddexp(0.0, epsilon)))
+    # at least v right is at most r - v wrong
+    wrong = np.asarray([trials - right, *range(trials - right + 1, trials + 1)], dtype=np.float64)
+    cdf = binomial_cdf(wrong, trials, lie)
+    shares = (cdf[1:] - cdf[0]) / np.arange(1, right + 1)
+    return float(cdf[0] + 2 * guesses.num_canaries * delta * shares.max())
+
+
+def _too_many_correct(guesses: Guesses, family: TradeOff, parameter: float, error: float) -> bool:
+    """Whether so many correct guesses have probability below ``error`` under the curve.
+
+    The recursion of the paper's Algorithm 3, from the number of correct guesses down to none: ``right``
+    and ``wrong`` are the least probabilities of a correct and of a wrong guess that are consistent with
+    the opposite. The inverse of 1 - f is f(1 - r) for a symmetric f.
+    """
+    total, correct = guesses.num_guesses, guesses.num_correct
+    if correct == 0:
+        return False
+    right = error * correct / guesses.num_canaries
+    wrong = error * (total - correct) / guesses.num_canaries
+    for i in range(correct - 1, -1, -1):
+        grown = max(wrong, float(family.fnr(parameter, np.asarray(1 - min(right, 1.0)))))
+        if grown == wrong:
+            break  # nothing changes from here on
+        right, wrong = right + i / (total - i) * (grown - wrong), grown
+    return right + wrong > total / guesses.num_canaries

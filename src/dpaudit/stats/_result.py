@@ -1,0 +1,98 @@
+"""The result of an audit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from dpaudit.errors import ViolationError
+from dpaudit.stats._bound import Bound, plain
+from dpaudit.stats._claim import Claimed, Hypothesis
+from dpaudit.stats._design import Design
+from dpaudit.stats._verdict import Verdict
+
+__all__ = ["Power", "Result"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Power:
+    """The smallest leak that the audit would have flagged with this probability."""
+
+    probability: float
+    epsilon: float
+    parameter: float
+    # what the noise would be multiplied by; None where the parameter is not one over a noise
+    noise_factor: float | None
+
+    def __str__(self) -> str:
+        if math.isinf(self.parameter):
+            return f"no leak would have been flagged with {100 * self.probability:g} % probability"
+        text = f"a true epsilon of {self.epsilon:.4g}"
+        if self.noise_factor is not None:
+            text += f" (noise at {self.noise_factor:.3g} of the claimed)"
+        return f"{text} would have been flagged with {100 * self.probability:g} % probability"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "probability": self.probability,
+            "epsilon": plain(self.epsilon),
+            "parameter": plain(self.parameter),
+            "noise_factor": self.noise_factor,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Claim, bound, verdict and power of one audit."""
+
+    claim: Claimed
+    bound: Bound
+    verdict: Verdict
+    hypothesis: Hypothesis
+    design: Design
+
+    @cached_property
+    def power(self) -> Power:
+        """The smallest leak this audit would have flagged with probability 80 %; found on first use."""
+        claimed = self.hypothesis.parameter
+        leak = self.design.smallest_leak(claimed)
+        scales_with_noise = self.hypothesis.tradeoff.is_inverse_noise
+        return Power(
+            probability=0.8,
+            epsilon=self.hypothesis.epsilon(leak),
+            parameter=leak,
+            noise_factor=claimed / leak if scales_with_noise else None,
+        )
+
+    def raise_for_violation(self) -> None:
+        """Raise :class:`dpaudit.ViolationError` if the claim is refuted; else do nothing."""
+        if self.verdict is Verdict.VIOLATION:
+            raise ViolationError(str(self))
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.verdict.name}. {self.verdict.value}",
+            f"  claim: {self.claim.summary}",
+            f"  bound: {self.bound.statement}",
+            f"  method: {self.bound.tradeoff} + {self.bound.method} + {self.bound.rule}",
+            f"  power: {self.power}",
+        ]
+        return "\n".join(lines + [f"  assumes: {text}" for text in self.bound.assumptions])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "verdict": self.verdict.name,
+            "sentence": self.verdict.value,
+            "claim": {
+                "summary": self.claim.summary,
+                "epsilon": plain(self.claim.epsilon),
+                "delta": self.claim.delta,
+                "parameter": plain(self.hypothesis.parameter),
+            },
+            "bound": self.bound.to_dict(),
+            "power": self.power.to_dict(),
+        }

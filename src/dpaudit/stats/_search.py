@@ -1,0 +1,92 @@
+"""Search for where something stops being refuted.
+
+A lower bound is the last value that is still refuted. Root finders return a point near the crossing, on
+either side of it; these functions return the refuted side, which is the safe one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+__all__ = ["first_true_integer", "last_positive", "last_true"]
+
+_TINY = 1e-9
+_HUGE = 1e9
+
+
+def last_true(refuted: Callable[[float], bool], start: float = 1.0, tolerance: float = 1e-7) -> float:
+    """The largest value at which ``refuted`` holds, from below; 0 if it holds nowhere above 1e-9.
+
+    ``refuted`` must be true up to some point and false after it. ``tolerance`` is relative.
+
+    >>> round(last_true(lambda x: x * x < 2), 6)
+    1.414213
+    """
+    return last_positive(lambda x: 1.0 if refuted(x) else -1.0, start, tolerance)
+
+
+def last_positive(margin: Callable[[float], float], start: float = 1.0, tolerance: float = 1e-7) -> float:
+    """As :func:`last_true`, for a margin that is positive where the value is refuted.
+
+    A smooth margin is worth having: false position then needs a handful of evaluations.
+    """
+    bracket = _bracket(margin, min(max(start, _TINY), _HUGE))
+    if isinstance(bracket, float):
+        return bracket
+    low, high, at_low, at_high = bracket
+    moved, stuck, width = 0, 0, high - low
+    while high - low > tolerance * low:
+        # false position (Illinois), and bisection when the bracket has not halved for three steps
+        share = at_low / (at_low - at_high) if stuck < 3 else 0.5
+        guard = 0.4 * tolerance * low  # step past the crossing, so that both ends close in
+        middle = min(max(low + share * (high - low), low + guard), high - guard)
+        if not low < middle < high:
+            break
+        at_middle = margin(middle)
+        if at_middle > 0:
+            at_high /= 2 if moved > 0 else 1
+            low, at_low, moved = middle, at_middle, 1
+        else:
+            at_low /= 2 if moved < 0 else 1
+            high, at_high, moved = middle, min(at_middle, -math.ulp(1.0)), -1
+        halved = high - low <= width / 2
+        stuck, width = (0, high - low) if halved else (stuck + 1, width)
+    return low
+
+
+def _bracket(margin: Callable[[float], float], start: float) -> tuple[float, float, float, float] | float:
+    """A refuted and an unrefuted value with their margins, or the answer where there is none."""
+    at, step, value = start, 1.05, margin(start)
+    if value > 0:
+        while at < _HUGE:
+            low, at_low = at, value
+            at, step = min(at * step, _HUGE), step * step
+            value = margin(at)
+            if value <= 0:
+                return low, at, at_low, min(value, -math.ulp(1.0))
+        return math.inf
+    while at > _TINY:
+        high, at_high = at, value
+        at, step = max(at / step, _TINY), step * step
+        value = margin(at)
+        if value > 0:
+            return at, high, value, min(at_high, -math.ulp(1.0))
+    return 0.0
+
+
+def first_true_integer(enough: Callable[[int], bool], low: int, most: int) -> int | None:
+    """The smallest integer in [low, most] with ``enough``, for an increasing predicate; None if none.
+
+    >>> first_true_integer(lambda n: n * n >= 50, 1, 1000)
+    8
+    """
+    high = low
+    while not enough(high):
+        if high >= most:
+            return None
+        low, high = high + 1, min(high * 2 + 1, most)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return low

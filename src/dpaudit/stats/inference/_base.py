@@ -1,0 +1,75 @@
+"""The interface of an inference: from errors to a refuted parameter."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from dpaudit.stats._binomial import Region
+from dpaudit.stats._counts import ErrorCounts, count
+from dpaudit.stats._observations import Observations
+from dpaudit.stats._question import Finding, Kind, Question
+from dpaudit.stats._types import FloatArray, IntArray
+
+__all__ = ["CountInference", "ExactInference", "Inference"]
+
+
+class Inference(ABC):
+    """Turns the errors at one threshold into the largest refuted parameter."""
+
+    kind: ClassVar[Kind]
+
+    @abstractmethod
+    def at_threshold(self, observations: Observations, threshold: float, question: Question) -> Finding:
+        """The finding at a threshold that does not depend on these observations."""
+
+    @abstractmethod
+    def assumption(self, stepped: bool) -> str:
+        """What the observations must satisfy; ``stepped`` if several canaries share a step."""
+
+    def check(self, question: Question) -> None:
+        """Refuse a question that this inference cannot answer, with a sentence."""
+        del question
+
+
+class CountInference(Inference):
+    """An inference that needs only the four counts."""
+
+    @abstractmethod
+    def parameter(self, counts: ErrorCounts, question: Question) -> float:
+        """The largest refuted parameter, 0 if none."""
+
+    @abstractmethod
+    def rank(
+        self,
+        false_positives: IntArray,
+        false_negatives: IntArray,
+        sizes: ErrorCounts,
+        question: Question,
+    ) -> FloatArray:
+        """A number for each pair of counts that orders them as their bounds do; falls with errors.
+
+        Only the group sizes of ``sizes`` are used. It is for searching among thresholds, so it may be
+        a cheap stand-in for the bound.
+        """
+
+    def at_threshold(self, observations: Observations, threshold: float, question: Question) -> Finding:
+        counts = count(observations, threshold)
+        return Finding(self.parameter(counts, question), threshold, counts)
+
+    def assumption(self, stepped: bool) -> str:
+        if stepped:
+            return "all observations are independent, also those of the canaries of one step"
+        return "all observations are independent"
+
+
+class ExactInference(CountInference):
+    """A confidence statement on counts, whose power is therefore exact as well."""
+
+    kind: ClassVar[Kind] = Kind.CONFIDENCE
+
+    @abstractmethod
+    def refuting_region(
+        self, claimed: float, sizes: ErrorCounts, fpr: tuple[float, float], question: Question
+    ) -> Region:
+        """The outcomes that refute ``claimed``, as far as they matter for rates in ``fpr``."""

@@ -1,0 +1,103 @@
+"""Betting against the claim, step by step (Waudby-Smith and Ramdas 2024)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from dpaudit import _validate
+from dpaudit.stats._observations import Observations
+from dpaudit.stats._question import Finding, Kind, Question
+from dpaudit.stats._search import last_positive
+from dpaudit.stats._steps import StepErrors, Steps
+from dpaudit.stats._types import FloatArray
+from dpaudit.stats.inference._base import Inference
+
+__all__ = ["MOST", "Betting", "stake", "upper_mean"]
+
+# The largest share of the wealth that one step may cost. All of it would end the game at one bad step.
+MOST = 0.99
+
+
+@dataclass(frozen=True)
+class Betting(Inference):
+    """A gambler bets that errors are rarer than the trade-off allows; riches refute it.
+
+    Valid at every moment, and when the canaries of one step depend on each other. ``balanced`` bets on
+    (fpr + fnr) / 2, which is lossless at the threshold where both rates are equal; otherwise the two
+    rates are bet on apart, at half the error each. ``horizon`` is the number of steps that was planned;
+    give it when the run may have been stopped early because of what it showed.
+    """
+
+    balanced: bool = True
+    horizon: int | None = None
+    kind: ClassVar[Kind] = Kind.CONFIDENCE
+
+    def __post_init__(self) -> None:
+        if self.horizon is not None:
+            _validate.whole("horizon", self.horizon)
+
+    def assumption(self, stepped: bool) -> str:
+        if stepped:
+            return "no step's errors are predictable beyond its rates; canaries of a step may depend"
+        return "no observation is predictable from those before it"
+
+    def at_threshold(self, observations: Observations, threshold: float, question: Question) -> Finding:
+        steps = Steps.of(observations)
+        errors = steps.errors(np.full(steps.num_steps, threshold))
+        return Finding(self.from_errors(errors, question), threshold, errors.total())
+
+    def from_errors(self, errors: StepErrors, question: Question) -> float:
+        """The largest refuted parameter, from the errors of every step in their order."""
+        if self.balanced:
+            guesses = float((errors.num_absent + errors.num_present).mean())
+            upper = upper_mean(errors.balanced(), question.error, guesses, self.horizon)
+            return question.tradeoff.from_balanced_error(upper)
+        ends = [
+            np.asarray(upper_mean(rates, question.error / 2, float(sizes.mean()), self.horizon))
+            for rates, sizes in zip(errors.apart(), (errors.num_absent, errors.num_present), strict=True)
+        ]
+        return float(question.tradeoff.parameter(ends[0], ends[1]))
+
+
+def stake(variance: FloatArray, error: float, horizon: int) -> FloatArray:
+    """The bet that grows fastest to 1/error over ``horizon`` steps of this variance."""
+    with np.errstate(divide="ignore"):
+        return np.sqrt(2 * math.log(1 / error) / (variance * horizon))
+
+
+def upper_mean(shares: FloatArray, error: float, guesses: float, horizon: int | None = None) -> float:
+    """A mean that the shares refute: the wealth of betting on less reached 1/error at some step.
+
+    ``guesses`` is how many guesses a share is made of; it only starts the estimate of their variance.
+
+    >>> upper_mean(np.zeros(500), 0.05, 2) < 0.02
+    True
+    """
+    bets = stake(_variance_so_far(shares, guesses), error, horizon or shares.size)
+    target = math.log(1 / error)
+
+    def margin(rest: float) -> float:
+        mean = 1 - rest
+        # 1 + bet (mean - share) stays positive for shares up to 1, and grows with the mean
+        capped = np.minimum(bets, MOST / rest)
+        return float(np.cumsum(np.log1p(capped * (mean - shares))).max()) - target
+
+    if margin(1.0) > 0:  # not even a mean of 0: impossible, as wealth then never grows
+        return 0.0
+    return 1 - min(last_positive(margin, 0.5, tolerance=1e-9), 1.0)
+
+
+def _variance_so_far(shares: FloatArray, guesses: float) -> FloatArray:
+    """For each step an estimate from the steps before it, started by one of independent guesses.
+
+    Any function of the past keeps the bet fair; this one is close to the best.
+    """
+    steps = np.arange(shares.size)
+    mean = (0.25 + np.cumsum(shares)) / (steps + 2)
+    squares = np.concatenate([[0.0], np.cumsum((shares - mean) ** 2)[:-1]])
+    start = 0.25 / guesses
+    return (start + squares) / (steps + 1)

@@ -1,0 +1,84 @@
+"""The interface of a trade-off family."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+import numpy as np
+
+from dpaudit.stats._search import last_true
+from dpaudit.stats._types import FloatArray, at_least_zero
+
+__all__ = ["TradeOff", "ratio_epsilon"]
+
+
+class TradeOff(ABC):
+    """A one-parameter family of symmetric trade-off curves; a larger parameter is leakier.
+
+    A curve bounds every attack on the mechanism: ``fnr >= curve(fpr)``. Symmetric means that exchanging
+    the two error rates changes nothing, as for every mechanism under add-or-remove neighbours.
+    """
+
+    @property
+    @abstractmethod
+    def symbol(self) -> str:
+        """The parameter's name for people: mu, epsilon, 1/noise_multiplier."""
+
+    @property
+    def is_inverse_noise(self) -> bool:
+        """Whether the parameter is one over the noise, so that it scales as the noise does."""
+        return False
+
+    @abstractmethod
+    def assumption(self, delta: float) -> str | None:
+        """What a bound at ``delta`` assumes of the mechanism's curve; None if nothing."""
+
+    @abstractmethod
+    def fnr(self, parameter: float, fpr: FloatArray) -> FloatArray:
+        """The curve: the smallest fnr of any attack with this fpr."""
+
+    @abstractmethod
+    def parameter(self, fpr: FloatArray, fnr: FloatArray) -> FloatArray:
+        """The largest parameter whose curve lies above these error rates, at least 0."""
+
+    @abstractmethod
+    def epsilon(self, parameter: float, delta: float) -> float:
+        """The epsilon at delta of a mechanism with this parameter, rounded down."""
+
+    def at(self, delta: float) -> Self:
+        """The family as it stands for a question at ``delta``; only (eps, delta)-DP depends on it."""
+        del delta
+        return self
+
+    def with_epsilon(self, epsilon: float, delta: float) -> float:
+        """The parameter of the mechanism whose epsilon at ``delta`` is ``epsilon``."""
+        return last_true(lambda p: self.epsilon(p, delta) <= epsilon, tolerance=1e-9)
+
+    def balanced_error(self, parameter: float) -> float:
+        """The smallest (fpr + fnr) / 2 of any attack: (1 - total variation) / 2.
+
+        For a symmetric curve it is where fpr and fnr are equal.
+        """
+        low, high = 0.0, 0.5
+        for _ in range(60):
+            middle = (low + high) / 2
+            above = float(self.fnr(parameter, np.asarray(middle))) > middle
+            low, high = (middle, high) if above else (low, middle)
+        return low
+
+    def from_balanced_error(self, error: float) -> float:
+        """The largest parameter whose smallest balanced error is above ``error``."""
+        rate = np.asarray(error, dtype=np.float64)
+        return float(self.parameter(rate, rate))
+
+
+def ratio_epsilon(fpr: FloatArray, fnr: FloatArray, delta: float | FloatArray) -> FloatArray:
+    """The largest epsilon that these error rates refute in (eps, delta)-DP, both directions.
+
+    Paper, equation of section 2.3: max of ln((1 - delta - fpr) / fnr) and ln((1 - delta - fnr) / fpr).
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        one = np.log(np.maximum(1 - delta - fnr, 0)) - np.log(fpr)
+        other = np.log(np.maximum(1 - delta - fpr, 0)) - np.log(fnr)
+    return at_least_zero(np.fmax(one, other))
