@@ -18,9 +18,9 @@ from dpaudit.stats.tradeoffs import PiecewiseLinear, TradeOff
 
 __all__ = ["SubsampledGaussian"]
 
-_NUM_LINES = 400
+_NUM_LINES = 800
 _STEP = 1 / 12  # distance in ln(parameter) of the curves that are computed; cubic between them
-_SAFETY = 1e-4  # relative, on mu: several times the error of that interpolation (tested)
+_SAFETY = 2e-4  # relative, on mu: several times the error of that interpolation (tested)
 _EDGE = 1e-12  # the smallest error rate that is interpolated
 _LEAST = 1e-9
 _LEAKIEST = 50.0
@@ -144,7 +144,8 @@ def _exact_curve(noise: float, sample_rate: float, num_steps: int) -> PiecewiseL
     largest = pld.get_epsilon_for_delta(1e-12)
     if not 0 < largest < math.inf:
         largest = max(pld.get_epsilon_for_delta(1e-9), 1e-6)
-    epsilons = np.linspace(0.0, largest, _NUM_LINES)
+    # e^700 is the steepest slope that a float can hold; fewer lines are still a curve, a leakier one
+    epsilons = np.linspace(0.0, min(largest, 700.0), _NUM_LINES)
     deltas = np.clip(profile(noise, sample_rate, num_steps, epsilons), 0.0, 1.0)
     return PiecewiseLinear(tuple(epsilons), tuple(deltas))
 

@@ -3,10 +3,13 @@
 from dpaudit.stats._audit import audit
 from dpaudit.stats._bound import Bound
 from dpaudit.stats._counts import ErrorCounts
+from dpaudit.stats._coverage import Coverage, coverage, ideal_observations, tally
+from dpaudit.stats._leak import Leak
 from dpaudit.stats._lower_bound import lower_bound
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._one_run import one_run_bound, one_run_fdp_bound
 from dpaudit.stats._one_run_guesses import Guesses
+from dpaudit.stats._plan import Plan, plan_canaries, plan_observations, plan_steps, smallest_leak
 from dpaudit.stats._question import Kind
 from dpaudit.stats._result import Power, Result
 from dpaudit.stats._verdict import Verdict
@@ -42,6 +45,7 @@ __all__ = [
     "Betting",
     "Bound",
     "ClopperPearson",
+    "Coverage",
     "ErrorCounts",
     "Fixed",
     "Gaussian",
@@ -52,9 +56,11 @@ __all__ = [
     "KatzLog",
     "Kind",
     "Laplace",
+    "Leak",
     "Observations",
     "Optimal",
     "PiecewiseLinear",
+    "Plan",
     "Posterior",
     "Power",
     "Predictable",
@@ -67,7 +73,14 @@ __all__ = [
     "TradeOff",
     "Verdict",
     "audit",
+    "coverage",
+    "ideal_observations",
     "lower_bound",
     "one_run_bound",
     "one_run_fdp_bound",
+    "plan_canaries",
+    "plan_observations",
+    "plan_steps",
+    "smallest_leak",
+    "tally",
 ]

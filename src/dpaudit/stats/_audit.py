@@ -42,7 +42,7 @@ def audit(
         raise InputError(f"Expected claim to be such as Claim.gaussian(...), got {claim!r}.")
     confidence = _validate.confidence(confidence)
     hypothesis = claim.hypothesis(tradeoff)
-    method, rule = default_method(observations, inference, threshold)
+    method, rule = default_method(observations, hypothesis.tradeoff, inference, threshold)
     _require_confidence(method, rule)
     bound = lower_bound(
         observations,

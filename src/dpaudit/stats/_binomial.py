@@ -8,9 +8,18 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
+from dpaudit.stats._search import falling_root
 from dpaudit.stats._types import FloatArray, IntArray
 
-__all__ = ["Region", "binomial_cdf", "binomial_pmf", "plausible_rate", "upper_rate", "window"]
+__all__ = [
+    "Region",
+    "binomial_cdf",
+    "binomial_pmf",
+    "plausible_rate",
+    "upper_rate",
+    "upper_rate_chords",
+    "window",
+]
 
 _TABLE = 1 << 20  # up to here the log-factorials of a sample size are kept
 _DEVIATIONS = 8.0  # how far a sum over counts reaches: it leaves out less than 1e-14
@@ -21,6 +30,24 @@ def upper_rate(errors: IntArray, trials: int, error: float) -> FloatArray:
     errors = np.asarray(errors)
     upper = special.betaincinv(errors + 1.0, np.maximum(trials - errors, 1.0), 1 - error)
     return np.where(errors >= trials, 1.0, upper)
+
+
+def upper_rate_chords(errors: IntArray, trials: int, error: float) -> FloatArray:
+    """Not above :func:`upper_rate`, by less than 1e-5 of it, and a hundred times cheaper for many counts.
+
+    The upper end is concave in the number of errors, so that its chords lie below it.
+    """
+    knots, rates = _knots(trials, error)
+    return np.interp(errors, knots, rates)
+
+
+@lru_cache(maxsize=16)
+def _knots(trials: int, error: float) -> tuple[FloatArray, FloatArray]:
+    """Every count up to 256, then counts 2 % apart, and the same from the other end."""
+    apart = np.geomspace(256, max(trials / 2, 256), 2 + int(50 * math.log(max(trials / 512, 1))))
+    half = np.minimum(np.concatenate([np.arange(256), apart.astype(np.int64)]), trials)
+    knots = np.union1d(half, trials - half)
+    return knots.astype(np.float64), upper_rate(knots, trials, error)
 
 
 def plausible_rate(errors: int, trials: int, error: float) -> tuple[float, float]:
@@ -45,25 +72,31 @@ def window(trials: int, low: float, high: float) -> IntArray:
     return np.arange(ends[0], ends[1] + 1)
 
 
+@lru_cache(maxsize=128)
 def binomial_pmf(trials: int, rate: float) -> tuple[int, FloatArray]:
     """The first count that matters, and the probabilities from there on."""
     rate = min(max(rate, 1e-300), 1 - 1e-16)
     counts = window(trials, rate, rate)
     logs = _log_choose(trials, int(counts[0]), int(counts[-1]) + 1)
-    return int(counts[0]), np.exp(logs + counts * math.log(rate) + (trials - counts) * math.log1p(-rate))
+    other = math.log1p(-rate)
+    pmf = np.exp(logs + counts * (math.log(rate) - other) + trials * other)
+    pmf.flags.writeable = False  # others get the same one
+    return int(counts[0]), pmf
 
 
 def _log_choose(trials: int, start: int, stop: int) -> FloatArray:
     if trials <= _TABLE:
-        factorials = _log_factorials(trials)
-        return np.asarray(factorials[-1] - factorials[start:stop] - factorials[::-1][start:stop])
-    counts = np.arange(start, stop)
-    return -special.betaln(counts + 1.0, trials - counts + 1.0) - math.log(trials + 1)
+        return _log_choose_table(trials)[start:stop]
+    # one log-beta, then the ratios of neighbours: much cheaper than a log-beta for each
+    counts = np.arange(start, stop - 1)
+    first = -float(special.betaln(start + 1.0, trials - start + 1.0)) - math.log(trials + 1)
+    return first + np.concatenate([[0.0], np.cumsum(np.log((trials - counts) / (counts + 1)))])
 
 
 @lru_cache(maxsize=8)
-def _log_factorials(trials: int) -> FloatArray:
-    return special.gammaln(np.arange(trials + 1) + 1.0)
+def _log_choose_table(trials: int) -> FloatArray:
+    factorials = special.gammaln(np.arange(trials + 1) + 1.0)
+    return np.asarray(factorials[-1] - factorials - factorials[::-1])
 
 
 class Region:
@@ -76,12 +109,48 @@ class Region:
 
     def probability(self, fpr: float, fnr: float) -> float:
         """How probable these outcomes are under the two rates."""
-        first, fp_pmf = binomial_pmf(self._absent, fpr)
+        weights, limits = self._given(fpr)
+        return _dot(weights, self._at_most(limits, fnr)[0])
+
+    def fnr(self, fpr: float, probability: float, near: float) -> float:
+        """The fnr at which, with this fpr, these outcomes have this probability; 0 or 1 if there is none.
+
+        ``near`` is a guess. On the probit scale the probability is nearly linear.
+        """
+        weights, limits = self._given(fpr)
+        if weights[limits >= 0].sum() <= probability:
+            return 0.0
+        if weights[limits >= self._present].sum() >= probability:
+            return 1.0
+        target = float(special.ndtri(probability))
+
+        def excess(place: float) -> tuple[float, float]:
+            rate = float(special.ndtr(place))
+            below, density = self._at_most(limits, rate)
+            height = float(special.ndtri(min(max(_dot(weights, below), 1e-300), 1 - 1e-16)))
+            slope = -_dot(weights, density) / (1 - rate) * math.exp((height**2 - place**2) / 2)
+            return height - target, slope
+
+        close = 0.01 / math.sqrt(self._present)  # a hundredth of a standard deviation
+        return float(special.ndtr(falling_root(excess, float(special.ndtri(near)), -37.0, 8.0, close)))
+
+    def _given(self, fpr: float) -> tuple[FloatArray, IntArray]:
+        """The probability of every number of false positives that matters, and its limit."""
+        first, weights = binomial_pmf(self._absent, fpr)
         low = max(first, self._first)
-        high = min(first + fp_pmf.size, self._first + self._most_fn.size)
-        limits = self._most_fn[low - self._first : max(high, low) - self._first]
-        start, fn_pmf = binomial_pmf(self._present, fnr)
+        high = max(min(first + weights.size, self._first + self._most_fn.size), low)
+        return weights[low - first : high - first], self._most_fn[low - self._first : high - self._first]
+
+    def _at_most(self, limits: IntArray, fnr: float) -> tuple[FloatArray, FloatArray]:
+        """P(false negatives <= limit) for every limit, and its derivative by fnr times -(1 - fnr)."""
+        start, pmf = binomial_pmf(self._present, fnr)
+        places = np.minimum(np.maximum(limits - (start - 1), 0), pmf.size + 1)
+        padded = np.zeros(pmf.size + 2)
+        padded[1:-1] = pmf
         # one running sum serves all limits
-        cdf = np.concatenate([[0.0], np.cumsum(fn_pmf)])
-        below = cdf[np.clip(limits - start + 1, 0, fn_pmf.size)]
-        return float(fp_pmf[low - first : max(high, low) - first] @ below)
+        return np.cumsum(padded)[places], padded[places] * (self._present - limits)
+
+
+def _dot(weights: FloatArray, values: FloatArray) -> float:
+    # not a dot product: on a busy machine the threads of a BLAS wait for each other
+    return float((weights * values).sum())

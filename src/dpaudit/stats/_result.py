@@ -32,7 +32,9 @@ class Power:
         text = f"a true epsilon of {self.epsilon:.4g}"
         if self.noise_factor is not None:
             text += f" (noise at {self.noise_factor:.3g} of the claimed)"
-        return f"{text} would have been flagged with {100 * self.probability:g} % probability"
+        return (
+            f"{text} would have been flagged with {100 * self.probability:g} % probability by an ideal attack"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-__all__ = ["first_true_integer", "last_positive", "last_true"]
+__all__ = ["falling_root", "first_true_integer", "last_positive", "last_true"]
 
 _TINY = 1e-9
 _HUGE = 1e9
@@ -90,3 +90,25 @@ def first_true_integer(enough: Callable[[int], bool], low: int, most: int) -> in
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle + 1, high)
     return low
+
+
+def falling_root(
+    function: Callable[[float], tuple[float, float]], start: float, low: float, high: float, tolerance: float
+) -> float:
+    """Where a falling function, which returns its value and its slope, is zero: between low and high.
+
+    Newton's method until a step is below ``tolerance`` (the error is then far below it); bisection where
+    a step would leave what is known to hold the root.
+
+    >>> round(falling_root(lambda x: (2 - x * x, -2 * x), 1.0, 0.0, 9.0, 1e-4), 6)
+    1.414214
+    """
+    at = min(max(start, low), high)
+    while high - low > tolerance:
+        value, slope = function(at)
+        low, high = (at, high) if value > 0 else (low, at)
+        step = -value / slope if slope < 0 else math.inf
+        if abs(step) <= tolerance:
+            return at + step
+        at = at + step if low < at + step < high else (low + high) / 2
+    return high

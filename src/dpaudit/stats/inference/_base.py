@@ -53,6 +53,16 @@ class CountInference(Inference):
         a cheap stand-in for the bound.
         """
 
+    def limit(
+        self,
+        false_positives: IntArray,
+        false_negatives: IntArray,
+        sizes: ErrorCounts,
+        question: Question,
+    ) -> FloatArray:
+        """Not below the rank of these counts, nor of any with more errors; best if close and cheap."""
+        return self.rank(false_positives, false_negatives, sizes, question)
+
     def at_threshold(self, observations: Observations, threshold: float, question: Question) -> Finding:
         counts = count(observations, threshold)
         return Finding(self.parameter(counts, question), threshold, counts)

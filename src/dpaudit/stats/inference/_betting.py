@@ -15,11 +15,9 @@ from dpaudit.stats._search import last_positive
 from dpaudit.stats._steps import StepErrors, Steps
 from dpaudit.stats._types import FloatArray
 from dpaudit.stats.inference._base import Inference
+from dpaudit.stats.inference._stakes import MOST, stakes
 
-__all__ = ["MOST", "Betting", "stake", "upper_mean"]
-
-# The largest share of the wealth that one step may cost. All of it would end the game at one bad step.
-MOST = 0.99
+__all__ = ["Betting", "upper_mean"]
 
 
 @dataclass(frozen=True)
@@ -63,12 +61,6 @@ class Betting(Inference):
         return float(question.tradeoff.parameter(ends[0], ends[1]))
 
 
-def stake(variance: FloatArray, error: float, horizon: int) -> FloatArray:
-    """The bet that grows fastest to 1/error over ``horizon`` steps of this variance."""
-    with np.errstate(divide="ignore"):
-        return np.sqrt(2 * math.log(1 / error) / (variance * horizon))
-
-
 def upper_mean(shares: FloatArray, error: float, guesses: float, horizon: int | None = None) -> float:
     """A mean that the shares refute: the wealth of betting on less reached 1/error at some step.
 
@@ -77,7 +69,7 @@ def upper_mean(shares: FloatArray, error: float, guesses: float, horizon: int | 
     >>> upper_mean(np.zeros(500), 0.05, 2) < 0.02
     True
     """
-    bets = stake(_variance_so_far(shares, guesses), error, horizon or shares.size)
+    bets = stakes(shares, error, guesses, horizon or shares.size)
     target = math.log(1 / error)
 
     def margin(rest: float) -> float:
@@ -89,15 +81,3 @@ def upper_mean(shares: FloatArray, error: float, guesses: float, horizon: int | 
     if margin(1.0) > 0:  # not even a mean of 0: impossible, as wealth then never grows
         return 0.0
     return 1 - min(last_positive(margin, 0.5, tolerance=1e-9), 1.0)
-
-
-def _variance_so_far(shares: FloatArray, guesses: float) -> FloatArray:
-    """For each step an estimate from the steps before it, started by one of independent guesses.
-
-    Any function of the past keeps the bet fair; this one is close to the best.
-    """
-    steps = np.arange(shares.size)
-    mean = (0.25 + np.cumsum(shares)) / (steps + 2)
-    squares = np.concatenate([[0.0], np.cumsum((shares - mean) ** 2)[:-1]])
-    start = 0.25 / guesses
-    return (start + squares) / (steps + 1)

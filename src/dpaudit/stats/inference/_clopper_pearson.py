@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpaudit.stats._binomial import Region, binomial_cdf, upper_rate, window
+from dpaudit.stats._binomial import Region, upper_rate, upper_rate_chords, window
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._question import Question
 from dpaudit.stats._types import FloatArray, IntArray
@@ -34,6 +34,17 @@ class ClopperPearson(ExactInference):
         fnr = upper_rate(false_negatives, sizes.num_present, question.error / 2)
         return question.tradeoff.parameter(fpr, fnr)
 
+    def limit(
+        self,
+        false_positives: IntArray,
+        false_negatives: IntArray,
+        sizes: ErrorCounts,
+        question: Question,
+    ) -> FloatArray:
+        fpr = upper_rate_chords(false_positives, sizes.num_absent, question.error / 2)
+        fnr = upper_rate_chords(false_negatives, sizes.num_present, question.error / 2)
+        return question.tradeoff.parameter(fpr, fnr)
+
     def refuting_region(
         self, claimed: float, sizes: ErrorCounts, fpr: tuple[float, float], question: Question
     ) -> Region:
@@ -45,10 +56,7 @@ class ClopperPearson(ExactInference):
 
 
 def _most_below(rates: FloatArray, trials: int, error: float) -> FloatArray:
-    """The most errors whose upper end is below each rate, -1 if none: P(Bin <= errors) < error."""
-    low, high = np.full(rates.shape, -1.0), np.full(rates.shape, float(trials))
-    while (high - low > 1).any():
-        middle = np.floor((low + high) / 2)
-        below = binomial_cdf(middle, trials, rates) < error
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
-    return low
+    """The most errors whose upper end is below each rate, -1 if none."""
+    errors = window(trials, float(rates.min()), float(rates.max()))
+    ends = upper_rate_chords(errors, trials, error)
+    return np.asarray(errors[0] + np.searchsorted(ends, rates, side="left") - 1.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +13,13 @@ from dpaudit.stats._question import Question
 from dpaudit.stats._search import last_positive
 from dpaudit.stats._types import FloatArray, IntArray
 from dpaudit.stats.inference._base import ExactInference
+from dpaudit.stats.inference._boundary import Boundary
+from dpaudit.stats.inference._surrogate import surrogate
 
 __all__ = ["JointExact"]
 
-_GRID = 9  # places of the first look for the least favourable fpr
-_GOLDEN = (3 - math.sqrt(5)) / 2
+_GRID = 15  # places of the first look for the least favourable fpr
+_ALLOWANCE = 1e-3  # of the limit, for what the search may miss
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,10 @@ class JointExact(ExactInference):
     """
 
     def parameter(self, counts: ErrorCounts, question: Question) -> float:
-        observed = float(
-            _order(np.asarray(counts.false_positives), np.asarray(counts.false_negatives), counts)
-        )
-        spent = _spent(question)
-        interval = plausible_rate(counts.false_positives, counts.num_absent, spent)
-        least = _LeastFavourable(observed, counts, interval, question, question.error - spent)
-        if least.margin(1e-9) <= 0:
-            return 0.0
-        return last_positive(least.margin, _guess(counts, question), tolerance=1e-5)
+        fp, fn = np.asarray(counts.false_positives), np.asarray(counts.false_negatives)
+        observed = float(_order(fp, fn, counts))
+        interval = plausible_rate(counts.false_positives, counts.num_absent, _spent(question))
+        return _least_parameter(observed, counts, interval, question)
 
     def rank(
         self,
@@ -48,21 +44,29 @@ class JointExact(ExactInference):
         sizes: ErrorCounts,
         question: Question,
     ) -> FloatArray:
-        del question  # the bound grows with the order, whatever the family
-        return _order(false_positives, false_negatives, sizes)
+        return surrogate(false_positives, false_negatives, sizes, question.tradeoff, question.error)
 
     def refuting_region(
         self, claimed: float, sizes: ErrorCounts, fpr: tuple[float, float], question: Question
     ) -> Region:
-        limit = question.error - _spent(question)
-
-        def refuted(height: float) -> float:
-            observed = 10 - height  # the search wants what is refuted on its left
-            return _LeastFavourable(observed, sizes, fpr, question, limit).margin(claimed)
-
-        lowest = 10 - last_positive(refuted, 10 - max(claimed, 0.1), tolerance=1e-6)
         fp = window(sizes.num_absent, *fpr)
-        return Region(fp, _most_false_negatives(fp, lowest, sizes), (sizes.num_absent, sizes.num_present))
+        curve = _places(claimed, fpr, question)
+        limit = float(special.ndtri(_limit(question)))
+
+        def region(observed: float) -> Region:
+            most_fn = _most_false_negatives(fp, observed, sizes)
+            return Region(fp, most_fn, (sizes.num_absent, sizes.num_present))
+
+        # how far below the top of the order an outcome may be: the search wants the refuted on its left
+        none = np.asarray(0)
+        top = float(_order(none, none, sizes)) + 1
+
+        def margin(below: float) -> float:
+            outcomes = region(top - below)
+            largest = max(outcomes.probability(*rates) for rates in curve)
+            return limit - float(special.ndtri(min(max(largest, 1e-300), 1 - 1e-16)))
+
+        return region(top - last_positive(margin, max(top - claimed, 1.0), tolerance=1e-6))
 
 
 def _order(fp: IntArray, fn: IntArray, sizes: ErrorCounts) -> FloatArray:
@@ -83,65 +87,31 @@ def _spent(question: Question) -> float:
     return min(1e-3, question.error / 50)
 
 
-def _guess(counts: ErrorCounts, question: Question) -> float:
-    """Both rates raised by z / sqrt(2) deviations: where the answer will be, nearly."""
-    z = -float(special.ndtri(question.error)) / math.sqrt(2)
-    raised = []
-    for errors, trials in (
-        (counts.false_positives, counts.num_absent),
-        (counts.false_negatives, counts.num_present),
-    ):
-        rate = (errors + 0.5) / (trials + 1)
-        raised.append(np.asarray(min(rate + z * math.sqrt(rate * (1 - rate) / trials), 1.0)))
-    return float(question.tradeoff.parameter(raised[0], raised[1]))
+def _limit(question: Question) -> float:
+    """How probable an outcome may be at the worst fpr and still refute."""
+    return (question.error - _spent(question)) * (1 - _ALLOWANCE)
 
 
-class _LeastFavourable:
-    """The largest probability, over an interval of fpr, of outcomes ordered at least ``observed``."""
+def _angles(interval: tuple[float, float], size: int) -> FloatArray:
+    """Places in an interval of rates, even in the arcsine of the root: in standard deviations."""
+    low, high = np.arcsin(np.sqrt(interval))
+    return np.linspace(low, high, size)
 
-    def __init__(
-        self,
-        observed: float,
-        sizes: ErrorCounts,
-        interval: tuple[float, float],
-        question: Question,
-        limit: float,
-    ) -> None:
-        fp = window(sizes.num_absent, *interval)
-        most_fn = _most_false_negatives(fp, observed, sizes)
-        self._region = Region(fp, most_fn, (sizes.num_absent, sizes.num_present))
-        # evenly spaced in the arcsine of the root, that is, in standard deviations
-        low, high = np.arcsin(np.sqrt(interval))
-        self._angles = np.linspace(low, high, _GRID)
-        self._close = (high - low) / 400  # a hundredth of a standard deviation
-        self._tradeoff, self._limit = question.tradeoff, limit
 
-    def margin(self, parameter: float) -> float:
-        """Positive where the parameter is refuted; nearly linear, being on the probit scale."""
-        largest = min(max(self._largest(parameter), 1e-300), 1 - 1e-16)
-        return float(special.ndtri(self._limit) - special.ndtri(largest))
+def _places(claimed: float, fpr: tuple[float, float], question: Question) -> list[tuple[float, float]]:
+    """Points of the claimed curve, those where it may bend among them."""
+    family = question.tradeoff
+    bend = min(max(family.balanced_error(claimed), fpr[0]), fpr[1])
+    rates = np.append(np.sin(_angles(fpr, 2 * _GRID)) ** 2, bend)
+    return list(zip(rates.tolist(), family.fnr(claimed, rates).tolist(), strict=True))
 
-    def _largest(self, parameter: float) -> float:
-        values = self._probability(self._angles, parameter)
-        best = int(values.argmax())
-        low, high = self._angles[[max(best - 1, 0), min(best + 1, _GRID - 1)]]
-        inner = [low + _GOLDEN * (high - low), high - _GOLDEN * (high - low)]
-        heights = [float(v) for v in self._probability(np.asarray(inner), parameter)]
-        largest = max(float(values[best]), *heights)
-        # golden section around the best place, unless the answer is clear already
-        while self._limit / 2 < largest <= self._limit and high - low > self._close:
-            if heights[0] > heights[1]:
-                high, inner[1], heights[1], new = inner[1], inner[0], heights[0], 0
-                inner[0] = low + _GOLDEN * (high - low)
-            else:
-                low, inner[0], heights[0], new = inner[0], inner[1], heights[1], 1
-                inner[1] = high - _GOLDEN * (high - low)
-            heights[new] = float(self._probability(np.asarray([inner[new]]), parameter)[0])
-            largest = max(largest, heights[new])
-        return largest
 
-    def _probability(self, angles: FloatArray, parameter: float) -> FloatArray:
-        fpr = np.sin(angles) ** 2
-        fnr = self._tradeoff.fnr(parameter, fpr)
-        pairs = zip(fpr.tolist(), fnr.tolist(), strict=True)
-        return np.asarray([self._region.probability(p, r) for p, r in pairs])
+def _least_parameter(
+    observed: float, sizes: ErrorCounts, interval: tuple[float, float], question: Question
+) -> float:
+    """The largest parameter at which outcomes ordered at least ``observed`` are too rare at every fpr."""
+    fp = window(sizes.num_absent, *interval)
+    region = Region(fp, _most_false_negatives(fp, observed, sizes), (sizes.num_absent, sizes.num_present))
+    angles = _angles(interval, _GRID)
+    middle = float(special.ndtr(-special.ndtri(np.sin(angles[_GRID // 2]) ** 2) - observed))
+    return Boundary(region, _limit(question), question.tradeoff, middle).least_parameter(angles)

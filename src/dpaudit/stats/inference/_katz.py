@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -58,6 +59,22 @@ class KatzLog(CountInference):
         forward = _log_ratio(present - false_negatives, present, false_positives, absent, z)
         backward = _log_ratio(absent - false_positives, absent, false_negatives, present, z)
         return at_least_zero(np.maximum(forward, backward))
+
+    def limit(
+        self,
+        false_positives: IntArray,
+        false_negatives: IntArray,
+        sizes: ErrorCounts,
+        question: Question,
+    ) -> FloatArray:
+        # Below (z / 2)^2 errors one more is better: the interval narrows more than the ratio falls.
+        turn = math.ceil(float(special.ndtri(question.error / 2)) ** 2 / 4)
+        best = self.rank(false_positives, false_negatives, sizes, question)
+        for least in range(1, turn + 2):
+            more_fp, more_fn = (np.maximum(n, least) for n in (false_positives, false_negatives))
+            best = np.maximum(best, self.rank(more_fp, false_negatives, sizes, question))
+            best = np.maximum(best, self.rank(false_positives, more_fn, sizes, question))
+        return best
 
 
 def _log_ratio(hits: IntArray, of: int, misses: IntArray, among: int, z: float) -> FloatArray:

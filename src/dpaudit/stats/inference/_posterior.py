@@ -15,6 +15,7 @@ from dpaudit.stats._question import Kind, Question
 from dpaudit.stats._search import last_positive
 from dpaudit.stats._types import FloatArray, IntArray
 from dpaudit.stats.inference._base import CountInference
+from dpaudit.stats.inference._surrogate import surrogate
 from dpaudit.stats.tradeoffs import TradeOff
 
 __all__ = ["Posterior"]
@@ -45,15 +46,7 @@ class Posterior(CountInference):
         sizes: ErrorCounts,
         question: Question,
     ) -> FloatArray:
-        # Two rates that are each off by z / sqrt(2) deviations are off by z together.
-        level = float(special.ndtr(special.ndtri(question.error / 2) / math.sqrt(2)))
-        fpr = _upper(false_positives, sizes.num_absent, level)
-        fnr = _upper(false_negatives, sizes.num_present, level)
-        return question.tradeoff.parameter(fpr, fnr)
-
-
-def _upper(errors: IntArray, trials: int, level: float) -> FloatArray:
-    return np.asarray(special.betaincinv(errors + 0.5, trials - errors + 0.5, 1 - level), np.float64)
+        return surrogate(false_positives, false_negatives, sizes, question.tradeoff, question.error / 2)
 
 
 class _RegionMass:

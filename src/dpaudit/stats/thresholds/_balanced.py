@@ -14,7 +14,7 @@ def least_balanced_error(absent: ScoreArray, present: ScoreArray) -> float:
     if not absent.size or not present.size:
         return 0.0
     scores = np.concatenate([absent, present])
-    count = int(np.clip(np.sqrt(scores.size), 1, 65))
+    count = int(np.clip(np.sqrt(scores.size), 1, 65)) // 2 * 2 + 1  # odd: the median is one
     candidates = np.quantile(scores, np.linspace(0, 1, count + 2)[1:-1])
     fp = 1 - np.searchsorted(np.sort(absent), candidates, side="right") / absent.size
     fn = np.searchsorted(np.sort(present), candidates, side="right") / present.size
@@ -23,10 +23,9 @@ def least_balanced_error(absent: ScoreArray, present: ScoreArray) -> float:
 
 
 def smooth(values: FloatArray) -> FloatArray:
-    """A moving average over a sixth of the places: the minimum of a noisy curve moves less."""
-    width = values.size // 6
-    if width < 2:
+    """A moving average over a sixth of the places: the extreme of a noisy curve moves less."""
+    half = values.size // 12
+    if half == 0:
         return values
-    padded = np.pad(values, width // 2, mode="edge")
-    averaged = np.convolve(padded, np.ones(width) / width, mode="same")
-    return averaged[width // 2 : width // 2 + values.size]
+    padded = np.pad(values, half, mode="edge")
+    return np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")

@@ -9,7 +9,7 @@ import numpy as np
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._question import Question
-from dpaudit.stats._types import FloatArray, IntArray, ScoreArray
+from dpaudit.stats._types import BoolArray, IntArray, ScoreArray
 from dpaudit.stats.inference import CountInference
 
 __all__ = ["Staircase"]
@@ -51,36 +51,49 @@ class Staircase:
         Along the staircase false positives fall and false negatives grow, so a block of thresholds is
         no better than the fewest of both at its ends. Blocks that cannot beat the best are dropped.
         """
+        search = _Search(self, inference, question)
         places = np.unique(np.linspace(0, self.absent.size - 1, _FIRST).astype(np.int64))
-        best_place, best_value = int(places[-1]), -np.inf
         starts, ends = places[:-1], places[1:]
-        fresh = places
-        while True:
-            values = self._rank(fresh, fresh, inference, question)
-            top = int(values.argmax())
-            if values[top] > best_value:
-                best_place, best_value = int(fresh[top]), float(values[top])
-            keep = ends - starts > 1
-            starts, ends = starts[keep], ends[keep]
-            keep = self._rank(ends, starts, inference, question) > best_value
-            starts, ends = starts[keep], ends[keep]
-            if not starts.size:
-                return best_place
-            cuts = _cut(starts, ends)
+        search.look_at(places)
+        while starts.size:
+            keep = search.could_be_better(ends, starts) & (ends - starts > 1)
+            cuts = _cut(starts[keep], ends[keep])
             starts, ends = cuts[:, :-1].reshape(-1), cuts[:, 1:].reshape(-1)
-            fresh = np.unique(cuts[:, 1:-1])
+            search.look_at(np.unique(cuts[:, 1:-1]))
+        return search.place
 
-    def _rank(
-        self,
-        fewest_fp: IntArray,
-        fewest_fn: IntArray,
-        inference: CountInference,
-        question: Question,
-    ) -> FloatArray:
-        if not fewest_fp.size:
-            return np.empty(0)
-        fp, fn = self.errors(fewest_fp)[0], self.errors(fewest_fn)[1]
-        return inference.rank(fp, fn, self.sizes, question)
+
+class _Search:
+    """The best place so far."""
+
+    def __init__(self, stairs: Staircase, inference: CountInference, question: Question) -> None:
+        self._stairs, self._inference, self._question = stairs, inference, question
+        self.place, self._value = stairs.absent.size - 1, -np.inf
+
+    def look_at(self, places: IntArray) -> None:
+        """Take the best of these places, if it is better. Ranks are dear: only of those in question."""
+        if not places.size:
+            return
+        fp, fn = self._stairs.errors(places)
+        limits = self._inference.limit(fp, fn, self._stairs.sizes, self._question)
+        for chosen in (limits == limits.max(), limits > self._value):
+            # the first choice, which is small, raises the bar for the second
+            self._rank(places[chosen & (limits > self._value)])
+
+    def _rank(self, places: IntArray) -> None:
+        if not places.size:
+            return
+        errors = self._stairs.errors(places)
+        values = self._inference.rank(*errors, self._stairs.sizes, self._question)
+        top = int(values.argmax())
+        if values[top] > self._value:
+            self.place, self._value = int(places[top]), float(values[top])
+
+    def could_be_better(self, fewest_fp: IntArray, fewest_fn: IntArray) -> BoolArray:
+        """Whether a block with these ends may hold a better place than the best."""
+        fp, fn = self._stairs.errors(fewest_fp)[0], self._stairs.errors(fewest_fn)[1]
+        limits = self._inference.limit(fp, fn, self._stairs.sizes, self._question)
+        return np.asarray(limits > self._value)
 
 
 def _cut(starts: IntArray, ends: IntArray) -> IntArray:

@@ -10,9 +10,10 @@ from dpaudit import _validate
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._question import Finding, Question
-from dpaudit.stats._types import IntArray, ScoreArray
+from dpaudit.stats._types import IntArray
 from dpaudit.stats.inference import ClopperPearson, Inference
 from dpaudit.stats.thresholds._base import ThresholdRule, wants
+from dpaudit.stats.thresholds._scan import Staircase
 
 __all__ = ["Simultaneous"]
 
@@ -38,14 +39,13 @@ class Simultaneous(ThresholdRule):
 
     def apply(self, observations: Observations, inference: Inference, question: Question) -> Finding:
         wants(self, inference, ClopperPearson)
-        observations = observations.in_memory()
-        absent, present = observations.without_canary, observations.with_canary
+        stairs = Staircase.of(observations)
+        absent, present = stairs.absent, stairs.present
         ranks = self.ranks(absent.size)
-        thresholds = np.partition(absent, absent.size - 1 - ranks, axis=None)[absent.size - 1 - ranks]
-        misses = _at_most(observations, thresholds)
+        thresholds = absent[absent.size - 1 - ranks]
+        misses = np.searchsorted(present, thresholds, side="right")
         shared = Question(question.tradeoff, question.delta, question.error / ranks.size)
-        sizes = ErrorCounts.perfect(absent.size, present.size)
-        values = ClopperPearson().rank(ranks, misses, sizes, shared)
+        values = ClopperPearson().rank(ranks, misses, stairs.sizes, shared)
         best = int(values.argmax())
         counts = ErrorCounts(
             # a tie at the threshold may leave fewer above it; the rank is what the band is for
@@ -74,13 +74,3 @@ def _distinct(ranks: IntArray, size: int) -> IntArray:
     for i in range(ranks.size - 1, -1, -1):
         ranks[i] = min(ranks[i], size - (ranks.size - i))
     return ranks
-
-
-def _at_most(observations: Observations, thresholds: ScoreArray) -> IntArray:
-    """How many present scores are at most each threshold."""
-    order = np.argsort(thresholds, kind="stable")
-    place = np.searchsorted(thresholds[order], observations.with_canary.reshape(-1), side="left")
-    below = np.cumsum(np.bincount(place, minlength=thresholds.size + 1))[: thresholds.size]
-    out = np.empty(thresholds.size, dtype=np.int64)
-    out[order] = below
-    return out

@@ -1,0 +1,60 @@
+# Every target works in a fresh clone, outside any virtual environment. Start with `make help`.
+
+PYTHON ?= $(shell for name in python3.11 python3; do \
+	"$$name" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$name" && break; done)
+JOBS ?= 2
+
+bin := .venv/bin
+pip := $(bin)/python -m pip -qq --disable-pip-version-check
+pins := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench soundness docs clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+
+demo: .venv/.installed ## audit a correct and a broken training, simulated; the report goes to dpaudit-demo/
+	$(bin)/dpaudit demo
+
+test: .venv/.installed-dev ## every check: lint, format, types, layers, tests
+	$(bin)/ruff check
+	$(bin)/ruff format --check
+	$(bin)/mypy
+	$(bin)/lint-imports
+	$(bin)/python -m pytest -n $(JOBS)
+
+bench: .venv/.installed-dev .venv-bench/.installed ## compare speed and tightness with other tools
+	$(bin)/python benchmarks/run.py --others .venv-bench/bin/python
+
+soundness: .venv/.installed-dev ## simulate the coverage of every bound; writes docs/soundness.md
+	$(bin)/python benchmarks/soundness.py
+
+docs: .venv/.installed-dev ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict --quiet
+
+clean: ## delete what the other targets made
+	rm -rf .venv .venv-bench site dist dpaudit-demo .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+# What a user needs. The build backend comes from the same pins as everything else.
+.venv/.installed: $(pins) | .venv/bin/python
+	@echo "Installing dpaudit into .venv"
+	@$(pip) install -c constraints.txt hatchling editables
+	@$(pip) install -c constraints.txt --no-build-isolation -e .
+	@touch $@
+
+# What a developer needs as well.
+.venv/.installed-dev: .venv/.installed
+	@echo "Installing the development tools into .venv"
+	@$(pip) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+.venv-bench/.installed: benchmarks/constraints.txt | .venv-bench/bin/python
+	@echo "Installing the other tools into .venv-bench"
+	@.venv-bench/bin/python -m pip -qq --disable-pip-version-check install -r benchmarks/constraints.txt
+	@touch $@
+
+%/bin/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it with: make PYTHON=..."; exit 1; }
+	@$(PYTHON) -m venv $*

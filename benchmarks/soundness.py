@@ -1,0 +1,256 @@
+"""Simulate how often every bound exceeds the truth, and write docs/soundness.md.
+
+    python benchmarks/soundness.py [--repetitions 1000] [--output docs/soundness.md]
+
+Finished cells are kept in .soundness-cache.json, so that an interrupted run goes on where it stopped;
+delete that file after a change of the statistics.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.progress import Progress
+from scipy import special
+
+import dpaudit
+from dpaudit.stats import Coverage, coverage, ideal_observations, tally
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".soundness-cache.json"
+MUS = (0.0, 0.1, 0.39, 1.0, 3.0, 6.0)
+SIZES = (50, 200, 1000, 2500)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method at one truth and size."""
+
+    family: dpaudit.TradeOff
+    inference: dpaudit.Inference
+    rule: dpaudit.ThresholdRule
+    truth: float
+    size: int | tuple[int, int]
+    repetitions: int
+
+    @property
+    def key(self) -> str:
+        return repr(self)
+
+    def run(self) -> Coverage:
+        seed = int(hashlib.sha256(self.key.encode()).hexdigest()[:8], 16)
+        return coverage(
+            tradeoff=self.family,
+            parameter=self.truth,
+            size=self.size,
+            inference=self.inference,
+            threshold=self.rule,
+            delta=DELTAS.get(type(self.family), 1e-5),
+            repetitions=self.repetitions,
+            seed=seed,
+        )
+
+
+# where the generic curve is tested, a delta large enough to matter
+DELTAS = {dpaudit.ApproximateDP: 0.01, dpaudit.PureDP: 0.0}
+SOUND = (
+    (dpaudit.ClopperPearson(), dpaudit.Fixed(0.5)),
+    (dpaudit.ClopperPearson(), dpaudit.HeldOut(0.2)),
+    (dpaudit.ClopperPearson(), dpaudit.Simultaneous()),
+    (dpaudit.JointExact(), dpaudit.Fixed(0.5)),
+    (dpaudit.JointExact(), dpaudit.HeldOut(0.1)),
+    (dpaudit.Betting(), dpaudit.Fixed(0.5)),
+    (dpaudit.Betting(), dpaudit.HeldOut(0.1)),
+    (dpaudit.Betting(), dpaudit.Predictable()),
+    (dpaudit.Betting(balanced=False), dpaudit.Fixed(0.5)),
+)
+PRACTICE = (
+    (dpaudit.ClopperPearson(), dpaudit.SameData()),
+    (dpaudit.Posterior(), dpaudit.Fixed(0.5)),
+    (dpaudit.Posterior(), dpaudit.SameData()),
+)
+OTHERS = (
+    dpaudit.ApproximateDP(),
+    dpaudit.PureDP(),
+    dpaudit.Laplace(),
+    dpaudit.RandomizedResponse(4),
+    dpaudit.PiecewiseLinear((0.0, 0.5, 2.0), (0.3, 0.1, 1e-5)),
+)
+STEPPED = ((50, 8), (50, 64), (250, 8), (250, 64))
+ON_STEPS = ((dpaudit.Betting(), dpaudit.Fixed(0.5)), (dpaudit.Betting(), dpaudit.Predictable()))
+
+
+def grid(methods: tuple, repetitions: int) -> Iterator[Cell]:
+    """The grid of section 9 of the specification, for the Gaussian family."""
+    for inference, rule in methods:
+        for size in SIZES:
+            for mu in MUS:
+                yield Cell(dpaudit.Gaussian(), inference, rule, mu, size, repetitions)
+
+
+def other_families(repetitions: int) -> Iterator[Cell]:
+    for family in OTHERS:
+        for inference, rule in SOUND:
+            yield Cell(family, inference, rule, 1.0, 500, repetitions)
+
+
+def stepped(repetitions: int) -> Iterator[Cell]:
+    for inference, rule in ON_STEPS:
+        for size in STEPPED:
+            for mu in MUS:
+                yield Cell(dpaudit.Gaussian(), inference, rule, mu, size, repetitions)
+
+
+def optimal(repetitions: int) -> Iterator[Cell]:
+    """Optimal() places its threshold in units of the canary, so it has simulations of its own."""
+    for inference in (dpaudit.ClopperPearson(), dpaudit.JointExact()):
+        for size in SIZES:
+            for mu in MUS[1:]:
+                threshold = optimal_in_ideal_units(mu)
+                yield Cell(dpaudit.Gaussian(), inference, dpaudit.Fixed(threshold), mu, size, repetitions)
+
+
+def optimal_in_ideal_units(mu: float) -> float:
+    """The paper's w as a threshold on the ideal scores, which are false positive rates."""
+    w = dpaudit.Optimal(1 / mu).threshold(1e-5)
+    return 0.5 + dpaudit.Gaussian().balanced_error(mu) - float(special.ndtr(-w * mu))
+
+
+@dataclass(frozen=True)
+class RunCell:
+    """A one-run bound on canaries whose channels are the family's ideal mechanism."""
+
+    family: dpaudit.TradeOff
+    generic: bool  # Steinke's bound instead of the f-DP one
+    truth: float
+    repetitions: int
+    num_canaries: int = 1000
+    num_guesses: int = 200
+
+    @property
+    def key(self) -> str:
+        return repr(self)
+
+    def run(self) -> Coverage:
+        return tally(self.once, self.truth, self.repetitions, seed=int(self.truth * 100))
+
+    def once(self, rng: np.random.Generator) -> float:
+        present = rng.random(self.num_canaries) < 0.5
+        levels = rng.random(self.num_canaries)
+        scores = -np.where(present, self.family.fnr(self.truth, levels), levels)
+        guesses = dpaudit.Guesses.from_scores(scores, present, num_guesses=self.num_guesses)
+        if self.generic:
+            return dpaudit.one_run_bound(guesses, delta=0.0).parameter
+        return dpaudit.one_run_fdp_bound(guesses, tradeoff=self.family, delta=1e-5).parameter
+
+
+def one_run(repetitions: int) -> Iterator[RunCell]:
+    for truth in (0.0, 0.5, 1.0, 3.0):
+        yield RunCell(dpaudit.PureDP(), generic=True, truth=truth, repetitions=repetitions)
+        yield RunCell(dpaudit.PureDP(), generic=False, truth=truth, repetitions=repetitions)
+    for mu in (0.0, 0.39, 1.0, 3.0):
+        yield RunCell(dpaudit.Gaussian(), generic=False, truth=mu, repetitions=repetitions)
+
+
+def sound_cells(repetitions: int) -> list[Cell | RunCell]:
+    """All cells whose bound claims a confidence."""
+    return [
+        *one_run(repetitions),
+        *grid(SOUND, repetitions),
+        *other_families(repetitions),
+        *stepped(repetitions),
+        *optimal(repetitions),
+    ]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The mean epsilon of the two candidates for the default of raw scores."""
+
+    family: dpaudit.TradeOff
+    mu: float
+    size: int
+    held_out: float
+    bands: float
+
+
+def choose(task: tuple[dpaudit.TradeOff, float, int]) -> Choice:
+    family, mu, size = task
+    fraction = 0.1 if isinstance(family, dpaudit.Gaussian) else 0.2
+    found: dict[str, list[float]] = {"held_out": [], "bands": []}
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        observations = ideal_observations(dpaudit.Gaussian(), mu, size, size, rng)
+        for name, inference, rule in (
+            ("held_out", dpaudit.JointExact(), dpaudit.HeldOut(fraction)),
+            ("bands", dpaudit.ClopperPearson(), dpaudit.Simultaneous()),
+        ):
+            bound = dpaudit.lower_bound(
+                observations, delta=1e-5, tradeoff=family, inference=inference, threshold=rule
+            )
+            found[name].append(bound.epsilon)
+    return Choice(family, mu, size, float(np.mean(found["held_out"])), float(np.mean(found["bands"])))
+
+
+def choices() -> list[Choice]:
+    tasks = [
+        (family, mu, size)
+        for family in (dpaudit.Gaussian(), dpaudit.ApproximateDP())
+        for size in (200, 1000, 2500, 5000, 20000)
+        for mu in (1.0, 3.0)
+    ]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(choose, tasks))
+
+
+def simulate(cells: list[Cell | RunCell]) -> dict[str, Coverage]:
+    """Run what is not in the cache, on all cores, writing the cache as cells finish."""
+    known = json.loads(CACHE.read_text()) if CACHE.exists() else {}
+    todo = [cell for cell in cells if cell.key not in known]
+    with ProcessPoolExecutor(os.cpu_count()) as pool, Progress(disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("cells", total=len(cells), completed=len(cells) - len(todo))
+        futures = {pool.submit(cell.run): cell for cell in todo}
+        for count, future in enumerate(as_completed(futures), 1):
+            known[futures[future].key] = asdict(future.result())
+            write(CACHE, json.dumps(known))
+            bar.advance(task)
+            if not sys.stderr.isatty() and count % 25 == 0:
+                print(f"{count} of {len(todo)} cells", file=sys.stderr, flush=True)
+    return {cell.key: Coverage(**known[cell.key]) for cell in cells}
+
+
+def write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(text)
+    part.replace(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repetitions", type=int, default=1000)
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "soundness.md")
+    arguments = parser.parse_args()
+    sound = sound_cells(arguments.repetitions)
+    found = simulate([*sound, *grid(PRACTICE, max(arguments.repetitions // 4, 1))])
+
+    from soundness_page import page  # noqa: PLC0415  # it imports this script
+
+    write(arguments.output, page(found, choices(), arguments.repetitions))
+    wrong = [cell.key for cell in sound if not found[cell.key].is_sound(0.95)]
+    print(f"{len(sound)} cells of confidence methods, {len(wrong)} exceed 5 % by three standard errors")
+    print("\n".join(wrong))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""``python -m dpaudit``."""
+
+from __future__ import annotations
+
+from dpaudit.cli import main
+
+if __name__ == "__main__":
+    main()

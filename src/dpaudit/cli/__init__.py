@@ -1,0 +1,17 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """The entry point of ``dpaudit``."""
+    try:
+        from dpaudit.cli._app import app  # noqa: PLC0415  # so that an interrupt is quiet here as well
+
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,37 @@
+"""The commands, gathered."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import dpaudit
+from dpaudit.cli._demo import demo
+from dpaudit.cli._exit import Sentences
+from dpaudit.cli._plan import plan
+from dpaudit.cli._scores import scores
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    cls=Sentences,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (scores, plan, demo):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def dpaudit_command(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Tell whether differentially private training gives the privacy it claims."""
+    if version:
+        typer.echo(f"dpaudit {dpaudit.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())

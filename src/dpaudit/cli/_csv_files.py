@@ -1,0 +1,116 @@
+"""Scores from .csv files, with a header or without."""
+
+from __future__ import annotations
+
+import csv
+import math
+from array import array
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from dpaudit.cli._columns import WORDS, Columns
+from dpaudit.errors import InputError
+from dpaudit.stats._types import BoolArray, FloatArray
+
+__all__ = ["read_side", "read_table"]
+
+_Row: TypeAlias = tuple[int, list[str]]
+
+
+def read_side(path: Path, columns: Columns) -> FloatArray:
+    """The scores of one side: the only column, or the one that the header names."""
+    header, rows = _with_header(path)
+    if isinstance(header, int):
+        if header != 1:
+            raise InputError(
+                f"Expected one column, or a header that names {columns.score!r}, in {path}, got {header} "
+                "columns without a header."
+            )
+        place = 0
+    else:
+        place = header.index(columns.side(path, header))
+    scores = array("d", (_number(path, line, _cell(path, line, cells, place)) for line, cells in rows))
+    return _not_empty(path, scores)
+
+
+def read_table(path: Path, columns: Columns) -> tuple[FloatArray, BoolArray]:
+    """Scores and presence, by the names in the header; without one, the first and the second column."""
+    header, rows = _with_header(path)
+    if isinstance(header, int):
+        if header != 2:
+            raise InputError(
+                f"Expected a score and a presence column in {path}, got {header} columns without a header."
+            )
+        places = [0, 1]
+    else:
+        places = [header.index(name) for name in columns.table(path, header)]
+    scores, presence = array("d"), array("b")
+    for line, cells in rows:
+        score, word = (_cell(path, line, cells, place) for place in places)
+        scores.append(_number(path, line, score))
+        presence.append(_presence(path, line, word))
+    return _not_empty(path, scores), np.frombuffer(presence, dtype=np.bool_)
+
+
+def _rows(path: Path) -> Iterator[_Row]:
+    """Each line that is not empty, with its number."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            for cells in reader:
+                if any(cells):
+                    yield reader.line_num, [cell.strip() for cell in cells]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"Expected comma-separated text in {path}: {error}.") from error
+
+
+def _with_header(path: Path) -> tuple[list[str] | int, Iterator[_Row]]:
+    """The names in the header, or the number of columns without one; and the rows of scores."""
+    rows = _rows(path)
+    first = next(rows, None)
+    if first is None:
+        raise InputError(f"Expected at least one score in {path}, got an empty file.")
+    # a header has no number in it
+    if any(_is_number(cell) for cell in first[1]):
+        return len(first[1]), chain([first], rows)
+    return first[1], rows
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _cell(path: Path, line: int, cells: list[str], place: int) -> str:
+    if place >= len(cells):
+        raise InputError(f"Expected at least {place + 1} columns in {path}, line {line}, got {len(cells)}.")
+    return cells[place]
+
+
+def _number(path: Path, line: int, word: str) -> float:
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"Expected a finite number in {path}, line {line}, got {word!r}.")
+    return number
+
+
+def _presence(path: Path, line: int, word: str) -> bool:
+    if (lower := word.lower()) not in WORDS:
+        raise InputError(f"Expected 0, 1, true or false in {path}, line {line}, got {word!r}.")
+    return WORDS[lower]
+
+
+def _not_empty(path: Path, scores: array[float]) -> FloatArray:
+    if not scores:
+        raise InputError(f"Expected at least one score in {path}, got only a header.")
+    return np.frombuffer(scores, dtype=np.float64)

@@ -1,0 +1,94 @@
+"""What the scores say: every method's bound and, where there is a claim, the verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dpaudit.accounting import Claim
+from dpaudit.cli._claim import ClaimOptions
+from dpaudit.cli._counted import CountedOnce
+from dpaudit.cli._methods import Method, is_large, methods
+from dpaudit.stats import Bound, Gaussian, Observations, PureDP, Result, audit
+from dpaudit.stats._bound import plain
+
+__all__ = ["Examined", "Row", "examine"]
+
+_USUAL_DELTA = 1e-5
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method and what it found."""
+
+    method: Method
+    bound: Bound
+    training_epsilon: float | None  # composed over the steps of the claim, where it is of steps
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        composed = None if self.training_epsilon is None else plain(self.training_epsilon)
+        return {"name": self.method.name, **self.bound.to_dict(), "training_epsilon": composed}
+
+
+@dataclass(frozen=True)
+class Examined:
+    """All that is printed of one set of scores."""
+
+    observations: Observations
+    delta: float
+    confidence: float
+    rows: tuple[Row, ...]
+    result: Result | None
+
+    @property
+    def symbol(self) -> str:
+        """The parameter of the f-DP rows."""
+        return next(row.bound.tradeoff.symbol for row in self.rows if row.method.name.startswith("f-DP"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        nothing = dict.fromkeys(("verdict", "sentence", "claim", "bound", "power"))
+        sides = self.observations.with_canary, self.observations.without_canary
+        return {
+            **(nothing if self.result is None else self.result.to_dict()),
+            "delta": self.delta,
+            "confidence": self.confidence,
+            "shapes": {"with_canary": list(sides[0].shape), "without_canary": list(sides[1].shape)},
+            "methods": [row.to_dict() for row in self.rows],
+        }
+
+
+def examine(
+    observations: Observations, options: ClaimOptions, *, threshold: float | None, confidence: float
+) -> Examined:
+    """Run every method, and the audit if the options state a claim."""
+    claim = options.claim
+    delta = _USUAL_DELTA if options.delta is None else options.delta
+    if not is_large(observations):
+        observations = observations.in_memory()
+    fixed = _fixed(observations, threshold)
+    found = methods(observations, fixed, options.tradeoff or Gaussian())
+    bounds = [method.bound(observations, delta, confidence) for method in found]
+    steps = claim if options.is_of_steps else None
+    rows = tuple(Row(m, b, _composed(m, b, steps)) for m, b in zip(found, bounds, strict=True))
+    result = None
+    if claim is not None:
+        result = audit(
+            observations, claim=claim, confidence=confidence, tradeoff=options.tradeoff, threshold=fixed
+        )
+    return Examined(observations, delta, confidence, rows, result)
+
+
+def _fixed(observations: Observations, threshold: float | None) -> CountedOnce | None:
+    """The threshold that was chosen before the data, if one was; counted once for all methods."""
+    if threshold is not None:
+        return CountedOnce.of(observations, threshold)
+    return CountedOnce.of(observations, 0.5) if observations.normalized else None
+
+
+def _composed(method: Method, bound: Bound, claim: Claim | None) -> float | None:
+    """The bound's epsilon for the whole training; delta = 0 has none."""
+    if claim is None or isinstance(method.tradeoff, PureDP):
+        return None
+    return claim.hypothesis(method.tradeoff).epsilon(bound.parameter)

@@ -1,0 +1,105 @@
+"""How often a bound exceeds the truth: simulated with mechanisms that reach their own curve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpaudit import _validate
+from dpaudit.stats._lower_bound import lower_bound
+from dpaudit.stats._observations import Observations
+from dpaudit.stats.inference import Inference
+from dpaudit.stats.thresholds import ThresholdRule
+from dpaudit.stats.tradeoffs import TradeOff
+
+__all__ = ["Coverage", "coverage", "ideal_observations", "tally"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """What repeated audits of a mechanism with a known parameter reported."""
+
+    repetitions: int
+    exceeded: float  # the share of bounds above the truth
+    mean_ratio: float  # the mean of bound / truth; the mean bound where the truth is 0
+
+    @property
+    def standard_error(self) -> float:
+        """Of ``exceeded``."""
+        return math.sqrt(self.exceeded * (1 - self.exceeded) / self.repetitions)
+
+    def is_sound(self, confidence: float) -> bool:
+        """Whether the share is at most 1 - confidence, within three standard errors of that."""
+        error = 1 - confidence
+        return self.exceeded <= error + 3 * math.sqrt(error * (1 - error) / self.repetitions)
+
+
+def ideal_observations(
+    tradeoff: TradeOff,
+    parameter: float,
+    num_absent: int | tuple[int, int],
+    num_present: int | tuple[int, int],
+    rng: np.random.Generator,
+) -> Observations:
+    """Scores of the best attack on a mechanism whose curve is the family's; 1/2 is the midpoint.
+
+    The best attack's score is, but for its scale, the false positive rate at which it would just call
+    "present". For absent canaries that is uniform; for present ones it is at most x with probability
+    1 - f(x), so f of a uniform number has its distribution (f is its own inverse).
+    """
+    middle = 0.5 + tradeoff.balanced_error(parameter)
+    present = tradeoff.fnr(parameter, rng.random(num_present))
+    return Observations(
+        with_canary=middle - present,
+        without_canary=middle - rng.random(num_absent),
+        normalized=True,
+    )
+
+
+def coverage(
+    *,
+    tradeoff: TradeOff,
+    parameter: float,
+    size: int | tuple[int, int],
+    inference: Inference,
+    threshold: ThresholdRule,
+    delta: float = 1e-5,
+    confidence: float = 0.95,
+    repetitions: int = 1000,
+    seed: int = 0,
+) -> Coverage:
+    """Audit an ideal mechanism of the family again and again; ``size`` is a side's, or steps x canaries.
+
+    >>> from dpaudit import ClopperPearson, Fixed, Gaussian
+    >>> result = coverage(tradeoff=Gaussian(), parameter=1.0, size=200, inference=ClopperPearson(),
+    ...                   threshold=Fixed(0.5), repetitions=100)
+    >>> result.is_sound(0.95)
+    True
+    """
+    family = tradeoff.at(_validate.delta(delta))
+
+    def one(rng: np.random.Generator) -> float:
+        observations = ideal_observations(family, parameter, size, size, rng)
+        return lower_bound(
+            observations,
+            delta=delta,
+            confidence=confidence,
+            tradeoff=tradeoff,
+            inference=inference,
+            threshold=threshold,
+        ).parameter
+
+    return tally(one, parameter, repetitions, seed)
+
+
+def tally(one: Callable[[np.random.Generator], float], truth: float, repetitions: int, seed: int) -> Coverage:
+    """Repeat ``one``, each time with a generator of its own, and compare with the truth."""
+    seeds = np.random.SeedSequence(seed).spawn(_validate.whole("repetitions", repetitions))
+    bounds = np.asarray([one(np.random.default_rng(child)) for child in seeds])
+    # a bound that equals the truth is true; rounding may put it a hair above
+    exceeded = float((bounds > truth * (1 + 1e-9)).mean())
+    ratio = float(bounds.mean() / truth) if truth > 0 else float(bounds.mean())
+    return Coverage(repetitions=repetitions, exceeded=exceeded, mean_ratio=ratio)

@@ -1,0 +1,202 @@
+"""Accounting is right, on the safe side, and quick because it remembers."""
+
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dpaudit
+from dpaudit.accounting import _pld
+from dpaudit.accounting._subsampled import _exact_curve
+
+RATE, STEPS, DELTA = 4096 / 50000, 2500, 1e-5
+FPR = np.asarray([0.01, 0.1, 0.5])
+FLAGSHIP = np.asarray([0.7523, 0.3607, 0.0505])
+
+
+def fine_epsilon(noise, rate, steps, delta, interval):
+    pld = privacy_loss_distribution.from_gaussian_mechanism(
+        noise, sampling_prob=rate, value_discretization_interval=interval
+    )
+    return pld.self_compose(steps).get_epsilon_for_delta(delta)
+
+
+@pytest.mark.parametrize(("noise", "epsilon"), [(15.372, 1.0), (4.513, 4.0), (2.577, 8.0), (1.576, 16.0)])
+def test_the_papers_noise_multipliers_have_their_epsilons(noise, epsilon):
+    claim = dpaudit.Claim.dpsgd(noise_multiplier=noise, sample_rate=RATE, num_steps=STEPS, delta=DELTA)
+    assert claim.epsilon == pytest.approx(epsilon, rel=4e-3)
+    assert dpaudit.training_epsilon(1 / noise, RATE, STEPS, DELTA) == pytest.approx(epsilon, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps", "delta"),
+    [(2.577, RATE, STEPS, DELTA), (1.0, 0.01, 200, 1e-6), (0.6, 0.2, 20, 1e-3), (30.0, 0.05, 1000, 1e-5)],
+)
+def test_epsilon_is_bracketed_by_a_value_above_and_one_below_the_truth(noise, rate, steps, delta):
+    above = _pld.epsilon_above(noise, rate, steps, delta)
+    below = _pld.epsilon_below(noise, rate, steps, delta)
+    truth = fine_epsilon(noise, rate, steps, delta, _pld._interval(noise, rate, steps) / 16)
+    assert below <= truth <= above + 1e-9
+    assert above - below < 3e-3 * max(above, 1)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(math.log(0.05), math.log(0.8)))
+def test_interpolated_epsilons_are_close_to_the_exact_and_never_above(log_mu):
+    mu = math.exp(log_mu)
+    exact = _pld.epsilon_below(1 / mu, RATE, 300, DELTA)
+    quick = dpaudit.training_epsilon(mu, RATE, 300, DELTA)
+    assert exact * (1 - 5e-4) - 1e-9 <= quick <= exact
+
+
+@pytest.mark.parametrize("mu", [1e-6, 1e-3, 3.0, 9.0])
+def test_extreme_steps_compose_to_something_finite(mu):
+    assert 0 <= dpaudit.training_epsilon(mu, 0.01, 100, DELTA) < math.inf
+
+
+def test_no_leak_and_no_noise_compose_to_nothing_and_everything():
+    assert dpaudit.training_epsilon(0.0, RATE, STEPS, DELTA) == 0
+    assert dpaudit.training_epsilon(math.inf, RATE, STEPS, DELTA) == math.inf
+
+
+def test_full_batches_compose_as_gaussians_do():
+    composed = dpaudit.training_epsilon(0.1, 1.0, 100, DELTA)
+    assert composed == pytest.approx(dpaudit.Gaussian().epsilon(1.0, DELTA), rel=2e-3)
+
+
+def test_the_curve_of_the_flagship_training_is_the_known_one():
+    family = dpaudit.SubsampledGaussian(RATE, STEPS)
+    np.testing.assert_allclose(family.fnr(1 / 2.577, FPR), FLAGSHIP, atol=1e-3)
+    np.testing.assert_allclose(_exact_curve(2.577, RATE, STEPS).fnr(1.0, FPR), FLAGSHIP, atol=2e-4)
+
+
+def test_the_papers_algorithm_4_approaches_the_curve_from_below():
+    exact = _exact_curve(2.577, RATE, STEPS).fnr(1.0, FPR)
+    gaps = []
+    for lines in (5, 20, 100):
+        paper = dpaudit.SubsampledGaussian(RATE, STEPS, num_lines=lines).fnr(1 / 2.577, FPR)
+        assert (paper <= exact + 1e-12).all()
+        gaps.append(float((exact - paper).max()))
+    assert gaps[0] > gaps[1] > gaps[2]
+    assert gaps[2] < 3e-3
+
+
+@settings(max_examples=12, deadline=None)
+@given(log_parameter=st.floats(math.log(0.15), math.log(0.9)))
+def test_interpolated_curves_are_close_to_the_exact_and_never_above(log_parameter):
+    parameter = math.exp(log_parameter)
+    fpr = np.asarray([1e-5, 0.01, 0.1, 0.3, 0.5, 0.9, 0.999])
+    exact = _exact_curve(1 / parameter, RATE, 300).fnr(1.0, fpr)
+    quick = dpaudit.SubsampledGaussian(RATE, 300).fnr(parameter, fpr)
+    assert (quick <= exact).all()
+    np.testing.assert_allclose(quick, exact, atol=5e-4)
+
+
+def test_a_point_on_a_curve_gives_back_its_parameter():
+    family = dpaudit.SubsampledGaussian(RATE, 300)
+    fnr = family.fnr(0.4, FPR)
+    np.testing.assert_allclose(family.parameter(FPR, fnr), 0.4, rtol=1e-6)
+    assert float(family.parameter(np.asarray(0.5), np.asarray(0.6))) == 0
+    assert family.balanced_error(0.4) < 0.5
+    assert family.with_epsilon(family.epsilon(0.4, DELTA), DELTA) == pytest.approx(0.4, rel=1e-5)
+
+
+@pytest.mark.parametrize("inference", [dpaudit.ClopperPearson(), dpaudit.JointExact(), dpaudit.Posterior(), dpaudit.Betting()])
+def test_whole_runs_are_tested_against_the_composed_curve(inference):
+    rng = np.random.default_rng(0)
+    family = dpaudit.SubsampledGaussian(0.1, 50)
+    present = family.fnr(1.0, rng.random(1500))
+    observations = dpaudit.Observations(with_canary=-present, without_canary=-rng.random(1500))
+    rule = dpaudit.Fixed(-family.balanced_error(1.0))
+    found = dpaudit.lower_bound(observations, delta=DELTA, tradeoff=family, inference=inference, threshold=rule)
+    assert 0.6 < found.parameter < 1.05
+    assert 0 < found.epsilon < dpaudit.training_epsilon(1.05, 0.1, 50, DELTA)
+
+
+def test_a_whole_run_claim_is_refuted_by_a_leakier_training():
+    rng = np.random.default_rng(1)
+    claim = dpaudit.Claim.dpsgd(noise_multiplier=1.5, sample_rate=0.1, num_steps=50, delta=DELTA)
+    family = dpaudit.SubsampledGaussian(0.1, 50)
+    for noise, verdict in [(1.5, dpaudit.Verdict.NO_VIOLATION), (0.8, dpaudit.Verdict.VIOLATION)]:
+        present = family.fnr(1 / noise, rng.random(3000))
+        observations = dpaudit.Observations(with_canary=-present, without_canary=-rng.random(3000))
+        assert dpaudit.audit(observations, claim=claim, tradeoff=family).verdict is verdict
+    with pytest.raises(dpaudit.InputError, match="num_steps=50, got sample_rate=0.1 and num_steps=60"):
+        dpaudit.audit(observations, claim=claim, tradeoff=dpaudit.SubsampledGaussian(0.1, 60))
+
+
+def test_calibrated_noise_keeps_epsilon_and_wastes_little():
+    noise = dpaudit.noise_for_epsilon(8.0, sample_rate=RATE, num_steps=STEPS, delta=DELTA)
+    assert _pld.epsilon_above(noise, RATE, STEPS, DELTA) <= 8.0
+    assert noise == pytest.approx(2.577, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        dp_accounting.GaussianDpEvent(1.0),
+        dp_accounting.LaplaceDpEvent(1.0),
+        dp_accounting.SelfComposedDpEvent(
+            dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0)), 20
+        ),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_any_event_is_a_claim(event):
+    accountant = dp_accounting.pld.PLDAccountant().compose(event)
+    claim = dpaudit.Claim.accounted(event, delta=DELTA)
+    assert claim.epsilon == pytest.approx(accountant.get_epsilon(DELTA), rel=2e-3)
+    rng = np.random.default_rng(0)
+    leak = dpaudit.Observations(
+        with_canary=rng.normal(1, 0.2, 500), without_canary=rng.normal(0, 0.2, 500), normalized=True
+    )
+    assert dpaudit.audit(leak, claim=claim).verdict is dpaudit.Verdict.VIOLATION
+
+
+def test_an_event_that_is_the_gaussian_has_the_gaussians_curve():
+    claim = dpaudit.Claim.accounted(dp_accounting.GaussianDpEvent(1.0), delta=DELTA)
+    curve = claim.hypothesis(None).tradeoff.fnr(1.0, FPR)
+    np.testing.assert_allclose(curve, dpaudit.Gaussian().fnr(1.0, FPR), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: dpaudit.Claim.accounted("gaussian", delta=DELTA), "Expected event to be a dp_accounting.DpEvent"),
+        (lambda: dpaudit.Claim.accounted(dp_accounting.UnsupportedDpEvent(), delta=DELTA), "no privacy loss"),
+        (lambda: dpaudit.Claim.accounted(dp_accounting.NonPrivateDpEvent(), delta=DELTA), "protects nothing"),
+        (lambda: dpaudit.Claim.gaussian(noise_multiplier=0, delta=DELTA), r"noise_multiplier=0 in \(0, inf\)"),
+        (lambda: dpaudit.Claim.gaussian(noise_multiplier=1, delta=-1), "delta=-1"),
+        (lambda: dpaudit.Claim.approximate_dp(epsilon=-1, delta=DELTA), "epsilon=-1"),
+        (lambda: dpaudit.Claim.dpsgd(noise_multiplier=1, sample_rate=1.5, num_steps=1, delta=0.1), "sample_rate=1.5"),
+        (lambda: dpaudit.Claim.dpsgd(noise_multiplier=1, sample_rate=0.5, num_steps=0, delta=0.1), "num_steps=0"),
+        (lambda: dpaudit.Claim.dpsgd(noise_multiplier=1, sample_rate=0.5, num_steps=1.5, delta=0.1), "whole number"),
+        (lambda: dpaudit.SubsampledGaussian(0.1, 5, num_lines=1), "num_lines=1"),
+        (lambda: dpaudit.noise_for_epsilon(8.0, sample_rate=0.1, num_steps=5, delta=0), "delta > 0"),
+        (lambda: dpaudit.noise_for_epsilon(-8.0, sample_rate=0.1, num_steps=5, delta=0.1), "epsilon=-8"),
+    ],
+)
+def test_impossible_claims_get_a_sentence(make, sentence):
+    with pytest.raises(dpaudit.InputError, match=sentence):
+        make()
+
+
+def test_claims_say_what_they_are():
+    claim = dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.1, num_steps=50, delta=DELTA)
+    assert "DP-SGD, noise multiplier 1, sample rate 0.1, 50 steps with epsilon = " in str(claim)
+    assert "one Gaussian step" in repr(dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=DELTA))
+    curve = dpaudit.Claim.curve(dpaudit.Laplace(), parameter=2.0, delta=0.0)
+    assert curve.epsilon == 2.0
+    assert dpaudit.Claim.dpsgd(noise_multiplier=1, sample_rate=0.1, num_steps=5, delta=0).epsilon == math.inf
+
+
+def test_a_generic_bound_on_a_step_composes_as_the_gaussian_step_with_that_epsilon():
+    claim = dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.1, num_steps=50, delta=DELTA)
+    step = claim.hypothesis(dpaudit.ApproximateDP())
+    gaussian = claim.hypothesis(None)
+    assert step.parameter == pytest.approx(dpaudit.Gaussian().epsilon(1.0, DELTA))
+    assert step.epsilon(step.parameter) == pytest.approx(gaussian.epsilon(1.0), rel=1e-6)

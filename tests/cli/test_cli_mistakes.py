@@ -1,0 +1,147 @@
+"""Every mistake is one sentence on standard error, with exit status 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+Words = Callable[[Any], list[object]]
+
+DPSGD = ["--noise-multiplier", "2", "--sample-rate", "0.1", "--num-steps", "10", "--delta", "1e-5"]
+
+
+def _sides(files: Any, present: Any, absent: Any = (0.0, 0.1)) -> list[object]:
+    return ["--with", files.npy("w.npy", present), "--without", files.npy("o.npy", absent)]
+
+
+def _with(files: Any, path: Path) -> list[object]:
+    return ["--with", path, "--without", files.npy("o.npy", [0.0, 0.1])]
+
+
+def _cut(path: Path, size: int) -> Path:
+    path.write_bytes(path.read_bytes()[:size])
+    return path
+
+
+def _bytes(files: Any, name: str, content: bytes) -> Path:
+    (files.folder / name).write_bytes(content)
+    return files.folder / name
+
+
+FILES: dict[str, tuple[Words, str]] = {
+    "nothing": (lambda _: [], "either a TABLE or both --with and --without, got neither"),
+    "one side": (lambda f: _sides(f, [1.0])[:2], "both --with and --without, got --with"),
+    "table and side": (lambda f: [f.text("t.csv", "1,1"), *_sides(f, [1.0])], "got TABLE and --with"),
+    "missing": (lambda f: [f.folder / "no.csv"], "there is no file"),
+    "directory": (lambda f: [f.folder], "got the directory"),
+    "suffix": (lambda f: [f.text("t.txt", "1")], "a .npy, .npz, .csv or .parquet file, got"),
+    "npy table": (lambda f: [f.npy("t.npy", [1.0])], "a .csv, .parquet or .npz table"),
+    "nan": (lambda f: _sides(f, [1.0, np.nan]), "Expected finite scores, got with_canary[1]=nan."),
+    "inf": (lambda f: [*_sides(f, [1.0], [np.inf]), "--threshold", "0"], "got without_canary[0]=inf"),
+    "empty array": (lambda f: _sides(f, []), "with_canary to hold at least one score, got shape (0,)"),
+    "scalar": (lambda f: _sides(f, 1.0), "one-dimensional or steps x canaries, got shape ()"),
+    "three dimensions": (lambda f: _sides(f, np.ones((2, 2, 2))), "got shape (2, 2, 2)"),
+    "shapes": (lambda f: _sides(f, np.ones((3, 2))), "got with_canary of shape (3, 2) and without_canary"),
+    "words array": (lambda f: _sides(f, ["a", "b"]), "with_canary to be numbers, got an array of type <U1"),
+    "pickle": (lambda f: _sides(f, np.array([None])), "got pickled Python objects, which are not read"),
+    "cut npy": (lambda f: _with(f, _cut(f.npy("w.npy", np.ones(99)), 300)), "is cut off"),
+    "cut header": (lambda f: _with(f, _cut(f.npy("w.npy", [1.0]), 20)), "is cut off"),
+    "no npy": (lambda f: _with(f, _bytes(f, "w.npy", b"1\n2\n")), "is not one, whatever"),
+    "nothing npy": (lambda f: _with(f, _bytes(f, "w.npy", b"")), "Expected a .npy file"),
+    "no npz": (lambda f: [_bytes(f, "t.npz", b"junk")], "Expected an .npz file, but"),
+    "cut npz": (lambda f: [_cut(f.npz("t.npz", score=np.ones(99)), 300)], "is cut off or damaged"),
+    "npz names": (
+        lambda f: [f.npz("t.npz", a=[1.0], b=[1])],
+        "arrays 'with_canary' and 'without_canary', or 'score' and 'present', in",
+    ),
+    "npz side": (lambda f: _with(f, f.npz("w.npz", a=[1], b=[1])), "a column 'score' in"),
+    "npz pickle": (
+        lambda f: [f.npz("t.npz", with_canary=np.array([None]), without_canary=[1.0])],
+        "pickled Python objects",
+    ),
+    "npz presence": (lambda f: [f.npz("t.npz", score=[1.0, 2.0], present=[0, 2])], "got '2' in row 2"),
+    "npz shapes": (lambda f: [f.npz("t.npz", score=[1.0, 2.0], present=[0])], "shape (2,), got (1,)"),
+    "all present": (lambda f: [f.text("t.csv", "1,1", "2,1")], "a canary that was absent, got none"),
+    "word": (lambda f: [f.text("t.csv", "score,present", "1.5,1", "abc,0")], "line 3, got 'abc'"),
+    "word in a side": (
+        lambda f: _with(f, f.text("w.csv", "1", "2", "x y")),
+        "line 3, got 'x y'",
+    ),
+    "nan in csv": (lambda f: [f.text("t.csv", "1,1", "nan,0")], "a finite number in"),
+    "presence word": (lambda f: [f.text("t.csv", "score,present", "1,maybe")], "line 2, got 'maybe'"),
+    "short line": (lambda f: [f.text("t.csv", "1,1", "2")], "at least 2 columns in"),
+    "empty csv": (lambda f: [_bytes(f, "t.csv", b"")], "got an empty file"),
+    "only header": (lambda f: [f.text("t.csv", "score,present")], "got only a header"),
+    "three columns": (lambda f: [f.text("t.csv", "1,1,1")], "got 3 columns without a header"),
+    "two columns a side": (
+        lambda f: _with(f, f.text("w.csv", "1,1")),
+        "got 2 columns without a header",
+    ),
+    "no column": (lambda f: [f.text("t.csv", "a,b", "1,1")], "Expected a column 'score' in"),
+    "no presence": (lambda f: [f.text("t.csv", "score,b", "1,1")], "Expected a column 'present' in"),
+    "binary csv": (lambda f: [_bytes(f, "t.csv", b"\xff\xfe1,1")], "comma-separated text in"),
+    "no parquet": (lambda f: [_bytes(f, "t.parquet", b"junk")], "Expected a whole .parquet file"),
+    "parquet column": (lambda f: [f.parquet("t.parquet", a=[1.0])], "Expected a column 'score' in"),
+    "parquet null": (
+        lambda f: [f.parquet("t.parquet", score=[1.0, None], present=[0, 1])],
+        "a value in every row of 'score'",
+    ),
+}  # fmt: skip
+
+OPTIONS: dict[str, tuple[list[str], str]] = {
+    "confidence": (["--confidence", "1.2"], "Expected confidence=1.2 in [0.5, 1)."),
+    "delta": (["--delta", "-1"], "Expected delta=-1 in [0, 1)."),
+    "threshold": (["--threshold", "nan"], "Expected threshold=nan in (-inf, inf)."),
+    "mixed": (["--epsilon", "1", "--noise-multiplier", "1"], "got --epsilon and --noise-multiplier"),
+    "mixed with steps": (["--epsilon", "1", "--num-steps", "3"], "got --epsilon and --num-steps"),
+    "no noise": (["--sample-rate", "0.1", "--delta", "0.1"], "--noise-multiplier with --sample-rate"),
+    "half": (["--noise-multiplier", "1", "--num-steps", "3"], "together, got only --num-steps"),
+    "no delta": (["--noise-multiplier", "1"], "Expected --delta with the claim"),
+    "end to end": (["--end-to-end"], "Expected --end-to-end with a DP-SGD claim"),
+    "epsilon": (["--epsilon", "-3", "--delta", "0.1"], "Expected epsilon=-3 in [0, inf)."),
+    "noise": (["--noise-multiplier", "0", "--delta", "0.1"], "Expected noise_multiplier=0 in (0, inf)."),
+    "rate": ([*DPSGD[:3], "1.5", *DPSGD[4:]], "Expected sample_rate=1.5 in (0, 1]."),
+    "steps": ([*DPSGD[:5], "0", *DPSGD[6:]], "Expected num_steps=0 to be at least 1."),
+}
+
+
+@pytest.mark.parametrize("mistake", FILES)
+def test_a_file_that_cannot_be_used_is_named(mistake: str, files: Any, refused: Any) -> None:
+    words, expected = FILES[mistake]
+    assert expected in refused("scores", *words(files))
+
+
+@pytest.mark.parametrize("mistake", OPTIONS)
+def test_an_option_that_cannot_be_used_is_named(mistake: str, files: Any, refused: Any) -> None:
+    words, expected = OPTIONS[mistake]
+    assert expected in refused("scores", *files.sides(), *words)
+    assert expected in refused("scores", *files.sides(), *words, "--json")
+
+
+def test_a_word_for_a_number_is_a_usage_error(files: Any, run: Any) -> None:
+    result = run("scores", *files.sides(), "--confidence", "high")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "--confidence" in result.stderr
+
+
+def test_an_unreadable_file_is_named(files: Any, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = files.text("t.csv", "1,1", "2,0")
+
+    def forbid(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", forbid)
+    assert refused("scores", table) == f"Cannot read {table}: Permission denied."
+
+
+def test_too_little_memory_is_a_sentence(files: Any, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def give_up(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("dpaudit.cli._scores.examine", give_up)
+    assert "not enough memory" in refused("scores", *files.sides())

@@ -1,0 +1,153 @@
+"""What ``dpaudit plan`` and the functions behind it say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import dpaudit
+from dpaudit import Betting, Claim, ClopperPearson, JointExact, Leak
+
+GAUSSIAN = ["--noise-multiplier", "1", "--delta", "1e-5"]
+DPSGD = [*GAUSSIAN, "--sample-rate", "0.1", "--num-steps", "20"]
+CLAIM = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+
+
+def _plans(result: Any) -> list[tuple[str, int | None, int | None]]:
+    assert result.exit_code == 0, result.output
+    plans = json.loads(result.stdout)["plans"]
+    return [(plan["inference"].split("(")[0], plan["num_canaries"], plan["num_steps"]) for plan in plans]
+
+
+def test_a_leak_gives_the_sizes_that_find_it(run: Any) -> None:
+    plans = _plans(run("plan", *DPSGD, "--noise-factor", "0.6", "--json"))
+    leak = Leak(noise_factor=0.6)
+    joint = dpaudit.plan_observations(CLAIM, leak).num_steps
+    assert plans[:3] == [
+        ("ClopperPearson", 1, dpaudit.plan_observations(CLAIM, leak, inference=ClopperPearson()).num_steps),
+        ("JointExact", 1, joint),
+        ("Betting", 1, dpaudit.plan_steps(CLAIM, leak, num_canaries=1).num_steps),
+    ]
+    assert [canaries for _, canaries, _ in plans[3:6]] == [8, 64, 512]
+    assert joint is not None
+    assert plans[6] == ("JointExact", -(-joint // 20), 20)
+    assert plans[7] == ("Betting", dpaudit.plan_canaries(CLAIM, leak, num_steps=20).num_canaries, 20)
+
+
+def test_a_true_epsilon_is_the_noise_that_has_it(run: Any) -> None:
+    epsilon = Claim.dpsgd(noise_multiplier=0.6, sample_rate=0.1, num_steps=20, delta=1e-5).epsilon
+    result = run("plan", *DPSGD, "--true-epsilon", epsilon, "--json")
+    leak = json.loads(result.stdout)["plans"][0]["leak"]
+    assert leak["noise_factor"] == pytest.approx(0.6, rel=1e-3)
+
+
+def test_steps_or_canaries_may_be_given_with_a_leak(run: Any) -> None:
+    by_canaries = _plans(run("plan", *DPSGD, "--noise-factor", "0.6", "--canaries", "4", "--json"))
+    assert {canaries for _, canaries, _ in by_canaries} == {4}
+    by_steps = _plans(run("plan", *DPSGD, "--noise-factor", "0.6", "--steps", "30", "--json"))
+    assert {steps for *_, steps in by_steps} == {30}
+
+
+@pytest.mark.parametrize("size", [["--observations", "400"], ["--steps", "50", "--canaries", "8"]])
+def test_a_size_gives_the_smallest_leak(size: list[str], run: Any) -> None:
+    result = run("plan", *GAUSSIAN, *size, "--json")
+    found = json.loads(result.stdout)["smallest_leaks"]
+    factors = [row["leak"]["noise_factor"] for row in found]
+    assert len(factors) == 3
+    assert all(0.5 < factor < 1 for factor in factors)
+    assert factors[1] > factors[0]  # joint exact sees more than Clopper-Pearson
+
+
+def test_the_smallest_leak_needs_just_the_planned_size() -> None:
+    for inference in (ClopperPearson(), JointExact(), Betting()):
+        leak = dpaudit.smallest_leak(CLAIM, num_steps=500, inference=inference)
+        assert leak.noise_factor is not None
+        plan = dpaudit.plan_steps(
+            CLAIM, Leak(noise_factor=leak.noise_factor), num_canaries=1, inference=inference
+        )
+        assert plan.num_steps == pytest.approx(500, rel=0.06)
+
+
+def test_the_table_names_the_claim_and_the_leak(run: Any) -> None:
+    result = run("plan", *DPSGD, "--noise-factor", "0.6")
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert "noise at 0.6 of the claimed" in result.stdout
+    assert "DP-SGD, noise multiplier 1, sample rate 0.1, 20 steps" in result.stdout
+    reverse = run("plan", *DPSGD, "--observations", "300")
+    assert max(map(len, reverse.stdout.splitlines())) <= 80
+    assert "noise factor" in reverse.stdout
+
+
+def test_a_claim_without_noise_is_planned_by_epsilon(run: Any) -> None:
+    claim = ["--epsilon", "1", "--delta", "1e-5"]
+    found = _plans(run("plan", *claim, "--true-epsilon", "3", "--json"))
+    assert len(found) == 6
+    assert "noise factor" not in run("plan", *claim, "--observations", "300").stdout
+
+
+def test_whole_runs_can_be_planned(run: Any) -> None:
+    found = _plans(run("plan", *DPSGD, "--end-to-end", "--noise-factor", "0.6", "--json"))
+    assert len(found) == 6  # the claim's steps are not what is observed
+    assert found[1] != ("JointExact", 1, dpaudit.plan_observations(CLAIM, Leak(noise_factor=0.6)).num_steps)
+
+
+def test_a_leak_that_no_method_finds_is_said_to_be_one(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpaudit.stats._plan._MOST", 50)
+    result = run("plan", *GAUSSIAN, "--noise-factor", "0.99")
+    assert result.exit_code == 3
+    assert "> 50" in result.stdout
+    assert "No method finds this leak within the sizes that were tried." in result.stdout
+    sentence = str(dpaudit.plan_observations(CLAIM, Leak(noise_factor=0.99)))
+    assert "JointExact does not find noise at 0.99 of the claimed" in sentence
+    assert "within 50 steps" in sentence
+
+
+def test_too_few_scores_find_no_leak(run: Any) -> None:
+    result = run("plan", "--epsilon", "8", "--delta", "1e-5", "--observations", "20")
+    assert result.exit_code == 3
+    assert "With so few scores no leak is found with 80 % probability." in result.stdout
+
+
+def test_a_plan_is_a_sentence() -> None:
+    plan = dpaudit.plan_observations(CLAIM, Leak(noise_factor=0.5))
+    assert str(plan) == (
+        "JointExact finds noise at 0.5 of the claimed (a true epsilon of 9.997) with 80 % probability in "
+        f"{plan.num_steps} steps, canaries a step and side: 1."
+    )
+
+
+MISTAKES = {
+    "no claim": (["--noise-factor", "0.8"], "Expected a claim: --epsilon and --delta"),
+    "nothing": (GAUSSIAN, "or --steps and --canaries), got neither"),
+    "both": ([*GAUSSIAN, "--noise-factor", "0.8", "--observations", "9"], "and --canaries), got both"),
+    "two leaks": ([*GAUSSIAN, "--noise-factor", "0.8", "--true-epsilon", "9"], "got both --noise-factor and"),
+    "no leak": ([*GAUSSIAN, "--noise-factor", "1.1"], "Expected noise_factor=1.1 in (0, 1)"),
+    "no more": ([*GAUSSIAN, "--true-epsilon", "2"], "above the claimed 4.377, got 2, which is no leak."),
+    "no noise": (["--epsilon", "1", "--delta", "0", "--noise-factor", "0.8"], "says nothing of noise"),
+    "half a size": ([*GAUSSIAN, "--steps", "9"], "either --observations, or --steps and --canaries"),
+    "no scores": ([*GAUSSIAN, "--observations", "0"], "Expected --observations=0 to be at least 1."),
+    "power": ([*GAUSSIAN, "--noise-factor", "0.8", "--power", "2"], "Expected power=2 in (0, 1)."),
+    "confidence": ([*GAUSSIAN, "--noise-factor", "0.8", "--confidence", "0"], "Expected confidence=0 in"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_a_sentence(mistake: str, run: Any) -> None:
+    words, expected = MISTAKES[mistake]
+    result = run("plan", *words)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert expected in result.stderr.splitlines()[-1]
+
+
+def test_only_inferences_with_a_known_power_are_planned() -> None:
+    with pytest.raises(dpaudit.InputError, match=r"whose power is known.*got Posterior\(\)"):
+        dpaudit.plan_observations(CLAIM, Leak(noise_factor=0.5), inference=dpaudit.Posterior())
+
+
+def test_a_leak_is_one_of_two_things() -> None:
+    for given in ({}, {"noise_factor": 0.5, "epsilon": 3.0}):
+        with pytest.raises(dpaudit.InputError, match="either a noise_factor or an epsilon"):
+            Leak(**given)

@@ -1,0 +1,205 @@
+"""What ``dpaudit scores`` finds and prints."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dpaudit
+from dpaudit.stats import _chunks
+
+HONEST = ["--noise-multiplier", "0.5", "--delta", "1e-5"]  # the files' own mu is 2
+BROKEN = ["--noise-multiplier", "2", "--delta", "1e-5"]
+DPSGD = [*BROKEN, "--sample-rate", "0.1", "--num-steps", "20"]
+
+
+@pytest.mark.parametrize(
+    ("claim", "status", "verdict"),
+    [
+        ([], 0, None),
+        (HONEST, 0, "NO_VIOLATION"),
+        (BROKEN, 1, "VIOLATION"),
+        (["--epsilon", "1", "--delta", "1e-5"], 1, "VIOLATION"),
+        (["--epsilon", "50", "--delta", "0"], 3, "UNDERPOWERED"),
+        (DPSGD, 1, "VIOLATION"),
+    ],
+)
+def test_the_exit_status_is_the_verdict(
+    claim: list[str], status: int, verdict: str | None, files: Any, run: Any
+) -> None:
+    result = run("scores", *files.sides(), "--normalized", *claim, "--json")
+    assert result.exit_code == status, result.stderr
+    assert json.loads(result.stdout)["verdict"] == verdict
+
+
+def test_the_verdict_is_the_library_s_own(files: Any, run: Any) -> None:
+    values = json.loads(run("scores", *files.sides(), "--normalized", *DPSGD, "--json").stdout)
+    result = dpaudit.audit(
+        dpaudit.Observations(with_canary=files.present, without_canary=files.absent, normalized=True),
+        claim=dpaudit.Claim.dpsgd(noise_multiplier=2, sample_rate=0.1, num_steps=20, delta=1e-5),
+    )
+    assert {key: values[key] for key in result.to_dict()} == result.to_dict()
+
+
+def test_json_is_one_object_without_a_claim_too(files: Any, run: Any) -> None:
+    result = run("scores", *files.sides(), "--delta", "0", "--json")
+    values = json.loads(result.stdout)
+    assert [values[key] for key in ("claim", "verdict", "sentence", "bound", "power")] == [None] * 5
+    gaussian = [row for row in values["methods"] if row["symbol"] == "mu"]
+    assert all(row["epsilon"] == "inf" for row in gaussian)  # no Gaussian has a finite one at delta = 0
+    assert result.stderr == ""
+
+
+def _rows(values: dict[str, Any]) -> set[tuple[str, str, str]]:
+    return {(row["name"], row["threshold_rule"].split("(")[0], row["kind"]) for row in values["methods"]}
+
+
+PAPER = ["f-DP(CP)", "f-DP(ZB)", "(eps,delta)(CP)", "(eps,delta)(ZB)", "eps-DP(Katz) delta=0"]
+KINDS = ["confidence", "credible", "confidence", "credible", "heuristic"]
+PRACTICE = {(name, "SameData", "heuristic") for name in PAPER}
+
+
+def test_with_a_fixed_threshold_every_method_uses_it(files: Any, run: Any) -> None:
+    values = json.loads(run("scores", *files.sides(), "--threshold", "0.4", "--json").stdout)
+    fixed = {(name, "Fixed", kind) for name, kind in zip(PAPER, KINDS, strict=True)}
+    ours = {
+        (f"{name}", "Fixed", "confidence") for name in ("f-DP(joint)", "(eps,delta)(joint)", "f-DP(betting)")
+    }
+    assert _rows(values) == fixed | ours | PRACTICE
+
+
+def test_without_one_every_method_has_a_sound_rule(files: Any, run: Any) -> None:
+    values = json.loads(run("scores", *files.sides(), "--json").stdout)
+    chosen = {(name, "HeldOut", kind) for name, kind in zip(PAPER, KINDS, strict=True)}
+    ours = {(name, "HeldOut", "confidence") for name in ("f-DP(joint)", "(eps,delta)(joint)")}
+    more = {("f-DP(CP)", "Simultaneous", "confidence"), ("f-DP(betting)", "Predictable", "confidence")}
+    assert _rows(values) == chosen | ours | more | PRACTICE
+
+
+def test_rows_are_the_library_s_own_bounds(files: Any, run: Any) -> None:
+    values = json.loads(run("scores", *files.sides(), "--threshold", "0.4", "--json").stdout)
+    observations = dpaudit.Observations(with_canary=files.present, without_canary=files.absent)
+    for name, inference in (("f-DP(CP)", dpaudit.ClopperPearson()), ("f-DP(betting)", dpaudit.Betting())):
+        bound = dpaudit.lower_bound(
+            observations,
+            delta=1e-5,
+            tradeoff=dpaudit.Gaussian(),
+            inference=inference,
+            threshold=dpaudit.Fixed(0.4),
+        )
+        row = next(row for row in values["methods"] if row["name"] == name)
+        assert {key: row[key] for key in bound.to_dict()} == bound.to_dict()
+
+
+def test_a_step_s_bound_is_composed_to_the_training(files: Any, run: Any) -> None:
+    values = json.loads(run("scores", *files.sides(), "--normalized", *DPSGD, "--json").stdout)
+    joint = next(row for row in values["methods"] if row["name"] == "f-DP(joint)")
+    katz = next(row for row in values["methods"] if row["inference"] == "KatzLog()")
+    expected = dpaudit.training_epsilon(joint["parameter"], 0.1, 20, 1e-5)
+    assert joint["training_epsilon"] == pytest.approx(expected)
+    assert katz["training_epsilon"] is None
+    assert katz["delta"] == 0
+
+
+def test_one_score_a_side_is_underpowered_but_no_mistake(files: Any, run: Any) -> None:
+    sides = ["--with", files.npy("w.npy", [1.0]), "--without", files.npy("o.npy", [0.0])]
+    assert run("scores", *sides, *BROKEN).exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("claim", "threshold"),
+    [
+        ([], []),
+        ([], ["--threshold", "0.5"]),
+        (DPSGD, []),
+        (DPSGD, ["--normalized"]),
+        ([*DPSGD, "--end-to-end"], ["--normalized"]),
+    ],
+)
+def test_the_table_fits_80_columns(claim: list[str], threshold: list[str], files: Any, run: Any) -> None:
+    result = run("scores", *files.sides(), *claim, *threshold)
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in result.stdout
+    assert sum("f-DP(CP)" in line for line in lines) >= 2
+    assert any(line.startswith("1  the mechanism") for line in lines)
+    assert ("verdict" in result.stdout) == bool(claim)
+    assert ("training" in result.stdout.splitlines()[3]) == (claim == DPSGD)
+
+
+def test_square_brackets_are_printed_as_they_are(files: Any, run: Any) -> None:
+    result = run("scores", *files.sides(), "--confidence", "0.3")
+    assert "[0.5, 1)" in result.stderr
+
+
+@pytest.fixture
+def small_is_large(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Treat every file as too large for the memory; gives the sizes of the pieces that were read."""
+    read: list[int] = []
+    original = _chunks._from_file
+
+    def counted(scores: np.memmap) -> Any:
+        for start, piece in original(scores):
+            read.append(piece.size)
+            yield start, piece
+
+    monkeypatch.setattr("dpaudit.cli._methods._LARGE", 10)
+    monkeypatch.setattr(_chunks, "_from_file", counted)
+    monkeypatch.setattr(dpaudit.Observations, "in_memory", lambda _: pytest.fail("read into memory"))
+    return read
+
+
+def test_large_files_are_read_once_and_never_into_memory(
+    files: Any, run: Any, small_is_large: list[int]
+) -> None:
+    result = run("scores", *files.sides(), "--normalized", *HONEST, "--json")
+    assert result.exit_code == 0, result.output
+    assert sum(small_is_large) == files.scores.size
+    names = [row["name"] for row in json.loads(result.stdout)["methods"]]
+    assert names == [*PAPER, "f-DP(joint)", "(eps,delta)(joint)"]
+
+
+def test_large_files_of_steps_are_bet_on_in_the_same_pass(
+    files: Any, run: Any, small_is_large: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present, absent = files.present.reshape(50, 6), files.absent.reshape(50, 5)
+    sides = ["--with", files.npy("w.npy", present), "--without", files.npy("o.npy", absent)]
+    result = run("scores", *sides, "--normalized", *HONEST, "--json")
+    assert result.exit_code == 0, result.output
+    assert sum(small_is_large) == files.scores.size
+    monkeypatch.undo()
+    observations = dpaudit.Observations(with_canary=present, without_canary=absent, normalized=True)
+    expected = dpaudit.audit(
+        observations, claim=dpaudit.Claim.gaussian(noise_multiplier=0.5, delta=1e-5)
+    ).bound
+    assert json.loads(result.stdout)["bound"] == expected.to_dict()
+
+
+def test_large_files_without_a_fixed_threshold_are_audited_all_the_same(
+    files: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpaudit.cli._methods._LARGE", 10)
+    result = run("scores", *files.sides(), *BROKEN)
+    assert result.exit_code == 1, result.output
+    assert "files of this size are read once" in result.stdout
+
+
+def test_a_bad_score_in_a_large_file_is_named(
+    files: Any, refused: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpaudit.cli._methods._LARGE", 10)
+    files.absent[17] = np.nan
+    sentence = refused("scores", *files.sides(), "--normalized")
+    assert sentence == "Expected finite scores, got without_canary[17]=nan."
+
+
+def test_long_work_is_announced_on_standard_error(
+    files: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpaudit.cli._scores._QUICK", 10)
+    result = run("scores", *files.sides(), "--normalized", "--json")
+    assert result.stderr == "Examining 300 and 250 scores\n"
+    json.loads(result.stdout)

@@ -1,0 +1,161 @@
+"""Verdicts say what they may say, with their power."""
+
+import json
+
+import numpy as np
+import pytest
+
+import dpaudit
+from dpaudit.stats._coverage import ideal_observations
+from dpaudit.stats._defaults import default_method
+
+
+def scores(noise, size, seed=0, **more):
+    rng = np.random.default_rng(seed)
+    return dpaudit.Observations(
+        with_canary=rng.normal(1, noise, size), without_canary=rng.normal(0, noise, size), **more
+    )
+
+
+STEP = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+
+
+@pytest.mark.parametrize("size", [2500, (300, 16)])
+@pytest.mark.parametrize("normalized", [True, False])
+def test_a_correct_step_is_not_refuted_and_one_with_less_noise_is(size, normalized):
+    good = dpaudit.audit(scores(1.0, size, normalized=normalized), claim=STEP)
+    bad = dpaudit.audit(scores(0.8, size, normalized=normalized), claim=STEP)
+    assert good.verdict is dpaudit.Verdict.NO_VIOLATION
+    assert bad.verdict is dpaudit.Verdict.VIOLATION
+    good.raise_for_violation()
+    with pytest.raises(dpaudit.ViolationError, match="VIOLATION"):
+        bad.raise_for_violation()
+
+
+def test_a_result_states_claim_bound_power_and_assumptions():
+    result = dpaudit.audit(scores(1.0, 1000, normalized=True), claim=STEP)
+    text = str(result)
+    for words in (
+        "NO_VIOLATION",
+        "claim:",
+        "bound: mu >=",
+        "95 % confidence",
+        "flagged with 80 %",
+        "assumes:",
+    ):
+        assert words in text
+    for never in ("private.", "pass", "safe"):
+        assert never not in text
+    again = json.loads(json.dumps(result.to_dict()))
+    assert again["verdict"] == "NO_VIOLATION"
+    assert again["bound"]["kind"] == "confidence"
+    assert again["power"]["noise_factor"] < 1
+
+
+def test_too_few_observations_are_called_underpowered():
+    result = dpaudit.audit(scores(0.01, 2, normalized=True), claim=STEP)
+    assert result.verdict is dpaudit.Verdict.UNDERPOWERED
+    assert "no leak would have been flagged" in str(result.power)
+
+
+@pytest.mark.parametrize("size", [1, 2, 9, 10, 40])
+def test_any_number_of_raw_scores_gets_a_verdict(size):
+    result = dpaudit.audit(scores(1.0, size), claim=STEP)
+    assert result.verdict in (dpaudit.Verdict.NO_VIOLATION, dpaudit.Verdict.UNDERPOWERED)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"threshold": dpaudit.SameData()}, r"cannot rest on SameData\(\)"),
+        ({"inference": dpaudit.Posterior()}, r"cannot rest on Posterior\(\), which gives a credible bound"),
+        ({"inference": dpaudit.KatzLog(), "tradeoff": dpaudit.PureDP()}, "heuristic bound"),
+        ({"confidence": 1.2}, "Expected confidence=1.2"),
+        ({"claim": 8.0}, "Expected claim"),
+    ],
+)
+def test_a_verdict_rests_on_confidence_only(arguments, sentence):
+    with pytest.raises(dpaudit.InputError, match=sentence):
+        dpaudit.audit(scores(1.0, 50), **{"claim": STEP, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("size", "normalized", "tradeoff", "inference", "rule"),
+    [
+        (100, True, dpaudit.Gaussian(), dpaudit.JointExact(), dpaudit.Fixed(0.5)),
+        ((9, 9), True, dpaudit.Gaussian(), dpaudit.Betting(), dpaudit.Fixed(0.5)),
+        ((9, 9), False, dpaudit.Gaussian(), dpaudit.Betting(), dpaudit.Predictable()),
+        (100, False, dpaudit.Gaussian(), dpaudit.JointExact(), dpaudit.HeldOut(0.1)),
+        (100, False, dpaudit.ApproximateDP(), dpaudit.JointExact(), dpaudit.HeldOut(0.2)),
+        (6000, False, dpaudit.ApproximateDP(), dpaudit.ClopperPearson(), dpaudit.Simultaneous()),
+        (6000, False, dpaudit.Gaussian(), dpaudit.JointExact(), dpaudit.HeldOut(0.1)),
+        (3, False, dpaudit.Gaussian(), dpaudit.ClopperPearson(), dpaudit.Simultaneous()),
+    ],
+)
+def test_defaults_follow_from_shape_and_claim(size, normalized, tradeoff, inference, rule):
+    observations = scores(1.0, size, normalized=normalized)
+    assert default_method(observations, tradeoff) == (inference, rule)
+
+
+def test_what_is_given_is_kept_and_the_rest_fits():
+    observations = scores(1.0, 100)
+    gaussian = dpaudit.Gaussian()
+    for given, expected in [
+        ({"inference": dpaudit.Betting()}, dpaudit.Predictable()),
+        ({"inference": dpaudit.ClopperPearson()}, dpaudit.HeldOut(0.1)),
+    ]:
+        assert default_method(observations, gaussian, **given) == (given["inference"], expected)
+    for rule, inference in [
+        (dpaudit.Simultaneous(), dpaudit.ClopperPearson()),
+        (dpaudit.Predictable(), dpaudit.Betting()),
+        (dpaudit.Fixed(0.1), dpaudit.JointExact()),
+    ]:
+        assert default_method(observations, gaussian, rule=rule) == (inference, rule)
+
+
+def refuted_share(claim, parameter, size, repetitions=200, **method):
+    found = 0
+    for seed in range(repetitions):
+        observations = ideal_observations(
+            dpaudit.Gaussian(), parameter, size, size, np.random.default_rng(seed)
+        )
+        found += dpaudit.audit(observations, claim=claim, **method).verdict is dpaudit.Verdict.VIOLATION
+    return found / repetitions
+
+
+@pytest.mark.parametrize(
+    ("size", "method"),
+    [
+        (400, {"inference": dpaudit.ClopperPearson()}),
+        (400, {"inference": dpaudit.JointExact()}),
+        ((100, 8), {}),
+        (400, {"inference": dpaudit.Betting()}),
+    ],
+    ids=str,
+)
+def test_the_stated_power_is_what_repeated_audits_reach(size, method):
+    claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+    observations = ideal_observations(dpaudit.Gaussian(), 1.0, size, size, np.random.default_rng(0))
+    power = dpaudit.audit(observations, claim=claim, **method).power
+    share = refuted_share(claim, power.parameter, size, **method)
+    assert share == pytest.approx(0.8, abs=0.1)
+    assert power.noise_factor == pytest.approx(1 / power.parameter)
+
+
+def test_an_epsilon_delta_claim_assumes_no_mechanism():
+    claim = dpaudit.Claim.approximate_dp(epsilon=1.0, delta=1e-5)
+    good = dpaudit.audit(scores(2.0, 3000, normalized=True), claim=claim)
+    bad = dpaudit.audit(scores(0.3, 3000, normalized=True), claim=claim)
+    assert good.verdict is dpaudit.Verdict.NO_VIOLATION
+    assert bad.verdict is dpaudit.Verdict.VIOLATION
+    assert bad.bound.assumptions == ("all observations are independent",)
+    assert bad.power.noise_factor is None
+
+
+def test_an_epsilon_delta_claim_can_be_tested_as_gaussian_which_is_stated():
+    claim = dpaudit.Claim.approximate_dp(epsilon=4.377, delta=1e-5)  # mu = 1
+    generic = dpaudit.audit(scores(0.7, 2500, normalized=True), claim=claim)
+    gaussian = dpaudit.audit(scores(0.7, 2500, normalized=True), claim=claim, tradeoff=dpaudit.Gaussian())
+    assert generic.verdict is dpaudit.Verdict.NO_VIOLATION
+    assert gaussian.verdict is dpaudit.Verdict.VIOLATION
+    assert any("Gaussian" in text for text in gaussian.bound.assumptions)

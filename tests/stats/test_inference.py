@@ -1,0 +1,229 @@
+"""Each fast formula against a slow, obvious one."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import dpaudit
+from dpaudit.stats._question import Question
+from dpaudit.stats.inference._betting import upper_mean
+from dpaudit.stats.inference._stakes import stakes
+
+FAMILIES = [
+    dpaudit.Gaussian(),
+    dpaudit.ApproximateDP(1e-5),
+    dpaudit.PureDP(),
+    dpaudit.Laplace(),
+    dpaudit.RandomizedResponse(3),
+    dpaudit.PiecewiseLinear((0.1, 1.0), (0.05, 1e-4)),
+]
+families = pytest.mark.parametrize("family", FAMILIES, ids=repr)
+
+
+def counts(fp, n0, fn, n1):
+    return dpaudit.ErrorCounts(false_positives=fp, num_absent=n0, false_negatives=fn, num_present=n1)
+
+
+def parameter(inference, family, errors, error=0.05):
+    return inference.parameter(errors, Question(family, 0.0, error))
+
+
+@st.composite
+def error_counts(draw, most=60):
+    n0, n1 = draw(st.integers(1, most)), draw(st.integers(1, most))
+    return counts(draw(st.integers(0, n0)), n0, draw(st.integers(0, n1)), n1)
+
+
+@families
+@given(errors=error_counts(500))
+def test_clopper_pearson_plugs_exact_binomial_ends_into_the_family(family, errors):
+    ends = [
+        stats.binomtest(k, n).proportion_ci(confidence_level=0.95, method="exact").high
+        for k, n in (
+            (errors.false_positives, errors.num_absent),
+            (errors.false_negatives, errors.num_present),
+        )
+    ]
+    slow = float(family.parameter(np.asarray(ends[0]), np.asarray(ends[1])))
+    assert parameter(dpaudit.ClopperPearson(), family, errors) == pytest.approx(slow, rel=1e-9, abs=1e-9)
+
+
+@families
+@pytest.mark.parametrize(
+    "errors",
+    [counts(160, 1000, 150, 1000), counts(0, 50, 30, 70), counts(5, 20, 100, 2000), counts(0, 9, 0, 9)],
+)
+def test_posterior_agrees_with_a_million_draws(family, errors):
+    rng = np.random.default_rng(0)
+    fpr, fnr = (
+        rng.beta(0.5 + k, 0.5 + n - k, 1_000_000)
+        for k, n in (
+            (errors.false_positives, errors.num_absent),
+            (errors.false_negatives, errors.num_present),
+        )
+    )
+    # the smallest parameter whose region holds the point, on either side of the region
+    least = np.maximum(family.parameter(fpr, fnr), family.parameter(1 - fpr, 1 - fnr))
+    bound = parameter(dpaudit.Posterior(), family, errors)
+    assert (least <= bound).mean() == pytest.approx(0.025, abs=7e-4)  # four standard errors
+
+
+def test_posterior_agrees_with_a_million_draws_to_a_thousandth_at_the_papers_setting():
+    errors = counts(1050, 2500, 1060, 2500)
+    rng = np.random.default_rng(1)
+    fpr, fnr = (rng.beta(0.5 + k, 0.5 + 2500 - k, 1_000_000) for k in (1050, 1060))
+    gaussian = dpaudit.Gaussian()
+    least = np.maximum(gaussian.parameter(fpr, fnr), gaussian.parameter(1 - fpr, 1 - fnr))
+    assert parameter(dpaudit.Posterior(), gaussian, errors) == pytest.approx(
+        float(np.quantile(least, 0.025)), abs=1e-3
+    )
+
+
+def slow_joint_exact(family, errors, error=0.05):
+    """All outcomes, a dense grid of fpr in the plausible interval, bisection on the parameter."""
+    n0, n1 = errors.num_absent, errors.num_present
+
+    def order(fp, fn):
+        return -stats.norm.ppf((fp + 0.5) / (n0 + 1)) - stats.norm.ppf((fn + 0.5) / (n1 + 1))
+
+    fp, fn = np.meshgrid(np.arange(n0 + 1), np.arange(n1 + 1), indexing="ij")
+    region = order(fp, fn) >= order(errors.false_positives, errors.false_negatives) - 1e-12
+    interval = stats.binomtest(errors.false_positives, n0).proportion_ci(0.999, "exact")
+    grid = np.linspace(interval.low, interval.high, 800)
+
+    def refuted(theta):
+        fnr = family.fnr(theta, grid)
+        first = stats.binom.pmf(np.arange(n0 + 1), n0, grid[:, None])
+        second = stats.binom.pmf(np.arange(n1 + 1), n1, fnr[:, None])
+        return (np.einsum("gi,gj,ij->g", first, second, region)).max() <= error - 1e-3
+
+    low, high = 0.0, 50.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if refuted(middle) else (low, middle)
+    return low
+
+
+@families
+@pytest.mark.parametrize(
+    "errors",
+    [
+        counts(2, 12, 3, 15),
+        counts(0, 20, 4, 9),
+        counts(0, 15, 0, 15),
+        counts(7, 30, 1, 25),
+        counts(9, 12, 9, 15),
+    ],
+)
+def test_joint_exact_agrees_with_the_sum_over_all_outcomes(family, errors):
+    slow = slow_joint_exact(family, errors)
+    fast = parameter(dpaudit.JointExact(), family, errors)
+    assert fast == pytest.approx(slow, rel=2e-3, abs=2e-3)
+
+
+@pytest.mark.parametrize("inference", [dpaudit.ClopperPearson(), dpaudit.JointExact()], ids=repr)
+@settings(max_examples=25)
+@given(errors=error_counts(), more=st.integers(1, 5))
+def test_more_errors_never_raise_an_exact_bound(inference, errors, more):
+    worse = counts(
+        min(errors.false_positives + more, errors.num_absent),
+        errors.num_absent,
+        errors.false_negatives,
+        errors.num_present,
+    )
+    gaussian = dpaudit.Gaussian()
+    before = parameter(inference, gaussian, errors)
+    assert parameter(inference, gaussian, worse) <= before * 1.001 + 2e-3
+
+
+@settings(max_examples=25)
+@given(errors=error_counts())
+def test_joint_exact_is_monotone_in_the_confidence(errors):
+    gaussian = dpaudit.Gaussian()
+    values = [parameter(dpaudit.JointExact(), gaussian, errors, error) for error in (0.2, 0.05, 0.001)]
+    assert values[0] >= values[1] - 1e-4
+    assert values[1] >= values[2] - 1e-4
+
+
+def test_katz_is_the_normal_interval_of_both_log_ratios():
+    errors = counts(30, 200, 50, 300)
+    z = stats.norm.ppf(0.975)
+    tpr, fpr, fnr = 250 / 300, 30 / 200, 50 / 300
+    one = math.log(tpr / fpr) - z * math.sqrt((1 - tpr) / 250 + (1 - fpr) / 30)
+    other = math.log((1 - fpr) / fnr) - z * math.sqrt(fpr / 170 + (1 - fnr) / 50)
+    assert parameter(dpaudit.KatzLog(), dpaudit.PureDP(), errors) == pytest.approx(max(one, other))
+
+
+@given(errors=error_counts())
+def test_katz_is_finite_for_any_counts(errors):
+    assert math.isfinite(parameter(dpaudit.KatzLog(), dpaudit.PureDP(), errors))
+
+
+def slow_wealth(shares, mean, error, guesses, horizon):
+    """One step after the other, as a gambler would."""
+    wealth = best = 1.0
+    for bet, share in zip(stakes(shares, error, guesses, horizon), shares, strict=True):
+        wealth *= 1 + min(bet, 0.99 / (1 - mean)) * (mean - share)
+        assert wealth > 0
+        best = max(best, wealth)
+    return best
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=80),
+    st.floats(0.01, 0.3),
+)
+def test_the_upper_mean_is_where_a_gamblers_wealth_reaches_one_over_the_error(values, error):
+    shares = np.asarray(values)
+    upper = upper_mean(shares, error, 4.0)
+    assert 0 <= upper <= 1
+    if upper < 1 - 1e-6:
+        assert slow_wealth(shares, upper + 1e-6, error, 4.0, shares.size) >= 1 / error
+        assert slow_wealth(shares, upper - 1e-6, error, 4.0, shares.size) < 1 / error
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=60), st.integers(2, 200))
+def test_the_future_does_not_change_the_bets_of_the_past(values, horizon):
+    shares = np.asarray(values)
+    cut = shares.size // 2
+    changed = np.concatenate([shares[:cut], 1 - shares[cut:]])
+    bets, others = (stakes(s, 0.05, 2.0, horizon) for s in (shares, changed))
+    assert np.array_equal(bets[: cut + 1], others[: cut + 1])
+    # valid at every moment: the longer sequence refutes at least as much
+    assert upper_mean(shares, 0.05, 2.0, horizon) <= upper_mean(shares[:-1], 0.05, 2.0, horizon) + 1e-9
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
+def test_wealth_grows_with_the_tested_mean_so_that_refuted_means_are_an_interval(values):
+    shares = np.asarray(values)
+    wealth = [slow_wealth(shares, mean, 0.05, 2.0, shares.size) for mean in np.linspace(0, 0.99, 34)]
+    assert (np.diff(wealth) >= -1e-9 * np.asarray(wealth[1:])).all()
+
+
+def test_betting_on_the_rates_apart_needs_no_balance():
+    rng = np.random.default_rng(0)
+    observations = dpaudit.Observations(
+        with_canary=rng.normal(1, 0.3, 2000), without_canary=rng.normal(0, 0.3, 2000)
+    )
+    question = {"delta": 1e-5, "tradeoff": dpaudit.ApproximateDP(), "threshold": dpaudit.Fixed(1.0)}
+    apart = dpaudit.lower_bound(observations, inference=dpaudit.Betting(balanced=False), **question)
+    balanced = dpaudit.lower_bound(observations, inference=dpaudit.Betting(), **question)
+    assert apart.epsilon > 2 * balanced.epsilon
+
+
+@pytest.mark.parametrize(
+    ("tradeoff", "delta", "sentence"),
+    [
+        (dpaudit.PureDP(), 1e-5, "expected delta=0, got delta=1e-05"),
+        (dpaudit.Gaussian(), 0.0, r"expected tradeoff=PureDP\(\), got Gaussian\(\)"),
+        (dpaudit.ApproximateDP(), 0.0, r"expected tradeoff=PureDP\(\)"),
+    ],
+)
+def test_katz_refuses_what_it_has_no_meaning_for(tradeoff, delta, sentence):
+    with pytest.raises(dpaudit.InputError, match=sentence):
+        dpaudit.lower_bound(counts(3, 10, 3, 10), delta=delta, tradeoff=tradeoff, inference=dpaudit.KatzLog())

@@ -1,0 +1,169 @@
+"""The fast part of `make soundness`: no confidence method exceeds the truth more often than it says."""
+
+import numpy as np
+import pytest
+
+import dpaudit
+from dpaudit.stats._coverage import coverage, ideal_observations, tally
+
+QUICK = [
+    (dpaudit.ClopperPearson(), dpaudit.Fixed(0.5), 300),
+    (dpaudit.ClopperPearson(), dpaudit.Simultaneous(), 300),
+    (dpaudit.ClopperPearson(), dpaudit.HeldOut(), 300),
+    (dpaudit.JointExact(), dpaudit.Fixed(0.5), 120),
+    (dpaudit.JointExact(), dpaudit.HeldOut(0.1), 80),
+    (dpaudit.Betting(), dpaudit.Fixed(0.5), 300),
+    (dpaudit.Betting(), dpaudit.Predictable(), 150),
+    (dpaudit.Betting(balanced=False), dpaudit.Fixed(0.5), 150),
+]
+quick = pytest.mark.parametrize(("inference", "rule", "repetitions"), QUICK, ids=str)
+
+
+@quick
+@pytest.mark.parametrize("mu", [0.0, 0.39, 3.0])
+@pytest.mark.parametrize("size", [50, 500])
+def test_confidence_bounds_cover(inference, rule, repetitions, mu, size):
+    found = coverage(
+        tradeoff=dpaudit.Gaussian(),
+        parameter=mu,
+        size=size,
+        inference=inference,
+        threshold=rule,
+        repetitions=repetitions,
+        seed=7,
+    )
+    assert found.is_sound(0.95), found
+
+
+@quick
+@pytest.mark.parametrize("size", [50, 1000, 5000])
+def test_identical_distributions_leak_nothing_in_95_of_100_audits(inference, rule, repetitions, size):
+    def once(rng):
+        observations = dpaudit.Observations(
+            with_canary=rng.normal(size=size), without_canary=rng.normal(size=size)
+        )
+        return dpaudit.lower_bound(
+            observations, delta=1e-5, tradeoff=dpaudit.Gaussian(), inference=inference, threshold=rule
+        ).epsilon
+
+    assert tally(once, 0.0, repetitions=min(repetitions, 100), seed=size).is_sound(0.95)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        dpaudit.Laplace(),
+        dpaudit.ApproximateDP(),
+        dpaudit.RandomizedResponse(4),
+        dpaudit.PiecewiseLinear((0.0, 0.5, 2.0), (0.3, 0.1, 1e-5)),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize(
+    ("inference", "rule"),
+    [
+        (dpaudit.JointExact(), dpaudit.Fixed(0.5)),
+        (dpaudit.Betting(), dpaudit.Fixed(0.5)),
+        (dpaudit.ClopperPearson(), dpaudit.Simultaneous()),
+    ],
+    ids=str,
+)
+def test_other_families_cover_too(family, inference, rule):
+    found = coverage(
+        tradeoff=family,
+        parameter=1.0,
+        size=200,
+        inference=inference,
+        threshold=rule,
+        delta=0.01,
+        repetitions=120,
+        seed=11,
+    )
+    assert found.is_sound(0.95), found
+    assert found.mean_ratio > 0.1
+
+
+def test_betting_covers_when_the_canaries_of_a_step_are_one_and_the_same():
+    """The worst dependence: pooled counts would believe 64 times the observations there are."""
+
+    def once(inference):
+        def bound(rng):
+            one = ideal_observations(dpaudit.Gaussian(), 1.0, (60, 1), (60, 1), rng)
+            copies = dpaudit.Observations(
+                with_canary=np.repeat(one.with_canary, 64, axis=1),
+                without_canary=np.repeat(one.without_canary, 64, axis=1),
+            )
+            return dpaudit.lower_bound(
+                copies,
+                delta=1e-5,
+                tradeoff=dpaudit.Gaussian(),
+                inference=inference,
+                threshold=dpaudit.Fixed(0.5),
+            ).parameter
+
+        return bound
+
+    assert tally(once(dpaudit.Betting()), 1.0, 300, seed=1).is_sound(0.95)
+    assert not tally(once(dpaudit.ClopperPearson()), 1.0, 100, seed=1).is_sound(0.95)
+
+
+def test_coins_cover():
+    def once(rng):
+        present = rng.random((80, 32)) < 0.5
+        scores = rng.normal(size=(80, 32)) + present
+        observations = dpaudit.Observations.from_presence(scores, present)
+        return dpaudit.lower_bound(
+            observations,
+            delta=1e-5,
+            tradeoff=dpaudit.Gaussian(),
+            inference=dpaudit.Betting(),
+            threshold=dpaudit.Fixed(0.5),
+        ).parameter
+
+    found = tally(once, 1.0, 300, seed=2)
+    assert found.is_sound(0.95)
+    assert found.mean_ratio > 0.8
+
+
+def test_betting_may_be_looked_at_after_every_step():
+    """Stopping as soon as the truth is refuted happens in at most 5 % of runs, not in more."""
+
+    def ever_refuted(rng):
+        observations = ideal_observations(dpaudit.Gaussian(), 1.0, (100, 4), (100, 4), rng)
+        bounds = [
+            dpaudit.lower_bound(
+                dpaudit.Observations(
+                    with_canary=observations.with_canary[:steps],
+                    without_canary=observations.without_canary[:steps],
+                ),
+                delta=1e-5,
+                tradeoff=dpaudit.Gaussian(),
+                inference=dpaudit.Betting(horizon=100),
+                threshold=dpaudit.Fixed(0.5),
+            ).parameter
+            for steps in range(5, 101, 5)
+        ]
+        return max(bounds)
+
+    assert tally(ever_refuted, 1.0, 200, seed=5).is_sound(0.95)
+
+
+def test_the_papers_practice_exceeds_the_truth_far_more_often_than_it_says():
+    found = coverage(
+        tradeoff=dpaudit.Gaussian(),
+        parameter=0.39,
+        size=1000,
+        inference=dpaudit.Posterior(),
+        threshold=dpaudit.SameData(),
+        repetitions=100,
+    )
+    assert found.exceeded > 0.15
+
+
+def test_coverage_counts_what_it_says():
+    found = tally(lambda rng: float(rng.random()), 0.75, repetitions=2000, seed=0)
+    assert found.exceeded == pytest.approx(0.25, abs=0.03)
+    assert found.mean_ratio == pytest.approx(0.5 / 0.75, abs=0.03)
+    assert found.standard_error == pytest.approx(0.0097, abs=0.001)
+    assert not found.is_sound(0.95)
+    assert tally(lambda _: 0.0, 0.0, repetitions=10, seed=0).exceeded == 0

@@ -1,0 +1,176 @@
+"""A threshold may depend on the past, on a part held out or on nothing; never on what it counts."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import dpaudit
+from dpaudit.stats._counts import count
+from dpaudit.stats._question import Question
+from dpaudit.stats._steps import Steps
+from dpaudit.stats.thresholds._predictable import _thresholds
+
+
+def gaussian_scores(mu, size, seed=0):
+    rng = np.random.default_rng(seed)
+    return dpaudit.Observations(with_canary=rng.normal(mu, 1, size), without_canary=rng.normal(0, 1, size))
+
+
+def bound(observations, rule, inference=None, tradeoff=None, **more):
+    return dpaudit.lower_bound(
+        observations,
+        delta=more.get("delta", 1e-5),
+        tradeoff=tradeoff or dpaudit.Gaussian(),
+        inference=inference or dpaudit.ClopperPearson(),
+        threshold=rule,
+    )
+
+
+def test_fixed_counts_at_its_threshold():
+    observations = gaussian_scores(2.0, 300)
+    found = bound(observations, dpaudit.Fixed(1.0))
+    assert found.threshold == 1.0
+    assert found.counts == count(observations, 1.0)
+
+
+def test_optimal_solves_the_papers_equation():
+    noise, delta = 1.3, 1e-5
+    w = dpaudit.Optimal(noise).threshold(delta)
+    right = stats.norm.cdf((1 - w) / noise) - stats.norm.pdf((1 - w) / noise) / stats.norm.pdf(
+        w / noise
+    ) * stats.norm.cdf(-w / noise)
+    assert right == pytest.approx(delta, rel=1e-6)
+
+
+def test_optimal_refuses_delta_zero():
+    with pytest.raises(dpaudit.InputError, match="needs delta > 0"):
+        bound(gaussian_scores(1.0, 10), dpaudit.Optimal(1.0), delta=0.0)
+
+
+@pytest.mark.parametrize("shape", [200, (50, 4)])
+def test_held_out_counts_only_what_it_did_not_choose_on(shape):
+    observations = gaussian_scores(1.0, shape)
+    rule = dpaudit.HeldOut(0.3, seed=5)
+    chosen_on, rest = rule.split(observations)
+    for side in ("with_canary", "without_canary"):
+        part, other = getattr(chosen_on, side).ravel(), getattr(rest, side).ravel()
+        whole = getattr(observations, side).ravel()
+        assert np.array_equal(np.sort(np.concatenate([part, other])), np.sort(whole))
+        assert not np.intersect1d(part, other).size
+    found = bound(observations, rule)
+    assert found.counts == count(rest, found.threshold)
+
+
+def test_held_out_keeps_the_steps_of_coins_together():
+    rng = np.random.default_rng(0)
+    observations = dpaudit.Observations.from_presence(rng.normal(size=(20, 6)), rng.random((20, 6)) < 0.5)
+    parts = dpaudit.HeldOut(0.25).split(observations)
+    assert [part.num_steps for part in parts] == [5, 15]
+    assert sum(part.with_canary.size for part in parts) == observations.with_canary.size
+
+
+def test_held_out_is_repeatable_and_its_seed_matters():
+    observations = gaussian_scores(1.0, 500)
+    first, again, other = (bound(observations, dpaudit.HeldOut(0.2, seed)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_held_out_needs_two_scores():
+    with pytest.raises(dpaudit.InputError, match="at least 2"):
+        bound(dpaudit.Observations(with_canary=[1.0], without_canary=[0.0]), dpaudit.HeldOut())
+
+
+@pytest.mark.parametrize("size", [1, 5, 32, 33, 100, 2500])
+def test_simultaneous_is_the_best_of_its_ranks_at_a_share_of_the_error(size):
+    observations = gaussian_scores(1.5, size)
+    rule = dpaudit.Simultaneous()
+    ranks = rule.ranks(size)
+    assert len(set(ranks.tolist())) == ranks.size == min(size, 32)
+    assert ranks.min() >= 0
+    assert ranks.max() < size
+    absent = np.sort(observations.without_canary)[::-1]
+    share = Question(dpaudit.Gaussian(), 1e-5, 0.05 / ranks.size)
+    slow = max(
+        dpaudit.ClopperPearson().parameter(
+            dpaudit.ErrorCounts(
+                false_positives=int(k),
+                num_absent=size,
+                false_negatives=int((observations.with_canary <= absent[k]).sum()),
+                num_present=size,
+            ),
+            share,
+        )
+        for k in ranks
+    )
+    assert bound(observations, rule).parameter == pytest.approx(slow, rel=1e-12)
+
+
+def test_simultaneous_ranks_reach_both_ends():
+    ranks = dpaudit.Simultaneous().ranks(100_000)
+    assert ranks[:3].tolist() == [0, 1, 2]
+    assert ranks[-1] >= 99_998
+
+
+@given(st.integers(0, 100))
+def test_predictable_thresholds_do_not_look_ahead(seed):
+    rng = np.random.default_rng(seed)
+    size = (12, 8)
+    present, absent = rng.normal(1, 1, size), rng.normal(0, 1, size)
+    before = _thresholds(Steps.of(dpaudit.Observations(with_canary=present, without_canary=absent)))
+    changed = present.copy()
+    changed[7:] = rng.normal(9, 1, changed[7:].shape)
+    after = _thresholds(Steps.of(dpaudit.Observations(with_canary=changed, without_canary=absent)))
+    assert np.array_equal(before[:8], after[:8])
+
+
+def test_predictable_finds_the_midpoint_of_raw_scores():
+    rng = np.random.default_rng(0)
+    raw = dpaudit.Observations(
+        with_canary=rng.normal(-40, 3, (400, 32)), without_canary=rng.normal(-46, 3, (400, 32))
+    )
+    found = bound(raw, dpaudit.Predictable(), dpaudit.Betting())
+    assert found.threshold == pytest.approx(-43, abs=0.5)
+    assert 1.8 < found.parameter <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("rule", "inference"),
+    [
+        (dpaudit.Simultaneous(), dpaudit.JointExact()),
+        (dpaudit.Simultaneous(), dpaudit.Posterior()),
+        (dpaudit.Predictable(), dpaudit.ClopperPearson()),
+        (dpaudit.SameData(), dpaudit.Betting()),
+    ],
+)
+def test_pairs_without_meaning_are_refused_with_a_sentence(rule, inference):
+    with pytest.raises(dpaudit.InputError, match="works with"):
+        bound(gaussian_scores(1.0, 20), rule, inference)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: dpaudit.Fixed(float("nan")),
+        lambda: dpaudit.Fixed("a"),
+        lambda: dpaudit.HeldOut(0.0),
+        lambda: dpaudit.HeldOut(0.2, -1),
+        lambda: dpaudit.Optimal(0.0),
+        lambda: dpaudit.Simultaneous(0),
+        lambda: dpaudit.Betting(horizon=0),
+    ],
+)
+def test_impossible_settings_are_refused(make):
+    with pytest.raises(dpaudit.InputError, match="Expected"):
+        make()
+
+
+@pytest.mark.parametrize("inference", [dpaudit.ClopperPearson(), dpaudit.Posterior(), dpaudit.JointExact()])
+def test_same_data_says_that_it_is_a_heuristic(inference):
+    found = bound(gaussian_scores(1.0, 200), dpaudit.SameData(), inference)
+    assert found.kind == "heuristic"
+    assert "not a confidence bound" in found.statement
+    assert "heuristic" in str(found.to_dict()["kind"])
+    assert found.parameter >= bound(gaussian_scores(1.0, 200), dpaudit.Fixed(0.5), inference).parameter * 0.98

@@ -1,0 +1,96 @@
+"""The files around the code agree with it and with each other."""
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import dpaudit
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# Written in two parts, so that this file does not hold what it looks for.
+MACHINE_PATH = re.compile(r"(?<![\w.])/" + r"(?:work|root|farm|home/\w+|opt/\w+|tmp/\w+)/")
+REGISTRY = re.compile(r"--(?:extra-)?index" + r"-url|--find" + r"-links|--trusted" + r"-host")
+
+
+def pinned() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines]
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def tracked() -> list[Path]:
+    """What is or would be in the repository; in a copy without one, everything but hidden folders."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode == 0 and (ROOT / ".git").exists():
+        found = [ROOT / name for name in done.stdout.split("\0") if name]
+    else:
+        found = [path for path in ROOT.rglob("*") if not re.search(r"/[._]", f"/{path.relative_to(ROOT)}")]
+    return [path for path in found if path.is_file()]
+
+
+def needed(requirement: Requirement, seen: set[tuple[str, str]]) -> None:
+    """Collect the names of everything that installing ``requirement`` installs."""
+    for extra in ("", *requirement.extras):
+        key = canonicalize_name(requirement.name), extra
+        if key in seen:
+            continue
+        seen.add(key)
+        for text in importlib.metadata.requires(requirement.name) or []:
+            child = Requirement(text)
+            if child.marker is None or child.marker.evaluate({"extra": extra}):
+                needed(child, seen)
+
+
+def test_the_version_is_the_same_in_the_package_and_in_the_project_file() -> None:
+    assert PROJECT["version"] == dpaudit.__version__
+
+
+def test_the_newest_version_of_the_changelog_is_this_one() -> None:
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == dpaudit.__version__
+
+
+def test_constraints_are_sorted_exact_versions_and_nothing_else() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+    assert lines == sorted(lines, key=str.lower)
+
+
+def test_everything_that_the_development_install_needs_is_pinned() -> None:
+    seen: set[tuple[str, str]] = set()
+    needed(Requirement("dpaudit[dev]"), seen)
+    names = {name for name, _ in seen} - {"dpaudit"}
+    assert names - set(pinned()) == set()
+    assert {"hatchling", "editables"} <= set(pinned())
+
+
+def test_every_direct_dependency_allows_its_pinned_version() -> None:
+    extras = PROJECT["optional-dependencies"]
+    for text in (*PROJECT["dependencies"], *extras["dev"], *extras["docs"], *extras["report"]):
+        requirement = Requirement(text)
+        if requirement.name != "dpaudit":
+            assert pinned()[canonicalize_name(requirement.name)] in requirement.specifier, text
+
+
+def test_no_file_names_a_place_of_the_machine_it_was_written_on() -> None:
+    paths = tracked()
+    assert ROOT / "pyproject.toml" in paths
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in paths
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), start=1)
+        if MACHINE_PATH.search(line) or REGISTRY.search(line)
+    ]
+    assert found == []
+
+
+def test_continuous_integration_can_be_started() -> None:
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)

@@ -1,0 +1,87 @@
+"""The public names: a change here is a change for users, and belongs into the changelog."""
+
+import inspect
+
+import dpaudit
+
+NAMES = [
+    "ApproximateDP",
+    "Betting",
+    "Bound",
+    "Claim",
+    "ClopperPearson",
+    "DpauditError",
+    "ErrorCounts",
+    "Fixed",
+    "Gaussian",
+    "Guesses",
+    "HeldOut",
+    "Inference",
+    "InputError",
+    "JointExact",
+    "KatzLog",
+    "Kind",
+    "Laplace",
+    "Leak",
+    "MissingExtraError",
+    "Observations",
+    "Optimal",
+    "PiecewiseLinear",
+    "Plan",
+    "Posterior",
+    "Power",
+    "Predictable",
+    "PureDP",
+    "RandomizedResponse",
+    "Result",
+    "SameData",
+    "Simultaneous",
+    "SubsampledGaussian",
+    "ThresholdRule",
+    "TradeOff",
+    "Verdict",
+    "ViolationError",
+    "__version__",
+    "audit",
+    "lower_bound",
+    "noise_for_epsilon",
+    "one_run_bound",
+    "one_run_fdp_bound",
+    "plan_canaries",
+    "plan_observations",
+    "plan_steps",
+    "smallest_leak",
+    "training_epsilon",
+]
+
+# What the README, the other documents and code elsewhere rely on, with the names they call.
+SURFACE = {
+    "Claim": ["gaussian", "dpsgd", "approximate_dp", "accounted", "curve", "epsilon", "delta"],
+    "Observations": ["from_presence"],
+    "Result": ["raise_for_violation", "power", "to_dict"],
+    "Bound": ["statement", "to_dict"],
+    "Verdict": ["VIOLATION", "NO_VIOLATION", "UNDERPOWERED"],
+    "Kind": ["CONFIDENCE", "CREDIBLE", "HEURISTIC"],
+}
+
+
+def test_the_public_names_are_these() -> None:
+    assert dpaudit.__all__ == NAMES
+
+
+def test_every_public_name_exists_and_is_documented() -> None:
+    for name in NAMES:
+        value = getattr(dpaudit, name)
+        assert name == "__version__" or inspect.getdoc(value), name
+
+
+def test_the_public_classes_have_the_names_that_users_call() -> None:
+    for name, members in SURFACE.items():
+        for member in members:
+            assert hasattr(getattr(dpaudit, name), member), f"{name}.{member}"
+
+
+def test_no_verdict_says_that_a_training_is_private() -> None:
+    for verdict in dpaudit.Verdict:
+        words = verdict.value.lower().split()
+        assert not {"private", "pass", "passed", "safe"} & {word.strip(".,:") for word in words}

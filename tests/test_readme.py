@@ -1,0 +1,112 @@
+"""The pages say what the code does: their blocks are run, and the output they show is compared."""
+
+import contextlib
+import io
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
+VERDICT_STATUSES = (0, 1, 3)  # 2 is wrong usage
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    text: str
+    line: int
+    output: str | None  # of a text block that follows directly
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text()
+    found = list(FENCE.finditer(text))
+    for match, following in zip_longest(found, found[1:]):
+        shown = None
+        if following and following[1] == "text" and not text[match.end() : following.start()].strip():
+            shown = following[2]
+        yield Block(match[1], match[2], text[: match.start()].count("\n") + 1, shown)
+
+
+def run_python(block: Block, page: Path, module: ModuleType) -> str:
+    # the empty lines make a traceback point at the line of the page
+    code = compile("\n" * block.line + block.text, str(page), "exec")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, module.__dict__)
+    return printed.getvalue()
+
+
+def run_shell(block: Block) -> str:
+    """Run the lines that call dpaudit. Of the others only ``echo $?  # 1`` means something here."""
+    printed, status = "", None
+    for line in block.text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words == ["echo", "$?"]:
+            assert line.endswith(f"# {status}"), f"{line}: it was {status}"
+        if words[:1] != ["dpaudit"]:
+            continue
+        done = subprocess.run(
+            [sys.executable, "-m", *words], capture_output=True, text=True, check=False, timeout=300
+        )
+        spoke = done.returncode in VERDICT_STATUSES and done.stdout  # a crash is silent there
+        assert spoke, f"{line}\n{done.stdout}{done.stderr}"
+        printed, status = printed + done.stdout, done.returncode
+    return printed
+
+
+def same(printed: str, shown: str) -> bool:
+    """The same words, and the same numbers up to what another machine or a finer search may change.
+
+    Output that is shown from "..." on is compared from there on.
+    """
+    if shown.startswith("..."):
+        shown = shown.removeprefix("...").lstrip()
+        printed = printed[printed.rfind(shown.split()[0]) :]
+    numbers = [[float(text.replace(",", "")) for text in NUMBER.findall(side)] for side in (printed, shown)]
+    words = [NUMBER.sub("#", side).split() for side in (printed, shown)]
+    return words[0] == words[1] and numbers[0] == pytest.approx(numbers[1], rel=0.01)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_runs_and_prints_what_the_page_shows(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = ModuleType(f"page_{page.stem}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look themselves up there
+    for block in blocks(page):
+        if block.language == "python":
+            printed = run_python(block, page, module)
+        elif block.language == "sh":
+            printed = run_shell(block)
+        else:
+            continue
+        if block.output is not None:
+            assert same(printed, block.output), f"{page.name}:{block.line} printed\n{printed}"
+
+
+def test_the_readme_names_the_two_commands_and_runs_both_ways_in() -> None:
+    found = list(blocks(ROOT / "README.md"))
+    shell = "".join(block.text for block in found if block.language == "sh")
+    assert "make demo" in shell
+    assert "make test" in shell
+    assert "dpaudit scores" in shell
+    assert any(block.language == "python" for block in found)
+
+
+def test_a_python_block_is_never_hidden_by_its_indentation() -> None:
+    for page in PAGES:
+        indented = re.findall(r"^ +```(?:python|sh)", page.read_text(), re.MULTILINE)
+        assert not indented, f"{page.name} has blocks that no test runs"
