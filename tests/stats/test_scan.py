@@ -51,8 +51,8 @@ def best_of_all_thresholds(observations, method, confidence=0.95):
     between = (scores[:-1] + scores[1:]) / 2
     thresholds = np.asarray([scores[0] - 1, *scores, *between, scores[-1] + 1])
     if isinstance(method[1], dpaudit.KatzLog):
-        # Below every absent score no guess "absent" is right; Katz counts that as half a right guess.
-        thresholds = thresholds[thresholds >= observations.without_canary.min()]
+        # Katz's interval gets better with an error more where there are none; only at absent scores, then.
+        thresholds = np.unique(observations.without_canary)
     fixed = [dpaudit.Fixed(float(threshold)) for threshold in thresholds]
     return max(bound(observations, method, rule, confidence).parameter for rule in fixed)
 

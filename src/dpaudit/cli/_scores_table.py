@@ -40,10 +40,9 @@ def print_examined(console: Console, examined: Examined) -> None:
 
 def print_result(console: Console, result: Result) -> None:
     """Verdict, claim, bound, method, power and assumptions."""
-    verdict = Text(result.verdict.name, style=_STYLE[result.verdict]).append(". ", style="default")
-    bound = result.bound
+    verdict, bound = result.verdict, result.bound
     rows: list[tuple[str, str | Text]] = [
-        ("verdict", verdict.append(result.verdict.value, style="not bold default")),
+        ("verdict", Text.assemble((verdict.name, _STYLE[verdict]), f". {verdict.value}")),
         ("claim", result.claim.summary),
         ("bound", bound.statement),
         ("method", f"{bound.tradeoff} + {bound.method} + {bound.rule}"),
@@ -82,7 +81,7 @@ def _is_composed(examined: Examined) -> bool:
 def _sizes(observations: Observations) -> str:
     sides = observations.with_canary, observations.without_canary
     first, second = (" x ".join(f"{n:,}" for n in side.shape) for side in sides)
-    return f"{first} scores with the canary, {second} without"
+    return f"scores with the canary: {first}, without: {second}"
 
 
 def _table(examined: Examined, notes: _Notes) -> Table:

@@ -15,7 +15,7 @@ from dpaudit.stats._observations import Observations
 from dpaudit.stats._question import Kind, Question
 from dpaudit.stats._result import Result
 from dpaudit.stats._verdict import Verdict
-from dpaudit.stats.inference import Inference
+from dpaudit.stats.inference import Betting, ExactInference, Inference
 from dpaudit.stats.thresholds import ThresholdRule
 from dpaudit.stats.tradeoffs import TradeOff
 
@@ -85,4 +85,9 @@ def _require_confidence(inference: Inference, rule: ThresholdRule) -> None:
         raise InputError(
             f"A verdict cannot rest on {inference!r}, which gives a {inference.kind} bound; "
             "use lower_bound() for the number, or JointExact() for a verdict."
+        )
+    if not isinstance(inference, ExactInference | Betting):
+        raise InputError(
+            f"A verdict states its power, which {inference!r} does not know: expected an ExactInference, "
+            "which says what it refutes, or Betting()."
         )

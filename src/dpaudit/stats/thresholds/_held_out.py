@@ -11,7 +11,7 @@ from dpaudit.errors import InputError
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._question import Finding, Question
 from dpaudit.stats._types import IntArray, ScoreArray
-from dpaudit.stats.inference import ClopperPearson, Inference
+from dpaudit.stats.inference import Betting, ClopperPearson, Inference
 from dpaudit.stats.thresholds._balanced import least_balanced_error, smooth
 from dpaudit.stats.thresholds._base import ThresholdRule
 from dpaudit.stats.thresholds._scan import Staircase
@@ -34,7 +34,12 @@ class HeldOut(ThresholdRule):
 
     def apply(self, observations: Observations, inference: Inference, question: Question) -> Finding:
         chosen_on, rest = self.split(observations)
-        threshold = choose(chosen_on, question)
+        if isinstance(inference, Betting) and inference.balanced:
+            threshold = least_balanced_error(
+                chosen_on.without_canary.reshape(-1), chosen_on.with_canary.reshape(-1)
+            )
+        else:
+            threshold = choose(chosen_on, question)
         return inference.at_threshold(rest, threshold, question)
 
     def counted(self, num_absent: int, num_present: int) -> tuple[int, int]:

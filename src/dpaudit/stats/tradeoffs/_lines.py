@@ -14,6 +14,7 @@ from dpaudit.stats.tradeoffs._base import TradeOff, ratio_epsilon
 
 __all__ = ["PiecewiseLinear"]
 
+_SHOWN = 8  # lines that are written out
 _BLOCK = 4096  # error rates handled at once: bounds the rates x lines table to a few dozen megabytes
 
 
@@ -47,6 +48,11 @@ class PiecewiseLinear(TradeOff):
 
     def _scaled(self, parameter: float) -> FloatArray:
         return min(parameter, 1.0) * self._eps + max(parameter - 1.0, 0.0)
+
+    def __repr__(self) -> str:
+        if len(self.epsilons) <= _SHOWN:
+            return f"PiecewiseLinear(epsilons={self.epsilons}, deltas={self.deltas})"
+        return f"PiecewiseLinear({len(self.epsilons)} lines)"
 
     @property
     def symbol(self) -> str:
