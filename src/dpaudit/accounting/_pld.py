@@ -16,7 +16,7 @@ _FINE = 1e-3
 
 
 @lru_cache(maxsize=64)
-def composed(noise_multiplier: float, sample_rate: float, num_steps: int, finer: int = 1) -> Any:
+def composed(noise_multiplier: float, sample_rate: float, num_steps: int, finer: float = 1) -> Any:
     """The PLD of the whole training, rounded to the pessimistic side."""
     # imported here, because it takes longer than all the rest of dpaudit
     from dp_accounting.pld import privacy_loss_distribution  # noqa: PLC0415

@@ -23,6 +23,7 @@ _STEP = 1 / 12  # distance in ln(parameter) of the curves that are computed; cub
 _SAFETY = 2e-4  # relative, on mu: several times the error of that interpolation (tested)
 _EDGE = 1e-12  # the smallest error rate that is interpolated
 _LEAST = 1e-9
+_RANGE = 20  # curves below the leakiest of many points
 _LEAKIEST = 50.0
 
 
@@ -91,7 +92,8 @@ class SubsampledGaussian(TradeOff):
     def _invert(self, fpr: FloatArray, mu: FloatArray) -> FloatArray:
         """The parameter at which the interpolated curve passes through each point, by bisection."""
         guesses = np.log(self._clt_guess(mu)) / _STEP
-        first = math.floor(guesses.min() - 8)
+        # far below the largest the exact parameter does not matter: it is called 0
+        first = max(math.floor(guesses.min() - 8), math.floor(guesses.max()) - _RANGE)
         last = min(math.ceil(guesses.max() + 4), math.floor(math.log(_LEAKIEST) / _STEP))
         last = max(last, first + 5)
         levels, target = self._levels(fpr, first, last), np.log(mu)
@@ -140,7 +142,7 @@ def _interpolated(levels: FloatArray, places: FloatArray) -> FloatArray:
 @lru_cache(maxsize=512)
 def _exact_curve(noise: float, sample_rate: float, num_steps: int) -> PiecewiseLinear:
     """Lines at epsilons from 0 to where delta vanishes, evenly spaced: slopes grow by a constant."""
-    pld = composed(noise, sample_rate, num_steps)
+    pld = composed(noise, sample_rate, num_steps, 0.5)
     largest = pld.get_epsilon_for_delta(1e-12)
     if not 0 < largest < math.inf:
         largest = max(pld.get_epsilon_for_delta(1e-9), 1e-6)

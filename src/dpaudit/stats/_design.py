@@ -21,6 +21,7 @@ from dpaudit.stats.thresholds import ThresholdRule
 
 __all__ = ["Design"]
 
+_RUNS = 100  # where power has to be simulated
 _IMPLAUSIBLE = 1e-3  # what an audit would hold for the fpr is left out with this probability
 
 
@@ -95,6 +96,9 @@ class Design:
             plausible = plausible_rate(expected, self.num_absent, _IMPLAUSIBLE)
             region = self.inference.refuting_region(claimed, sizes, plausible, self.question)
             return min(region.probability(fpr, fnr), 1.0)
+        assert isinstance(self.inference, Betting)
+        if not self.inference.balanced:
+            return self._simulated_power(claimed, fpr, fnr)
         return self._betting_power(claimed, fpr, fnr)
 
     def smallest_leak(self, claimed: float, probability: float = 0.8) -> float:
@@ -109,6 +113,18 @@ class Design:
 
     def _a_step(self, size: int) -> int:
         return max(size // self.num_steps, 1)
+
+    def _simulated_power(self, claimed: float, fpr: float, fnr: float) -> float:
+        """The share of refutations in a hundred runs, the same for every claim and leak."""
+        rng = np.random.default_rng(0)
+        sizes = [np.full(self.num_steps, self._a_step(n)) for n in (self.num_absent, self.num_present)]
+        assert isinstance(self.inference, Betting)
+        refuted = 0
+        for _ in range(_RUNS):
+            fp, fn = (rng.binomial(n, rate) for n, rate in zip(sizes, (fpr, fnr), strict=True))
+            errors = StepErrors(fp, sizes[0], fn, sizes[1], by_coin=False)
+            refuted += self.inference.from_errors(errors, self.question) > claimed
+        return refuted / _RUNS
 
     def _betting_power(self, claimed: float, fpr: float, fnr: float) -> float:
         """The log of the wealth is a walk with drift; it refutes if it is at its target after any step.

@@ -35,6 +35,9 @@ class Inference(ABC):
 class CountInference(Inference):
     """An inference that needs only the four counts."""
 
+    # Whether rank() is the bound itself; otherwise it is a stand-in.
+    rank_is_bound: ClassVar[bool] = False
+
     @abstractmethod
     def parameter(self, counts: ErrorCounts, question: Question) -> float:
         """The largest refuted parameter, 0 if none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +19,8 @@ __all__ = ["ClopperPearson"]
 @dataclass(frozen=True)
 class ClopperPearson(ExactInference):
     """Upper ends of both error rates at half the error each, plugged into the trade-off."""
+
+    rank_is_bound: ClassVar[bool] = True
 
     def parameter(self, counts: ErrorCounts, question: Question) -> float:
         fp, fn = np.asarray(counts.false_positives), np.asarray(counts.false_negatives)

@@ -28,6 +28,8 @@ class KatzLog(CountInference):
 
     kind: ClassVar[Kind] = Kind.HEURISTIC
 
+    rank_is_bound: ClassVar[bool] = True
+
     def check(self, question: Question) -> None:
         if not isinstance(question.tradeoff, PureDP):
             raise InputError(

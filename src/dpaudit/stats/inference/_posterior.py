@@ -35,7 +35,9 @@ class Posterior(CountInference):
 
     def parameter(self, counts: ErrorCounts, question: Question) -> float:
         fp, fn = np.asarray(counts.false_positives), np.asarray(counts.false_negatives)
-        guess = float(self.rank(fp, fn, counts, question))
+        # what chance alone makes of data without a leak, if the stand-in sees none
+        least = 0.05 / math.sqrt(min(counts.num_absent, counts.num_present))
+        guess = max(float(self.rank(fp, fn, counts, question)), least)
         mass = _RegionMass(counts, question.tradeoff)
         return last_positive(lambda p: question.error / 2 - mass(p), guess, tolerance=1e-6)
 

@@ -1,0 +1,84 @@
+"""Timing and tables that the benchmarks share."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["ONE_THREAD", "Table", "finish", "medians", "milliseconds", "seconds"]
+
+# For child processes: the claims are about one core, and threads that share one disturb the clock.
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+
+
+def seconds(function: Callable[..., object], *arguments: Any) -> float:
+    """How long one call takes."""
+    start = time.perf_counter()
+    function(*arguments)
+    return time.perf_counter() - start
+
+
+def medians(
+    functions: Mapping[str, Callable[..., object]],
+    repetitions: int,
+    fresh: Callable[[], tuple[Any, ...]] = tuple,
+) -> dict[str, float]:
+    """Median seconds of each function.
+
+    They run in turns, so that what disturbs the machine for a while disturbs all of them. Each call gets
+    new arguments from ``fresh``, which are made outside of the measured time.
+    """
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(repetitions):
+        for name, function in functions.items():
+            arguments = fresh()
+            times[name].append(seconds(function, *arguments))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def milliseconds(value: float) -> str:
+    """Seconds as a cell of a table."""
+    return f"{1e3 * value:,.2f} ms" if value < 0.0995 else f"{1e3 * value:,.0f} ms"
+
+
+@dataclass
+class Table:
+    """Rows of text; the last cell of a row says whether its limit was met."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+
+    def add(self, *cells: str, met: bool | None = None) -> None:
+        """Add a row; ``met`` is None where nothing is claimed."""
+        verdict = "" if met is None else "OK" if met else "TOO SLOW"
+        self.rows.append((*cells, verdict))
+        if met is False:
+            self.missed.append(" ".join(cells))
+
+    def show(self) -> None:
+        """Print the table."""
+        lines = [(*self.columns, ""), *self.rows]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+        print(f"\n{self.title}")
+        for number, line in enumerate(lines):
+            cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+            print("  " + "  ".join(cells).rstrip())
+            if number == 0:
+                print("  " + "  ".join("-" * width for width in widths if width))
+
+
+def finish(*tables: Table) -> int:
+    """Print the tables; the exit status is 1 if a limit was missed."""
+    for table in tables:
+        table.show()
+    return int(any(table.missed for table in tables))

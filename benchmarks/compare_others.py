@@ -1,0 +1,108 @@
+"""Runs methods of jax_privacy 2.0.0 and privacy-estimates 0.1.0.post1; needs nothing of dpaudit.
+
+Called with two files: jobs to read and answers to write, both JSON. A job names a method below, a .npz file
+with the scores ``present`` and ``absent`` (a row a repetition) and settings.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import privacy_estimates
+from jax_privacy import auditing
+
+Method = Callable[..., float]
+
+
+def clopper_pearson(present: Any, absent: Any, *, delta: float, error: float) -> float:
+    """The default of jax_privacy: all thresholds, each at its share of the error."""
+    return auditing.CanaryScoreAuditor(present, absent).epsilon_clopper_pearson(error, delta)
+
+
+def clopper_pearson_at(present: Any, absent: Any, *, delta: float, error: float, threshold: float) -> float:
+    """At a threshold that was given before the data."""
+    return auditing.CanaryScoreAuditor(present, absent).epsilon_clopper_pearson(
+        error, delta, one_sided=False, threshold_strategy=auditing.Explicit(threshold)
+    )
+
+
+def clopper_pearson_split(present: Any, absent: Any, *, delta: float, error: float) -> float:
+    """A threshold chosen on one half and counted on the other."""
+    return auditing.CanaryScoreAuditor(present, absent).epsilon_clopper_pearson(
+        error, delta, one_sided=False, threshold_strategy=auditing.Split(seed=0)
+    )
+
+
+def from_gdp(present: Any, absent: Any, *, delta: float, error: float) -> float:
+    """Through mu of Gaussian DP."""
+    return auditing.CanaryScoreAuditor(present, absent).epsilon_from_gdp(error, delta)
+
+
+def one_run(present: Any, absent: Any, *, delta: float, error: float) -> float:
+    """Steinke et al. 2023."""
+    return auditing.CanaryScoreAuditor(present, absent).epsilon_one_run(error, delta)
+
+
+def one_run_fdp(present: Any, absent: Any, *, delta: float, error: float) -> float:
+    """Mahloujifar et al. 2024, with the Gaussian curve."""
+    return auditing.CanaryScoreAuditor(present, absent).epsilon_one_run_fdp(error, delta)
+
+
+def _estimate(method: str) -> Method:
+    def estimate(present: Any, absent: Any, *, delta: float, error: float, threshold: float) -> float:
+        false_positives = int((absent > threshold).sum())
+        false_negatives = int((present <= threshold).sum())
+        counts = privacy_estimates.AttackResults(
+            FN=false_negatives,
+            FP=false_positives,
+            TN=absent.size - false_positives,
+            TP=present.size - false_negatives,
+        )
+        # the lower end of its two-sided interval, hence half of the error
+        return privacy_estimates.compute_eps_lo(counts, delta=delta, alpha=error / 2, method=method)
+
+    return estimate
+
+
+METHODS: dict[str, Method] = {
+    "jax_privacy clopper_pearson": clopper_pearson,
+    "jax_privacy clopper_pearson at": clopper_pearson_at,
+    "jax_privacy clopper_pearson split": clopper_pearson_split,
+    "jax_privacy from_gdp": from_gdp,
+    "jax_privacy one_run": one_run,
+    "jax_privacy one_run_fdp": one_run_fdp,
+    "privacy_estimates beta": _estimate("beta"),
+    "privacy_estimates jeffreys": _estimate("jeffreys"),
+    "privacy_estimates joint-beta": _estimate("joint-beta"),
+}
+
+
+def run(method: str, scores: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """The bound of every repetition and the median time of one."""
+    bounds, times, error = [], [], None
+    with np.load(scores) as tables:
+        rows = list(zip(tables["present"], tables["absent"], strict=True))
+    for present, absent in rows:
+        start = time.perf_counter()
+        try:
+            bounds.append(float(METHODS[method](present, absent, **settings)))
+        except Exception as problem:  # noqa: BLE001  # whatever another tool raises is its answer
+            error = repr(problem)
+        times.append(time.perf_counter() - start)
+    return {"bounds": bounds, "seconds": statistics.median(times), "error": error}
+
+
+def main(jobs: Path, answers: Path) -> None:
+    found = [run(**job) for job in json.loads(jobs.read_text())]
+    answers.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
