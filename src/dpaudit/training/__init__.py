@@ -1,0 +1,45 @@
+"""DP-SGD to be audited: per-example gradients, a training loop with a place to look in, models and data.
+
+Needs torch, which nothing else of dpaudit loads.
+"""
+
+from dpaudit.errors import MissingExtraError
+
+try:
+    import torch as _torch  # noqa: F401  # fail here, with the line that installs it
+except ImportError as _error:
+    raise MissingExtraError("Training", "torch") from _error
+
+from dpaudit.training._augment import Augmentation, FlipAndCrop
+from dpaudit.training._batch import Batch
+from dpaudit.training._hook import Hook
+from dpaudit.training._mechanism import GaussianSum, Mechanism
+from dpaudit.training._optimizers import SGD, Adam, Optimizer
+from dpaudit.training._sampling import PoissonSampling, Sampling
+from dpaudit.training._seeds import Seeds, generator, initialize
+from dpaudit.training._settings import DPSGD
+from dpaudit.training._step import Step
+from dpaudit.training._training import Training
+from dpaudit.training.gradients import clipped_sum, cross_entropy
+
+__all__ = [
+    "DPSGD",
+    "SGD",
+    "Adam",
+    "Augmentation",
+    "Batch",
+    "FlipAndCrop",
+    "GaussianSum",
+    "Hook",
+    "Mechanism",
+    "Optimizer",
+    "PoissonSampling",
+    "Sampling",
+    "Seeds",
+    "Step",
+    "Training",
+    "clipped_sum",
+    "cross_entropy",
+    "generator",
+    "initialize",
+]

@@ -1,0 +1,27 @@
+"""What one step of DP-SGD did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+__all__ = ["Step"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Step:
+    """One step, between the noise and the update: what an audit may read.
+
+    Only ``noisy_sum`` is private. The rest is what the strongest adversary knows, who knows every example but
+    the canary.
+    """
+
+    index: int
+    batch_size: int
+    clipped_sum: Tensor
+    """Of the examples of the batch."""
+    joined_sum: Tensor
+    """Of the batch and of all gradients that hooks let join; the same tensor if there were none."""
+    noisy_sum: Tensor
+    """What the mechanism released: ``joined_sum`` and noise."""
