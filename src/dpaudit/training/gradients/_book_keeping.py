@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpaudit.training._batch import Batch
-from dpaudit.training.gradients._flat import trainable
+from dpaudit.training.gradients._flat import split, trainable
 from dpaudit.training.gradients._loss import Loss, checked
 from dpaudit.training.gradients._rows import without_skipped
 
@@ -105,7 +105,7 @@ class LinearRows:
         return torch.stack([layer.squared_norms() for layer in self.layers]).sum(dim=0).sqrt()
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        parts = out.split([value.numel() for value in self.parameters])
+        parts = split(out, [value.numel() for value in self.parameters])
         pieces = {id(value): part.view_as(value) for value, part in zip(self.parameters, parts, strict=True)}
         for layer in self.layers:
             layer.add_weighted(weights, pieces)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from dpaudit.errors import InputError
 
-__all__ = ["flat_parameters", "flat_zeros", "num_parameters", "set_flat_gradient", "trainable"]
+__all__ = ["flat_parameters", "flat_zeros", "num_parameters", "set_flat_gradient", "split", "trainable"]
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -37,6 +39,11 @@ def flat_parameters(model: nn.Module) -> Tensor:
 def set_flat_gradient(model: nn.Module, gradient: Tensor) -> None:
     """Let every parameter's ``grad`` be its piece of ``gradient``: no copy is made."""
     parameters = list(trainable(model).values())
-    pieces = gradient.split([value.numel() for value in parameters])
+    pieces = split(gradient, [value.numel() for value in parameters])
     for value, piece in zip(parameters, pieces, strict=True):
         value.grad = piece.view_as(value)
+
+
+def split(vector: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Pieces of a flat vector, that share its memory."""
+    return torch.split_with_sizes(vector, sizes)

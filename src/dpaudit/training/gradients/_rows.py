@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from dpaudit.training.gradients._flat import split
+
 __all__ = ["DenseRows", "Rows"]
 
 
@@ -39,11 +41,11 @@ class DenseRows:
 
     def norms(self) -> Tensor:
         parts = [torch.linalg.vector_norm(part.flatten(1), dim=1) for part in self.gradients]
-        return torch.linalg.vector_norm(torch.stack(parts), dim=0)
+        return torch.stack(parts).square().sum(dim=0).sqrt()
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         sizes = [part[0].numel() for part in self.gradients]
-        for part, piece in zip(self.gradients, out.split(sizes), strict=True):
+        for part, piece in zip(self.gradients, split(out, sizes), strict=True):
             piece.add_(weights @ without_skipped(part.flatten(1), weights))
 
 

@@ -19,4 +19,6 @@ class WeightStandardizedConv2d(nn.Conv2d):
         filters = self.weight.flatten(1)
         variance, mean = torch.var_mean(filters, dim=1, keepdim=True, correction=0)
         scale = torch.rsqrt((variance * filters.shape[1]).clamp(min=1e-4))
-        return self._conv_forward(input, ((filters - mean) * scale).view_as(self.weight), self.bias)
+        weight = ((filters - mean) * scale).view_as(self.weight)
+        outputs: Tensor = self._conv_forward(input, weight, self.bias)
+        return outputs

@@ -33,7 +33,8 @@ class _Block(nn.Module):
         active = functional.relu(self.norm1(values))
         kept = values if self.shortcut is None else self.shortcut(active)
         inner = self.conv1(active)
-        return kept + self.conv2(functional.relu(self.norm2(inner)))
+        outputs: Tensor = kept + self.conv2(functional.relu(self.norm2(inner)))
+        return outputs
 
 
 def wide_resnet(
