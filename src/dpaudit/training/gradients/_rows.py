@@ -51,7 +51,7 @@ class DenseRows:
 
 def without_skipped(rows: Tensor, weights: Tensor) -> Tensor:
     """The rows, with those of weight zero made zero if they are not finite: 0 * inf is not 0."""
-    if bool((weights > 0).all()):
+    if bool(weights.all()):
         return rows
     skipped = (weights == 0).view(-1, *[1] * (rows.dim() - 1))
     return rows.masked_fill(skipped, 0.0)
