@@ -10,6 +10,7 @@ try:
 except ImportError as _error:
     raise MissingExtraError("Training", "torch") from _error
 
+from dpaudit.training._accuracy import accuracy
 from dpaudit.training._augment import Augmentation, FlipAndCrop
 from dpaudit.training._batch import Batch
 from dpaudit.training._hook import Hook
@@ -38,6 +39,7 @@ __all__ = [
     "Seeds",
     "Step",
     "Training",
+    "accuracy",
     "clipped_sum",
     "cross_entropy",
     "generator",

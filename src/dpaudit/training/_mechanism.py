@@ -23,6 +23,10 @@ class Mechanism(Protocol):
         """Clip each gradient and add it to ``out``; returns the norms before clipping."""
         ...
 
+    def finish(self, total: Tensor, num_gradients: int) -> Tensor:
+        """What is done with the whole sum before the noise: nothing, if every gradient was clipped."""
+        ...
+
     def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
         """The noise of one step."""
         ...
@@ -41,6 +45,9 @@ class GaussianSum:
 
     def add(self, rows: Iterable[Rows], out: Tensor) -> Tensor:
         return add_clipped(rows, self.max_grad_norm, out)
+
+    def finish(self, total: Tensor, num_gradients: int) -> Tensor:  # noqa: ARG002
+        return total
 
     def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
         drawn = torch.empty_like(like).normal_(generator=generator)

@@ -17,7 +17,7 @@ from dpaudit.training._seeds import Seeds, generator
 from dpaudit.training._settings import DPSGD
 from dpaudit.training._step import Step
 from dpaudit.training.data._dataset import Dataset
-from dpaudit.training.gradients import Loss, Rows, cross_entropy, per_example
+from dpaudit.training.gradients import Loss, cross_entropy, per_example
 from dpaudit.training.gradients._flat import flat_zeros, set_flat_gradient, trainable
 
 __all__ = ["Training"]
@@ -74,9 +74,7 @@ class Training:
     def step(self) -> Step:
         """Sample, clip and sum, add noise, let hooks look, update."""
         batch = self._sample()
-        clipped = flat_zeros(self.model)
-        self._mechanism.add(per_example(self.model, self._loss, batch), clipped)
-        joined = self._join(clipped)
+        clipped, joined = self._sums(batch)
         noise = self._mechanism.noise(clipped, self._generators["noise"])
         step = Step(
             index=self.num_done,
@@ -101,13 +99,17 @@ class Training:
             inputs = augmentation(inputs, self._generators["augmentation"])
         return Batch(inputs, targets, multiplicity)
 
-    def _join(self, clipped: Tensor) -> Tensor:
-        rows: list[Rows] = [rows for hook in self.hooks for rows in hook.joining(self.num_done)]
+    def _sums(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The clipped sum of the batch, and that of the batch and all that hooks let join."""
+        total = flat_zeros(self.model)
+        count = len(self._mechanism.add(per_example(self.model, self._loss, batch), total))
+        rows = [rows for hook in self.hooks for rows in hook.joining(self.num_done)]
         if not rows:
-            return clipped
-        joined = clipped.clone()
-        self._mechanism.add(rows, joined)
-        return joined
+            clipped = self._mechanism.finish(total, count)
+            return clipped, clipped
+        joined = total.clone()
+        joined_count = count + len(self._mechanism.add(rows, joined))
+        return self._mechanism.finish(total, count), self._mechanism.finish(joined, joined_count)
 
     def _update(self, noisy_sum: Tensor) -> None:
         set_flat_gradient(self.model, noisy_sum / self.expected_batch_size)
