@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.utils.parametrizations import weight_norm
 
 from dpaudit.errors import InputError
 from dpaudit.training import Batch, clipped_sum, cross_entropy, initialize
@@ -49,6 +50,12 @@ def frozen() -> nn.Sequential:
     return model
 
 
+def hooked() -> nn.Sequential:
+    model = mlp(12, 8, 3)
+    model[1].register_forward_hook(lambda _module, _inputs, output: 2 * output.tanh())
+    return model
+
+
 def sequence() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(15, 3))
 
@@ -61,6 +68,8 @@ MODELS = {
     "frozen": (frozen, (12,), True),
     "logistic regression": (lambda: logistic_regression(12, 3), (12,), True),
     "a linear layer alone": (lambda: nn.Linear(12, 3), (12,), True),
+    "changed by a hook": (hooked, (12,), False),
+    "weight norm": (lambda: nn.Sequential(weight_norm(nn.Linear(12, 3))), (12,), False),
     "linear on sequences": (sequence, (3, 4), False),
     "conv_net": (lambda: conv_net(in_channels=1, num_classes=3), (1, 8, 8), False),
     "wide_resnet": (lambda: wide_resnet(10, 1, num_classes=3), (3, 8, 8), False),

@@ -41,6 +41,8 @@ _ENTRYWISE = (
 
 def is_plain_linear(model: nn.Module) -> bool:
     """Whether the model is linear layers and entrywise functions, one after another, nothing tied."""
+    if any(_has_hooks(module) for module in model.modules()):
+        return False
     leaves = _leaves(model)
     weights = [id(value) for leaf in leaves for value in leaf.parameters(recurse=False)]
     return all(map(_is_known, leaves)) and len(weights) == len(set(weights))
@@ -50,6 +52,11 @@ def _leaves(module: nn.Module) -> list[nn.Module]:
     if type(module) is nn.Sequential:
         return [leaf for child in module for leaf in _leaves(child)]
     return [module]
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether somebody may change what goes in or out (also torch's older weight norms do)."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _is_known(leaf: nn.Module) -> bool:

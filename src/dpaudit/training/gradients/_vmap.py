@@ -25,7 +25,7 @@ _MOST_NUMBERS = 2**27  # of a chunk's gradients: half a gigabyte
 def vmap_rows(model: nn.Module, loss: Loss, batch: Batch) -> Iterator[DenseRows]:
     """The gradients of a batch, in chunks, so that they are never in memory all at once."""
     _refuse_batch_norm(model)
-    chunk = max(1, min(_LARGEST_CHUNK, _MOST_NUMBERS // num_parameters(model)))
+    chunk = max(1, min(_LARGEST_CHUNK // batch.multiplicity, _MOST_NUMBERS // num_parameters(model)))
     parameters = {name: value.detach() for name, value in trainable(model).items()}
 
     def loss_of_one(values: dict[str, Tensor], views: Tensor, target: Tensor) -> Tensor:
