@@ -26,6 +26,8 @@ __all__ = ["Training"]
 class Training:
     """A model, its data and the settings; ``run()`` trains, ``step()`` makes one step.
 
+    The model is trained in place, on ``device``, to which it and the data are moved.
+
     ``sampling`` and ``mechanism`` are what the settings say, unless given: audits are tested with
     broken ones.
     """

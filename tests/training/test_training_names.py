@@ -1,0 +1,21 @@
+"""The public names of the training package: a change here is a change for users."""
+
+import inspect
+
+import dpaudit.training
+from dpaudit.training import data, gradients, models
+
+NAMES = """
+    DPSGD SGD Adam Augmentation Batch FlipAndCrop GaussianSum Hook Mechanism Optimizer PoissonSampling
+    Sampling Seeds Step Training accuracy clipped_sum cross_entropy generator initialize
+"""
+
+
+def test_the_public_names_are_these() -> None:
+    assert dpaudit.training.__all__ == NAMES.split()
+
+
+def test_every_public_name_exists_and_is_documented() -> None:
+    for module in (dpaudit.training, data, gradients, models):
+        for name in module.__all__:
+            assert name == "Loss" or inspect.getdoc(getattr(module, name)), name
