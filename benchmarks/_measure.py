@@ -55,12 +55,13 @@ class Table:
 
     title: str
     columns: tuple[str, ...]
+    complaint: str = "TOO SLOW"
     rows: list[tuple[str, ...]] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
 
-    def add(self, *cells: str, met: bool | None = None) -> None:
-        """Add a row; ``met`` is None where nothing is claimed."""
-        verdict = "" if met is None else "OK" if met else "TOO SLOW"
+    def add(self, *cells: str, met: bool | None = None, remark: str = "") -> None:
+        """Add a row; ``met`` is None where nothing is claimed, then there may be a remark."""
+        verdict = remark if met is None else "OK" if met else self.complaint
         self.rows.append((*cells, verdict))
         if met is False:
             self.missed.append(" ".join(cells))

@@ -1,7 +1,8 @@
 """Claims that the posterior costs milliseconds.
 
-One threshold: at most 10 ms. The best of all thresholds of 10,000 scores a side: at most 1 s. Next to it the same
-interval of privacy-estimates at one point, and the posterior mass below both, which should be half the error.
+One threshold: at most 10 ms. The best of all thresholds of 10,000 scores a side: at most 1 s. Next to it the
+same interval of privacy-estimates at one point, and the posterior mass below both, which should be half the
+error.
 """
 
 from __future__ import annotations

@@ -71,7 +71,6 @@ SOUND = (
     (dpaudit.Betting(), dpaudit.Fixed(0.5)),
     (dpaudit.Betting(), dpaudit.HeldOut(0.1)),
     (dpaudit.Betting(), dpaudit.Predictable()),
-    (dpaudit.Betting(balanced=False), dpaudit.Fixed(0.5)),
 )
 PRACTICE = (
     (dpaudit.ClopperPearson(), dpaudit.SameData()),

@@ -66,7 +66,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def _name(inference: dpaudit.Inference, rule: dpaudit.ThresholdRule) -> str:
-    return f"`{inference!r}` + `{rule!r}`".replace(", horizon=None", "").replace("balanced=True", "")
+    return f"`{inference!r}` + `{rule!r}`".replace("horizon=None", "")
 
 
 def _entry(found: Coverage) -> str:

@@ -44,13 +44,49 @@ def test_epsilon_is_bracketed_by_a_value_above_and_one_below_the_truth(noise, ra
     assert above - below < 3e-3 * max(above, 1)
 
 
+SETTINGS = [(RATE, 300, 1e-5), (1e-3, 1000, 1e-5), (0.01, 100, 1e-5), (0.01, 1, 1e-3), (1.0, 50, 1e-10)]
+
+
+@pytest.mark.parametrize(("rate", "steps", "delta"), SETTINGS)
+def test_interpolated_epsilons_are_never_above_the_truth(rate, steps, delta):
+    for mu in np.geomspace(0.3, 2.6, 12):
+        above = _pld.epsilon_above(1 / mu, rate, steps, delta)
+        quick = dpaudit.training_epsilon(float(mu), rate, steps, delta)
+        assert above * 0.94 - 1e-3 <= quick <= above
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.floats(math.log(0.05), math.log(0.8)))
-def test_interpolated_epsilons_are_close_to_the_exact_and_never_above(log_mu):
+def test_interpolated_epsilons_are_close_where_trainings_are(log_mu):
     mu = math.exp(log_mu)
     exact = _pld.epsilon_below(1 / mu, RATE, 300, DELTA)
     quick = dpaudit.training_epsilon(mu, RATE, 300, DELTA)
-    assert exact * (1 - 5e-4) - 1e-9 <= quick <= exact
+    assert exact * (1 - 2e-3) - 1e-9 <= quick <= exact
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((-1.0, 0.1, 10, 1e-5), "mu=-1"),
+        ((math.nan, 0.1, 10, 1e-5), "mu=nan"),
+        ((1.0, 2.0, 10, 1e-5), "sample_rate=2"),
+    ],
+)
+def test_impossible_trainings_get_a_sentence(arguments, sentence):
+    with pytest.raises(dpaudit.InputError, match=sentence):
+        dpaudit.training_epsilon(*arguments)
+
+
+def test_at_delta_zero_epsilon_is_infinite_and_so_it_is_for_no_noise_at_all():
+    assert dpaudit.training_epsilon(1.0, 0.1, 10, 0.0) == math.inf
+    assert dpaudit.training_epsilon(1e9, 0.1, 10, 1e-5) == math.inf
+
+
+def test_a_bound_of_nothing_composes_to_nothing():
+    claim = dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=1.0, num_steps=2500, delta=0.01)
+    nothing = dpaudit.Observations(with_canary=np.zeros(100), without_canary=np.zeros(100))
+    for tradeoff in (None, dpaudit.ApproximateDP(), dpaudit.PureDP(), dpaudit.Laplace()):
+        assert dpaudit.audit(nothing, claim=claim, tradeoff=tradeoff).bound.epsilon == 0
 
 
 @pytest.mark.parametrize("mu", [1e-6, 1e-3, 3.0, 9.0])
@@ -161,6 +197,15 @@ def test_any_event_is_a_claim(event):
     assert dpaudit.audit(leak, claim=claim).verdict is dpaudit.Verdict.VIOLATION
 
 
+@pytest.mark.parametrize(
+    ("event", "delta", "epsilon"),
+    [(dp_accounting.LaplaceDpEvent(1.0), 1e-9, 1.0), (dp_accounting.GaussianDpEvent(1.0), 1e-13, 7.56)],
+    ids=repr,
+)
+def test_an_event_has_its_epsilon_at_small_deltas(event, delta, epsilon):
+    assert dpaudit.Claim.accounted(event, delta=delta).epsilon == pytest.approx(epsilon, rel=2e-3)
+
+
 def test_an_event_that_is_the_gaussian_has_the_gaussians_curve():
     claim = dpaudit.Claim.accounted(dp_accounting.GaussianDpEvent(1.0), delta=DELTA)
     curve = claim.hypothesis(None).tradeoff.fnr(1.0, FPR)
@@ -186,6 +231,7 @@ def accounted(event):
         (lambda: accounted("gaussian"), "Expected event to be a dp_accounting.DpEvent"),
         (lambda: accounted(dp_accounting.UnsupportedDpEvent()), "no privacy loss"),
         (lambda: accounted(dp_accounting.NonPrivateDpEvent()), "protects nothing"),
+        (lambda: dpaudit.Claim.accounted(dp_accounting.LaplaceDpEvent(1.0), delta=0), "no finite epsilon at"),
         (
             lambda: dpaudit.Claim.gaussian(noise_multiplier=0, delta=DELTA),
             r"noise_multiplier=0 in \(0, inf\)",
@@ -194,6 +240,8 @@ def accounted(event):
         (lambda: dpaudit.Claim.approximate_dp(epsilon=-1, delta=DELTA), "epsilon=-1"),
         (lambda: dpsgd(sample_rate=1.5), "sample_rate=1.5"),
         (lambda: dpsgd(num_steps=0), "num_steps=0"),
+        (lambda: dpsgd(delta=0), "Expected delta > 0, got delta=0"),
+        (lambda: dpaudit.Claim.gaussian(noise_multiplier=1, delta=0), "Expected delta > 0"),
         (lambda: dpsgd(num_steps=1.5), "whole number"),
         (lambda: dpaudit.SubsampledGaussian(0.1, 5, num_lines=1), "num_lines=1"),
         (lambda: noise(8.0, 0), "delta > 0"),
@@ -211,7 +259,6 @@ def test_claims_say_what_they_are():
     assert "one Gaussian step" in repr(dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=DELTA))
     curve = dpaudit.Claim.curve(dpaudit.Laplace(), parameter=2.0, delta=0.0)
     assert curve.epsilon == 2.0
-    assert dpaudit.Claim.dpsgd(noise_multiplier=1, sample_rate=0.1, num_steps=5, delta=0).epsilon == math.inf
 
 
 def test_a_generic_bound_on_a_step_composes_as_the_gaussian_step_with_that_epsilon():

@@ -1,6 +1,7 @@
 """Verdicts say what they may say, with their power."""
 
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -152,10 +153,79 @@ def test_an_epsilon_delta_claim_assumes_no_mechanism():
     assert bad.power.noise_factor is None
 
 
-def test_an_epsilon_delta_claim_can_be_tested_as_gaussian_which_is_stated():
+def test_an_epsilon_delta_claim_can_be_tested_as_gaussian_and_the_verdict_says_so():
     claim = dpaudit.Claim.approximate_dp(epsilon=4.377, delta=1e-5)  # mu = 1
     generic = dpaudit.audit(scores(0.7, 2500, normalized=True), claim=claim)
     gaussian = dpaudit.audit(scores(0.7, 2500, normalized=True), claim=claim, tradeoff=dpaudit.Gaussian())
     assert generic.verdict is dpaudit.Verdict.NO_VIOLATION
     assert gaussian.verdict is dpaudit.Verdict.VIOLATION
-    assert any("Gaussian" in text for text in gaussian.bound.assumptions)
+    condition = "This holds if the mechanism's trade-off curve is Gaussian (mu-GDP)."
+    assert condition in str(gaussian)
+    assert condition in gaussian.to_dict()["sentence"]
+
+
+def test_what_the_claim_implies_needs_no_condition():
+    claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+    for tradeoff in (None, dpaudit.Gaussian(), dpaudit.ApproximateDP()):
+        result = dpaudit.audit(scores(0.05, 2500, normalized=True), claim=claim, tradeoff=tradeoff)
+        assert result.verdict is dpaudit.Verdict.VIOLATION
+        assert result.sentence == dpaudit.Verdict.VIOLATION.value
+
+
+def test_another_curve_of_the_same_kind_is_not_the_claimed_one():
+    claim = dpaudit.Claim.curve(dpaudit.PiecewiseLinear((3.0,), (1e-5,)), delta=1e-5)
+    other = claim.hypothesis(dpaudit.PiecewiseLinear((0.1,), (1e-5,)))
+    assert other.parameter > 3
+    assert other.condition is not None
+
+
+@pytest.mark.parametrize("size", [1, 5, 9, 20, 31, 100])
+def test_underpowered_is_what_a_perfect_attack_of_that_size_could_not_refute(size):
+    for method in ({"threshold": dpaudit.Simultaneous()}, {"inference": dpaudit.Betting()}):
+        if size == 1 and "inference" in method:
+            continue
+        perfect = dpaudit.Observations(with_canary=np.ones(size), without_canary=np.zeros(size))
+        result = dpaudit.audit(perfect, claim=STEP, **method)
+        assert result.design.perfect() == pytest.approx(result.bound.parameter, rel=1e-6)
+
+
+def test_a_threshold_that_a_leak_moves_away_from_finds_no_leak():
+    claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-2)
+    result = dpaudit.audit(scores(1.0, 2000, normalized=True), claim=claim, threshold=dpaudit.Optimal(1.0))
+    assert "no leak would have been flagged" in str(result.power)
+
+
+def test_the_power_is_that_of_the_threshold_where_it_is():
+    claim, threshold = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-2), dpaudit.Fixed(0.8)
+    result = dpaudit.audit(scores(1.0, 2000, normalized=True), claim=claim, threshold=threshold)
+    noise = 1 / result.power.parameter
+    found = [
+        dpaudit.audit(scores(noise, 2000, seed, normalized=True), claim=claim, threshold=threshold).verdict
+        for seed in range(60)
+    ]
+    assert found.count(dpaudit.Verdict.VIOLATION) / 60 == pytest.approx(0.8, abs=0.15)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda o: dpaudit.audit(o, claim=STEP, threshold=0.5), "Expected threshold to be an object"),
+        (lambda o: dpaudit.audit(o, claim=STEP, inference="x"), "Expected inference to be an object"),
+        (lambda _: dpaudit.audit(([1.0], [0.0]), claim=STEP), r"Observations\(...\), got a tuple"),
+        (lambda _: dpaudit.plan_observations(STEP, 0.8), "Expected leak to be an object"),
+        (lambda o: dpaudit.plan_observations(o, dpaudit.Leak(noise_factor=0.8)), "Expected claim"),
+        (lambda o: dpaudit.one_run_bound(o, delta=1e-5), "got a Observations"),
+    ],
+)
+def test_wrong_objects_get_a_sentence(call, sentence):
+    with pytest.raises(dpaudit.InputError, match=sentence):
+        call(scores(1.0, 20))
+
+
+def test_a_result_can_be_sent_to_another_process():
+    for claim in (
+        STEP,
+        dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.1, num_steps=10, delta=1e-5),
+    ):
+        result = dpaudit.audit(scores(1.0, 100, normalized=True), claim=claim)
+        assert pickle.loads(pickle.dumps(result)).bound == result.bound

@@ -21,7 +21,6 @@ PAIRS = [
     (dpaudit.Posterior(), dpaudit.Fixed(0.5)),
     (dpaudit.Posterior(), dpaudit.SameData()),
     (dpaudit.Betting(), dpaudit.Fixed(0.5)),
-    (dpaudit.Betting(balanced=False), dpaudit.Fixed(0.5)),
     (dpaudit.Betting(), dpaudit.Predictable()),
 ]
 FAMILIES = [

@@ -76,6 +76,22 @@ def test_what_cannot_be_scores_is_refused_with_a_sentence(present, absent, sente
         dpaudit.Observations(with_canary=present, without_canary=absent)
 
 
+def test_rows_of_different_lengths_are_refused_with_a_sentence():
+    with pytest.raises(dpaudit.InputError, match="rows of different lengths"):
+        dpaudit.Observations(with_canary=[[1.0, 2.0], [3.0]], without_canary=[0.0])
+
+
+@pytest.mark.parametrize("steps", [[0], [1, 0], None])
+def test_steps_that_do_not_fit_the_scores_are_refused(steps):
+    with pytest.raises(dpaudit.InputError, match="Expected"):
+        dpaudit.Observations(
+            with_canary=[1.0, 2.0],
+            without_canary=[0.0, 1.0],
+            with_steps=None if steps is None else np.asarray(steps),
+            without_steps=np.asarray([0, 1]),
+        )
+
+
 def test_huge_finite_scores_whose_sum_overflows_are_accepted():
     huge = np.full(10, 3e38, np.float32)
     observations = dpaudit.Observations(with_canary=huge, without_canary=-huge)

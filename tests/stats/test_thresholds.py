@@ -49,26 +49,46 @@ def test_optimal_refuses_delta_zero():
         bound(gaussian_scores(1.0, 10), dpaudit.Optimal(1.0), delta=0.0)
 
 
+@pytest.mark.parametrize("the_first", [True, False])
 @pytest.mark.parametrize("shape", [200, (50, 4)])
-def test_held_out_counts_only_what_it_did_not_choose_on(shape):
+def test_held_out_counts_only_what_it_did_not_choose_on(shape, the_first):
     observations = gaussian_scores(1.0, shape)
     rule = dpaudit.HeldOut(0.3, seed=5)
-    chosen_on, rest = rule.split(observations)
-    for side in ("with_canary", "without_canary"):
-        part, other = getattr(chosen_on, side).ravel(), getattr(rest, side).ravel()
-        whole = getattr(observations, side).ravel()
+    absent, present, rest = rule.split(observations, the_first=the_first)
+    for part, side in ((present, "with_canary"), (absent, "without_canary")):
+        other, whole = getattr(rest, side).ravel(), getattr(observations, side).ravel()
         assert np.array_equal(np.sort(np.concatenate([part, other])), np.sort(whole))
         assert not np.intersect1d(part, other).size
-    found = bound(observations, rule)
-    assert found.counts == count(rest, found.threshold)
+        if the_first:
+            assert np.array_equal(part, whole[: part.size])
+    if not the_first:
+        found = bound(observations, rule)
+        assert found.counts == count(rest, found.threshold)
+
+
+def test_held_out_bets_on_the_steps_after_those_it_chose_on():
+    observations = gaussian_scores(1.0, (40, 8))
+    found = bound(observations, dpaudit.HeldOut(0.25), dpaudit.Betting())
+    assert found.counts.num_absent == 30 * 8
 
 
 def test_held_out_keeps_the_steps_of_coins_together():
     rng = np.random.default_rng(0)
     observations = dpaudit.Observations.from_presence(rng.normal(size=(20, 6)), rng.random((20, 6)) < 0.5)
-    parts = dpaudit.HeldOut(0.25).split(observations)
-    assert [part.num_steps for part in parts] == [5, 15]
-    assert sum(part.with_canary.size for part in parts) == observations.with_canary.size
+    absent, present, rest = dpaudit.HeldOut(0.25).split(observations)
+    assert rest.num_steps == 15
+    assert absent.size + present.size == 5 * 6
+    assert present.size + rest.with_canary.size == observations.with_canary.size
+
+
+@given(st.integers(0, 200))
+def test_held_out_copes_with_steps_in_which_every_coin_fell_alike(seed):
+    rng = np.random.default_rng(seed)
+    present = rng.random((8, 2)) < 0.5
+    present[0] = [True, False]
+    present[7] = [True, False]
+    observations = dpaudit.Observations.from_presence(rng.normal(size=(8, 2)), present)
+    assert bound(observations, dpaudit.HeldOut(0.1, seed)).parameter >= 0
 
 
 def test_held_out_is_repeatable_and_its_seed_matters():

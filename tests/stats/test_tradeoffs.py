@@ -124,12 +124,24 @@ def test_gaussian_epsilon_is_finite_at_the_ends_and_agrees_with_dp_accounting(mu
         assert epsilon == pytest.approx(slow, rel=1e-6, abs=1e-9)
 
 
+def test_gaussian_epsilon_has_no_cap():
+    assert dpaudit.Gaussian().epsilon(1e5, 1e-5) == pytest.approx(5e9, rel=1e-3)
+
+
 def test_gaussian_epsilon_at_delta_zero_is_infinite_because_it_is():
     assert dpaudit.Gaussian().epsilon(0.1, 0.0) == math.inf
     assert dpaudit.Gaussian().epsilon(0.0, 0.0) == 0.0
 
 
-@pytest.mark.parametrize("family", [dpaudit.ApproximateDP(1e-5), dpaudit.PureDP(), dpaudit.Laplace()])
+@pytest.mark.parametrize(
+    "family",
+    [
+        dpaudit.ApproximateDP(1e-5),
+        dpaudit.PureDP(),
+        dpaudit.Laplace(),
+        dpaudit.PiecewiseLinear((1.0, 2.0), (0.1, 0.0)),
+    ],
+)
 def test_epsilon_of_ten_thousand_neither_overflows_nor_warns(family):
     curve = family.fnr(1e4, np.asarray([0.0, 1e-300, 0.5, 1.0]))
     assert np.isfinite(curve).all()

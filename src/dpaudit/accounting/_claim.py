@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from dpaudit import _validate
@@ -41,6 +41,7 @@ class Claim(Claimed):
     def gaussian(cls, *, noise_multiplier: float, delta: float) -> Claim:
         """One Gaussian step with noise of ``noise_multiplier`` times the sensitivity."""
         noise = _validate.positive("noise_multiplier", noise_multiplier)
+        _require_delta(delta)
         return cls(f"one Gaussian step, noise multiplier {noise:g}", Gaussian(), 1 / noise, delta)
 
     @classmethod
@@ -51,6 +52,7 @@ class Claim(Claimed):
         observation is of a whole run.
         """
         noise = _validate.positive("noise_multiplier", noise_multiplier)
+        _require_delta(delta)
         training = SubsampledGaussian(sample_rate, num_steps)
         text = f"DP-SGD, noise multiplier {noise:g}, sample rate {sample_rate:g}, {num_steps:,} steps"
         return cls(text, Gaussian(), 1 / noise, delta, training)
@@ -75,7 +77,9 @@ class Claim(Claimed):
     @classmethod
     def accounted(cls, event: Any, *, delta: float) -> Claim:
         """Any ``dp_accounting.DpEvent``; each observation is of the whole event."""
-        return cls(f"accounted {type(event).__name__}", event_curve(event), 1.0, delta)
+        return cls(
+            f"accounted {type(event).__name__}", event_curve(event, _validate.delta(delta)), 1.0, delta
+        )
 
     @property
     def delta(self) -> float:
@@ -83,11 +87,11 @@ class Claim(Claimed):
 
     @cached_property
     def epsilon(self) -> float:
-        if self._training is None:
-            return self._tradeoff.epsilon(self._parameter, self._delta)
-        if self._delta == 0:
-            return float("inf")
         training = self._training
+        if training is None and isinstance(self._tradeoff, SubsampledGaussian) and self._parameter > 0:
+            training = self._tradeoff
+        if training is None or self._delta == 0:
+            return self._tradeoff.epsilon(self._parameter, self._delta)
         noise = 1 / self._parameter
         return epsilon_above(noise, training.sample_rate, training.num_steps, self._delta)
 
@@ -110,7 +114,8 @@ class Claim(Claimed):
         return self._of_a_step(family, self._training)
 
     def _as_is(self, family: TradeOff) -> Hypothesis:
-        return Hypothesis(family, self._in(family), lambda bound: family.epsilon(bound, self._delta))
+        epsilon = partial(family.epsilon, delta=self._delta)
+        return Hypothesis(family, self._in(family), epsilon, condition=self._condition(family))
 
     def _whole_run(self, family: SubsampledGaussian, training: SubsampledGaussian) -> Hypothesis:
         asked, claimed = ((f.sample_rate, f.num_steps) for f in (family, training))
@@ -119,28 +124,43 @@ class Claim(Claimed):
                 f"Expected a trade-off of the claimed sample_rate={claimed[0]:g} and "
                 f"num_steps={claimed[1]}, got sample_rate={asked[0]:g} and num_steps={asked[1]}."
             )
-        return Hypothesis(family, self._parameter, lambda bound: family.epsilon(bound, self._delta))
+        return Hypothesis(family, self._parameter, partial(family.epsilon, delta=self._delta))
 
     def _of_a_step(self, family: TradeOff, training: SubsampledGaussian) -> Hypothesis:
-        def epsilon(bound: float) -> float:
-            mu = bound
-            if not isinstance(family, Gaussian):
-                mu = Gaussian().with_epsilon(family.epsilon(bound, self._delta), self._delta)
-            return training.epsilon(mu, self._delta)
-
-        return Hypothesis(
-            family,
-            self._in(family),
-            epsilon,
-            (
-                "epsilon is composed over the claimed steps: they are Gaussian and Poisson-sampled "
-                f"at {training.sample_rate:g}",
-            ),
+        composed = (
+            "epsilon is composed over the claimed steps: they are Gaussian and Poisson-sampled "
+            f"at {training.sample_rate:g}"
         )
+        epsilon = partial(_composed, family=family, training=training, delta=self._delta)
+        return Hypothesis(family, self._in(family), epsilon, (composed,), self._condition(family))
 
     def _in(self, family: TradeOff) -> float:
         """The claimed parameter in terms of ``family``."""
-        if type(family) is type(self._tradeoff):
+        if family == self._tradeoff:
             return self._parameter
-        step = self._tradeoff.epsilon(self._parameter, self._delta)
-        return family.with_epsilon(step, self._delta)
+        step = self._tradeoff.epsilon(self._parameter, self._delta) if self._training else self.epsilon
+        # epsilons are found from below; a claim must not be made smaller than it is
+        return family.with_epsilon(step * (1 + 1e-9), self._delta)
+
+    def _condition(self, family: TradeOff) -> str | None:
+        """What a refutation of the claim needs, where the tested curve does not follow from the claim.
+
+        Every claim implies its own (eps, delta)-DP; another mechanism's curve is an assumption.
+        """
+        if family == self._tradeoff or isinstance(family, ApproximateDP):
+            return None
+        return family.assumption(self._delta)
+
+
+def _require_delta(delta: float) -> None:
+    if _validate.delta(delta) == 0:
+        raise InputError("Expected delta > 0, got delta=0: Gaussian noise has no finite epsilon there.")
+
+
+def _composed(bound: float, family: TradeOff, training: SubsampledGaussian, delta: float) -> float:
+    """The epsilon of the whole training whose steps have this bound."""
+    if isinstance(family, Gaussian):
+        return training.epsilon(bound, delta)
+    step = family.epsilon(bound, delta)
+    # the Gaussian step with that epsilon; with epsilon 0 there are many, and the least of them is none
+    return training.epsilon(Gaussian().with_epsilon(step, delta), delta) if step > 0 else 0.0

@@ -13,6 +13,7 @@ from dpaudit.stats._types import FloatArray
 __all__ = ["composed", "epsilon_above", "epsilon_below", "profile"]
 
 _FINE = 1e-3
+_ROUNDING = 1e-5  # of epsilon: what the truncation of tails may add at a delta of 1e-10
 
 
 @lru_cache(maxsize=64)
@@ -62,7 +63,7 @@ def epsilon_below(noise: float, sample_rate: float, num_steps: int, delta: float
     """
     coarse = _epsilon(noise, sample_rate, num_steps, delta, 1)
     fine = _epsilon(noise, sample_rate, num_steps, delta, 2)
-    return max(fine - abs(coarse - fine), 0.0)
+    return max(fine * (1 - _ROUNDING) - abs(coarse - fine), 0.0)
 
 
 def profile(noise: float, sample_rate: float, num_steps: int, epsilons: FloatArray) -> FloatArray:

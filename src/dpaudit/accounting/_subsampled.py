@@ -73,7 +73,8 @@ class SubsampledGaussian(TradeOff):
         place = math.log(parameter) / _STEP
         first = math.floor(place) - 1
         levels = self._levels(rate.reshape(-1), first, first + 3)
-        mu = np.exp(cubic(levels, np.full(levels.shape[1], place - first))) * (1 + _SAFETY)
+        best, off = cubic(levels, np.full(levels.shape[1], place - first))
+        mu = np.exp(best + off) * (1 + _SAFETY)
         inside = special.ndtr(-special.ndtri(rate) - mu.reshape(rate.shape))
         # where the rate is so small that the curve has only its last line
         outer = self._curve(first + 3).fnr(1.0, rate)
@@ -136,7 +137,8 @@ def _interpolated(levels: FloatArray, places: FloatArray) -> FloatArray:
     """Each column at its own place."""
     first = np.clip(np.floor(places).astype(np.int64) - 1, 0, len(levels) - 4)
     columns = np.arange(levels.shape[1])
-    return cubic(np.stack([levels[first + i, columns] for i in range(4)]), places - first)
+    best, off = cubic(np.stack([levels[first + i, columns] for i in range(4)]), places - first)
+    return best + off
 
 
 @lru_cache(maxsize=512)

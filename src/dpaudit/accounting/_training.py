@@ -15,11 +15,13 @@ from dpaudit.stats._search import last_true
 
 __all__ = ["noise_for_epsilon", "training_epsilon"]
 
-# Places of the table in ln(mu): a sixth apart, cubic between them, from a tenth to almost thrice the
-# first mu that is asked for. Cubic interpolation is then off by less than 1e-5 of epsilon (tested).
+# Places of the table in ln(mu): a sixth apart, cubic between them, from a tenth to almost thrice the first
+# mu that is asked for. What the cubic may be off is taken off.
 _STEP = 1 / 6
 _BELOW, _ABOVE = 14, 6
 _SAFETY = 1e-4
+_SMOOTH = 0.012  # third differences of ln(epsilon) up to here: then the cubic is off by less than 1e-4
+_LEAKIEST = 1e4  # from here on epsilon is too large for the accountant: more than 5e7
 
 
 def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float) -> float:
@@ -27,11 +29,14 @@ def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float
 
     Not above the truth. The first call builds a table (about a second); the next take microseconds.
     """
+    if not mu >= 0:
+        raise InputError(f"Expected mu={mu:g} in [0, inf].")
+    rate, steps = _validate.sample_rate(sample_rate), _validate.whole("num_steps", num_steps)
     if mu == 0:
         return 0.0
-    if math.isinf(mu):
+    if _validate.delta(delta) == 0 or mu > _LEAKIEST:
         return math.inf
-    return _table(sample_rate, num_steps, delta).epsilon(mu)
+    return _table(rate, steps, delta).epsilon(mu)
 
 
 @lru_cache(maxsize=64)
@@ -48,15 +53,16 @@ class _Table:
 
     def epsilon(self, mu: float) -> float:
         place = math.log(mu) / _STEP
-        first = math.floor(place) - 1
+        first = math.floor(place) - 2
         if not self._known:
-            for index in range(first - _BELOW, first + 4 + _ABOVE):
+            for index in range(first - _BELOW, first + 6 + _ABOVE):
                 self._at(index)
-        values = np.asarray([self._at(first + i) for i in range(4)])
-        if values[0] <= 0:  # epsilon is 0 near here: no logarithm to interpolate
+        values = np.asarray([self._at(first + i) for i in range(6)])
+        # where epsilon vanishes or bends, as it does when few steps begin to tell, no polynomial follows it
+        if values[0] <= 0 or np.abs(np.diff(np.log(values), 3)).max() > _SMOOTH:
             return self._exact(mu)
-        value = math.exp(float(cubic(np.log(values), np.asarray(place - first))))
-        return value * (1 - _SAFETY)
+        best, off = cubic(np.log(values[1:5]), np.asarray(place - first - 1))
+        return math.exp(float(best - off)) * (1 - _SAFETY)
 
     def _at(self, index: int) -> float:
         if index not in self._known:

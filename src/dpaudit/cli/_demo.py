@@ -65,7 +65,7 @@ def _report(found: Demo) -> str:
         parts.append(
             f"## {training.name.capitalize()}\n\n"
             f"| | |\n|---|---|\n"
-            f"| verdict | {result.verdict.name}. {result.verdict.value} |\n"
+            f"| verdict | {result.verdict.name}. {result.sentence} |\n"
             f"| claim | {result.claim.summary} |\n"
             f"| bound | {result.bound.statement} |\n"
             f"| method | {result.bound.tradeoff} + {result.bound.method} + {result.bound.rule} |\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,12 +10,16 @@ from dpaudit.accounting import Claim
 from dpaudit.cli._claim import ClaimOptions
 from dpaudit.cli._counted import CountedOnce
 from dpaudit.cli._methods import Method, is_large, methods
-from dpaudit.stats import Bound, Gaussian, Observations, PureDP, Result, audit
+from dpaudit.stats import Bound, ErrorCounts, Gaussian, Observations, PureDP, Result, audit
 from dpaudit.stats._bound import plain
 
-__all__ = ["Examined", "Row", "examine"]
+__all__ = ["REVERSED", "Examined", "Row", "examine"]
 
 _USUAL_DELTA = 1e-5
+REVERSED = (
+    "The scores with the canary are lower than those without it. Are the files swapped, or must the score "
+    "be negated (a loss, for example)? A higher score has to mean that the canary was present."
+)
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,15 @@ class Examined:
         """The parameter of the f-DP rows."""
         return next(row.bound.tradeoff.symbol for row in self.rows if row.method.name.startswith("f-DP"))
 
+    @property
+    def is_reversed(self) -> bool:
+        """Whether the scores clearly point the wrong way, by more than four standard deviations."""
+        counts = [row.bound.counts for row in self.rows if isinstance(row.bound.counts, ErrorCounts)]
+        return any(
+            one.fpr + one.fnr - 1 > 2 / math.sqrt(one.num_absent) + 2 / math.sqrt(one.num_present)
+            for one in counts
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         nothing = dict.fromkeys(("verdict", "sentence", "claim", "bound", "power"))
@@ -55,6 +69,7 @@ class Examined:
             "delta": self.delta,
             "confidence": self.confidence,
             "shapes": {"with_canary": list(sides[0].shape), "without_canary": list(sides[1].shape)},
+            "notes": [REVERSED] if self.is_reversed else [],
             "methods": [row.to_dict() for row in self.rows],
         }
 

@@ -41,7 +41,7 @@ def _leak(leak: Power) -> str:
     text = f"a true epsilon of {leak.epsilon:.4g}"
     if leak.noise_factor is None:
         return text
-    return f"{text}, noise at {leak.noise_factor:.3g} of the claimed"
+    return f"{text}, noise at {leak.noise_factor:.4g} of the claimed"
 
 
 def _sized(*more: str) -> Table:
@@ -71,7 +71,7 @@ def _leaks(leaks: tuple[Findable, ...]) -> Table:
         found = ["none", *(["none"] if scaled else [])]
         if one.leak.parameter < float("inf"):
             found = [f"{one.leak.epsilon:.4g}"]
-            found += [] if one.leak.noise_factor is None else [f"{one.leak.noise_factor:.3g}"]
+            found += [] if one.leak.noise_factor is None else [f"{one.leak.noise_factor:.4g}"]
         table.add_row(type(one.inference).__name__, *(f"{size:,}" for size in sizes), *found)
     return table
 

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpaudit.cli._console import print_labelled, slim_table
-from dpaudit.cli._examine import Examined, Row
+from dpaudit.cli._examine import REVERSED, Examined, Row
 from dpaudit.cli._methods import is_large
 from dpaudit.stats import Bound, Observations, Predictable, Result, SameData, Simultaneous, Verdict
 from dpaudit.stats.thresholds import Fixed, ThresholdRule
@@ -20,7 +20,9 @@ _LEGEND = (
     "confidence: above the truth at most as often as stated. credible: depends on a prior. heuristic: no "
     "error rate is known."
 )
-_TRAINING = " training: epsilon of the whole training, composed over the claimed steps."
+_TRAINING = (
+    " training: epsilon of the whole training, if its steps are Gaussian and Poisson-sampled as claimed."
+)
 
 
 def print_examined(console: Console, examined: Examined) -> None:
@@ -33,6 +35,9 @@ def print_examined(console: Console, examined: Examined) -> None:
     print_labelled(console, [(str(number), text) for text, number in notes.numbers.items()])
     console.print()
     console.print(_LEGEND + (_TRAINING if _is_composed(examined) else ""))
+    if examined.is_reversed:
+        console.print()
+        print_labelled(console, [("note", REVERSED)])
     if examined.result is not None:
         console.print()
         print_result(console, examined.result)
@@ -42,7 +47,7 @@ def print_result(console: Console, result: Result) -> None:
     """Verdict, claim, bound, method, power and assumptions."""
     verdict, bound = result.verdict, result.bound
     rows: list[tuple[str, str | Text]] = [
-        ("verdict", Text.assemble((verdict.name, _STYLE[verdict]), f". {verdict.value}")),
+        ("verdict", Text.assemble((verdict.name, _STYLE[verdict]), f". {result.sentence}")),
         ("claim", result.claim.summary),
         ("bound", bound.statement),
         ("method", f"{bound.tradeoff} + {bound.method} + {bound.rule}"),

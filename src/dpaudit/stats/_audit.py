@@ -10,7 +10,7 @@ from dpaudit.stats._bound import Bound
 from dpaudit.stats._claim import Claimed
 from dpaudit.stats._defaults import default_method
 from dpaudit.stats._design import Design
-from dpaudit.stats._lower_bound import lower_bound
+from dpaudit.stats._lower_bound import lower_bound, require
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._question import Kind, Question
 from dpaudit.stats._result import Result
@@ -37,10 +37,19 @@ def audit(
     not from their values. ``tradeoff`` is the curve to test; by default the claim's own.
     """
     if not isinstance(observations, Observations):
-        raise InputError(f"Expected observations to be Observations(...), got {observations!r}.")
+        raise InputError(
+            f"Expected observations to be Observations(...), got a {type(observations).__name__}."
+        )
     if not isinstance(claim, Claimed):
         raise InputError(f"Expected claim to be such as Claim.gaussian(...), got {claim!r}.")
     confidence = _validate.confidence(confidence)
+    for value, kind, name, example in (
+        (tradeoff, TradeOff, "tradeoff", "Gaussian()"),
+        (inference, Inference, "inference", "JointExact()"),
+        (threshold, ThresholdRule, "threshold", "Fixed(0.5)"),
+    ):
+        if value is not None:
+            require(value, kind, name, example)
     hypothesis = claim.hypothesis(tradeoff)
     method, rule = default_method(observations, hypothesis.tradeoff, inference, threshold)
     _require_confidence(method, rule)

@@ -19,6 +19,7 @@ class Hypothesis:
     parameter: float
     epsilon: Callable[[float], float]  # from a bound on the parameter to the claim's own epsilon
     assumptions: tuple[str, ...] = ()
+    condition: str | None = None  # what a refutation needs besides the data; None if the claim implies it
 
 
 class Claimed(ABC):

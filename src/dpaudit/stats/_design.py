@@ -21,7 +21,6 @@ from dpaudit.stats.thresholds import ThresholdRule
 
 __all__ = ["Design"]
 
-_RUNS = 100  # where power has to be simulated
 _IMPLAUSIBLE = 1e-3  # what an audit would hold for the fpr is left out with this probability
 
 
@@ -35,6 +34,7 @@ class Design:
     num_absent: int
     num_present: int
     num_steps: int
+    normalized: bool = True
 
     @classmethod
     def of(
@@ -48,10 +48,11 @@ class Design:
         return cls.sized(
             num_absent=observations.without_canary.size,
             num_present=observations.with_canary.size,
-            num_steps=observations.num_steps,
+            num_steps=observations.num_steps if observations.is_stepped else None,
             inference=inference,
             rule=rule,
             question=question,
+            normalized=observations.normalized,
         )
 
     @classmethod
@@ -60,16 +61,20 @@ class Design:
         *,
         num_absent: int,
         num_present: int,
-        num_steps: int,
+        num_steps: int | None,
         inference: Inference,
         rule: ThresholdRule,
         question: Question,
+        normalized: bool = True,
     ) -> Design:
-        """A design of these sizes before the rule has taken its part."""
-        absent, present = rule.counted(num_absent, num_present)
-        steps = max(num_steps * absent // num_absent, 1)
-        left = replace(question, error=rule.error(question.error))
-        return cls(inference, rule, left, absent, present, steps)
+        """A design of these sizes before the rule has taken its part; ``num_steps`` if canaries share."""
+        left = replace(question, error=rule.error(question.error, num_absent))
+        if num_steps is None:
+            absent, present = rule.counted(num_absent), rule.counted(num_present)
+            return cls(inference, rule, left, absent, present, min(absent, present), normalized)
+        steps = rule.counted(num_steps)
+        absent, present = (max(size * steps // num_steps, 1) for size in (num_absent, num_present))
+        return cls(inference, rule, left, absent, present, steps, normalized)
 
     def perfect(self) -> float:
         """The parameter that an attack without a single error would refute."""
@@ -87,18 +92,13 @@ class Design:
 
         For an ideal attack, one that reaches the mechanism's own curve at the rule's operating point.
         """
-        # above 0, where every curve is 1, however leaky
-        fpr = max(self.rule.operating_fpr(self.question, actual), 1e-300)
-        fnr = float(self.question.tradeoff.fnr(actual, np.asarray(fpr)))
+        fpr, fnr = self.rule.operating_point(self.question, actual, self.normalized)
         if isinstance(self.inference, ExactInference):
             sizes = ErrorCounts.perfect(self.num_absent, self.num_present)
             expected = round(fpr * self.num_absent)
             plausible = plausible_rate(expected, self.num_absent, _IMPLAUSIBLE)
             region = self.inference.refuting_region(claimed, sizes, plausible, self.question)
             return min(region.probability(fpr, fnr), 1.0)
-        assert isinstance(self.inference, Betting)
-        if not self.inference.balanced:
-            return self._simulated_power(claimed, fpr, fnr)
         return self._betting_power(claimed, fpr, fnr)
 
     def smallest_leak(self, claimed: float, probability: float = 0.8) -> float:
@@ -113,18 +113,6 @@ class Design:
 
     def _a_step(self, size: int) -> int:
         return max(size // self.num_steps, 1)
-
-    def _simulated_power(self, claimed: float, fpr: float, fnr: float) -> float:
-        """The share of refutations in a hundred runs, the same for every claim and leak."""
-        rng = np.random.default_rng(0)
-        sizes = [np.full(self.num_steps, self._a_step(n)) for n in (self.num_absent, self.num_present)]
-        assert isinstance(self.inference, Betting)
-        refuted = 0
-        for _ in range(_RUNS):
-            fp, fn = (rng.binomial(n, rate) for n, rate in zip(sizes, (fpr, fnr), strict=True))
-            errors = StepErrors(fp, sizes[0], fn, sizes[1], by_coin=False)
-            refuted += self.inference.from_errors(errors, self.question) > claimed
-        return refuted / _RUNS
 
     def _betting_power(self, claimed: float, fpr: float, fnr: float) -> float:
         """The log of the wealth is a walk with drift; it refutes if it is at its target after any step.

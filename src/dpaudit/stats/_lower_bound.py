@@ -12,7 +12,7 @@ from dpaudit.stats.inference import CountInference, Inference
 from dpaudit.stats.thresholds import SameData, ThresholdRule
 from dpaudit.stats.tradeoffs import TradeOff
 
-__all__ = ["lower_bound"]
+__all__ = ["lower_bound", "require"]
 
 _GIVEN = "the threshold behind the counts was chosen before the data"
 _SAME_DATA = "nothing is known of the error rate: the threshold was chosen on the counted data"
@@ -39,8 +39,8 @@ def lower_bound(
     mu >= 1.839, epsilon >= 9.021 at delta = 1e-05, with 95 % confidence
     """
     delta, confidence = _validate.delta(delta), _validate.confidence(confidence)
-    _require(tradeoff, TradeOff, "tradeoff", "Gaussian()")
-    _require(inference, Inference, "inference", "ClopperPearson()")
+    require(tradeoff, TradeOff, "tradeoff", "Gaussian()")
+    require(inference, Inference, "inference", "ClopperPearson()")
     question = Question(tradeoff.at(delta), delta, 1 - confidence)
     inference.check(question)
     finding = _find(observations, threshold, inference, question)
@@ -60,7 +60,8 @@ def lower_bound(
     )
 
 
-def _require(value: object, kind: type, name: str, example: str) -> None:
+def require(value: object, kind: type, name: str, example: str) -> None:
+    """Refuse what is not an object of this kind, such as a class or a bare number."""
     if not isinstance(value, kind):
         raise InputError(f"Expected {name} to be an object such as {example}, got {value!r}.")
 
@@ -77,8 +78,8 @@ def _find(
         if not isinstance(inference, CountInference):
             raise InputError(f"{inference!r} needs scores, got counts.")
         return Finding(inference.parameter(observations, question), None, observations)
-    _require(observations, Observations, "observations", "Observations(with_canary=..., ...)")
-    _require(threshold, ThresholdRule, "threshold", "Fixed(0.5)")
+    require(observations, Observations, "observations", "Observations(with_canary=..., ...)")
+    require(threshold, ThresholdRule, "threshold", "Fixed(0.5)")
     assert threshold is not None
     return threshold.apply(observations, inference, question)
 

@@ -46,6 +46,8 @@ class Observations:
                 f"with_canary of shape {present} and without_canary of shape {absent}."
             )
 
+        _check_steps(self)
+
     def __repr__(self) -> str:
         sides = (self.with_canary, self.without_canary)
         first, second = (" x ".join(f"{n:,}" for n in side.shape) + " scores" for side in sides)
@@ -99,8 +101,24 @@ class Observations:
         return self.with_canary.ndim == 2 or self.with_steps is not None
 
 
+def _check_steps(observations: Observations) -> None:
+    """The steps of coin-flip canaries: one a score, in order (rules that look back rely on it)."""
+    pairs = (
+        ("with_steps", observations.with_steps, observations.with_canary),
+        ("without_steps", observations.without_steps, observations.without_canary),
+    )
+    if (observations.with_steps is None) != (observations.without_steps is None):
+        raise InputError("Expected steps for both sides or for none.")
+    for name, steps, scores in pairs:
+        if steps is not None and (steps.shape != scores.shape or (np.diff(steps) < 0).any()):
+            raise InputError(f"Expected {name} to be one step for each score, in order.")
+
+
 def _as_scores(name: str, values: ArrayLike) -> ScoreArray:
-    array = values if isinstance(values, np.memmap) else np.asarray(values)
+    try:
+        array = values if isinstance(values, np.memmap) else np.asarray(values)
+    except ValueError:  # numpy's own sentence is about shapes of sequences
+        raise InputError(f"Expected {name} to be one array, got rows of different lengths.") from None
     if array.dtype.kind in "iub":
         array = array.astype(np.float64)
     if array.dtype.kind != "f":

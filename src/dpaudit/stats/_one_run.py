@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from dpaudit import _validate
+from dpaudit.errors import InputError
 from dpaudit.stats._binomial import binomial_cdf
 from dpaudit.stats._bound import Bound
 from dpaudit.stats._one_run_guesses import Guesses
@@ -27,6 +28,7 @@ def one_run_bound(guesses: Guesses, *, delta: float, confidence: float = 0.95) -
     >>> round(one_run_bound(guesses, delta=1e-5).epsilon, 2)
     2.17
     """
+    _require_guesses(guesses)
     delta, error = _validate.delta(delta), 1 - _validate.confidence(confidence)
     family = ApproximateDP(delta)
     epsilon = last_true(lambda eps: _p_value(guesses, eps, delta) <= error)
@@ -43,6 +45,7 @@ def one_run_fdp_bound(
     >>> round(one_run_fdp_bound(guesses, tradeoff=Gaussian(), delta=1e-5).parameter, 2)
     0.79
     """
+    _require_guesses(guesses)
     delta, error = _validate.delta(delta), 1 - _validate.confidence(confidence)
     family = tradeoff.at(delta)
     parameter = last_true(lambda p: _too_many_correct(guesses, family, p, error), tolerance=1e-6)
@@ -56,6 +59,11 @@ def one_run_fdp_bound(
         "one-run f-DP (Mahloujifar 2024)",
         (assumed,) if assumed else (),
     )
+
+
+def _require_guesses(guesses: Guesses) -> None:
+    if not isinstance(guesses, Guesses):
+        raise InputError(f"Expected guesses to be Guesses(...), got a {type(guesses).__name__}.")
 
 
 def _bound(  # noqa: PLR0917

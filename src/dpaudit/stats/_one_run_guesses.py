@@ -46,6 +46,8 @@ class Guesses:
         if not np.isfinite(values).all():
             index = int(np.flatnonzero(~np.isfinite(values))[0])
             raise InputError(f"Expected finite scores, got scores[{index}]={values[index]}.")
+        if truth.dtype != np.bool_ and not np.isin(truth, (0, 1)).all():
+            raise InputError("Expected present to hold only 0 and 1 (or False and True).")
         if _validate.whole("num_guesses", num_guesses, low=0) > values.size:
             raise InputError(f"Expected num_guesses={num_guesses} to be at most {values.size}.")
         order = np.argsort(values, kind="stable")

@@ -11,6 +11,7 @@ from dpaudit.errors import InputError
 from dpaudit.stats._claim import Claimed, Hypothesis
 from dpaudit.stats._design import Design
 from dpaudit.stats._leak import Leak
+from dpaudit.stats._lower_bound import require
 from dpaudit.stats._question import Question
 from dpaudit.stats._result import Power
 from dpaudit.stats._search import first_true_integer
@@ -46,7 +47,7 @@ class Plan:
     def __str__(self) -> str:
         leak = f"a true epsilon of {self.leak.epsilon:.4g}"
         if self.leak.noise_factor is not None:
-            leak = f"noise at {self.leak.noise_factor:.3g} of the claimed ({leak})"
+            leak = f"noise at {self.leak.noise_factor:.4g} of the claimed ({leak})"
         verb = "does not find" if self.num_observations is None else "finds"
         steps = f"in {self.num_steps:,} steps" if self.num_steps else f"within {self.most:,} steps"
         scores = f"{self.num_canaries:,}" if self.num_canaries else f"up to {self.most:,}"
@@ -157,29 +158,25 @@ class _Aim:
                 "Expected inference to be one whose power is known, ClopperPearson(), JointExact() or "
                 f"Betting(), got {inference!r}."
             )
+        require(claim, Claimed, "claim", "Claim.gaussian(...)")
         hypothesis = claim.hypothesis(tradeoff)
         error = 1 - _validate.confidence(confidence)
         return cls(claim, hypothesis, Question(hypothesis.tradeoff, claim.delta, error), inference)
 
     def leak(self, leak: Leak, power: float) -> Power:
+        require(leak, Leak, "leak", "Leak(noise_factor=0.8)")
         parameter = leak.parameter(self.claim, self.hypothesis)
         return self.described(parameter, _validate.fraction("power", power))
 
     def described(self, parameter: float, power: float) -> Power:
-        scales = self.hypothesis.tradeoff.is_inverse_noise
-        return Power(
-            probability=power,
-            epsilon=self.hypothesis.epsilon(parameter),
-            parameter=parameter,
-            noise_factor=self.hypothesis.parameter / parameter if scales else None,
-        )
+        return Power.of(parameter, self.hypothesis, power)
 
     def design(self, num_steps: int, num_canaries: int) -> Design:
         size = num_steps * num_canaries
         return Design.sized(
             num_absent=size,
             num_present=size,
-            num_steps=num_steps,
+            num_steps=num_steps if num_canaries > 1 else None,
             inference=self.inference,
             rule=Fixed(0.5),
             question=self.question,

@@ -26,12 +26,23 @@ class Power:
     # what the noise would be multiplied by; None where the parameter is not one over a noise
     noise_factor: float | None
 
+    @classmethod
+    def of(cls, parameter: float, hypothesis: Hypothesis, probability: float) -> Power:
+        """The leak of a mechanism with this parameter, in all its terms."""
+        scales = hypothesis.tradeoff.is_inverse_noise
+        return cls(
+            probability=probability,
+            epsilon=hypothesis.epsilon(parameter),
+            parameter=parameter,
+            noise_factor=hypothesis.parameter / parameter if scales else None,
+        )
+
     def __str__(self) -> str:
         if math.isinf(self.parameter):
             return f"no leak would have been flagged with {100 * self.probability:g} % probability"
         text = f"a true epsilon of {self.epsilon:.4g}"
         if self.noise_factor is not None:
-            text += f" (noise at {self.noise_factor:.3g} of the claimed)"
+            text += f" (noise at {self.noise_factor:.4g} of the claimed)"
         return (
             f"{text} would have been flagged with {100 * self.probability:g} % probability by an ideal attack"
         )
@@ -59,15 +70,14 @@ class Result:
     @cached_property
     def power(self) -> Power:
         """The smallest leak this audit would have flagged with probability 80 %; found on first use."""
-        claimed = self.hypothesis.parameter
-        leak = self.design.smallest_leak(claimed)
-        scales_with_noise = self.hypothesis.tradeoff.is_inverse_noise
-        return Power(
-            probability=0.8,
-            epsilon=self.hypothesis.epsilon(leak),
-            parameter=leak,
-            noise_factor=claimed / leak if scales_with_noise else None,
-        )
+        return Power.of(self.design.smallest_leak(self.hypothesis.parameter), self.hypothesis, 0.8)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict's sentence, with the condition under which it holds, if there is one."""
+        if self.verdict is Verdict.VIOLATION and self.hypothesis.condition:
+            return f"{self.verdict.value} This holds if {self.hypothesis.condition}."
+        return self.verdict.value
 
     def raise_for_violation(self) -> None:
         """Raise :class:`dpaudit.ViolationError` if the claim is refuted; else do nothing."""
@@ -76,7 +86,7 @@ class Result:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.verdict.name}. {self.verdict.value}",
+            f"{self.verdict.name}. {self.sentence}",
             f"  claim: {self.claim.summary}",
             f"  bound: {self.bound.statement}",
             f"  method: {self.bound.tradeoff} + {self.bound.method} + {self.bound.rule}",
@@ -88,7 +98,7 @@ class Result:
         """Plain values for JSON."""
         return {
             "verdict": self.verdict.name,
-            "sentence": self.verdict.value,
+            "sentence": self.sentence,
             "claim": {
                 "summary": self.claim.summary,
                 "epsilon": plain(self.claim.epsilon),

@@ -85,14 +85,6 @@ class StepErrors:
             return wrong / (self.num_absent + self.num_present)
         return (self.false_positives / self.num_absent + self.false_negatives / self.num_present) / 2
 
-    def apart(self) -> tuple[FloatArray, FloatArray]:
-        """The shares of false positives and of false negatives, of the steps that have any trials."""
-        first, second = self.num_absent > 0, self.num_present > 0
-        return (
-            self.false_positives[first] / self.num_absent[first],
-            self.false_negatives[second] / self.num_present[second],
-        )
-
     def after_first(self) -> StepErrors:
         """The same without the first step."""
         return StepErrors(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+import numpy as np
+
 from dpaudit.stats._binomial import Region
 from dpaudit.stats._counts import ErrorCounts, count
 from dpaudit.stats._observations import Observations
@@ -38,9 +40,10 @@ class CountInference(Inference):
     # Whether rank() is the bound itself; otherwise it is a stand-in.
     rank_is_bound: ClassVar[bool] = False
 
-    @abstractmethod
     def parameter(self, counts: ErrorCounts, question: Question) -> float:
-        """The largest refuted parameter, 0 if none."""
+        """The largest refuted parameter, 0 if none: the rank, where that is the bound itself."""
+        fp, fn = np.asarray(counts.false_positives), np.asarray(counts.false_negatives)
+        return float(self.rank(fp, fn, counts, question))
 
     @abstractmethod
     def rank(

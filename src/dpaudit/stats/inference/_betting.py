@@ -24,13 +24,13 @@ __all__ = ["Betting", "upper_mean"]
 class Betting(Inference):
     """A gambler bets that errors are rarer than the trade-off allows; riches refute it.
 
-    Valid at every moment, and when the canaries of one step depend on each other. ``balanced`` bets on
-    (fpr + fnr) / 2, which is lossless at the threshold where both rates are equal; otherwise the two
-    rates are bet on apart, at half the error each. ``horizon`` is the number of steps that was planned;
-    give it when the run may have been stopped early because of what it showed.
+    The bet is on the balanced error (fpr + fnr) / 2 of each step, which is lossless at the threshold where
+    both rates are equal. Valid at every moment, and when the canaries of one step depend on each other.
+    (Bets on the two rates apart would not be: each rate may be low at a time of its own.) ``horizon`` is
+    the number of steps that was planned; give it when the run may have been stopped early because of what
+    it showed.
     """
 
-    balanced: bool = True
     horizon: int | None = None
     kind: ClassVar[Kind] = Kind.CONFIDENCE
 
@@ -50,15 +50,9 @@ class Betting(Inference):
 
     def from_errors(self, errors: StepErrors, question: Question) -> float:
         """The largest refuted parameter, from the errors of every step in their order."""
-        if self.balanced:
-            guesses = float((errors.num_absent + errors.num_present).mean())
-            upper = upper_mean(errors.balanced(), question.error, guesses, self.horizon)
-            return question.tradeoff.from_balanced_error(upper)
-        ends = [
-            np.asarray(upper_mean(rates, question.error / 2, float(sizes.mean()), self.horizon))
-            for rates, sizes in zip(errors.apart(), (errors.num_absent, errors.num_present), strict=True)
-        ]
-        return float(question.tradeoff.parameter(ends[0], ends[1]))
+        guesses = float((errors.num_absent + errors.num_present).mean())
+        upper = upper_mean(errors.balanced(), question.error, guesses, self.horizon)
+        return question.tradeoff.from_balanced_error(upper)
 
 
 def upper_mean(shares: FloatArray, error: float, guesses: float, horizon: int | None = None) -> float:
@@ -78,6 +72,4 @@ def upper_mean(shares: FloatArray, error: float, guesses: float, horizon: int | 
         capped = np.minimum(bets, MOST / rest)
         return float(np.cumsum(np.log1p(capped * (mean - shares))).max()) - target
 
-    if margin(1.0) > 0:  # not even a mean of 0: impossible, as wealth then never grows
-        return 0.0
     return 1 - min(last_positive(margin, 0.5, tolerance=1e-9), 1.0)

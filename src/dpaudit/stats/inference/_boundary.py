@@ -8,14 +8,14 @@ import numpy as np
 
 from dpaudit.stats._binomial import Region
 from dpaudit.stats._search import last_positive
-from dpaudit.stats._types import FloatArray
+from dpaudit.stats._types import BoolArray, FloatArray
 from dpaudit.stats.tradeoffs import TradeOff
 
 __all__ = ["Boundary"]
 
 _CLOSE = 1e-5  # relative, on the parameter
 _HUGE = 1e300  # in the place of infinity
-_ZOOMS, _FINE = 3, 7  # closer looks at every valley, and their places
+_HALVINGS = 6  # of the distance of places, at most
 
 
 class Boundary:
@@ -26,37 +26,42 @@ class Boundary:
     """
 
     def __init__(self, region: Region, limit: float, tradeoff: TradeOff, near: float) -> None:
-        self._region, self._limit, self._tradeoff = region, limit, tradeoff
-        self._near = near  # the point found last
+        self._region, self._limit, self._tradeoff, self._near = region, limit, tradeoff, near
 
     def least_parameter(self, angles: FloatArray) -> float:
         """The least parameter on the boundary; the fpr is the squared sine of an angle."""
-        angles, fnr = self._with_bend(angles, self._fnr(angles))
-        values = np.minimum(self._tradeoff.parameter(np.sin(angles) ** 2, fnr), _HUGE)
+        angles, fnr = self._with_bend(angles, self._along(angles))
+        values = self._parameters(angles, fnr)
         least = float(values.min())
         if least == 0:
             return least
         padded = np.pad(values, 1, mode="edge")
         lower, higher = np.sort([padded[:-2], padded[2:]], axis=0)
-        # a convex valley is no deeper than the lines through its lowest place and its neighbours
-        promising = 2 * values - higher < (1 - _CLOSE) * least
-        valleys = np.flatnonzero((values <= lower) & promising)
-        return min([least, *(self._zoom(angles, fnr, int(valley)) for valley in valleys)])
+        valleys = np.flatnonzero((values <= lower) & _may_be_deeper(values, higher, least))
+        return min([least, *(self._bottom(angles, fnr, int(valley)) for valley in valleys)])
 
-    def _zoom(self, angles: FloatArray, fnr: FloatArray, valley: int) -> float:
-        """The least parameter between the neighbours of a valley, by looks that are closer and closer."""
-        least = np.inf
-        for _ in range(_ZOOMS):
-            self._near = float(fnr[valley])
-            ends = angles[[max(valley - 1, 0), min(valley + 1, angles.size - 1)]]
-            angles = np.linspace(ends[0], ends[1], _FINE)
-            fnr = self._fnr(angles)
-            values = self._tradeoff.parameter(np.sin(angles) ** 2, fnr)
+    def _bottom(self, angles: FloatArray, fnr: FloatArray, valley: int) -> float:
+        """The least parameter between the neighbours of a valley: look halfway to them, and again."""
+        for _ in range(_HALVINGS):
+            around = slice(max(valley - 1, 0), valley + 2)
+            angles, fnr = self._halved(angles[around], fnr[around])
+            values = self._parameters(angles, fnr)
             valley = int(values.argmin())
-            least = min(least, float(values[valley]))
-            if values.max() < (1 + _CLOSE) * least:
+            higher = values[max(valley - 1, 0) : valley + 2].max()
+            if not _may_be_deeper(values[valley], higher, values[valley]):
                 break
-        return least
+        return float(values[valley])
+
+    def _halved(self, angles: FloatArray, fnr: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The same with the places halfway between."""
+        between = (angles[:-1] + angles[1:]) / 2
+        near = (fnr[:-1] + fnr[1:]) / 2
+        found = [self._fnr(angle, guess) for angle, guess in zip(between, near, strict=True)]
+        places = np.arange(1, angles.size)
+        return np.insert(angles, places, between), np.insert(fnr, places, found)
+
+    def _parameters(self, angles: FloatArray, fnr: FloatArray) -> FloatArray:
+        return np.minimum(self._tradeoff.parameter(np.sin(angles) ** 2, fnr), _HUGE)
 
     def _with_bend(self, angles: FloatArray, fnr: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Add where both rates are equal: there a curve may bend."""
@@ -71,10 +76,22 @@ class Boundary:
             return angles, fnr
         return np.insert(angles, place, bend), np.insert(fnr, place, rate)
 
-    def _fnr(self, angles: FloatArray) -> FloatArray:
-        found = []
-        for fpr in (np.sin(angles) ** 2).tolist():
-            fnr = self._region.fnr(fpr, self._limit, self._near)
-            self._near = fnr if 0 < fnr < 1 else self._near
-            found.append(fnr)
+    def _along(self, angles: FloatArray) -> FloatArray:
+        """The boundary at each angle; two points make a guess of the next."""
+        found: list[float] = []
+        near = self._near
+        for angle in angles:
+            found.append(self._fnr(angle, near))
+            if 0 < found[-1] < 1:
+                near = found[-1]
+                if len(found) > 1 and found[-2] > 0:
+                    near *= min(found[-1] / found[-2], 1.0)
         return np.asarray(found)
+
+    def _fnr(self, angle: float, near: float) -> float:
+        return self._region.fnr(math.sin(angle) ** 2, self._limit, near)
+
+
+def _may_be_deeper(value: FloatArray, higher: FloatArray, least: float) -> BoolArray:
+    """Whether a convex valley may go below ``least``: not below the lines through its neighbours."""
+    return np.asarray(2 * value - higher < (1 - _CLOSE) * least)

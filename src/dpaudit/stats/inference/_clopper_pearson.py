@@ -22,10 +22,6 @@ class ClopperPearson(ExactInference):
 
     rank_is_bound: ClassVar[bool] = True
 
-    def parameter(self, counts: ErrorCounts, question: Question) -> float:
-        fp, fn = np.asarray(counts.false_positives), np.asarray(counts.false_negatives)
-        return float(self.rank(fp, fn, counts, question))
-
     def rank(
         self,
         false_positives: IntArray,

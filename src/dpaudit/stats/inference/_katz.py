@@ -45,10 +45,6 @@ class KatzLog(CountInference):
     def assumption(self, stepped: bool) -> str:
         return super().assumption(stepped) + ", and many (the interval is asymptotic)"
 
-    def parameter(self, counts: ErrorCounts, question: Question) -> float:
-        fp, fn = np.asarray(counts.false_positives), np.asarray(counts.false_negatives)
-        return float(self.rank(fp, fn, counts, question))
-
     def rank(
         self,
         false_positives: IntArray,

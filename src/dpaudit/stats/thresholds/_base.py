@@ -23,17 +23,20 @@ class ThresholdRule(ABC):
     def apply(self, observations: Observations, inference: Inference, question: Question) -> Finding:
         """Place the threshold, count, infer."""
 
-    def counted(self, num_absent: int, num_present: int) -> tuple[int, int]:
-        """How many of each side's scores are counted."""
-        return num_absent, num_present
+    def counted(self, size: int) -> int:
+        """How many of ``size`` scores of a side (or of steps, where canaries share them) are counted."""
+        return size
 
-    def error(self, error: float) -> float:
+    def error(self, error: float, num_absent: int) -> float:
         """The error left for one threshold."""
+        del num_absent
         return error
 
-    def operating_fpr(self, question: Question, parameter: float) -> float:
-        """The false positive rate at which an ideal attack would be counted: the balanced point."""
-        return question.tradeoff.balanced_error(parameter)
+    def operating_point(self, question: Question, parameter: float, normalized: bool) -> tuple[float, float]:
+        """The fpr and fnr at which an ideal attack would be counted: its balanced point."""
+        del normalized
+        error = question.tradeoff.balanced_error(parameter)
+        return error, error
 
 
 def wants(rule: ThresholdRule, inference: Inference, *kinds: type) -> None:

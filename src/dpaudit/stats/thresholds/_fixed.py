@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 from scipy import special
 
 from dpaudit import _validate
@@ -29,6 +30,11 @@ class Fixed(ThresholdRule):
     def apply(self, observations: Observations, inference: Inference, question: Question) -> Finding:
         return inference.at_threshold(observations, self.threshold, question)
 
+    def operating_point(self, question: Question, parameter: float, normalized: bool) -> tuple[float, float]:
+        if normalized and isinstance(question.tradeoff, Gaussian):
+            return _gaussian_point(self.threshold, parameter)
+        return super().operating_point(question, parameter, normalized)
+
 
 @dataclass(frozen=True)
 class Optimal(ThresholdRule):
@@ -52,6 +58,12 @@ class Optimal(ThresholdRule):
     def apply(self, observations: Observations, inference: Inference, question: Question) -> Finding:
         return inference.at_threshold(observations, self.threshold(question.delta), question)
 
-    def operating_fpr(self, question: Question, parameter: float) -> float:
-        del parameter  # the threshold stays where the claim put it
-        return float(special.ndtr(-self.threshold(question.delta) / self.noise))
+    def operating_point(self, question: Question, parameter: float, normalized: bool) -> tuple[float, float]:
+        del normalized  # this rule has no meaning for other scores
+        return _gaussian_point(self.threshold(question.delta), parameter)
+
+
+def _gaussian_point(threshold: float, parameter: float) -> tuple[float, float]:
+    """How often N(0, 1 / parameter) is above the threshold and N(1, 1 / parameter) is not."""
+    fpr, fnr = special.ndtr(np.asarray([-threshold, threshold - 1]) * parameter)
+    return float(fpr), float(fnr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._question import Finding, Question
-from dpaudit.stats._types import IntArray, ScoreArray
+from dpaudit.stats._types import BoolArray, ScoreArray
 from dpaudit.stats.inference import Betting, ClopperPearson, Inference
 from dpaudit.stats.thresholds._balanced import least_balanced_error, smooth
 from dpaudit.stats.thresholds._base import ThresholdRule
@@ -23,7 +23,10 @@ _CANDIDATES = 64  # few, so that the choice follows the shape of the scores and 
 
 @dataclass(frozen=True)
 class HeldOut(ThresholdRule):
-    """Choose on a random ``fraction`` of the data (whole steps, where there are), count on the rest."""
+    """Choose on a random ``fraction`` of the data (whole steps, where there are), count on the rest.
+
+    With betting the first part is held out instead: a bet may depend on the past only.
+    """
 
     fraction: float = 0.2
     seed: int = 0
@@ -33,39 +36,34 @@ class HeldOut(ThresholdRule):
         _validate.whole("seed", self.seed, low=0)
 
     def apply(self, observations: Observations, inference: Inference, question: Question) -> Finding:
-        chosen_on, rest = self.split(observations)
-        if isinstance(inference, Betting) and inference.balanced:
-            threshold = least_balanced_error(
-                chosen_on.without_canary.reshape(-1), chosen_on.with_canary.reshape(-1)
-            )
-        else:
-            threshold = choose(chosen_on, question)
-        return inference.at_threshold(rest, threshold, question)
+        betting = isinstance(inference, Betting)
+        absent, present, rest = self.split(observations, the_first=betting)
+        best = least_balanced_error(absent, present) if betting else choose(absent, present, question)
+        return inference.at_threshold(rest, best, question)
 
-    def counted(self, num_absent: int, num_present: int) -> tuple[int, int]:
-        return (
-            num_absent - self._held(num_absent),
-            num_present - self._held(num_present),
-        )
+    def counted(self, size: int) -> int:
+        return size - self._held(size)
 
-    def split(self, observations: Observations) -> tuple[Observations, Observations]:
-        """The part to choose on and the part to count."""
-        rng = np.random.default_rng(self.seed)
+    def split(
+        self, observations: Observations, *, the_first: bool = False
+    ) -> tuple[ScoreArray, ScoreArray, Observations]:
+        """The absent and the present scores to choose on, and the part to count."""
         observations = observations.in_memory()
-        present, absent = observations.with_canary, observations.without_canary
+        rng = None if the_first else np.random.default_rng(self.seed)
         if observations.with_steps is not None and observations.without_steps is not None:
-            held = _pick(rng, observations.num_steps, self._held(observations.num_steps))
-            rest = np.setdiff1d(np.arange(observations.num_steps), held)
-            steps = observations.with_steps, observations.without_steps
-            return _coin_part(observations, *steps, held), _coin_part(observations, *steps, rest)
-        if present.ndim == 2:
-            held = _pick(rng, len(present), self._held(len(present)))
-            return _take(observations, held, held)
-        return _take(
-            observations,
-            _pick(rng, present.size, self._held(present.size)),
-            _pick(rng, absent.size, self._held(absent.size)),
-        )
+            held = self._pick(rng, observations.num_steps)
+            return _split_coins(observations, held[observations.without_steps], held[observations.with_steps])
+        with_held = self._pick(rng, len(observations.with_canary))
+        stepped = observations.is_stepped
+        without_held = with_held if stepped else self._pick(rng, len(observations.without_canary))
+        return _split(observations, without_held, with_held)
+
+    def _pick(self, rng: np.random.Generator | None, size: int) -> BoolArray:
+        """Which of ``size`` are held out."""
+        order = np.arange(size) if rng is None else rng.permutation(size)
+        held = np.zeros(size, dtype=np.bool_)
+        held[order[: self._held(size)]] = True
+        return held
 
     def _held(self, size: int) -> int:
         if size < 2:
@@ -73,9 +71,11 @@ class HeldOut(ThresholdRule):
         return min(max(round(self.fraction * size), 1), size - 1)
 
 
-def choose(data: Observations, question: Question) -> float:
-    """The threshold with the best bound on ``data``; where nothing is refuted, the fewest errors."""
-    stairs = Staircase.of(data)
+def choose(absent: ScoreArray, present: ScoreArray, question: Question) -> float:
+    """The threshold with the best bound on these scores; where nothing is refuted, the fewest errors."""
+    if not absent.size or not present.size:
+        return least_balanced_error(absent, present)
+    stairs = Staircase.of(Observations(with_canary=present, without_canary=absent))
     places = np.unique(np.linspace(0, stairs.absent.size - 1, _CANDIDATES).astype(np.int64))
     values = ClopperPearson().rank(*stairs.errors(places), stairs.sizes, question)
     if not values.max() > 0:
@@ -96,36 +96,31 @@ def _between(stairs: Staircase, place: int) -> float:
     return (here + min(above)) / 2 if above else here
 
 
-def _pick(rng: np.random.Generator, size: int, held: int) -> IntArray:
-    return np.sort(rng.permutation(size)[:held])
+def _split(
+    observations: Observations, without_held: BoolArray, with_held: BoolArray
+) -> tuple[ScoreArray, ScoreArray, Observations]:
+    absent, present = observations.without_canary, observations.with_canary
+    rest = replace(observations, with_canary=present[~with_held], without_canary=absent[~without_held])
+    return absent[without_held].reshape(-1), present[with_held].reshape(-1), rest
 
 
-def _take(
-    observations: Observations, with_held: IntArray, without_held: IntArray
-) -> tuple[Observations, Observations]:
-    def sides(scores: ScoreArray, held: IntArray) -> tuple[ScoreArray, ScoreArray]:
-        rest = np.ones(len(scores), dtype=np.bool_)
-        rest[held] = False
-        return np.asarray(scores[held]), np.asarray(scores[rest])
-
-    present = sides(observations.with_canary, with_held)
-    absent = sides(observations.without_canary, without_held)
-    first, second = (
-        Observations(with_canary=p, without_canary=a, normalized=observations.normalized)
-        for p, a in zip(present, absent, strict=True)
+def _split_coins(
+    observations: Observations, without_held: BoolArray, with_held: BoolArray
+) -> tuple[ScoreArray, ScoreArray, Observations]:
+    """As :func:`_split`, for scores that know their steps, which are numbered anew in the rest."""
+    absent, present = observations.without_canary, observations.with_canary
+    if with_held.all() or without_held.all():
+        raise InputError("HeldOut() left no score to count on one side: it needs more steps.")
+    assert observations.with_steps is not None
+    assert observations.without_steps is not None
+    steps = np.concatenate([observations.with_steps[~with_held], observations.without_steps[~without_held]])
+    numbers = np.unique(steps, return_inverse=True)[1]
+    split = int(np.count_nonzero(~with_held))
+    rest = replace(
+        observations,
+        with_canary=present[~with_held],
+        without_canary=absent[~without_held],
+        with_steps=numbers[:split],
+        without_steps=numbers[split:],
     )
-    return first, second
-
-
-def _coin_part(
-    observations: Observations, with_steps: IntArray, without_steps: IntArray, kept: IntArray
-) -> Observations:
-    """The scores of the steps in ``kept`` (sorted), which are numbered anew."""
-    keep_with, keep_without = np.isin(with_steps, kept), np.isin(without_steps, kept)
-    return Observations(
-        with_canary=observations.with_canary[keep_with],
-        without_canary=observations.without_canary[keep_without],
-        normalized=observations.normalized,
-        with_steps=np.searchsorted(kept, with_steps[keep_with]),
-        without_steps=np.searchsorted(kept, without_steps[keep_without]),
-    )
+    return absent[without_held], present[with_held], rest

@@ -27,6 +27,9 @@ class Predictable(ThresholdRule):
     Nothing is bet on the first step, which has no past.
     """
 
+    def counted(self, size: int) -> int:
+        return max(size - 1, 1)
+
     def apply(self, observations: Observations, inference: Inference, question: Question) -> Finding:
         wants(self, inference, Betting)
         assert isinstance(inference, Betting)

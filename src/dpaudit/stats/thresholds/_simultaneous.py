@@ -34,8 +34,8 @@ class Simultaneous(ThresholdRule):
     def __post_init__(self) -> None:
         _validate.whole("num_thresholds", self.num_thresholds)
 
-    def error(self, error: float) -> float:
-        return error / self.num_thresholds
+    def error(self, error: float, num_absent: int) -> float:
+        return error / self.ranks(num_absent).size
 
     def apply(self, observations: Observations, inference: Inference, question: Question) -> Finding:
         wants(self, inference, ClopperPearson)
@@ -44,7 +44,7 @@ class Simultaneous(ThresholdRule):
         ranks = self.ranks(absent.size)
         thresholds = absent[absent.size - 1 - ranks]
         misses = np.searchsorted(present, thresholds, side="right")
-        shared = Question(question.tradeoff, question.delta, question.error / ranks.size)
+        shared = Question(question.tradeoff, question.delta, self.error(question.error, absent.size))
         values = ClopperPearson().rank(ranks, misses, stairs.sizes, shared)
         best = int(values.argmax())
         counts = ErrorCounts(

@@ -49,7 +49,8 @@ class Gaussian(TradeOff):
             return math.inf
         # delta(eps) <= Phi(mu/2 - eps/mu), so this is not below the answer
         high = parameter * (parameter / 2 - float(special.ndtri(delta)))
-        return last_true(lambda eps: self.delta(parameter, eps) > delta, high, tolerance=1e-12)
+        # as a share of that, which the search's own limits do not cut off
+        return high * last_true(lambda part: self.delta(parameter, part * high) > delta, 1.0, tolerance=1e-12)
 
     def delta(self, parameter: float, epsilon: float) -> float:
         """The delta at ``epsilon``; in logarithms, so that neither factor overflows."""

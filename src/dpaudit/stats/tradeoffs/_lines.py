@@ -56,7 +56,7 @@ class PiecewiseLinear(TradeOff):
 
     @property
     def symbol(self) -> str:
-        return "scale of epsilon"
+        return "curve parameter"
 
     def assumption(self, delta: float) -> str | None:
         del delta
@@ -90,7 +90,8 @@ class PiecewiseLinear(TradeOff):
         index = int(np.flatnonzero(hull <= delta)[0])
         share = (hull[index - 1] - delta) / (hull[index - 1] - hull[index])
         low, high = slopes[index - 1], slopes[index]
-        return float(max(low + np.log1p(share * np.expm1(high - low)), 0.0))
+        with np.errstate(divide="ignore"):
+            return float(max(np.logaddexp(np.log1p(-share) + low, np.log(share) + high), 0.0))
 
 
 def _profile(eps: FloatArray, deltas: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -110,8 +111,9 @@ def _profile(eps: FloatArray, deltas: FloatArray) -> tuple[FloatArray, FloatArra
 
 def _above(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
     """Whether b lies on or above the chord a-c, with e^eps on the horizontal axis."""
-    run_ab, run_ac = math.expm1(b[0] - a[0]), math.expm1(c[0] - a[0])
-    return (b[1] - a[1]) * run_ac >= (c[1] - a[1]) * run_ab
+    # (e^b - e^a) / (e^c - e^a) without overflow
+    share = math.exp(b[0] - c[0]) * math.expm1(a[0] - b[0]) / math.expm1(a[0] - c[0])
+    return b[1] - a[1] >= (c[1] - a[1]) * share
 
 
 def _from_slope_one(points: list[tuple[float, float]]) -> tuple[FloatArray, FloatArray]:

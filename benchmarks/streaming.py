@@ -1,0 +1,119 @@
+"""Claims that files of scores are counted in bounded memory, in at most twice the time of reading them.
+
+250 million float32 scores a side, a fixed threshold: below 1 GB of memory, and at most twice the time of a
+program that does nothing but read both files in pieces and compare every score. Both run alternately, each in
+a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from _measure import ONE_THREAD, Table, finish, milliseconds
+
+MEMORY, RATIO = 1e9, 2.0
+PIECE = 1 << 22
+
+# What both programs do first and last. A process inherits the most memory of the one that started it, which
+# is therefore kept small.
+START = """
+import json, resource, sys, time
+import numpy as np
+start = time.perf_counter()
+"""
+END = """
+taken = time.perf_counter() - start
+kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(json.dumps({"seconds": taken, "bytes": 1024 * kilobytes, "above": above}))
+"""
+READ = """
+buffer, above = np.empty(1 << 18, np.float32), []
+for path in sys.argv[1:]:
+    above.append(0)
+    with open(path, "rb") as file:
+        np.lib.format.read_magic(file)
+        np.lib.format.read_array_header_1_0(file)
+        while size := file.readinto(buffer.data):
+            above[-1] += int(np.count_nonzero(buffer[: size // 4] > 0.5))
+"""
+COUNT = """
+import dpaudit
+start = time.perf_counter()
+absent, present = (np.load(path, mmap_mode="r") for path in sys.argv[1:])
+counts = dpaudit.lower_bound(
+    dpaudit.Observations(with_canary=present, without_canary=absent),
+    delta=1e-5,
+    tradeoff=dpaudit.Gaussian(),
+    inference=dpaudit.ClopperPearson(),
+    threshold=dpaudit.Fixed(0.5),
+).counts
+above = [counts.false_positives, counts.num_present - counts.false_negatives]
+"""
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--size", type=int, default=250_000_000, help="scores a side")
+    arguments.add_argument("--repetitions", type=int, default=5)
+    options = arguments.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, f"{name}.npy") for name in ("absent", "present")]
+        for mean, path in enumerate(paths):
+            _write(path, options.size, mean)
+        found = _run_alternately(paths, options.repetitions)
+    return finish(_table(options.size, found))
+
+
+def _write(path: Path, size: int, mean: float) -> None:
+    """Gaussian scores, the same piece again and again: drawing them all would take longer than the rest."""
+    rng = np.random.default_rng(0)
+    piece = np.float32(mean) + rng.standard_normal(min(PIECE, size), dtype=np.float32)
+    header = {"descr": "<f4", "fortran_order": False, "shape": (size,)}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for start in range(0, size, PIECE):
+            piece[: size - start].tofile(file)
+
+
+def _run_alternately(paths: list[Path], repetitions: int) -> dict[str, list[dict]]:
+    programs = {"read and compare": START + READ + END, "dpaudit": START + COUNT + END}
+    found: dict[str, list[dict]] = {name: [] for name in programs}
+    for _ in range(repetitions + 1):
+        for name, program in programs.items():
+            command = [sys.executable, "-c", program, *map(str, paths)]
+            done = subprocess.run(command, check=True, capture_output=True, env={**os.environ, **ONE_THREAD})
+            found[name].append(json.loads(done.stdout))
+    # the first round warms the page cache
+    return {name: runs[1:] for name, runs in found.items()}
+
+
+def _table(size: int, found: dict[str, list[dict]]) -> Table:
+    table = Table(
+        f"Counting {size:,} float32 scores a side in files, Fixed(0.5)",
+        ("program", "time", "ratio", "limit", "most memory", "limit"),
+    )
+    plain, ours = found["read and compare"], found["dpaudit"]
+    if ours[0]["above"] != plain[0]["above"]:
+        raise AssertionError(f"The two programs disagree: {ours[0]} and {plain[0]}.")
+    times = {name: statistics.median(run["seconds"] for run in runs) for name, runs in found.items()}
+    ratio = times["dpaudit"] / times["read and compare"]
+    memory = {name: max(run["bytes"] for run in runs) for name, runs in found.items()}
+    first, second = ((milliseconds(times[name]), f"{memory[name] / 1e6:,.0f} MB") for name in found)
+    table.add("read and compare", first[0], "1.00", "", first[1], "")
+    table.add(
+        *("dpaudit", second[0], f"{ratio:.2f}", f"{RATIO:g}", second[1], f"{MEMORY / 1e6:,.0f} MB"),
+        met=ratio <= RATIO and memory["dpaudit"] <= MEMORY,
+    )
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())
