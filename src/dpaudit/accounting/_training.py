@@ -21,22 +21,23 @@ _STEP = 1 / 6
 _BELOW, _ABOVE = 14, 6
 _SAFETY = 1e-4
 _SMOOTH = 0.012  # third differences of ln(epsilon) up to here: then the cubic is off by less than 1e-4
-_LEAKIEST = 1e4  # from here on epsilon is too large for the accountant: more than 5e7
+_LEAKIEST = 100.0  # the epsilon of this mu stands for all above it, which have more
 
 
 def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float) -> float:
     """Epsilon at ``delta`` of ``num_steps`` Poisson-sampled Gaussian steps of 1/noise = ``mu``.
 
-    Not above the truth. The first call builds a table (about a second); the next take microseconds.
+    Not above the truth. The first call builds a table (seconds); the next take microseconds,
+    but a fraction of a second where epsilon bends and the accountant itself is asked.
     """
     if not mu >= 0:
         raise InputError(f"Expected mu={mu:g} in [0, inf].")
     rate, steps = _validate.sample_rate(sample_rate), _validate.whole("num_steps", num_steps)
     if mu == 0:
         return 0.0
-    if _validate.delta(delta) == 0 or mu > _LEAKIEST:
+    if _validate.delta(delta) == 0 or math.isinf(mu):
         return math.inf
-    return _table(rate, steps, delta).epsilon(mu)
+    return _table(rate, steps, delta).epsilon(min(mu, _LEAKIEST))
 
 
 @lru_cache(maxsize=64)
