@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpaudit
-from dpaudit.accounting import _pld
+from dpaudit.accounting import _pld, _training
 from dpaudit.accounting._subsampled import _exact_curve
 
 RATE, STEPS, DELTA = 4096 / 50000, 2500, 1e-5
@@ -44,15 +44,34 @@ def test_epsilon_is_bracketed_by_a_value_above_and_one_below_the_truth(noise, ra
     assert above - below < 3e-3 * max(above, 1)
 
 
-SETTINGS = [(RATE, 300, 1e-5), (1e-3, 1000, 1e-5), (0.01, 100, 1e-5), (0.01, 1, 1e-3), (1.0, 50, 1e-10)]
+SETTINGS = [
+    (RATE, 300, 1e-5),
+    (3e-3, 300, 1e-5),
+    (0.01, 1000, 1e-5),
+    (0.01, 100, 1e-5),
+    (0.01, 1, 1e-3),
+    (1.0, 50, 1e-10),
+]
 
 
 @pytest.mark.parametrize(("rate", "steps", "delta"), SETTINGS)
-def test_interpolated_epsilons_are_never_above_the_truth(rate, steps, delta):
-    for mu in np.geomspace(0.3, 2.6, 12):
+def test_interpolated_epsilons_are_never_above_the_truth(monkeypatch, rate, steps, delta):
+    monkeypatch.setattr(_training, "_PATIENCE", 0.0)  # nothing in advance
+    for mu in np.geomspace(0.45, 2.6, 4):
         above = _pld.epsilon_above(1 / mu, rate, steps, delta)
         quick = dpaudit.training_epsilon(float(mu), rate, steps, delta)
         assert above * 0.94 - 1e-3 <= quick <= above
+
+
+def test_after_the_first_call_the_accountant_is_not_asked_again(monkeypatch):
+    def composed_again(*setting):
+        raise AssertionError(f"composed {setting}")
+
+    monkeypatch.setattr(_training, "_PATIENCE", math.inf)
+    dpaudit.training_epsilon(0.2, 1.0, 99, DELTA)
+    monkeypatch.setattr(_training, "epsilon_below", composed_again)
+    for mu in np.geomspace(0.04, 0.4, 50):
+        assert dpaudit.training_epsilon(float(mu), 1.0, 99, DELTA) > 0
 
 
 @settings(max_examples=15, deadline=None)

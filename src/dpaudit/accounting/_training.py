@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from functools import lru_cache
 
 import numpy as np
@@ -12,13 +13,17 @@ from dpaudit.accounting._cubic import cubic
 from dpaudit.accounting._pld import epsilon_above, epsilon_below
 from dpaudit.errors import InputError
 from dpaudit.stats._search import last_true
+from dpaudit.stats._types import FloatArray
 
 __all__ = ["noise_for_epsilon", "training_epsilon"]
 
-# Places of the table in ln(mu): a sixth apart, cubic between them, from a tenth to almost thrice the first
-# mu that is asked for. What the cubic may be off is taken off.
-_STEP = 1 / 6
-_BELOW, _ABOVE = 14, 6
+# Places of the table are counted in 1/24 of ln(mu). Cubics run through every fourth of them, from a fifth to
+# twice the first mu that is asked for, and through every second or every one where epsilon bends.
+# What the cubic may be off is taken off.
+_PLACES = 24
+_STRIDES = 4, 2, 1
+_BELOW, _ABOVE = 10, 5  # in the widest strides
+_PATIENCE = 15.0  # seconds
 _SAFETY = 1e-4
 _SMOOTH = 0.012  # third differences of ln(epsilon) up to here: then the cubic is off by less than 1e-4
 _LEAKIEST = 100.0  # the epsilon of this mu stands for all above it, which have more
@@ -27,8 +32,8 @@ _LEAKIEST = 100.0  # the epsilon of this mu stands for all above it, which have 
 def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float) -> float:
     """Epsilon at ``delta`` of ``num_steps`` Poisson-sampled Gaussian steps of 1/noise = ``mu``.
 
-    Not above the truth. The first call builds a table (seconds); the next take microseconds,
-    but a fraction of a second where epsilon bends and the accountant itself is asked.
+    Not above the truth. The first call builds a table (seconds); the next take microseconds, as long as
+    mu is near the first one. Where epsilon has a kink the accountant itself is asked each time.
     """
     if not mu >= 0:
         raise InputError(f"Expected mu={mu:g} in [0, inf].")
@@ -46,32 +51,59 @@ def _table(sample_rate: float, num_steps: int, delta: float) -> _Table:
 
 
 class _Table:
-    """ln(epsilon) at a lattice of ln(mu), grown where it is asked."""
+    """ln(epsilon) at a lattice of ln(mu), grown where it is asked, finer where it bends."""
 
     def __init__(self, sample_rate: float, num_steps: int, delta: float) -> None:
         self._setting = sample_rate, num_steps, delta
         self._known: dict[int, float] = {}
 
     def epsilon(self, mu: float) -> float:
-        place = math.log(mu) / _STEP
-        first = math.floor(place) - 2
+        place = math.log(mu) * _PLACES
         if not self._known:
-            for index in range(first - _BELOW, first + 6 + _ABOVE):
-                self._at(index)
-        values = np.asarray([self._at(first + i) for i in range(6)])
-        # where epsilon vanishes or bends, as it does when few steps begin to tell, no polynomial follows it
+            self._fill_around(place)
+        for stride in _STRIDES:
+            first = _first_node(place, stride)
+            values = self._smooth_values(first, stride)
+            if values is not None:
+                best, off = cubic(np.log(values[1:5]), np.asarray((place - first) / stride - 1))
+                return math.exp(float(best - off)) * (1 - _SAFETY)
+        return self._exact(mu)
+
+    def _fill_around(self, place: float) -> None:
+        """In advance, nearest first. What patience leaves out is filled in when it is asked for."""
+        widest = _STRIDES[0]
+        cell = math.floor(place / widest)
+        end = time.monotonic() + _PATIENCE
+        for near in sorted(range(-_BELOW, _ABOVE + 1), key=abs):
+            if time.monotonic() < end:
+                self._fill((cell + near) * widest, _STRIDES)
+
+    def _fill(self, place: int, strides: tuple[int, ...]) -> None:
+        """What a question between this place and the next of the first stride needs."""
+        stride, *finer = strides
+        if self._smooth_values(_first_node(place, stride), stride) is None and finer:
+            self._fill(place, tuple(finer))
+            self._fill(place + finer[0], tuple(finer))
+
+    def _smooth_values(self, first: int, stride: int) -> FloatArray | None:
+        """Six neighbours, if a cubic follows them: not where epsilon vanishes or few steps begin to tell."""
+        values = np.asarray([self._at(first + i * stride) for i in range(6)])
         if values[0] <= 0 or np.abs(np.diff(np.log(values), 3)).max() > _SMOOTH:
-            return self._exact(mu)
-        best, off = cubic(np.log(values[1:5]), np.asarray(place - first - 1))
-        return math.exp(float(best - off)) * (1 - _SAFETY)
+            return None
+        return values
 
     def _at(self, index: int) -> float:
         if index not in self._known:
-            self._known[index] = self._exact(math.exp(index * _STEP))
+            self._known[index] = self._exact(math.exp(index / _PLACES))
         return self._known[index]
 
     def _exact(self, mu: float) -> float:
         return epsilon_below(1 / mu, *self._setting)
+
+
+def _first_node(place: float, stride: int) -> int:
+    """The first of the six neighbours whose middle two hold the place between them."""
+    return (math.floor(place / stride) - 2) * stride
 
 
 def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, delta: float) -> float:

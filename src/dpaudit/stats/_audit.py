@@ -36,20 +36,8 @@ def audit(
     Without ``inference`` and ``threshold`` a sound pair is chosen from the shape of the observations,
     not from their values. ``tradeoff`` is the curve to test; by default the claim's own.
     """
-    if not isinstance(observations, Observations):
-        raise InputError(
-            f"Expected observations to be Observations(...), got a {type(observations).__name__}."
-        )
-    if not isinstance(claim, Claimed):
-        raise InputError(f"Expected claim to be such as Claim.gaussian(...), got {claim!r}.")
+    _require_kinds(observations, claim, tradeoff, inference, threshold)
     confidence = _validate.confidence(confidence)
-    for value, kind, name, example in (
-        (tradeoff, TradeOff, "tradeoff", "Gaussian()"),
-        (inference, Inference, "inference", "JointExact()"),
-        (threshold, ThresholdRule, "threshold", "Fixed(0.5)"),
-    ):
-        if value is not None:
-            require(value, kind, name, example)
     hypothesis = claim.hypothesis(tradeoff)
     method, rule = default_method(observations, hypothesis.tradeoff, inference, threshold)
     _require_confidence(method, rule)
@@ -74,6 +62,24 @@ def audit(
         hypothesis=hypothesis,
         design=design,
     )
+
+
+def _require_kinds(
+    observations: object, claim: object, tradeoff: object, inference: object, threshold: object
+) -> None:
+    if not isinstance(observations, Observations):
+        raise InputError(
+            f"Expected observations to be Observations(...), got a {type(observations).__name__}."
+        )
+    if not isinstance(claim, Claimed):
+        raise InputError(f"Expected claim to be such as Claim.gaussian(...), got {claim!r}.")
+    for value, kind, name, example in (
+        (tradeoff, TradeOff, "tradeoff", "Gaussian()"),
+        (inference, Inference, "inference", "JointExact()"),
+        (threshold, ThresholdRule, "threshold", "Fixed(0.5)"),
+    ):
+        if value is not None:
+            require(value, kind, name, example)
 
 
 def _verdict(bound: Bound, claimed: float, design: Design) -> Verdict:
