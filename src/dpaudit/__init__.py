@@ -1,7 +1,9 @@
 """dpaudit tells whether differentially private training gives the privacy it claims."""
 
 from dpaudit.accounting import Claim, SubsampledGaussian, noise_for_epsilon, training_epsilon
+from dpaudit.canaries import Constant, Dirac, RandomDirection, ThreatModel
 from dpaudit.errors import DpauditError, InputError, MissingExtraError, ViolationError
+from dpaudit.recording import LiveBound, Recorder
 from dpaudit.stats import (
     ApproximateDP,
     Betting,
@@ -51,6 +53,8 @@ __all__ = [
     "Bound",
     "Claim",
     "ClopperPearson",
+    "Constant",
+    "Dirac",
     "DpauditError",
     "ErrorCounts",
     "Fixed",
@@ -64,6 +68,7 @@ __all__ = [
     "Kind",
     "Laplace",
     "Leak",
+    "LiveBound",
     "MissingExtraError",
     "Observations",
     "Optimal",
@@ -73,11 +78,14 @@ __all__ = [
     "Power",
     "Predictable",
     "PureDP",
+    "RandomDirection",
     "RandomizedResponse",
+    "Recorder",
     "Result",
     "SameData",
     "Simultaneous",
     "SubsampledGaussian",
+    "ThreatModel",
     "ThresholdRule",
     "TradeOff",
     "Verdict",

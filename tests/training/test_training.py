@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ class Canary(Hook):
     def __init__(self) -> None:
         self.steps: list[Step] = []
 
-    def joining(self, index: int) -> Iterable[Rows]:
+    def joining(self, index: int, entries: Sequence[int]) -> Iterable[Rows]:  # noqa: ARG002
         gradient = torch.zeros(1, 64 * 16 + 16 + 16 * 10 + 10)
         gradient[0, index] = 100.0
         return [DenseRows([gradient])]

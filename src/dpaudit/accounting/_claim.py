@@ -49,7 +49,8 @@ class Claim(Claimed):
         """DP-SGD: Poisson-sampled Gaussian steps. Observations are of single steps, canary always in.
 
         Pass ``tradeoff=SubsampledGaussian(sample_rate, num_steps)`` to :func:`dpaudit.audit` when each
-        observation is of a whole run.
+        observation is of a whole run, and ``SubsampledGaussian(canary_rate, 1)`` when it is of a step that
+        the canary is in with that probability.
         """
         noise = _validate.positive("noise_multiplier", noise_multiplier)
         _require_delta(delta)
@@ -110,6 +111,8 @@ class Claim(Claimed):
         if self._training is None:
             return self._as_is(family)
         if isinstance(family, SubsampledGaussian):
+            if family.num_steps == 1 < self._training.num_steps:
+                return self._of_a_sampled_step(family, self._training)
             return self._whole_run(family, self._training)
         return self._of_a_step(family, self._training)
 
@@ -126,13 +129,15 @@ class Claim(Claimed):
             )
         return Hypothesis(family, self._parameter, partial(family.epsilon, delta=self._delta))
 
+    def _of_a_sampled_step(self, family: SubsampledGaussian, training: SubsampledGaussian) -> Hypothesis:
+        """Steps that the canary is in with a probability of its own, whatever that of the examples is."""
+        epsilon = partial(training.epsilon, delta=self._delta)
+        return Hypothesis(family, self._parameter, epsilon, (_over_the_steps(training),))
+
     def _of_a_step(self, family: TradeOff, training: SubsampledGaussian) -> Hypothesis:
-        composed = (
-            "epsilon is composed over the claimed steps: they are Gaussian and Poisson-sampled "
-            f"at {training.sample_rate:g}"
-        )
         epsilon = partial(_composed, family=family, training=training, delta=self._delta)
-        return Hypothesis(family, self._in(family), epsilon, (composed,), self._condition(family))
+        assumed = (_over_the_steps(training),)
+        return Hypothesis(family, self._in(family), epsilon, assumed, self._condition(family))
 
     def _in(self, family: TradeOff) -> float:
         """The claimed parameter in terms of ``family``."""
@@ -155,6 +160,13 @@ class Claim(Claimed):
 def _require_delta(delta: float) -> None:
     if _validate.delta(delta) == 0:
         raise InputError("Expected delta > 0, got delta=0: Gaussian noise has no finite epsilon there.")
+
+
+def _over_the_steps(training: SubsampledGaussian) -> str:
+    return (
+        "epsilon is composed over the claimed steps: they are Gaussian and Poisson-sampled "
+        f"at {training.sample_rate:g}"
+    )
 
 
 def _composed(bound: float, family: TradeOff, training: SubsampledGaussian, delta: float) -> float:

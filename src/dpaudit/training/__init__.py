@@ -21,6 +21,7 @@ from dpaudit.training._seeds import Seeds, generator, initialize
 from dpaudit.training._settings import DPSGD
 from dpaudit.training._step import Step
 from dpaudit.training._training import Training
+from dpaudit.training.audits import EndToEnd, OneRun, TwoBatches
 from dpaudit.training.gradients import clipped_sum, cross_entropy
 
 __all__ = [
@@ -29,16 +30,19 @@ __all__ = [
     "Adam",
     "Augmentation",
     "Batch",
+    "EndToEnd",
     "FlipAndCrop",
     "GaussianSum",
     "Hook",
     "Mechanism",
+    "OneRun",
     "Optimizer",
     "PoissonSampling",
     "Sampling",
     "Seeds",
     "Step",
     "Training",
+    "TwoBatches",
     "accuracy",
     "clipped_sum",
     "cross_entropy",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dpaudit import _validate
 
-__all__ = ["Seeds", "generator", "initialize"]
+__all__ = ["Seeds", "generator", "generators", "initialize"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -64,6 +64,15 @@ def generator(seed: int | None, device: torch.device | str = "cpu") -> torch.Gen
     if made.device.type == "cpu":
         made.set_state(_filled(made.get_state(), sequence))
     return made
+
+
+def generators(seeds: Seeds, device: torch.device | str = "cpu") -> dict[str, torch.Generator]:
+    """The generators of a training."""
+    return {
+        "sampling": generator(seeds.sampling),
+        "noise": generator(seeds.noise, device),
+        "augmentation": generator(seeds.augmentation),
+    }
 
 
 def _filled(state: Tensor, sequence: np.random.SeedSequence) -> Tensor:

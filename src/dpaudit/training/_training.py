@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,12 +13,13 @@ from dpaudit.training._batch import Batch
 from dpaudit.training._hook import Hook
 from dpaudit.training._mechanism import GaussianSum, Mechanism
 from dpaudit.training._sampling import PoissonSampling, Sampling
-from dpaudit.training._seeds import Seeds, generator
+from dpaudit.training._seeds import Seeds, generators
 from dpaudit.training._settings import DPSGD
 from dpaudit.training._step import Step
 from dpaudit.training.data._dataset import Dataset
 from dpaudit.training.gradients import Loss, cross_entropy, per_example
-from dpaudit.training.gradients._flat import flat_zeros, set_flat_gradient, trainable
+from dpaudit.training.gradients._flat import flat_zeros, num_parameters, set_flat_gradient, trainable
+from dpaudit.training.gradients._rows import Rows
 
 __all__ = ["Training"]
 
@@ -49,6 +50,7 @@ class Training:
         self.model = model.to(device).train()
         self.data = data.to(device)
         self.settings = settings
+        self.device = device
         self.hooks = list(hooks)
         self.num_done = 0
         self._loss = loss
@@ -57,11 +59,14 @@ class Training:
             noise_multiplier=settings.noise_multiplier, max_grad_norm=settings.max_grad_norm
         )
         self._optimizer = settings.optimizer.build(trainable(model).values())
-        self._generators = {
-            "sampling": generator(seeds.sampling),
-            "noise": generator(seeds.noise, device),
-            "augmentation": generator(seeds.augmentation),
-        }
+        self._generators = generators(seeds, device)
+        for hook in self.hooks:
+            hook.attach(self)
+
+    @property
+    def num_parameters(self) -> int:
+        """How long a gradient is."""
+        return num_parameters(self.model)
 
     @property
     def expected_batch_size(self) -> float:
@@ -75,9 +80,50 @@ class Training:
 
     def step(self) -> Step:
         """Sample, clip and sum, add noise, let hooks look, update."""
-        batch = self._sample()
-        clipped, joined = self._sums(batch)
-        noise = self._mechanism.noise(clipped, self._generators["noise"])
+        batch, entries = self._sample(self._generators)
+        rows = [
+            rows
+            for hook, drawn in zip(self.hooks, entries, strict=True)
+            for rows in hook.joining(self.num_done, drawn)
+        ]
+        step, noise = self._privatize(batch, rows, self._generators)
+        for hook in self.hooks:
+            hook.observe(step)
+        # The same noise on the batch alone: exactly the update of a training without hooks.
+        self._update(step.noisy_sum if not rows else step.clipped_sum + noise)
+        self.num_done += 1
+        return step
+
+    def draw(self, rows: Sequence[Rows], generators: Mapping[str, torch.Generator]) -> Step:
+        """A step at the present weights with a batch and noise of its own, that updates nothing."""
+        batch, _ = self._sample(generators)
+        return self._privatize(batch, rows, generators)[0]
+
+    def _sample(self, generators: Mapping[str, torch.Generator]) -> tuple[Batch, list[list[int]]]:
+        """A batch, and for each hook which of its entries were drawn with it."""
+        counts = [hook.num_entries for hook in self.hooks]
+        size = len(self.data)
+        indices = self._sampling.indices(size + sum(counts), generators["sampling"])
+        entries, first = [], size
+        for count in counts:
+            mine = (indices >= first) & (indices < first + count)
+            entries.append((indices[mine] - first).tolist() if count else [])
+            first += count
+        return self._batch(indices[indices < size] if sum(counts) else indices, generators), entries
+
+    def _batch(self, indices: Tensor, generators: Mapping[str, torch.Generator]) -> Batch:
+        inputs, targets = self.data.at(indices)
+        multiplicity, augmentation = self.settings.multiplicity, self.settings.augmentation
+        inputs = inputs.repeat_interleave(multiplicity, dim=0) if multiplicity > 1 else inputs
+        if augmentation is not None and len(indices) > 0:
+            inputs = augmentation(inputs, generators["augmentation"])
+        return Batch(inputs, targets, multiplicity)
+
+    def _privatize(
+        self, batch: Batch, rows: Sequence[Rows], generators: Mapping[str, torch.Generator]
+    ) -> tuple[Step, Tensor]:
+        clipped, joined = self._sums(batch, rows)
+        noise = self._mechanism.noise(clipped, generators["noise"])
         step = Step(
             index=self.num_done,
             batch_size=len(batch),
@@ -85,27 +131,12 @@ class Training:
             joined_sum=joined,
             noisy_sum=joined + noise,
         )
-        for hook in self.hooks:
-            hook.observe(step)
-        # The same noise on the batch alone: exactly the update of a training without hooks.
-        self._update(step.noisy_sum if joined is clipped else clipped + noise)
-        self.num_done += 1
-        return step
+        return step, noise
 
-    def _sample(self) -> Batch:
-        indices = self._sampling.indices(len(self.data), self._generators["sampling"])
-        inputs, targets = self.data.at(indices)
-        multiplicity, augmentation = self.settings.multiplicity, self.settings.augmentation
-        inputs = inputs.repeat_interleave(multiplicity, dim=0) if multiplicity > 1 else inputs
-        if augmentation is not None and len(indices) > 0:
-            inputs = augmentation(inputs, self._generators["augmentation"])
-        return Batch(inputs, targets, multiplicity)
-
-    def _sums(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The clipped sum of the batch, and that of the batch and all that hooks let join."""
+    def _sums(self, batch: Batch, rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
+        """The clipped sum of the batch, and that of the batch and all rows that join it."""
         total = flat_zeros(self.model)
         count = len(self._mechanism.add(per_example(self.model, self._loss, batch), total))
-        rows = [rows for hook in self.hooks for rows in hook.joining(self.num_done)]
         if not rows:
             clipped = self._mechanism.finish(total, count)
             return clipped, clipped
@@ -125,6 +156,7 @@ class Training:
             "model": self.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "generators": {name: made.get_state() for name, made in self._generators.items()},
+            "hooks": [hook.state_dict() for hook in self.hooks],
         }
         return copy.deepcopy(state)  # the training may go on meanwhile
 
@@ -135,3 +167,5 @@ class Training:
         self._optimizer.load_state_dict(state["optimizer"])
         for name, made in self._generators.items():
             made.set_state(state["generators"][name])
+        for hook, kept in zip(self.hooks, state["hooks"], strict=True):
+            hook.load_state_dict(kept)

@@ -1,0 +1,7 @@
+"""What an audit inserts into a training: frozen descriptions, free of any framework."""
+
+from dpaudit.canaries._directions import Directions
+from dpaudit.canaries._gradients import Constant, Dirac, GradientCanary, RandomDirection
+from dpaudit.canaries._threat_model import ThreatModel
+
+__all__ = ["Constant", "Dirac", "Directions", "GradientCanary", "RandomDirection", "ThreatModel"]

@@ -1,0 +1,96 @@
+"""Gradients that an audit inserts into a step of DP-SGD."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpaudit import _validate
+from dpaudit.canaries._directions import Directions
+from dpaudit.errors import InputError
+
+__all__ = ["Constant", "Dirac", "GradientCanary", "RandomDirection"]
+
+
+@dataclass(frozen=True)
+class GradientCanary(ABC):
+    """A gradient of ``scale`` times the clipping norm; it points elsewhere in each step if ``moving``.
+
+    It is longer than the clipping norm, so that a clip that is missing or comes too late shows. Several
+    canaries of one step never share a coordinate.
+    """
+
+    scale: float = 10.0
+    moving: bool = False
+
+    def __post_init__(self) -> None:
+        _validate.positive("scale", self.scale)
+
+    def directions(self, num_canaries: int, num_parameters: int, rng: np.random.Generator) -> Directions:
+        """Unit vectors for as many canaries as asked."""
+        if _validate.whole("num_canaries", num_canaries) > num_parameters:
+            raise InputError(
+                f"Expected num_canaries={num_canaries} to be at most {num_parameters}, the number of the "
+                "model's parameters: canaries of a step do not share any."
+            )
+        return self._directions(num_canaries, num_parameters, rng)
+
+    @abstractmethod
+    def _directions(self, num_canaries: int, num_parameters: int, rng: np.random.Generator) -> Directions: ...
+
+
+@dataclass(frozen=True)
+class Dirac(GradientCanary):
+    """All of the gradient on one coordinate, drawn at random.
+
+    >>> rng = np.random.default_rng(0)
+    >>> Dirac().directions(2, 5, rng).dense()
+    array([[0., 0., 0., 1., 0.],
+           [0., 0., 0., 0., 1.]])
+    """
+
+    def _directions(self, num_canaries: int, num_parameters: int, rng: np.random.Generator) -> Directions:
+        chosen = rng.choice(num_parameters, num_canaries, replace=False, shuffle=False)
+        return Directions(np.ones((1, num_canaries)), np.sort(chosen)[None, :], num_parameters)
+
+
+@dataclass(frozen=True)
+class Constant(GradientCanary):
+    """The same number on all coordinates; of several canaries each has every so-manieth coordinate.
+
+    A moving one changes its sign at random.
+
+    >>> np.abs(Constant().directions(2, 6, np.random.default_rng(0)).dense()).round(2)
+    array([[0.58, 0.  , 0.58, 0.  , 0.58, 0.  ],
+           [0.  , 0.58, 0.  , 0.58, 0.  , 0.58]])
+    """
+
+    def _directions(self, num_canaries: int, num_parameters: int, rng: np.random.Generator) -> Directions:
+        signs = rng.integers(0, 2, num_canaries) * 2.0 - 1.0
+        rows = math.ceil(num_parameters / num_canaries)
+        return _dealt(np.broadcast_to(signs, (rows, num_canaries)), num_parameters)
+
+
+@dataclass(frozen=True)
+class RandomDirection(GradientCanary):
+    """Evenly distributed over all directions; of several canaries each has every so-manieth coordinate.
+
+    >>> found = RandomDirection().directions(3, 9, np.random.default_rng(0)).dense()
+    >>> bool(np.allclose(found @ found.T, np.eye(3)))
+    True
+    """
+
+    def _directions(self, num_canaries: int, num_parameters: int, rng: np.random.Generator) -> Directions:
+        rows = math.ceil(num_parameters / num_canaries)
+        return _dealt(rng.standard_normal((rows, num_canaries), dtype=np.float32), num_parameters)
+
+
+def _dealt(values: np.ndarray, num_parameters: int) -> Directions:
+    """Parameters dealt out to the canaries like cards, so that each canary reaches into every layer."""
+    filled = np.array(values, dtype=np.float32)
+    filled.reshape(-1)[num_parameters:] = 0.0
+    norms = np.sqrt(np.einsum("rc,rc->c", filled, filled, dtype=np.float64))
+    return Directions(filled / norms, None, num_parameters)

@@ -1,0 +1,7 @@
+"""What an audit keeps of a training while it runs, whoever trains."""
+
+from dpaudit.recording._live import LiveBound
+from dpaudit.recording._recorder import Recorder
+from dpaudit.recording._whole_run import WholeRunRecorder
+
+__all__ = ["LiveBound", "Recorder", "WholeRunRecorder"]

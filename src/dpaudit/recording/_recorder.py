@@ -1,0 +1,153 @@
+"""The scores of every step, and the bound they make so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpaudit import _validate
+from dpaudit.accounting import Claim
+from dpaudit.errors import InputError
+from dpaudit.recording._live import LiveBound
+from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, audit
+from dpaudit.stats._types import BoolArray, FloatArray
+from dpaudit.stats.inference._betting import upper_mean
+
+__all__ = ["Recorder"]
+
+_MIDPOINT = 0.5  # between an absent canary's mean score, 0, and a present one's, 1
+_LOOKS = 100  # how often a run of known length is looked at
+
+
+class Recorder:
+    """Collects, step by step, scores in units of the canary's own signal, and who was present.
+
+    ``num_steps`` is how many steps are planned; the bound is tightest if it is right, and holds if it is
+    not. ``callbacks`` get a :class:`LiveBound` about a hundred times a run (or ``every`` so many steps);
+    they may raise to end the training. ``paired`` says that every step has one score without the canary and
+    one with it, of two independent draws, and not canaries that are present by fair coins.
+
+    >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=200)
+    >>> rng = np.random.default_rng(0)
+    >>> for _ in range(200):
+    ...     present = rng.random(64) < 0.5
+    ...     recorder.record(present + 0.5 * rng.standard_normal(64), present)
+    >>> recorder.live().is_violation
+    True
+    """
+
+    def __init__(
+        self,
+        *,
+        claim: Claim,
+        num_steps: int,
+        confidence: float = 0.95,
+        tradeoff: TradeOff | None = None,
+        paired: bool = False,
+        every: int | None = None,
+        callbacks: Sequence[Callable[[LiveBound], None]] = (),
+    ) -> None:
+        self.claim = claim
+        self.confidence = _validate.confidence(confidence)
+        self.num_steps = _validate.whole("num_steps", num_steps)
+        self.callbacks = list(callbacks)
+        self._every = max(1, self.num_steps // _LOOKS if every is None else _validate.whole("every", every))
+        self._tradeoff = tradeoff
+        self._paired = paired
+        self._scores: list[FloatArray] = []
+        self._present: list[BoolArray] = []
+        self._wrong: list[float] = []
+        self._live: LiveBound | None = None
+
+    @property
+    def num_done(self) -> int:
+        """How many steps were recorded."""
+        return len(self._scores)
+
+    def record(self, scores: Any, present: Any) -> None:
+        """The scores of one step, and whether the canary of each was present."""
+        values, mask = np.asarray(scores, dtype=np.float64), np.asarray(present, dtype=np.bool_)
+        self._require_alike(values, mask)
+        self._scores.append(values)
+        self._present.append(mask)
+        self._wrong.append(float(((values > _MIDPOINT) != mask).mean()))
+        if self.callbacks and self.num_done % self._every == 0:
+            live = self.live()
+            for callback in self.callbacks:
+                callback(live)
+
+    def _require_alike(self, scores: FloatArray, present: BoolArray) -> None:
+        expected = self._scores[0].shape if self._scores else (scores.size,)
+        if scores.size == 0 or scores.shape != present.shape or scores.shape != expected:
+            raise InputError(
+                f"Expected one score and one presence for each of {expected[0] or 'some'} canaries in step "
+                f"{self.num_done}, got shapes {scores.shape} and {present.shape}."
+            )
+        if not np.isfinite(scores).all():
+            index = int(np.flatnonzero(~np.isfinite(scores))[0])
+            raise InputError(
+                f"Expected finite scores in step {self.num_done}, got scores[{index}]={scores[index]}: "
+                "did the training diverge?"
+            )
+
+    def live(self) -> LiveBound:
+        """The bound of the steps so far."""
+        if self._live is None or self._live.num_done != self.num_done:
+            self._live = self._look()
+        return self._live
+
+    def _look(self) -> LiveBound:
+        hypothesis = self.claim.hypothesis(self._tradeoff)
+        parameter = 0.0
+        if self._wrong:
+            guesses = self._scores[0].size
+            upper = upper_mean(np.asarray(self._wrong), 1 - self.confidence, guesses, self.num_steps)
+            parameter = hypothesis.tradeoff.from_balanced_error(upper)
+        return LiveBound(
+            num_done=self.num_done,
+            epsilon=hypothesis.epsilon(parameter),
+            claimed_epsilon=self.claim.epsilon,
+            delta=self.claim.delta,
+            confidence=self.confidence,
+            is_violation=parameter > hypothesis.parameter,
+        )
+
+    @property
+    def observations(self) -> Observations:
+        """All scores so far."""
+        if not self._scores:
+            raise InputError("Expected at least one recorded step, got none: did the training run?")
+        scores, present = np.stack(self._scores), np.stack(self._present)
+        if self._paired:
+            scores, present = scores.reshape(-1), present.reshape(-1)
+        return Observations.from_presence(scores, present, normalized=True)
+
+    def audit(self, *, inference: Inference | None = None, **method: Any) -> Result:
+        """The verdict on the claim; keywords are those of :func:`dpaudit.audit`.
+
+        By default it rests on bets, which hold also if the run was stopped early because of the live
+        bound, and if the canaries of one step depend on each other. A finished run of pairs needs neither:
+        there the counts of all steps tell more.
+        """
+        if inference is None and not (self._paired and self.num_done == self.num_steps):
+            inference = Betting(horizon=self.num_steps)
+        usual: dict[str, Any] = {
+            "claim": self.claim,
+            "confidence": self.confidence,
+            "tradeoff": self._tradeoff,
+        }
+        return audit(self.observations, inference=inference, **(usual | method))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was recorded; give it to ``load_state_dict`` of an equal recorder."""
+        return {"scores": np.asarray(self._scores), "present": np.asarray(self._present)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where ``state_dict`` was taken."""
+        self._scores = list(state["scores"])
+        self._present = list(state["present"])
+        pairs = zip(self._scores, self._present, strict=True)
+        self._wrong = [float(((scores > _MIDPOINT) != present).mean()) for scores, present in pairs]
+        self._live = None

@@ -1,0 +1,71 @@
+"""What the three ways to audit have in common."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from dpaudit import _validate
+from dpaudit.accounting import Claim
+from dpaudit.canaries import Dirac, GradientCanary
+from dpaudit.errors import InputError
+from dpaudit.recording import LiveBound, Recorder, WholeRunRecorder
+from dpaudit.training._hook import Hook
+from dpaudit.training._training import Training
+from dpaudit.training.audits._inserted import Inserted
+
+__all__ = ["GradientAudit"]
+
+
+class GradientAudit(Hook):
+    """A hook that inserts gradient canaries and records how visible they are.
+
+    The claim is that of the training's settings, at ``delta``. Chance comes from ``seed``, or from the
+    operating system. ``callbacks`` get the live bound while the training runs; they may raise to end it.
+    """
+
+    recorder: Recorder | WholeRunRecorder
+    usual_num_canaries: ClassVar[int]
+
+    def __init__(
+        self,
+        *,
+        delta: float,
+        canary: GradientCanary | None = None,
+        num_canaries: int | None = None,
+        confidence: float = 0.95,
+        seed: int | None = None,
+        callbacks: Sequence[Callable[[LiveBound], None]] = (),
+    ) -> None:
+        self.canary = Dirac() if canary is None else canary
+        if not isinstance(self.canary, GradientCanary):
+            raise InputError(f"Expected canary to be such as Dirac(), got {canary!r}.")
+        if num_canaries is not None:
+            _validate.whole("num_canaries", num_canaries)
+        self.seed = secrets.randbits(128) if seed is None else _validate.whole("seed", seed, low=0)
+        self.delta = _validate.delta(delta)
+        self.confidence = _validate.confidence(confidence)
+        self._num_canaries = num_canaries
+        self._callbacks = callbacks
+
+    def attach(self, training: Training) -> None:
+        count = self._num_canaries
+        if count is None:
+            count = min(self.usual_num_canaries, training.num_parameters)
+        self._inserted = Inserted(training, self.canary, count, self.seed)
+
+    def _claim(self, training: Training) -> Claim:
+        settings = training.settings
+        return Claim.dpsgd(
+            noise_multiplier=settings.noise_multiplier,
+            sample_rate=settings.sample_rate,
+            num_steps=settings.num_steps,
+            delta=self.delta,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.recorder.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.recorder.load_state_dict(state)

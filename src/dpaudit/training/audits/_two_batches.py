@@ -1,0 +1,72 @@
+"""Algorithm 2 of Nasr et al. 2023: a second batch with the canary beside the one that trains."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from dpaudit import _validate
+from dpaudit.accounting import SubsampledGaussian
+from dpaudit.errors import InputError
+from dpaudit.recording import Recorder
+from dpaudit.training._seeds import Seeds, generators
+from dpaudit.training._step import Step
+from dpaudit.training._training import Training
+from dpaudit.training.audits._base import GradientAudit
+
+__all__ = ["TwoBatches"]
+
+
+class TwoBatches(GradientAudit):
+    """The paper's audit: one score a step from the training's own batch, one from a second batch.
+
+    The canary is in the second batch with probability ``canary_rate``; the model is updated by the first.
+    Scores are plain dot products, unless ``residual`` takes the batch's own sum off. Unlike the paper's
+    listing, which adds the canary after the noise, it goes through the training's own clipping and sum.
+    """
+
+    recorder: Recorder
+    usual_num_canaries: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        *,
+        canary_rate: float = 1.0,
+        residual: bool = False,
+        num_canaries: int | None = None,
+        **common: Any,
+    ) -> None:
+        super().__init__(num_canaries=num_canaries, **common)
+        if num_canaries not in (None, 1):
+            raise InputError(f"Expected num_canaries=1 where two batches are compared, got {num_canaries}.")
+        self._rate = _validate.sample_rate(canary_rate)
+        self._residual = residual
+
+    def attach(self, training: Training) -> None:
+        super().attach(training)
+        self._training = training
+        # chance of the audit's own, so that the training's stays as it is
+        self._generators = generators(Seeds.of(self.seed), training.device)
+        self.recorder = Recorder(
+            claim=self._claim(training),
+            num_steps=training.settings.num_steps,
+            confidence=self.confidence,
+            tradeoff=None if self._rate == 1 else SubsampledGaussian(self._rate, 1),
+            paired=True,
+            callbacks=self._callbacks,
+        )
+
+    def observe(self, step: Step) -> None:
+        is_in = self._inserted.chance(step.index).random() < self._rate
+        rows = self._inserted.rows(step.index, [0] if is_in else [])
+        second = self._training.draw(rows, self._generators)
+        scores = [self._inserted.scores(one, residual=self._residual)[0] for one in (step, second)]
+        self.recorder.record(scores, [False, True])
+
+    def state_dict(self) -> dict[str, Any]:
+        states = {name: made.get_state() for name, made in self._generators.items()}
+        return {**super().state_dict(), "generators": states}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        for name, made in self._generators.items():
+            made.set_state(state["generators"][name])
