@@ -113,6 +113,15 @@ def test_extreme_steps_compose_to_something_finite(mu):
     assert 0 <= dpaudit.training_epsilon(mu, 0.01, 100, DELTA) < math.inf
 
 
+def test_epsilons_around_those_that_floats_cannot_exponentiate_are_finite_and_grow():
+    noises = np.geomspace(0.3, 0.2, 25)  # epsilon from 510 to 1,440; e^709 is the largest double
+    for side in (_pld.epsilon_above, _pld.epsilon_below):
+        found = [side(float(noise), 0.1, 1000, DELTA) for noise in noises]
+        assert (np.diff(found) > 0).all()
+        assert found[-1] < 1500
+    assert dpaudit.training_epsilon(4.0, 0.1, 1000, DELTA) == pytest.approx(820.5, rel=2e-3)
+
+
 def test_no_leak_and_no_noise_compose_to_nothing_and_everything():
     assert dpaudit.training_epsilon(0.0, RATE, STEPS, DELTA) == 0
     assert dpaudit.training_epsilon(math.inf, RATE, STEPS, DELTA) == math.inf

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from dpaudit.stats._search import last_true
 from dpaudit.stats._types import FloatArray
 
 __all__ = ["composed", "epsilon_above", "epsilon_below", "profile"]
 
 _FINE = 1e-3
+_HUGE = 1e12  # an epsilon above all that are asked for
 _ROUNDING = 1e-5  # of epsilon: what the truncation of tails may add at a delta of 1e-10
 
 
@@ -47,7 +49,18 @@ def _interval(noise_multiplier: float, sample_rate: float, num_steps: int) -> fl
 
 @lru_cache(maxsize=4096)
 def _epsilon(noise: float, sample_rate: float, num_steps: int, delta: float, finer: int) -> float:
-    return float(composed(noise, sample_rate, num_steps, finer).get_epsilon_for_delta(delta))
+    pld = composed(noise, sample_rate, num_steps, finer)
+    with np.errstate(over="ignore"):
+        epsilon = float(pld.get_epsilon_for_delta(delta))
+    return epsilon if math.isfinite(epsilon) else _searched(pld, delta)
+
+
+def _searched(pld: Any, delta: float) -> float:
+    """Epsilon from the profile: dp-accounting's own divides by e^-epsilon, which is 0 from 709 to 745."""
+    if pld.get_delta_for_epsilon(_HUGE) > delta:
+        return math.inf
+    below = last_true(lambda epsilon: pld.get_delta_for_epsilon(epsilon) > delta, 700.0)
+    return below * (1 + 1e-6)  # as all here, not below the truth
 
 
 def epsilon_above(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
@@ -63,6 +76,8 @@ def epsilon_below(noise: float, sample_rate: float, num_steps: int, delta: float
     """
     coarse = _epsilon(noise, sample_rate, num_steps, delta, 1)
     fine = _epsilon(noise, sample_rate, num_steps, delta, 2)
+    if math.isinf(fine):  # a tail that was cut off holds more than delta: nothing is known
+        return 0.0
     return max(fine * (1 - _ROUNDING) - abs(coarse - fine), 0.0)
 
 

@@ -90,7 +90,7 @@ class RandomDirection(GradientCanary):
 
 def _dealt(values: np.ndarray, num_parameters: int) -> Directions:
     """Parameters dealt out to the canaries like cards, so that each canary reaches into every layer."""
-    filled = np.array(values, dtype=np.float32)
+    filled = np.array(values, dtype=np.float32, order="C")  # so that the flat view below is no copy
     filled.reshape(-1)[num_parameters:] = 0.0
     norms = np.sqrt(np.einsum("rc,rc->c", filled, filled, dtype=np.float64))
     return Directions(filled / norms, None, num_parameters)

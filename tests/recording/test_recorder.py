@@ -1,0 +1,160 @@
+"""The recorder keeps every score once, and its live bound is the bound of the audit, at every moment."""
+
+import numpy as np
+import pytest
+
+import dpaudit
+from dpaudit.recording import WholeRunRecorder
+
+CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+
+
+def recorder_of(num_steps, num_canaries, noise, seed, **options):
+    rng = np.random.default_rng(seed)
+    recorder = dpaudit.Recorder(claim=CLAIM, num_steps=num_steps, **options)
+    for _ in range(num_steps):
+        present = rng.random(num_canaries) < 0.5
+        recorder.record(present + noise * rng.standard_normal(num_canaries), present)
+    return recorder
+
+
+def test_the_live_bound_of_a_finished_run_is_the_bound_of_its_audit():
+    recorder = recorder_of(200, 32, 1.0, seed=0)
+    assert recorder.live().epsilon == pytest.approx(recorder.audit().bound.epsilon, rel=1e-9)
+    assert recorder.live().claimed_epsilon == CLAIM.epsilon
+
+
+def test_the_live_bound_never_falls_much_and_ends_near_the_truth():
+    seen = []
+    recorder_of(1000, 128, 1.0, seed=1, callbacks=[seen.append])
+    assert [live.num_done for live in seen] == list(range(10, 1001, 10))
+    assert seen[-1].epsilon > 0.93 * CLAIM.epsilon
+    assert not any(live.is_violation for live in seen)
+
+
+def test_at_no_moment_is_a_correct_mechanism_flagged_in_more_than_5_percent_of_runs():
+    flagged = 0
+    for seed in range(200):
+        seen = []
+        recorder_of(60, 8, 1.0, seed, every=1, callbacks=[seen.append])
+        flagged += any(live.is_violation for live in seen)
+    assert flagged <= 10 + 3 * np.sqrt(200 * 0.05 * 0.95)
+
+
+def test_a_leak_is_flagged_early_and_the_stopped_run_keeps_its_verdict():
+    class FoundError(Exception):
+        pass
+
+    def stop(live):
+        if live.is_violation:
+            raise FoundError
+
+    rng = np.random.default_rng(0)
+    recorder = dpaudit.Recorder(claim=CLAIM, num_steps=1000, callbacks=[stop])
+
+    def train():
+        for _ in range(1000):
+            present = rng.random(64) < 0.5
+            recorder.record(present + 0.7 * rng.standard_normal(64), present)
+
+    with pytest.raises(FoundError):
+        train()
+    assert recorder.num_done < 500
+    result = recorder.audit()
+    assert result.verdict is dpaudit.Verdict.VIOLATION
+    assert result.bound.method == "Betting(horizon=1000)"
+
+
+def test_what_was_recorded_can_be_put_into_another_recorder():
+    whole = recorder_of(50, 4, 1.0, seed=3)
+    other = dpaudit.Recorder(claim=CLAIM, num_steps=50)
+    other.load_state_dict(whole.state_dict())
+    np.testing.assert_array_equal(other.observations.with_canary, whole.observations.with_canary)
+    assert other.live() == whole.live()
+
+
+def test_a_finished_run_of_pairs_is_counted_and_a_stopped_one_bet_on():
+    recorder = dpaudit.Recorder(claim=CLAIM, num_steps=100, paired=True)
+    rng = np.random.default_rng(0)
+    for _ in range(99):
+        recorder.record([rng.standard_normal(), 1 + rng.standard_normal()], [False, True])
+    assert "Betting" in recorder.audit().bound.method
+    recorder.record([0.0, 1.0], [False, True])
+    assert "JointExact" in recorder.audit().bound.method
+    assert recorder.observations.with_canary.shape == (100,)
+
+
+@pytest.mark.parametrize(
+    ("scores", "present", "sentence"),
+    [
+        ([0.1, np.nan], [True, False], r"step 1, got scores\[1\]=nan"),
+        ([0.1, 0.2, 0.3], [True, False, True], r"each of 2 canaries in step 1"),
+        ([0.1, 0.2], [True], r"shapes \(2,\) and \(1,\)"),
+    ],
+)
+def test_a_step_that_cannot_be_recorded_gets_a_sentence_and_leaves_the_rest(scores, present, sentence):
+    recorder = dpaudit.Recorder(claim=CLAIM, num_steps=10)
+    recorder.record([0.5, 1.0], [False, True])
+    with pytest.raises(dpaudit.InputError, match=sentence):
+        recorder.record(scores, present)
+    assert recorder.num_done == 1
+
+
+def test_a_recorder_without_a_step_says_so():
+    recorder = dpaudit.Recorder(claim=CLAIM, num_steps=10)
+    assert recorder.live().epsilon == 0
+    with pytest.raises(dpaudit.InputError, match="at least one recorded step"):
+        recorder.audit()
+
+
+def whole_run(num_canaries, *, num_steps=50, rate=0.1, noise=0.8, seed=0, actual=None):
+    rng = np.random.default_rng(seed)
+    present = rng.random(num_canaries) < 0.5
+    recorder = WholeRunRecorder(
+        present, noise_multiplier=noise, sample_rate=rate, num_steps=num_steps, delta=1e-5
+    )
+    for _ in range(num_steps):
+        is_in = present & (rng.random(num_canaries) < rate)
+        recorder.record(is_in + (actual or noise) * rng.standard_normal(num_canaries))
+    return recorder
+
+
+def test_log_likelihood_ratios_are_those_of_the_whole_run():
+    scores = np.asarray([[0.3, 1.2], [-0.4, 2.0]])
+    recorder = WholeRunRecorder(
+        np.asarray([True, False]), noise_multiplier=0.7, sample_rate=0.2, num_steps=2, delta=1e-5
+    )
+    for row in scores:
+        recorder.record(row)
+    density = lambda x, mean: np.exp(-((x - mean) ** 2) / (2 * 0.7**2))  # noqa: E731
+    ratio = np.prod(0.8 + 0.2 * density(scores, 1) / density(scores, 0), axis=0)
+    observed = recorder.observations
+    np.testing.assert_allclose([observed.with_canary[0], observed.without_canary[0]], np.log(ratio))
+
+
+def test_whole_runs_are_judged_by_the_curve_of_the_whole_training():
+    assert whole_run(4000).audit().verdict is dpaudit.Verdict.NO_VIOLATION
+    broken = whole_run(4000, actual=0.6).audit()
+    assert broken.verdict is dpaudit.Verdict.VIOLATION
+    assert broken.bound.tradeoff == dpaudit.SubsampledGaussian(0.1, 50)
+
+
+def test_correct_whole_runs_are_flagged_in_at_most_5_percent():
+    flagged = sum(
+        whole_run(1000, seed=seed).audit().verdict is dpaudit.Verdict.VIOLATION for seed in range(100)
+    )
+    assert flagged <= 5 + 3 * np.sqrt(100 * 0.05 * 0.95)
+
+
+def test_the_bound_without_independence_is_below_the_one_with_it():
+    recorder = whole_run(2000)
+    assert 0 < recorder.one_run_bound().epsilon < recorder.audit().bound.epsilon
+
+
+def test_an_unfinished_whole_run_is_not_judged():
+    recorder = WholeRunRecorder(
+        np.asarray([True, False]), noise_multiplier=1.0, sample_rate=0.1, num_steps=9, delta=1e-5
+    )
+    recorder.record([0.0, 1.0])
+    with pytest.raises(dpaudit.InputError, match="all 9 steps before the whole run is judged, got 1"):
+        recorder.audit()

@@ -1,0 +1,234 @@
+"""Audits of the native training are tight on a correct one, see broken ones and change nothing."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dpaudit
+from dpaudit.training import DPSGD, SGD, EndToEnd, OneRun, Seeds, Training, TwoBatches, faults, initialize
+from dpaudit.training.data import digits, random_images
+from dpaudit.training.gradients._flat import flat_parameters
+from dpaudit.training.models import logistic_regression, mlp
+
+DELTA = 1e-5
+KINDS = [dpaudit.Dirac, dpaudit.Constant, dpaudit.RandomDirection]
+VIOLATION, NO_VIOLATION = dpaudit.Verdict.VIOLATION, dpaudit.Verdict.NO_VIOLATION
+
+
+def hundred_parameters():
+    layers = nn.Linear(64, 1), nn.Tanh(), nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 10)
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+@pytest.mark.parametrize("epsilon", [4.0, 8.0])
+def test_one_run_on_digits_finds_95_percent_of_epsilon_and_no_violation(train, epsilon):
+    audit = OneRun(delta=DELTA, num_canaries=512, seed=0)
+    train(audit, epsilon=epsilon, sample_rate=0.05, num_steps=2000)
+    result = audit.recorder.audit()
+    assert result.verdict is NO_VIOLATION
+    assert 0.95 * epsilon < result.bound.epsilon <= result.claim.epsilon
+
+
+def test_one_run_on_random_data_finds_95_percent_of_epsilon(train):
+    audit = OneRun(delta=DELTA, num_canaries=512, seed=1)
+    data = random_images(num_examples=300, seed=0)
+    train(
+        audit,
+        sample_rate=0.05,
+        num_steps=2000,
+        data=data,
+        build=lambda: nn.Sequential(nn.Flatten(), nn.AvgPool1d(12), nn.Linear(256, 10)),
+    )
+    result = audit.recorder.audit()
+    assert result.verdict is NO_VIOLATION
+    assert result.bound.epsilon > 0.95 * result.claim.epsilon
+
+
+@pytest.mark.parametrize("fault", [faults.NoiseTooSmall, faults.Unclipped, faults.ClippedAfterMean])
+@pytest.mark.parametrize("audit", [OneRun, EndToEnd])
+def test_broken_steps_are_violations_within_500_steps(train, audit, fault):
+    hook = audit(delta=DELTA, seed=0)
+    train(hook, num_steps=400, fault=fault)
+    result = hook.recorder.audit()
+    assert result.verdict is VIOLATION
+    with pytest.raises(dpaudit.ViolationError):
+        result.raise_for_violation()
+
+
+@pytest.mark.parametrize("fault", [faults.NoiseTooSmall, faults.Unclipped])
+def test_the_papers_audit_sees_broken_steps_too(train, fault):
+    hook = TwoBatches(delta=DELTA, seed=0)
+    train(hook, num_steps=500, noise_multiplier=0.6, fault=fault)
+    assert hook.recorder.audit().verdict is VIOLATION
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_shuffled_batches_are_a_violation_of_poisson_sampling_end_to_end(train, seed):
+    hook = EndToEnd(delta=DELTA, num_canaries=9000, seed=seed)
+    setting = {"noise_multiplier": 0.5, "sample_rate": 1 / 25, "num_steps": 100, "seed": seed}
+    train(hook, sampling=faults.ShuffledBatches, **setting)
+    assert hook.recorder.audit().verdict is VIOLATION
+
+
+@pytest.mark.parametrize(
+    ("audit", "most"),
+    [(OneRun, 512), (EndToEnd, 2000), (TwoBatches, 1)],
+    ids=["one-run", "end-to-end", "paper"],
+)
+def test_correct_training_is_not_flagged_in_95_percent_of_40_seeds(train, audit, most):
+    flagged = 0
+    for seed in range(40):
+        hook = audit(delta=DELTA, num_canaries=most, seed=seed)
+        train(hook, noise_multiplier=1.0, sample_rate=0.04, num_steps=100, seed=seed)
+        flagged += hook.recorder.audit().verdict is VIOLATION
+    assert flagged <= 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("moving", [False, True], ids=["static", "moving"])
+@pytest.mark.parametrize("mode", [OneRun, TwoBatches, EndToEnd])
+def test_every_canary_works_in_every_mode_also_on_a_hundred_parameters(train, kind, moving, mode):
+    residual = {"residual": True} if mode is TwoBatches else {}
+    hook = mode(delta=DELTA, canary=kind(moving=moving), seed=1, **residual)
+    training = train(hook, num_steps=300, noise_multiplier=0.5, build=hundred_parameters)
+    assert training.num_parameters == 99
+    result = hook.recorder.audit()
+    assert result.verdict is not VIOLATION
+    assert result.bound.parameter > (0.5 if mode is EndToEnd else 1.5)  # of 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("moving", [False, True], ids=["static", "moving"])
+def test_scores_have_the_claimed_means_and_noise_whatever_the_model_does(train, kind, moving):
+    hook = OneRun(delta=DELTA, canary=kind(moving=moving), num_canaries=90, seed=0)
+    train(hook, num_steps=300, noise_multiplier=0.5, build=hundred_parameters)
+    seen = hook.recorder.observations
+    assert seen.with_canary.mean() == pytest.approx(1.0, abs=0.02)
+    assert seen.without_canary.mean() == pytest.approx(0.0, abs=0.02)
+    for side in (seen.with_canary, seen.without_canary):
+        assert side.std() == pytest.approx(0.5, rel=0.03)
+
+
+@pytest.mark.parametrize("audit", [OneRun, TwoBatches])
+def test_the_weights_are_those_of_the_same_seed_without_audit(train, audit):
+    plain = train(num_steps=60, noise_multiplier=1.0)
+    audited = train(
+        audit(delta=DELTA, canary=dpaudit.RandomDirection(moving=True)), num_steps=60, noise_multiplier=1.0
+    )
+    assert torch.equal(flat_parameters(plain.model), flat_parameters(audited.model))
+
+
+def test_canaries_that_are_not_longer_than_the_clipping_norm_arrive_as_they_are(train):
+    hook = OneRun(delta=DELTA, canary=dpaudit.Dirac(scale=0.5), num_canaries=256, seed=0)
+    train(hook, noise_multiplier=0.5)
+    assert hook.recorder.observations.with_canary.mean() == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_canary_drawn_with_a_rate_is_held_against_the_sampled_curve(train):
+    hook = TwoBatches(delta=DELTA, canary_rate=0.25, residual=True, seed=0)
+    train(hook, num_steps=1000, noise_multiplier=0.5)
+    result = hook.recorder.audit()
+    assert result.verdict is NO_VIOLATION
+    assert result.bound.tradeoff == dpaudit.SubsampledGaussian(0.25, 1)
+    assert hook.recorder.observations.with_canary.mean() == pytest.approx(0.25, abs=0.06)
+    assert result.bound.parameter > 1.2  # of 2
+
+
+def test_half_of_the_end_to_end_canaries_are_in_the_data_and_drawn_at_the_sample_rate(train):
+    drawn = []
+
+    class Counting(EndToEnd):
+        def joining(self, index, entries):
+            drawn.append(len(entries))
+            return super().joining(index, entries)
+
+    hook = Counting(delta=DELTA, num_canaries=4000, seed=0)
+    train(hook, sample_rate=0.1, num_steps=100, noise_multiplier=1.0)
+    assert hook.num_entries == pytest.approx(2000, abs=150)
+    assert np.mean(drawn) == pytest.approx(0.1 * hook.num_entries, rel=0.05)
+
+
+def test_the_paper_rows_rank_as_in_its_table_1(train):
+    hook = TwoBatches(delta=DELTA, seed=0)
+    train(hook, num_steps=1000, sample_rate=4096 / 50000)
+    recorder = hook.recorder
+
+    def epsilon(tradeoff, inference, delta=DELTA):
+        bound = dpaudit.lower_bound(
+            recorder.observations,
+            delta=delta,
+            tradeoff=tradeoff,
+            inference=inference,
+            threshold=dpaudit.SameData(),
+        )
+        return recorder.claim.hypothesis(tradeoff).epsilon(bound.parameter)
+
+    gaussian, approximate = dpaudit.Gaussian(), dpaudit.ApproximateDP()
+    ranked = [
+        epsilon(gaussian, dpaudit.Posterior()),
+        epsilon(gaussian, dpaudit.ClopperPearson()),
+        epsilon(approximate, dpaudit.Posterior()),
+        epsilon(dpaudit.PureDP(), dpaudit.KatzLog(), 0.0),
+        epsilon(approximate, dpaudit.ClopperPearson()),
+    ]
+    assert ranked == sorted(ranked, reverse=True)
+    assert len(set(ranked)) == 5
+
+
+@pytest.mark.parametrize("audit", [OneRun, TwoBatches, EndToEnd])
+def test_an_interrupted_audit_goes_on_with_the_same_observations(audit):
+    def made():
+        hook = audit(delta=DELTA, canary=dpaudit.Dirac(moving=True), seed=5)
+        settings = DPSGD(
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            sample_rate=0.1,
+            num_steps=30,
+            optimizer=SGD(learning_rate=0.5, momentum=0.9),
+        )
+        seeds = Seeds.of(0)
+        model = initialize(lambda: mlp(64, 16, 10), seeds.initialization)
+        return hook, Training(model, digits().split(500)[0], settings, seeds=seeds, hooks=[hook])
+
+    (whole, straight), (first, stopped), (second, resumed) = made(), made(), made()
+    for _ in straight.run():
+        pass
+    for _ in range(11):
+        stopped.step()
+    kept = stopped.state_dict()
+    stopped.step()  # what happened after the checkpoint is made again
+    resumed.load_state_dict(kept)
+    for _ in resumed.run():
+        pass
+    np.testing.assert_array_equal(
+        second.recorder.observations.with_canary, whole.recorder.observations.with_canary
+    )
+    assert torch.equal(flat_parameters(resumed.model), flat_parameters(straight.model))
+    assert first.recorder.num_done == 12
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda: OneRun(delta=DELTA, canary="dirac"),
+            r"Expected canary to be such as Dirac\(\), got 'dirac'",
+        ),
+        (lambda: OneRun(delta=DELTA, num_canaries=0), "num_canaries=0"),
+        (lambda: OneRun(delta=-1.0), "delta=-1"),
+        (
+            lambda: TwoBatches(delta=DELTA, num_canaries=2),
+            "num_canaries=1 where two batches are compared, got 2",
+        ),
+        (lambda: TwoBatches(delta=DELTA, canary_rate=2.0), "=2 in"),
+    ],
+)
+def test_an_audit_that_cannot_be_gets_a_sentence(make, sentence):
+    with pytest.raises(dpaudit.InputError, match=sentence):
+        make()
+
+
+def test_too_many_canaries_for_the_model_get_a_sentence(train):
+    with pytest.raises(dpaudit.InputError, match=r"num_canaries=1000 to be at most 650"):
+        train(OneRun(delta=DELTA, num_canaries=1000), build=lambda: logistic_regression(64, 10))
