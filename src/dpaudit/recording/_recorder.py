@@ -50,7 +50,7 @@ class Recorder:
         every: int | None = None,
         callbacks: Sequence[Callable[[LiveBound], None]] = (),
     ) -> None:
-        self.claim = claim
+        self._claim = claim
         self.confidence = _validate.confidence(confidence)
         self.num_steps = _validate.whole("num_steps", num_steps)
         self.callbacks = list(callbacks)
@@ -62,6 +62,11 @@ class Recorder:
         self._wrong: list[float] = []
         self._room: FloatArray | None = None
         self._live: LiveBound | None = None
+
+    @property
+    def claim(self) -> Claim:
+        """What is held against the scores."""
+        return self._claim
 
     @property
     def num_done(self) -> int:
@@ -136,7 +141,9 @@ class Recorder:
             scores, present = scores.reshape(-1), present.reshape(-1)
         return Observations.from_presence(scores, present, normalized=True)
 
-    def audit(self, *, inference: Inference | None = None, **method: Any) -> Result:
+    def audit(
+        self, *, inference: Inference | None = None, claim: Claim | None = None, **method: Any
+    ) -> Result:
         """The verdict on the claim; keywords are those of :func:`dpaudit.audit`.
 
         By default it rests on bets, which hold also if the run was stopped early because of the live
@@ -146,7 +153,7 @@ class Recorder:
         if inference is None and not (self._paired and self.num_done == self.num_steps):
             inference = Betting(horizon=self.num_steps)
         usual: dict[str, Any] = {
-            "claim": self.claim,
+            "claim": self.claim if claim is None else claim,
             "confidence": self.confidence,
             "tradeoff": self._tradeoff,
         }

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from dpaudit import _validate
 from dpaudit.accounting import Claim
-from dpaudit.canaries import Dirac, GradientCanary
+from dpaudit.canaries import Dirac, GradientCanary, fresh_seed
 from dpaudit.errors import InputError
 from dpaudit.recording import LiveBound, Recorder, WholeRunRecorder
 from dpaudit.training._hook import Hook
@@ -43,7 +42,7 @@ class GradientAudit(Hook):
             raise InputError(f"Expected canary to be such as Dirac(), got {canary!r}.")
         if num_canaries is not None:
             _validate.whole("num_canaries", num_canaries)
-        self.seed = secrets.randbits(128) if seed is None else _validate.whole("seed", seed, low=0)
+        self.seed = fresh_seed(seed)
         self.delta = _validate.delta(delta)
         self.confidence = _validate.confidence(confidence)
         self._num_canaries = num_canaries

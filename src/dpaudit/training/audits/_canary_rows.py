@@ -7,50 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpaudit.canaries import Directions
+from dpaudit._torch import CanaryVectors
 
-__all__ = ["CanaryRows", "CanaryVectors"]
-
-
-@dataclass(frozen=True, eq=False)
-class CanaryVectors:
-    """The directions of a step's canaries, on the training's device."""
-
-    values: Tensor  # entries x canaries
-    coordinates: Tensor | None
-    num_parameters: int
-
-    @classmethod
-    def of(cls, directions: Directions, like: Tensor) -> CanaryVectors:
-        """The same vectors, for gradients like this one."""
-        values = torch.as_tensor(directions.values, dtype=like.dtype, device=like.device)
-        places = directions.coordinates
-        coordinates = None if places is None else torch.as_tensor(places, device=like.device)
-        return cls(values, coordinates, directions.num_parameters)
-
-    @property
-    def num_canaries(self) -> int:
-        """How many there are."""
-        return self.values.shape[1]
-
-    def project(self, vector: Tensor) -> Tensor:
-        """The dot product of each canary's direction with ``vector``."""
-        return (self.values * self._entries(vector)).sum(dim=0)
-
-    def _entries(self, vector: Tensor) -> Tensor:
-        """The entries of ``vector`` that the values stand on."""
-        if self.coordinates is not None:
-            return vector[self.coordinates]
-        missing = self.values.numel() - vector.numel()
-        return torch.nn.functional.pad(vector, (0, missing)).view_as(self.values)
-
-    def add(self, weights: Tensor, out: Tensor) -> None:
-        """Add each direction times its weight."""
-        weighted = (self.values * weights).view(-1)
-        if self.coordinates is not None:
-            out.index_add_(0, self.coordinates.view(-1), weighted)
-        else:
-            out.add_(weighted[: self.num_parameters])
+__all__ = ["CanaryRows"]
 
 
 @dataclass(frozen=True, eq=False)

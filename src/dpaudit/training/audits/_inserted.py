@@ -7,42 +7,37 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from dpaudit.canaries import GradientCanary
+from dpaudit._torch import CanaryVectors
+from dpaudit.canaries import Draws, GradientCanary
 from dpaudit.stats._types import BoolArray, FloatArray
 from dpaudit.training._step import Step
 from dpaudit.training._training import Training
-from dpaudit.training.audits._canary_rows import CanaryRows, CanaryVectors
+from dpaudit.training.audits._canary_rows import CanaryRows
 from dpaudit.training.gradients._flat import trainable
 
 __all__ = ["Inserted"]
 
-_COINS, _DIRECTIONS = 0, 1  # purposes of chance
-
 
 class Inserted:
-    """Canaries in the steps of one training.
-
-    Chance is drawn anew for each step from the seed and the step's number: nothing of it has to be kept
-    when a run is interrupted.
-    """
+    """Canaries in the steps of one training."""
 
     def __init__(self, training: Training, canary: GradientCanary, num_canaries: int, seed: int) -> None:
         self.num_canaries = num_canaries
         self._canary = canary
         self._size = training.num_parameters
-        self._seed = seed
+        self._draws = Draws(canary, num_canaries, seed)
         self._norm = training.settings.max_grad_norm
         self._like = next(iter(trainable(training.model).values())).detach()
         self._index = -1
         self._vectors = self._aim(0)
 
-    def chance(self, index: int, purpose: int = _COINS) -> np.random.Generator:
+    def chance(self, index: int) -> np.random.Generator:
         """The generator of one step."""
-        return np.random.default_rng([self._seed, index, purpose])
+        return self._draws.chance(index)
 
     def coins(self, index: int) -> BoolArray:
         """Whether each canary is present: a fair coin each."""
-        return self.chance(index).integers(0, 2, self.num_canaries).astype(np.bool_)
+        return self._draws.coins(index)
 
     def vectors(self, index: int) -> CanaryVectors:
         """Where the canaries of a step point."""
@@ -51,8 +46,7 @@ class Inserted:
         return self._vectors
 
     def _aim(self, index: int) -> CanaryVectors:
-        rng = self.chance(index, _DIRECTIONS)
-        return CanaryVectors.of(self._canary.directions(self.num_canaries, self._size, rng), self._like)
+        return CanaryVectors.of(self._draws.directions(index, self._size), self._like)
 
     def rows(self, index: int, present: Sequence[int] | np.ndarray) -> list[CanaryRows]:
         """The gradients of the canaries with these numbers, not clipped yet."""

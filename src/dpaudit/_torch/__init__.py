@@ -1,0 +1,5 @@
+"""What the native training and the observers of torch libraries share."""
+
+from dpaudit._torch._vectors import CanaryVectors
+
+__all__ = ["CanaryVectors"]

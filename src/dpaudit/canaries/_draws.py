@@ -1,0 +1,56 @@
+"""Chance of an audit by gradients: which canaries are present in a step, and where they point."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpaudit import _validate
+from dpaudit.canaries._directions import Directions
+from dpaudit.canaries._gradients import GradientCanary
+from dpaudit.errors import InputError
+from dpaudit.stats._types import BoolArray
+
+__all__ = ["Draws", "fresh_seed"]
+
+_COINS, _DIRECTIONS = 0, 1  # purposes of chance
+
+
+def fresh_seed(seed: int | None) -> int:
+    """The seed that was given, or one from the operating system."""
+    return secrets.randbits(128) if seed is None else _validate.whole("seed", seed, low=0)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Draws anew for each step from the seed and the step's number.
+
+    So nothing of it has to be kept when a run is interrupted, and several processes draw the same.
+    """
+
+    canary: GradientCanary
+    num_canaries: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.canary, GradientCanary):
+            raise InputError(f"Expected canary to be such as Dirac(), got {self.canary!r}.")
+        _validate.whole("num_canaries", self.num_canaries)
+
+    def chance(self, index: int, purpose: int = _COINS) -> np.random.Generator:
+        """The generator of one step."""
+        return np.random.default_rng([self.seed, index, purpose])
+
+    def coins(self, index: int) -> BoolArray:
+        """Whether each canary is present: a fair coin each."""
+        return self.chance(index).integers(0, 2, self.num_canaries).astype(np.bool_)
+
+    def direction_chance(self, index: int) -> np.random.Generator:
+        """The generator of a step's directions; of the first step's, if they do not move."""
+        return self.chance(index if self.canary.moving else 0, _DIRECTIONS)
+
+    def directions(self, index: int, num_parameters: int) -> Directions:
+        """Where the canaries of a step point."""
+        return self.canary.directions(self.num_canaries, num_parameters, self.direction_chance(index))

@@ -1,0 +1,1 @@
+"""Audits of trainings that people already have: one module for each library, and one for everything else."""

@@ -1,0 +1,79 @@
+"""The recorder of an observer: its claim is read from the training that it observes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dpaudit.accounting import Claim
+from dpaudit.observers._terms import Terms
+from dpaudit.recording import LiveBound, Recorder
+from dpaudit.stats import Betting, Inference, Result
+
+__all__ = ["ObserverRecorder"]
+
+_SOME_STEPS = 1000  # what the bets prepare for if nobody says how long the training will be
+_SELDOM = 50  # an epsilon for every other number of steps is not cheap
+
+
+class ObserverRecorder(Recorder):
+    """A :class:`dpaudit.Recorder` that learns from ``read`` what the training claims.
+
+    What is ``given`` counts more. Without a number of steps, the claim is of those that were recorded.
+    ``not_covered`` says in sentences which parts of the training the canaries do not go through.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Terms],
+        given: Terms,
+        *,
+        not_covered: tuple[str, ...] = (),
+        every: int | None = None,
+        **options: Any,
+    ) -> None:
+        self._read, self._given = read, given
+        self.not_covered = not_covered
+        self._claims: dict[Terms, Claim] = {}
+        self._watched = False
+        planned = given.num_steps
+        super().__init__(
+            claim=None,  # type: ignore[arg-type]  # not known yet: see the property
+            num_steps=_SOME_STEPS if planned is None else planned,
+            every=_SELDOM if planned is None and every is None else every,
+            **options,
+        )
+
+    @property
+    def claim(self) -> Claim:
+        return self._claim_of(Terms())
+
+    def _claim_of(self, asked: Terms) -> Claim:
+        known = self._read().overridden(self._given).overridden(asked)
+        terms = Terms(num_steps=self.num_done or None).overridden(known)
+        if terms not in self._claims:
+            self._claims[terms] = terms.claim()
+        return self._claims[terms]
+
+    def live(self) -> LiveBound:
+        self._watched = True
+        return super().live()
+
+    def audit(
+        self,
+        *,
+        inference: Inference | None = None,
+        claim: Claim | None = None,
+        noise_multiplier: float | None = None,
+        sample_rate: float | None = None,
+        num_steps: int | None = None,
+        delta: float | None = None,
+        **method: Any,
+    ) -> Result:
+        """The verdict on the claim, any part of which can be given here; other keywords as for ``audit``."""
+        asked = Terms(
+            noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
+        )
+        if inference is None and self._given.num_steps is None and not self._watched:
+            inference = Betting()  # nobody could have stopped the run because of what it showed
+        return super().audit(inference=inference, claim=claim or self._claim_of(asked), **method)

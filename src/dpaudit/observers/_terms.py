@@ -1,0 +1,39 @@
+"""What a claim of DP-SGD is made of, as far as it is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from dpaudit.accounting import Claim
+from dpaudit.errors import InputError
+
+__all__ = ["Terms"]
+
+_MISSING = {
+    "noise_multiplier": "the noise over the clipping norm",
+    "sample_rate": "the probability with which an example enters a batch; no loader and no accountant says it",
+    "num_steps": "the number of steps that are planned",
+    "delta": "such as 1e-5",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """The four numbers of a claim; None: not known, or not yet."""
+
+    noise_multiplier: float | None = None
+    sample_rate: float | None = None
+    num_steps: int | None = None
+    delta: float | None = None
+
+    def overridden(self, other: Terms) -> Terms:
+        """These, but the other ones where they are known."""
+        known = {field.name: getattr(other, field.name) for field in fields(other)}
+        return replace(self, **{name: value for name, value in known.items() if value is not None})
+
+    def claim(self) -> Claim:
+        """The claim, or a sentence that says what is missing."""
+        for name, meaning in _MISSING.items():
+            if getattr(self, name) is None:
+                raise InputError(f"Expected {name}=..., {meaning}: pass it to the observer or to audit().")
+        return Claim.dpsgd(**{field.name: getattr(self, field.name) for field in fields(self)})

@@ -1,0 +1,12 @@
+"""Audits of trainings with Opacus: the loop does not change."""
+
+from dpaudit.errors import MissingExtraError
+
+try:
+    import opacus as _opacus  # noqa: F401  # fail here, with the line that installs it
+except ImportError as _error:
+    raise MissingExtraError("Observing Opacus", "opacus") from _error
+
+from dpaudit.observers.opacus._observe import observe
+
+__all__ = ["observe"]

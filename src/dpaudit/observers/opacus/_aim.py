@@ -1,0 +1,94 @@
+"""Where the canaries of a step point, and how far clipping lets them reach."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from opacus.optimizers import DPOptimizer
+
+from dpaudit._torch import CanaryVectors
+from dpaudit.canaries import Directions, Draws
+from dpaudit.errors import InputError
+from dpaudit.stats._types import FloatArray, IntArray
+
+__all__ = ["Aim", "Aims"]
+
+
+@dataclass(frozen=True, eq=False)
+class Aim:
+    """Unit vectors, and the norm that each has after clipping if it was longer before."""
+
+    vectors: CanaryVectors
+    reach: float
+
+
+class Aims:
+    """The aim of every step; it is found anew only if the canaries move.
+
+    Flat clipping leaves a canary's direction alone. Clipping of each layer by a norm of its own does not:
+    there a canary has a part in each layer, of that layer's norm, so that all of them together reach the
+    norm that the noise is made for.
+    """
+
+    def __init__(self, optimizer: DPOptimizer, draws: Draws) -> None:
+        self._optimizer, self._draws = optimizer, draws
+        self._index = -1
+        self._vectors = self._find(0)
+
+    def at(self, index: int) -> Aim:
+        """The aim of one step, at the clipping norm of this moment."""
+        if self._draws.canary.moving and index != self._index:
+            self._index, self._vectors = index, self._find(index)
+        return Aim(self._vectors, self._reach())
+
+    @property
+    def _norms(self) -> list[float] | None:
+        norms = getattr(self._optimizer, "max_grad_norms", None)
+        return None if norms is None else [float(norm) for norm in norms]
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [parameter.numel() for parameter in self._optimizer.params]
+
+    def _used(self, norms: list[float]) -> list[float]:
+        """The norms of the layers, 0 where a layer has too few parameters for a canary each."""
+        enough = [size >= self._draws.num_canaries for size in self._sizes]
+        if not any(enough):
+            raise InputError(
+                f"Expected num_canaries={self._draws.num_canaries} to be at most {max(self._sizes)}, the "
+                "size of the largest layer: with clipping of each layer, canaries do not share any parameter."
+            )
+        return [norm if ok else 0.0 for norm, ok in zip(norms, enough, strict=True)]
+
+    def _reach(self) -> float:
+        if self._norms is None:
+            return float(self._optimizer.max_grad_norm)
+        return math.hypot(*self._used(self._norms))
+
+    def _find(self, index: int) -> CanaryVectors:
+        like = self._optimizer.params[0].detach()
+        if self._norms is None:
+            return CanaryVectors.of(self._draws.directions(index, sum(self._sizes)), like)
+        shares = np.asarray(self._used(self._norms)) / self._reach()
+        return CanaryVectors.of(_by_layer(self._draws, index, self._sizes, shares), like)
+
+
+def _by_layer(draws: Draws, index: int, sizes: list[int], shares: FloatArray) -> Directions:
+    """Canaries with a part in every layer whose share is not 0."""
+    rng = draws.direction_chance(index)
+    values, places = [], []
+    for start, size, share in zip(np.cumsum([0, *sizes]), sizes, shares, strict=False):
+        if share > 0:
+            part = draws.canary.directions(draws.num_canaries, size, rng)
+            values.append(share * part.values)
+            places.append(start + _inside(part, size))
+    return Directions(np.concatenate(values), np.concatenate(places), sum(sizes))
+
+
+def _inside(part: Directions, size: int) -> IntArray:
+    """Places of the values in their layer; the zeros that fill up the last row go to any."""
+    if part.coordinates is not None:
+        return part.coordinates
+    return np.minimum(np.arange(part.values.size).reshape(part.values.shape), size - 1)

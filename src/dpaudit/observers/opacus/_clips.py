@@ -1,0 +1,103 @@
+"""The places of Opacus where a per-example gradient is clipped and added."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from opacus.optimizers import DPOptimizer
+from torch import Tensor
+
+__all__ = ["Clip", "GhostClip", "RowClip"]
+
+_NOT_THERE = object()
+
+
+class Clip(ABC):
+    """Clips rows and adds them to ``p.summed_grad`` with the library's own code.
+
+    All else that this code changes is put back as it was.
+    """
+
+    not_covered: tuple[str, ...] = ()
+
+    def __init__(self, optimizer: DPOptimizer) -> None:
+        self._optimizer = optimizer
+
+    @abstractmethod
+    def add(self, rows: Tensor) -> None:
+        """``rows`` are gradients x parameters, not clipped yet."""
+
+    def _pieces(self, flat: Tensor) -> Iterator[tuple[torch.nn.Parameter, Tensor]]:
+        """Each parameter with its part of the last dimension, in the parameter's shape."""
+        parameters = self._optimizer.params
+        parts = flat.split([parameter.numel() for parameter in parameters], dim=-1)
+        for parameter, part in zip(parameters, parts, strict=True):
+            yield parameter, part.reshape(*flat.shape[:-1], *parameter.shape).to(parameter.dtype)
+
+
+class RowClip(Clip):
+    """Per-example gradients exist, and the optimizer clips them: hooks, functorch, ew."""
+
+    def add(self, rows: Tensor) -> None:
+        with _kept(self._optimizer), _attribute_kept(self._optimizer.params, "grad_sample"):
+            for parameter, part in self._pieces(rows):
+                parameter.grad_sample = part  # type: ignore[attr-defined]  # a name of Opacus
+            self._optimizer.clip_and_accumulate()
+
+
+class GhostClip(Clip):
+    """The model finds norms without gradients and weighs the loss: canaries join after the norms."""
+
+    not_covered = (
+        "ghost clipping finds the norms of examples from activations, which gradients as canaries do not have: "
+        "a wrong norm of a layer does not show",
+    )
+
+    def __init__(self, optimizer: DPOptimizer, module: Any) -> None:
+        super().__init__(optimizer)
+        self._module = module
+
+    def add(self, rows: Tensor) -> None:
+        parameters = self._module.trainable_parameters
+        with _kept(self._module), _attribute_kept(parameters, "_norm_sample"):
+            for parameter in parameters:
+                parameter._norm_sample = rows.new_zeros(len(rows))
+            for parameter, part in self._pieces(rows):
+                parameter._norm_sample = part.flatten(1).norm(dim=1)  # type: ignore[attr-defined]
+            weights = self._module.get_clipping_coef()
+        with _attribute_kept(self._optimizer.params, "grad"):
+            for parameter, part in self._pieces(weights.to(rows.dtype) @ rows):
+                parameter.grad = part
+            self._optimizer.accumulate()
+
+
+@contextmanager
+def _kept(owner: Any) -> Iterator[None]:
+    """Counters of ``owner``, such as how many examples were not clipped, stay as they are."""
+    before = {name: _copied(value) for name, value in vars(owner).items()}
+    try:
+        yield
+    finally:
+        vars(owner).update(before)
+
+
+def _copied(value: Any) -> Any:
+    """Only tensors are changed in place by what is called here."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+@contextmanager
+def _attribute_kept(owners: Sequence[Any], name: str) -> Iterator[None]:
+    before = [getattr(owner, name, _NOT_THERE) for owner in owners]
+    try:
+        yield
+    finally:
+        for owner, value in zip(owners, before, strict=True):
+            if value is _NOT_THERE:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)

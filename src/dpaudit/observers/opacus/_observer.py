@@ -1,0 +1,151 @@
+"""Canaries in the steps of a private optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from opacus.optimizers import DPOptimizer
+from torch import Tensor
+
+from dpaudit.canaries import Draws
+from dpaudit.errors import InputError
+from dpaudit.observers.opacus._aim import Aim, Aims
+from dpaudit.observers.opacus._clips import Clip
+from dpaudit.observers.opacus._ranks import OneProcess
+from dpaudit.observers.opacus._terms import ReadTerms
+from dpaudit.recording import Recorder
+from dpaudit.stats._types import BoolArray
+
+__all__ = ["Observer"]
+
+_AT_ONCE = 2**24  # numbers of canaries' gradients that are in memory together
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """What is known between the noise and the update."""
+
+    aim: Aim
+    present: BoolArray
+    batch: Tensor  # the clipped sum of the examples, along each canary
+    inserted: Tensor  # what clipping left of the canaries, added up
+
+
+class Observer:
+    """Lets canaries join the sum before the noise, and takes them off before the update.
+
+    The noise is where a logical step begins, however many physical batches it has. The update is where the
+    step's release is read: after the noise, the scaling and the reduction over processes.
+    """
+
+    def __init__(
+        self,
+        optimizer: DPOptimizer,
+        recorder: Recorder,
+        *,
+        draws: Draws,
+        clip: Clip,
+        ranks: OneProcess,
+        terms: ReadTerms,
+    ) -> None:
+        self._optimizer, self._recorder = optimizer, recorder
+        self._draws, self._clip, self._ranks, self._terms = draws, clip, ranks, terms
+        self._aims = Aims(optimizer, draws)
+        self._step: _Step | None = None
+
+    def attach(self) -> None:
+        """Begin; everything is put back by ``detach``."""
+        self._own = vars(self._optimizer).get("add_noise")
+        self._add_noise = self._optimizer.add_noise
+        self._optimizer.add_noise = self._noised
+        self._handle = self._optimizer.original_optimizer.register_step_pre_hook(self._before_update)
+
+    def detach(self) -> None:
+        """Leave the optimizer as it was."""
+        self._handle.remove()
+        if self._own is None:
+            del self._optimizer.add_noise
+        else:
+            self._optimizer.add_noise = self._own
+
+    def _noised(self) -> None:
+        """What the optimizer calls when it adds noise to the sum of a step."""
+        parameters = self._optimizer.params
+        sums = [_checked_sum(parameter, place) for place, parameter in enumerate(parameters)]
+        for parameter, own in zip(parameters, sums, strict=True):
+            parameter.summed_grad = _marked_like(own.clone(), own)
+        self._step = self._insert(sums)
+        self._add_noise()
+        for parameter, own in zip(parameters, sums, strict=True):
+            parameter.summed_grad = _marked_like(own, parameter.summed_grad)
+
+    @torch.no_grad()
+    def _insert(self, sums: list[Tensor]) -> _Step:
+        index = self._recorder.num_done
+        aim, present = self._aims.at(index), self._draws.coins(index)
+        length = self._draws.canary.scale * aim.reach
+        if self._ranks.inserts:
+            for numbers in self._chunks(present, aim):
+                self._clip.add(aim.vectors.rows(numbers, length))
+        batch = _flat(sums)
+        inserted = _flat([parameter.summed_grad for parameter in self._optimizer.params]) - batch
+        self._terms.note()
+        return _Step(aim, present, aim.vectors.project(batch), inserted)
+
+    def _chunks(self, present: BoolArray, aim: Aim) -> Iterator[Tensor]:
+        """The numbers of present canaries, as many at once as fit."""
+        numbers = torch.as_tensor(np.flatnonzero(present), device=aim.vectors.values.device)
+        most = max(1, _AT_ONCE // aim.vectors.num_parameters)
+        return iter(numbers.split(most)) if len(numbers) else iter(())
+
+    @torch.no_grad()
+    def _before_update(self, *_: Any) -> None:
+        """Called by the optimizer inside, with the gradients that it is about to use."""
+        step, self._step = self._step, None
+        if step is None:
+            raise InputError("Expected the optimizer to add noise before each update; it did not call add_noise().")
+        divisor = self._divisor()
+        vectors = step.aim.vectors
+        released = _flat([parameter.grad for parameter in self._optimizer.params])
+        scores = vectors.project(released) * divisor - self._ranks.total(step.batch)
+        self._take_off(self._ranks.inserted(step.inserted) / divisor)
+        self._recorder.record((scores / step.aim.reach).double().cpu().numpy(), step.present)
+
+    def _divisor(self) -> float:
+        """What the sum was divided by since the noise."""
+        if self._optimizer.loss_reduction == "sum":
+            return 1.0
+        examples = self._optimizer.expected_batch_size * self._optimizer.accumulated_iterations
+        return float(examples * self._ranks.world_size)
+
+    def _take_off(self, inserted: Tensor) -> None:
+        parameters = self._optimizer.params
+        parts = inserted.split([parameter.numel() for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = parameter.grad - part.view_as(parameter).to(parameter.grad.dtype)
+
+
+def _flat(parts: list[Tensor]) -> Tensor:
+    return torch.cat([part.reshape(-1) for part in parts])
+
+
+def _checked_sum(parameter: Any, place: int) -> Tensor:
+    summed = parameter.summed_grad
+    shape = None if summed is None else tuple(summed.shape)
+    if shape != tuple(parameter.shape):
+        raise InputError(
+            f"Expected a summed gradient of shape {tuple(parameter.shape)} for parameter {place} of the "
+            f"optimizer, got {shape}: is its grad_sample examples x shape?"
+        )
+    return summed
+
+
+def _marked_like(new: Tensor, old: Tensor) -> Tensor:
+    """Opacus marks a sum that was used; a copy has to bear the same mark."""
+    if hasattr(old, "_processed"):
+        new._processed = True  # type: ignore[attr-defined]
+    return new

@@ -1,0 +1,62 @@
+"""What a private optimizer, its loader and its accountant say of the training."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from opacus.optimizers import DPOptimizer
+
+from dpaudit.errors import InputError
+from dpaudit.observers._terms import Terms
+
+__all__ = ["ReadTerms", "loader_rate"]
+
+
+class ReadTerms:
+    """Reads the claim of an optimizer, now; ``note`` is to be called in every step."""
+
+    def __init__(self, optimizer: DPOptimizer, loader: Any) -> None:
+        self._optimizer = optimizer
+        self._rate = None if loader is None else loader_rate(loader)
+        self._noises: set[float] = set()
+
+    def note(self) -> None:
+        """The noise of this step."""
+        self._noises.add(float(self._optimizer.noise_multiplier))
+
+    def __call__(self) -> Terms:
+        noises = self._noises or {float(self._optimizer.noise_multiplier)}
+        rate = self._rate if self._rate is not None else _accounted_rate(self._optimizer)
+        # of a noise that changes there is no claim of equal steps: then it has to be given
+        return Terms(noise_multiplier=noises.copy().pop() if len(noises) == 1 else None, sample_rate=rate)
+
+
+def loader_rate(loader: Any) -> float:
+    """The sample rate of the loader that ``make_private`` or ``BatchMemoryManager`` gave."""
+    place = loader
+    for name in ("batch_sampler", "sampler", "sampler"):  # a sampler may be inside of one that splits
+        rate = getattr(place, "sample_rate", None)
+        if rate is not None:
+            return float(rate)
+        place = getattr(place, name, None)
+    raise InputError(
+        f"Expected the loader that make_private returned, which knows its sample rate, got a "
+        f"{type(loader).__name__} that does not: pass sample_rate=... instead."
+    )
+
+
+def _accounted_rate(optimizer: DPOptimizer) -> float | None:
+    """The rate that the accountant counts with, if its hook is attached to the optimizer.
+
+    The hook is the only thing that knows both; what it knows are the variables around it.
+    """
+    hook = optimizer.step_hook
+    if not inspect.isfunction(hook):
+        return None
+    known = inspect.getclosurevars(hook).nonlocals
+    rates = {rate for _, rate, _ in getattr(known.get("self"), "history", ())}
+    if len(rates) > 1:
+        return None
+    found = rates.pop() if rates else known.get("sample_rate")
+    return None if found is None else float(found)
