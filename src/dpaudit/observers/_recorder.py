@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from dpaudit.accounting import Claim
+from dpaudit.errors import InputError
 from dpaudit.observers._terms import Terms
 from dpaudit.recording import LiveBound, Recorder
 from dpaudit.stats import Betting, Inference, Result
@@ -13,6 +15,7 @@ from dpaudit.stats import Betting, Inference, Result
 __all__ = ["ObserverRecorder"]
 
 _SOME_STEPS = 1000  # what the bets prepare for if nobody says how long the training will be
+_FEW, _SURELY = 10, 6.0  # scores, and standard errors, from which on a missing canary is certain
 _SELDOM = 50  # an epsilon for every other number of steps is not cheap
 
 
@@ -20,7 +23,7 @@ class ObserverRecorder(Recorder):
     """A :class:`dpaudit.Recorder` that learns from ``read`` what the training claims.
 
     What is ``given`` counts more. Without a number of steps, the claim is of those that were recorded.
-    ``not_covered`` says in sentences which parts of the training the canaries do not go through.
+    A present canary scores ``signal`` or more. ``not_covered`` says in sentences which parts of the training the canaries do not go through.
     """
 
     def __init__(
@@ -28,11 +31,13 @@ class ObserverRecorder(Recorder):
         read: Callable[[], Terms],
         given: Terms,
         *,
+        signal: float = 1.0,
         not_covered: tuple[str, ...] = (),
         every: int | None = None,
         **options: Any,
     ) -> None:
         self._read, self._given = read, given
+        self._signal = signal
         self.not_covered = not_covered
         self._claims: dict[Terms, Claim] = {}
         self._watched = False
@@ -76,4 +81,19 @@ class ObserverRecorder(Recorder):
         )
         if inference is None and self._given.num_steps is None and not self._watched:
             inference = Betting()  # nobody could have stopped the run because of what it showed
+        self._require_arrival()
         return super().audit(inference=inference, claim=claim or self._claim_of(asked), **method)
+
+    def _require_arrival(self) -> None:
+        """A training that drops the canaries hides what it does with the examples."""
+        seen = self.observations
+        present, absent = seen.with_canary, seen.without_canary
+        if min(present.size, absent.size) < _FEW:
+            return
+        gap = float(present.mean() - absent.mean())
+        spread = math.sqrt(present.var() / present.size + absent.var() / absent.size)
+        if gap + _SURELY * spread < self._signal / 2:
+            raise InputError(
+                f"Expected scores to rise by about {self._signal:g} where a canary is present, got {gap:.2g}: "
+                "the update does not use what was clipped and noised, so that its scores say nothing."
+            )

@@ -56,6 +56,7 @@ def observe(
     recorder = ObserverRecorder(
         terms,
         Terms(noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta),
+        signal=min(canary.scale, 1.0),
         not_covered=clip.not_covered,
         confidence=confidence,
         every=every,

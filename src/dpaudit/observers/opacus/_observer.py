@@ -31,7 +31,8 @@ class _Step:
 
     aim: Aim
     present: BoolArray
-    batch: Tensor  # the clipped sum of the examples, along each canary
+    sums: list[Tensor]  # the clipped sum of the examples, as the optimizer had it
+    batch: Tensor  # the same along each canary
     inserted: Tensor  # what clipping left of the canaries, added up
 
 
@@ -67,6 +68,7 @@ class Observer:
     def detach(self) -> None:
         """Leave the optimizer as it was."""
         self._handle.remove()
+        self._end_step()
         if self._own is None:
             del self._optimizer.add_noise
         else:
@@ -80,8 +82,6 @@ class Observer:
             parameter.summed_grad = _marked_like(own.clone(), own)
         self._step = self._insert(sums)
         self._add_noise()
-        for parameter, own in zip(parameters, sums, strict=True):
-            parameter.summed_grad = _marked_like(own, parameter.summed_grad)
 
     @torch.no_grad()
     def _insert(self, sums: list[Tensor]) -> _Step:
@@ -94,7 +94,7 @@ class Observer:
         batch = _flat(sums)
         inserted = _flat([parameter.summed_grad for parameter in self._optimizer.params]) - batch
         self._terms.note()
-        return _Step(aim, present, aim.vectors.project(batch), inserted)
+        return _Step(aim, present, sums, aim.vectors.project(batch), inserted)
 
     def _chunks(self, present: BoolArray, aim: Aim) -> Iterator[Tensor]:
         """The numbers of present canaries, as many at once as fit."""
@@ -105,7 +105,7 @@ class Observer:
     @torch.no_grad()
     def _before_update(self, *_: Any) -> None:
         """Called by the optimizer inside, with the gradients that it is about to use."""
-        step, self._step = self._step, None
+        step = self._end_step()
         if step is None:
             raise InputError("Expected the optimizer to add noise before each update; it did not call add_noise().")
         divisor = self._divisor()
@@ -114,6 +114,14 @@ class Observer:
         scores = vectors.project(released) * divisor - self._ranks.total(step.batch)
         self._take_off(self._ranks.inserted(step.inserted) / divisor)
         self._recorder.record((scores / step.aim.reach).double().cpu().numpy(), step.present)
+
+    def _end_step(self) -> _Step | None:
+        """From here on the optimizer has only its own sum."""
+        step, self._step = self._step, None
+        if step is not None:
+            for parameter, own in zip(self._optimizer.params, step.sums, strict=True):
+                parameter.summed_grad = _marked_like(own, parameter.summed_grad)
+        return step
 
     def _divisor(self) -> float:
         """What the sum was divided by since the noise."""

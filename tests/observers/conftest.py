@@ -1,0 +1,97 @@
+"""Short trainings with Opacus, to be observed."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from opacus import PrivacyEngine
+from opacus.optimizers import DPOptimizer
+from opacus_runs import DELTA, FAULTS, run, small_data, small_model, weights
+from torch import nn
+from torch.utils.data import DataLoader
+
+import dpaudit
+from dpaudit.observers.opacus import observe
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def private():
+    """What make_private makes of a small model: model, optimizer, loader, criterion, engine."""
+
+    def build(
+        *,
+        epsilon=8.0,
+        noise_multiplier=None,
+        num_steps=300,
+        num_examples=200,
+        batch_size=10,
+        build=small_model,
+        data=small_data,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+        seed=0,
+        loss_reduction="mean",
+        max_grad_norm=1.0,
+        **options,
+    ):
+        torch.manual_seed(seed)
+        model, examples = build(), data(num_examples)
+        rate = batch_size / num_examples
+        noise = noise_multiplier or dpaudit.noise_for_epsilon(
+            epsilon, sample_rate=rate, num_steps=num_steps, delta=DELTA
+        )
+        engine = PrivacyEngine(accountant="rdp")
+        made = engine.make_private(
+            module=model,
+            optimizer=optimizer([value for value in model.parameters() if value.requires_grad]),
+            data_loader=DataLoader(examples, batch_size=batch_size),
+            criterion=nn.CrossEntropyLoss(reduction=loss_reduction),
+            noise_multiplier=noise,
+            max_grad_norm=max_grad_norm,
+            loss_reduction=loss_reduction,
+            **options,
+        )
+        ghost = len(made) == 4
+        return SimpleNamespace(
+            model=made[0],
+            optimizer=made[1],
+            loader=made[-1],
+            criterion=made[2] if ghost else nn.CrossEntropyLoss(reduction=loss_reduction),
+            engine=engine,
+            ghost=ghost,
+        )
+
+    return build
+
+
+@pytest.fixture
+def train(private):
+    """Train with or without an observer; what was made, its recorder and its weights."""
+
+    def go(*, observed=True, num_steps=300, seed=0, observer=None, **options):
+        made = private(num_steps=num_steps, seed=seed, **options)
+        module = {"module": made.model} if made.ghost else {}
+        usual = {"num_steps": num_steps, "delta": DELTA, "seed": seed, **module}
+        context = observe(made.optimizer, **(usual | (observer or {}))) if observed else nullcontext()
+        with context as made.recorder:
+            run(made, num_steps)
+        made.weights = weights(made.model)
+        return made
+
+    return go
+
+
+@pytest.fixture(params=FAULTS)
+def fault(request, monkeypatch):
+    """Opacus broken from outside."""
+    name, broken = FAULTS[request.param]
+    monkeypatch.setattr(DPOptimizer, name, broken)
+    return request.param
