@@ -129,7 +129,9 @@ def test_canaries_reach_into_every_layer_that_is_clipped_by_itself(train, kind):
 
 
 def test_more_canaries_than_a_layer_has_parameters_leave_that_layer_out(train):
-    made = train(clipping="per_layer", max_grad_norm=NORMS, noise_multiplier=0.5, observer={"num_canaries": 16})
+    made = train(
+        clipping="per_layer", max_grad_norm=NORMS, noise_multiplier=0.5, observer={"num_canaries": 16}
+    )
     reach = math.hypot(*NORMS[:3])
     scores_are_normal(made.recorder, 0.5 * math.hypot(*NORMS) / reach)
     assert made.recorder.audit().verdict is not VIOLATION

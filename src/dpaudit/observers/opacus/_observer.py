@@ -107,7 +107,9 @@ class Observer:
         """Called by the optimizer inside, with the gradients that it is about to use."""
         step = self._end_step()
         if step is None:
-            raise InputError("Expected the optimizer to add noise before each update; it did not call add_noise().")
+            raise InputError(
+                "Expected the optimizer to add noise before each update; it did not call add_noise()."
+            )
         divisor = self._divisor()
         vectors = step.aim.vectors
         released = _flat([parameter.grad for parameter in self._optimizer.params])
