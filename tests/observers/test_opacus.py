@@ -198,9 +198,13 @@ def test_everything_is_as_before_after_the_loop_also_if_it_raises(private, mode)
     made = private(noise_multiplier=0.7, grad_sample_mode=mode)
     module = {"module": made.model} if made.ghost else {}
     before, hook = dict(vars(made.optimizer)), made.optimizer.step_hook
-    with pytest.raises(ZeroDivisionError), observe(made.optimizer, **module):
+
+    def fail():
         run(made, 3)
         raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), observe(made.optimizer, **module):
+        fail()
     assert vars(made.optimizer).keys() == before.keys()
     assert made.optimizer.step_hook is hook
     assert not made.optimizer.original_optimizer._optimizer_step_pre_hooks
@@ -288,7 +292,7 @@ def test_a_loader_without_a_sample_rate_is_refused(private):
 
 def test_an_unknown_sample_rate_or_delta_is_asked_for(private):
     made = private()
-    made.optimizer.attach_step_hook(lambda optimizer: None)
+    made.optimizer.attach_step_hook(lambda _: None)
     with observe(made.optimizer, delta=DELTA) as recorder:
         run(made, 2)
     with pytest.raises(dpaudit.InputError, match="Expected sample_rate"):
@@ -314,12 +318,12 @@ def test_a_noise_that_changes_has_no_claim_unless_it_is_given(private):
 def test_gradients_of_the_wrong_shape_are_refused(private):
     made = private()
     inputs, targets = next(iter(made.loader))
+    made.criterion(made.model(inputs), targets).backward()
+    made.optimizer.params[0].grad_sample = torch.zeros(len(inputs), 3, 3)
     with (
         pytest.raises(dpaudit.InputError, match=r"summed gradient of shape \(16, 8\) for parameter 0"),
         observe(made.optimizer),
     ):
-        made.criterion(made.model(inputs), targets).backward()
-        made.optimizer.params[0].grad_sample = torch.zeros(len(inputs), 3, 3)
         made.optimizer.step()
 
 

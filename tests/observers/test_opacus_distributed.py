@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 from opacus import PrivacyEngine
-from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as DPDDP
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.optimizers.optimizer import _generate_noise
 from opacus_runs import DELTA, small_data, small_model, weights
 from torch import distributed, multiprocessing, nn
@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 import dpaudit
 from dpaudit.observers.opacus import observe
 
-# Batches are large enough never to be empty: the sampler of Opacus 1.6.0 for several processes leaves an empty
-# one out, so that one process makes fewer steps than the other, which then waits for it.
+# Batches are large enough never to be empty: the sampler of Opacus 1.6.0 for several processes leaves an
+# empty one out, so that one process makes fewer steps than the other, which then waits for it.
 STEPS, RATE, EXAMPLES = 200, 0.1, 400
 CASES = ["observed", "plain", "sum", "broken"]
 
@@ -32,7 +32,7 @@ def private(rank, loss_reduction):
     model, data = small_model(), small_data(EXAMPLES)
     torch.manual_seed(rank)  # noise and sampling are each process' own
     engine = PrivacyEngine(accountant="rdp")
-    model = DPDDP(model)
+    model = DifferentiallyPrivateDistributedDataParallel(model)
     return engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.5 if loss_reduction == "mean" else 0.02),

@@ -53,7 +53,7 @@ class CanaryVectors:
             out.add_(weighted[: self.num_parameters])
 
     def rows(self, numbers: Tensor, length: float) -> Tensor:
-        """The canaries with these numbers as gradients of ``length``, zeros and all: canaries x parameters."""
+        """The canaries with these numbers as gradients of ``length``, zeros and all: a row each."""
         values = self.values[:, numbers].T * length
         if self.coordinates is not None:
             out = values.new_zeros(len(numbers), self.num_parameters)

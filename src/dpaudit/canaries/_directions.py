@@ -39,6 +39,12 @@ class Directions:
             full[canary, places[inside]] = self.values[inside, canary]
         return full
 
+    def project(self, vector: FloatArray) -> FloatArray:
+        """The dot product of each direction with ``vector``."""
+        places = np.minimum(self._places, self.num_parameters - 1)  # what fills up is zero, wherever it is
+        products: FloatArray = (self.values * vector[places]).sum(axis=0)
+        return products
+
     @property
     def _places(self) -> IntArray:
         if self.coordinates is not None:

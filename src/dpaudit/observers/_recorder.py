@@ -22,8 +22,9 @@ _SELDOM = 50  # an epsilon for every other number of steps is not cheap
 class ObserverRecorder(Recorder):
     """A :class:`dpaudit.Recorder` that learns from ``read`` what the training claims.
 
-    What is ``given`` counts more. Without a number of steps, the claim is of those that were recorded.
-    A present canary scores ``signal`` or more. ``not_covered`` says in sentences which parts of the training the canaries do not go through.
+    What is ``given`` counts more. Without a number of steps, the claim is of those that were recorded. A
+    present canary scores ``signal`` or more. ``not_covered`` says in sentences which parts of the training
+    the canaries do not go through.
     """
 
     def __init__(
@@ -94,6 +95,6 @@ class ObserverRecorder(Recorder):
         spread = math.sqrt(present.var() / present.size + absent.var() / absent.size)
         if gap + _SURELY * spread < self._signal / 2:
             raise InputError(
-                f"Expected scores to rise by about {self._signal:g} where a canary is present, got {gap:.2g}: "
+                f"Expected scores to rise by {self._signal:g} where a canary is present, got {gap:.2g}: "
                 "the update does not use what was clipped and noised, so that its scores say nothing."
             )

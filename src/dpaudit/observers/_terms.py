@@ -11,7 +11,7 @@ __all__ = ["Terms"]
 
 _MISSING = {
     "noise_multiplier": "the noise over the clipping norm",
-    "sample_rate": "the probability with which an example enters a batch; no loader and no accountant says it",
+    "sample_rate": "how likely an example is to enter a batch, which no loader and no accountant says",
     "num_steps": "the number of steps that are planned",
     "delta": "such as 1e-5",
 }

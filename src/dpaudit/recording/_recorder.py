@@ -86,8 +86,10 @@ class Recorder:
                 callback(live)
 
     def _kept(self, scores: FloatArray) -> FloatArray:
-        """A copy among those of other steps: little pieces that stay would break up the memory in which
-        a training makes its large vectors, again and again."""
+        """A copy among those of other steps.
+
+        Little pieces that stay would break up the memory in which a training makes its large vectors.
+        """
         place = self.num_done % _AT_ONCE
         if place == 0 or self._room is None:
             self._room = np.empty((_AT_ONCE, scores.size))

@@ -34,7 +34,7 @@ class Clip(ABC):
     def _pieces(self, flat: Tensor) -> Iterator[tuple[torch.nn.Parameter, Tensor]]:
         """Each parameter with its part of the last dimension, in the parameter's shape."""
         parameters = self._optimizer.params
-        parts = flat.split([parameter.numel() for parameter in parameters], dim=-1)
+        parts = torch.split_with_sizes(flat, [parameter.numel() for parameter in parameters], dim=-1)
         for parameter, part in zip(parameters, parts, strict=True):
             yield parameter, part.reshape(*flat.shape[:-1], *parameter.shape).to(parameter.dtype)
 
@@ -53,8 +53,8 @@ class GhostClip(Clip):
     """The model finds norms without gradients and weighs the loss: canaries join after the norms."""
 
     not_covered = (
-        "ghost clipping finds the norms of examples from activations, which gradients as canaries do not have: "
-        "a wrong norm of a layer does not show",
+        "ghost clipping finds the norms of examples from activations, which canaries that are gradients do "
+        "not have: a wrong norm of a layer does not show",
     )
 
     def __init__(self, optimizer: DPOptimizer, module: Any) -> None:

@@ -100,7 +100,7 @@ class Observer:
         """The numbers of present canaries, as many at once as fit."""
         numbers = torch.as_tensor(np.flatnonzero(present), device=aim.vectors.values.device)
         most = max(1, _AT_ONCE // aim.vectors.num_parameters)
-        return iter(numbers.split(most)) if len(numbers) else iter(())
+        return (numbers[start : start + most] for start in range(0, len(numbers), most))
 
     @torch.no_grad()
     def _before_update(self, *_: Any) -> None:
@@ -134,7 +134,7 @@ class Observer:
 
     def _take_off(self, inserted: Tensor) -> None:
         parameters = self._optimizer.params
-        parts = inserted.split([parameter.numel() for parameter in parameters])
+        parts = torch.split_with_sizes(inserted, [parameter.numel() for parameter in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = parameter.grad - part.view_as(parameter).to(parameter.grad.dtype)
 
@@ -144,7 +144,7 @@ def _flat(parts: list[Tensor]) -> Tensor:
 
 
 def _checked_sum(parameter: Any, place: int) -> Tensor:
-    summed = parameter.summed_grad
+    summed: Tensor = parameter.summed_grad
     shape = None if summed is None else tuple(summed.shape)
     if shape != tuple(parameter.shape):
         raise InputError(

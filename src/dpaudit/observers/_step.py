@@ -1,0 +1,70 @@
+"""Canaries in the steps of any function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpaudit import _validate
+from dpaudit.accounting import Claim
+from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
+from dpaudit.observers._arrays import as_numpy, require_rows, require_vector, with_rows
+from dpaudit.recording import LiveBound, Recorder
+from dpaudit.stats._types import FloatArray
+
+__all__ = ["observe_step"]
+
+_DIRAC = Dirac()
+
+
+def observe_step(
+    step: Callable[[Any], Any],
+    gradients: Any,
+    *,
+    claim: Claim,
+    max_grad_norm: float,
+    batch_size: float | None = None,
+    num_steps: int = 300,
+    canary: GradientCanary = _DIRAC,
+    num_canaries: int = 64,
+    confidence: float = 0.95,
+    seed: int | None = None,
+    callbacks: Sequence[Callable[[LiveBound], None]] = (),
+) -> Recorder:
+    """Run ``step`` so many times on ``gradients`` with canaries among them, each present by a fair coin.
+
+    ``step`` takes per-example gradients (examples x parameters, in numpy, torch or jax) and returns a
+    gradient: the noisy sum of the clipped ones, or their mean, if that is what ``batch_size`` says it is
+    divided by. ``gradients`` are those of the other examples; zeros, or none at all, tell most, because the
+    sum of others is only known if they are clipped. The number of rows changes with the coins. The claim is of a single step, or of a training of such steps.
+
+    >>> rng = np.random.default_rng(0)
+    >>> def quiet(rows):  # noise 1 claimed, 0.5 added
+    ...     norms = np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
+    ...     return (rows / norms).sum(axis=0) + 0.5 * rng.standard_normal(rows.shape[1])
+    >>> claim = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+    >>> recorder = observe_step(quiet, np.zeros((4, 100)), claim=claim, max_grad_norm=1.0, seed=0)
+    >>> recorder.audit().verdict.name
+    'VIOLATION'
+    """
+    _, num_parameters = require_rows(gradients)
+    norm = _validate.positive("max_grad_norm", max_grad_norm)
+    divisor = 1.0 if batch_size is None else _validate.positive("batch_size", batch_size)
+    draws = Draws(canary, num_canaries, fresh_seed(seed))
+    recorder = Recorder(claim=claim, num_steps=num_steps, confidence=confidence, callbacks=callbacks)
+    others = _clipped_sum(as_numpy(gradients), norm)
+    for index in range(num_steps):
+        directions, present = draws.directions(index, num_parameters), draws.coins(index)
+        rows = canary.scale * norm * directions.dense()[present]
+        released = divisor * require_vector(step(with_rows(gradients, rows)), num_parameters)
+        recorder.record(directions.project(released - others) / norm, present)
+    return recorder
+
+
+def _clipped_sum(gradients: FloatArray, norm: float) -> FloatArray:
+    """What the other examples add to a correct sum; the adversary knows them."""
+    lengths = np.linalg.norm(gradients, axis=1, keepdims=True)
+    total: FloatArray = (gradients / np.maximum(1.0, lengths / norm)).sum(axis=0)
+    return total

@@ -1,0 +1,139 @@
+"""Any step can be audited, in any library; a replay of it proves a sensitivity that is too large."""
+
+import numpy as np
+import pytest
+import torch
+
+import dpaudit
+from dpaudit.observers.step import observe_step, replay_step
+
+CLAIM = dpaudit.Claim.dpsgd(noise_multiplier=0.8563, sample_rate=0.05, num_steps=300, delta=1e-5)
+NORM, NOISE = 0.5, 0.8563
+VIOLATION = dpaudit.Verdict.VIOLATION
+OTHERS = np.random.default_rng(9).standard_normal((20, 100)).astype(np.float32)
+
+
+def numpy_step(*, noise=NOISE, clip=True, divisor=1.0, seed=0):
+    rng = np.random.default_rng(seed)
+
+    def step(rows):
+        assert isinstance(rows, np.ndarray)
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        clipped = rows / np.maximum(1.0, lengths / NORM) if clip else rows
+        return (clipped.sum(axis=0) + noise * NORM * rng.standard_normal(rows.shape[1])) / divisor
+
+    return step
+
+
+def torch_step(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def step(rows):
+        clipped = rows * (NORM / rows.norm(dim=1, keepdim=True)).clamp(max=1.0)
+        return clipped.sum(0) + NOISE * NORM * torch.randn(rows.shape[1], generator=generator)
+
+    return step
+
+
+def watch(step, gradients=OTHERS, **options):
+    return observe_step(step, gradients, claim=CLAIM, max_grad_norm=NORM, **({"seed": 0} | options))
+
+
+def test_a_correct_step_is_not_flagged_in_95_percent_of_40_seeds_and_tight():
+    results = [watch(numpy_step(seed=seed), seed=seed).audit() for seed in range(40)]
+    assert sum(result.verdict is VIOLATION for result in results) <= 2
+    assert np.median([result.bound.epsilon for result in results]) > 0.85 * CLAIM.epsilon
+
+
+@pytest.mark.parametrize("broken", [{"noise": 0.8 * NOISE}, {"noise": 0.0}, {"clip": False}], ids=str)
+def test_a_broken_step_is_a_violation(broken):
+    gradients = np.zeros((1, 100)) if "clip" in broken else OTHERS
+    assert watch(numpy_step(**broken), gradients).audit().verdict is VIOLATION
+
+
+def test_a_step_of_torch_gets_and_gives_tensors():
+    recorder = watch(torch_step(), torch.as_tensor(OTHERS))
+    assert recorder.audit().verdict is not VIOLATION
+    assert recorder.observations.with_canary.mean() == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_step_of_jax_gets_and_gives_arrays():
+    jax = pytest.importorskip("jax")
+    keys = iter(jax.random.split(jax.random.key(0), 300))
+
+    def step(rows):
+        lengths = jax.numpy.linalg.norm(rows, axis=1, keepdims=True)
+        clipped = rows / jax.numpy.maximum(1.0, lengths / NORM)
+        return clipped.sum(0) + NOISE * NORM * jax.random.normal(next(keys), (rows.shape[1],))
+
+    recorder = watch(step, jax.numpy.asarray(OTHERS))
+    assert recorder.observations.with_canary.mean() == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "canary", [dpaudit.Dirac(), dpaudit.Constant(), dpaudit.RandomDirection(moving=True)]
+)
+def test_a_mean_is_scored_like_a_sum(canary):
+    options = {"canary": canary, "num_steps": 100}
+    means = watch(numpy_step(divisor=20.0), batch_size=20, **options).observations.with_canary
+    sums = watch(numpy_step(), **options).observations.with_canary
+    np.testing.assert_allclose(means, sums, atol=1e-5)
+    assert sums.mean() == pytest.approx(1.0, abs=0.06)
+    assert sums.std() == pytest.approx(NOISE, rel=0.06)
+
+
+def test_there_may_be_no_other_examples():
+    recorder = watch(numpy_step(), np.empty((0, 100)))
+    assert recorder.observations.with_canary.mean() == pytest.approx(1.0, abs=0.05)
+
+
+def test_gradients_or_releases_of_the_wrong_shape_are_refused():
+    with pytest.raises(dpaudit.InputError, match=r"examples x parameters, got \(100,\)"):
+        watch(numpy_step(), np.zeros(100))
+    with pytest.raises(dpaudit.InputError, match=r"gradient of shape \(100,\), got \(1, 100\)"):
+        watch(lambda rows: rows[:1])
+
+
+def neighbours(batch):
+    return [batch[1:], np.concatenate([batch, 50 * batch[:1]])]
+
+
+def replay(release, batch=OTHERS, seed=0, **options):
+    rng = np.random.default_rng()
+
+    def reseed():
+        rng.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+
+    def noisy(rows):
+        return release(rows) + rng.standard_normal(100)
+
+    return replay_step(noisy, batch, neighbours(batch), reseed=reseed, max_grad_norm=NORM, **options)
+
+
+def test_a_correct_step_moves_by_at_most_the_clipping_norm():
+    found = replay(numpy_step(noise=0.0))
+    assert found.largest == pytest.approx(1.0, rel=1e-5)
+    assert not found.is_violation
+    found.raise_for_violation()
+
+
+def test_a_missing_clip_is_seen_by_one_neighbour():
+    found = replay(numpy_step(noise=0.0, clip=False))
+    assert found.is_violation
+    with pytest.raises(dpaudit.ViolationError, match="clipping norms, more than 1 allowed"):
+        found.raise_for_violation()
+
+
+def test_batch_statistics_are_seen():
+    def release(rows):
+        return numpy_step(noise=0.0)(rows - rows.mean(axis=0))
+
+    assert replay(release).is_violation
+
+
+def test_noise_that_is_not_the_same_again_is_refused():
+    rng = np.random.default_rng(0)
+    with pytest.raises(dpaudit.InputError, match="a source that reseed"):
+        replay(lambda rows: rng.standard_normal(100))  # noqa: ARG005
+    with pytest.raises(dpaudit.InputError, match="at least one neighbour"):
+        replay_step(lambda rows: rows[0], OTHERS, [], reseed=lambda: None, max_grad_norm=NORM)
