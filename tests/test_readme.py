@@ -79,6 +79,9 @@ def same(printed: str, shown: str) -> bool:
     return words[0] == words[1] and numbers[0] == pytest.approx(numbers[1], rel=0.01)
 
 
+# what Opacus and torch say of every private training
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_runs_and_prints_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

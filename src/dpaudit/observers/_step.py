@@ -38,7 +38,8 @@ def observe_step(
     ``step`` takes per-example gradients (examples x parameters, in numpy, torch or jax) and returns a
     gradient: the noisy sum of the clipped ones, or their mean, if that is what ``batch_size`` says it is
     divided by. ``gradients`` are those of the other examples; zeros, or none at all, tell most, because the
-    sum of others is only known if they are clipped. The number of rows changes with the coins. The claim is of a single step, or of a training of such steps.
+    sum of others is only known if they are clipped. The number of rows changes with the coins. The claim
+    is of a single step, or of a training of such steps.
 
     >>> rng = np.random.default_rng(0)
     >>> def quiet(rows):  # noise 1 claimed, 0.5 added
