@@ -135,6 +135,13 @@ def test_a_canary_drawn_with_a_rate_is_held_against_the_sampled_curve(train):
     assert result.bound.parameter > 1.2  # of 2
 
 
+def test_the_second_batch_is_independent_also_if_audit_and_training_have_the_same_seed(train):
+    hook = TwoBatches(delta=DELTA, residual=True, seed=7)
+    train(hook, num_steps=1000, noise_multiplier=1.0, sample_rate=0.02, seed=7)
+    seen = hook.recorder.observations
+    assert abs(np.corrcoef(seen.with_canary, seen.without_canary)[0, 1]) < 0.1
+
+
 def test_half_of_the_end_to_end_canaries_are_in_the_data_and_drawn_at_the_sample_rate(train):
     drawn = []
 

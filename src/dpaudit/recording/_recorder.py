@@ -19,7 +19,6 @@ __all__ = ["Recorder"]
 
 _MIDPOINT = 0.5  # between an absent canary's mean score, 0, and a present one's, 1
 _LOOKS = 100  # how often a run of known length is looked at
-_AT_ONCE = 64  # steps for whose scores memory is taken
 
 
 class Recorder:
@@ -60,7 +59,6 @@ class Recorder:
         self._scores: list[FloatArray] = []
         self._present: list[BoolArray] = []
         self._wrong: list[float] = []
-        self._room: FloatArray | None = None
         self._live: LiveBound | None = None
 
     @property
@@ -72,23 +70,13 @@ class Recorder:
         """The scores of one step, and whether the canary of each was present."""
         values, mask = np.asarray(scores, dtype=np.float64), np.asarray(present, dtype=np.bool_)
         self._require_alike(values, mask)
-        self._scores.append(self._kept(values))
+        self._scores.append(values)
         self._present.append(mask)
         self._wrong.append(_share_wrong(values, mask))
         if self.callbacks and self.num_done % self._every == 0:
             live = self.live()
             for callback in self.callbacks:
                 callback(live)
-
-    def _kept(self, scores: FloatArray) -> FloatArray:
-        """A copy among those of other steps: little pieces that stay would break up the memory in which
-        a training makes its large vectors, again and again."""
-        place = self.num_done % _AT_ONCE
-        if place == 0 or self._room is None:
-            self._room = np.empty((_AT_ONCE, scores.size))
-        self._room[place] = scores
-        kept: FloatArray = self._room[place]
-        return kept
 
     def _require_alike(self, scores: FloatArray, present: BoolArray) -> None:
         expected = self._scores[0].shape if self._scores else (scores.size,)
@@ -160,7 +148,6 @@ class Recorder:
         """Go on from where ``state_dict`` was taken."""
         self._scores = list(state["scores"])
         self._present = list(state["present"])
-        self._room = None
         pairs = zip(self._scores, self._present, strict=True)
         self._wrong = [_share_wrong(scores, present) for scores, present in pairs]
         self._live = None

@@ -90,7 +90,8 @@ class Training:
         for hook in self.hooks:
             hook.observe(step)
         # The same noise on the batch alone: exactly the update of a training without hooks.
-        self._update(step.noisy_sum if not rows else step.clipped_sum + noise)
+        size = self.expected_batch_size
+        self._update((step.clipped_sum + noise).div_(size) if rows else step.noisy_sum / size)
         self.num_done += 1
         return step
 
@@ -106,8 +107,7 @@ class Training:
         indices = self._sampling.indices(size + sum(counts), generators["sampling"])
         entries, first = [], size
         for count in counts:
-            mine = (indices >= first) & (indices < first + count)
-            entries.append((indices[mine] - first).tolist() if count else [])
+            entries.append(_between(indices, first, first + count) if count else [])
             first += count
         return self._batch(indices[indices < size] if sum(counts) else indices, generators), entries
 
@@ -144,8 +144,8 @@ class Training:
         joined_count = count + len(self._mechanism.add(rows, joined))
         return self._mechanism.finish(total, count), self._mechanism.finish(joined, joined_count)
 
-    def _update(self, noisy_sum: Tensor) -> None:
-        set_flat_gradient(self.model, noisy_sum / self.expected_batch_size)
+    def _update(self, gradient: Tensor) -> None:
+        set_flat_gradient(self.model, gradient)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -169,3 +169,9 @@ class Training:
             made.set_state(state["generators"][name])
         for hook, kept in zip(self.hooks, state["hooks"], strict=True):
             hook.load_state_dict(kept)
+
+
+def _between(indices: Tensor, low: int, high: int) -> list[int]:
+    """Those indices from ``low`` on and below ``high``, counted from ``low``."""
+    found: list[int] = (indices[(indices >= low) & (indices < high)] - low).tolist()
+    return found

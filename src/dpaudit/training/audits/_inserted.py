@@ -14,16 +14,17 @@ from dpaudit.training._training import Training
 from dpaudit.training.audits._canary_rows import CanaryRows, CanaryVectors
 from dpaudit.training.gradients._flat import trainable
 
-__all__ = ["Inserted"]
+__all__ = ["SECOND_BATCH", "Inserted"]
 
-_COINS, _DIRECTIONS = 0, 1  # purposes of chance
+_COINS, _DIRECTIONS, SECOND_BATCH = 0, 1, 2  # purposes of chance
+_AT_ONCE = 64  # steps whose coins are thrown together: a new generator takes longer than the coins of a step
 
 
 class Inserted:
     """Canaries in the steps of one training.
 
-    Chance is drawn anew for each step from the seed and the step's number: nothing of it has to be kept
-    when a run is interrupted.
+    Chance is drawn anew from the seed and the step's number: nothing of it has to be kept when a run is
+    interrupted.
     """
 
     def __init__(self, training: Training, canary: GradientCanary, num_canaries: int, seed: int) -> None:
@@ -34,15 +35,21 @@ class Inserted:
         self._norm = training.settings.max_grad_norm
         self._like = next(iter(trainable(training.model).values())).detach()
         self._index = -1
+        self._thrown: tuple[int, BoolArray] | None = None
         self._vectors = self._aim(0)
 
     def chance(self, index: int, purpose: int = _COINS) -> np.random.Generator:
-        """The generator of one step."""
+        """The generator of one step, or of whatever else is counted by ``index``."""
         return np.random.default_rng([self._seed, index, purpose])
 
     def coins(self, index: int) -> BoolArray:
         """Whether each canary is present: a fair coin each."""
-        return self.chance(index).integers(0, 2, self.num_canaries).astype(np.bool_)
+        block, place = divmod(index, _AT_ONCE)
+        if self._thrown is None or self._thrown[0] != block:
+            shape = (_AT_ONCE, self.num_canaries)
+            self._thrown = block, self.chance(block).integers(0, 2, shape, dtype=np.bool_)
+        coins: BoolArray = self._thrown[1][place]
+        return coins
 
     def vectors(self, index: int) -> CanaryVectors:
         """Where the canaries of a step point."""
@@ -67,8 +74,6 @@ class Inserted:
         The adversary knows all other examples. With ``residual`` it takes their sum off: what is left is
         noise, and 1 where the canary is.
         """
-        vectors = self.vectors(step.index)
-        released = vectors.project(step.noisy_sum)
-        if residual:
-            released -= vectors.project(step.clipped_sum)
+        known = step.clipped_sum if residual else None
+        released = self.vectors(step.index).project(step.noisy_sum, without=known)
         return (released / self._norm).double().cpu().numpy()

@@ -12,6 +12,7 @@ from dpaudit.training._seeds import Seeds, generators
 from dpaudit.training._step import Step
 from dpaudit.training._training import Training
 from dpaudit.training.audits._base import GradientAudit
+from dpaudit.training.audits._inserted import SECOND_BATCH
 
 __all__ = ["TwoBatches"]
 
@@ -44,8 +45,10 @@ class TwoBatches(GradientAudit):
     def attach(self, training: Training) -> None:
         super().attach(training)
         self._training = training
-        # chance of the audit's own, so that the training's stays as it is
-        self._generators = generators(Seeds.of(self.seed), training.device)
+        # Chance of the audit's own: the training's stays as it is, and is another one also if both have
+        # the same seed. The same noise in both batches would tell them apart without error.
+        own = int(self._inserted.chance(0, SECOND_BATCH).integers(2**63))
+        self._generators = generators(Seeds.of(own), training.device)
         self.recorder = Recorder(
             claim=self._claim(training),
             num_steps=training.settings.num_steps,
