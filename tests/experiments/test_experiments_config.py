@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from typing import Any
 
@@ -66,12 +67,12 @@ def test_all_mistakes_are_told_at_once_each_with_its_line() -> None:
     [
         (
             ["training.target_epsilon=8"],
-            "line 4, training.target_epsilon: Expected exactly one of noise_multiplier and target_epsilon, "
+            "--set training.target_epsilon: Expected exactly one of noise_multiplier and target_epsilon, "
             "got both.",
         ),
         (
             ["training.batch_size=8"],
-            "line 4, training.batch_size: Expected exactly one of sample_rate and batch_size, got both.",
+            "--set training.batch_size: Expected exactly one of sample_rate and batch_size, got both.",
         ),
         (["training.num_steps=0"], "training.num_steps: Expected num_steps=0 to be at least 1."),
         (["training.num_steps=true"], "training.num_steps: Expected a whole number, got True."),
@@ -87,8 +88,11 @@ def test_all_mistakes_are_told_at_once_each_with_its_line() -> None:
         (["model.hidden=[16, 0]"], "model.hidden: Expected hidden=0 to be at least 1."),
         (["data.name=cifar10"], "data.directory: Expected a value, got none."),
         (["audit.mode=paper", "audit.num_canaries=3"], "audit.num_canaries: Expected 1, got 3."),
-        (["audit.canary_rate=0.5"], "audit.canary_rate: There is no such key; known are"),
-        (["audit.mode=end-to-end", "audit.stop_on_violation=true"], "audit.stop_on_violation: There is no"),
+        (["audit.canary_rate=0.5"], "--set audit.canary_rate: It has no use here; remove it."),
+        (
+            ["audit.mode=end-to-end", "audit.stop_on_violation=true"],
+            'audit.stop_on_violation: It has no use with mode = "end-to-end"; remove it.',
+        ),
         (["audit.canary.kind=dirc"], "audit.canary.kind: Expected 'dirac', 'constant' or 'random-direction'"),
         (['audit.methods=["CP"]'], "got 'CP'."),
         (["audit=3"], "audit: Expected a table, got 3."),
@@ -151,3 +155,34 @@ def test_where_a_run_is_kept_is_not_part_of_what_it_is() -> None:
 
     assert identity("output=elsewhere", "checkpoint_seconds=1") == identity()
     assert identity("seed=1") != identity()
+
+
+def test_a_wrong_name_does_not_hide_what_else_is_wrong_in_its_table() -> None:
+    text = """
+outptu = "a"
+output = "b"
+[model]
+name = "mpl"
+hiden = [3]
+[data]
+name = "digitz"
+num_examples = 1.5
+[training]
+noise_multiplier = 1.0
+sample_rate = 0.1
+num_steps = 10
+[audit]
+mode = "one-rum"
+canary_rate = 0.5
+num_canaries = 0
+"""
+    places = re.findall(r"line (\d+), ([\w.]+):", refused(text))
+    assert places == [
+        ("2", "outptu"),
+        ("5", "model.name"),
+        ("6", "model.hiden"),
+        ("8", "data.name"),
+        ("9", "data.num_examples"),
+        ("15", "audit.mode"),
+        ("17", "audit.num_canaries"),
+    ]

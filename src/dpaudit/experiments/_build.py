@@ -120,11 +120,13 @@ def _audit(
         "num_canaries": audit.num_canaries,
         "confidence": audit.confidence,
         "seed": resolved.audit_seed,
-        "callbacks": callbacks,
     }
+    if isinstance(audit, EndToEndConfig):
+        return EndToEnd(**common)
+    common |= {"callbacks": callbacks, "may_stop": audit.stop_on_violation}
     if isinstance(audit, PaperConfig):
         return TwoBatches(canary_rate=audit.canary_rate, residual=audit.residual, **common)
-    return EndToEnd(**common) if isinstance(audit, EndToEndConfig) else OneRun(**common)
+    return OneRun(**common)
 
 
 def _canary(config: CanaryConfig) -> GradientCanary:

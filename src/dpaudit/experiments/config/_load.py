@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from dpaudit.errors import InputError
 from dpaudit.experiments.config._config import Config
 from dpaudit.experiments.config._lines import line_of, lines_of_keys
-from dpaudit.experiments.config._mistakes import mistakes
+from dpaudit.experiments.config._mistakes import all_mistakes
 
 __all__ = ["load_config", "parse_config"]
 
@@ -36,21 +36,24 @@ def parse_config(text: str, name: str, overrides: Sequence[str] = ()) -> Config:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"Expected TOML in {name}: {error}.") from error
-    lines = lines_of_keys(text)
-    for override in overrides:
-        lines.pop(_override(raw, override), None)
+    changed = {_override(raw, override) for override in overrides}
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
-        found = [_located(place, sentence, lines) for place, sentence in mistakes(error, raw)]
+        lines = lines_of_keys(text)
+        ordered = sorted(all_mistakes(error, raw), key=lambda one: line_of(lines, one[0]) or 0)
+        found = [_located(place, sentence, lines, changed) for place, sentence in ordered]
     if len(found) == 1:
         raise InputError(f"{name}, {found[0]}")
     raise InputError(f"{name} has {len(found)} mistakes:\n" + "\n".join(f"  {text}" for text in found))
 
 
-def _located(place: Sequence[str], sentence: str, lines: dict[tuple[str, ...], int]) -> str:
+def _located(
+    place: tuple[str, ...], sentence: str, lines: dict[tuple[str, ...], int], changed: set[tuple[str, ...]]
+) -> str:
     line = line_of(lines, place)
-    return f"{'' if line is None else f'line {line}, '}{'.'.join(place)}: {sentence}"
+    where = "--set " if place in changed else "" if line is None else f"line {line}, "
+    return f"{where}{'.'.join(place)}: {sentence}"
 
 
 def _override(raw: dict[str, Any], text: str) -> tuple[str, ...]:

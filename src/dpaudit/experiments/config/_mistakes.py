@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from dpaudit.experiments.config._config import Config
 
-__all__ = ["Mistake", "mistakes"]
+__all__ = ["Mistake", "all_mistakes"]
 
 Mistake = tuple[tuple[str, ...], str]
 
@@ -29,9 +30,41 @@ _TYPES = {
 }
 
 
-def mistakes(error: ValidationError, raw: Mapping[str, Any]) -> list[Mistake]:
-    """Each mistake with the place of its key."""
-    return [_mistake(one, raw) for one in error.errors(include_url=False)]
+def all_mistakes(error: ValidationError, raw: Mapping[str, Any]) -> list[Mistake]:
+    """Each mistake with the place of its key.
+
+    Behind a wrong name pydantic does not look at the rest of its table. So a name that exists stands in
+    for it while the rest is looked at; which keys that name has is not held against the table.
+    """
+    found = [_mistake(one, raw) for one in error.errors(include_url=False)]
+    trial = copy.deepcopy(dict(raw))
+    replaced: set[tuple[str, ...]] = set()
+    while tags := [one for one in error.errors(include_url=False) if one["type"] == "union_tag_invalid"]:
+        replaced |= {_replace_tag(trial, one) for one in tags}
+        try:
+            Config.model_validate(trial)
+            break
+        except ValidationError as next_error:
+            error = next_error
+        for one in error.errors(include_url=False):
+            place = _place(one["loc"], trial)
+            guessed = any(place[: len(table)] == table for table in replaced)
+            unfair = one["type"] == "missing" or place[-1] in _keys_of_any(place[:-1])
+            if guessed and not (unfair and one["type"] in ("missing", "extra_forbidden")):
+                found.append(_mistake(one, trial))
+    return list(dict.fromkeys(found))
+
+
+def _replace_tag(trial: dict[str, Any], error: ErrorDetails) -> tuple[str, ...]:
+    """Put the nearest name in the place of a wrong one; returns the place of its table."""
+    *table, key = _tag(_place(error["loc"], trial), error)[0]
+    known = re.findall(r"'([^']*)'", error["ctx"]["expected_tags"])
+    near = difflib.get_close_matches(error["ctx"]["tag"], known, n=1, cutoff=0.0)
+    inner: Any = trial
+    for part in table:
+        inner = inner[part]
+    inner[key] = (near or known)[0]
+    return tuple(table)
 
 
 def _mistake(error: ErrorDetails, raw: Mapping[str, Any]) -> Mistake:
@@ -40,7 +73,7 @@ def _mistake(error: ErrorDetails, raw: Mapping[str, Any]) -> Mistake:
     if kind == "missing":
         return place, "Expected a value, got none."
     if kind == "extra_forbidden":
-        return place, f"There is no such key; {_suggestion(error['loc'])}"
+        return place, _unknown(place, error["loc"], raw)
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return _tag(place, error)
     if kind == "literal_error":
@@ -48,6 +81,13 @@ def _mistake(error: ErrorDetails, raw: Mapping[str, Any]) -> Mistake:
     if kind in _TYPES:
         return place, f"Expected {_TYPES[kind]}, got {got!r}."
     return place, error["msg"].removeprefix("Value error, ")
+
+
+def _unknown(place: tuple[str, ...], loc: Sequence[str | int], raw: Mapping[str, Any]) -> str:
+    """What is said of a key that its table does not have."""
+    if place[-1] in _keys_of_any(place[:-1]):
+        return f"It has no use{_tag_of(place[:-1], raw)}; remove it."
+    return f"There is no such key; {_suggestion(loc)}"
 
 
 def _tag(place: tuple[str, ...], error: ErrorDetails) -> Mistake:
@@ -91,6 +131,23 @@ def _keys(section: type[BaseModel], path: Sequence[str]) -> list[str]:
         inner = [one for s in found if part in s.model_fields for one in _sections(s.model_fields[part])]
         found = inner or [s for s in found if part in _names(s)] or found
     return list(found[0].model_fields)
+
+
+def _keys_of_any(path: Sequence[str]) -> set[str]:
+    """The keys of all tables that may be at this path, whatever their tag."""
+    found: list[type[BaseModel]] = [Config]
+    for part in path:
+        found = [one for s in found if part in s.model_fields for one in _sections(s.model_fields[part])]
+    return {key for section in found for key in section.model_fields}
+
+
+def _tag_of(path: Sequence[str], raw: Mapping[str, Any]) -> str:
+    """The tag of the table at this path, as it is said: `` with name = "mlp"``."""
+    table: Any = raw
+    for part in path:
+        table = table.get(part, {})
+    given = [f' with {key} = "{table[key]}"' for key in ("name", "mode") if key in table]
+    return given[0] if given else " here"
 
 
 def _sections(field: Any) -> list[type[BaseModel]]:

@@ -16,6 +16,7 @@ from dpaudit.training.gradients._flat import trainable
 
 __all__ = ["SECOND_BATCH", "Inserted"]
 
+_AUDIT = 0x617564  # what chance of an audit is told apart by, also if the training has the same seed
 _COINS, _DIRECTIONS, SECOND_BATCH = 0, 1, 2  # purposes of chance
 _AT_ONCE = 64  # steps whose coins are thrown together: a new generator takes longer than the coins of a step
 
@@ -40,7 +41,8 @@ class Inserted:
 
     def chance(self, index: int, purpose: int = _COINS) -> np.random.Generator:
         """The generator of one step, or of whatever else is counted by ``index``."""
-        return np.random.default_rng([self._seed, index, purpose])
+        # a spawn key: a plain list with zeros at its end would be the training's own seed
+        return np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(_AUDIT, purpose, index)))
 
     def coins(self, index: int) -> BoolArray:
         """Whether each canary is present: a fair coin each."""
@@ -76,4 +78,4 @@ class Inserted:
         """
         known = step.clipped_sum if residual else None
         released = self.vectors(step.index).project(step.noisy_sum, without=known)
-        return (released / self._norm).double().cpu().numpy()
+        return (released / self._norm).cpu().double().numpy()
