@@ -299,7 +299,7 @@ def test_mistakes_of_a_config_end_in_status_2_without_a_traceback(config: Path, 
     assert result.stderr.splitlines() == [
         f"dpaudit: {config} has 2 mistakes:",
         "  --set seed: Expected seed=-1 to be at least 0.",
-        "  line 14, training.num_stepz: There is no such key; did you mean 'num_steps'?",
+        "  --set training.num_stepz: There is no such key; did you mean 'num_steps'?",
     ]
 
 
