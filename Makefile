@@ -14,7 +14,7 @@ pins := pyproject.toml constraints.txt
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
 
-demo: .venv/.installed ## audit a correct and a broken training, simulated; the report goes to dpaudit-demo/
+demo: .venv/.installed ## train and audit a correct and a broken DP-SGD; the report goes to dpaudit-demo/
 	$(bin)/dpaudit demo
 
 test: .venv/.installed-dev ## every check: lint, format, types, layers, tests
@@ -41,7 +41,7 @@ clean: ## delete what the other targets made
 .venv/.installed: $(pins) | .venv/bin/python
 	@echo "Installing dpaudit into .venv"
 	@$(pip) install -c constraints.txt hatchling editables
-	@$(pip) install -c constraints.txt --no-build-isolation -e .
+	@$(pip) install -c constraints.txt --no-build-isolation -e '.[torch]'
 	@touch $@
 
 # What a developer needs as well.

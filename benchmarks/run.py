@@ -11,8 +11,8 @@ from pathlib import Path
 from _measure import ONE_THREAD
 from _others import parser
 
-ALONE = ("joint_exact", "compose", "streaming")
-WITH_OTHERS = ("scan_thresholds", "posterior", "compare")
+ALONE = ("joint_exact", "compose", "streaming", "audit_overhead")
+WITH_OTHERS = ("scan_thresholds", "posterior", "dpsgd_step", "compare")
 
 
 def main() -> int:

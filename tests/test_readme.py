@@ -57,11 +57,14 @@ def run_shell(block: Block) -> str:
             assert line.endswith(f"# {status}"), f"{line}: it was {status}"
         if words[:1] != ["dpaudit"]:
             continue
+        words, target = (words[:-2], words[-1]) if words[-2] == ">" else (words, None)
         done = subprocess.run(
             [sys.executable, "-m", *words], capture_output=True, text=True, check=False, timeout=300
         )
         spoke = done.returncode in VERDICT_STATUSES and done.stdout  # a crash is silent there
         assert spoke, f"{line}\n{done.stdout}{done.stderr}"
+        if target is not None:
+            Path(target).write_text(done.stdout)
         printed, status = printed + done.stdout, done.returncode
     return printed
 

@@ -1,49 +1,53 @@
 """dpaudit tells whether differentially private training gives the privacy it claims."""
 
-from dpaudit.accounting import Claim, SubsampledGaussian, noise_for_epsilon, training_epsilon
-from dpaudit.canaries import Constant, Dirac, RandomDirection, ThreatModel
-from dpaudit.errors import DpauditError, InputError, MissingExtraError, ViolationError
-from dpaudit.recording import LiveBound, Recorder
-from dpaudit.stats import (
-    ApproximateDP,
-    Betting,
-    Bound,
-    ClopperPearson,
-    ErrorCounts,
-    Fixed,
-    Gaussian,
-    Guesses,
-    HeldOut,
-    Inference,
-    JointExact,
-    KatzLog,
-    Kind,
-    Laplace,
-    Leak,
-    Observations,
-    Optimal,
-    PiecewiseLinear,
-    Plan,
-    Posterior,
-    Power,
-    Predictable,
-    PureDP,
-    RandomizedResponse,
-    Result,
-    SameData,
-    Simultaneous,
-    ThresholdRule,
-    TradeOff,
-    Verdict,
-    audit,
-    lower_bound,
-    one_run_bound,
-    one_run_fdp_bound,
-    plan_canaries,
-    plan_observations,
-    plan_steps,
-    smallest_leak,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dpaudit.accounting import Claim, SubsampledGaussian, noise_for_epsilon, training_epsilon
+    from dpaudit.canaries import Constant, Dirac, RandomDirection, ThreatModel
+    from dpaudit.errors import DpauditError, InputError, MissingExtraError, ViolationError
+    from dpaudit.recording import LiveBound, Recorder
+    from dpaudit.stats import (
+        ApproximateDP,
+        Betting,
+        Bound,
+        ClopperPearson,
+        ErrorCounts,
+        Fixed,
+        Gaussian,
+        Guesses,
+        HeldOut,
+        Inference,
+        JointExact,
+        KatzLog,
+        Kind,
+        Laplace,
+        Leak,
+        Observations,
+        Optimal,
+        PiecewiseLinear,
+        Plan,
+        Posterior,
+        Power,
+        Predictable,
+        PureDP,
+        RandomizedResponse,
+        Result,
+        SameData,
+        Simultaneous,
+        ThresholdRule,
+        TradeOff,
+        Verdict,
+        audit,
+        lower_bound,
+        one_run_bound,
+        one_run_fdp_bound,
+        plan_canaries,
+        plan_observations,
+        plan_steps,
+        smallest_leak,
+    )
 
 __version__ = "0.1.0"
 
@@ -102,3 +106,20 @@ __all__ = [
     "smallest_leak",
     "training_epsilon",
 ]
+
+_HOMES = "errors", "canaries", "stats", "accounting", "recording"
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for when it is asked for: scipy alone takes a third of a second."""
+    if name in __all__:
+        for home in _HOMES:
+            module = import_module(f"dpaudit.{home}")
+            if name in module.__all__:
+                globals()[name] = value = getattr(module, name)
+                return value
+    raise AttributeError(f"module 'dpaudit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,43 @@ def test_the_demo_tells_the_trainings_apart(run: Any, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "demo"
     result = run("demo", "--output", folder)
     assert result.exit_code == 0, result.output
-    assert "The scores are simulated" in result.stdout
     assert "NO_VIOLATION" in result.stdout
     assert " VIOLATION. The observations refute the claim" in result.stdout
     assert max(len(line) for line in result.stdout.splitlines() if "Written" not in line) <= 80
     values = json.loads((folder / "result.json").read_text())
-    assert values["simulated"] is True
+    assert values["as_expected"] is True
     assert [one["verdict"] for one in values["trainings"]] == ["NO_VIOLATION", "VIOLATION"]
-    assert values["trainings"][0]["bound"]["epsilon"] < 8 < values["trainings"][1]["bound"]["epsilon"]
+    correct, broken = (one["bound"]["epsilon"] for one in values["trainings"])
+    assert 0.9 * 8 < correct < 8 < broken
+    assert all(one["accuracy"] > 0.8 for one in values["trainings"])  # a model was trained
     report = (folder / "report.md").read_text()
-    assert "The scores are simulated: no model was trained." in report
-    assert values["trainings"][1]["bound"]["statement"] in report
+    for one in values["trainings"]:
+        assert one["bound"]["statement"] in report
+        assert one["bound"]["statement"] in " ".join(result.stdout.split())
     assert sorted(path.name for path in folder.iterdir()) == ["report.md", "result.json"]
-    assert json.loads(run("demo", "--output", folder, "--json").stdout) == values
+
+
+def test_a_demo_that_cannot_tell_says_so(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = ("seed=1", "audit.methods=[]", "training.num_steps=3", "audit.num_canaries=4")
+    monkeypatch.setattr("dpaudit.cli._demonstration._CHANGES", short)
+    result = run("demo", "--output", tmp_path, "--json")
+    assert result.exit_code == 1
+    values = json.loads(result.stdout)
+    assert values["as_expected"] is False
+    assert values == json.loads((tmp_path / "result.json").read_text())
+    report = (tmp_path / "report.md").read_text()
+    assert "its twin with 0.8 of the noise is not as expected." in report
+
+
+def test_without_torch_the_demo_says_how_to_install_it(
+    refused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [one for one in sys.modules if one.startswith(("dpaudit.training", "dpaudit.experiments"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("dpaudit.experiments", raising=False)
+    monkeypatch.delattr("dpaudit.training", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+    assert refused("demo", "--output", tmp_path).endswith("pip install 'dpaudit[torch]'")
 
 
 def test_a_folder_that_cannot_be_made_is_named(refused: Any, tmp_path: Path) -> None:
@@ -34,7 +59,7 @@ def test_a_folder_that_cannot_be_made_is_named(refused: Any, tmp_path: Path) -> 
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpaudit.cli._paths import write_text  # noqa: PLC0415
+    from dpaudit._files import write_text  # noqa: PLC0415
     from dpaudit.errors import InputError  # noqa: PLC0415
 
     path = tmp_path / "report.md"

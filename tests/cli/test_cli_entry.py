@@ -35,7 +35,7 @@ def test_version(program: Program) -> None:
 def test_without_arguments_it_shows_help(run: Any) -> None:
     result = run()
     assert result.exit_code == 0
-    for command in ("scores", "plan", "demo"):
+    for command in ("run", "scores", "plan", "demo"):
         assert command in result.stdout
         assert run(command, "--help").exit_code == 0
 
@@ -76,10 +76,10 @@ def test_a_reader_that_leaves_is_no_violation(tmp_path: Path, files: Any) -> Non
 
 
 def test_an_interrupt_is_quiet(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt() -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dpaudit.cli._demo.simulate", interrupt)
+    monkeypatch.setattr("dpaudit.cli._demo.demonstrate", interrupt)
     result = run("demo", "--output", tmp_path, "--json")
     assert result.exit_code == 130
     assert result.stdout == ""

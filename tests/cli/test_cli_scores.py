@@ -146,7 +146,7 @@ def small_is_large(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             read.append(piece.size)
             yield start, piece
 
-    monkeypatch.setattr("dpaudit.cli._methods._LARGE", 10)
+    monkeypatch.setattr("dpaudit.methods._methods._LARGE", 10)
     monkeypatch.setattr(_chunks, "_from_file", counted)
     monkeypatch.setattr(dpaudit.Observations, "in_memory", lambda _: pytest.fail("read into memory"))
     return read
@@ -181,7 +181,7 @@ def test_large_files_of_steps_are_bet_on_in_the_same_pass(
 def test_large_files_without_a_fixed_threshold_are_audited_all_the_same(
     files: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpaudit.cli._methods._LARGE", 10)
+    monkeypatch.setattr("dpaudit.methods._methods._LARGE", 10)
     result = run("scores", *files.sides(), *BROKEN)
     assert result.exit_code == 1, result.output
     assert "files of this size are read once" in result.stdout
@@ -190,7 +190,7 @@ def test_large_files_without_a_fixed_threshold_are_audited_all_the_same(
 def test_a_bad_score_in_a_large_file_is_named(
     files: Any, refused: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpaudit.cli._methods._LARGE", 10)
+    monkeypatch.setattr("dpaudit.methods._methods._LARGE", 10)
     files.absent[17] = np.nan
     sentence = refused("scores", *files.sides(), "--normalized")
     assert sentence == "Expected finite scores, got without_canary[17]=nan."

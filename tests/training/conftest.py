@@ -52,7 +52,7 @@ def train():
             data or digits().split(1500)[0],
             settings,
             seeds=seeds,
-            hooks=[audit] if audit else [],
+            hooks=audit if isinstance(audit, list) else [audit] if audit else [],
             mechanism=fault and fault(noise_multiplier=noise, max_grad_norm=1.0),
             sampling=sampling and sampling(sample_rate),
         )

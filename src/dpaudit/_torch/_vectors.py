@@ -33,14 +33,17 @@ class CanaryVectors:
         """How many there are."""
         return self.values.shape[1]
 
-    def project(self, vector: Tensor) -> Tensor:
-        """The dot product of each canary's direction with ``vector``."""
-        return (self.values * self._entries(vector)).sum(dim=0)
+    def project(self, vector: Tensor, without: Tensor | None = None) -> Tensor:
+        """The dot product of each canary's direction with ``vector``, or with its difference to another."""
+        entries = self._entries(vector)
+        if without is not None:
+            entries = entries - self._entries(without)
+        return (self.values * entries).sum(dim=0)
 
     def _entries(self, vector: Tensor) -> Tensor:
         """The entries of ``vector`` that the values stand on."""
         if self.coordinates is not None:
-            return vector[self.coordinates]
+            return vector.index_select(0, self.coordinates.view(-1)).view_as(self.values)
         missing = self.values.numel() - vector.numel()
         return torch.nn.functional.pad(vector, (0, missing)).view_as(self.values)
 

@@ -111,7 +111,7 @@ class Claim(Claimed):
         if self._training is None:
             return self._as_is(family)
         if isinstance(family, SubsampledGaussian):
-            if family.num_steps == 1 < self._training.num_steps:
+            if family.num_steps == 1 and family.sample_rate != self._training.sample_rate:
                 return self._of_a_sampled_step(family, self._training)
             return self._whole_run(family, self._training)
         return self._of_a_step(family, self._training)

@@ -58,6 +58,8 @@ class SubsampledGaussian(TradeOff):
 
     def assumption(self, delta: float) -> str | None:
         del delta
+        if self.num_steps == 1:
+            return f"the mechanism is a Gaussian step, Poisson-sampled at {self.sample_rate:g}"
         return (
             f"the mechanism is {self.num_steps} Gaussian steps, Poisson-sampled at "
             f"{self.sample_rate:g}, and each observation is of a whole run"

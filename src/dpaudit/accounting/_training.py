@@ -75,15 +75,16 @@ class _Table:
         cell = math.floor(place / widest)
         end = time.monotonic() + _PATIENCE
         for near in sorted(range(-_BELOW, _ABOVE + 1), key=abs):
-            if time.monotonic() < end:
-                self._fill((cell + near) * widest, _STRIDES)
+            self._fill((cell + near) * widest, _STRIDES, end)
 
-    def _fill(self, place: int, strides: tuple[int, ...]) -> None:
+    def _fill(self, place: int, strides: tuple[int, ...], end: float) -> None:
         """What a question between this place and the next of the first stride needs."""
         stride, *finer = strides
+        if time.monotonic() >= end:
+            return
         if self._smooth_values(_first_node(place, stride), stride) is None and finer:
-            self._fill(place, tuple(finer))
-            self._fill(place + finer[0], tuple(finer))
+            self._fill(place, tuple(finer), end)
+            self._fill(place + finer[0], tuple(finer), end)
 
     def _smooth_values(self, first: int, stride: int) -> FloatArray | None:
         """Six neighbours, if a cubic follows them: not where epsilon vanishes or few steps begin to tell."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,7 +15,9 @@ from dpaudit.stats._types import BoolArray
 
 __all__ = ["Draws", "fresh_seed"]
 
+_AUDIT = 0x617564  # what chance of an audit is told apart by, also if the training has the same seed
 _COINS, _DIRECTIONS = 0, 1  # purposes of chance
+_AT_ONCE = 64  # steps whose coins are thrown together: a new generator takes longer than the coins of a step
 
 
 def fresh_seed(seed: int | None) -> int:
@@ -33,6 +35,7 @@ class Draws:
     canary: GradientCanary
     num_canaries: int
     seed: int
+    _thrown: dict[int, BoolArray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.canary, GradientCanary):
@@ -40,12 +43,19 @@ class Draws:
         _validate.whole("num_canaries", self.num_canaries)
 
     def chance(self, index: int, purpose: int = _COINS) -> np.random.Generator:
-        """The generator of one step."""
-        return np.random.default_rng([self.seed, index, purpose])
+        """The generator of one step, or of whatever else is counted by ``index``."""
+        # a spawn key: a plain list with zeros at its end would be the training's own seed
+        return np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(_AUDIT, purpose, index)))
 
     def coins(self, index: int) -> BoolArray:
         """Whether each canary is present: a fair coin each."""
-        return self.chance(index).integers(0, 2, self.num_canaries).astype(np.bool_)
+        block, place = divmod(index, _AT_ONCE)
+        if self._thrown.get(block) is None:
+            self._thrown.clear()
+            shape = (_AT_ONCE, self.num_canaries)
+            self._thrown[block] = self.chance(block).integers(0, 2, shape, dtype=np.bool_)
+        coins: BoolArray = self._thrown[block][place]
+        return coins
 
     def direction_chance(self, index: int) -> np.random.Generator:
         """The generator of a step's directions; of the first step's, if they do not move."""

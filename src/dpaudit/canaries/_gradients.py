@@ -19,8 +19,8 @@ __all__ = ["Constant", "Dirac", "GradientCanary", "RandomDirection"]
 class GradientCanary(ABC):
     """A gradient of ``scale`` times the clipping norm; it points elsewhere in each step if ``moving``.
 
-    It is longer than the clipping norm, so that a clip that is missing or comes too late shows. Several
-    canaries of one step never share a coordinate.
+    By default it is longer than the clipping norm, so that a clip that is missing or comes too late shows.
+    A shorter one scores less than 1 and tells less. Several canaries of one step never share a coordinate.
     """
 
     scale: float = 10.0

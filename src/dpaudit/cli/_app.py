@@ -10,6 +10,7 @@ import dpaudit
 from dpaudit.cli._demo import demo
 from dpaudit.cli._exit import Sentences
 from dpaudit.cli._plan import plan
+from dpaudit.cli._run import run
 from dpaudit.cli._scores import scores
 
 __all__ = ["app"]
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (scores, plan, demo):
+for command in (run, scores, plan, demo):
     app.command()(command)
 
 

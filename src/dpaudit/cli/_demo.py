@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from dpaudit.cli._console import output, print_json, working
+from dpaudit._files import make_folder, write_text
+from dpaudit.cli._console import output, print_json
+from dpaudit.cli._demonstration import NOTICE, Audited, Demo, demonstrate
 from dpaudit.cli._options import Json
-from dpaudit.cli._paths import make_folder, write_text
-from dpaudit.cli._scores_table import print_result
-from dpaudit.cli._simulated import NOTICE, Demo, simulate
+from dpaudit.cli._progress import Watching
+from dpaudit.cli._scores_table import model_and_steps, power, print_result
 
 __all__ = ["demo"]
 
@@ -20,14 +21,14 @@ _Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Where re
 
 
 def demo(*, folder: _Output = Path("dpaudit-demo"), as_json: Json = False) -> None:
-    """Audit a correct training and a twin with too little noise, from simulated scores.
+    """Train and audit a correct DP-SGD and a twin with too little noise.
 
     Exit status 0 if the audits tell them apart.
     """
     make_folder(folder)
-    with working("Auditing two simulated trainings"):
-        found = simulate()
-        values = found.to_dict()
+    with Watching() as watching:
+        found = demonstrate(watching.say, watching)
+    values = found.to_dict()
     write_text(folder / "result.json", json.dumps(values, indent=2, allow_nan=False) + "\n")
     write_text(folder / "report.md", _report(found))
     if as_json:
@@ -44,7 +45,7 @@ def _print(found: Demo, folder: Path) -> None:
     for training in found.trainings:
         console.print()
         console.print(f"{training.name.capitalize()}:", style="bold")
-        print_result(console, training.result)
+        print_result(console, training.values, model_and_steps(training.values))
     console.print()
     console.print(_conclusion(found))
     console.print(f"Written: {folder / 'report.md'} and {folder / 'result.json'}", soft_wrap=True)
@@ -58,18 +59,20 @@ def _conclusion(found: Demo) -> str:
 
 
 def _report(found: Demo) -> str:
-    parts = [f"# dpaudit demo\n\n{NOTICE}\n"]
-    for training in found.trainings:
-        result = training.result
-        assumptions = "\n".join(f"- {text}" for text in result.bound.assumptions)
-        parts.append(
-            f"## {training.name.capitalize()}\n\n"
-            f"| | |\n|---|---|\n"
-            f"| verdict | {result.verdict.name}. {result.sentence} |\n"
-            f"| claim | {result.claim.summary} |\n"
-            f"| bound | {result.bound.statement} |\n"
-            f"| method | {result.bound.tradeoff} + {result.bound.method} + {result.bound.rule} |\n"
-            f"| power | {result.power} |\n\n"
-            f"Assumes:\n\n{assumptions}\n"
-        )
+    parts = [f"# dpaudit demo\n\n{NOTICE}\n", *map(_section, found.trainings)]
     return "\n".join([*parts, _conclusion(found) + "\n"])
+
+
+def _section(training: Audited) -> str:
+    values, bound = training.values, training.values["bound"]
+    rows = [
+        ("verdict", f"{values['verdict']}. {values['sentence']}"),
+        ("claim", values["claim"]["summary"]),
+        ("bound", bound["statement"]),
+        ("method", f"{bound['tradeoff']} + {bound['inference']} + {bound['threshold_rule']}"),
+        ("power", str(power(values))),
+        *model_and_steps(values),
+    ]
+    table = "\n".join(f"| {label} | {text} |" for label, text in rows)
+    assumptions = "\n".join(f"- {text}" for text in bound["assumptions"])
+    return f"## {training.name.capitalize()}\n\n| | |\n|---|---|\n{table}\n\nAssumes:\n\n{assumptions}\n"

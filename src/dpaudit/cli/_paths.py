@@ -1,16 +1,14 @@
-"""Files by their names: what may be read, and writing that is never seen half done."""
+"""Files of scores by their names."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from dpaudit.errors import InputError
 
-__all__ = ["make_folder", "readable", "reading", "write_text"]
+__all__ = ["readable", "reading"]
 
 _SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
 _EXPECTED = "a .npy, .npz, .csv or .parquet file"
@@ -37,32 +35,3 @@ def reading(path: Path) -> Iterator[None]:
         raise InputError(f"Expected {_EXPECTED}, but there is no file {path}.") from error
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
-
-
-def make_folder(path: Path) -> None:
-    """Make the folder unless it is there."""
-    with _writing(path):
-        path.mkdir(parents=True, exist_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write beside and rename, so that nobody reads half a file."""
-    with _writing(path):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        temporary = Path(name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            temporary.chmod(0o644)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"Cannot write {path}: {error.strerror or error}.") from error

@@ -12,7 +12,6 @@ from dpaudit import _validate
 from dpaudit.cli._claim import ClaimOptions
 from dpaudit.cli._columns import Columns
 from dpaudit.cli._console import output, print_json, working
-from dpaudit.cli._examine import examine
 from dpaudit.cli._exit import status
 from dpaudit.cli._options import (
     Confidence,
@@ -26,10 +25,12 @@ from dpaudit.cli._options import (
 )
 from dpaudit.cli._read import Source
 from dpaudit.cli._scores_table import print_examined
+from dpaudit.methods import examine, is_large
 from dpaudit.stats import Observations
 
 __all__ = ["scores"]
 
+_USUAL_DELTA = 1e-5
 _QUICK = 1_000_000  # fewer scores a side take no time
 
 _Table = Annotated[
@@ -93,12 +94,20 @@ def scores(
     source = Source(table, with_file, without_file, Columns(score_column, presence_column))
     observations = source.read(normalized=normalized)
     with _announced(observations, options):
-        examined = examine(observations, options, threshold=threshold, confidence=confidence)
+        examined = examine(
+            observations,
+            delta=_USUAL_DELTA if delta is None else delta,
+            confidence=confidence,
+            claim=options.claim,
+            tradeoff=options.tradeoff,
+            of_steps=options.is_of_steps,
+            threshold=threshold,
+        )
         values = examined.to_dict()  # finds the power too
     if as_json:
         print_json(values)
     else:
-        print_examined(output(), examined)
+        print_examined(output(), values, left_out=is_large(examined.observations))
     if examined.result is not None:
         raise typer.Exit(status(examined.result.verdict))
 

@@ -1,20 +1,23 @@
-"""How the results of ``dpaudit scores`` look."""
+"""How bounds and verdicts look: from the same plain values that ``--json`` prints and a run stores."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from dpaudit.cli._console import print_labelled, slim_table
-from dpaudit.cli._examine import REVERSED, Examined, Row
-from dpaudit.cli._methods import is_large
-from dpaudit.stats import Bound, Observations, Predictable, Result, SameData, Simultaneous, Verdict
-from dpaudit.stats.thresholds import Fixed, ThresholdRule
+from dpaudit.stats import Power, Verdict
 
-__all__ = ["print_examined", "print_result"]
+__all__ = ["model_and_steps", "power", "print_examined", "print_result"]
+
+_Values: TypeAlias = Mapping[str, Any]
 
 _STYLE = {Verdict.VIOLATION: "bold red", Verdict.UNDERPOWERED: "bold yellow", Verdict.NO_VIOLATION: "bold"}
+_RULES = {"Simultaneous": "bands", "Predictable": "predictable", "SameData": "same data"}
 _LEGEND = (
     "CP: Clopper-Pearson. ZB: the posterior of Zanella-Beguelin et al. joint, betting: dpaudit's own. "
     "confidence: above the truth at most as often as stated. credible: depends on a prior. heuristic: no "
@@ -25,36 +28,50 @@ _TRAINING = (
 )
 
 
-def print_examined(console: Console, examined: Examined) -> None:
-    """The table of methods, its notes, and the verdict."""
-    notes = _Notes()
-    table = _table(examined, notes)
-    console.print(_heading(examined))
-    console.print(table)
-    console.print()
-    print_labelled(console, [(str(number), text) for text, number in notes.numbers.items()])
-    console.print()
-    console.print(_LEGEND + (_TRAINING if _is_composed(examined) else ""))
-    if examined.is_reversed:
+def print_examined(
+    console: Console, values: _Values, *, left_out: bool = False, more: Sequence[tuple[str, str]] = ()
+) -> None:
+    """The table of methods, its notes, and the verdict with what more is to be said."""
+    if values["methods"]:
+        _print_methods(console, values, left_out)
+    for text in values["notes"]:
         console.print()
-        print_labelled(console, [("note", REVERSED)])
-    if examined.result is not None:
+        print_labelled(console, [("note", text)])
+    if values["verdict"] is not None:
         console.print()
-        print_result(console, examined.result)
+        print_result(console, values, more)
 
 
-def print_result(console: Console, result: Result) -> None:
-    """Verdict, claim, bound, method, power and assumptions."""
-    verdict, bound = result.verdict, result.bound
+def print_result(console: Console, values: _Values, more: Sequence[tuple[str, str]] = ()) -> None:
+    """Verdict, claim, bound, method, power, assumptions, and more of the same form."""
+    verdict, bound = Verdict[values["verdict"]], values["bound"]
     rows: list[tuple[str, str | Text]] = [
-        ("verdict", Text.assemble((verdict.name, _STYLE[verdict]), f". {result.sentence}")),
-        ("claim", result.claim.summary),
-        ("bound", bound.statement),
-        ("method", f"{bound.tradeoff} + {bound.method} + {bound.rule}"),
-        ("power", str(result.power)),
+        ("verdict", Text.assemble((verdict.name, _STYLE[verdict]), f". {values['sentence']}")),
+        ("claim", values["claim"]["summary"]),
+        ("bound", bound["statement"]),
+        ("method", f"{bound['tradeoff']} + {bound['inference']} + {bound['threshold_rule']}"),
+        ("power", str(power(values))),
     ]
-    labels = ["assumes"] + [""] * len(bound.assumptions)
-    print_labelled(console, [*rows, *zip(labels, bound.assumptions, strict=False)])
+    labels = ["assumes"] + [""] * len(bound["assumptions"])
+    print_labelled(console, [*rows, *zip(labels, bound["assumptions"], strict=False), *more])
+
+
+def model_and_steps(values: _Values) -> list[tuple[str, str]]:
+    """What a run has beside its verdict."""
+    timing = values["timing"]
+    return [
+        ("model", f"{values['num_parameters']:,} parameters, test accuracy {values['accuracy']:.3f}"),
+        (
+            "steps",
+            f"{values['num_done']:,} of {values['num_steps']:,} in {timing['training_seconds']:.3g} s",
+        ),
+    ]
+
+
+def power(values: _Values) -> Power:
+    """The power of a result; JSON has no infinity, and has a word for it."""
+    numbers = {name: None if value is None else float(value) for name, value in values["power"].items()}
+    return Power(**numbers)  # type: ignore[arg-type]
 
 
 class _Notes:
@@ -63,59 +80,72 @@ class _Notes:
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
 
-    def of(self, bound: Bound) -> str:
-        for text in bound.assumptions:
+    def of(self, assumptions: list[str]) -> str:
+        for text in assumptions:
             self.numbers.setdefault(text, len(self.numbers) + 1)
-        return " ".join(map(str, sorted(self.numbers[text] for text in bound.assumptions)))
+        return " ".join(map(str, sorted(self.numbers[text] for text in assumptions)))
 
 
-def _heading(examined: Examined) -> str:
+def _print_methods(console: Console, values: _Values, left_out: bool) -> None:
+    notes = _Notes()
+    composed = any(row["training_epsilon"] is not None for row in values["methods"])
+    table = _table(values, notes, composed)
+    console.print(_heading(values, left_out))
+    console.print(table)
+    console.print()
+    print_labelled(console, [(str(number), text) for text, number in notes.numbers.items()])
+    console.print()
+    console.print(_LEGEND + (_TRAINING if composed else ""))
+
+
+def _heading(values: _Values, left_out: bool) -> str:
     lines = [
-        _sizes(examined.observations),
-        f"lower bounds at {100 * examined.confidence:g} %, epsilon at delta = {examined.delta:g}",
+        _sizes(values["shapes"]),
+        f"lower bounds at {100 * values['confidence']:g} %, epsilon at delta = {values['delta']:g}",
     ]
-    if is_large(examined.observations):
+    if left_out:
         lines.append("files of this size are read once; methods that need them in memory are left out")
     return "\n".join(lines) + "\n"
 
 
-def _is_composed(examined: Examined) -> bool:
-    return any(row.training_epsilon is not None for row in examined.rows)
-
-
-def _sizes(observations: Observations) -> str:
-    sides = observations.with_canary, observations.without_canary
-    first, second = (" x ".join(f"{n:,}" for n in side.shape) for side in sides)
+def _sizes(shapes: _Values) -> str:
+    first, second = (" x ".join(f"{n:,}" for n in shapes[side]) for side in ("with_canary", "without_canary"))
     return f"scores with the canary: {first}, without: {second}"
 
 
-def _table(examined: Examined, notes: _Notes) -> Table:
-    composed = _is_composed(examined)
-    symbol = "1/noise" if examined.symbol.startswith("1/") else examined.symbol
+def _table(values: _Values, notes: _Notes, composed: bool) -> Table:
     table = slim_table("method", "threshold")
-    for name in (symbol, "epsilon", "training") if composed else (symbol, "epsilon"):
+    for name in (_symbol(values), "epsilon", "training") if composed else (_symbol(values), "epsilon"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("kind", "notes"):
         table.add_column(name, no_wrap=True)
     practice = False
-    for row in examined.rows:
-        if isinstance(row.method.rule, SameData) and not practice:
+    for row in values["methods"]:
+        if row["threshold_rule"].startswith("SameData") and not practice:
             practice = True
             table.add_section()
         table.add_row(*_cells(row, notes, composed))
     return table
 
 
-def _cells(row: Row, notes: _Notes, composed: bool) -> list[str]:
-    bound = row.bound
-    parameter = "" if bound.tradeoff.symbol == "epsilon" else f"{bound.parameter:.4g}"
-    training = "" if row.training_epsilon is None else f"{row.training_epsilon:.4g}"
-    cells = [row.method.name, _rule(row.method.rule), parameter, f"{bound.epsilon:.4g}"]
-    return [*cells, *([training] if composed else []), str(bound.kind), notes.of(bound)]
+def _symbol(values: _Values) -> str:
+    """The parameter of the f-DP rows."""
+    symbols = [row["symbol"] for row in values["methods"] if row["name"].startswith("f-DP")]
+    symbol = symbols[0] if symbols else "mu"
+    return "1/noise" if symbol.startswith("1/") else symbol
 
 
-def _rule(rule: ThresholdRule) -> str:
-    if isinstance(rule, Fixed):
-        return f"fixed {rule.threshold:.4g}"
-    names = {Simultaneous: "bands", Predictable: "predictable", SameData: "same data"}
-    return names.get(type(rule), "held out")
+def _cells(row: _Values, notes: _Notes, composed: bool) -> list[str]:
+    parameter = "" if row["symbol"] == "epsilon" else _number(row["parameter"])
+    cells = [row["name"], _rule(row), parameter, _number(row["epsilon"])]
+    training = [_number(row["training_epsilon"])] if composed else []
+    return [*cells, *training, row["kind"], notes.of(row["assumptions"])]
+
+
+def _number(value: float | str | None) -> str:
+    return "" if value is None else f"{float(value):.4g}"
+
+
+def _rule(row: _Values) -> str:
+    name = row["threshold_rule"].split("(")[0]
+    return f"fixed {row['threshold']:.4g}" if name == "Fixed" else _RULES.get(name, "held out")

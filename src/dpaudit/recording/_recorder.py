@@ -19,7 +19,6 @@ __all__ = ["Recorder"]
 
 _MIDPOINT = 0.5  # between an absent canary's mean score, 0, and a present one's, 1
 _LOOKS = 100  # how often a run of known length is looked at
-_AT_ONCE = 64  # steps for whose scores memory is taken
 
 
 class Recorder:
@@ -28,7 +27,8 @@ class Recorder:
     ``num_steps`` is how many steps are planned; the bound is tightest if it is right, and holds if it is
     not. ``callbacks`` get a :class:`LiveBound` about a hundred times a run (or ``every`` so many steps);
     they may raise to end the training. ``paired`` says that every step has one score without the canary and
-    one with it, of two independent draws, and not canaries that are present by fair coins.
+    one with it, of two independent draws, and not canaries that are present by fair coins. ``may_stop``
+    says whether the run may be ended because of the live bound; without it, it may if anybody looks.
 
     >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=200)
     >>> rng = np.random.default_rng(0)
@@ -47,6 +47,7 @@ class Recorder:
         confidence: float = 0.95,
         tradeoff: TradeOff | None = None,
         paired: bool = False,
+        may_stop: bool | None = None,
         every: int | None = None,
         callbacks: Sequence[Callable[[LiveBound], None]] = (),
     ) -> None:
@@ -57,10 +58,11 @@ class Recorder:
         self._every = max(1, self.num_steps // _LOOKS if every is None else _validate.whole("every", every))
         self._tradeoff = tradeoff
         self._paired = paired
+        self._may_stop = may_stop
+        self._looked = False
         self._scores: list[FloatArray] = []
         self._present: list[BoolArray] = []
         self._wrong: list[float] = []
-        self._room: FloatArray | None = None
         self._live: LiveBound | None = None
 
     @property
@@ -73,29 +75,25 @@ class Recorder:
         """How many steps were recorded."""
         return len(self._scores)
 
-    def record(self, scores: Any, present: Any) -> None:
-        """The scores of one step, and whether the canary of each was present."""
-        values, mask = np.asarray(scores, dtype=np.float64), np.asarray(present, dtype=np.bool_)
+    def record(self, scores: Any, present: Any, *, tell: bool = True) -> None:
+        """The scores of one step, and whether the canary of each was present; callbacks are told of it.
+
+        Who has something to finish first says ``tell=False`` and calls :meth:`tell` afterwards.
+        """
+        values, mask = np.array(scores, dtype=np.float64), np.array(present, dtype=np.bool_)
         self._require_alike(values, mask)
-        self._scores.append(self._kept(values))
+        self._scores.append(values)
         self._present.append(mask)
         self._wrong.append(_share_wrong(values, mask))
+        if tell:
+            self.tell()
+
+    def tell(self) -> None:
+        """Give the live bound to the callbacks, if it is time for it."""
         if self.callbacks and self.num_done % self._every == 0:
             live = self.live()
             for callback in self.callbacks:
                 callback(live)
-
-    def _kept(self, scores: FloatArray) -> FloatArray:
-        """A copy among those of other steps.
-
-        Little pieces that stay would break up the memory in which a training makes its large vectors.
-        """
-        place = self.num_done % _AT_ONCE
-        if place == 0 or self._room is None:
-            self._room = np.empty((_AT_ONCE, scores.size))
-        self._room[place] = scores
-        kept: FloatArray = self._room[place]
-        return kept
 
     def _require_alike(self, scores: FloatArray, present: BoolArray) -> None:
         expected = self._scores[0].shape if self._scores else (scores.size,)
@@ -113,6 +111,7 @@ class Recorder:
 
     def live(self) -> LiveBound:
         """The bound of the steps so far."""
+        self._looked = True
         if self._live is None or self._live.num_done != self.num_done:
             self._live = self._look()
         return self._live
@@ -148,11 +147,11 @@ class Recorder:
     ) -> Result:
         """The verdict on the claim; keywords are those of :func:`dpaudit.audit`.
 
-        By default it rests on bets, which hold also if the run was stopped early because of the live
-        bound, and if the canaries of one step depend on each other. A finished run of pairs needs neither:
-        there the counts of all steps tell more.
+        By default it rests on bets, which hold also if the run could have been stopped because of the live
+        bound, and if the canaries of one step depend on each other. A finished run of pairs that nobody
+        looked into needs neither: there the counts of all steps tell more.
         """
-        if inference is None and not (self._paired and self.num_done == self.num_steps):
+        if inference is None and not (self._paired and self._is_of_fixed_length):
             inference = Betting(horizon=self.num_steps)
         usual: dict[str, Any] = {
             "claim": self.claim if claim is None else claim,
@@ -161,17 +160,31 @@ class Recorder:
         }
         return audit(self.observations, inference=inference, **(usual | method))
 
+    @property
+    def _is_of_fixed_length(self) -> bool:
+        """Whether the number of steps cannot depend on what they showed.
+
+        A run that would have been stopped at a violation and was not has had one test already: counting
+        it as well would make two tests of 5 % each.
+        """
+        may_stop = self._looked if self._may_stop is None else self._may_stop
+        return self.num_done == self.num_steps and not may_stop
+
     def state_dict(self) -> dict[str, Any]:
         """What was recorded; give it to ``load_state_dict`` of an equal recorder."""
-        return {"scores": np.asarray(self._scores), "present": np.asarray(self._present)}
+        return {
+            "scores": np.asarray(self._scores),
+            "present": np.asarray(self._present),
+            "looked": self._looked,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where ``state_dict`` was taken."""
         self._scores = list(state["scores"])
         self._present = list(state["present"])
-        self._room = None
         pairs = zip(self._scores, self._present, strict=True)
         self._wrong = [_share_wrong(scores, present) for scores, present in pairs]
+        self._looked = state["looked"]
         self._live = None
 
 

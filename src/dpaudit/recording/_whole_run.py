@@ -9,7 +9,7 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.errors import InputError
-from dpaudit.stats import Bound, Guesses, Observations, Result, audit, one_run_fdp_bound
+from dpaudit.stats import Bound, Fixed, Guesses, Observations, Result, audit, one_run_fdp_bound
 from dpaudit.stats._types import BoolArray, FloatArray
 
 __all__ = ["WholeRunRecorder"]
@@ -72,11 +72,17 @@ class WholeRunRecorder:
         return Observations.from_presence(self._ratios, self.present)
 
     def audit(self, **method: Any) -> Result:
-        """The verdict on the claim; keywords are those of :func:`dpaudit.audit`."""
+        """The verdict on the claim; keywords are those of :func:`dpaudit.audit`.
+
+        The threshold is where present and absent are equally likely under the claim, known before the data:
+        the best place to see sampling. Where the noise is wrong it may not be; ``threshold=HeldOut(0.2)``
+        looks for another one, and an audit of single steps sees that sooner.
+        """
         usual: dict[str, Any] = {
             "claim": self.claim,
             "confidence": self.confidence,
             "tradeoff": self.tradeoff,
+            "threshold": Fixed(0.0),
         }
         return audit(self.observations, **(usual | method))
 

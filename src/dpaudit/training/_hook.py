@@ -36,6 +36,9 @@ class Hook:
     def observe(self, step: Step) -> None:
         """Called in every step, before the model is updated."""
 
+    def after(self, step: Step) -> None:
+        """Called in every step, when all of it is done. It may raise to end the training."""
+
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on from here."""
         return {}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from dpaudit import _validate
 
-__all__ = ["PoissonSampling", "Sampling"]
+__all__ = ["PoissonSampling", "Sampling", "Stateful"]
 
 
 class Sampling(Protocol):
@@ -18,6 +18,19 @@ class Sampling(Protocol):
 
     def indices(self, num_examples: int, generator: torch.Generator) -> Tensor:
         """The places of the chosen examples; there may be none."""
+        ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A sampling that remembers something from step to step, which a checkpoint has to keep."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it remembers."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where ``state_dict`` was taken."""
         ...
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dpaudit.training._batch import Batch
 from dpaudit.training._hook import Hook
 from dpaudit.training._mechanism import GaussianSum, Mechanism
-from dpaudit.training._sampling import PoissonSampling, Sampling
+from dpaudit.training._sampling import PoissonSampling, Sampling, Stateful
 from dpaudit.training._seeds import Seeds, generators
 from dpaudit.training._settings import DPSGD
 from dpaudit.training._step import Step
@@ -55,6 +55,7 @@ class Training:
         self.num_done = 0
         self._loss = loss
         self._sampling = sampling or PoissonSampling(settings.sample_rate)
+        self._other_sampling: Sampling | None = None
         self._mechanism = mechanism or GaussianSum(
             noise_multiplier=settings.noise_multiplier, max_grad_norm=settings.max_grad_norm
         )
@@ -90,14 +91,19 @@ class Training:
         for hook in self.hooks:
             hook.observe(step)
         # The same noise on the batch alone: exactly the update of a training without hooks.
-        self._update(step.noisy_sum if not rows else step.clipped_sum + noise)
+        size = self.expected_batch_size
+        self._update((step.clipped_sum + noise).div_(size) if rows else step.noisy_sum / size)
         self.num_done += 1
+        for hook in self.hooks:
+            hook.after(step)
         return step
 
     def draw(self, rows: Sequence[Rows], generators: Mapping[str, torch.Generator]) -> Step:
         """A step at the present weights with a batch and noise of its own, that updates nothing."""
-        batch, _ = self._sample(generators)
-        return self._privatize(batch, rows, generators)[0]
+        if self._other_sampling is None:  # one of its own: sampling may keep the rest of an epoch
+            self._other_sampling = copy.deepcopy(self._sampling)
+        indices = self._other_sampling.indices(len(self.data), generators["sampling"])
+        return self._privatize(self._batch(indices, generators), rows, generators)[0]
 
     def _sample(self, generators: Mapping[str, torch.Generator]) -> tuple[Batch, list[list[int]]]:
         """A batch, and for each hook which of its entries were drawn with it."""
@@ -106,8 +112,7 @@ class Training:
         indices = self._sampling.indices(size + sum(counts), generators["sampling"])
         entries, first = [], size
         for count in counts:
-            mine = (indices >= first) & (indices < first + count)
-            entries.append((indices[mine] - first).tolist() if count else [])
+            entries.append(_between(indices, first, first + count) if count else [])
             first += count
         return self._batch(indices[indices < size] if sum(counts) else indices, generators), entries
 
@@ -144,8 +149,8 @@ class Training:
         joined_count = count + len(self._mechanism.add(rows, joined))
         return self._mechanism.finish(total, count), self._mechanism.finish(joined, joined_count)
 
-    def _update(self, noisy_sum: Tensor) -> None:
-        set_flat_gradient(self.model, noisy_sum / self.expected_batch_size)
+    def _update(self, gradient: Tensor) -> None:
+        set_flat_gradient(self.model, gradient)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -156,6 +161,7 @@ class Training:
             "model": self.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "generators": {name: made.get_state() for name, made in self._generators.items()},
+            "sampling": self._sampling.state_dict() if isinstance(self._sampling, Stateful) else {},
             "hooks": [hook.state_dict() for hook in self.hooks],
         }
         return copy.deepcopy(state)  # the training may go on meanwhile
@@ -167,5 +173,13 @@ class Training:
         self._optimizer.load_state_dict(state["optimizer"])
         for name, made in self._generators.items():
             made.set_state(state["generators"][name])
+        if isinstance(self._sampling, Stateful):
+            self._sampling.load_state_dict(state["sampling"])
         for hook, kept in zip(self.hooks, state["hooks"], strict=True):
             hook.load_state_dict(kept)
+
+
+def _between(indices: Tensor, low: int, high: int) -> list[int]:
+    """Those indices from ``low`` on and below ``high``, counted from ``low``."""
+    found: list[int] = (indices[(indices >= low) & (indices < high)] - low).tolist()
+    return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,3 +68,11 @@ class ShuffledBatches:
             order = torch.randperm(num_examples, generator=generator)
             self._left = list(order.tensor_split(round(1 / self.sample_rate)))
         return self._left.pop().sort().values
+
+    def state_dict(self) -> dict[str, Any]:
+        """The batches that are left of this epoch."""
+        return {"left": list(self._left)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with these."""
+        self._left = list(state["left"])

@@ -21,7 +21,8 @@ class GradientAudit(Hook):
     """A hook that inserts gradient canaries and records how visible they are.
 
     The claim is that of the training's settings, at ``delta``. Chance comes from ``seed``, or from the
-    operating system. ``callbacks`` get the live bound while the training runs; they may raise to end it.
+    operating system. ``callbacks`` get the live bound while the training runs; they may raise to end it,
+    unless ``may_stop`` is False.
     """
 
     recorder: Recorder | WholeRunRecorder
@@ -36,6 +37,7 @@ class GradientAudit(Hook):
         confidence: float = 0.95,
         seed: int | None = None,
         callbacks: Sequence[Callable[[LiveBound], None]] = (),
+        may_stop: bool | None = None,
     ) -> None:
         self.canary = Dirac() if canary is None else canary
         if not isinstance(self.canary, GradientCanary):
@@ -47,8 +49,24 @@ class GradientAudit(Hook):
         self.confidence = _validate.confidence(confidence)
         self._num_canaries = num_canaries
         self._callbacks = callbacks
+        self._may_stop = may_stop
+        self._training: Training | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "recorder":
+            raise InputError(
+                "Expected the audit to be a hook of a Training before its recorder is asked for."
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def attach(self, training: Training) -> None:
+        if self._training is not None and self._training is not training:
+            raise InputError("Expected an audit of its own for each training, got one that has a training.")
+        if any(isinstance(hook, GradientAudit) and hook is not self for hook in training.hooks):
+            raise InputError(
+                "Expected one audit a training, got two: each would take the other's canaries for a leak."
+            )
+        self._training = training
         count = self._num_canaries
         if count is None:
             count = min(self.usual_num_canaries, training.num_parameters)
@@ -64,7 +82,11 @@ class GradientAudit(Hook):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return self.recorder.state_dict()
+        return {"seed": self.seed, **self.recorder.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["seed"] != self.seed:  # one from the operating system: the canaries are those of the other
+            self.seed = state["seed"]
+            assert self._training is not None  # it is the training that loads
+            self.attach(self._training)
         self.recorder.load_state_dict(state)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from dpaudit._torch import CanaryVectors
@@ -21,9 +20,8 @@ class CanaryRows:
     length: float
 
     def norms(self) -> Tensor:
-        return torch.full(self.present.shape, self.length, device=self.present.device)
+        return self.vectors.values.new_full(self.present.shape, self.length)
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        all_weights = out.new_zeros(self.vectors.num_canaries)
-        all_weights[self.present] = weights.to(out.dtype) * self.length
-        self.vectors.add(all_weights, out)
+        lengths = weights * self.length
+        self.vectors.add(out.new_zeros(self.vectors.num_canaries).index_copy_(0, self.present, lengths), out)

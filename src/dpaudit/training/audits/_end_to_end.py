@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
+from dpaudit.errors import InputError
 from dpaudit.recording import WholeRunRecorder
 from dpaudit.training._step import Step
 from dpaudit.training._training import Training
@@ -16,21 +17,33 @@ from dpaudit.training.gradients._rows import Rows
 __all__ = ["EndToEnd"]
 
 _WHOLE_RUN = 2**32 - 1  # the number of no step
+_FEWEST = 32  # then one side is empty once in two billion runs
 
 
 class EndToEnd(GradientAudit):
     """Audits sampling, clipping and noise together, against the curve of the whole training.
 
     Each canary is in the data set or not, by a fair coin before the first step. Those that are in it are
-    drawn by the training's own sampling, like any example. They are kept out of the update. ``num_canaries``
-    is by default 8,192, or the number of the model's parameters if that is less.
+    drawn by the training's own sampling, like any example. They are kept out of the update, but they use up
+    chance of the sampling, so that the batches are others than without audit. ``num_canaries`` is by
+    default 8,192, or the number of the model's parameters if that is less.
     """
 
     recorder: WholeRunRecorder
     usual_num_canaries: ClassVar[int] = 8192
 
+    def __init__(self, **common: Any) -> None:
+        super().__init__(**common)
+        if self._callbacks:
+            raise InputError("Expected no callbacks end to end: there is no bound before the last step.")
+
     def attach(self, training: Training) -> None:
         super().attach(training)
+        if self._inserted.num_canaries < _FEWEST:
+            raise InputError(
+                f"Expected num_canaries={self._inserted.num_canaries} to be at least {_FEWEST} end to end: "
+                "each is one observation, and both sides need some."
+            )
         settings = training.settings
         present = self._inserted.coins(_WHOLE_RUN)
         self._entries = np.flatnonzero(present)

@@ -15,7 +15,9 @@ from dpaudit.training._training import Training
 from dpaudit.training.audits._canary_rows import CanaryRows
 from dpaudit.training.gradients._flat import trainable
 
-__all__ = ["Inserted"]
+__all__ = ["SECOND_BATCH", "Inserted"]
+
+SECOND_BATCH = 2  # a purpose of chance, besides those of Draws
 
 
 class Inserted:
@@ -31,9 +33,9 @@ class Inserted:
         self._index = -1
         self._vectors = self._aim(0)
 
-    def chance(self, index: int) -> np.random.Generator:
-        """The generator of one step."""
-        return self._draws.chance(index)
+    def chance(self, index: int, purpose: int = 0) -> np.random.Generator:
+        """The generator of one step, or of whatever else is counted by ``index``."""
+        return self._draws.chance(index, purpose)
 
     def coins(self, index: int) -> BoolArray:
         """Whether each canary is present: a fair coin each."""
@@ -61,8 +63,6 @@ class Inserted:
         The adversary knows all other examples. With ``residual`` it takes their sum off: what is left is
         noise, and 1 where the canary is.
         """
-        vectors = self.vectors(step.index)
-        released = vectors.project(step.noisy_sum)
-        if residual:
-            released -= vectors.project(step.clipped_sum)
-        return (released / self._norm).double().cpu().numpy()
+        known = step.clipped_sum if residual else None
+        released = self.vectors(step.index).project(step.noisy_sum, without=known)
+        return (released / self._norm).cpu().double().numpy()

@@ -38,4 +38,7 @@ class OneRun(GradientAudit):
         return self._inserted.rows(index, np.flatnonzero(self._inserted.coins(index)))
 
     def observe(self, step: Step) -> None:
-        self.recorder.record(self._inserted.scores(step), self._inserted.coins(step.index))
+        self.recorder.record(self._inserted.scores(step), self._inserted.coins(step.index), tell=False)
+
+    def after(self, step: Step) -> None:  # noqa: ARG002
+        self.recorder.tell()

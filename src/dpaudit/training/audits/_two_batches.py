@@ -12,6 +12,7 @@ from dpaudit.training._seeds import Seeds, generators
 from dpaudit.training._step import Step
 from dpaudit.training._training import Training
 from dpaudit.training.audits._base import GradientAudit
+from dpaudit.training.audits._inserted import SECOND_BATCH
 
 __all__ = ["TwoBatches"]
 
@@ -43,24 +44,30 @@ class TwoBatches(GradientAudit):
 
     def attach(self, training: Training) -> None:
         super().attach(training)
-        self._training = training
-        # chance of the audit's own, so that the training's stays as it is
-        self._generators = generators(Seeds.of(self.seed), training.device)
+        # Chance of the audit's own: the training's stays as it is, and is another one also if both have
+        # the same seed. The same noise in both batches would tell them apart without error.
+        own = int(self._inserted.chance(0, SECOND_BATCH).integers(2**63))
+        self._generators = generators(Seeds.of(own), training.device)
         self.recorder = Recorder(
             claim=self._claim(training),
             num_steps=training.settings.num_steps,
             confidence=self.confidence,
             tradeoff=None if self._rate == 1 else SubsampledGaussian(self._rate, 1),
             paired=True,
+            may_stop=self._may_stop,
             callbacks=self._callbacks,
         )
 
     def observe(self, step: Step) -> None:
         is_in = self._inserted.chance(step.index).random() < self._rate
         rows = self._inserted.rows(step.index, [0] if is_in else [])
+        assert self._training is not None  # it is the training that is observed
         second = self._training.draw(rows, self._generators)
         scores = [self._inserted.scores(one, residual=self._residual)[0] for one in (step, second)]
-        self.recorder.record(scores, [False, True])
+        self.recorder.record(scores, [False, True], tell=False)
+
+    def after(self, step: Step) -> None:  # noqa: ARG002
+        self.recorder.tell()
 
     def state_dict(self) -> dict[str, Any]:
         states = {name: made.get_state() for name, made in self._generators.items()}

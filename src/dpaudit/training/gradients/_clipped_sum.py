@@ -54,8 +54,8 @@ def per_example(model: nn.Module, loss: Loss, batch: Batch) -> Iterable[Rows]:
 
 def add_clipped(rows: Iterable[Rows], max_grad_norm: float, out: Tensor) -> Tensor:
     """Add the clipped gradients to ``out``; returns their norms before clipping."""
-    norms = [out.new_zeros(0)]
+    norms = []
     for chunk in rows:
         norms.append(chunk.norms())
         chunk.add_weighted(clip_weights(norms[-1], max_grad_norm), out)
-    return torch.cat(norms)
+    return norms[0] if len(norms) == 1 else torch.cat([out.new_zeros(0), *norms])

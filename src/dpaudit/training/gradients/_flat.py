@@ -27,8 +27,9 @@ def num_parameters(model: nn.Module) -> int:
 
 def flat_zeros(model: nn.Module) -> Tensor:
     """A vector of zeros with a place for each trainable parameter."""
-    first = next(iter(trainable(model).values()))
-    return torch.zeros(num_parameters(model), dtype=first.dtype, device=first.device)
+    parameters = list(trainable(model).values())
+    first = parameters[0]
+    return torch.zeros(sum(value.numel() for value in parameters), dtype=first.dtype, device=first.device)
 
 
 def flat_parameters(model: nn.Module) -> Tensor:

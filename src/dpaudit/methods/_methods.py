@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -25,7 +26,18 @@ from dpaudit.stats import (
 from dpaudit.stats._chunks import is_on_disk
 from dpaudit.stats._defaults import default_method
 
-__all__ = ["Method", "is_large", "methods"]
+__all__ = ["NAMES", "Method", "is_large", "methods"]
+
+NAMES = (
+    "f-DP(CP)",
+    "f-DP(ZB)",
+    "(eps,delta)(CP)",
+    "(eps,delta)(ZB)",
+    "eps-DP(Katz)",
+    "f-DP(joint)",
+    "(eps,delta)(joint)",
+    "f-DP(betting)",
+)
 
 _LARGE = 20_000_000  # scores a side; from here on files are not read into memory
 _Recipe: TypeAlias = tuple[str, TradeOff, Inference]
@@ -39,6 +51,10 @@ class Method:
     tradeoff: TradeOff
     inference: Inference
     rule: ThresholdRule
+
+    def is_one_of(self, names: Collection[str] | None) -> bool:
+        """Whether it is asked for; None asks for all."""
+        return names is None or self.name.split()[0] in names  # without the remark on delta
 
     def bound(self, observations: Observations, delta: float, confidence: float) -> Bound:
         """What the method finds. Katz's interval is for pure epsilon-DP only, so for delta = 0."""

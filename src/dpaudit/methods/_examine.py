@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from dpaudit.accounting import Claim
-from dpaudit.cli._claim import ClaimOptions
-from dpaudit.cli._counted import CountedOnce
-from dpaudit.cli._methods import Method, is_large, methods
-from dpaudit.stats import Bound, ErrorCounts, Gaussian, Observations, PureDP, Result, audit
+from dpaudit.methods._counted import CountedOnce
+from dpaudit.methods._methods import Method, is_large, methods
+from dpaudit.stats import Bound, ErrorCounts, Gaussian, Observations, PureDP, Result, TradeOff, audit
 from dpaudit.stats._bound import plain
 
 __all__ = ["REVERSED", "Examined", "Row", "examine"]
 
-_USUAL_DELTA = 1e-5
 REVERSED = (
     "The scores with the canary are lower than those without it. Are the files swapped, or must the score "
     "be negated (a loss, for example)? A higher score has to mean that the canary was present."
@@ -47,11 +46,6 @@ class Examined:
     result: Result | None
 
     @property
-    def symbol(self) -> str:
-        """The parameter of the f-DP rows."""
-        return next(row.bound.tradeoff.symbol for row in self.rows if row.method.name.startswith("f-DP"))
-
-    @property
     def is_reversed(self) -> bool:
         """Whether the scores clearly point the wrong way, by more than four standard deviations."""
         counts = [row.bound.counts for row in self.rows if isinstance(row.bound.counts, ErrorCounts)]
@@ -75,23 +69,31 @@ class Examined:
 
 
 def examine(
-    observations: Observations, options: ClaimOptions, *, threshold: float | None, confidence: float
+    observations: Observations,
+    *,
+    delta: float,
+    confidence: float,
+    claim: Claim | None = None,
+    tradeoff: TradeOff | None = None,
+    of_steps: bool = False,
+    threshold: float | None = None,
+    names: Collection[str] | None = None,
+    result: Result | None = None,
 ) -> Examined:
-    """Run every method, and the audit if the options state a claim."""
-    claim = options.claim
-    delta = _USUAL_DELTA if options.delta is None else options.delta
+    """Run every method, or those of these names, and the audit if there is a claim and no ``result`` yet.
+
+    ``tradeoff`` is the curve of one observation where that is not the claim's own; ``of_steps`` says that
+    observations are of single steps of the claimed training, to which bounds are composed.
+    """
     if not is_large(observations):
         observations = observations.in_memory()
     fixed = _fixed(observations, threshold)
-    found = methods(observations, fixed, options.tradeoff or Gaussian())
+    found = [m for m in methods(observations, fixed, tradeoff or Gaussian()) if m.is_one_of(names)]
     bounds = [method.bound(observations, delta, confidence) for method in found]
-    steps = claim if options.is_of_steps else None
+    steps = claim if of_steps else None
     rows = tuple(Row(m, b, _composed(m, b, steps)) for m, b in zip(found, bounds, strict=True))
-    result = None
-    if claim is not None:
-        result = audit(
-            observations, claim=claim, confidence=confidence, tradeoff=options.tradeoff, threshold=fixed
-        )
+    if result is None and claim is not None:
+        result = audit(observations, claim=claim, confidence=confidence, tradeoff=tradeoff, threshold=fixed)
     return Examined(observations, delta, confidence, rows, result)
 
 

@@ -1,0 +1,86 @@
+"""``dpaudit run``: train and audit what a config file says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpaudit.cli._console import output, print_json
+from dpaudit.cli._exit import status
+from dpaudit.cli._options import Json
+from dpaudit.cli._progress import Watching
+from dpaudit.cli._scores_table import model_and_steps, print_examined
+from dpaudit.errors import InputError
+from dpaudit.stats import Verdict
+
+if TYPE_CHECKING:  # they need torch, which is imported when the command is called
+    from dpaudit.experiments import Config, Outcome
+
+__all__ = ["run"]
+
+_File = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False)]
+_Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the file: training.num_steps=50"),
+]
+_Example = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Print a config to start from: digits, paper-cifar10, end-to-end, purchase."
+    ),
+]
+
+
+def run(
+    *, config: _File = None, changes: _Set = None, example: _Example = None, as_json: Json = False
+) -> None:
+    """Train with DP-SGD and audit it, as a config file says.
+
+    Everything goes into the config's output directory. Called again, it goes
+    on where it was interrupted.
+
+    Exit status: 0 no violation, 1 violation, 2 bad input, 3 underpowered,
+    130 interrupted.
+    """
+    from dpaudit import experiments  # noqa: PLC0415  # loads torch
+
+    if example is not None:
+        typer.echo(experiments.example(example), nl=False)
+        return
+    if config is None:
+        raise InputError("Expected a config; print one to start from with: dpaudit run --example digits")
+    loaded = experiments.load_config(config, changes or ())
+    found = _watched(loaded)
+    if as_json:
+        print_json(found.values)
+    else:
+        _print(loaded, found)
+    raise typer.Exit(status(Verdict[found.values["verdict"]]))
+
+
+def _watched(config: Config) -> Outcome:
+    from dpaudit import experiments  # noqa: PLC0415  # loads torch
+
+    experiments.use_one_thread()
+    with Watching() as watching:
+        watching.say(
+            f"{config.model.name} on {config.data.name}, audited by {config.audit.mode}, in {config.output}"
+        )
+        try:
+            found = experiments.run(config, watch=watching, say=watching.say)
+        except KeyboardInterrupt:
+            if (steps := watching.newest) is not None:
+                watching.say(f"Interrupted at step {steps.num_done:,}. The same command goes on from there.")
+            raise
+        if found.was_finished:
+            watching.say("This run is finished; here is its result again.")
+    return found
+
+
+def _print(config: Config, found: Outcome) -> None:
+    console = output()
+    print_examined(console, found.values, more=model_and_steps(found.values))
+    console.print()
+    console.print(f"Written: {config.output}", soft_wrap=True)

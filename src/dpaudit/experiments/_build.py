@@ -1,0 +1,142 @@
+"""From a config to a training with its audit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dpaudit.canaries import Constant, Dirac, GradientCanary, RandomDirection
+from dpaudit.errors import InputError
+from dpaudit.experiments._models import model_for
+from dpaudit.experiments._resolved import Resolved
+from dpaudit.experiments.config import (
+    AuditConfig,
+    CanaryConfig,
+    Config,
+    EndToEndConfig,
+    NoiseTooSmallConfig,
+    OptimizerConfig,
+    PaperConfig,
+    SgdConfig,
+    TrainingConfig,
+)
+from dpaudit.recording import LiveBound
+from dpaudit.training import (
+    DPSGD,
+    SGD,
+    Adam,
+    EndToEnd,
+    Mechanism,
+    OneRun,
+    Optimizer,
+    Training,
+    TwoBatches,
+    initialize,
+)
+from dpaudit.training.data import Dataset
+from dpaudit.training.faults import ClippedAfterMean, NoiseTooSmall, Unclipped
+
+__all__ = ["Experiment", "build"]
+
+_CANARIES: dict[str, type[GradientCanary]] = {
+    "dirac": Dirac,
+    "constant": Constant,
+    "random-direction": RandomDirection,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A training, its audit and the examples to test on."""
+
+    config: Config
+    resolved: Resolved
+    training: Training
+    audit: OneRun | TwoBatches | EndToEnd
+    test: Dataset
+
+
+def build(
+    config: Config,
+    resolved: Resolved,
+    data: tuple[Dataset, Dataset],
+    callbacks: Sequence[Callable[[LiveBound], None]] = (),
+) -> Experiment:
+    """Everything in place, nothing trained yet. ``callbacks`` get the live bound."""
+    train, test = data
+    seeds = resolved.training_seeds
+    audit = _audit(config, resolved, callbacks)
+    training = Training(
+        initialize(model_for(config.model, train), seeds.initialization),
+        train,
+        _settings(config.training, resolved),
+        seeds=seeds,
+        device=_device(config.device),
+        hooks=[audit],
+        mechanism=_mechanism(config.training, resolved),
+    )
+    return Experiment(config, resolved, training, audit, test)
+
+
+def _settings(training: TrainingConfig, resolved: Resolved) -> DPSGD:
+    return DPSGD(
+        noise_multiplier=resolved.noise_multiplier,
+        max_grad_norm=training.max_grad_norm,
+        sample_rate=resolved.sample_rate,
+        num_steps=training.num_steps,
+        optimizer=_optimizer(training.optimizer),
+    )
+
+
+def _optimizer(config: OptimizerConfig) -> Optimizer:
+    if isinstance(config, SgdConfig):
+        return SGD(
+            learning_rate=config.learning_rate, momentum=config.momentum, weight_decay=config.weight_decay
+        )
+    return Adam(learning_rate=config.learning_rate, weight_decay=config.weight_decay)
+
+
+def _mechanism(training: TrainingConfig, resolved: Resolved) -> Mechanism | None:
+    """A broken one, if the config asks for it."""
+    fault = training.fault
+    if fault is None:
+        return None
+    usual = {"noise_multiplier": resolved.noise_multiplier, "max_grad_norm": training.max_grad_norm}
+    if isinstance(fault, NoiseTooSmallConfig):
+        return NoiseTooSmall(**usual, factor=fault.factor)
+    return Unclipped(**usual) if fault.name == "unclipped" else ClippedAfterMean(**usual)
+
+
+def _audit(
+    config: Config, resolved: Resolved, callbacks: Sequence[Callable[[LiveBound], None]]
+) -> OneRun | TwoBatches | EndToEnd:
+    audit: AuditConfig = config.audit
+    common: dict[str, Any] = {
+        "delta": config.training.delta,
+        "canary": _canary(audit.canary),
+        "num_canaries": audit.num_canaries,
+        "confidence": audit.confidence,
+        "seed": resolved.audit_seed,
+    }
+    if isinstance(audit, EndToEndConfig):
+        return EndToEnd(**common)
+    common |= {"callbacks": callbacks, "may_stop": audit.stop_on_violation}
+    if isinstance(audit, PaperConfig):
+        return TwoBatches(canary_rate=audit.canary_rate, residual=audit.residual, **common)
+    return OneRun(**common)
+
+
+def _canary(config: CanaryConfig) -> GradientCanary:
+    return _CANARIES[config.kind](scale=config.scale, moving=config.moving)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"Expected a device that torch can use here, got device={name!r}.") from error
+    return device

@@ -1,0 +1,65 @@
+"""The state of a training on disk, whole or not at all."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpaudit import _files
+from dpaudit.errors import InputError
+from dpaudit.training import Training
+
+__all__ = ["restore", "save"]
+
+_ARRAY = "numpy array"  # the mark of an array among tensors
+_DAMAGED = OSError, RuntimeError, EOFError, KeyError, TypeError, zipfile.BadZipFile, pickle.UnpicklingError
+
+
+def save(path: Path, training: Training, seconds: float) -> None:
+    """Write the state beside the last one, then put it in its place."""
+    state = _as_tensors({"training": training.state_dict(), "seconds": seconds})
+    _files.write(path, lambda file: torch.save(state, file))
+
+
+def restore(path: Path, training: Training) -> float:
+    """Put an equal training where the saved one was; returns the seconds that it had taken."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            _require(file.testzip() is None)  # torch itself does not look at the checksums
+        # tensors, numbers and words only: reading the file runs nothing that is in it
+        state = _as_arrays(torch.load(path, weights_only=True, map_location="cpu"))
+        training.load_state_dict(state["training"])
+        return float(state["seconds"])
+    except _DAMAGED as error:
+        raise InputError(
+            f"Expected a whole checkpoint in {path}, but it is damaged; delete it to repeat the run from "
+            "its first step, with the same seeds."
+        ) from error
+
+
+def _require(whole: bool) -> None:
+    if not whole:
+        raise zipfile.BadZipFile
+
+
+def _as_tensors(value: Any) -> Any:
+    """Arrays as marked tensors, which is what may be in such a file."""
+    if isinstance(value, np.ndarray):
+        return {_ARRAY: torch.from_numpy(np.ascontiguousarray(value))}
+    if isinstance(value, Mapping):
+        return {key: _as_tensors(one) for key, one in value.items()}
+    return [_as_tensors(one) for one in value] if isinstance(value, list) else value
+
+
+def _as_arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        if _ARRAY in value:
+            return value[_ARRAY].numpy()
+        return {key: _as_arrays(one) for key, one in value.items()}
+    return [_as_arrays(one) for one in value] if isinstance(value, list) else value

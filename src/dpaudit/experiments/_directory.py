@@ -1,0 +1,109 @@
+"""The directory of one run: what it holds, and who may write to it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from dpaudit import _files
+from dpaudit.errors import InputError
+from dpaudit.experiments._resolved import Resolved
+from dpaudit.experiments._versions import versions
+from dpaudit.experiments.config import Config
+
+__all__ = ["SCHEMA_VERSION", "RunDirectory"]
+
+SCHEMA_VERSION = 1
+
+
+class RunDirectory:
+    """Config, versions, checkpoint, observations and result of one run; each file is whole or not there."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        self.checkpoint = self.path / "checkpoint.pt"
+        self._config = self.path / "config.json"
+        self._versions = self.path / "versions.json"
+        self._result = self.path / "result.json"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else runs here meanwhile; a lock ends with its process, however that ends."""
+        _files.make_folder(self.path)
+        with self._lock_file() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise InputError(
+                    f"Expected {self.path} for this run alone, but another process runs in it."
+                ) from error
+            yield
+
+    def _lock_file(self) -> TextIO:
+        try:
+            return (self.path / ".lock").open("w")
+        except OSError as error:
+            raise InputError(f"Cannot write {self.path}: {error.strerror}.") from error
+
+    def resolved(self, config: Config) -> Resolved | None:
+        """What was decided when the run began; None if there is none yet, refused if it is another's."""
+        if not self._config.exists():
+            self._require_no_other()
+            return None
+        stored = _read_json(self._config)
+        difference = _difference(stored["config"], config.identity())
+        if difference is not None:
+            raise InputError(
+                f"Expected the config of the run that is in {self.path}, but {difference}; give another "
+                "output."
+            )
+        return Resolved.from_dict(stored["resolved"])
+
+    def begin(self, config: Config, resolved: Resolved) -> None:
+        """Keep what the run is, before its first step."""
+        self._write_json(self._versions, versions())
+        values = {"config": config.identity(), "resolved": resolved.to_dict()}
+        self._write_json(self._config, {"schema_version": SCHEMA_VERSION, **values})
+
+    def result(self) -> dict[str, Any] | None:
+        """The result of a finished run."""
+        return _read_json(self._result) if self._result.exists() else None
+
+    def finish(self, arrays: Mapping[str, np.ndarray], result: Mapping[str, Any]) -> None:
+        """Keep observations and then the result: where it is, all is."""
+        for name, array in arrays.items():
+            _files.write(self.path / f"{name}.npy", lambda file, array=array: np.save(file, array))  # type: ignore[misc]
+        self._write_json(self._result, result)
+
+    def _write_json(self, path: Path, values: Mapping[str, Any]) -> None:
+        _files.write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
+
+    def _require_no_other(self) -> None:
+        for path in (self._result, self.checkpoint):
+            if path.exists():
+                raise InputError(f"Expected a new directory or one of a run, but {path} is not of a run.")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"Expected JSON in {path}, but it cannot be read: {error}.") from error
+    return values
+
+
+def _difference(stored: Any, given: Any, place: str = "") -> str | None:
+    """The first value that is not the same, as a sentence's part."""
+    if isinstance(stored, dict) and isinstance(given, dict):
+        keys = [*stored, *(key for key in given if key not in stored)]
+        found = (_difference(stored.get(k), given.get(k), f"{place}.{k}".lstrip(".")) for k in keys)
+        return next((text for text in found if text is not None), None)
+    if stored == given:
+        return None
+    return f"{place} is {json.dumps(given)} here and {json.dumps(stored)} there"

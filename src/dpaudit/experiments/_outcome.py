@@ -1,0 +1,89 @@
+"""The result of a run as plain values, and its observations as arrays."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from dpaudit.accounting import SubsampledGaussian
+from dpaudit.experiments._build import Experiment
+from dpaudit.experiments._directory import SCHEMA_VERSION
+from dpaudit.experiments._loop import Trained
+from dpaudit.experiments.config import EndToEndConfig, PaperConfig
+from dpaudit.methods import examine
+from dpaudit.recording import WholeRunRecorder
+from dpaudit.stats import TradeOff
+from dpaudit.training import accuracy
+
+__all__ = ["observed", "outcome"]
+
+_STOPPED = (
+    "The run was stopped at its first violation. The verdict's bound allows for that; bounds by counts do "
+    "not, and are left out."
+)
+
+
+def observed(experiment: Experiment) -> dict[str, np.ndarray]:
+    """What was recorded, by the names of the files."""
+    state = experiment.audit.recorder.state_dict()
+    if isinstance(experiment.audit.recorder, WholeRunRecorder):
+        return {"log_likelihood_ratios": state["ratios"], "present": state["present"]}
+    return {"scores": state["scores"], "present": state["present"]}
+
+
+def outcome(experiment: Experiment, trained: Trained) -> dict[str, Any]:
+    """Verdict, all bounds, power, accuracy and timing."""
+    started = time.monotonic()
+    values = _bounds(experiment, trained)
+    training, resolved = experiment.training, experiment.resolved
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **values,
+        "mode": experiment.config.audit.mode,
+        "threat_model": experiment.config.threat_model,
+        "noise_multiplier": resolved.noise_multiplier,
+        "sample_rate": resolved.sample_rate,
+        "num_steps": training.settings.num_steps,
+        "num_done": training.num_done,
+        "stopped_early": trained.stopped_early,
+        "num_parameters": training.num_parameters,
+        "accuracy": accuracy(training.model, experiment.test.to(training.device)),
+        "timing": {
+            "training_seconds": round(trained.seconds, 3),
+            "steps_per_second": round(training.num_done / max(trained.seconds, 1e-9), 3),
+            "audit_seconds": round(time.monotonic() - started, 3),
+        },
+    }
+
+
+def _bounds(experiment: Experiment, trained: Trained) -> dict[str, Any]:
+    recorder, audit = experiment.audit.recorder, experiment.config.audit
+    of_run = isinstance(recorder, WholeRunRecorder)
+    found = examine(
+        recorder.observations,
+        delta=recorder.claim.delta,
+        confidence=recorder.confidence,
+        claim=recorder.claim,
+        tradeoff=_curve(experiment),
+        of_steps=not of_run,
+        threshold=0.0 if of_run else None,
+        # a fixed number of observations is what the others count on
+        names=() if trained.stopped_early else audit.methods,
+        result=recorder.audit(),
+    )
+    values = found.to_dict()
+    if trained.stopped_early:
+        values["notes"].append(_STOPPED)
+    return values
+
+
+def _curve(experiment: Experiment) -> TradeOff | None:
+    """The curve of one observation, where it is not that of a step that has the canary."""
+    recorder, audit = experiment.audit.recorder, experiment.config.audit
+    if isinstance(audit, EndToEndConfig) and isinstance(recorder, WholeRunRecorder):
+        return recorder.tradeoff
+    if isinstance(audit, PaperConfig) and audit.canary_rate < 1:
+        return SubsampledGaussian(audit.canary_rate, 1)
+    return None

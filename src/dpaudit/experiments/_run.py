@@ -1,0 +1,69 @@
+"""One experiment from its config to its result; goes on where it was interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dpaudit.experiments._build import build
+from dpaudit.experiments._data import load_data
+from dpaudit.experiments._directory import RunDirectory
+from dpaudit.experiments._loop import Live, Progress, train
+from dpaudit.experiments._outcome import observed, outcome
+from dpaudit.experiments._resolved import resolve
+from dpaudit.experiments.config import Config
+
+__all__ = ["Outcome", "rehearse", "run"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The plain values of ``result.json``, and whether they were there already."""
+
+    values: dict[str, Any]
+    was_finished: bool
+
+
+def _nobody(_: object) -> None:
+    """Looks on and says nothing."""
+
+
+def run(
+    config: Config,
+    *,
+    watch: Callable[[Progress], None] = _nobody,
+    say: Callable[[str], None] = _nobody,
+) -> Outcome:
+    """Train, audit and keep everything in the config's output directory.
+
+    The same config goes on from the last checkpoint, or has its result already; another one is refused.
+    ``watch`` is called after every step, ``say`` with what is done between.
+    """
+    directory = RunDirectory(config.output)
+    with directory.locked():
+        resolved = directory.resolved(config)
+        if resolved is not None and (stored := directory.result()) is not None:
+            return Outcome(stored, was_finished=True)
+        data = load_data(config.data)
+        is_new = resolved is None
+        if resolved is None:
+            say("Calibrating the noise")
+            resolved = resolve(config, len(data[0]))
+        live = Live()
+        experiment = build(config, resolved, data, [live])
+        if is_new:
+            directory.begin(config, resolved)
+        say("Training")
+        trained = train(experiment, directory.checkpoint, live, watch)
+        say("Finding the bounds of all methods")
+        values = outcome(experiment, trained)
+        directory.finish(observed(experiment), values)
+    return Outcome(values, was_finished=False)
+
+
+def rehearse(config: Config, *, watch: Callable[[Progress], None] = _nobody) -> dict[str, Any]:
+    """The same without a directory: the result is returned and nothing is kept."""
+    data, live = load_data(config.data), Live()
+    experiment = build(config, resolve(config, len(data[0])), data, [live])
+    return outcome(experiment, train(experiment, None, live, watch))

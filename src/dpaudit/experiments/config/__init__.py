@@ -1,0 +1,45 @@
+"""Configs of experiments: TOML files, checked as a whole before anything runs."""
+
+from dpaudit.experiments.config._audits import (
+    AuditConfig,
+    CanaryConfig,
+    EndToEndConfig,
+    OneRunConfig,
+    PaperConfig,
+)
+from dpaudit.experiments.config._config import Config
+from dpaudit.experiments.config._data import DataConfig, Digits, Files, Random
+from dpaudit.experiments.config._load import load_config, parse_config
+from dpaudit.experiments.config._models import Mlp, ModelConfig, NamedModel
+from dpaudit.experiments.config._training import (
+    AdamConfig,
+    FaultConfig,
+    NoiseTooSmallConfig,
+    OptimizerConfig,
+    SgdConfig,
+    TrainingConfig,
+)
+
+__all__ = [
+    "AdamConfig",
+    "AuditConfig",
+    "CanaryConfig",
+    "Config",
+    "DataConfig",
+    "Digits",
+    "EndToEndConfig",
+    "FaultConfig",
+    "Files",
+    "Mlp",
+    "ModelConfig",
+    "NamedModel",
+    "NoiseTooSmallConfig",
+    "OneRunConfig",
+    "OptimizerConfig",
+    "PaperConfig",
+    "Random",
+    "SgdConfig",
+    "TrainingConfig",
+    "load_config",
+    "parse_config",
+]

@@ -1,0 +1,167 @@
+"""What pydantic found, in dpaudit's sentences."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from dpaudit.experiments.config._config import Config
+
+__all__ = ["Mistake", "all_mistakes"]
+
+Mistake = tuple[tuple[str, ...], str]
+
+_TYPES = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+    "finite_number": "a finite number",
+}
+
+
+def all_mistakes(error: ValidationError, raw: Mapping[str, Any]) -> list[Mistake]:
+    """Each mistake with the place of its key.
+
+    Behind a wrong name pydantic does not look at the rest of its table. So a name that exists stands in
+    for it while the rest is looked at; which keys that name has is not held against the table.
+    """
+    found = [_mistake(one, raw) for one in error.errors(include_url=False)]
+    trial = copy.deepcopy(dict(raw))
+    replaced: set[tuple[str, ...]] = set()
+    while tags := [one for one in error.errors(include_url=False) if one["type"] == "union_tag_invalid"]:
+        replaced |= {_replace_tag(trial, one) for one in tags}
+        try:
+            Config.model_validate(trial)
+            break
+        except ValidationError as next_error:
+            error = next_error
+        for one in error.errors(include_url=False):
+            place = _place(one["loc"], trial)
+            guessed = any(place[: len(table)] == table for table in replaced)
+            unfair = one["type"] == "missing" or place[-1] in _keys_of_any(place[:-1])
+            if guessed and not (unfair and one["type"] in ("missing", "extra_forbidden")):
+                found.append(_mistake(one, trial))
+    return list(dict.fromkeys(found))
+
+
+def _replace_tag(trial: dict[str, Any], error: ErrorDetails) -> tuple[str, ...]:
+    """Put the nearest name in the place of a wrong one; returns the place of its table."""
+    *table, key = _tag(_place(error["loc"], trial), error)[0]
+    known = re.findall(r"'([^']*)'", error["ctx"]["expected_tags"])
+    near = difflib.get_close_matches(error["ctx"]["tag"], known, n=1, cutoff=0.0)
+    inner: Any = trial
+    for part in table:
+        inner = inner[part]
+    inner[key] = (near or known)[0]
+    return tuple(table)
+
+
+def _mistake(error: ErrorDetails, raw: Mapping[str, Any]) -> Mistake:
+    place = _place(error["loc"], raw)
+    kind, got = error["type"], error["input"]
+    if kind == "missing":
+        return place, "Expected a value, got none."
+    if kind == "extra_forbidden":
+        return place, _unknown(place, error["loc"], raw)
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _tag(place, error)
+    if kind == "literal_error":
+        return place, f"Expected {error['ctx']['expected']}, got {got!r}."
+    if kind in _TYPES:
+        return place, f"Expected {_TYPES[kind]}, got {got!r}."
+    return place, error["msg"].removeprefix("Value error, ")
+
+
+def _unknown(place: tuple[str, ...], loc: Sequence[str | int], raw: Mapping[str, Any]) -> str:
+    """What is said of a key that its table does not have."""
+    if place[-1] in _keys_of_any(place[:-1]):
+        return f"It has no use{_tag_of(place[:-1], raw)}; remove it."
+    return f"There is no such key; {_suggestion(loc)}"
+
+
+def _tag(place: tuple[str, ...], error: ErrorDetails) -> Mistake:
+    """A name that is none of the known ones."""
+    context = error["ctx"]
+    key = context["discriminator"].strip("'")
+    key = "mode" if key.endswith("()") else key  # the only one that is found by a function
+    if error["type"] == "union_tag_not_found":
+        if not isinstance(error["input"], Mapping):
+            return place, f"Expected a table, got {error['input']!r}."
+        return (*place, key), "Expected a value, got none."
+    got, known = context["tag"], context["expected_tags"]
+    near = difflib.get_close_matches(got, re.findall(r"'([^']*)'", known), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return (*place, key), f"Expected one of {known}, got {got!r}{hint}"
+
+
+def _place(loc: Sequence[str | int], raw: Mapping[str, Any]) -> tuple[str, ...]:
+    """The keys as they stand in the file: without the tags that pydantic puts between them."""
+    place: list[str] = []
+    value: Any = raw
+    for index, part in enumerate(loc):
+        inside = isinstance(value, Mapping) and part in value
+        if inside:
+            value = value[part]
+        if inside or (index == len(loc) - 1 and isinstance(value, Mapping)):
+            place.append(str(part))
+    return tuple(place)
+
+
+def _suggestion(loc: Sequence[str | int]) -> str:
+    known = _keys(Config, [str(part) for part in loc[:-1]])
+    near = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.75)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+
+
+def _keys(section: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """The keys of the table at this path of fields and tags."""
+    found = [section]
+    for part in path:
+        inner = [one for s in found if part in s.model_fields for one in _sections(s.model_fields[part])]
+        found = inner or [s for s in found if part in _names(s)] or found
+    return list(found[0].model_fields)
+
+
+def _keys_of_any(path: Sequence[str]) -> set[str]:
+    """The keys of all tables that may be at this path, whatever their tag."""
+    found: list[type[BaseModel]] = [Config]
+    for part in path:
+        found = [one for s in found if part in s.model_fields for one in _sections(s.model_fields[part])]
+    return {key for section in found for key in section.model_fields}
+
+
+def _tag_of(path: Sequence[str], raw: Mapping[str, Any]) -> str:
+    """The tag of the table at this path, as it is said: `` with name = "mlp"``."""
+    table: Any = raw
+    for part in path:
+        table = table.get(part, {})
+    given = [f' with {key} = "{table[key]}"' for key in ("name", "mode") if key in table]
+    return given[0] if given else " here"
+
+
+def _sections(field: Any) -> list[type[BaseModel]]:
+    """The tables that a field may be."""
+
+    def inside(hint: Any) -> list[type[BaseModel]]:
+        if isinstance(hint, type) and issubclass(hint, BaseModel):
+            return [hint]
+        return [one for part in get_args(hint) for one in inside(part)]
+
+    return inside(field.annotation)
+
+
+def _names(section: type[BaseModel]) -> list[str]:
+    """The tags that choose this table."""
+    fields = (section.model_fields[key] for key in ("name", "mode") if key in section.model_fields)
+    return [tag for field in fields for tag in get_args(field.annotation)]

@@ -1,0 +1,316 @@
+"""``dpaudit run`` as a program: killed, interrupted, called again; and what it says and prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+SMALL = """
+output = "{output}"
+seed = 3
+checkpoint_seconds = 0
+
+[model]
+name = "mlp"
+hidden = [16]
+
+[data]
+name = "digits"
+num_examples = 400
+
+[training]
+noise_multiplier = 1.0
+sample_rate = 0.1
+num_steps = 300
+
+[audit]
+methods = []
+"""
+MODES = {"one-run": 32, "paper": 1, "end-to-end": 32}
+SCRIPT = Path(sys.executable).parent / "dpaudit"
+MODULE = [sys.executable, "-m", "dpaudit"]
+PREPARED = (
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+    "OMP_WAIT_POLICY",
+    "OMP_NUM_THREADS",
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text(SMALL.format(output=tmp_path / "run"))
+    return path
+
+
+def bare() -> dict[str, str]:
+    """The environment of somebody who set nothing."""
+    return {name: value for name, value in os.environ.items() if name not in PREPARED}
+
+
+@contextmanager
+def started(command: Sequence[object], *words: object) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [str(word) for word in (*command, "run", *words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=bare(),
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def finished(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [*MODULE, "run", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, env=bare(), check=False, timeout=300)
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    """Until the file is there and newer than it was, looking often."""
+    before = path.stat().st_mtime_ns if path.exists() else 0
+    while not path.exists() or path.stat().st_mtime_ns == before:
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        time.sleep(0.005)
+
+
+def steps_saved(folder: Path) -> int:
+    import torch  # noqa: PLC0415
+
+    return int(torch.load(folder / "checkpoint.pt", weights_only=True)["training"]["num_done"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_that_was_killed_has_each_observation_once_when_it_goes_on(
+    mode: str, config: Path, tmp_path: Path, run: Any
+) -> None:
+    changes = ["--set", f"audit.mode={mode}", "--set", f"audit.num_canaries={MODES[mode]}"]
+    folder, whole = tmp_path / "run", tmp_path / "whole"
+    with started(MODULE, config, *changes) as process:
+        wait_for(folder / "checkpoint.pt", process)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    saved = steps_saved(folder)
+    assert 0 < saved < 300
+    assert not (folder / "result.json").exists()
+    changes += ["--set", "checkpoint_seconds=99"]
+    resumed = finished(config, *changes, "--json")
+    assert f"step {saved:,} of 300" in resumed.stderr
+    assert "step 0 of" not in resumed.stderr
+    straight = run("run", config, *changes, "--set", f"output={whole}", "--json")
+    names = {path.name for path in whole.glob("*.npy")}
+    assert len(names) == 2
+    assert names == {path.name for path in folder.glob("*.npy")}
+    for name in names:
+        assert np.load(folder / name).tobytes() == np.load(whole / name).tobytes()
+    found = [{**json.loads(done.stdout), "timing": 0} for done in (resumed, straight)]
+    assert found[0] == found[1]
+    assert resumed.returncode == straight.exit_code == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_its_last_step(number: signal.Signals, config: Path, tmp_path: Path) -> None:
+    changes = ["--set", "checkpoint_seconds=999", "--set", "training.num_steps=5000"]
+    with started([SCRIPT], config, *changes) as process:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        assert any(line.startswith("step 250 of") for line in lines)
+        process.send_signal(number)
+        said = process.stderr.read()
+        assert process.wait() == 130
+    saved = steps_saved(tmp_path / "run")
+    assert 250 <= saved < 5000
+    assert f"Interrupted at step {saved:,}. The same command goes on from there.\n" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("command", [MODULE, [SCRIPT]], ids=["module", "script"])
+def test_training_starts_with_the_environment_that_torch_needs(
+    command: list[object], config: Path, tmp_path: Path
+) -> None:
+    with started(command, config) as process:
+        wait_for(tmp_path / "run" / "checkpoint.pt", process)
+        variables = Path(f"/proc/{process.pid}/environ").read_bytes().decode().split("\0")
+    assert {f"{name}=" for name in PREPARED} <= {text.split("=")[0] + "=" for text in variables}
+    assert "OMP_WAIT_POLICY=PASSIVE" in variables
+
+
+class _StartedError(Exception):
+    """Stands for another program that takes over."""
+
+
+def prepare(monkeypatch: pytest.MonkeyPatch, words: list[str], **variables: str) -> dict[str, str] | None:
+    """The environment of the program that would be started; None if none would."""
+    from dpaudit.cli._environment import prepare as prepared  # noqa: PLC0415
+
+    given: list[dict[str, str]] = []
+
+    def execve(_path: str, _words: list[str], environment: dict[str, str]) -> None:
+        given.append(environment)
+        raise _StartedError
+
+    monkeypatch.setattr("os.execve", execve)
+    monkeypatch.setattr("os.environ", variables)
+    try:
+        prepared(words)
+    except _StartedError:
+        return given[0]
+    return None
+
+
+def test_the_environment_is_set_once_and_only_for_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = prepare(monkeypatch, ["run", "c.toml"], HOME="here", OMP_NUM_THREADS="2")
+    assert made is not None
+    assert made["HOME"] == "here"
+    assert made["OMP_NUM_THREADS"] == "2"  # the user's own stay
+    assert prepare(monkeypatch, ["run", "c.toml"], **made) is None
+    assert prepare(monkeypatch, ["demo"]) is not None
+    assert prepare(monkeypatch, ["scores"]) is None
+    assert prepare(monkeypatch, []) is None
+    assert prepare(monkeypatch, ["run"], DPAUDIT_ENVIRONMENT="as-is") is None
+
+
+def test_a_second_process_in_the_same_directory_is_refused(config: Path, tmp_path: Path) -> None:
+    endless = ["--set", "training.num_steps=5000"]
+    with started(MODULE, config, *endless) as process:
+        wait_for(tmp_path / "run" / "checkpoint.pt", process)
+        second = finished(config, *endless)
+    assert second.returncode == 2
+    assert second.stdout == ""
+    assert f"Expected {tmp_path / 'run'} for this run alone, but another process runs in it." in second.stderr
+
+
+SHORT = ["--set", "training.num_steps=40", "--set", "audit.num_canaries=64", "--set", "checkpoint_seconds=99"]
+BROKEN = ["--set", "training.fault.name=noise-too-small", "--set", "training.fault.factor=0.3"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "verdict"),
+    [
+        ([], 0, "NO_VIOLATION"),
+        (BROKEN, 1, "VIOLATION"),
+        (["--set", "training.num_steps=1", "--set", "audit.num_canaries=2"], 3, "UNDERPOWERED"),
+    ],
+)
+def test_the_exit_status_is_the_verdict(
+    changes: list[str], status: int, verdict: str, config: Path, run: Any
+) -> None:
+    result = run("run", config, *SHORT, *changes, "--json")
+    assert result.exit_code == status, result.stderr
+    assert json.loads(result.stdout)["verdict"] == verdict
+
+
+def test_a_run_tells_its_progress_in_about_twenty_lines(config: Path, run: Any) -> None:
+    result = run("run", config, *SHORT)
+    lines = [line for line in result.stderr.splitlines() if line.startswith("step ")]
+    assert 15 <= len(lines) <= 25
+    assert lines[0] == "step 0 of 40"
+    assert lines[-1].startswith("step 40 of 40, ")
+    assert "steps/s" in lines[-1]
+    assert "left, epsilon >= " in lines[-1]
+    assert "claimed" in lines[-1]
+    assert "verdict  NO_VIOLATION" in result.stdout
+    assert "test accuracy" in result.stdout
+    assert f"Written: {config.parent / 'run'}" in result.stdout
+
+
+def test_a_finished_run_prints_its_result_again(config: Path, run: Any) -> None:
+    methods = ["--set", 'audit.methods=["f-DP(CP)", "f-DP(joint)"]']
+    first, again = (run("run", config, *SHORT, *methods) for _ in range(2))
+    assert again.stdout == first.stdout
+    assert "f-DP(joint)" in again.stdout
+    assert "This run is finished" in again.stderr
+    assert "step" not in again.stderr
+    assert again.exit_code == first.exit_code == 0
+    values = json.loads(run("run", config, *SHORT, *methods, "--json").stdout)
+    assert values == json.loads((config.parent / "run" / "result.json").read_text())
+
+
+def test_a_run_of_the_whole_without_a_live_bound_shows_none(config: Path, run: Any) -> None:
+    result = run("run", config, *SHORT, "--set", "audit.mode=end-to-end")
+    assert result.exit_code in (0, 3)
+    assert "claimed" not in result.stderr
+
+
+def test_another_config_in_the_directory_is_refused(config: Path, run: Any) -> None:
+    run("run", config, *SHORT)
+    result = run("run", config, *SHORT, "--set", "training.num_steps=41")
+    assert result.exit_code == 2
+    assert "training.num_steps is 41 here and 40 there" in result.stderr
+
+
+def test_the_digits_example_runs(run: Any, tmp_path: Path) -> None:
+    text = run("run", "--example", "digits").stdout
+    path = tmp_path / "digits.toml"
+    path.write_text(text)
+    changes = ["--set", "training.num_steps=50", "--set", f"output={tmp_path / 'digits'}"]
+    result = run("run", path, *changes, "--json")
+    assert result.exit_code == 0, result.stderr
+    values = json.loads(result.stdout)
+    assert values["num_done"] == 50
+    assert values["claim"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
+    names = [row["name"] for row in values["methods"] if row["threshold_rule"].startswith("Fixed")]
+    assert names == [
+        "f-DP(CP)",
+        "f-DP(ZB)",
+        "(eps,delta)(CP)",
+        "(eps,delta)(ZB)",
+        "eps-DP(Katz) delta=0",
+        "f-DP(joint)",
+        "(eps,delta)(joint)",
+        "f-DP(betting)",
+    ]
+
+
+def test_an_unknown_example_lists_the_known_ones(refused: Any) -> None:
+    sentence = refused("run", "--example", "x")
+    assert sentence == "Expected an example of digits, paper-cifar10, end-to-end, purchase, got 'x'."
+
+
+def test_without_a_config_it_says_how_to_get_one(refused: Any) -> None:
+    assert refused("run").endswith("dpaudit run --example digits")
+
+
+def test_a_config_that_is_not_there_is_named(refused: Any, tmp_path: Path) -> None:
+    path = tmp_path / "none.toml"
+    assert refused("run", path) == f"Expected a config, but there is no file {path}."
+
+
+def test_mistakes_of_a_config_end_in_status_2_without_a_traceback(config: Path, run: Any) -> None:
+    result = run("run", config, "--set", "training.num_stepz=3", "--set", "seed=-1")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.splitlines() == [
+        f"dpaudit: {config} has 2 mistakes:",
+        "  --set seed: Expected seed=-1 to be at least 0.",
+        "  --set training.num_stepz: There is no such key; did you mean 'num_steps'?",
+    ]
+
+
+def test_a_terminal_gets_a_bar_with_the_live_bound(
+    config: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what makes rich take standard error for a terminal
+    monkeypatch.setenv("COLUMNS", "120")
+    result = run("run", config, *SHORT, "--json")
+    assert result.exit_code == 0
+    assert "━" in result.stderr
+    assert "step 40 of 40, " in result.stderr
+    assert "claimed" in result.stderr
+    assert json.loads(result.stdout)["num_done"] == 40

@@ -1,0 +1,188 @@
+"""Configs: what they hold, and what is said of mistakes."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+import pydantic
+import pytest
+
+from dpaudit import InputError, ThreatModel
+from dpaudit.experiments import EXAMPLES, example, parse_config
+
+BEGIN = 'output = "out"\nmodel = {name = "mlp"}\ndata = {name = "digits"}\n[training]\n'
+GOOD = BEGIN + "noise_multiplier = 1.0\nsample_rate = 0.1\nnum_steps = 10\n"
+
+
+def refused(text: str, *changes: str) -> str:
+    with pytest.raises(InputError) as caught:
+        parse_config(text, "c.toml", changes)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_example_is_a_config(name: str) -> None:
+    assert parse_config(example(name), name).output == f"runs/{name}"
+
+
+def test_the_digits_example_shows_every_key_with_its_default() -> None:
+    shown = tomllib.loads(example("digits"))
+    shown["data"].pop("num_examples")
+    shown["audit"].pop("num_canaries")
+    minimal = 'output = "runs/digits"\nmodel = {name = "mlp"}\ndata = {name = "digits"}\n[training]\n'
+    minimal += "target_epsilon = 8\nsample_rate = 0.1\nnum_steps = 1000\n"
+    full = parse_config(minimal, "minimal").model_dump(mode="json", exclude_none=True)
+    full["audit"] = {key: full["audit"][key] for key in shown["audit"]}  # the order of keys is free
+    full["training"]["optimizer"].pop("weight_decay")
+    full["audit"]["canary"] = {key: full["audit"]["canary"][key] for key in shown["audit"]["canary"]}
+    assert shown == full
+
+
+def test_an_unknown_example_is_answered_by_the_known_ones() -> None:
+    with pytest.raises(InputError, match=r"digits, paper-cifar10, end-to-end, purchase, got 'mnist'"):
+        example("mnist")
+
+
+def test_a_config_does_not_change_afterwards() -> None:
+    config = parse_config(GOOD, "c.toml")
+    with pytest.raises(pydantic.ValidationError, match="frozen"):
+        config.training.num_steps = 3  # type: ignore[misc]
+
+
+def test_all_mistakes_are_told_at_once_each_with_its_line() -> None:
+    text = GOOD.replace("num_steps = 10", 'num_steps = "ten"').replace("1.0", "-1.0") + "sample_rat = 2\n"
+    assert refused(text + "[audit]\nconfidence = 1.2\n").splitlines() == [
+        "c.toml has 4 mistakes:",
+        "  line 5, training.noise_multiplier: Expected noise_multiplier=-1 in (0, inf).",
+        "  line 7, training.num_steps: Expected a whole number, got 'ten'.",
+        "  line 8, training.sample_rat: There is no such key; did you mean 'sample_rate'?",
+        "  line 10, audit.confidence: Expected confidence=1.2 in [0.5, 1).",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            ["training.target_epsilon=8"],
+            "--set training.target_epsilon: Expected exactly one of noise_multiplier and target_epsilon, "
+            "got both.",
+        ),
+        (
+            ["training.batch_size=8"],
+            "--set training.batch_size: Expected exactly one of sample_rate and batch_size, got both.",
+        ),
+        (["training.num_steps=0"], "training.num_steps: Expected num_steps=0 to be at least 1."),
+        (["training.num_steps=true"], "training.num_steps: Expected a whole number, got True."),
+        (["training.delta=0"], "training.delta: Expected delta=0 in (0, 1)."),
+        (["training.max_grad_norm=nan"], "training.max_grad_norm: Expected a finite number, got nan."),
+        (["threat_model=input"], "threat_model: The threat model 'input' is not there yet"),
+        (["threat_model=black-box"], "threat_model: The threat model 'black-box' is not there yet"),
+        (
+            ["threat_model=magic"],
+            "Expected threat_model to be 'gradient', 'input', 'black-box', got 'magic'.",
+        ),
+        (["model.name=mpl"], "'mlp', got 'mpl'; did you mean 'mlp'?"),
+        (["model.hidden=[16, 0]"], "model.hidden: Expected hidden=0 to be at least 1."),
+        (["data.name=cifar10"], "data.directory: Expected a value, got none."),
+        (["audit.mode=paper", "audit.num_canaries=3"], "audit.num_canaries: Expected 1, got 3."),
+        (["audit.canary_rate=0.5"], "--set audit.canary_rate: It has no use here; remove it."),
+        (
+            ["audit.mode=end-to-end", "audit.stop_on_violation=true"],
+            'audit.stop_on_violation: It has no use with mode = "end-to-end"; remove it.',
+        ),
+        (["audit.canary.kind=dirc"], "audit.canary.kind: Expected 'dirac', 'constant' or 'random-direction'"),
+        (['audit.methods=["CP"]'], "got 'CP'."),
+        (["audit=3"], "audit: Expected a table, got 3."),
+        (["model=3"], "model: Expected a table, got 3."),
+        (["seed=-1"], "seed: Expected seed=-1 to be at least 0."),
+    ],
+)
+def test_a_mistake_is_told_in_a_sentence_with_its_place(changes: list[str], sentence: str) -> None:
+    told = refused(GOOD, *changes)
+    assert sentence in told
+    assert told.startswith("c.toml, ")
+    assert "\n" not in told
+
+
+def test_neither_noise_nor_a_target_is_a_mistake() -> None:
+    assert "got neither" in refused(BEGIN + "sample_rate = 0.1\nnum_steps = 10\n")
+
+
+def test_threat_models_are_those_of_the_library() -> None:
+    for model in ThreatModel:
+        if model is ThreatModel.GRADIENT:
+            assert parse_config(GOOD, "c.toml", [f"threat_model={model.value}"]).threat_model == "gradient"
+        else:
+            assert "is not there yet" in refused(GOOD, f"threat_model={model.value}")
+
+
+def test_what_is_not_toml_is_told_with_its_line() -> None:
+    told = refused('output = "a"\nmodel = = 3\n')
+    assert told.startswith("Expected TOML in c.toml: ")
+    assert "line 2" in told
+
+
+@pytest.mark.parametrize("change", ["num_steps", "=3", ".a=3", "output.a=3"])
+def test_a_change_that_cannot_be_made_is_refused(change: str) -> None:
+    assert repr(change) in refused(GOOD, change)
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [("output=a b", "a b"), ('output="quoted"', "quoted"), ("output=runs/a", "runs/a")],
+)
+def test_a_changed_text_needs_no_quotes(change: str, value: str) -> None:
+    assert parse_config(GOOD, "c.toml", [change]).output == value
+
+
+def test_lines_are_found_in_dotted_keys_and_inline_tables() -> None:
+    text = (
+        'output = "o"\nmodel.name = "mlp"\nmodel.hidden = [-1]\ndata = {name = "digits", num_examples = 0}\n'
+    )
+    told = refused(text + "[training]\nnoise_multiplier = 1\nsample_rate = 1\nnum_steps = 1\n").splitlines()
+    assert [line.split(":")[0].strip() for line in told[1:]] == [
+        "line 3, model.hidden",
+        "line 4, data.num_examples",
+    ]
+
+
+def test_where_a_run_is_kept_is_not_part_of_what_it_is() -> None:
+    def identity(*changes: str) -> dict[str, Any]:
+        return parse_config(GOOD, "c.toml", changes).identity()
+
+    assert identity("output=elsewhere", "checkpoint_seconds=1") == identity()
+    assert identity("seed=1") != identity()
+
+
+def test_a_wrong_name_does_not_hide_what_else_is_wrong_in_its_table() -> None:
+    text = """
+outptu = "a"
+output = "b"
+[model]
+name = "mpl"
+hiden = [3]
+[data]
+name = "digitz"
+num_examples = 1.5
+[training]
+noise_multiplier = 1.0
+sample_rate = 0.1
+num_steps = 10
+[audit]
+mode = "one-rum"
+canary_rate = 0.5
+num_canaries = 0
+"""
+    places = re.findall(r"line (\d+), ([\w.]+):", refused(text))
+    assert places == [
+        ("2", "outptu"),
+        ("5", "model.name"),
+        ("6", "model.hiden"),
+        ("8", "data.name"),
+        ("9", "data.num_examples"),
+        ("15", "audit.mode"),
+        ("17", "audit.num_canaries"),
+    ]

@@ -1,0 +1,312 @@
+"""A run in its directory: what it writes, refuses and goes on from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpaudit import InputError
+from dpaudit.experiments import Config, Progress, rehearse, run
+from dpaudit.experiments._directory import RunDirectory
+from dpaudit.methods import examine
+
+Small = Callable[..., Config]
+MODES = ("one-run", "paper", "end-to-end")
+FILES = ["checkpoint.pt", "config.json", "present.npy", "result.json", "scores.npy", "versions.json"]
+
+
+def changes_of(mode: str) -> list[str]:
+    return [f"audit.mode={mode}", *(["audit.num_canaries=1"] if mode == "paper" else [])]
+
+
+def arrays(config: Config) -> dict[str, np.ndarray]:
+    return {path.name: np.load(path) for path in Path(config.output).glob("*.npy")}
+
+
+class CrashError(Exception):
+    """Stands for a power failure."""
+
+
+def crash_at(step: int) -> Callable[[Progress], None]:
+    def watch(progress: Progress) -> None:
+        if progress.num_done == step:
+            raise CrashError
+
+    return watch
+
+
+def stored(config: Config, name: str) -> Any:
+    return json.loads((Path(config.output) / name).read_text())
+
+
+def test_a_run_leaves_everything_and_nothing_half_written(small: Small) -> None:
+    config = small("audit.confidence=0.9")
+    outcome = run(config)
+    assert sorted(path.name for path in Path(config.output).iterdir()) == [".lock", *FILES]
+    assert stored(config, "result.json") == outcome.values
+    assert outcome.values["schema_version"] == 1
+    assert outcome.values["num_done"] == 20
+    assert 0 < outcome.values["accuracy"] <= 1
+    assert outcome.values["bound"]["confidence"] == 0.9
+    assert set(stored(config, "versions.json")) == {"dpaudit", "python", "torch", "numpy", "platform"}
+    found = arrays(config)
+    assert found["scores.npy"].shape == found["present.npy"].shape == (20, 32)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_that_crashed_has_the_observations_of_one_that_did_not(
+    small: Small, mode: str, tmp_path: Path
+) -> None:
+    config = small(*changes_of(mode), "checkpoint_seconds=0")
+    for step in (7, 7, 12):  # the second time before any new step
+        with pytest.raises(CrashError):
+            run(config, watch=crash_at(step))
+    resumed = run(config)
+    whole = small(*changes_of(mode), f"output={tmp_path / 'whole'}")
+    straight = run(whole)
+    assert {**resumed.values, "timing": 0} == {**straight.values, "timing": 0}
+    assert arrays(config).keys() == arrays(whole).keys()
+    for name, array in arrays(config).items():
+        np.testing.assert_array_equal(array, arrays(whole)[name])
+
+
+def test_a_resumed_run_begins_at_its_checkpoint(small: Small) -> None:
+    config = small("checkpoint_seconds=0")
+    with pytest.raises(CrashError):
+        run(config, watch=crash_at(7))
+    seen: list[Progress] = []
+    run(config, watch=seen.append)
+    assert [progress.num_done for progress in seen] == list(range(6, 21))  # step 7 was not saved any more
+    assert seen[-1].num_new == 14
+
+
+def test_without_a_seed_two_runs_differ_and_an_interrupted_one_goes_on_with_its_own(
+    small: Small, tmp_path: Path
+) -> None:
+    def unseeded(name: str) -> Config:
+        return small("checkpoint_seconds=0", f"output={tmp_path / name}").model_copy(update={"seed": None})
+
+    first, second = unseeded("first"), unseeded("second")
+    with pytest.raises(CrashError):
+        run(first, watch=crash_at(3))
+    seed = stored(first, "config.json")["resolved"]["seed"]
+    run(first)
+    run(second)
+    assert stored(first, "config.json")["resolved"]["seed"] == seed
+    assert stored(second, "config.json")["resolved"]["seed"] != seed
+    again = small(f"seed={seed}", f"output={tmp_path / 'again'}")
+    run(again)
+    np.testing.assert_array_equal(arrays(first)["scores.npy"], arrays(again)["scores.npy"])
+    assert not np.array_equal(arrays(first)["scores.npy"], arrays(second)["scores.npy"])
+
+
+def test_the_seeds_are_kept_before_the_first_step(small: Small) -> None:
+    config = small("audit.mode=end-to-end")
+    with pytest.raises(CrashError):
+        run(config, watch=crash_at(0))
+    seeds = stored(config, "config.json")["resolved"]["seeds"]
+    assert set(seeds) == {"initialization", "sampling", "noise", "augmentation", "audit"}
+    assert len(set(seeds.values())) == 5
+
+
+def test_a_target_epsilon_is_calibrated_once_and_kept(small: Small) -> None:
+    base = small().model_dump()
+    base["training"] |= {"noise_multiplier": None, "target_epsilon": 2.0}
+    config = Config.model_validate(base)
+    values = run(config).values
+    assert values["claim"]["epsilon"] == pytest.approx(2.0, rel=1e-3)
+    assert values["noise_multiplier"] == stored(config, "config.json")["resolved"]["noise_multiplier"]
+
+
+def test_a_batch_size_is_a_sample_rate(small: Small) -> None:
+    base = small("training.num_steps=2").model_dump()
+    base["training"] |= {"sample_rate": None, "batch_size": 100.0}
+    assert rehearse(Config.model_validate(base))["sample_rate"] == 0.25
+    base["training"]["batch_size"] = 401.0
+    with pytest.raises(InputError, match=r"batch_size=401 to be at most 400, the number of examples"):
+        rehearse(Config.model_validate(base))
+
+
+def test_a_finished_run_is_not_run_again(small: Small) -> None:
+    first = run(small())
+    again = run(small("output=" + small().output, "checkpoint_seconds=5"), watch=crash_at(0))
+    assert (first.was_finished, again.was_finished) == (False, True)
+    assert again.values == first.values
+
+
+def test_a_directory_with_another_config_is_refused_by_the_difference(small: Small) -> None:
+    with pytest.raises(CrashError):
+        run(small(), watch=crash_at(1))
+    with pytest.raises(InputError, match=r"but training\.num_steps is 30 here and 20 there; give another"):
+        run(small("training.num_steps=30"))
+    with pytest.raises(InputError, match=r"but data\.num_examples is 300 here and 400 there"):
+        run(small("data.num_examples=300"))
+
+
+def test_a_directory_of_something_else_is_refused(small: Small) -> None:
+    config = small()
+    Path(config.output).mkdir()
+    (Path(config.output) / "result.json").write_text("{}")
+    with pytest.raises(InputError, match=r"result\.json is not of a run"):
+        run(config)
+    assert (Path(config.output) / "result.json").read_text() == "{}"
+
+
+def test_a_second_run_in_the_same_directory_is_refused(small: Small) -> None:
+    config = small()
+    with RunDirectory(config.output).locked(), pytest.raises(InputError, match=r"another process runs in it"):
+        run(config)
+    assert run(config).values["num_done"] == 20
+
+
+def spoil_cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def spoil_bit(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize("spoil", [spoil_cut, spoil_bit, lambda _: b"", lambda _: b"not a checkpoint"])
+def test_a_damaged_checkpoint_is_told(small: Small, spoil: Callable[[bytes], bytes]) -> None:
+    config = small("checkpoint_seconds=0")
+    with pytest.raises(CrashError):
+        run(config, watch=crash_at(5))
+    path = Path(config.output) / "checkpoint.pt"
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(
+        InputError, match=r"Expected a whole checkpoint in .*checkpoint\.pt, but it is damaged"
+    ):
+        run(config)
+    path.unlink()
+    assert run(config).values["num_done"] == 20
+
+
+def test_a_checkpoint_of_something_else_is_told(small: Small) -> None:
+    config = small("checkpoint_seconds=0")
+    with pytest.raises(CrashError):
+        run(config, watch=crash_at(5))
+    torch.save({"weights": torch.zeros(3)}, Path(config.output) / "checkpoint.pt")
+    with pytest.raises(InputError, match="it is damaged"):
+        run(config)
+
+
+def test_a_violation_ends_the_run_if_that_is_asked(small: Small) -> None:
+    broken = ["training.fault.name=noise-too-small", "training.fault.factor=0.2", "training.num_steps=200"]
+    config = small(*broken, "audit.stop_on_violation=true", 'audit.methods=["f-DP(CP)"]')
+    values = run(config).values
+    assert values["verdict"] == "VIOLATION"
+    assert values["stopped_early"] is True
+    assert values["num_done"] < 200
+    assert values["bound"]["inference"] == "Betting(horizon=200)"
+    assert values["methods"] == []  # bounds by counts do not hold for a run that chose its own end
+    assert "stopped at its first violation" in values["notes"][0]
+    assert arrays(config)["scores.npy"].shape == (values["num_done"], 32)
+
+
+def test_a_run_that_crashed_stops_at_the_same_violation(small: Small, tmp_path: Path) -> None:
+    broken = ["training.fault.name=noise-too-small", "training.fault.factor=0.2", "training.num_steps=200"]
+    asked = [*broken, "audit.stop_on_violation=true", "checkpoint_seconds=0"]
+    end = run(small(*asked, f"output={tmp_path / 'whole'}")).values["num_done"]
+    with pytest.raises(CrashError):
+        run(small(*asked), watch=crash_at(end))  # the step of the violation
+    assert run(small(*asked)).values["num_done"] == end
+
+
+@pytest.mark.parametrize("fault", ["unclipped", "clipped-after-mean"])
+def test_faults_of_clipping_are_violations(small: Small, fault: str) -> None:
+    assert rehearse(small(f"training.fault.name={fault}"))["verdict"] == "VIOLATION"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_methods_that_are_asked_for_stand_beside_the_verdict(small: Small, mode: str) -> None:
+    asked = '["f-DP(CP)", "(eps,delta)(ZB)", "eps-DP(Katz)"]'
+    values = rehearse(small(*changes_of(mode), f"audit.methods={asked}"))
+    kinds = {(row["name"], row["threshold_rule"].split("(")[0]): row["kind"] for row in values["methods"]}
+    assert kinds == {
+        ("f-DP(CP)", "Fixed"): "confidence",
+        ("(eps,delta)(ZB)", "Fixed"): "credible",
+        ("eps-DP(Katz) delta=0", "Fixed"): "heuristic",
+        ("f-DP(CP)", "SameData"): "heuristic",
+        ("(eps,delta)(ZB)", "SameData"): "heuristic",
+        ("eps-DP(Katz) delta=0", "SameData"): "heuristic",
+    }
+    composed = [row["training_epsilon"] is not None for row in values["methods"] if row["symbol"] == "mu"]
+    assert all(composed) or mode == "end-to-end"
+
+
+def test_a_canary_that_is_sometimes_in_is_judged_by_the_curve_of_such_a_step(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curves: list[Any] = []
+
+    def watched(*observations: Any, **question: Any) -> Any:
+        curves.append(question["tradeoff"])
+        return examine(*observations, **question)
+
+    monkeypatch.setattr("dpaudit.experiments._outcome.examine", watched)
+    values = rehearse(small(*changes_of("paper"), "audit.canary_rate=0.5", "training.num_steps=5"))
+    assert (curves[0].sample_rate, curves[0].num_steps) == (0.5, 1)  # of the bounds beside the verdict
+    assert values["bound"]["tradeoff"].startswith("SubsampledGaussian(sample_rate=0.5, num_steps=1,")
+
+
+@pytest.mark.parametrize("kind", ["dirac", "constant", "random-direction"])
+@pytest.mark.parametrize("moving", ["true", "false"])
+def test_every_canary_can_be_asked_for(small: Small, kind: str, moving: str) -> None:
+    changes = [f"audit.canary.kind={kind}", f"audit.canary.moving={moving}", "audit.canary.scale=2"]
+    assert rehearse(small(*changes, "training.num_steps=3"))["num_done"] == 3
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [
+        ("conv-net", "digits"),
+        ("conv-net", "random"),
+        ("wide-resnet-16-4", "digits"),
+        ("logistic-regression", "digits"),
+    ],
+)
+def test_models_fit_the_data_that_they_are_given(small: Small, model: str, data: str) -> None:
+    base = small("training.num_steps=1", "training.sample_rate=0.01").model_dump()
+    base |= {"model": {"name": model}, "data": {"name": data, "num_examples": 60}}
+    assert rehearse(Config.model_validate(base))["num_done"] == 1
+
+
+def test_a_model_that_does_not_fit_is_told(small: Small) -> None:
+    base = small().model_dump() | {"model": {"name": "purchase-mlp"}}
+    with pytest.raises(
+        InputError, match=r"600 features and 100 classes for the model purchase-mlp, got Data"
+    ):
+        rehearse(Config.model_validate(base))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["data.num_examples=1797"], r"data\.num_examples=1797 to be at most 1796"),
+        (["audit.num_canaries=100000"], r"num_canaries=100000 to be at most"),
+        (["device=gpu"], r"got device='gpu'"),
+        (["device=meta"], r"got device='meta'"),
+    ],
+)
+def test_what_shows_only_later_is_told_before_the_run_begins(
+    small: Small, changes: list[str], sentence: str
+) -> None:
+    config = small(*changes)
+    with pytest.raises(InputError, match=sentence):
+        run(config)
+    assert [path.name for path in Path(config.output).iterdir()] == [".lock"]
+
+
+def test_files_that_are_missing_are_named(small: Small, tmp_path: Path) -> None:
+    for name in ("cifar10", "purchase100", "location", "idx"):
+        base = small().model_dump() | {"data": {"name": name, "directory": str(tmp_path / "data")}}
+        with pytest.raises(InputError, match=r"put it there, from"):
+            rehearse(Config.model_validate(base))
