@@ -92,10 +92,10 @@ def test_correct_training_is_not_flagged_in_95_percent_of_40_seeds(train, audit,
     flagged = 0
     for seed in range(40):
         hook = audit(delta=DELTA, num_canaries=most, seed=seed)
-        train(hook, noise_multiplier=1.0, sample_rate=0.04, num_steps=100, seed=seed)
+        train(hook, noise_multiplier=0.5, sample_rate=1 / 25, num_steps=100, seed=seed)
         flagged += hook.recorder.audit().verdict is VIOLATION
-    # bets stay well below 5 %; the counts of the other two are nearly exact: 5 % and two standard errors
-    assert flagged <= (2 if audit is OneRun else 4)
+    # the counts of pairs are a nearly exact test: 5 % and two standard errors
+    assert flagged <= (4 if audit is TwoBatches else 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)
