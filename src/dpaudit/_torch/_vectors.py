@@ -38,7 +38,8 @@ class CanaryVectors:
         entries = self._entries(vector)
         if without is not None:
             entries = entries - self._entries(without)
-        return (self.values * entries).sum(dim=0)
+        products = self.values * entries
+        return products[0] if len(products) == 1 else products.sum(dim=0)
 
     def _entries(self, vector: Tensor) -> Tensor:
         """The entries of ``vector`` that the values stand on."""
