@@ -21,7 +21,15 @@ class Step:
     batch_size: int
     clipped_sum: Tensor
     """Of the examples of the batch."""
-    joined_sum: Tensor
-    """Of the batch and of all gradients that hooks let join; the same tensor if there were none."""
+    noise: Tensor
+    """What the mechanism added to the sum."""
     noisy_sum: Tensor
     """What the mechanism released: ``joined_sum`` and noise."""
+
+    @property
+    def joined_sum(self) -> Tensor:
+        """Of the batch and of all gradients that hooks let join, up to rounding.
+
+        It is made when it is asked for, because a step that kept it would have one vector more to fill.
+        """
+        return self.noisy_sum - self.noise

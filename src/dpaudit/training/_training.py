@@ -87,12 +87,12 @@ class Training:
             for hook, drawn in zip(self.hooks, entries, strict=True)
             for rows in hook.joining(self.num_done, drawn)
         ]
-        step, noise = self._privatize(batch, rows, self._generators)
+        step = self._privatize(batch, rows, self._generators)
         for hook in self.hooks:
             hook.observe(step)
         # The same noise on the batch alone: exactly the update of a training without hooks.
         size = self.expected_batch_size
-        self._update((step.clipped_sum + noise).div_(size) if rows else step.noisy_sum / size)
+        self._update((step.clipped_sum + step.noise).div_(size) if rows else step.noisy_sum / size)
         self.num_done += 1
         for hook in self.hooks:
             hook.after(step)
@@ -103,7 +103,7 @@ class Training:
         if self._other_sampling is None:  # one of its own: sampling may keep the rest of an epoch
             self._other_sampling = copy.deepcopy(self._sampling)
         indices = self._other_sampling.indices(len(self.data), generators["sampling"])
-        return self._privatize(self._batch(indices, generators), rows, generators)[0]
+        return self._privatize(self._batch(indices, generators), rows, generators)
 
     def _sample(self, generators: Mapping[str, torch.Generator]) -> tuple[Batch, list[list[int]]]:
         """A batch, and for each hook which of its entries were drawn with it."""
@@ -126,17 +126,14 @@ class Training:
 
     def _privatize(
         self, batch: Batch, rows: Sequence[Rows], generators: Mapping[str, torch.Generator]
-    ) -> tuple[Step, Tensor]:
+    ) -> Step:
         clipped, joined = self._sums(batch, rows)
         noise = self._mechanism.noise(clipped, generators["noise"])
-        step = Step(
-            index=self.num_done,
-            batch_size=len(batch),
-            clipped_sum=clipped,
-            joined_sum=joined,
-            noisy_sum=joined + noise,
+        # In place where the sum is nobody else's: a vector less to fill in every audited step.
+        noisy = clipped + noise if joined is clipped else joined.add_(noise)
+        return Step(
+            index=self.num_done, batch_size=len(batch), clipped_sum=clipped, noise=noise, noisy_sum=noisy
         )
-        return step, noise
 
     def _sums(self, batch: Batch, rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
         """The clipped sum of the batch, and that of the batch and all rows that join it."""
