@@ -13,7 +13,10 @@ import torch
 
 from dpaudit import InputError
 from dpaudit.experiments import Config, Progress, rehearse, run
+from dpaudit.experiments._build import build
+from dpaudit.experiments._data import load_data
 from dpaudit.experiments._directory import RunDirectory
+from dpaudit.experiments._resolved import resolve
 from dpaudit.methods import examine
 
 Small = Callable[..., Config]
@@ -310,3 +313,44 @@ def test_files_that_are_missing_are_named(small: Small, tmp_path: Path) -> None:
         base = small().model_dump() | {"data": {"name": name, "directory": str(tmp_path / "data")}}
         with pytest.raises(InputError, match=r"put it there, from"):
             rehearse(Config.model_validate(base))
+
+
+def test_a_run_does_not_go_on_with_other_data(small: Small, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def write_examples() -> None:
+        inputs, targets = rng.integers(0, 2, (200, 600)), rng.integers(0, 100, 200)
+        np.savez(tmp_path / "purchase100.npz", features=inputs, labels=targets)
+
+    write_examples()
+    data = {"name": "purchase100", "directory": str(tmp_path), "num_examples": 100}
+    config = Config.model_validate(small().model_dump() | {"data": data})
+    with pytest.raises(CrashError):
+        run(config, watch=crash_at(3))
+    write_examples()
+    with pytest.raises(InputError, match="the 100 training examples that the run began with"):
+        run(config)
+
+
+def test_what_a_killed_process_left_half_written_is_removed(small: Small) -> None:
+    config = small()
+    left = Path(config.output) / ".checkpoint.pt.abc.unfinished"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    run(config)
+    assert not left.exists()
+
+
+def test_a_whole_run_has_its_looser_bound_beside_the_verdict(small: Small) -> None:
+    values = run(small("audit.mode=end-to-end", "audit.num_canaries=1000")).values
+    assert values["num_canaries"] == 1000
+    assert 0 < values["one_run_bound"]["epsilon"] <= values["bound"]["epsilon"]
+
+
+def test_shuffled_batches_can_be_asked_for(small: Small) -> None:
+    config = small(
+        "training.fault.name=shuffled-batches", "training.sample_rate=0.25", "audit.num_canaries=1"
+    )
+    data = load_data(config.data)
+    training = build(config, resolve(config, data[0]), data).training
+    assert {training.step().batch_size for _ in range(8)} == {100}  # Poisson batches have sizes of their own

@@ -21,6 +21,7 @@ from dpaudit.experiments.config import (
     OptimizerConfig,
     PaperConfig,
     SgdConfig,
+    ShuffledBatchesConfig,
     TrainingConfig,
 )
 from dpaudit.recording import LiveBound
@@ -32,12 +33,13 @@ from dpaudit.training import (
     Mechanism,
     OneRun,
     Optimizer,
+    Sampling,
     Training,
     TwoBatches,
     initialize,
 )
 from dpaudit.training.data import Dataset
-from dpaudit.training.faults import ClippedAfterMean, NoiseTooSmall, Unclipped
+from dpaudit.training.faults import ClippedAfterMean, NoiseTooSmall, ShuffledBatches, Unclipped
 
 __all__ = ["Experiment", "build"]
 
@@ -76,6 +78,7 @@ def build(
         seeds=seeds,
         device=_device(config.device),
         hooks=[audit],
+        sampling=_sampling(config.training, resolved),
         mechanism=_mechanism(config.training, resolved),
     )
     return Experiment(config, resolved, training, audit, test)
@@ -99,10 +102,17 @@ def _optimizer(config: OptimizerConfig) -> Optimizer:
     return Adam(learning_rate=config.learning_rate, weight_decay=config.weight_decay)
 
 
+def _sampling(training: TrainingConfig, resolved: Resolved) -> Sampling | None:
+    """A broken one, if the config asks for it."""
+    return (
+        ShuffledBatches(resolved.sample_rate) if isinstance(training.fault, ShuffledBatchesConfig) else None
+    )
+
+
 def _mechanism(training: TrainingConfig, resolved: Resolved) -> Mechanism | None:
     """A broken one, if the config asks for it."""
     fault = training.fault
-    if fault is None:
+    if fault is None or isinstance(fault, ShuffledBatchesConfig):
         return None
     usual = {"noise_multiplier": resolved.noise_multiplier, "max_grad_norm": training.max_grad_norm}
     if isinstance(fault, NoiseTooSmallConfig):

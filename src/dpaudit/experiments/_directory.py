@@ -43,6 +43,7 @@ class RunDirectory:
                 raise InputError(
                     f"Expected {self.path} for this run alone, but another process runs in it."
                 ) from error
+            _files.remove_unfinished(self.path)
             yield
 
     def _lock_file(self) -> TextIO:

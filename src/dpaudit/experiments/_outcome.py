@@ -49,6 +49,7 @@ def outcome(experiment: Experiment, trained: Trained) -> dict[str, Any]:
         "num_done": training.num_done,
         "stopped_early": trained.stopped_early,
         "num_parameters": training.num_parameters,
+        "num_canaries": experiment.audit.num_canaries,
         "accuracy": accuracy(training.model, experiment.test.to(training.device)),
         "timing": {
             "training_seconds": round(trained.seconds, 3),
@@ -74,6 +75,8 @@ def _bounds(experiment: Experiment, trained: Trained) -> dict[str, Any]:
         result=recorder.audit(),
     )
     values = found.to_dict()
+    if isinstance(recorder, WholeRunRecorder):
+        values["one_run_bound"] = recorder.one_run_bound().to_dict()
     if trained.stopped_early:
         values["notes"].append(_STOPPED)
     return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,8 +14,9 @@ from dpaudit.accounting import noise_for_epsilon
 from dpaudit.errors import InputError
 from dpaudit.experiments.config import Config, TrainingConfig
 from dpaudit.training import Seeds
+from dpaudit.training.data import Dataset
 
-__all__ = ["Resolved", "resolve"]
+__all__ = ["Resolved", "require_same_data", "resolve"]
 
 _AUDIT = 1  # the audit's own branch of the seed
 
@@ -26,6 +28,7 @@ class Resolved:
     noise_multiplier: float
     sample_rate: float
     num_examples: int
+    data_digest: str
     seed: int
 
     @property
@@ -49,16 +52,35 @@ class Resolved:
         return cls(**{name: values[name] for name in cls.__dataclass_fields__})
 
 
-def resolve(config: Config, num_examples: int) -> Resolved:
+def resolve(config: Config, data: Dataset) -> Resolved:
     """Calibrate the noise and draw the seed, where the config does not give them."""
-    training = config.training
+    training, num_examples = config.training, len(data)
     rate = _sample_rate(training, num_examples)
     return Resolved(
         noise_multiplier=_noise_multiplier(training, rate),
         sample_rate=rate,
         num_examples=num_examples,
+        data_digest=_digest(data),
         seed=secrets.randbits(128) if config.seed is None else config.seed,
     )
+
+
+def require_same_data(resolved: Resolved, data: Dataset) -> None:
+    """A run must not go on with other examples: its claim and its checkpoint are of the first."""
+    if _digest(data) != resolved.data_digest:
+        raise InputError(
+            f"Expected the {resolved.num_examples} training examples that the run began with, got "
+            f"{len(data)} others: the data files have changed since; put them back or give another output."
+        )
+
+
+def _digest(data: Dataset) -> str:
+    """What tells these examples from others."""
+    found = hashlib.sha256()
+    for part in (data.inputs, data.targets):
+        found.update(f"{part.dtype} {tuple(part.shape)}".encode())
+        found.update(part.contiguous().numpy().data)
+    return found.hexdigest()
 
 
 def _sample_rate(training: TrainingConfig, num_examples: int) -> float:

@@ -11,7 +11,7 @@ from dpaudit.experiments._data import load_data
 from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._loop import Live, Progress, train
 from dpaudit.experiments._outcome import observed, outcome
-from dpaudit.experiments._resolved import resolve
+from dpaudit.experiments._resolved import require_same_data, resolve
 from dpaudit.experiments.config import Config
 
 __all__ = ["Outcome", "rehearse", "run"]
@@ -49,13 +49,17 @@ def run(
         is_new = resolved is None
         if resolved is None:
             say("Calibrating the noise")
-            resolved = resolve(config, len(data[0]))
+            resolved = resolve(config, data[0])
+        else:
+            require_same_data(resolved, data[0])
         live = Live()
         experiment = build(config, resolved, data, [live])
         if is_new:
             directory.begin(config, resolved)
         say("Training")
         trained = train(experiment, directory.checkpoint, live, watch)
+        if trained.stopped_early:
+            say(f"Stopped at step {experiment.training.num_done:,}: the claim is refuted")
         say("Finding the bounds of all methods")
         values = outcome(experiment, trained)
         directory.finish(observed(experiment), values)
@@ -65,5 +69,5 @@ def run(
 def rehearse(config: Config, *, watch: Callable[[Progress], None] = _nobody) -> dict[str, Any]:
     """The same without a directory: the result is returned and nothing is kept."""
     data, live = load_data(config.data), Live()
-    experiment = build(config, resolve(config, len(data[0])), data, [live])
+    experiment = build(config, resolve(config, data[0]), data, [live])
     return outcome(experiment, train(experiment, None, live, watch))

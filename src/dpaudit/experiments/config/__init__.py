@@ -17,6 +17,7 @@ from dpaudit.experiments.config._training import (
     NoiseTooSmallConfig,
     OptimizerConfig,
     SgdConfig,
+    ShuffledBatchesConfig,
     TrainingConfig,
 )
 
@@ -39,6 +40,7 @@ __all__ = [
     "PaperConfig",
     "Random",
     "SgdConfig",
+    "ShuffledBatchesConfig",
     "TrainingConfig",
     "load_config",
     "parse_config",

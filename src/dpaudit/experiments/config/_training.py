@@ -14,6 +14,7 @@ __all__ = [
     "NoiseTooSmallConfig",
     "OptimizerConfig",
     "SgdConfig",
+    "ShuffledBatchesConfig",
     "TrainingConfig",
 ]
 
@@ -51,7 +52,15 @@ class ClippingFault(Section):
     name: Literal["unclipped", "clipped-after-mean"]
 
 
-FaultConfig: TypeAlias = Annotated[NoiseTooSmallConfig | ClippingFault, Field(discriminator="name")]
+class ShuffledBatchesConfig(Section):
+    """Epochs that are shuffled and cut, accounted for as Poisson sampling."""
+
+    name: Literal["shuffled-batches"]
+
+
+FaultConfig: TypeAlias = Annotated[
+    NoiseTooSmallConfig | ClippingFault | ShuffledBatchesConfig, Field(discriminator="name")
+]
 
 
 class TrainingConfig(Section):

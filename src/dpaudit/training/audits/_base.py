@@ -59,6 +59,11 @@ class GradientAudit(Hook):
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    @property
+    def num_canaries(self) -> int:
+        """How many there are, once the audit has its training."""
+        return self._inserted.num_canaries
+
     def attach(self, training: Training) -> None:
         if self._training is not None and self._training is not training:
             raise InputError("Expected an audit of its own for each training, got one that has a training.")
