@@ -40,6 +40,7 @@ def private():
         seed=0,
         loss_reduction="mean",
         max_grad_norm=1.0,
+        loading=None,
         **options,
     ):
         torch.manual_seed(seed)
@@ -52,7 +53,7 @@ def private():
         made = engine.make_private(
             module=model,
             optimizer=optimizer([value for value in model.parameters() if value.requires_grad]),
-            data_loader=DataLoader(examples, batch_size=batch_size),
+            data_loader=DataLoader(examples, batch_size=batch_size, **(loading or {})),
             criterion=nn.CrossEntropyLoss(reduction=loss_reduction),
             noise_multiplier=noise,
             max_grad_norm=max_grad_norm,
