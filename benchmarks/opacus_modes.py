@@ -12,7 +12,6 @@ import statistics
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 from opacus import PrivacyEngine

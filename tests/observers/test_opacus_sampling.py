@@ -78,8 +78,8 @@ def test_shuffled_batches_are_a_violation_of_the_poisson_sampling_that_is_accoun
 
 
 def test_correct_sampling_is_not_flagged_and_the_bound_is_near_the_claim(sampled):
-    results = [sampled(seed=seed).recorder.audit() for seed in range(12)]
-    assert sum(result.verdict is VIOLATION for result in results) <= 2
+    results = [sampled(seed=seed).recorder.audit() for seed in range(8)]
+    assert sum(result.verdict is VIOLATION for result in results) <= 1
     assert np.median([result.bound.epsilon / result.claim.epsilon for result in results]) > 0.8
 
 
