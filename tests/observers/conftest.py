@@ -1,13 +1,12 @@
 """Short trainings with Opacus, to be observed."""
 
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
 from opacus import PrivacyEngine
 from opacus.optimizers import DPOptimizer
-from opacus_runs import DELTA, FAULTS, run, small_data, small_model, weights
+from opacus_runs import DELTA, FAULTS, Made, run, small_data, small_model, weights
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -40,6 +39,8 @@ def private():
         seed=0,
         loss_reduction="mean",
         max_grad_norm=1.0,
+        loading=None,
+        engine=PrivacyEngine,
         **options,
     ):
         torch.manual_seed(seed)
@@ -48,26 +49,20 @@ def private():
         noise = noise_multiplier or dpaudit.noise_for_epsilon(
             epsilon, sample_rate=rate, num_steps=num_steps, delta=DELTA
         )
-        engine = PrivacyEngine(accountant="rdp")
+        engine, criterion = engine(accountant="rdp"), nn.CrossEntropyLoss(reduction=loss_reduction)
         made = engine.make_private(
             module=model,
             optimizer=optimizer([value for value in model.parameters() if value.requires_grad]),
-            data_loader=DataLoader(examples, batch_size=batch_size),
-            criterion=nn.CrossEntropyLoss(reduction=loss_reduction),
+            data_loader=DataLoader(examples, batch_size=batch_size, **(loading or {})),
+            criterion=criterion,
             noise_multiplier=noise,
             max_grad_norm=max_grad_norm,
             loss_reduction=loss_reduction,
             **options,
         )
-        ghost = len(made) == 4
-        return SimpleNamespace(
-            model=made[0],
-            optimizer=made[1],
-            loader=made[-1],
-            criterion=made[2] if ghost else nn.CrossEntropyLoss(reduction=loss_reduction),
-            engine=engine,
-            ghost=ghost,
-        )
+        found = Made.of(made, criterion)
+        found.engine = engine
+        return found
 
     return build
 

@@ -1,6 +1,8 @@
 """Pieces of short trainings with Opacus."""
 
 import itertools
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from opacus.optimizers import DPOptimizer
@@ -17,6 +19,23 @@ def small_model():
 def small_data(num_examples):
     inputs = torch.randn(num_examples, 8)
     return TensorDataset(inputs, (inputs[:, 0] > 0).long())
+
+
+@dataclass
+class Made:
+    """What make_private made."""
+
+    model: Any
+    optimizer: Any
+    criterion: Any
+    loader: Any
+    ghost: bool
+
+    @classmethod
+    def of(cls, made, criterion):
+        """With ghost clipping there is a criterion among it."""
+        model, optimizer, *own, loader = made
+        return cls(model, optimizer, own[0] if own else criterion, loader, bool(own))
 
 
 def weights(model):
@@ -57,4 +76,21 @@ FAULTS = {
     "no clipping": ("clip_and_accumulate", without_clipping),
     "no noise": ("add_noise", without_noise),
     "noise times 0.8": ("add_noise", with_less_noise),
+}
+
+# ways to find and clip gradients, besides hooks and flat clipping
+OTHER_KINDS = {
+    "functorch": {"grad_sample_mode": "functorch"},
+    "ew": {"grad_sample_mode": "ew"},
+    "ghost": {"grad_sample_mode": "ghost"},
+    "per-layer clipping": {"clipping": "per_layer", "max_grad_norm": [0.2, 0.3, 0.6, 0.7]},
+    "adaptive clipping": {
+        "clipping": "adaptive",
+        "batch_size": 20,
+        "target_unclipped_quantile": 0.5,
+        "clipbound_learning_rate": 0.3,
+        "max_clipbound": 10.0,
+        "min_clipbound": 0.01,
+        "unclipped_num_std": 2.0,
+    },
 }

@@ -5,10 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from opacus.optimizers import DPOptimizer
+from opacus.optimizers import DPOptimizer, FSDPOptimizerFastGradientClipping
+from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
+from opacus.utils.adaptive_clipping import PrivacyEngineAdaptiveClipping
 from opacus.utils.batch_memory_manager import BatchMemoryManager
-from opacus_runs import DELTA, run, weights, with_less_noise
-from torch import nn
+from opacus_runs import DELTA, OTHER_KINDS, run, small_model, weights, with_less_noise
+from torch import distributed, nn
 from torch.utils.data import DataLoader
 
 import dpaudit
@@ -34,6 +36,15 @@ def test_correct_training_is_not_flagged_in_95_percent_of_40_seeds_and_tight_in_
     assert results[0].claim.epsilon == pytest.approx(8.0, rel=0.01)
     assert np.median(shares) > 0.85
     assert np.quantile(shares, 0.1) > 0.8
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_correct_training_of_any_kind_is_not_flagged(train, kind):
+    """The long version, of 40 seeds, is benchmarks/opacus_modes.py."""
+    options = {"num_steps": 100, "noise_multiplier": 0.8, **OTHER_KINDS[kind]}
+    found = [train(seed=seed, **options).recorder.audit() for seed in range(4)]
+    assert not any(result.verdict is VIOLATION for result in found)
+    assert max(result.bound.parameter for result in found) > 0
 
 
 def test_broken_training_is_a_violation_within_300_steps(train, fault):
@@ -138,16 +149,7 @@ def test_more_canaries_than_a_layer_has_parameters_leave_that_layer_out(train):
 
 
 def test_a_clipping_norm_that_adapts_is_read_in_every_step(train):
-    options = {
-        "target_unclipped_quantile": 0.5,
-        "clipbound_learning_rate": 0.3,
-        "max_clipbound": 10.0,
-        "min_clipbound": 0.01,
-        "unclipped_num_std": 2.0,
-    }
-    made = same_weights(
-        train, num_steps=100, clipping="adaptive", noise_multiplier=0.5, batch_size=20, **options
-    )
+    made = same_weights(train, num_steps=100, noise_multiplier=0.5, **OTHER_KINDS["adaptive clipping"])
     assert made.optimizer.max_grad_norm != 1.0
     scores_are_normal(made.recorder, (0.5**-2 - (2 * 2.0) ** -2) ** -0.5)
     assert made.recorder.audit().verdict is not VIOLATION
@@ -236,8 +238,10 @@ def test_ghost_clipping_by_another_norm_than_the_claimed_is_a_violation(private)
     made.model.max_grad_norm = 2.0
     with observe(made.optimizer, module=made.model, num_steps=300, delta=DELTA, seed=0) as recorder:
         run(made, 300)
-    assert recorder.audit().verdict is VIOLATION
-    assert "norms" in recorder.not_covered[0]
+    result = recorder.audit()
+    assert result.verdict is VIOLATION
+    assert str(result).endswith(f"not covered: {recorder.not_covered[0]}")
+    assert "norms" in result.to_dict()["not_covered"][0]
 
 
 def test_an_update_that_uses_the_sum_without_noise_is_a_violation(private):
@@ -266,6 +270,65 @@ def test_an_update_that_does_not_use_what_was_noised_has_no_verdict(private):
         run(made, 50)
     with pytest.raises(dpaudit.InputError, match="the update does not use what was clipped and noised"):
         recorder.audit()
+
+
+OBSERVED = {
+    "AdaClipDPOptimizer",
+    "DPOptimizer",
+    "DPOptimizerFastGradientClipping",
+    "DPPerLayerOptimizer",
+    "DistributedDPOptimizer",
+    "DistributedDPOptimizerFastGradientClipping",
+    "SimpleDistributedPerLayerOptimizer",
+}
+
+
+def kinds_of(kind):
+    return {kind.__name__}.union(*(kinds_of(other) for other in kind.__subclasses__()))
+
+
+def test_every_optimizer_of_opacus_is_tested_or_refused():
+    of_opacus = kinds_of(DPOptimizer)
+    assert {"DistributedPerLayerOptimizer", "FSDPOptimizerFastGradientClipping"} | OBSERVED == of_opacus
+
+
+@pytest.mark.parametrize(
+    ("kind", "max_grad_norm", "reason"),
+    [
+        (DistributedPerLayerOptimizer, [1.0, 1.0, 1.0, 1.0], "a layer at a time"),
+        (FSDPOptimizerFastGradientClipping, 1.0, "no process has a whole gradient"),
+    ],
+)
+def test_optimizers_that_have_no_place_for_canaries_are_refused(tmp_path, kind, max_grad_norm, reason):
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        optimizer = kind(
+            torch.optim.SGD(small_model().parameters(), lr=0.1),
+            noise_multiplier=1.0,
+            max_grad_norm=max_grad_norm,
+            expected_batch_size=10,
+        )
+    finally:
+        distributed.destroy_process_group()
+    sentence = f"that can be observed, got a {kind.__name__}: .*{reason}"
+    with pytest.raises(dpaudit.InputError, match=sentence), observe(optimizer):
+        pass
+
+
+def test_ghost_clipping_by_a_norm_that_adapts_is_observed(private):
+    made = private(
+        noise_multiplier=1.0,
+        batch_size=50,
+        grad_sample_mode="ghost",
+        engine=PrivacyEngineAdaptiveClipping,
+        min_clipbound=0.01,
+    )
+    with observe(made.optimizer, module=made.model, num_steps=100, delta=DELTA, seed=0) as recorder:
+        run(made, 100)
+    assert made.optimizer.max_grad_norm != 1.0
+    assert recorder.observations.with_canary.mean() == pytest.approx(1.0, abs=0.1)
+    assert recorder.observations.without_canary.std() == pytest.approx(1.0, rel=0.1)
+    assert recorder.audit().verdict is not VIOLATION
 
 
 def test_an_optimizer_that_is_not_private_is_refused():

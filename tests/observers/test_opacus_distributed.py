@@ -1,5 +1,6 @@
 """Opacus on two real processes: canaries join on one of them, scores are read after the reduction."""
 
+import math
 import pickle
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from opacus import PrivacyEngine
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.optimizers.optimizer import _generate_noise
-from opacus_runs import DELTA, small_data, small_model, weights
+from opacus_runs import DELTA, Made, small_data, small_model, weights
 from torch import distributed, multiprocessing, nn
 from torch.utils.data import DataLoader
 
@@ -17,7 +18,23 @@ from dpaudit.observers.opacus import observe
 # Batches are large enough never to be empty: the sampler of Opacus 1.6.0 for several processes leaves an
 # empty one out, so that one process makes fewer steps than the other, which then waits for it.
 STEPS, RATE, EXAMPLES = 200, 0.1, 400
-CASES = ["observed", "plain", "sum", "broken"]
+NORMS = [0.2, 0.3, 0.6, 0.7]
+CASES = {
+    "observed": {},
+    "plain": {"observed": False},
+    "sum": {"loss_reduction": "sum"},
+    "broken": {"broken": True},
+    "sampled": {"num_steps": 60, "sampling": True},
+    "ghost": {"num_steps": 60, "grad_sample_mode": "ghost"},
+    "ghost plain": {"num_steps": 60, "grad_sample_mode": "ghost", "observed": False},
+    "per layer": {"num_steps": 60, "clipping": "per_layer", "max_grad_norm": NORMS},
+    "per layer plain": {
+        "num_steps": 60,
+        "clipping": "per_layer",
+        "max_grad_norm": NORMS,
+        "observed": False,
+    },
+}
 
 
 def noise_on_every_rank(optimizer):
@@ -27,48 +44,60 @@ def noise_on_every_rank(optimizer):
         value.grad = value.summed_grad + noise / optimizer.world_size
 
 
-def private(rank, loss_reduction):
+def private(rank, *, loss_reduction="mean", max_grad_norm=1.0, **options):
     torch.manual_seed(0)
     model, data = small_model(), small_data(EXAMPLES)
     torch.manual_seed(rank)  # noise and sampling are each process' own
     engine = PrivacyEngine(accountant="rdp")
     model = DifferentiallyPrivateDistributedDataParallel(model)
-    return engine.make_private(
+    criterion = nn.CrossEntropyLoss(reduction=loss_reduction)
+    made = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.5 if loss_reduction == "mean" else 0.02),
+        criterion=criterion,
         data_loader=DataLoader(data, batch_size=int(RATE * EXAMPLES)),
         noise_multiplier=1.0,
-        max_grad_norm=1.0,
+        max_grad_norm=max_grad_norm,
         loss_reduction=loss_reduction,
+        **options,
     )
+    return Made.of(made, criterion)
 
 
-def train(rank, case):
-    reduction = "sum" if case == "sum" else "mean"
-    model, optimizer, loader = private(rank, reduction)
-    if case == "broken":
+def train(rank, *, observed=True, broken=False, sampling=False, num_steps=STEPS, **options):
+    made = private(rank, **options)
+    model, optimizer, loader = made.model, made.optimizer, made.loader
+    if broken:
         optimizer.add_noise = noise_on_every_rank.__get__(optimizer)
 
     def loop():
-        for _ in range(int(STEPS * RATE)):
+        for _ in range(int(num_steps * RATE)):
             for inputs, targets in loader:
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(model(inputs), targets, reduction=reduction).backward()
+                made.criterion(model(inputs), targets).backward()
                 optimizer.step()
 
-    if case == "plain":
+    if not observed:
         loop()
         return None, weights(model)
-    with observe(optimizer, delta=DELTA, num_steps=STEPS) as recorder:  # no seed: the processes agree on one
+    watch = {"loader": loader, "sampling": True} if sampling else {"module": model}
+    # the seeds differ: the processes agree on one
+    with observe(optimizer, delta=DELTA, num_steps=num_steps, seed=rank, **watch) as recorder:
         loop()
-    result = recorder.audit()
-    return (result.verdict.name, recorder.observations.with_canary, result.claim.summary), weights(model)
+    seen = recorder.observations
+    found = {"kind": type(optimizer).__name__, "with": seen.with_canary, "without": seen.without_canary}
+    if sampling:
+        found |= {"joined": recorder._joined, "present": int(recorder.present.sum())}
+    elif num_steps == STEPS:
+        result = recorder.audit()
+        found |= {"verdict": result.verdict.name, "claim": result.claim.summary}
+    return found, weights(model)
 
 
 def work(rank, folder):
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    found = {case: train(rank, case) for case in CASES}
+    found = {case: train(rank, **options) for case, options in CASES.items()}
     with open(f"{folder}/{rank}.pickle", "wb") as file:  # noqa: PTH123
         pickle.dump(found, file)
     distributed.destroy_process_group()
@@ -83,23 +112,52 @@ def found(tmp_path_factory):
 
 def test_correct_training_on_two_processes_is_not_flagged(found):
     for case in ("observed", "sum"):
-        (verdict, scores, claim), _ = found[0][case]
-        assert verdict == dpaudit.Verdict.NO_VIOLATION.name
-        assert scores.mean() == pytest.approx(1.0, abs=0.05)
-        assert scores.std() == pytest.approx(1.0, rel=0.05)
-        assert claim.startswith("DP-SGD, noise multiplier 1, sample rate 0.1, 200 steps")
+        seen, _ = found[0][case]
+        assert seen["verdict"] == dpaudit.Verdict.NO_VIOLATION.name
+        assert seen["claim"].startswith("DP-SGD, noise multiplier 1, sample rate 0.1, 200 steps")
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "noise"),
+    [
+        ("observed", "DistributedDPOptimizer", 1.0),
+        ("sum", "DistributedDPOptimizer", 1.0),
+        ("ghost", "DistributedDPOptimizerFastGradientClipping", 1.0),
+        # 64 canaries do not fit into the layers with 16 and with 2 parameters nor into that with 32
+        ("per layer", "SimpleDistributedPerLayerOptimizer", math.hypot(*NORMS) / NORMS[0]),
+    ],
+)
+def test_scores_are_right_for_every_optimizer_of_several_processes(found, case, kind, noise):
+    seen, _ = found[0][case]
+    assert seen["kind"] == kind
+    room = 5 * noise / math.sqrt(seen["without"].size)
+    assert seen["with"].mean() == pytest.approx(1.0, abs=room)
+    assert seen["without"].mean() == pytest.approx(0.0, abs=room)
+    assert seen["with"].std() == pytest.approx(noise, rel=0.06)
 
 
 def test_both_processes_record_the_same_and_keep_the_same_weights(found):
     for case in CASES:
         (first, weights_0), (second, weights_1) = found[0][case], found[1][case]
         assert torch.equal(weights_0, weights_1)
-        assert first is second is None or (first[1] == second[1]).all()
+        assert first is second is None or (first["with"] == second["with"]).all()
 
 
-def test_the_weights_are_those_without_an_observer(found):
-    torch.testing.assert_close(found[0]["observed"][1], found[0]["plain"][1], rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize(
+    ("case", "plain"), [("observed", "plain"), ("ghost", "ghost plain"), ("per layer", "per layer plain")]
+)
+def test_the_weights_are_those_without_an_observer(found, case, plain):
+    torch.testing.assert_close(found[0][case][1], found[0][plain][1], rtol=1e-4, atol=1e-5)
+
+
+def test_canaries_join_where_they_are_drawn_and_are_seen_by_all_processes(found):
+    joined = [found[rank]["sampled"][0]["joined"] for rank in (0, 1)]
+    expected = found[0]["sampled"][0]["present"] * 60 * RATE
+    assert sum(side.count for side in joined) == pytest.approx(expected, rel=0.15)
+    for side in joined:
+        assert side.count == pytest.approx(expected / 2, rel=0.3)
+        assert side.mean == pytest.approx(1.0, abs=0.25)
 
 
 def test_noise_that_every_process_adds_before_an_average_is_a_violation(found):
-    assert found[0]["broken"][0][0] == dpaudit.Verdict.VIOLATION.name
+    assert found[0]["broken"][0]["verdict"] == dpaudit.Verdict.VIOLATION.name

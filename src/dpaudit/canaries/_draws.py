@@ -17,6 +17,8 @@ __all__ = ["Draws", "fresh_seed"]
 
 _AUDIT = 0x617564  # what chance of an audit is told apart by, also if the training has the same seed
 _COINS, _DIRECTIONS = 0, 1  # purposes of chance
+_WHOLE_RUN = 2**32 - 1  # the number of no step
+_FEWEST = 32  # entries of a data set: then one side is empty once in two billion runs
 _AT_ONCE = 64  # steps whose coins are thrown together: a new generator takes longer than the coins of a step
 
 
@@ -56,6 +58,15 @@ class Draws:
             self._thrown[block] = self.chance(block).integers(0, 2, shape, dtype=np.bool_)
         coins: BoolArray = self._thrown[block][place]
         return coins
+
+    def entries(self) -> BoolArray:
+        """Whether each canary is an entry of the data set, for all steps: a fair coin each."""
+        if self.num_canaries < _FEWEST:
+            raise InputError(
+                f"Expected num_canaries={self.num_canaries} to be at least {_FEWEST} end to end: "
+                "each is one observation, and both sides need some."
+            )
+        return self.coins(_WHOLE_RUN)
 
     def direction_chance(self, index: int) -> np.random.Generator:
         """The generator of a step's directions; of the first step's, if they do not move."""

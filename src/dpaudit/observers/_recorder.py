@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from dpaudit.accounting import Claim
-from dpaudit.errors import InputError
+from dpaudit.observers._arrival import Side, require_arrival
+from dpaudit.observers._claims import Claims
 from dpaudit.observers._terms import Terms
 from dpaudit.recording import LiveBound, Recorder
 from dpaudit.stats import Betting, Inference, Result
@@ -15,7 +16,6 @@ from dpaudit.stats import Betting, Inference, Result
 __all__ = ["ObserverRecorder"]
 
 _SOME_STEPS = 1000  # what the bets prepare for if nobody says how long the training will be
-_FEW, _SURELY = 10, 6.0  # scores, and standard errors, from which on a missing canary is certain
 _SELDOM = 50  # an epsilon for every other number of steps is not cheap
 
 
@@ -37,10 +37,9 @@ class ObserverRecorder(Recorder):
         every: int | None = None,
         **options: Any,
     ) -> None:
-        self._read, self._given = read, given
+        self._claims = Claims(read, given)
         self._signal = signal
         self.not_covered = not_covered
-        self._claims: dict[Terms, Claim] = {}
         self._watched = False
         planned = given.num_steps
         super().__init__(
@@ -52,14 +51,7 @@ class ObserverRecorder(Recorder):
 
     @property
     def claim(self) -> Claim:
-        return self._claim_of(Terms())
-
-    def _claim_of(self, asked: Terms) -> Claim:
-        known = self._read().overridden(self._given).overridden(asked)
-        terms = Terms(num_steps=self.num_done or None).overridden(known)
-        if terms not in self._claims:
-            self._claims[terms] = terms.claim()
-        return self._claims[terms]
+        return self._claims.claim(Terms(), self.num_done)
 
     def live(self) -> LiveBound:
         self._watched = True
@@ -80,21 +72,11 @@ class ObserverRecorder(Recorder):
         asked = Terms(
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
         )
-        if inference is None and self._given.num_steps is None and not self._watched:
+        if inference is None and self._claims.given.num_steps is None and not self._watched:
             inference = Betting()  # nobody could have stopped the run because of what it showed
-        self._require_arrival()
-        return super().audit(inference=inference, claim=claim or self._claim_of(asked), **method)
-
-    def _require_arrival(self) -> None:
-        """A training that drops the canaries hides what it does with the examples."""
         seen = self.observations
-        present, absent = seen.with_canary, seen.without_canary
-        if min(present.size, absent.size) < _FEW:
-            return
-        gap = float(present.mean() - absent.mean())
-        spread = math.sqrt(present.var() / present.size + absent.var() / absent.size)
-        if gap + _SURELY * spread < self._signal / 2:
-            raise InputError(
-                f"Expected scores to rise by {self._signal:g} where a canary is present, got {gap:.2g}: "
-                "the update does not use what was clipped and noised, so that its scores say nothing."
-            )
+        require_arrival(Side(seen.with_canary), Side(seen.without_canary), self._signal)
+        result = super().audit(
+            inference=inference, claim=claim or self._claims.claim(asked, self.num_done), **method
+        )
+        return replace(result, not_covered=self.not_covered)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from dpaudit.accounting import Claim
 from dpaudit.errors import InputError
@@ -31,9 +32,15 @@ class Terms:
         known = {field.name: getattr(other, field.name) for field in fields(other)}
         return replace(self, **{name: value for name, value in known.items() if value is not None})
 
-    def claim(self) -> Claim:
-        """The claim, or a sentence that says what is missing."""
-        for name, meaning in _MISSING.items():
+    def known(self, *names: str) -> dict[str, Any]:
+        """These numbers, or all of them, or a sentence that says what is missing."""
+        for name in names or _MISSING:
             if getattr(self, name) is None:
-                raise InputError(f"Expected {name}=..., {meaning}: pass it to the observer or to audit().")
-        return Claim.dpsgd(**{field.name: getattr(self, field.name) for field in fields(self)})
+                raise InputError(
+                    f"Expected {name}=..., {_MISSING[name]}: pass it to the observer or to audit()."
+                )
+        return {name: getattr(self, name) for name in names or _MISSING}
+
+    def claim(self) -> Claim:
+        """The claim of these numbers."""
+        return Claim.dpsgd(**self.known())

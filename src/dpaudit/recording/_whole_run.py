@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from dpaudit import _validate
 from dpaudit.accounting import Claim, SubsampledGaussian
-from dpaudit.errors import InputError
+from dpaudit.recording._ratios import LikelihoodRatios
 from dpaudit.stats import Bound, Fixed, Guesses, Observations, Result, audit, one_run_fdp_bound
-from dpaudit.stats._types import BoolArray, FloatArray
+from dpaudit.stats._types import BoolArray
 
 __all__ = ["WholeRunRecorder"]
 
@@ -18,10 +16,9 @@ __all__ = ["WholeRunRecorder"]
 class WholeRunRecorder:
     """Adds up, for every canary, how much more likely its scores are if it is in the data set.
 
-    A score x of a step is 1 on average if the step has the canary, 0 if not, and has Gaussian noise. With
-    a sample rate q the step's likelihood ratio is 1 - q + q exp((2 x - 1) / (2 noise^2)). Their product
-    over all steps is the most powerful test of the composed mechanism, so that each canary is one
-    observation of the whole training.
+    The product of a canary's likelihood ratios over all steps is the most powerful test of the composed
+    mechanism, so that each canary is one observation of the whole training. ``ratios`` are those of a
+    training that somebody else recorded.
     """
 
     def __init__(
@@ -33,16 +30,27 @@ class WholeRunRecorder:
         num_steps: int,
         delta: float,
         confidence: float = 0.95,
+        ratios: LikelihoodRatios | None = None,
     ) -> None:
-        self.present = present
         self.confidence = _validate.confidence(confidence)
         self.num_steps = num_steps
-        self.num_done = 0
         self.claim = Claim.dpsgd(
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
         )
-        self._noise, self._rate = noise_multiplier, sample_rate
-        self._ratios: FloatArray = np.zeros(present.size)
+        self._rate = sample_rate
+        self._ratios = ratios or LikelihoodRatios(
+            present, noise_multiplier=noise_multiplier, sample_rate=sample_rate
+        )
+
+    @property
+    def present(self) -> BoolArray:
+        """Which canaries are in the data set."""
+        return self._ratios.present
+
+    @property
+    def num_done(self) -> int:
+        """How many steps were recorded."""
+        return self._ratios.num_done
 
     @property
     def tradeoff(self) -> SubsampledGaussian:
@@ -51,25 +59,12 @@ class WholeRunRecorder:
 
     def record(self, scores: Any) -> None:
         """The scores of all canaries in one step, whether it had them or not."""
-        values = np.asarray(scores, dtype=np.float64)
-        if values.shape != self.present.shape or not np.isfinite(values).all():
-            raise InputError(
-                f"Expected {self.present.size} finite scores in step {self.num_done}, got shape "
-                f"{values.shape} with {int(np.isfinite(values).sum())} of them finite."
-            )
-        present = (2 * values - 1) / (2 * self._noise**2)
-        with np.errstate(divide="ignore"):  # log(1 - 1), where every step has every canary
-            self._ratios += np.logaddexp(np.log1p(-self._rate), np.log(self._rate) + present)
-        self.num_done += 1
+        self._ratios.record(scores)
 
     @property
     def observations(self) -> Observations:
         """One score a canary; only after the last step, because the claim is of all of them."""
-        if self.num_done != self.num_steps:
-            raise InputError(
-                f"Expected all {self.num_steps} steps before the whole run is judged, got {self.num_done}."
-            )
-        return Observations.from_presence(self._ratios, self.present)
+        return self._ratios.observations(self.num_steps)
 
     def audit(self, **method: Any) -> Result:
         """The verdict on the claim; keywords are those of :func:`dpaudit.audit`.
@@ -89,16 +84,15 @@ class WholeRunRecorder:
     def one_run_bound(self) -> Bound:
         """A bound that holds also if the canaries of the run depend on each other; it is looser."""
         self.observations  # noqa: B018  # refuses an unfinished run
-        guesses = Guesses.from_scores(self._ratios, self.present, num_guesses=self.present.size)
+        guesses = Guesses.from_scores(self._ratios.values, self.present, num_guesses=self.present.size)
         return one_run_fdp_bound(
             guesses, tradeoff=self.tradeoff, delta=self.claim.delta, confidence=self.confidence
         )
 
     def state_dict(self) -> dict[str, Any]:
         """What was recorded; give it to ``load_state_dict`` of an equal recorder."""
-        return {"num_done": self.num_done, "ratios": self._ratios.copy(), "present": self.present}
+        return self._ratios.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where ``state_dict`` was taken."""
-        self.num_done, self.present = state["num_done"], state["present"]
-        self._ratios = np.array(state["ratios"])
+        self._ratios.load_state_dict(state)

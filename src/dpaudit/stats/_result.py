@@ -59,13 +59,17 @@ class Power:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Claim, bound, verdict and power of one audit."""
+    """Claim, bound, verdict and power of one audit.
+
+    ``not_covered`` says in sentences which parts of a training the audit did not go through.
+    """
 
     claim: Claimed
     bound: Bound
     verdict: Verdict
     hypothesis: Hypothesis
     design: Design
+    not_covered: tuple[str, ...] = ()
 
     @cached_property
     def power(self) -> Power:
@@ -92,7 +96,8 @@ class Result:
             f"  method: {self.bound.tradeoff} + {self.bound.method} + {self.bound.rule}",
             f"  power: {self.power}",
         ]
-        return "\n".join(lines + [f"  assumes: {text}" for text in self.bound.assumptions])
+        lines += [f"  assumes: {text}" for text in self.bound.assumptions]
+        return "\n".join(lines + [f"  not covered: {text}" for text in self.not_covered])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -107,4 +112,5 @@ class Result:
             },
             "bound": self.bound.to_dict(),
             "power": self.power.to_dict(),
+            "not_covered": list(self.not_covered),
         }

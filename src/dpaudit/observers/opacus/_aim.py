@@ -13,7 +13,13 @@ from dpaudit.canaries import Directions, Draws
 from dpaudit.errors import InputError
 from dpaudit.stats._types import FloatArray, IntArray
 
-__all__ = ["Aim", "Aims"]
+__all__ = ["Aim", "Aims", "most_canaries"]
+
+
+def most_canaries(optimizer: DPOptimizer) -> int:
+    """How many there can be; with clipping of each layer, as many as the largest one has parameters."""
+    sizes = [parameter.numel() for parameter in optimizer.params]
+    return max(sizes) if hasattr(optimizer, "max_grad_norms") else sum(sizes)
 
 
 @dataclass(frozen=True, eq=False)

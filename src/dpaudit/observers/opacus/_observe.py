@@ -6,21 +6,25 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+from opacus.optimizers import DPOptimizer
 
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
 from dpaudit.errors import InputError
 from dpaudit.observers._recorder import ObserverRecorder
+from dpaudit.observers._sampled import SampledRecorder
 from dpaudit.observers._terms import Terms
-from dpaudit.observers.opacus._clips import Clip, GhostClip, RowClip
+from dpaudit.observers.opacus._aim import most_canaries
+from dpaudit.observers.opacus._entries import Coins, Entries
 from dpaudit.observers.opacus._observer import Observer
 from dpaudit.observers.opacus._ranks import ranks_of
-from dpaudit.observers.opacus._terms import ReadTerms
+from dpaudit.observers.opacus._supported import clip_of
+from dpaudit.observers.opacus._terms import ReadTerms, accounted_rate
 from dpaudit.recording import LiveBound
 
 __all__ = ["observe"]
 
 _DIRAC = Dirac()
+_OF_A_STEP, _OF_THE_RUN = 64, 8192  # canaries
 
 
 @contextmanager
@@ -28,7 +32,8 @@ def observe(
     optimizer: DPOptimizer,
     *,
     canary: GradientCanary = _DIRAC,
-    num_canaries: int = 64,
+    num_canaries: int | None = None,
+    sampling: bool = False,
     noise_multiplier: float | None = None,
     sample_rate: float | None = None,
     num_steps: int | None = None,
@@ -39,7 +44,7 @@ def observe(
     seed: int | None = None,
     every: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
-) -> Iterator[ObserverRecorder]:
+) -> Iterator[ObserverRecorder | SampledRecorder]:
     """Audit the steps that are made inside of the ``with`` block.
 
     ``optimizer`` is the one that ``make_private`` returned. Canaries go through its own clipping, sum and
@@ -48,21 +53,38 @@ def observe(
     is given here or to ``audit()``. ``module`` is the model, which ghost clipping needs. Chance comes from
     ``seed``, or from the operating system. ``callbacks`` get the live bound while the training runs (with
     ``every`` so many steps); they may raise to end it.
+
+    By default 64 canaries are present in each step by fair coins. With ``sampling``, half of them are entries
+    of the data set of ``loader``, and its own sampler draws them like examples: so the sampling is audited
+    too, after the last step. The batches are others than without audit then, because canaries use up chance
+    of the sampler. By default they are as many as the model has parameters, but at most 8,192.
     """
-    clip = _clip(optimizer, module)
-    ranks = ranks_of(optimizer)
+    clip, ranks = clip_of(optimizer, module), ranks_of(optimizer, sampling)
+    if num_canaries is None:
+        num_canaries = min(_OF_THE_RUN, most_canaries(optimizer)) if sampling else _OF_A_STEP
     draws = Draws(canary, num_canaries, ranks.agreed(fresh_seed(seed)))
-    terms = ReadTerms(optimizer, loader)
-    recorder = ObserverRecorder(
-        terms,
-        Terms(noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta),
-        signal=min(canary.scale, 1.0),
-        not_covered=clip.not_covered,
-        confidence=confidence,
-        every=every,
-        callbacks=callbacks,
+    given = Terms(
+        noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
     )
-    observer = Observer(optimizer, recorder, draws=draws, clip=clip, ranks=ranks, terms=terms)
+    common: dict[str, Any] = {
+        "signal": min(canary.scale, 1.0),
+        "not_covered": clip.not_covered,
+        "confidence": confidence,
+    }
+    recorder: ObserverRecorder | SampledRecorder
+    joining: Coins
+    if sampling:
+        _require_no_look(callbacks)
+        joining = Entries(draws, optimizer, loader)
+        terms = ReadTerms(optimizer, None if _knows_rate(optimizer, given) else loader)
+        recorder = SampledRecorder(terms, given, draws.entries(), **common)
+    else:
+        joining = Coins(draws)
+        terms = ReadTerms(optimizer, loader)
+        recorder = ObserverRecorder(terms, given, every=every, callbacks=callbacks, **common)
+    observer = Observer(
+        optimizer, recorder, draws=draws, joining=joining, clip=clip, ranks=ranks, terms=terms
+    )
     observer.attach()
     try:
         yield recorder
@@ -70,17 +92,11 @@ def observe(
         observer.detach()
 
 
-def _clip(optimizer: Any, module: Any) -> Clip:
-    if not isinstance(optimizer, DPOptimizer):
-        raise InputError(
-            "Expected the optimizer that PrivacyEngine.make_private returned, got a "
-            f"{type(optimizer).__name__}, which is not private."
-        )
-    if not isinstance(optimizer, DPOptimizerFastGradientClipping):
-        return RowClip(optimizer)
-    if not hasattr(module, "get_clipping_coef"):
-        raise InputError(
-            "Expected module=..., the model that PrivacyEngine.make_private returned: with ghost clipping "
-            f"it clips, and not the optimizer; got {type(module).__name__}."
-        )
-    return GhostClip(optimizer, module)
+def _require_no_look(callbacks: Sequence[Callable[[LiveBound], None]]) -> None:
+    if callbacks:
+        raise InputError("Expected no callbacks with sampling=True: there is no bound before the last step.")
+
+
+def _knows_rate(optimizer: DPOptimizer, given: Terms) -> bool:
+    """The rate that is claimed is the accounted one; the loader's is what is audited."""
+    return given.sample_rate is not None or accounted_rate(optimizer) is not None

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from dpaudit.canaries import Draws
 from dpaudit.errors import InputError
+from dpaudit.observers._recorder import ObserverRecorder
+from dpaudit.observers._sampled import SampledRecorder
 from dpaudit.observers.opacus._aim import Aim, Aims
 from dpaudit.observers.opacus._clips import Clip
+from dpaudit.observers.opacus._entries import Coins
 from dpaudit.observers.opacus._ranks import OneProcess
 from dpaudit.observers.opacus._terms import ReadTerms
-from dpaudit.recording import Recorder
-from dpaudit.stats._types import BoolArray
+from dpaudit.stats._types import BoolArray, IntArray
 
 __all__ = ["Observer"]
 
@@ -39,22 +41,25 @@ class _Step:
 class Observer:
     """Lets canaries join the sum before the noise, and takes them off before the update.
 
-    The noise is where a logical step begins, however many physical batches it has. The update is where the
-    step's release is read: after the noise, the scaling and the reduction over processes.
+    ``joining`` says which ones join a step, by their numbers. The noise is where a logical step begins,
+    however many physical batches it has. The update is where the step's release is read: after the noise,
+    the scaling and the reduction over processes.
     """
 
     def __init__(
         self,
         optimizer: DPOptimizer,
-        recorder: Recorder,
+        recorder: ObserverRecorder | SampledRecorder,
         *,
         draws: Draws,
+        joining: Coins,
         clip: Clip,
         ranks: OneProcess,
         terms: ReadTerms,
     ) -> None:
         self._optimizer, self._recorder = optimizer, recorder
-        self._draws, self._clip, self._ranks, self._terms = draws, clip, ranks, terms
+        self._draws, self._joining = draws, joining
+        self._clip, self._ranks, self._terms = clip, ranks, terms
         self._aims = Aims(optimizer, draws)
         self._step: _Step | None = None
 
@@ -64,9 +69,11 @@ class Observer:
         self._add_noise = self._optimizer.add_noise
         self._optimizer.add_noise = self._noised
         self._handle = self._optimizer.original_optimizer.register_step_pre_hook(self._before_update)
+        self._joining.attach()
 
     def detach(self) -> None:
         """Leave the optimizer as it was."""
+        self._joining.detach()
         self._handle.remove()
         self._end_step()
         if self._own is None:
@@ -86,21 +93,17 @@ class Observer:
     @torch.no_grad()
     def _insert(self, sums: list[Tensor]) -> _Step:
         index = self._recorder.num_done
-        aim, present = self._aims.at(index), self._draws.coins(index)
+        aim, numbers = self._aims.at(index), self._joining.numbers(index)
         length = self._draws.canary.scale * aim.reach
         if self._ranks.inserts:
-            for numbers in self._chunks(present, aim):
-                self._clip.add(aim.vectors.rows(numbers, length))
+            for some in _chunks(numbers, aim):
+                self._clip.add(aim.vectors.rows(some, length))
         batch = _flat(sums)
         inserted = _flat([parameter.summed_grad for parameter in self._optimizer.params]) - batch
         self._terms.note()
+        present = np.zeros(aim.vectors.num_canaries, dtype=np.bool_)
+        present[numbers] = True
         return _Step(aim, present, sums, aim.vectors.project(batch), inserted)
-
-    def _chunks(self, present: BoolArray, aim: Aim) -> Iterator[Tensor]:
-        """The numbers of present canaries, as many at once as fit."""
-        numbers = torch.as_tensor(np.flatnonzero(present), device=aim.vectors.values.device)
-        most = max(1, _AT_ONCE // aim.vectors.num_parameters)
-        return (numbers[start : start + most] for start in range(0, len(numbers), most))
 
     @torch.no_grad()
     def _before_update(self, *_: Any) -> None:
@@ -137,6 +140,13 @@ class Observer:
         parts = torch.split_with_sizes(inserted, [parameter.numel() for parameter in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = parameter.grad - part.view_as(parameter).to(parameter.grad.dtype)
+
+
+def _chunks(numbers: IntArray, aim: Aim) -> Iterator[Tensor]:
+    """The numbers of the canaries that join, as many at once as fit."""
+    all_of_them = torch.as_tensor(numbers, device=aim.vectors.values.device)
+    most = max(1, _AT_ONCE // aim.vectors.num_parameters)
+    return (all_of_them[start : start + most] for start in range(0, len(numbers), most))
 
 
 def _flat(parts: list[Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, distributed
 
-__all__ = ["OneProcess", "Processes", "ranks_of"]
+__all__ = ["OneProcess", "Processes", "SamplingProcesses", "ranks_of"]
 
 
 class OneProcess:
@@ -26,7 +26,7 @@ class OneProcess:
         return local
 
     def inserted(self, local: Tensor) -> Tensor:
-        """The vector of the process that inserts canaries, on all processes."""
+        """The vector that the canaries of all processes add up to, on all of them."""
         return local
 
 
@@ -54,6 +54,19 @@ class Processes(OneProcess):
         return shared
 
 
-def ranks_of(optimizer: DPOptimizer) -> OneProcess:
-    """Whether the optimizer adds up the gradients of several processes."""
-    return Processes() if hasattr(optimizer, "reduce_gradients") else OneProcess()
+class SamplingProcesses(Processes):
+    """Canaries go into the sum of the process whose sampler drew them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inserts = True
+
+    def inserted(self, local: Tensor) -> Tensor:
+        return self.total(local)
+
+
+def ranks_of(optimizer: DPOptimizer, sampling: bool) -> OneProcess:
+    """Whether the optimizer adds up the gradients of several processes, and who of them has canaries."""
+    if not hasattr(optimizer, "reduce_gradients"):
+        return OneProcess()
+    return SamplingProcesses() if sampling else Processes()

@@ -10,7 +10,7 @@ from opacus.optimizers import DPOptimizer
 from dpaudit.errors import InputError
 from dpaudit.observers._terms import Terms
 
-__all__ = ["ReadTerms", "loader_rate"]
+__all__ = ["ReadTerms", "accounted_rate", "loader_rate"]
 
 
 class ReadTerms:
@@ -27,7 +27,7 @@ class ReadTerms:
 
     def __call__(self) -> Terms:
         noises = self._noises or {float(self._optimizer.noise_multiplier)}
-        rate = self._rate if self._rate is not None else _accounted_rate(self._optimizer)
+        rate = self._rate if self._rate is not None else accounted_rate(self._optimizer)
         # of a noise that changes there is no claim of equal steps: then it has to be given
         return Terms(noise_multiplier=noises.copy().pop() if len(noises) == 1 else None, sample_rate=rate)
 
@@ -46,7 +46,7 @@ def loader_rate(loader: Any) -> float:
     )
 
 
-def _accounted_rate(optimizer: DPOptimizer) -> float | None:
+def accounted_rate(optimizer: DPOptimizer) -> float | None:
     """The rate that the accountant counts with, if its hook is attached to the optimizer.
 
     The hook is the only thing that knows both; what it knows are the variables around it.

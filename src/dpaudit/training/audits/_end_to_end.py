@@ -16,9 +16,6 @@ from dpaudit.training.gradients._rows import Rows
 
 __all__ = ["EndToEnd"]
 
-_WHOLE_RUN = 2**32 - 1  # the number of no step
-_FEWEST = 32  # then one side is empty once in two billion runs
-
 
 class EndToEnd(GradientAudit):
     """Audits sampling, clipping and noise together, against the curve of the whole training.
@@ -39,13 +36,8 @@ class EndToEnd(GradientAudit):
 
     def attach(self, training: Training) -> None:
         super().attach(training)
-        if self._inserted.num_canaries < _FEWEST:
-            raise InputError(
-                f"Expected num_canaries={self._inserted.num_canaries} to be at least {_FEWEST} end to end: "
-                "each is one observation, and both sides need some."
-            )
         settings = training.settings
-        present = self._inserted.coins(_WHOLE_RUN)
+        present = self._inserted.in_data()
         self._entries = np.flatnonzero(present)
         self.recorder = WholeRunRecorder(
             present,

@@ -41,6 +41,10 @@ class Inserted:
         """Whether each canary is present: a fair coin each."""
         return self._draws.coins(index)
 
+    def in_data(self) -> BoolArray:
+        """Whether each canary is an entry of the data set: a fair coin each."""
+        return self._draws.entries()
+
     def vectors(self, index: int) -> CanaryVectors:
         """Where the canaries of a step point."""
         if self._canary.moving and index != self._index:

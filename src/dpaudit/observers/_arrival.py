@@ -1,0 +1,49 @@
+"""Whether the canaries that joined a training are to be seen in what it released."""
+
+from __future__ import annotations
+
+import math
+
+from dpaudit.errors import InputError
+from dpaudit.stats._types import ScoreArray
+
+__all__ = ["Side", "require_arrival"]
+
+_FEW, _SURELY = 10, 6.0  # scores, and standard errors, from which on a missing canary is certain
+
+
+class Side:
+    """Count, mean and variance of the scores of one side, step by step."""
+
+    def __init__(self, scores: ScoreArray | None = None) -> None:
+        self.count, self._sum, self._squares = 0, 0.0, 0.0
+        if scores is not None:
+            self.add(scores)
+
+    def add(self, scores: ScoreArray) -> None:
+        """Some more of them."""
+        self.count += scores.size
+        self._sum += float(scores.sum())
+        self._squares += float((scores * scores).sum())
+
+    @property
+    def mean(self) -> float:
+        """Of all so far."""
+        return self._sum / self.count
+
+    @property
+    def error(self) -> float:
+        """The variance of the mean."""
+        return max(self._squares / self.count - self.mean**2, 0.0) / self.count
+
+
+def require_arrival(present: Side, absent: Side, signal: float) -> None:
+    """A training that drops the canaries hides what it does with the examples."""
+    if min(present.count, absent.count) < _FEW:
+        return
+    gap, spread = present.mean - absent.mean, math.sqrt(present.error + absent.error)
+    if gap + _SURELY * spread < signal / 2:
+        raise InputError(
+            f"Expected scores to rise by {signal:g} where a canary is present, got {gap:.2g}: "
+            "the update does not use what was clipped and noised, so that its scores say nothing."
+        )

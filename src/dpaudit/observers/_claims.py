@@ -1,0 +1,33 @@
+"""The claim of a training that is observed, as far as it can be read there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dpaudit.accounting import Claim
+from dpaudit.observers._terms import Terms
+
+__all__ = ["Claims"]
+
+
+class Claims:
+    """Terms that are ``read`` from the training; those that are ``given`` count more.
+
+    Without a number of steps, the claim is of those that were recorded.
+    """
+
+    def __init__(self, read: Callable[[], Terms], given: Terms) -> None:
+        self._read, self.given = read, given
+        self._made: dict[Terms, Claim] = {}
+
+    def terms(self, asked: Terms, num_done: int) -> Terms:
+        """What is known now; what is ``asked`` for counts most."""
+        known = self._read().overridden(self.given).overridden(asked)
+        return Terms(num_steps=num_done or None).overridden(known)
+
+    def claim(self, asked: Terms, num_done: int) -> Claim:
+        """The claim of these terms; its epsilon is found once."""
+        terms = self.terms(asked, num_done)
+        if terms not in self._made:
+            self._made[terms] = terms.claim()
+        return self._made[terms]

@@ -1,0 +1,375 @@
+"""Canaries that are entries of the data set: the loader's own sampler is audited with everything else."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from opacus.optimizers import DPOptimizer
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from opacus_runs import DELTA, run, weights, without_clipping
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
+
+import dpaudit
+from dpaudit.observers.opacus import observe
+
+VIOLATION, NO_VIOLATION = dpaudit.Verdict.VIOLATION, dpaudit.Verdict.NO_VIOLATION
+STEPS, EXAMPLES, BATCH = 100, 250, 10  # one setting: the curve of the whole training is found once
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
+]
+
+
+def wide(hidden=185):
+    return nn.Sequential(nn.Linear(8, hidden), nn.Tanh(), nn.Linear(hidden, 2))
+
+
+@pytest.fixture
+def made(private):
+    """A training at sample rate 1/25 with noise 0.5, of a model with 2,037 parameters."""
+
+    def build(*, seed=0, loading=None, **options):
+        usual = {"noise_multiplier": 0.5, "num_examples": EXAMPLES, "batch_size": BATCH, "build": wide}
+        return private(seed=seed, loading={"shuffle": True} | (loading or {}), **(usual | options))
+
+    return build
+
+
+@pytest.fixture
+def sampled(made):
+    """Train and audit."""
+
+    def go(*, seed=0, num_steps=STEPS, observer=None, spoil=None, **options):
+        built = made(seed=seed, **options)
+        if spoil is not None:
+            spoil(built)
+        module = {"module": built.model} if built.ghost else {}
+        options = {"loader": built.loader, "delta": DELTA, "seed": seed, **module, **(observer or {})}
+        with observe(built.optimizer, sampling=True, **options) as built.recorder:
+            run(built, num_steps)
+        return built
+
+    return go
+
+
+def own_chance(seed=0):
+    """Generators of their own for batches and for noise, so that neither is moved by the other."""
+    return {
+        "loading": {"generator": torch.Generator().manual_seed(seed)},
+        "noise_generator": torch.Generator().manual_seed(seed + 1),
+    }
+
+
+def scores(recorder):
+    return np.concatenate([recorder.observations.with_canary, recorder.observations.without_canary])
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_shuffled_batches_are_a_violation_of_the_poisson_sampling_that_is_accounted(sampled, seed):
+    built = sampled(
+        seed=seed, poisson_sampling=False, build=lambda: wide(850), observer={"num_canaries": 9000}
+    )
+    result = built.recorder.audit()
+    assert result.claim.summary.startswith("DP-SGD, noise multiplier 0.5, sample rate 0.04, 100 steps")
+    assert result.verdict is VIOLATION
+
+
+def test_correct_sampling_is_not_flagged_and_the_bound_is_near_the_claim(sampled):
+    results = [sampled(seed=seed).recorder.audit() for seed in range(8)]
+    assert sum(result.verdict is VIOLATION for result in results) <= 1
+    assert np.median([result.bound.epsilon / result.claim.epsilon for result in results]) > 0.8
+
+
+def more_often(built):
+    built.loader.batch_sampler.sample_rate *= 1.5
+
+
+def half_the_noise(built):
+    add_noise = built.optimizer.add_noise
+
+    def quiet():
+        claimed, built.optimizer.noise_multiplier = built.optimizer.noise_multiplier, 0.25
+        add_noise()
+        built.optimizer.noise_multiplier = claimed
+
+    built.optimizer.add_noise = quiet
+
+
+def test_a_larger_sample_rate_than_accounted_is_a_violation(sampled):
+    result = sampled(spoil=more_often).recorder.audit()
+    assert "sample rate 0.04" in result.claim.summary
+    assert result.verdict is VIOLATION
+
+
+def test_noise_that_is_too_small_is_a_violation_at_a_threshold_that_is_looked_for(sampled):
+    result = sampled(spoil=half_the_noise).recorder.audit(threshold=dpaudit.HeldOut(0.2))
+    assert result.verdict is VIOLATION
+
+
+def test_gradients_that_are_not_clipped_are_a_violation(sampled, monkeypatch):
+    monkeypatch.setattr(DPOptimizer, "clip_and_accumulate", without_clipping)
+    assert sampled().recorder.audit().verdict is VIOLATION
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"grad_sample_mode": "ghost"},
+        {"clipping": "per_layer", "max_grad_norm": [0.6, 0.01, 0.01, 0.01]},
+        {"optimizer": lambda found: torch.optim.Adam(found, lr=0.01)},
+        {"num_examples": 25, "batch_size": 1},  # a third of the batches is empty
+        {"num_examples": 25, "batch_size": 1, "poisson_sampling": False},
+    ],
+    ids=["ghost", "per layer", "adam", "empty batches", "empty shuffled batches"],
+)
+def test_canaries_are_drawn_at_the_sample_rate_and_score_1_whatever_the_training_is(sampled, options):
+    recorder = sampled(num_steps=50, **options).recorder
+    drawn = recorder._joined.count
+    assert drawn == pytest.approx(recorder.present.sum() * 50 / 25, rel=0.1)
+    assert recorder._joined.mean == pytest.approx(1.0, abs=0.05)
+    assert recorder._absent.mean == pytest.approx(0.0, abs=0.01)
+    assert recorder._absent.error * recorder._absent.count == pytest.approx(0.25, rel=0.05)
+
+
+def test_by_default_half_of_as_many_canaries_as_there_are_parameters_are_entries(sampled):
+    recorder = sampled(num_steps=1).recorder
+    assert recorder.present.size == 2037
+    assert recorder.present.sum() == pytest.approx(2037 / 2, abs=100)
+
+
+class Noting:
+    """Keeps the batches of a loader, which are batches of the loader also inside of a context."""
+
+    def __init__(self, loader):
+        self.loader, self.batches = loader, []
+
+    def __iter__(self):
+        for batch in self.loader:
+            self.batches.append(batch)
+            yield batch
+
+
+@pytest.mark.parametrize("poisson_sampling", [True, False])
+def test_the_weights_are_those_of_the_same_batches_without_canaries(made, poisson_sampling):
+    observed, plain = (made(poisson_sampling=poisson_sampling, **own_chance()) for _ in range(2))
+    noting = Noting(observed.loader)
+    with observe(observed.optimizer, loader=observed.loader, sampling=True, seed=0):
+        run(observed, 50, noting)
+    run(plain, 50, noting.batches)
+    torch.testing.assert_close(weights(observed.model), weights(plain.model), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("poisson_sampling", [True, False])
+def test_batches_hold_examples_of_the_data_set_as_often_as_before(made, poisson_sampling):
+    built = made(poisson_sampling=poisson_sampling)
+    noting = Noting(built.loader)
+    with observe(built.optimizer, loader=built.loader, sampling=True, seed=0):
+        run(built, STEPS, noting)
+    inputs, targets = (torch.cat(parts) for parts in zip(*noting.batches, strict=True))
+    known = built.loader.dataset.tensors[0]
+    times = torch.tensor([int((inputs == row).all(1).sum()) for row in known])
+    torch.testing.assert_close(targets, (inputs[:, 0] > 0).long())
+    if poisson_sampling:
+        assert times.float().mean() == pytest.approx(4.0, rel=0.15)
+        assert times.max() > 4
+    else:
+        assert (times == 4).all()  # once an epoch
+
+
+@pytest.mark.parametrize("poisson_sampling", [True, False])
+def test_nobody_sees_another_sampler_and_everything_is_put_back_also_if_the_loop_raises(
+    made, poisson_sampling
+):
+    built = made(poisson_sampling=poisson_sampling)
+    sampler = built.loader.batch_sampler
+
+    def seen():
+        inner = getattr(sampler, "sampler", sampler)
+        return dict(vars(sampler)), dict(vars(inner)), len(built.loader), built.optimizer.expected_batch_size
+
+    before, kind, collate = seen(), type(sampler), built.loader.collate_fn
+
+    def fail():
+        for place, (inputs, targets) in enumerate(built.loader):
+            built.criterion(built.model(inputs), targets).backward()
+            built.optimizer.step()
+            built.optimizer.zero_grad()
+            assert seen() == before
+            assert isinstance(sampler, kind)
+            if place == 3:
+                raise ZeroDivisionError
+
+    with (
+        pytest.raises(ZeroDivisionError),
+        observe(built.optimizer, loader=built.loader, sampling=True) as recorder,
+    ):
+        fail()
+    assert recorder.num_done == 4
+    assert seen() == before
+    assert type(sampler) is kind
+    assert built.loader.collate_fn is collate
+    run(built, 3)
+    assert recorder.num_done == 4
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("examples", [99, 100, 101, 119])
+def test_shuffled_batches_stay_as_many_and_draw_as_large_a_share(made, examples, drop_last):
+    built = made(
+        num_examples=examples, batch_size=20, poisson_sampling=False, loading={"drop_last": drop_last}
+    )
+    with observe(built.optimizer, loader=built.loader, sampling=True, seed=0) as recorder:
+        for inputs, targets in built.loader:
+            built.optimizer.zero_grad()
+            built.criterion(built.model(inputs), targets).backward()
+            built.optimizer.step()
+    assert recorder.num_done == len(built.loader)
+    used = recorder.num_done * 20 / examples if drop_last else 1.0
+    assert recorder._joined.count == pytest.approx(used * recorder.present.sum(), rel=0.03)
+
+
+@pytest.mark.parametrize("order", ["manager first", "observer first"])
+def test_batches_that_a_memory_manager_splits_are_one_step_with_the_same_canaries(made, order):
+    found = []
+    for split in (False, True):
+        built = made(**own_chance())
+        manager = BatchMemoryManager(
+            data_loader=built.loader, max_physical_batch_size=4, optimizer=built.optimizer
+        )
+        outer, inner = nullcontext(built.loader), nullcontext()
+        if split:
+            outer, inner = (manager, inner) if order == "manager first" else (outer, manager)
+        with (
+            outer as given,
+            observe(built.optimizer, loader=given, sampling=True, seed=0) as recorder,
+            inner as used,
+        ):
+            run(built, 30, used or given)
+        assert recorder.num_done == 30
+        found.append(scores(recorder))
+    np.testing.assert_allclose(*found, atol=1e-3)
+
+
+def test_processes_that_load_examples_ahead_change_nothing(made):
+    found = []
+    for workers in (0, 2):
+        chance = own_chance()
+        built = made(**chance | {"loading": chance["loading"] | {"num_workers": workers}})
+        with observe(built.optimizer, loader=built.loader, sampling=True, seed=0) as recorder:
+            run(built, 30)
+        found.append(scores(recorder))
+    np.testing.assert_allclose(*found, atol=1e-3)
+
+
+def test_canaries_of_all_batches_that_a_step_accumulates_join_it(made):
+    built = made(poisson_sampling=False)
+    with observe(built.optimizer, loader=built.loader, sampling=True, seed=0, delta=DELTA) as recorder:
+        for place, (inputs, targets) in enumerate(built.loader):
+            built.criterion(built.model(inputs), targets).backward()
+            if place % 2:
+                built.optimizer.step()
+                built.optimizer.zero_grad()
+    assert recorder.num_done == 12
+    assert recorder._joined.count == pytest.approx(recorder.present.sum() * 24 / 25, rel=0.02)
+    assert "sample rate 0.08" in recorder.claim.summary
+
+
+def test_a_canary_that_is_drawn_twice_for_a_step_joins_it_twice(made):
+    built = made(poisson_sampling=False)
+    data = built.loader.dataset
+    twice = DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data, replacement=True), 125, False))
+    with observe(built.optimizer, loader=twice, sampling=True, seed=0) as recorder:
+        run(built, 2, twice)
+    assert recorder._joined.mean == pytest.approx(0.5 / (1 - np.exp(-0.5)), rel=0.02)
+
+
+def test_every_part_of_the_claim_can_be_given(sampled):
+    recorder = sampled(observer={"delta": None}).recorder
+    with pytest.raises(dpaudit.InputError, match="Expected delta"):
+        recorder.audit()
+    other = recorder.audit(delta=1e-6, noise_multiplier=0.6)
+    assert "noise multiplier 0.6, sample rate 0.04, 100 steps" in other.claim.summary
+    assert other.verdict is VIOLATION
+    assert recorder.audit(delta=1e-6).verdict is NO_VIOLATION
+
+
+def test_a_bound_without_independent_canaries_is_looser(sampled):
+    recorder = sampled().recorder
+    assert 0 < recorder.one_run_bound().epsilon < recorder.audit().bound.epsilon
+
+
+def test_a_run_that_is_not_finished_is_not_judged(sampled):
+    recorder = sampled(num_steps=10, observer={"num_steps": 11}).recorder
+    with pytest.raises(dpaudit.InputError, match="all 11 steps before the whole run is judged, got 10"):
+        recorder.audit()
+    with pytest.raises(dpaudit.InputError, match="no bound before it"):
+        recorder.live()
+
+
+def never(built):
+    built.loader.batch_sampler.sample_rate = 0.0
+
+
+def test_a_sampler_that_never_draws_canaries_gets_no_verdict(sampled):
+    recorder = sampled(spoil=never, num_steps=10).recorder
+    with pytest.raises(dpaudit.InputError, match=r"to draw canaries about 4\d\d times, got none"):
+        recorder.audit()
+
+
+def test_a_loop_over_another_loader_is_refused(made):
+    built, other = made(), made()
+    with (
+        pytest.raises(dpaudit.InputError, match="Expected a batch of the loader before step 0, got none"),
+        observe(built.optimizer, loader=built.loader, sampling=True),
+    ):
+        run(built, 1, other.loader)
+
+
+def one_by_one(built):
+    return {"loader": DataLoader(built.loader.dataset, batch_size=None)}
+
+
+def weighted(built):
+    sampler = WeightedRandomSampler(torch.ones(EXAMPLES), EXAMPLES)
+    return {"loader": DataLoader(built.loader.dataset, batch_size=10, sampler=sampler)}
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (lambda _: {"loader": None}, "Expected loader=.* got NoneType"),
+        (
+            lambda built: {"loader": DataLoader(built.loader.dataset, batch_size=None)},
+            "the loader of batches",
+        ),
+        (weighted, "got a WeightedRandomSampler: canaries cannot become entries"),
+        (lambda _: {"callbacks": [print]}, "no callbacks with sampling=True"),
+        (lambda _: {"num_canaries": 31}, "num_canaries=31 to be at least 32"),
+        (lambda _: {"num_canaries": 3000}, "num_canaries=3000 to be at most 2037"),
+        (lambda _: {"noise_multiplier": 0.0}, "noise_multiplier=0"),
+    ],
+)
+def test_what_cannot_be_gets_a_sentence(made, options, sentence):
+    built = made()
+    with (
+        pytest.raises(dpaudit.InputError, match=sentence),
+        observe(built.optimizer, sampling=True, **{"loader": built.loader} | options(built)),
+    ):
+        pass
+
+
+def test_a_rate_that_nobody_knows_is_asked_for(made):
+    built = made(poisson_sampling=False)
+    built.optimizer.attach_step_hook(lambda _: None)
+    options = {"loader": built.loader, "sampling": True}
+    with (
+        pytest.raises(dpaudit.InputError, match="DataLoader that does not: pass sample_rate"),
+        observe(built.optimizer, **options),
+    ):
+        pass
+    with observe(built.optimizer, sample_rate=0.04, delta=DELTA, **options) as recorder:
+        run(built, 2)
+    assert "sample rate 0.04" in recorder.claim.summary
