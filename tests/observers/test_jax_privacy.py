@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -247,7 +248,7 @@ def test_a_callback_may_end_a_training_that_leaks(monkeypatch):
 
 
 def test_a_function_that_does_not_clip_is_refused():
-    grad_fn, privatizer = private()
+    _, privatizer = private()
     with pytest.raises(dpaudit.InputError, match="got loss, which is not private"):
         observe(loss, privatizer)
     made_by_hand = clipping.BoundedSensitivityCallable(jax.grad(loss), 1.0, False)
@@ -295,7 +296,7 @@ def test_sampling_without_a_single_rate_is_refused(sampling):
 
 def test_what_is_not_known_of_the_claim_is_asked_for():
     grad_fn, privatizer = private()
-    wrapped = optax.GradientTransformation(privatizer.init, lambda *args: privatizer.update(*args))
+    wrapped = optax.GradientTransformation(privatizer.init, partial(privatizer.update))
     *made, recorder = observe(grad_fn, wrapped)
     loop(*made)(2)
     with pytest.raises(dpaudit.InputError, match="Expected noise_multiplier"):

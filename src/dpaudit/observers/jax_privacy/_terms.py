@@ -24,7 +24,7 @@ def noise_of(privatizer: Any) -> float | None:
             f"Expected a privatizer of jax_privacy.noise_addition, got a {type(privatizer).__name__}."
         )
     update = privatizer.update
-    if update.__module__.startswith("optax"):
+    if getattr(update, "__module__", "").startswith("optax"):
         raise InputError(
             f"Expected the privatizer alone, got a transformation of {update.__module__}: give the "
             "privatizer to observe(), and chain what it returns."
