@@ -52,11 +52,11 @@ def observe_loss_step(
             f"Expected parameters of jax or torch, which find gradients, got a {type(first).__name__}."
         )
     size = flat(params).size
-    examples = _repeated(batch, num_canaries)
+    examples, observed = _repeated(batch, num_canaries), _with_canaries(loss)
 
     def release(rows: FloatArray, present: BoolArray) -> FloatArray:
         canaries = like(first, rows * present[:, None])
-        return _released(step(_with_canaries(loss), params, (examples, canaries)), size)
+        return _released(step(observed, params, (examples, canaries)), size)
 
     return run_steps(
         release,
