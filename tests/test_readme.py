@@ -85,6 +85,9 @@ def same(printed: str, shown: str) -> bool:
 # what Opacus and torch say of every private training
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+# JAX Privacy with a newer optax, and Keras with a newer numpy
+@pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_runs_and_prints_what_the_page_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

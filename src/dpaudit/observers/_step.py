@@ -12,9 +12,9 @@ from dpaudit.accounting import Claim
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
 from dpaudit.observers._arrays import as_numpy, require_rows, require_vector, with_rows
 from dpaudit.recording import LiveBound, Recorder
-from dpaudit.stats._types import FloatArray
+from dpaudit.stats._types import BoolArray, FloatArray
 
-__all__ = ["observe_step"]
+__all__ = ["observe_step", "run_steps"]
 
 _DIRAC = Dirac()
 
@@ -51,15 +51,39 @@ def observe_step(
     'VIOLATION'
     """
     _, num_parameters = require_rows(gradients)
+    return run_steps(
+        lambda rows, present: require_vector(step(with_rows(gradients, rows[present])), num_parameters),
+        as_numpy(gradients),
+        claim=claim,
+        max_grad_norm=max_grad_norm,
+        batch_size=batch_size,
+        num_steps=num_steps,
+        draws=Draws(canary, num_canaries, fresh_seed(seed)),
+        confidence=confidence,
+        callbacks=callbacks,
+    )
+
+
+def run_steps(
+    release: Callable[[FloatArray, BoolArray], FloatArray],
+    gradients: FloatArray,
+    *,
+    claim: Claim,
+    max_grad_norm: float,
+    batch_size: float | None,
+    num_steps: int,
+    draws: Draws,
+    confidence: float,
+    callbacks: Sequence[Callable[[LiveBound], None]],
+) -> Recorder:
+    """Record so many releases; ``release`` gets the canaries, a row each, and which of them are present."""
     norm = _validate.positive("max_grad_norm", max_grad_norm)
     divisor = 1.0 if batch_size is None else _validate.positive("batch_size", batch_size)
-    draws = Draws(canary, num_canaries, fresh_seed(seed))
     recorder = Recorder(claim=claim, num_steps=num_steps, confidence=confidence, callbacks=callbacks)
-    others = _clipped_sum(as_numpy(gradients), norm)
+    others = _clipped_sum(gradients, norm)
     for index in range(num_steps):
-        directions, present = draws.directions(index, num_parameters), draws.coins(index)
-        rows = canary.scale * norm * directions.dense()[present]
-        released = divisor * require_vector(step(with_rows(gradients, rows)), num_parameters)
+        directions, present = draws.directions(index, gradients.shape[1]), draws.coins(index)
+        released = divisor * release(draws.canary.scale * norm * directions.dense(), present)
         recorder.record(directions.project(released - others) / norm, present)
     return recorder
 

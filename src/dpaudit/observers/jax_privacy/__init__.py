@@ -1,0 +1,13 @@
+"""Audits of trainings with JAX Privacy: loops with ``clipped_grad`` and a privatizer, and its Keras API."""
+
+from dpaudit.errors import MissingExtraError
+
+try:
+    import jax_privacy as _jax_privacy  # noqa: F401  # fail here, with the line that installs it
+except ImportError as _error:
+    raise MissingExtraError("Observing JAX Privacy", "jax") from _error
+
+from dpaudit.observers.jax_privacy._keras import observe_model
+from dpaudit.observers.jax_privacy._observe import Observed, observe
+
+__all__ = ["Observed", "observe", "observe_model"]

@@ -1,0 +1,134 @@
+"""The clipping inside of a gradient function, applied to rows that are no gradients of any loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from types import CellType, FunctionType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax_privacy.clipping import BoundedSensitivityCallable
+
+from dpaudit.errors import InputError
+
+__all__ = ["Clip"]
+
+
+class Clip:
+    """What ``clipped_grad`` does after the gradient of an example is found: clip, scale, add up, divide.
+
+    The library makes it out of one function that knows what is to be clipped as a variable of its own,
+    ``fun``. Here the same function, and everything that was put around it, is called with another ``fun``,
+    which returns the canary that stands in the place of an example. So a fault of it is a fault here too.
+    """
+
+    def __init__(self, grad_fn: Any) -> None:
+        self._bounded = _bounded(grad_fn)
+        self._found: list[FunctionType] = []
+        self._function = self._copied(grad_fn, set())
+        if not self._found:
+            raise InputError(
+                "Expected a gradient function that jax_privacy.clipped_grad made, got one without its "
+                "clipping inside."
+            )
+        self._settings = inspect.getclosurevars(self._found[0]).nonlocals
+
+    @property
+    def has_aux(self) -> bool:
+        """Whether the gradient is the first of two results."""
+        return bool(self._bounded.has_aux)
+
+    @property
+    def bound(self) -> float:
+        """How much one example can add to the result, as the library says."""
+        return float(self._bounded.l2_norm_bound)
+
+    def norm(self, bound: float) -> float:
+        """How long a gradient may be before it is clipped; if never: so that it adds ``bound``."""
+        norm = float(self._settings["l2_clip_norm"])
+        return norm if 0 < norm < math.inf else bound * float(self._settings["normalize_by"])
+
+    @property
+    def multiple(self) -> int:
+        """What the number of examples has to be a multiple of."""
+        return self._settings["microbatch_size"] or 1
+
+    def total(self, args: tuple[Any, ...], rows: Any) -> Any:
+        """The clipped sum of ``rows``; all that is not a batch is as in the call with ``args``."""
+        size = jax.tree.leaves(rows)[0].shape[0]
+        places = self._settings["batch_argnums"]
+        put = {place: jnp.zeros(size) for place in places} | {places[0]: rows}
+        result = self._function(*[put.get(place, value) for place, value in enumerate(args)])
+        return result[0] if self.has_aux else result
+
+    def _copied(self, value: Any, seen: set[int]) -> Any:
+        """A copy that clips canaries, or None if ``value`` clips nothing."""
+        if id(value) in seen:
+            return None
+        seen.add(id(value))
+        if isinstance(value, BoundedSensitivityCallable):
+            return _replaced(self._copied(value.fun, seen), lambda fun: dataclasses.replace(value, fun=fun))
+        if isinstance(value, functools.partial):
+            return _replaced(
+                self._copied(value.func, seen),
+                lambda func: functools.partial(func, *value.args, **value.keywords),
+            )
+        if not inspect.isfunction(value):  # what jit returns adds nothing to what it wraps
+            wrapped = getattr(value, "__wrapped__", None)
+            return None if wrapped is None else self._copied(wrapped, seen)
+        if _clips(value):
+            self._found.append(value)
+            return _with_cells(value, {"fun": self._canary})
+        copies = {name: self._copied(held, seen) for name, held in _cells(value).items()}
+        copies = {name: copy for name, copy in copies.items() if copy is not None}
+        return _with_cells(value, copies) if copies else None
+
+    def _canary(self, *args: Any, **_: Any) -> tuple[Any, tuple[()]]:
+        """Called for one row, where the library calls the gradient of one example."""
+        row = args[self._settings["batch_argnums"][0]]
+        if self._settings["keep_batch_dim"]:
+            row = jax.tree.map(lambda leaf: leaf[0], row)
+        return row, ()
+
+
+def _bounded(grad_fn: Any) -> BoundedSensitivityCallable:
+    """The function that says its sensitivity, also if it was compiled since."""
+    inner = grad_fn
+    while not isinstance(inner, BoundedSensitivityCallable) and hasattr(inner, "__wrapped__"):
+        inner = inner.__wrapped__
+    if not isinstance(inner, BoundedSensitivityCallable):
+        name = getattr(grad_fn, "__name__", type(grad_fn).__name__)
+        raise InputError(
+            f"Expected the gradient function that jax_privacy.clipped_grad returned, got {name}, which is "
+            "not private."
+        )
+    return inner
+
+
+def _clips(function: FunctionType) -> bool:
+    inside = {"fun", "l2_clip_norm", "batch_argnums", "normalize_by", "keep_batch_dim", "microbatch_size"}
+    return function.__module__ == "jax_privacy.clipping" and inside <= set(function.__code__.co_freevars)
+
+
+def _cells(function: FunctionType) -> dict[str, Any]:
+    """The variables that a function has from around it."""
+    return dict(inspect.getclosurevars(function).nonlocals)
+
+
+def _with_cells(function: FunctionType, new: dict[str, Any]) -> FunctionType:
+    """The same function, but some of the variables that it has from around it."""
+    names = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    cells = tuple(CellType(new[name]) if name in new else cell for name, cell in names)
+    code, name = function.__code__, function.__name__
+    copy = FunctionType(code, function.__globals__, name, function.__defaults__, cells)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def _replaced(inner: Any, build: Callable[[Any], Any]) -> Any:
+    return None if inner is None else build(inner)

@@ -1,0 +1,110 @@
+"""What happens outside of compiled code: coins are thrown, and scores are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import io_callback
+
+from dpaudit.canaries import Draws
+from dpaudit.errors import InputError
+from dpaudit.observers.jax_privacy._recorder import WaitingRecorder
+from dpaudit.observers.jax_privacy._vectors import Vectors
+from dpaudit.stats._types import BoolArray, FloatArray
+
+__all__ = ["Host"]
+
+
+class Host:
+    """The part of the observer that compiled steps call, in their order.
+
+    A step begins with the first gradient since the last release. Its canaries join there; of further
+    gradients, if several are added up, only the batch is noted. ``num_releases`` are added up to one step.
+    """
+
+    def __init__(self, recorder: WaitingRecorder, draws: Draws, num_releases: int = 1) -> None:
+        self.draws = draws
+        self.norm = 0.0  # what one example may add; known when the training has begun
+        self._recorder, self._num_releases = recorder, num_releases
+        self._batch: FloatArray | None = None
+        self._present: BoolArray | None = None
+        self._scores: list[FloatArray] = []
+        self._vectors: Vectors | None = None
+        self._outside: dict[str, Callable[..., Any]] = {}
+        self.raised: Exception | None = None
+
+    def directions(self, num_parameters: int) -> Vectors:
+        """Where the canaries of this step point; inside of compiled code."""
+        if self._vectors is None:
+            self._vectors = Vectors.of(self.draws.directions(0, num_parameters))
+        if num_parameters != self._vectors.num_parameters:
+            raise InputError(
+                f"Expected gradients of {self._vectors.num_parameters} numbers in every step, got "
+                f"{num_parameters}."
+            )
+        if not self.draws.canary.moving:
+            return self._vectors
+        shapes = jax.tree.map(_shape, (self._vectors.values, self._vectors.coordinates))
+        values, coordinates = self._call(self._moved, shapes)
+        return Vectors(values, coordinates, num_parameters)
+
+    def _moved(self) -> tuple[Any, Any]:
+        assert self._vectors is not None
+        index, size = self._recorder.num_done, self._vectors.num_parameters
+        found = Vectors.of(self.draws.directions(index, size))
+        return found.values, found.coordinates
+
+    def joins(self, batch: jax.Array) -> jax.Array:
+        """1 for each canary that joins a gradient whose ``batch`` alone gives these products; else 0."""
+        found: jax.Array = self._call(self._joins, _shape(batch), batch)
+        return found
+
+    def _joins(self, batch: Any) -> FloatArray:
+        self._batch = np.asarray(batch) if self._batch is None else self._batch + np.asarray(batch)
+        if self._present is not None:
+            return np.zeros_like(self._batch)
+        self._present = self.draws.coins(self._recorder.num_done)
+        return self._present.astype(self._batch.dtype)
+
+    def release(self, products: jax.Array) -> jax.Array:
+        """Keep the scores of a release; returns what of it is the batch."""
+        found: jax.Array = self._call(self._release, _shape(products), products)
+        return found
+
+    def _release(self, products: Any) -> FloatArray:
+        batch, self._batch = self._batch, None
+        if batch is None:
+            raise InputError(
+                "Expected the gradient function of observe() to be called before each update of the "
+                "privatizer; it was not."
+            )
+        self._scores.append((np.asarray(products, dtype=np.float64) - batch) / self.norm)
+        if len(self._scores) == self._num_releases:
+            self._end_step()
+        return batch
+
+    def _end_step(self) -> None:
+        scores, self._scores = np.sum(self._scores, axis=0), []
+        present, self._present = self._present, None
+        self._recorder.record(scores, present)
+
+    def _call(self, function: Callable[..., Any], result: Any, *args: Any) -> Any:
+        """Call ``function`` outside, whenever the compiled code comes here, and in this order."""
+        outside = self._outside.setdefault(function.__name__, partial(self._called, function))
+        return io_callback(outside, result, *args, ordered=True)  # the same one, or it is compiled anew
+
+    def _called(self, function: Callable[..., Any], *values: Any) -> Any:
+        with self._recorder.in_step():
+            try:
+                return function(*values)
+            except Exception as error:
+                self.raised = error  # it leaves compiled code as another one
+                raise
+
+
+def _shape(array: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)  # type: ignore[no-untyped-call]

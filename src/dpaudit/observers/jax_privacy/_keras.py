@@ -1,0 +1,116 @@
+"""The way in for the Keras API."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax_privacy
+
+from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
+from dpaudit.errors import InputError
+from dpaudit.observers._recorder import ObserverRecorder
+from dpaudit.observers._terms import Terms
+from dpaudit.observers.jax_privacy._host import Host
+from dpaudit.observers.jax_privacy._observer import Observer
+from dpaudit.observers.jax_privacy._recorder import WaitingRecorder
+from dpaudit.recording import LiveBound
+
+__all__ = ["observe_model"]
+
+_DIRAC = Dirac()
+_NOT_POISSON = (
+    "fit() takes the batches as they come, and the claim is of Poisson sampling: how they are drawn does not "
+    "show (poisson_sampling_in_fit=True draws them so)",
+)
+
+
+@contextmanager
+def observe_model(
+    model: Any,
+    *,
+    canary: GradientCanary = _DIRAC,
+    num_canaries: int = 64,
+    noise_multiplier: float | None = None,
+    sample_rate: float | None = None,
+    num_steps: int | None = None,
+    delta: float | None = None,
+    confidence: float = 0.95,
+    seed: int | None = None,
+    every: int | None = None,
+    callbacks: Sequence[Callable[[LiveBound], None]] = (),
+) -> Iterator[ObserverRecorder]:
+    """Audit what ``model.fit`` does inside of the ``with`` block.
+
+    ``model`` is what ``jax_privacy.keras_api.make_private`` returned. Canaries go through the clipping, sum
+    and noise of its training step, and are taken off before the optimizer is called. The claim is read from
+    the model's configuration, unless it is given here or to ``audit()``; the other arguments are those of
+    :func:`observe`.
+    """
+    config = _config(model)
+    recorder = WaitingRecorder(
+        lambda: _terms(model, config),
+        Terms(noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta),
+        signal=min(canary.scale, 1.0),
+        not_covered=() if config.poisson_sampling_in_fit else _NOT_POISSON,
+        confidence=confidence,
+        every=every,
+        callbacks=callbacks,
+    )
+    draws = Draws(canary, num_canaries, fresh_seed(seed))
+    host = Host(recorder, draws, num_releases=config.gradient_accumulation_steps)
+    with _observed(model, Observer(host)):
+        try:
+            yield recorder
+            recorder.num_done  # noqa: B018  # waits for the last step
+        except jax.errors.JaxRuntimeError as error:
+            raise host.raised or error from error
+
+
+def _config(model: Any) -> Any:
+    config = getattr(model, "_dp_params", None)
+    if config is None:
+        raise InputError(
+            f"Expected the model that keras_api.make_private returned, got a {type(model).__name__}, which "
+            "is not private."
+        )
+    return config
+
+
+def _terms(model: Any, config: Any) -> Terms:
+    return Terms(
+        noise_multiplier=float(model.get_noise_multiplier()),
+        sample_rate=config.effective_batch_size / config.train_size,
+        delta=config.delta,
+    )
+
+
+@contextmanager
+def _observed(model: Any, observer: Observer) -> Iterator[None]:
+    """The step is compiled anew, with the observer in it, and anew without it afterwards."""
+    train_step = model.train_step
+
+    def observed_step(*args: Any, **kwargs: Any) -> Any:
+        with _library_observed(observer):
+            return train_step(*args, **kwargs)
+
+    model.train_step, model.train_function = observed_step, None
+    try:
+        yield
+    finally:
+        model.train_step, model.train_function = train_step, None
+
+
+@contextmanager
+def _library_observed(observer: Observer) -> Iterator[None]:
+    """The step makes its gradient function and its privatizer by these names, whenever it is compiled."""
+    noises = jax_privacy.noise_addition
+    clipped_grad, gaussian_privatizer = jax_privacy.clipped_grad, noises.gaussian_privatizer
+    jax_privacy.clipped_grad = lambda *args, **options: observer.gradient(clipped_grad(*args, **options))
+    noises.gaussian_privatizer = lambda **options: observer.privatizer(gaussian_privatizer(**options))
+    try:
+        yield
+    finally:
+        jax_privacy.clipped_grad, noises.gaussian_privatizer = clipped_grad, gaussian_privatizer

@@ -1,0 +1,114 @@
+"""Canaries between the clipping and the noise of a step."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax_privacy.clipping import BoundedSensitivityCallable
+
+from dpaudit import _validate
+from dpaudit.errors import InputError
+from dpaudit.observers.jax_privacy._clip import Clip
+from dpaudit.observers.jax_privacy._host import Host
+from dpaudit.observers.jax_privacy._vectors import Vectors, flat, unflat
+
+__all__ = ["Observer"]
+
+_AT_ONCE = 2**24  # numbers of canaries' gradients that are in memory together
+
+
+class Observer:
+    """Lets canaries join the clipped sum of a gradient function, and takes them off after the noise."""
+
+    def __init__(self, host: Host, max_grad_norm: float | None = None) -> None:
+        self._host = host
+        self._given = None if max_grad_norm is None else _validate.positive("max_grad_norm", max_grad_norm)
+        self._shapes: list[tuple[int, ...]] | None = None
+
+    @property
+    def norm(self) -> float:
+        """What one example may add to the sum."""
+        return self._host.norm
+
+    def gradient(self, grad_fn: Any) -> BoundedSensitivityCallable:
+        """The same function; the sum that it returns has canaries in it."""
+        clip = Clip(grad_fn)
+        bound = self._given or clip.bound
+        if not 0 < bound < math.inf:
+            raise InputError(f"Expected a finite clipping norm, got {bound:g}: pass max_grad_norm=...")
+        self._host.norm = bound
+        length = self._host.draws.canary.scale * clip.norm(bound)
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            result = grad_fn(*args, **kwargs)
+            total = result[0] if clip.has_aux else result
+            self._shapes = _shapes(total)
+            joined = jax.tree.map(jnp.add, total, self._canaries(clip, args, total, length))
+            return (joined, *result[1:]) if clip.has_aux else joined
+
+        return BoundedSensitivityCallable(observed, clip.bound, clip.has_aux)
+
+    def _canaries(self, clip: Clip, args: tuple[Any, ...], like: Any, length: float) -> Any:
+        """What the clipping leaves of the canaries of this step, added up."""
+        vectors = self._host.directions(sum(leaf.size for leaf in jax.tree.leaves(like)))
+        lengths = length * self._host.joins(vectors.project(flat(like)))
+
+        def clipped(numbers: jax.Array) -> Any:
+            inside = jnp.minimum(numbers, vectors.num_canaries - 1)
+            rows = vectors.rows(inside, jnp.where(numbers == inside, lengths[inside], 0.0))
+            return clip.total(args, unflat(rows, like))
+
+        return _added(clipped, _chunks(vectors, clip.multiple))
+
+    def privatizer(self, privatizer: optax.GradientTransformation) -> optax.GradientTransformation:
+        """The same transformation; what it returns has no canaries in it."""
+        signature = inspect.signature(privatizer.update)
+
+        def update(*args: Any, **kwargs: Any) -> Any:
+            arrived = signature.bind(*args, **kwargs).args[0]
+            self._require_like(arrived)
+            released, state = privatizer.update(*args, **kwargs)
+            self._require_like(released)
+            vectors = self._host.directions(sum(leaf.size for leaf in jax.tree.leaves(arrived)))
+            batch = self._host.release(vectors.project(flat(released)))
+            off = unflat(vectors.spread(vectors.project(flat(arrived)) - batch), released)
+            return jax.tree.map(jnp.subtract, released, off), state
+
+        return privatizer._replace(update=update)
+
+    def _require_like(self, gradient: Any) -> None:
+        if self._shapes is None:
+            raise InputError(
+                "Expected the gradient function of observe() to be called before the privatizer is updated; "
+                "it was not."
+            )
+        if _shapes(gradient) != self._shapes:
+            raise InputError(
+                f"Expected a gradient of shapes {self._shapes}, as clipped_grad returned it, got "
+                f"{_shapes(gradient)}."
+            )
+
+
+def _shapes(tree: Any) -> list[tuple[int, ...]]:
+    return [tuple(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree)]
+
+
+def _chunks(vectors: Vectors, multiple: int) -> jax.Array:
+    """Numbers of canaries, as many a row as fit into memory; past the last canary there is none."""
+    fitting = max(1, _AT_ONCE // vectors.num_parameters)
+    size = multiple * math.ceil(min(fitting, vectors.num_canaries) / multiple)
+    return jnp.arange(size * math.ceil(vectors.num_canaries / size)).reshape(-1, size)
+
+
+def _added(function: Any, chunks: jax.Array) -> Any:
+    """The sum of what ``function`` returns for each of the chunks."""
+    first = function(chunks[0])
+    if len(chunks) == 1:
+        return first
+    add = lambda total, chunk: (jax.tree.map(jnp.add, total, function(chunk)), None)  # noqa: E731
+    return jax.lax.scan(add, first, chunks[1:])[0]

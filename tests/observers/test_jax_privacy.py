@@ -1,0 +1,333 @@
+"""The observer of JAX Privacy is tight on a correct training, sees broken ones and changes nothing."""
+
+import dataclasses
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax_privacy import batch_selection, clipped_grad, clipping, matrix_factorization, noise_addition
+from jax_privacy.experimental import execution_plan
+from jax_runs import DELTA, FAULTS, INPUTS, POISSON, RATE, TARGETS, loop, loss, private, start, train, whole
+
+import dpaudit
+from dpaudit.observers.jax_privacy import observe
+
+VIOLATION = dpaudit.Verdict.VIOLATION
+NOISE = 0.8563  # of 300 steps at the sample rate below, for epsilon = 8
+
+# what JAX Privacy 2.0.0 says of itself with a newer optax
+pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def forty():
+    """The verdicts on 40 correct trainings of 300 steps, all made by one compiled step."""
+    usual = {"sample_rate": RATE, "num_steps": 300, "delta": DELTA}
+    *made, recorder = observe(*private(noise_multiplier=NOISE), seed=0, **usual)
+    run = whole(*made)
+    for seed in range(40):
+        run(seed)
+    state = recorder.state_dict()
+    results = []
+    for part in range(40):
+        of_one = dpaudit.Recorder(claim=dpaudit.Claim.dpsgd(noise_multiplier=NOISE, **usual), num_steps=300)
+        rows = slice(300 * part, 300 * (part + 1))
+        of_one.load_state_dict(state | {name: state[name][rows] for name in ("scores", "present")})
+        results.append(of_one.audit())
+    return results
+
+
+def test_correct_training_is_not_flagged_in_95_percent_of_40_seeds(forty):
+    assert sum(result.verdict is VIOLATION for result in forty) <= 2
+
+
+def test_the_bound_of_correct_training_is_tight(forty):
+    shares = [result.bound.epsilon / result.claim.epsilon for result in forty]
+    assert forty[0].claim.epsilon == pytest.approx(8.0, rel=0.01)
+    assert np.median(shares) > 0.85
+    assert np.quantile(shares, 0.1) > 0.8
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_broken_training_is_a_violation_within_300_steps(fault, monkeypatch):
+    FAULTS[fault](monkeypatch)
+    result = train(300, noise_multiplier=NOISE).recorder.audit()
+    assert result.verdict is VIOLATION
+    assert result.claim.epsilon == pytest.approx(8.0, rel=0.01)
+    with pytest.raises(dpaudit.ViolationError):
+        result.raise_for_violation()
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_sum_that_is_scaled_between_the_clipping_and_the_noise_is_seen(factor):
+    step = {"between": lambda gradient: optax.tree.scale(factor, gradient)}
+    recorder = train(300, noise_multiplier=NOISE, step=step).recorder
+    assert recorder.observations.with_canary.mean() == pytest.approx(factor, abs=0.1)
+    assert (recorder.audit().verdict is VIOLATION) == (factor > 1)
+
+
+def test_a_clipping_function_or_a_privatizer_that_was_wrapped_is_seen():
+    grad_fn, privatizer = private(noise_multiplier=NOISE)
+    usual = {"noise_multiplier": NOISE, "sample_rate": RATE, "num_steps": 300, "delta": DELTA, "seed": 0}
+    twice = dataclasses.replace(grad_fn, fun=lambda *args, **options: twofold(grad_fn(*args, **options)))
+    *made, recorder = observe(twice, privatizer, **usual)
+    loop(*made)(100)
+    assert recorder.audit().verdict is VIOLATION
+
+    def silent(gradient, state, params=None):  # noqa: ARG001
+        return gradient, state
+
+    *made, recorder = observe(grad_fn, optax.GradientTransformation(privatizer.init, silent), **usual)
+    loop(*made)(100)
+    assert recorder.audit().verdict is VIOLATION
+
+
+def twofold(gradient):
+    return optax.tree.scale(2.0, gradient)
+
+
+def scores_are_normal(recorder, noise, signal=1.0):
+    seen = recorder.observations
+    room = 5 * noise / math.sqrt(min(seen.with_canary.size, seen.without_canary.size))
+    assert seen.with_canary.mean() == pytest.approx(signal, abs=room)
+    assert seen.without_canary.mean() == pytest.approx(0.0, abs=room)
+    for side in (seen.with_canary, seen.without_canary):
+        assert side.std() == pytest.approx(noise, rel=0.1)
+
+
+def same_weights(num_steps=60, **options):
+    observed, plain = (train(num_steps, observed=is_observed, **options) for is_observed in (True, False))
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5),
+        observed.params,
+        plain.params,
+    )
+    return observed.recorder
+
+
+CANARIES = [
+    dpaudit.Dirac(),
+    dpaudit.Dirac(moving=True),
+    dpaudit.Constant(),
+    dpaudit.RandomDirection(moving=True),
+]
+
+
+@pytest.mark.parametrize("canary", CANARIES, ids=str)
+def test_scores_and_weights_are_right_for_every_canary(canary):
+    scores_are_normal(same_weights(observer={"canary": canary}), 0.5)
+
+
+def with_aux(params, batch):
+    return loss(params, batch), {"mean": batch[0].mean()}
+
+
+def with_dropout(params, batch, key):
+    inputs, targets = batch
+    return loss(params, (inputs * jax.random.bernoulli(key, 0.8, inputs.shape), targets))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"normalize_by": 1.0, "l2_clip_norm": 0.1},
+        {"rescale_to_unit_norm": True, "l2_clip_norm": 0.1},
+        {"microbatch_size": 8, "return_values": True, "return_grad_norms": True},
+        {"fun": with_aux, "has_aux": True, "keep_batch_dim": False},
+        {"fun": with_dropout, "prng_argnum": 2, "step": {"fed": (jax.random.key(3),)}},
+        {"step": {"optimizer": optax.adam(0.01)}, "sampling_prob": 1e-9},
+    ],
+    ids=["sum", "unit norm", "microbatches", "auxiliary", "dropout", "empty batches"],
+)
+def test_scores_and_weights_are_right_whatever_the_training_is(options):
+    scores_are_normal(same_weights(**options), 0.5)
+
+
+def test_scores_and_weights_are_right_if_nothing_is_compiled():
+    recorder = same_weights(5, step={"compiled": False})
+    assert recorder.num_done == 5
+    assert recorder.observations.with_canary.mean() == pytest.approx(1.0, abs=0.2)
+
+
+def test_canaries_in_many_chunks_are_the_same_canaries(monkeypatch):
+    at_once = train(20).recorder
+    monkeypatch.setattr("dpaudit.observers.jax_privacy._observer._AT_ONCE", 3 * 130)
+    in_chunks = train(20).recorder
+    both = [recorder.observations.with_canary for recorder in (at_once, in_chunks)]
+    np.testing.assert_allclose(*both, atol=1e-5)
+
+
+BATCH = (INPUTS[:10], TARGETS[:10])
+SHORT = {"sample_rate": RATE, "delta": DELTA, "seed": 0}
+
+
+def test_a_step_may_be_compiled_in_two_parts_and_have_gradients_of_several_batches():
+    found = []
+    for observed in (True, False):
+        made = private()
+        if observed:
+            *made, recorder = observe(*made, **SHORT)
+        gradient, update = jax.jit(made[0]), jax.jit(made[1].update)
+        state, params = made[1].init(start()), start()
+        for _ in range(40):
+            total = jax.tree.map(jnp.add, gradient(params, BATCH), gradient(params, BATCH))
+            noisy, state = update(noise_state=state, sum_of_clipped_grads=total)
+            params = optax.apply_updates(params, optax.tree.scale(-0.1, noisy))
+        found.append(params["weight"])
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
+    assert recorder.num_done == 40
+    scores_are_normal(recorder, 0.5)
+
+
+def test_a_loop_may_be_compiled_as_a_whole_with_the_privatizer_in_a_chain():
+    found = []
+    for observed in (True, False):
+        grad_fn, privatizer = private()
+        if observed:
+            grad_fn, privatizer, recorder = observe(jax.jit(grad_fn), privatizer, **SHORT)
+        optimizer = optax.chain(privatizer, optax.adam(0.01))
+
+        def step(carried, _, grad_fn=grad_fn, optimizer=optimizer):
+            params, state = carried
+            updates, state = optimizer.update(grad_fn(params, BATCH), state)
+            return (optax.apply_updates(params, updates), state), None
+
+        first = start(), optimizer.init(start())
+        (params, _), _ = jax.lax.scan(step, first, length=60)
+        found.append(params["weight"])
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
+    assert recorder.num_done == 60
+    scores_are_normal(recorder, 0.5)
+
+
+def test_the_claim_is_that_of_the_privatizer_and_of_the_sampling():
+    *made, recorder = observe(*private(noise_multiplier=0.7), sampling=POISSON, delta=DELTA)
+    loop(*made)(25)
+    expected = dpaudit.Claim.dpsgd(noise_multiplier=0.7, sample_rate=RATE, num_steps=25, delta=DELTA)
+    assert recorder.claim.summary == expected.summary
+    *_, given = observe(
+        *private(), noise_multiplier=0.6, sample_rate=0.5, num_steps=100, sampling=POISSON, delta=DELTA
+    )
+    assert "noise multiplier 0.6, sample rate 0.5, 100 steps" in given.claim.summary
+
+
+def test_an_execution_plan_of_one_band_is_read():
+    config = execution_plan.BandMFExecutionPlanConfig(
+        iterations=20, strategy=np.ones(1), epsilon=None, delta=None, noise_multiplier=0.9, sampling_prob=0.1
+    )
+    plan = config.plan
+    *_, recorder = observe(
+        plan.clipped_grad(loss),
+        plan.noise_addition_transform,
+        sampling=plan.batch_selection_strategy,
+        num_steps=20,
+        delta=DELTA,
+    )
+    assert "noise multiplier 0.9, sample rate 0.1, 20 steps" in recorder.claim.summary
+
+
+def test_a_callback_may_end_a_training_that_leaks(monkeypatch):
+    class FoundError(Exception):
+        pass
+
+    def stop(live):
+        if live.is_violation:
+            raise FoundError
+
+    FAULTS["noise times 0.8"](monkeypatch)
+    usual = {"sample_rate": RATE, "num_steps": 300, "delta": DELTA, "seed": 0, "callbacks": [stop]}
+    *made, recorder = observe(*private(noise_multiplier=NOISE), **usual)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="FoundError"):
+        loop(*made)(300)
+    assert 10 < recorder.num_done < 300
+    assert recorder.audit().verdict is VIOLATION
+
+
+def test_a_function_that_does_not_clip_is_refused():
+    _, privatizer = private()
+    with pytest.raises(dpaudit.InputError, match="got loss, which is not private"):
+        observe(loss, privatizer)
+    made_by_hand = clipping.BoundedSensitivityCallable(jax.grad(loss), 1.0, False)
+    with pytest.raises(dpaudit.InputError, match="got one without its clipping inside"):
+        observe(made_by_hand, privatizer)
+    with pytest.raises(dpaudit.InputError, match="finite clipping norm, got inf: pass max_grad_norm"):
+        observe(clipped_grad(loss, l2_clip_norm=math.inf), privatizer)
+
+
+def test_a_clipping_norm_that_is_not_the_claimed_one_is_a_violation():
+    for norm in (2.0, math.inf):
+        grad_fn = clipped_grad(loss, l2_clip_norm=norm)
+        privatizer = noise_addition.gaussian_privatizer(stddev=NOISE, prng_key=0)
+        *made, recorder = observe(grad_fn, privatizer, max_grad_norm=1.0, num_steps=60, **SHORT)
+        loop(*made)(60)
+        assert recorder.audit().verdict is VIOLATION
+        assert recorder.observations.with_canary.mean() == pytest.approx(min(norm, 10.0), abs=0.1)
+
+
+def test_a_privatizer_of_another_kind_is_refused():
+    grad_fn, privatizer = private()
+    with pytest.raises(dpaudit.InputError, match="got a function"):
+        observe(grad_fn, loss)
+    with pytest.raises(dpaudit.InputError, match="Expected the privatizer alone"):
+        observe(grad_fn, optax.chain(privatizer, optax.sgd(0.1)))
+    matrix = matrix_factorization.toeplitz.inverse_as_streaming_matrix(np.array([1.0, 0.5]))
+    correlated = noise_addition.matrix_factorization_privatizer(matrix, stddev=1.0, prng_key=0)
+    with pytest.raises(dpaudit.InputError, match="noise of a matrix factorization"):
+        observe(grad_fn, correlated)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        batch_selection.CyclicPoissonSampling(sampling_prob=0.1, iterations=9, cycle_length=2),
+        batch_selection.CyclicPoissonSampling(sampling_prob=0.1, iterations=9, truncated_batch_size=30),
+        batch_selection.BallsInBinsSampling(iterations=9, cycle_length=3),
+    ],
+    ids=["cyclic", "truncated", "bins"],
+)
+def test_sampling_without_a_single_rate_is_refused(sampling):
+    with pytest.raises(dpaudit.InputError, match="pass sample_rate"):
+        observe(*private(), sampling=sampling)
+
+
+def test_what_is_not_known_of_the_claim_is_asked_for():
+    grad_fn, privatizer = private()
+    wrapped = optax.GradientTransformation(privatizer.init, partial(privatizer.update))
+    *made, recorder = observe(grad_fn, wrapped)
+    loop(*made)(2)
+    with pytest.raises(dpaudit.InputError, match="Expected noise_multiplier"):
+        recorder.audit()
+    with pytest.raises(dpaudit.InputError, match="Expected sample_rate"):
+        recorder.audit(noise_multiplier=1.0)
+    with pytest.raises(dpaudit.InputError, match="Expected delta"):
+        recorder.audit(noise_multiplier=1.0, sample_rate=0.1)
+
+
+def test_gradients_of_the_wrong_shape_are_refused():
+    grad_fn, privatizer, _ = observe(*private())
+    state = privatizer.init(start())
+    with pytest.raises(dpaudit.InputError, match="called before the privatizer is updated"):
+        privatizer.update(start(), state)
+    gradient = grad_fn(start(), BATCH)
+    with pytest.raises(dpaudit.InputError, match=r"shapes \[\(10,\), \(12, 10\)\].*got \[\(10,\)\]"):
+        privatizer.update({"bias": gradient["bias"]}, state)
+    with pytest.raises(dpaudit.InputError, match="gradients of 130 numbers in every step, got 121"):
+        grad_fn({"weight": start()["weight"], "bias": jnp.zeros(())}, BATCH)
+
+
+def test_a_gradient_that_was_made_without_the_observer_is_refused():
+    grad_fn, privatizer, _ = observe(*private())
+    gradient, state = grad_fn(start(), BATCH), privatizer.init(start())
+    _, state = privatizer.update(gradient, state)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="called before each update of the privatizer"):
+        jax.block_until_ready(privatizer.update(gradient, state))
+
+
+def test_more_canaries_than_parameters_are_refused():
+    grad_fn, _, _ = observe(*private(), num_canaries=1000)
+    with pytest.raises(dpaudit.InputError, match="num_canaries=1000 to be at most 130"):
+        grad_fn(start(), BATCH)

@@ -1,0 +1,130 @@
+"""The observer of JAX Privacy's Keras API: fit() is audited, and trains as if it were not."""
+
+import os
+
+os.environ["KERAS_BACKEND"] = "jax"  # before Keras is loaded
+
+import jax_privacy
+import keras
+import numpy as np
+import pytest
+from jax_privacy import keras_api
+from jax_runs import DELTA, FAULTS, INPUTS, NUM_EXAMPLES, TARGETS
+
+import dpaudit
+from dpaudit.observers.jax_privacy import observe_model
+
+VIOLATION = dpaudit.Verdict.VIOLATION
+EPOCH = 20  # steps
+
+pytestmark = [
+    # what JAX Privacy 2.0.0 says of itself with a newer optax, and Keras with a newer numpy
+    pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
+]
+
+
+def private(*, noise_multiplier=0.8563, gradient_accumulation_steps=1, **options):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(10)])
+    config = keras_api.DPKerasConfig(
+        epsilon=100.0,  # only an upper limit, if the noise is given
+        delta=DELTA,
+        clipping_norm=1.0,
+        batch_size=10,
+        gradient_accumulation_steps=gradient_accumulation_steps,
+        train_steps=1000,
+        train_size=NUM_EXAMPLES,
+        noise_multiplier=noise_multiplier,
+        seed=0,
+        **options,
+    )
+    model = keras_api.make_private(model, config)
+    accumulated = gradient_accumulation_steps if gradient_accumulation_steps > 1 else None
+    model.compile(
+        optimizer=keras.optimizers.SGD(0.5, gradient_accumulation_steps=accumulated),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    return model
+
+
+def fit(model, num_steps):
+    epochs = num_steps // EPOCH
+    return model.fit(INPUTS, TARGETS, batch_size=10, epochs=epochs, verbose=0).history["loss"]
+
+
+def same_weights(num_steps, **options):
+    plain = private(**options)
+    expected = fit(plain, num_steps)
+    model = private(**options)
+    with observe_model(model, seed=0) as recorder:
+        found = fit(model, num_steps)
+    assert found == pytest.approx(expected, rel=1e-4)
+    for one, other in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    return recorder
+
+
+def test_correct_training_is_tight_and_unchanged():
+    recorder = same_weights(300)
+    result = recorder.audit()
+    expected = "DP-SGD, noise multiplier 0.8563, sample rate 0.05, 300 steps"
+    assert result.claim.summary.startswith(expected)
+    assert result.claim.epsilon == pytest.approx(8.0, rel=0.01)
+    assert 0.85 * result.claim.epsilon < result.bound.epsilon < result.claim.epsilon
+    assert "Poisson" in recorder.not_covered[0]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_broken_training_is_a_violation_within_300_steps(fault, monkeypatch):
+    FAULTS[fault](monkeypatch)
+    model = private()
+    with observe_model(model, num_steps=300, seed=0) as recorder:
+        fit(model, 300)
+    assert recorder.audit().verdict is VIOLATION
+
+
+def test_noise_that_is_spread_over_several_batches_counts_as_a_whole():
+    options = {"gradient_accumulation_steps": 2, "poisson_sampling_in_fit": True, "noise_multiplier": 0.5}
+    recorder = same_weights(120, **options)
+    seen = recorder.observations
+    assert recorder.num_done == 60
+    assert seen.with_canary.mean() == pytest.approx(1.0, abs=0.06)
+    assert seen.without_canary.mean() == pytest.approx(0.0, abs=0.06)
+    assert seen.with_canary.std() == pytest.approx(0.5, rel=0.1)
+    assert "noise multiplier 0.5, sample rate 0.1, 60 steps" in recorder.claim.summary
+    assert not recorder.not_covered
+
+
+def test_a_callback_may_end_a_training_that_leaks_and_all_is_as_before(monkeypatch):
+    class FoundError(Exception):
+        pass
+
+    def stop(live):
+        if live.is_violation:
+            raise FoundError
+
+    FAULTS["no noise"](monkeypatch)
+    model = private()
+    train_step, clipped_grad = model.train_step, jax_privacy.clipped_grad
+    with pytest.raises(FoundError), observe_model(model, num_steps=300, callbacks=[stop]) as recorder:
+        fit(model, 300)
+    assert recorder.num_done < 300
+    assert model.train_step == train_step
+    assert jax_privacy.clipped_grad is clipped_grad
+
+
+def test_a_model_that_is_not_private_is_refused():
+    plain = keras.Sequential([keras.Input((12,)), keras.layers.Dense(10)])
+    with pytest.raises(dpaudit.InputError, match="got a Sequential, which is not private"):  # noqa: SIM117
+        with observe_model(plain):
+            pass
+
+
+def test_more_canaries_than_parameters_are_refused():
+    model = private()
+    with (
+        pytest.raises(dpaudit.InputError, match="num_canaries=1000 to be at most 130"),
+        observe_model(model, num_canaries=1000),
+    ):
+        fit(model, EPOCH)

@@ -1,0 +1,97 @@
+"""A step that finds gradients itself can be audited, with jax and with torch."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax_privacy import clipped_grad
+from torch.func import grad, vmap
+
+import dpaudit
+from dpaudit.observers.step import observe_loss_step
+
+CLAIM = dpaudit.Claim.gaussian(noise_multiplier=0.8, delta=1e-5)
+NORM, NOISE = 0.5, 0.8
+VIOLATION = dpaudit.Verdict.VIOLATION
+RNG = np.random.default_rng(5)
+INPUTS = RNG.standard_normal((12, 9)).astype(np.float32)
+TARGETS = RNG.standard_normal((12, 8)).astype(np.float32)
+
+# what JAX Privacy 2.0.0 says of itself with a newer optax
+pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
+
+
+def loss(params, example):
+    inputs, targets = example
+    return ((inputs @ params["weight"] + params["bias"] - targets) ** 2).sum()
+
+
+def torch_step(noise=NOISE, clip=True, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def step(loss, params, batch):
+        rows = vmap(grad(loss), in_dims=(None, 0))(params, batch)
+        norms = torch.stack([row.flatten(1).norm(dim=1) for row in rows.values()]).norm(dim=0)
+        weights = (NORM / norms).clamp(max=1.0) if clip else torch.ones_like(norms)
+        return {
+            name: torch.einsum("n,n...->...", weights, row)
+            + noise * NORM * torch.randn(row.shape[1:], generator=generator)
+            for name, row in rows.items()
+        }
+
+    return step
+
+
+def jax_step(noise=NOISE, normalize_by=1.0):
+    keys = iter(jax.random.split(jax.random.key(0), 1000))
+
+    def step(loss, params, batch):
+        clipped = clipped_grad(loss, l2_clip_norm=NORM, normalize_by=normalize_by, keep_batch_dim=False)
+        total = clipped(params, batch)
+        stddev = noise * clipped.sensitivity()
+        return jax.tree.map(lambda leaf: leaf + stddev * jax.random.normal(next(keys), leaf.shape), total)
+
+    return step
+
+
+def watch(step, library, batch=(INPUTS, TARGETS), **options):
+    make = torch.as_tensor if library == "torch" else jnp.asarray
+    params = {"weight": make(np.ones((9, 8), np.float32)), "bias": make(np.zeros(8, np.float32))}
+    usual = {"claim": CLAIM, "max_grad_norm": NORM, "seed": 0}
+    return observe_loss_step(step, loss, params, tuple(map(make, batch)), **(usual | options))
+
+
+def test_a_correct_step_of_torch_is_not_flagged_and_tight():
+    recorder = watch(torch_step(), "torch")
+    result = recorder.audit()
+    assert result.verdict is not VIOLATION
+    assert result.bound.epsilon > 0.85 * CLAIM.epsilon
+    assert recorder.observations.without_canary.mean() == pytest.approx(0.0, abs=0.05)
+
+
+@pytest.mark.parametrize("broken", [{"noise": 0.8 * NOISE}, {"noise": 0.0}, {"clip": False}], ids=str)
+def test_a_broken_step_of_torch_is_a_violation(broken):
+    assert watch(torch_step(**broken), "torch").audit().verdict is VIOLATION
+
+
+def test_a_step_of_jax_that_returns_a_mean_is_scored():
+    seen = watch(jax_step(normalize_by=12.0), "jax", batch_size=12, num_steps=40).observations
+    assert seen.with_canary.mean() == pytest.approx(1.0, abs=0.12)
+    assert seen.without_canary.mean() == pytest.approx(0.0, abs=0.12)
+    assert seen.with_canary.std() == pytest.approx(NOISE, rel=0.1)
+
+
+def test_a_step_of_jax_without_noise_is_a_violation():
+    assert watch(jax_step(noise=0.0), "jax", num_steps=40).audit().verdict is VIOLATION
+
+
+def test_what_has_no_gradient_or_the_wrong_one_is_refused():
+    with pytest.raises(dpaudit.InputError, match=r"parameters of jax or torch.*got a ndarray"):
+        observe_loss_step(torch_step(), loss, np.zeros(3), INPUTS, claim=CLAIM, max_grad_norm=1.0)
+    with pytest.raises(dpaudit.InputError, match="gradient of 80 numbers, like the parameters, got 8"):
+        watch(lambda _, params, __: params["bias"], "torch")
+    with pytest.raises(dpaudit.InputError, match=r"one number of examples, and not of none, got \[3, 12\]"):
+        watch(torch_step(), "torch", (INPUTS, TARGETS[:3]))
+    with pytest.raises(dpaudit.InputError, match="got a str among them"):
+        observe_loss_step(torch_step(), loss, {"a": "b"}, INPUTS, claim=CLAIM, max_grad_norm=1.0)
