@@ -20,7 +20,7 @@ class Clip(ABC):
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
         # traced once: without it an eager loop would build the same graph in each step
-        self._traced = tf.function(self._vectorized, reduce_retracing=True)
+        self._traced = tf.function(self._vectorized, reduce_retracing=True, autograph=False)
 
     @property
     @abstractmethod
