@@ -3,6 +3,8 @@
 import os
 import warnings
 
+import pytest
+
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -23,3 +25,9 @@ tf.config.set_logical_device_configuration(
 def pytest_configure(config):
     """Keras 2.15 is older than what it runs on."""
     config.addinivalue_line("filterwarnings", "ignore::DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def forget_models():
+    yield
+    tf.keras.backend.clear_session()

@@ -26,7 +26,6 @@ TARGETS = (INPUTS[:, 0] > 0).astype(np.int32)
 
 def private(name="vectorized sgd", *, noise=NOISE, seed=0, build=None, **options):
     """A compiled logistic regression of 82 parameters, and its optimizer."""
-    tf.keras.backend.clear_session()
     tf.keras.utils.set_random_seed(seed)
     kind, rate = OPTIMIZERS[name]
     optimizer = kind(l2_norm_clip=NORM, noise_multiplier=noise, learning_rate=rate, **options)
@@ -38,11 +37,16 @@ def losses():
     return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
 
 
-def fit(model, optimizer, num_steps, *, num_examples=EXAMPLES, batch_size=BATCH, loss=None, **options):
+def fit(model, optimizer, num_steps, *, num_examples=EXAMPLES, loss=None, **options):
     """What people call; a step each of the first examples, again and again."""
     model.compile(optimizer=optimizer, loss=losses() if loss is None else loss, **options)
+    go_on(model, num_steps, num_examples)
+
+
+def go_on(model, num_steps, num_examples=EXAMPLES):
+    """Fit once more, without anything new to trace."""
     data = tf.data.Dataset.from_tensor_slices((INPUTS[:num_examples], TARGETS[:num_examples]))
-    model.fit(data.batch(batch_size).repeat(), epochs=1, steps_per_epoch=num_steps, verbose=0)
+    model.fit(data.batch(BATCH).repeat(), steps_per_epoch=num_steps, verbose=0)
 
 
 def loop(model, optimizer, num_steps):
@@ -70,7 +74,9 @@ def minimize(model, optimizer, num_steps):
         optimizer.minimize(loss, model.trainable_variables)
 
 
-def train(name="vectorized sgd", *, num_steps=60, observed=True, how=fit, observer=None, how_options=None, **options):
+def train(
+    name="vectorized sgd", *, num_steps=60, observed=True, how=fit, observer=None, how_options=None, **options
+):
     """A training with or without an observer; its recorder and its weights."""
     model, optimizer = private(name, **options)
     usual = {"num_steps": num_steps, "sample_rate": RATE, "delta": DELTA, "seed": 0}

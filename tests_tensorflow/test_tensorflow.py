@@ -6,35 +6,36 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_privacy as tfp
-from runs import DELTA, FAULTS, NOISE, RATE, STEPS, fit, loop, losses, minimize, private, train
+from runs import DELTA, FAULTS, NOISE, RATE, STEPS, fit, go_on, loop, minimize, private, train
+from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras_sparse
 
 import dpaudit
 from dpaudit.observers.tensorflow import observe
 
 VIOLATION, NO_VIOLATION = dpaudit.Verdict.VIOLATION, dpaudit.Verdict.NO_VIOLATION
-SEEDS = 40
+RUNS = 40
 
 
-@pytest.fixture(scope="module", params=["sgd", "vectorized sgd"])
-def scores(request):
-    """As many steps as 40 trainings have. The graph is made once: that takes longer than its steps."""
-    made = train(request.param, num_steps=SEEDS * STEPS)
-    found = made.recorder.state_dict()
-    return [np.split(found[name], SEEDS) for name in ("scores", "present")]
-
-
-def test_correct_training_is_not_flagged_in_95_percent_of_40_runs_and_tight_in_most(scores):
+def test_correct_training_is_not_flagged_in_95_percent_of_40_runs_and_tight_in_most():
+    # The graph is made once, which takes longer than its steps: noise and coins of the runs are independent.
+    found = train(num_steps=RUNS * STEPS).recorder.state_dict()
     claim = dpaudit.Claim.dpsgd(noise_multiplier=NOISE, sample_rate=RATE, num_steps=STEPS, delta=DELTA)
     results = []
-    for of_run, present in zip(*scores, strict=True):
+    for scores, present in zip(*(np.split(found[name], RUNS) for name in ("scores", "present")), strict=True):
         recorder = dpaudit.Recorder(claim=claim, num_steps=STEPS)
-        recorder.load_state_dict({"scores": of_run, "present": present, "looked": False})
+        recorder.load_state_dict({"scores": scores, "present": present, "looked": False})
         results.append(recorder.audit())
     assert sum(result.verdict is VIOLATION for result in results) <= 2
     shares = [result.bound.epsilon / claim.epsilon for result in results]
     assert claim.epsilon == pytest.approx(8.0, rel=0.01)
     assert np.median(shares) > 0.85
     assert np.quantile(shares, 0.1) > 0.8
+
+
+def test_correct_training_record_by_record_is_not_flagged_and_tight():
+    result = train("sgd", num_steps=STEPS).recorder.audit()
+    assert result.verdict is NO_VIOLATION
+    assert result.bound.epsilon > 0.8 * result.claim.epsilon
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=", ".join)
@@ -58,12 +59,12 @@ def scores_are_normal(recorder, noise=NOISE, signal=1.0):
 def same_weights(name="vectorized sgd", **options):
     observed, plain = (train(name, observed=is_observed, **options) for is_observed in (True, False))
     np.testing.assert_allclose(observed.weights, plain.weights, rtol=1e-4, atol=1e-5)
-    assert not np.allclose(observed.weights, private(name)[0].get_weights()[0].mean(), atol=1e-3)
     return observed
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "vectorized sgd", "vectorized adam"])
-@pytest.mark.parametrize("how", [fit, loop])
+@pytest.mark.parametrize(
+    ("name", "how"), [("sgd", fit), ("adam", loop), ("vectorized sgd", loop), ("vectorized adam", fit)]
+)
 def test_scores_and_weights_are_right_with_fit_and_with_a_loop(name, how):
     made = same_weights(name, how=how)
     scores_are_normal(made.recorder)
@@ -152,24 +153,24 @@ def test_a_callback_sees_the_live_bound_and_may_end_the_training():
 
 
 def test_a_graph_that_outlives_its_observer_gets_no_more_canaries():
-    made = train(num_steps=20)
-    assert "_compute_gradients" not in vars(made.optimizer)
-    plain = train(num_steps=20, observed=False)
-    for model in (made.model, plain.model):
-        model.fit(np.ones((60, 40), np.float32), np.ones(60), batch_size=10, verbose=0, shuffle=False)
-    np.testing.assert_allclose(made.model.get_weights()[0], plain.model.get_weights()[0], atol=1e-5)
-    assert made.recorder.num_done == 20
+    found = []
+    for observed in (True, False):
+        made = train(num_steps=20, observed=observed)
+        assert "_compute_gradients" not in vars(made.optimizer)
+        go_on(made.model, 6)
+        assert made.recorder is None or made.recorder.num_done == 20
+        found.append(made.model.get_weights()[0])
+    np.testing.assert_allclose(*found, atol=1e-5)
 
 
 def test_a_graph_that_was_made_before_is_refused():
     model, optimizer = private()
     fit(model, optimizer, 3)
-    data = np.ones((40, 40), np.float32), np.ones(40)
     with (
         pytest.raises(dpaudit.InputError, match=r"each of the 4 updates, got 0: .* Call model\.compile"),
         observe(optimizer),
     ):
-        model.fit(*data, batch_size=10, verbose=0)
+        go_on(model, 4)
 
 
 def test_an_optimizer_that_is_not_private_is_refused():
@@ -182,10 +183,11 @@ def test_a_private_optimizer_that_is_not_dp_sgd_is_refused():
     model, _ = private()
     options = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0}
     tree = tfp.DPFTRLTreeAggregationOptimizer(var_list_or_model=model, **options)
-    with pytest.raises(dpaudit.InputError, match="GaussianSumQuery, got a TreeResidualSumQuery"), observe(tree):
+    with (
+        pytest.raises(dpaudit.InputError, match="GaussianSumQuery, got a TreeResidualSumQuery"),
+        observe(tree),
+    ):
         pass
-    from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras_sparse  # noqa: PLC0415
-
     sparse = dp_optimizer_keras_sparse.DPSparseKerasSGDOptimizer(**options)
     with pytest.raises(dpaudit.InputError, match="private SGD, which adds its noise inside"), observe(sparse):
         pass
@@ -204,7 +206,7 @@ def test_more_canaries_than_parameters_are_refused():
 
 def test_a_loss_that_is_not_of_each_example_is_refused():
     mean = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    with pytest.raises(dpaudit.InputError, match="^Expected a loss for each example, got their mean"):
+    with pytest.raises(dpaudit.InputError, match=r"^Expected a loss for each example, got their mean"):
         train(how_options={"loss": mean})
 
 
@@ -212,7 +214,7 @@ def test_several_devices_are_refused():
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model, optimizer = private()
         with (
-            pytest.raises(dpaudit.InputError, match="^Expected a training on one device, got a strategy with 2"),
+            pytest.raises(dpaudit.InputError, match=r"^Expected a training on one device, .* with 2"),
             observe(optimizer),
         ):
             fit(model, optimizer, 2)

@@ -41,8 +41,8 @@ class CanaryTape:
         loss = tf.convert_to_tensor(loss)
         if loss.shape.rank == 0:
             raise InputError(
-                "Expected a loss for each example, got their mean or sum: give the loss reduction='none', which "
-                "is what TF Privacy clips by."
+                "Expected a loss for each example, got their mean or sum: give the loss reduction='none', "
+                "so that TF Privacy has something to clip."
             )
         num_examples = tf.shape(loss)[0]
         self.num_microbatches = num_examples if num_microbatches is None else num_microbatches

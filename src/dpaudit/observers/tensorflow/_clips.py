@@ -84,13 +84,13 @@ def clip_of(optimizer: Any) -> Clip:
     query = getattr(optimizer, "_dp_sum_query", None)
     if query is None:
         raise InputError(
-            "Expected an optimizer of TF Privacy such as DPKerasSGDOptimizer or VectorizedDPKerasAdamOptimizer, "
-            f"got a {_name(optimizer)}, which {_why_not(optimizer)}."
+            "Expected an optimizer of TF Privacy such as DPKerasSGDOptimizer or "
+            f"VectorizedDPKerasAdamOptimizer, got a {_name(optimizer)}, which {_why_not(optimizer)}."
         )
     if not isinstance(query, GaussianSumQuery):
         raise InputError(
-            f"Expected an optimizer whose query is a GaussianSumQuery, got a {type(query).__name__}: the noise "
-            "of its steps is not a new draw each, so that a claim of DP-SGD says nothing of it."
+            f"Expected an optimizer whose query is a GaussianSumQuery, got a {type(query).__name__}: "
+            "what it does in a step is not what a claim of DP-SGD says."
         )
     return _VectorizedClip(optimizer) if hasattr(optimizer, "_l2_norm_clip") else _QueryClip(optimizer)
 

@@ -10,6 +10,7 @@ from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
 from dpaudit.observers._recorder import ObserverRecorder
 from dpaudit.observers._terms import Terms
 from dpaudit.observers.tensorflow._clips import clip_of
+from dpaudit.observers.tensorflow._noise import Noise
 from dpaudit.observers.tensorflow._observer import Observer
 from dpaudit.observers.tensorflow._steps import Steps
 from dpaudit.recording import LiveBound
@@ -36,30 +37,28 @@ def observe(
 ) -> Iterator[ObserverRecorder]:
     """Audit the steps that are made inside of the ``with`` block.
 
-    ``optimizer`` is one of TF Privacy's, such as ``DPKerasSGDOptimizer`` or ``VectorizedDPKerasAdamOptimizer``.
-    Canaries go through its own clipping, sum and noise; they are taken off before the update, so that the
-    weights are those without audit, up to rounding. The noise multiplier is read from the optimizer; the
-    sample rate is known to nobody, and has to be given here or to ``audit()``. Chance comes from ``seed``, or
-    from the operating system. ``callbacks`` get the live bound while the training runs (with ``every`` so many
-    steps); they may raise to end it.
+    ``optimizer`` is one of TF Privacy's, such as ``DPKerasSGDOptimizer`` or
+    ``VectorizedDPKerasAdamOptimizer``. Canaries go through its own clipping, sum and noise; they are taken
+    off before the update, so that the weights are those without audit, up to rounding. The noise multiplier
+    is read from the optimizer; the sample rate is known to nobody, and has to be given here or to
+    ``audit()``. Chance comes from ``seed``, or from the operating system. ``callbacks`` get the live bound
+    while the training runs (with ``every`` so many steps); they may raise to end it.
     """
     clip = clip_of(optimizer)
+    calls_each = getattr(optimizer, "gradient_accumulation_steps", 1)
     draws = Draws(canary, num_canaries, fresh_seed(seed))
+    noise = Noise(clip, calls_each)
     recorder = ObserverRecorder(
-        lambda: observer.terms(),
+        noise.terms,
         Terms(noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta),
         signal=min(canary.scale, 1.0),
         confidence=confidence,
         every=every,
         callbacks=callbacks,
     )
-    steps = Steps(
-        recorder,
-        draws,
-        calls_each=getattr(optimizer, "gradient_accumulation_steps", 1),
-        calls_before=int(optimizer.iterations.numpy()),
-    )
-    observer = Observer(optimizer, clip=clip, scale=canary.scale, steps=steps)
+    num_before = int(optimizer.iterations.numpy())
+    steps = Steps(recorder, draws, calls_each=calls_each, calls_before=num_before)
+    observer = Observer(optimizer, clip=clip, scale=canary.scale, steps=steps, noise=noise)
     observer.attach()
     try:
         yield recorder

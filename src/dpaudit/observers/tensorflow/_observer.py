@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from dpaudit.errors import InputError
-from dpaudit.observers._terms import Terms
 from dpaudit.observers.tensorflow._canaries import Canaries, flat
 from dpaudit.observers.tensorflow._canary_tape import CanaryTape
 from dpaudit.observers.tensorflow._clips import Clip
+from dpaudit.observers.tensorflow._noise import Noise
 from dpaudit.observers.tensorflow._steps import Steps
 
 __all__ = ["Observer"]
@@ -21,13 +21,13 @@ __all__ = ["Observer"]
 class Observer:
     """Lets canaries join the gradients of microbatches, and takes them off before the update.
 
-    It stands in for ``_compute_gradients`` of the optimizer, which ``fit``, ``minimize`` and loops of one's own
-    all call: eagerly, or once for a graph. What changes from step to step is therefore asked for by the graph.
+    It stands in for ``_compute_gradients`` of the optimizer, which ``fit``, ``minimize`` and loops of one's
+    own all call: eagerly, or once for a graph. So the graph asks for what changes from step to step.
     """
 
-    def __init__(self, optimizer: Any, *, clip: Clip, scale: float, steps: Steps) -> None:
-        self._optimizer, self._clip, self._scale, self._steps = optimizer, clip, scale, steps
-        self._noises = {clip.noise_multiplier}
+    def __init__(self, optimizer: Any, *, clip: Clip, scale: float, steps: Steps, noise: Noise) -> None:
+        self._optimizer, self._clip, self._scale = optimizer, clip, scale
+        self._steps, self._noise = steps, noise
         self.raised: Exception | None = None
 
     def attach(self) -> None:
@@ -50,16 +50,9 @@ class Observer:
         updates = self._num_updates() - self._updates_before
         if updates > self._steps.num_calls:
             raise InputError(
-                f"Expected to see each of the {updates} updates, got {self._steps.num_calls}: the training was "
-                "traced before observe(). Call model.compile(...) again, or make the tf.function anew, before it "
-                "or inside of the with block."
+                f"Expected to see each of the {updates} updates, got {self._steps.num_calls}: the training "
+                "was traced before observe(). Call model.compile(...) again, or make the tf.function anew."
             )
-
-    def terms(self) -> Terms:
-        """The noise that the optimizer claims; of one that changed there is no claim of equal steps."""
-        if len(self._noises) > 1:
-            return Terms()
-        return Terms(noise_multiplier=self._steps.noise(next(iter(self._noises))))
 
     def _num_updates(self) -> int:
         return int(self._optimizer.iterations.numpy())
@@ -73,7 +66,7 @@ class Observer:
             return self._observed(loss, var_list, grad_loss, tf.GradientTape() if tape is None else tape)
 
     def _observed(self, loss: Any, var_list: Any, grad_loss: Any, tape: Any) -> list[tuple[Any, Any]]:
-        self._noises.add(self._clip.noise_multiplier)
+        self._noise.note()
         call = _Call(self._steps, self._remembered)
         taped = CanaryTape(
             tape, present=call.present, length=self._scale * self._clip.norm, draw=call.canaries
@@ -123,10 +116,11 @@ class _Call:
     def canaries(self, num_parameters: int) -> Canaries:
         """Where the canaries point."""
         self._steps.directions(0, num_parameters)  # so that a mistake is told before anything is traced
-        found = self._ask(self._steps.directions, [self._number, num_parameters], [tf.float32, tf.int32])
-        for part in found:
+        inputs, kinds = [self._number, num_parameters], [tf.float32, tf.int32]
+        values, places = self._ask(self._steps.directions, inputs, kinds)
+        for part in (values, places):
             part.set_shape([None, self._steps.num_canaries])
-        return Canaries(*found, num_parameters)
+        return Canaries(values, places, num_parameters)
 
     def end(self, scores: Any, examples_each: Any) -> None:
         """The scores of this call."""
@@ -150,8 +144,8 @@ def _require_one_replica() -> None:
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
         raise InputError(
-            f"Expected a training on one device, got a strategy with {replicas}: TF Privacy adds noise on each of "
-            "them, and no observer sees their sum."
+            f"Expected a training on one device, got a strategy with {replicas}: each of them adds "
+            "noise of its own, and no observer sees their sum."
         )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from dpaudit.canaries import Draws
@@ -26,7 +24,9 @@ class Steps:
     is recorded is the sum. A graph outlives its observer; from then on it gets no canaries.
     """
 
-    def __init__(self, recorder: ObserverRecorder, draws: Draws, *, calls_each: int, calls_before: int) -> None:
+    def __init__(
+        self, recorder: ObserverRecorder, draws: Draws, *, calls_each: int, calls_before: int
+    ) -> None:
         self._recorder, self._draws = recorder, draws
         self._calls_each = calls_each
         self._before = calls_before % calls_each  # a step that has begun already is left alone
@@ -74,7 +74,3 @@ class Steps:
         if (self._before + self.num_calls) % self._calls_each == 0:
             self._step = None
             self._recorder.record(so_far + scores, present)
-
-    def noise(self, of_a_call: float) -> float:
-        """The noise of a step, in clipping norms, if that of a call is known."""
-        return of_a_call * math.sqrt(self._calls_each)
