@@ -9,10 +9,10 @@ pip := $(bin)/python -m pip -qq --disable-pip-version-check
 pins := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench soundness docs clean
+.PHONY: help demo test test-tensorflow bench soundness docs clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 24
 
 demo: .venv/.installed ## train and audit a correct and a broken DP-SGD; the report goes to dpaudit-demo/
 	$(bin)/dpaudit demo
@@ -24,6 +24,9 @@ test: .venv/.installed-dev ## every check: lint, format, types, layers, tests
 	$(bin)/lint-imports
 	$(bin)/python -m pytest -n $(JOBS)
 
+test-tensorflow: .venv-tensorflow/.installed ## the tests with TF Privacy, which needs an environment of its own
+	.venv-tensorflow/bin/python -m pytest tests_tensorflow
+
 bench: .venv/.installed-dev .venv-bench/.installed ## compare speed and tightness with other tools
 	$(bin)/python benchmarks/run.py --others .venv-bench/bin/python
 
@@ -34,8 +37,8 @@ docs: .venv/.installed-dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict --quiet
 
 clean: ## delete what the other targets made
-	rm -rf .venv .venv-bench site dist dpaudit-demo .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
-	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	rm -rf .venv .venv-bench .venv-tensorflow site dist dpaudit-demo .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests tests_tensorflow benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # What a user needs. The build backend comes from the same pins as everything else.
 .venv/.installed: $(pins) | .venv/bin/python
@@ -53,6 +56,14 @@ clean: ## delete what the other targets made
 .venv-bench/.installed: benchmarks/constraints.txt | .venv-bench/bin/python
 	@echo "Installing the other tools into .venv-bench"
 	@.venv-bench/bin/python -m pip -qq --disable-pip-version-check install -r benchmarks/constraints.txt
+	@touch $@
+
+# Every package is in the list, without those that TensorFlow asks for and only TensorBoard uses. The list is
+# also complete for pip: --no-deps keeps it from looking further.
+.venv-tensorflow/.installed: pyproject.toml tests_tensorflow/constraints.txt | .venv-tensorflow/bin/python
+	@echo "Installing TensorFlow, TF Privacy and dpaudit into .venv-tensorflow"
+	@.venv-tensorflow/bin/python -m pip -qq --disable-pip-version-check install --no-compile --no-deps -r tests_tensorflow/constraints.txt
+	@.venv-tensorflow/bin/python -m pip -qq --disable-pip-version-check install --no-deps --no-build-isolation -e .
 	@touch $@
 
 %/bin/python:

@@ -1,0 +1,220 @@
+"""The observer of TF Privacy is tight on a correct training, sees broken ones and changes nothing."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_privacy as tfp
+from runs import DELTA, FAULTS, NOISE, RATE, STEPS, fit, go_on, loop, minimize, private, train
+from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras_sparse
+
+import dpaudit
+from dpaudit.observers.tensorflow import observe
+
+VIOLATION, NO_VIOLATION = dpaudit.Verdict.VIOLATION, dpaudit.Verdict.NO_VIOLATION
+RUNS = 40
+
+
+def test_correct_training_is_not_flagged_in_95_percent_of_40_runs_and_tight_in_most():
+    # The graph is made once, which takes longer than its steps: noise and coins of the runs are independent.
+    found = train(num_steps=RUNS * STEPS).recorder.state_dict()
+    claim = dpaudit.Claim.dpsgd(noise_multiplier=NOISE, sample_rate=RATE, num_steps=STEPS, delta=DELTA)
+    results = []
+    for scores, present in zip(*(np.split(found[name], RUNS) for name in ("scores", "present")), strict=True):
+        recorder = dpaudit.Recorder(claim=claim, num_steps=STEPS)
+        recorder.load_state_dict({"scores": scores, "present": present, "looked": False})
+        results.append(recorder.audit())
+    assert sum(result.verdict is VIOLATION for result in results) <= 2
+    shares = [result.bound.epsilon / claim.epsilon for result in results]
+    assert claim.epsilon == pytest.approx(8.0, rel=0.01)
+    assert np.median(shares) > 0.85
+    assert np.quantile(shares, 0.1) > 0.8
+
+
+def test_correct_training_record_by_record_is_not_flagged_and_tight():
+    result = train("sgd", num_steps=STEPS).recorder.audit()
+    assert result.verdict is NO_VIOLATION
+    assert result.bound.epsilon > 0.8 * result.claim.epsilon
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=", ".join)
+def test_broken_training_is_a_violation_within_300_steps(monkeypatch, fault):
+    monkeypatch.setattr(*FAULTS[fault])
+    result = train(fault[0], num_steps=STEPS).recorder.audit()
+    assert result.verdict is VIOLATION
+    with pytest.raises(dpaudit.ViolationError):
+        result.raise_for_violation()
+
+
+def scores_are_normal(recorder, noise=NOISE, signal=1.0):
+    seen = recorder.observations
+    room = 5 * noise / math.sqrt(min(seen.with_canary.size, seen.without_canary.size))
+    assert seen.with_canary.mean() == pytest.approx(signal, abs=room)
+    assert seen.without_canary.mean() == pytest.approx(0.0, abs=room)
+    for side in (seen.with_canary, seen.without_canary):
+        assert side.std() == pytest.approx(noise, rel=0.1)
+
+
+def same_weights(name="vectorized sgd", **options):
+    observed, plain = (train(name, observed=is_observed, **options) for is_observed in (True, False))
+    np.testing.assert_allclose(observed.weights, plain.weights, rtol=1e-4, atol=1e-5)
+    return observed
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), [("sgd", fit), ("adam", loop), ("vectorized sgd", loop), ("vectorized adam", fit)]
+)
+def test_scores_and_weights_are_right_with_fit_and_with_a_loop(name, how):
+    made = same_weights(name, how=how)
+    scores_are_normal(made.recorder)
+    assert made.recorder.num_done == 60
+
+
+@pytest.mark.parametrize(
+    "canary", [dpaudit.Constant(), dpaudit.RandomDirection(moving=True), dpaudit.Dirac(0.5, moving=True)]
+)
+def test_scores_are_right_for_every_canary(canary):
+    scores_are_normal(train(observer={"canary": canary}).recorder, signal=min(1.0, canary.scale))
+
+
+@pytest.mark.parametrize("name", ["sgd", "vectorized sgd"])
+def test_a_microbatch_of_several_examples_is_clipped_as_one_and_said_not_to_be_covered(name):
+    made = same_weights(name, num_microbatches=5)
+    scores_are_normal(made.recorder)
+    assert "up to twice the clipping norm" in made.recorder.not_covered[0]
+
+
+def test_the_last_batch_may_be_smaller():
+    made = same_weights(how_options={"num_examples": 37}, num_steps=40)
+    scores_are_normal(made.recorder)
+    assert made.recorder.not_covered == ()
+
+
+def test_steps_that_add_up_to_one_update_are_one_step():
+    made = same_weights("sgd", gradient_accumulation_steps=4, num_steps=80)
+    assert made.recorder.num_done == 20
+    scores_are_normal(made.recorder, noise=2 * NOISE)
+    assert f"noise multiplier {2 * NOISE:.6g}" in made.recorder.audit().claim.summary
+
+
+def test_several_steps_of_one_execution_are_recorded_one_by_one():
+    made = same_weights(how_options={"steps_per_execution": 5})
+    scores_are_normal(made.recorder)
+
+
+@pytest.mark.parametrize("name", ["sgd", "vectorized sgd"])
+def test_an_eager_loop_with_a_loss_that_is_a_function_is_observed(name):
+    made = same_weights(name, how=minimize, num_steps=2, noise=1e-3)
+    seen = made.recorder.observations
+    assert seen.with_canary == pytest.approx(1.0, abs=0.01)
+    assert seen.without_canary == pytest.approx(0.0, abs=0.01)
+
+
+def two_inputs():
+    """A model with an embedding, whose gradients are sparse, and with weights that do not learn."""
+    layers = [
+        tf.keras.layers.Lambda(lambda values: tf.cast(values[:, :4] > 0, tf.int32), input_shape=(40,)),
+        tf.keras.layers.Embedding(2, 16),
+        tf.keras.layers.Dense(3, trainable=False),
+        tf.keras.layers.Flatten(),
+        tf.keras.layers.Dense(4),
+    ]
+    return tf.keras.Sequential(layers)
+
+
+def test_embeddings_and_weights_that_do_not_learn_are_no_trouble():
+    scores_are_normal(same_weights("sgd", build=two_inputs).recorder)
+
+
+def test_the_claim_is_read_from_the_optimizer_and_can_be_given():
+    recorder = train(num_steps=3, observer={"num_steps": None}).recorder
+    claim = recorder.audit().claim
+    assert claim.summary.startswith(f"DP-SGD, noise multiplier {NOISE:.6g}, sample rate 0.05, 3 steps")
+    other = recorder.audit(noise_multiplier=2.0, sample_rate=0.1, num_steps=9).claim
+    assert other.summary.startswith("DP-SGD, noise multiplier 2, sample rate 0.1, 9 steps")
+
+
+class Stop(Exception):  # noqa: N818
+    pass
+
+
+def test_a_callback_sees_the_live_bound_and_may_end_the_training():
+    seen = []
+
+    def callback(live):
+        seen.append(live)
+        if live.num_done == 4:
+            raise Stop
+
+    with pytest.raises(Stop):
+        train(observer={"callbacks": [callback], "every": 2})
+    assert [live.num_done for live in seen] == [2, 4]
+
+
+def test_a_graph_that_outlives_its_observer_gets_no_more_canaries():
+    found = []
+    for observed in (True, False):
+        made = train(num_steps=20, observed=observed)
+        assert "_compute_gradients" not in vars(made.optimizer)
+        go_on(made.model, 6)
+        assert made.recorder is None or made.recorder.num_done == 20
+        found.append(made.model.get_weights()[0])
+    np.testing.assert_allclose(*found, atol=1e-5)
+
+
+def test_a_graph_that_was_made_before_is_refused():
+    model, optimizer = private()
+    fit(model, optimizer, 3)
+    with (
+        pytest.raises(dpaudit.InputError, match=r"each of the 4 updates, got 0: .* Call model\.compile"),
+        observe(optimizer),
+    ):
+        go_on(model, 4)
+
+
+def test_an_optimizer_that_is_not_private_is_refused():
+    for kind in (tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD):
+        with pytest.raises(dpaudit.InputError, match="got a SGD, which is not private"), observe(kind()):
+            pass
+
+
+def test_a_private_optimizer_that_is_not_dp_sgd_is_refused():
+    model, _ = private()
+    options = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0}
+    tree = tfp.DPFTRLTreeAggregationOptimizer(var_list_or_model=model, **options)
+    with (
+        pytest.raises(dpaudit.InputError, match="GaussianSumQuery, got a TreeResidualSumQuery"),
+        observe(tree),
+    ):
+        pass
+    sparse = dp_optimizer_keras_sparse.DPSparseKerasSGDOptimizer(**options)
+    with pytest.raises(dpaudit.InputError, match="private SGD, which adds its noise inside"), observe(sparse):
+        pass
+
+
+def test_what_is_missing_of_the_claim_is_named():
+    recorder = train(num_steps=2, observer={"sample_rate": None}).recorder
+    with pytest.raises(dpaudit.InputError, match=r"Expected sample_rate=\.\.\., how likely an example"):
+        recorder.audit()
+
+
+def test_more_canaries_than_parameters_are_refused():
+    with pytest.raises(dpaudit.InputError, match=r"^Expected num_canaries=1000 to be at most 82"):
+        train(observer={"num_canaries": 1000})
+
+
+def test_a_loss_that_is_not_of_each_example_is_refused():
+    mean = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with pytest.raises(dpaudit.InputError, match=r"^Expected a loss for each example, got their mean"):
+        train(how_options={"loss": mean})
+
+
+def test_several_devices_are_refused():
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model, optimizer = private()
+        with (
+            pytest.raises(dpaudit.InputError, match=r"^Expected a training on one device, .* with 2"),
+            observe(optimizer),
+        ):
+            fit(model, optimizer, 2)
