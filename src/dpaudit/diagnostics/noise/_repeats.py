@@ -63,7 +63,7 @@ def _sentence(steps: IntArray, first: int, second: int, correlation: float, same
         return f"The noise of steps {first} and {second} has a correlation of {correlation:.2g}."
     gaps = steps[later] - steps[same[later]]
     period = int(gaps.min())
-    if (gaps == period).all() and later.size >= np.count_nonzero(steps >= steps[0] + period):
+    if (gaps == period).all() and later.size == np.count_nonzero(steps >= period) > 1:
         return f"The noise repeats every {period} steps." if period > 1 else "Every step has the same noise."
     different = len(steps) - later.size
     return (

@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from scipy import special
 
-from dpaudit.stats._types import ArrayLike, FloatArray, IntArray
+from dpaudit.stats._types import FloatArray, IntArray
 
-__all__ = ["at_least", "places"]
+__all__ = ["at_least", "far_from_mean", "hypergeometric"]
 
 _WIDTH = 40  # standard deviations, beyond which nothing is left that a double could hold
+_STEEPEST = 30.0
 
 
-def places(total: int, marked: ArrayLike, drawn: ArrayLike, seen: ArrayLike, coins: FloatArray) -> FloatArray:
-    """Where the number of marked things among those drawn lies in its distribution, from 0 to 1.
-
-    Ties are broken by ``coins``, so that the places are uniform and independent, exactly.
-    """
-    triples = np.stack([np.asarray(x, dtype=np.int64) for x in (marked, drawn, seen)], axis=1)
-    kinds, which = np.unique(triples, axis=0, return_inverse=True)
-    below, at = np.empty(len(kinds)), np.empty(len(kinds))
-    for row, (with_mark, number, count) in enumerate(kinds.tolist()):
-        values, chances = _distribution(total, with_mark, number)
-        below[row] = chances[values < count].sum()
-        at[row] = chances[values == count].sum()
-    which = which.ravel()
-    return below[which] + coins * at[which]
-
-
-def at_least(total: int, marked: int, drawn: int, seen: int) -> float:
-    """How likely it is that so many marked things are drawn, or more."""
-    values, chances = _distribution(total, marked, drawn)
-    return float(chances[values >= seen].sum())
-
-
-def _distribution(total: int, marked: int, drawn: int) -> tuple[IntArray, FloatArray]:
-    """The hypergeometric distribution, where it is not zero."""
+def hypergeometric(total: int, marked: int, drawn: int) -> tuple[IntArray, FloatArray]:
+    """How many of those drawn are marked: the numbers that are possible, and the chance of each."""
     lowest, highest = max(0, drawn + marked - total), min(drawn, marked)
     mean = drawn * marked / total
     spread = math.sqrt(mean * (total - marked) / total) + 1
@@ -46,7 +26,27 @@ def _distribution(total: int, marked: int, drawn: int) -> tuple[IntArray, FloatA
     values = np.arange(low, high + 1)
     logs = _log_choose(marked, values) + _log_choose(total - marked, drawn - values)
     chances = np.exp(logs - logs.max())
-    return values, chances / chances.sum()
+    likely = chances > 0
+    return values[likely], chances[likely] / chances.sum()
+
+
+def at_least(total: int, marked: int, drawn: int, seen: int) -> float:
+    """How likely it is that so many of those drawn are marked, or more."""
+    values, chances = hypergeometric(total, marked, drawn)
+    return float(chances[values >= seen].sum())
+
+
+def far_from_mean(log_mgf: Callable[[FloatArray], FloatArray], seen: float, variance: float) -> float:
+    """How likely a sum is to be so far up, or so far down, at most (Chernoff 1952).
+
+    ``log_mgf`` is the logarithm of the mean of exp(slope x sum). Sums of counts take few values: an exact
+    p-value would need coins to break ties, and this bound needs none.
+    """
+    if variance <= 0:
+        return 1.0
+    slopes = np.geomspace(min(0.05 / math.sqrt(variance), 1.0), _STEEPEST, 80)
+    lowest = min(float((log_mgf(slope) - slope * seen).min()) for slope in (slopes, -slopes))
+    return min(1.0, 2 * math.exp(min(lowest, 0.0)))
 
 
 def _log_choose(number: int, chosen: IntArray) -> FloatArray:

@@ -6,18 +6,16 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special, stats
 
 from dpaudit.diagnostics._check import Check
-from dpaudit.diagnostics._exact import any_of, chance
+from dpaudit.diagnostics._exact import any_of
 from dpaudit.diagnostics._pairs import products
-from dpaudit.diagnostics.participation._draws import at_least, places
+from dpaudit.diagnostics.participation._draws import at_least, far_from_mean
 from dpaudit.diagnostics.participation._record import ParticipationRecord
 from dpaudit.stats._types import FloatArray
 
 __all__ = ["batch_overlap", "repeated_batches"]
 
-_TINY = 1e-16
 _CANDIDATES = 32
 
 
@@ -25,19 +23,22 @@ def batch_overlap(record: ParticipationRecord) -> Check | None:
     """How many examples two consecutive batches share: almost none within a shuffled epoch.
 
     Given its size, a batch of Poisson sampling is a random set: its overlap with any other is
-    hypergeometric. Normal scores add all steps up.
+    hypergeometric, and less spread than a Binomial of the same mean (Hoeffding 1963), which is used here.
     """
     if not record.overlaps:
         return None
-    sizes, seen = np.asarray(record.sizes), np.asarray(record.overlaps)
-    coins = chance(6).random(seen.size)
-    where = places(record.num_examples, sizes[:-1], sizes[1:], seen, coins)
-    score = special.ndtri(np.clip(where, _TINY, 1 - _TINY)).sum() / np.sqrt(seen.size)
-    expected = float((sizes[:-1] * sizes[1:]).sum() / record.num_examples)
-    ratio = float(seen.sum()) / expected if expected > 0 else 1.0
+    sizes, seen = np.asarray(record.sizes), sum(record.overlaps)
+    drawn, shares = sizes[1:], sizes[:-1] / record.num_examples
+
+    def log_mgf(slopes: FloatArray) -> FloatArray:
+        value: FloatArray = np.log1p(np.expm1(slopes)[:, None] * shares) @ drawn
+        return value
+
+    expected = float(drawn @ shares)
+    ratio = seen / expected if expected > 0 else 1.0
     return Check(
         name="batch-overlap",
-        p_value=float(2 * stats.norm.sf(abs(score))),
+        p_value=far_from_mean(log_mgf, seen, float(drawn @ (shares * (1 - shares)))),
         sentence=f"Consecutive batches share {ratio:.2g} times as many examples as random ones.",
         estimate=ratio,
     )
