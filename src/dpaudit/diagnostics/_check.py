@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 __all__ = ["Check", "Finding"]
 
+_SMALLEST = 1e-12  # smaller ones tell a reader no more
+
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
@@ -36,4 +38,5 @@ class Finding:
     estimate: float
 
     def __str__(self) -> str:
-        return f"{self.name} (p = {self.p_value:.2g}): {self.sentence}"
+        p_value = f"p = {self.p_value:.2g}" if self.p_value >= _SMALLEST else f"p < {_SMALLEST:g}"
+        return f"{self.name} ({p_value}): {self.sentence}"

@@ -89,7 +89,7 @@ class Diagnosis:
         found = {finding.name for finding in self.findings}
         width = max((len(check.name) for check in self.checks), default=0)
         lines = [
-            f"{check.name:<{width}}  {check.p_value:>8.2g}  {'FOUND' if check.name in found else ''}".rstrip()
+            f"{check.name:<{width}}  {check.p_value:8.2g}  {'FOUND' if check.name in found else ''}".rstrip()
             for check in self.checks
         ]
         return "\n".join(lines)

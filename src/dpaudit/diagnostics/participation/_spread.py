@@ -29,7 +29,7 @@ def batch_sizes(record: ParticipationRecord) -> Check | None:
 def participation_counts(record: ParticipationRecord) -> Check | None:
     """How often each example took part: equally often in shuffled epochs."""
     order = chance(4).permutation(record.num_examples)
-    text = "The numbers of batches that examples are in vary"
+    text = "The participations of examples vary"
     return _spread("participation-counts", text, record.counts[order], record.num_steps)
 
 
