@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dpaudit.accounting import Claim, SubsampledGaussian, noise_for_epsilon, training_epsilon
     from dpaudit.canaries import Constant, Dirac, RandomDirection, ThreatModel
-    from dpaudit.errors import DpauditError, InputError, MissingExtraError, ViolationError
+    from dpaudit.diagnostics import Diagnosis, Diagnostics, Finding, likely_causes
+    from dpaudit.errors import DpauditError, FindingError, InputError, MissingExtraError, ViolationError
     from dpaudit.recording import LiveBound, Recorder
     from dpaudit.stats import (
         ApproximateDP,
@@ -58,9 +59,13 @@ __all__ = [
     "Claim",
     "ClopperPearson",
     "Constant",
+    "Diagnosis",
+    "Diagnostics",
     "Dirac",
     "DpauditError",
     "ErrorCounts",
+    "Finding",
+    "FindingError",
     "Fixed",
     "Gaussian",
     "Guesses",
@@ -96,6 +101,7 @@ __all__ = [
     "ViolationError",
     "__version__",
     "audit",
+    "likely_causes",
     "lower_bound",
     "noise_for_epsilon",
     "one_run_bound",
@@ -107,7 +113,7 @@ __all__ = [
     "training_epsilon",
 ]
 
-_HOMES = "errors", "canaries", "stats", "accounting", "recording"
+_HOMES = "errors", "canaries", "stats", "accounting", "recording", "diagnostics"
 
 
 def __getattr__(name: str) -> Any:

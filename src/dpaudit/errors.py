@@ -1,6 +1,7 @@
 """What dpaudit raises.
 
 DpauditError
+|-- FindingError       raised on request by Diagnosis.raise_for_findings(); also an AssertionError
 |-- InputError         a value that cannot be used; also a ValueError
 |-- MissingExtraError  an optional dependency is not installed; also an ImportError
 `-- ViolationError     raised on request by Result.raise_for_violation(); also an AssertionError
@@ -8,11 +9,15 @@ DpauditError
 
 from __future__ import annotations
 
-__all__ = ["DpauditError", "InputError", "MissingExtraError", "ViolationError"]
+__all__ = ["DpauditError", "FindingError", "InputError", "MissingExtraError", "ViolationError"]
 
 
 class DpauditError(Exception):
     """The base of everything dpaudit raises on purpose."""
+
+
+class FindingError(DpauditError, AssertionError):
+    """Tests of a training's noise or batches found what a correct training would hardly show."""
 
 
 class InputError(DpauditError, ValueError):

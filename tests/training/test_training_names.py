@@ -6,9 +6,9 @@ import dpaudit.training
 from dpaudit.training import data, gradients, models
 
 NAMES = """
-    DPSGD SGD Adam Augmentation Batch EndToEnd FlipAndCrop GaussianSum Hook Mechanism OneRun Optimizer
-    PoissonSampling Sampling Seeds Step Training TwoBatches accuracy clipped_sum cross_entropy generator
-    initialize
+    DPSGD SGD Adam Augmentation Batch Diagnose EndToEnd FlipAndCrop GaussianSum Hook Mechanism OneRun
+    Optimizer PoissonSampling Sampling Seeds Step Training TwoBatches accuracy clipped_sum cross_entropy
+    generator initialize
 """
 
 

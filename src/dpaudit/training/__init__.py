@@ -13,6 +13,7 @@ except ImportError as _error:
 from dpaudit.training._accuracy import accuracy
 from dpaudit.training._augment import Augmentation, FlipAndCrop
 from dpaudit.training._batch import Batch
+from dpaudit.training._diagnose import Diagnose
 from dpaudit.training._hook import Hook
 from dpaudit.training._mechanism import GaussianSum, Mechanism
 from dpaudit.training._optimizers import SGD, Adam, Optimizer
@@ -30,6 +31,7 @@ __all__ = [
     "Adam",
     "Augmentation",
     "Batch",
+    "Diagnose",
     "EndToEnd",
     "FlipAndCrop",
     "GaussianSum",

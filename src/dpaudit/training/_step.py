@@ -19,6 +19,8 @@ class Step:
 
     index: int
     batch_size: int
+    indices: Tensor
+    """The places of the batch's examples in the data."""
     clipped_sum: Tensor
     """Of the examples of the batch."""
     noise: Tensor

@@ -81,13 +81,13 @@ class Training:
 
     def step(self) -> Step:
         """Sample, clip and sum, add noise, let hooks look, update."""
-        batch, entries = self._sample(self._generators)
+        indices, entries = self._sample(self._generators)
         rows = [
             rows
             for hook, drawn in zip(self.hooks, entries, strict=True)
             for rows in hook.joining(self.num_done, drawn)
         ]
-        step = self._privatize(batch, rows, self._generators)
+        step = self._privatize(indices, rows, self._generators)
         for hook in self.hooks:
             hook.observe(step)
         # The same noise on the batch alone: exactly the update of a training without hooks.
@@ -103,10 +103,10 @@ class Training:
         if self._other_sampling is None:  # one of its own: sampling may keep the rest of an epoch
             self._other_sampling = copy.deepcopy(self._sampling)
         indices = self._other_sampling.indices(len(self.data), generators["sampling"])
-        return self._privatize(self._batch(indices, generators), rows, generators)
+        return self._privatize(indices, rows, generators)
 
-    def _sample(self, generators: Mapping[str, torch.Generator]) -> tuple[Batch, list[list[int]]]:
-        """A batch, and for each hook which of its entries were drawn with it."""
+    def _sample(self, generators: Mapping[str, torch.Generator]) -> tuple[Tensor, list[list[int]]]:
+        """The places of a batch's examples, and for each hook which of its entries were drawn with it."""
         counts = [hook.num_entries for hook in self.hooks]
         size = len(self.data)
         indices = self._sampling.indices(size + sum(counts), generators["sampling"])
@@ -114,7 +114,7 @@ class Training:
         for count in counts:
             entries.append(_between(indices, first, first + count) if count else [])
             first += count
-        return self._batch(indices[indices < size] if sum(counts) else indices, generators), entries
+        return indices[indices < size] if sum(counts) else indices, entries
 
     def _batch(self, indices: Tensor, generators: Mapping[str, torch.Generator]) -> Batch:
         inputs, targets = self.data.at(indices)
@@ -125,14 +125,18 @@ class Training:
         return Batch(inputs, targets, multiplicity)
 
     def _privatize(
-        self, batch: Batch, rows: Sequence[Rows], generators: Mapping[str, torch.Generator]
+        self, indices: Tensor, rows: Sequence[Rows], generators: Mapping[str, torch.Generator]
     ) -> Step:
-        clipped, joined = self._sums(batch, rows)
+        clipped, joined = self._sums(self._batch(indices, generators), rows)
         noise = self._mechanism.noise(clipped, generators["noise"])
-        # In place where the sum is nobody else's: a vector less to fill in every audited step.
-        noisy = clipped + noise if joined is clipped else joined.add_(noise)
         return Step(
-            index=self.num_done, batch_size=len(batch), clipped_sum=clipped, noise=noise, noisy_sum=noisy
+            index=self.num_done,
+            batch_size=len(indices),
+            indices=indices,
+            clipped_sum=clipped,
+            noise=noise,
+            # In place where the sum is nobody else's: a vector less to fill in every audited step.
+            noisy_sum=clipped + noise if joined is clipped else joined.add_(noise),
         )
 
     def _sums(self, batch: Batch, rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,127 @@
+"""Each p-value against a slow computation that is obviously right."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpaudit.diagnostics._exact import RESOLUTION, any_of, below_claim, below_rest, near_line, uniform
+from dpaudit.diagnostics._holm import holm
+from dpaudit.diagnostics.participation._draws import at_least, far_from_mean, hypergeometric
+
+P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=8)
+
+
+@given(P_VALUES, st.floats(0.001, 0.5))
+def test_holm_rejects_what_the_step_down_procedure_rejects(p_values, level):
+    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
+    rejected = set()
+    for rank, place in enumerate(order):
+        if p_values[place] * (len(p_values) - rank) > level:
+            break
+        rejected.add(place)
+    assert set(np.flatnonzero(holm(p_values) <= level)) == rejected
+
+
+@pytest.mark.parametrize("energy", [0.0, 0.01, 1.0, 5.0])
+def test_two_squares_are_below_the_claim_as_an_exponential_number_is(energy):
+    blurred = (math.sqrt(energy) + RESOLUTION * math.sqrt(2)) ** 2
+    assert below_claim(energy, 2) == pytest.approx(1 - math.exp(-blurred / 2))
+
+
+def test_noise_below_the_claim_is_as_rare_as_simulated():
+    rng = np.random.default_rng(0)
+    squares = (rng.standard_normal((40_000, 7)) ** 2).sum(axis=1)
+    limits = np.array([1.0, 3.0, 7.0])
+    simulated = (squares < limits[:, None]).mean(axis=1)
+    assert below_claim(limits, 7) == pytest.approx(simulated, abs=0.01)
+
+
+def test_a_share_is_as_rare_as_simulated_whatever_the_scale():
+    rng = np.random.default_rng(1)
+    squares = rng.standard_normal((40_000, 9)) ** 2
+    share = squares[:, :3].sum(axis=1) / squares.sum(axis=1)
+    for limit in (0.05, 0.2, 0.4):
+        for scale in (1.0, 100.0):
+            found = below_rest(np.array([limit * scale]), np.array([3.0]), scale, 9.0)
+            assert found[0] == pytest.approx((share < limit).mean(), abs=0.01)
+
+
+def test_a_part_without_noise_has_no_chance_and_one_that_is_all_has_no_rest():
+    assert below_rest(np.array([0.0]), np.array([20.0]), 100.0, 120.0)[0] < 1e-40
+    assert below_rest(np.array([5.0]), np.array([20.0]), 5.0, 20.0)[0] == 1.0
+    assert below_rest(np.array([0.0]), np.array([20.0]), 0.0, 40.0)[0] == 1.0
+
+
+@pytest.mark.parametrize("angle", [0.02, 0.4, 1.2])
+def test_angles_of_two_directions_in_the_plane_and_in_space(angle):
+    for count, exact in [(2, lambda t: 2 * t / math.pi), (3, lambda t: 1 - math.cos(t))]:
+        blurred = angle + math.pi / 2 * RESOLUTION * math.sqrt(count) * 2
+        for sign in (1, -1):
+            assert near_line(sign * math.cos(angle), 1.0, 1.0, count) == pytest.approx(exact(blurred))
+
+
+def test_directions_are_not_compared_where_there_are_none():
+    assert near_line(0.0, 0.0, 1.0, 5) == 1.0
+    assert near_line(1.0, 1.0, 1.0, 1) == 1.0  # on a line, all directions are alike
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
+def test_unevenness_is_that_of_the_exact_test_of_scipy(values):
+    found = uniform(np.array(values))
+    assert found == pytest.approx(stats.kstest(values, "uniform", method="exact").pvalue, abs=1e-9)
+    assert uniform(np.array(values), 0.01) >= found - 1e-12
+
+
+def test_nothing_is_even():
+    assert uniform(np.array([])) == 1.0
+
+
+@given(st.integers(1, 8), st.data())
+def test_hypergeometric_chances_are_those_of_counting_all_draws(total, data):
+    marked = data.draw(st.integers(0, total))
+    drawn = data.draw(st.integers(0, total))
+    draws = [sum(item < marked for item in chosen) for chosen in itertools.combinations(range(total), drawn)]
+    values, chances = hypergeometric(total, marked, drawn)
+    assert set(draws) == set(values)
+    for value, chance in zip(values, chances, strict=True):
+        assert chance == pytest.approx(draws.count(value) / len(draws))
+        assert at_least(total, marked, drawn, int(value)) == pytest.approx(
+            sum(seen >= value for seen in draws) / len(draws)
+        )
+
+
+def test_large_hypergeometric_chances_are_those_of_scipy():
+    values, chances = hypergeometric(2_000_000, 150_000, 1_000_000)
+    assert chances == pytest.approx(stats.hypergeom.pmf(values, 2_000_000, 150_000, 1_000_000), abs=1e-8)
+
+
+@given(st.integers(1, 12), st.floats(0.05, 0.95), st.integers(0, 12))
+def test_a_chernoff_bound_is_never_below_the_exact_two_sided_tail(trials, rate, seen):
+    seen = min(seen, trials)
+    tail = min(stats.binom.sf(seen - 1, trials, rate), stats.binom.cdf(seen, trials, rate))
+
+    def log_mgf(slopes):
+        return trials * np.log1p(rate * np.expm1(slopes))
+
+    bound = far_from_mean(log_mgf, seen, trials * rate * (1 - rate))
+    assert min(1.0, 2 * tail) <= bound + 1e-12
+    assert bound <= 1.0
+
+
+def test_a_chernoff_bound_is_of_the_right_order_far_out():
+    def log_mgf(slopes):
+        return 1000 * np.log1p(0.1 * np.expm1(slopes))
+
+    for seen in (20, 200):
+        tail = min(stats.binom.sf(seen - 1, 1000, 0.1), stats.binom.cdf(seen, 1000, 0.1))
+        assert math.log(far_from_mean(log_mgf, seen, 90.0)) == pytest.approx(math.log(tail), rel=0.1)
+
+
+@given(st.floats(0, 1), st.integers(1, 1000))
+def test_the_smallest_of_many_is_corrected_for_all_of_them(p_value, count):
+    assert any_of(p_value, count) == min(1.0, p_value * count)

@@ -1,0 +1,233 @@
+"""Tests of the noise: what they compute, and what they do at the edges."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from simulated import LEAVES, SIZE, diagnostics
+
+from dpaudit import InputError
+from dpaudit.diagnostics import Diagnostics
+from dpaudit.diagnostics.noise._layout import Layout
+
+
+def record_of(noise, leaves=None):
+    record = Diagnostics()
+    for row in noise:
+        record.observe_noise(row, leaves)
+    return record
+
+
+def checks(noise, leaves=None):
+    return {check.name: check for check in record_of(noise, leaves).diagnose().checks}
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def test_the_ratio_of_the_noise_and_its_interval_are_those_of_a_chi_square():
+    noise = 0.9 * normal(30, 12)
+    found = record_of(noise).diagnose(0.9).noise
+    energy = (noise**2).sum()
+    assert found.ratio == pytest.approx(np.sqrt((noise**2).mean()))
+    assert found.low == pytest.approx(np.sqrt(energy / stats.chi2.ppf(0.95, 360)))
+    assert found.high == pytest.approx(np.sqrt(energy / stats.chi2.ppf(0.05, 360)))
+
+
+def test_the_interval_covers_the_true_ratio_as_often_as_it_says():
+    rng = np.random.default_rng(5)
+    covered = 0
+    for _ in range(200):
+        found = record_of(0.8 * rng.standard_normal((3, 5))).diagnose(0.9).noise
+        covered += found.low <= 0.8 <= found.high
+    assert stats.binom.ppf(1e-4, 200, 0.9) <= covered <= stats.binom.isf(1e-4, 200, 0.9)
+
+
+def test_the_correlation_of_steps_is_that_of_pairs_that_share_no_step():
+    noise = normal(9, 4)
+    noise[3:6] += noise[0:3]  # three apart
+    check = checks(noise)["step-correlation"]
+    pairs = [(0, 3), (1, 4), (2, 5)]
+    first, second = (np.concatenate([noise[pair[side]] for pair in pairs]) for side in (0, 1))
+    assert check.estimate == pytest.approx(first @ second / np.sqrt(first @ first * (second @ second)))
+    assert "3 apart" in check.sentence
+
+
+def test_the_correlation_of_leaves_is_that_of_their_first_coordinates():
+    noise = normal(6, 10)
+    noise[:, 7:10] = noise[:, 0:3] + 0.5 * noise[:, 7:10]
+    check = checks(noise, {"long": 4, "middle": 3, "short": 3})["leaf-correlation"]
+    first, second = noise[:, 0:3].ravel(), noise[:, 7:10].ravel()
+    assert check.estimate == pytest.approx(first @ second / np.sqrt(first @ first * (second @ second)))
+    assert "long and short" in check.sentence
+
+
+def test_repeated_noise_is_the_largest_cosine_of_all_pairs():
+    noise = normal(40, 12)
+    cosines = np.abs(np.corrcoef(np.hstack([noise, -noise])))  # a mean of zero: cosines
+    np.fill_diagonal(cosines, 0)
+    assert abs(checks(noise)["repeated-noise"].estimate) == pytest.approx(cosines.max())
+
+
+def test_the_least_noisy_parts_are_named():
+    noise = normal(50, 12)
+    noise[7] *= 0.01
+    noise[:, 9:] *= 0.2
+    noise[:, 3] = 0.0
+    found = checks(noise, {"wide": 9, "quiet": 3})
+    assert "step 7 " in found["step-noise"].sentence
+    assert "leaf quiet " in found["leaf-noise"].sentence
+    assert "coordinate 3 is 0 of the claim" in found["coordinate-noise"].sentence
+
+
+def test_noise_that_is_too_little_everywhere_is_said_once():
+    findings = record_of(0.5 * normal(300, 60), [20, 40]).diagnose().findings
+    assert [finding.name for finding in findings] == ["noise-variance"]
+
+
+@pytest.mark.parametrize("scale", [1.2, 30.0])
+def test_too_much_noise_is_a_note_and_no_finding(scale):
+    diagnosis = record_of(scale * normal(300, 60), [20, 40]).diagnose()
+    assert diagnosis.findings == ()
+    assert len(diagnosis.notes) == 1
+    assert "more than claimed" in diagnosis.notes[0]
+
+
+def test_one_part_with_more_noise_than_claimed_is_no_finding():
+    noise = normal(300, 60)
+    noise[:, :20] *= 10
+    noise[5] *= 10
+    found = checks(noise, [20, 40])
+    assert min(found[name].p_value for name in ("step-noise", "leaf-noise", "coordinate-noise")) > 0.01
+
+
+@pytest.mark.parametrize("period", [1, 7, 100])
+def test_the_period_of_noise_is_said(period):
+    noise = np.tile(normal(period, 30), (-(-300 // period), 1))[:300]
+    sentence = checks(noise)["repeated-noise"].sentence
+    assert (f"every {period} steps" if period > 1 else "same noise") in sentence
+
+
+def test_the_number_of_different_vectors_is_said():
+    rng = np.random.default_rng(3)
+    noise = normal(10, 30)[rng.integers(10, size=200)]
+    assert "200 steps have 10 different vectors" in checks(noise)["repeated-noise"].sentence
+
+
+def test_no_noise_is_one_finding():
+    diagnosis = record_of(np.zeros((20, 30)), [10, 20]).diagnose()
+    assert [finding.name for finding in diagnosis.findings] == ["noise-variance"]
+    assert diagnosis.findings[0].sentence == "There is no noise at all."
+    assert "no noise" in diagnosis.likely_causes()[0]
+
+
+SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 6))
+
+
+@settings(max_examples=40)
+@given(SHAPES, st.integers(0, 2**32), st.sampled_from([0.0, 1e-30, 1.0, 1e30]))
+def test_any_noise_gives_p_values_from_0_to_1(shape, seed, scale):
+    noise = scale * normal(*shape, seed=seed)
+    for leaves in (None, [1] * shape[1], [shape[1], 0]):
+        for check in record_of(noise, leaves).diagnose().checks:
+            assert 0 <= check.p_value <= 1
+            assert np.isfinite(check.estimate)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32), st.sampled_from([0.25, 4.0, 1024.0]))
+def test_correlations_do_not_depend_on_the_scale(seed, scale):
+    noise = 3 * normal(12, 10, seed=seed)
+    one, other = checks(noise, [5, 5]), checks(scale * noise, [5, 5])
+    for name in ("repeated-noise", "step-correlation", "leaf-correlation", "coordinate-correlation"):
+        assert other[name].estimate == pytest.approx(one[name].estimate, rel=0.02)
+    assert other["noise-shape"].p_value == pytest.approx(one["noise-shape"].p_value, rel=1e-3)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32))
+def test_the_order_of_steps_does_not_matter_where_it_should_not(seed):
+    noise = normal(12, 10, seed=seed)
+    one, other = checks(noise, [5, 5]), checks(noise[::-1], [5, 5])
+    for name in ("noise-variance", "step-noise", "leaf-noise", "coordinate-noise", "leaf-correlation"):
+        assert other[name].p_value == pytest.approx(one[name].p_value, rel=1e-6)
+    assert other["repeated-noise"].p_value == pytest.approx(one["repeated-noise"].p_value, rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_noise_that_is_not_finite_is_told_with_its_place(bad):
+    record = record_of(normal(2, 5))
+    with pytest.raises(InputError, match=r"finite noise in step 2, got -?(nan|inf) at coordinate 3"):
+        record.observe_noise([0.0, 0.0, 0.0, bad, 0.0])
+    assert len(record.diagnose().checks) > 0  # the bad step was not taken in
+
+
+@pytest.mark.parametrize("bad", [np.zeros(4), np.zeros((5, 1)), np.array(["a"] * 5), np.zeros(0)])
+def test_noise_of_another_shape_is_refused(bad):
+    with pytest.raises(InputError, match="Expected the noise of step 1 as a vector of 5 numbers"):
+        record_of(normal(1, 5)).observe_noise(bad)
+
+
+def test_wrong_leaves_are_refused():
+    with pytest.raises(InputError, match="leaves of 5 coordinates together, got 6"):
+        record_of(normal(1, 5), [3, 3])
+    record = record_of(normal(1, 5), [3, 2])
+    with pytest.raises(InputError, match="Expected the leaves of the first step in step 1"):
+        record.observe_noise(np.zeros(5), [2, 3])
+    with pytest.raises(InputError, match="size of leaf 1"):
+        record_of(normal(1, 5), [6, -1])
+
+
+def test_a_collector_without_observations_has_no_diagnosis():
+    with pytest.raises(InputError, match="at least one observed step"):
+        Diagnostics().diagnose()
+
+
+def test_a_large_model_is_sampled_and_every_leaf_is_seen():
+    sizes = [3, 1_100_000, 5, 100_000, 1]
+    layout = Layout.of(sum(sizes), sizes)
+    assert layout.kept.size <= 2**20
+    assert (np.diff(layout.kept) > 0).all()
+    assert (layout.sizes >= np.minimum(sizes, 256)).all()
+    offsets = np.cumsum(sizes) - sizes
+    for leaf, offset in enumerate(offsets):
+        first = layout.kept[layout.starts[leaf]]
+        assert first == offset
+    record = Diagnostics()
+    for step in range(3):
+        noise = normal(sum(sizes), seed=step)
+        noise[1_100_003:1_100_008] = 0.0
+        record.observe_noise(noise, sizes)
+    found = {finding.name for finding in record.diagnose().findings}
+    assert found == {"leaf-noise", "coordinate-noise"}
+
+
+def test_long_trainings_keep_their_first_and_last_steps():
+    record = Diagnostics()
+    rng = np.random.default_rng(0)
+    first = rng.standard_normal(20)
+    record.observe_noise(first)
+    for _ in range(5000):
+        record.observe_noise(rng.standard_normal(20))
+    assert record.diagnose().findings == ()
+    record.observe_noise(first)
+    finding = record.diagnose().findings[0]
+    assert finding.name == "repeated-noise"
+    assert "step 0 comes again in step 5001" in finding.sentence
+
+
+def test_a_diagnosis_can_go_on_from_where_it_was():
+    whole = diagnostics(num_steps=60)
+    half, rest = diagnostics(num_steps=60), Diagnostics(sample_rate=0.05)
+    rest.load_state_dict(half.state_dict())
+    assert rest.diagnose() == whole.diagnose()
+    extra = normal(SIZE, seed=9)
+    for record in (whole, rest):
+        record.observe_noise(extra, LEAVES)
+        record.observe_batch([1, 2], 400)
+    assert rest.diagnose() == whole.diagnose() != half.diagnose()
+    empty = Diagnostics()
+    empty.load_state_dict(Diagnostics().state_dict())
+    empty.observe_noise(extra)

@@ -1,0 +1,163 @@
+"""Tests of the batches: what they compute, and what they do at the edges."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from dpaudit import InputError
+from dpaudit.diagnostics import Diagnostics
+
+
+def record_of(batches, num_examples, sample_rate=0.2):
+    record = Diagnostics(sample_rate=sample_rate)
+    for batch in batches:
+        record.observe_batch(batch, num_examples)
+    return record
+
+
+def checks(batches, num_examples, sample_rate=0.2):
+    found = record_of(batches, num_examples, sample_rate).diagnose().checks
+    return {check.name: check for check in found}
+
+
+def poisson(num_steps, num_examples, sample_rate, seed=0):
+    rng = np.random.default_rng(seed)
+    return [np.flatnonzero(rng.random(num_examples) < sample_rate) for _ in range(num_steps)]
+
+
+@pytest.fixture(scope="module")
+def all_trainings():
+    """Every training of 2 steps and 4 examples: its probability, and all p-values."""
+    rate, found = 0.3, []
+    for bits in itertools.product((False, True), repeat=8):
+        present = np.array(bits).reshape(2, 4)
+        made = checks(map(np.flatnonzero, present), 4, rate)
+        chance = rate ** present.sum() * (1 - rate) ** (8 - present.sum())
+        found.append((chance, {name: check.p_value for name, check in made.items()}))
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "batch-sizes",
+        "participation-counts",
+        "batch-overlap",
+        "repeated-batches",
+        "sample-rate",
+        "favoured-example",
+    ],
+)
+def test_p_values_are_valid_over_all_trainings_of_a_tiny_size(all_trainings, name):
+    for level in sorted({p_values[name] for _, p_values in all_trainings}):
+        chance = sum(chance for chance, p_values in all_trainings if p_values[name] <= level)
+        assert chance <= level + 1e-12
+
+
+def test_rate_and_most_frequent_example_are_binomial():
+    batches = [[0, 1], [0], [0, 2, 4], [0]]
+    found = checks(batches, 5, 0.2)
+    rate = 0.2 * 1.001
+    assert found["sample-rate"].p_value == pytest.approx(stats.binom.sf(6, 20, rate))
+    assert found["sample-rate"].estimate == pytest.approx(7 / 20 / 0.2)
+    assert found["favoured-example"].p_value == pytest.approx(5 * rate**4)
+    assert "Example 0 is in 4 of 4 batches" in found["favoured-example"].sentence
+
+
+def test_overlap_is_counted_between_consecutive_batches():
+    batches = [[0, 1, 2], [2, 3], [3, 2], []]
+    expected = (3 * 2 + 2 * 2) / 10
+    assert checks(batches, 10)["batch-overlap"].estimate == pytest.approx((1 + 2) / expected)
+
+
+def test_the_batches_that_share_most_are_named():
+    batches = poisson(30, 500, 0.1)
+    batches[21] = batches[4]
+    check = checks(batches, 500, 0.1)["repeated-batches"]
+    assert "steps 4 and 21 share 100 %" in check.sentence
+    assert check.p_value < 1e-20
+
+
+def test_a_lower_rate_than_claimed_is_a_note_and_no_finding():
+    diagnosis = record_of(poisson(200, 300, 0.05), 300, sample_rate=0.1).diagnose()
+    assert diagnosis.findings == ()
+    assert "less than the claimed 0.1" in diagnosis.notes[0]
+
+
+def test_an_example_twice_in_a_batch_is_a_finding():
+    diagnosis = record_of([*poisson(20, 50, 0.2), [3, 3]], 50).diagnose()
+    assert [finding.name for finding in diagnosis.findings] == ["duplicate-examples"]
+
+
+@pytest.mark.parametrize("members", [np.zeros(0, dtype=int), np.arange(40)])
+def test_a_rate_of_zero_or_one_that_is_claimed_is_no_finding(members):
+    rate = 1.0 if len(members) else 1e-6
+    diagnosis = record_of([members] * 30, 40, sample_rate=rate).diagnose()
+    assert diagnosis.findings == ()
+
+
+def test_sizes_alone_tell_a_fixed_batch_size():
+    fixed, right = Diagnostics(sample_rate=0.1), Diagnostics(sample_rate=0.1)
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        fixed.observe_batch_size(50, 500)
+        right.observe_batch_size(int(rng.binomial(500, 0.1)), 500)
+    assert [finding.name for finding in fixed.diagnose().findings] == ["batch-sizes"]
+    assert right.diagnose().findings == ()
+    assert len(right.diagnose().checks) == 2
+    other = Diagnostics(sample_rate=0.1)
+    other.load_state_dict(fixed.state_dict())
+    assert other.diagnose() == fixed.diagnose()
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 8), st.integers(1, 12), st.floats(0, 1), st.integers(0, 2**32))
+def test_any_batches_give_p_values_from_0_to_1(num_steps, num_examples, rate, seed):
+    for claimed in (None, 0.5):
+        for check in (
+            record_of(poisson(num_steps, num_examples, rate, seed), num_examples, claimed).diagnose().checks
+        ):
+            assert 0 <= check.p_value <= 1
+            assert np.isfinite(check.estimate)
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32))
+def test_the_order_within_a_batch_does_not_matter(seed):
+    batches = poisson(10, 30, 0.2, seed)
+    assert checks(batches, 30) == checks([batch[::-1] for batch in batches], 30)
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        ([0, 5], "from 0 to 4, got 5"),
+        ([-1], "from 0 to 4, got -1"),
+        ([0.5], "whole numbers"),
+        ([[1], [2]], "whole numbers"),
+        ([np.nan], "whole numbers"),
+    ],
+)
+def test_batches_that_cannot_be_are_refused(indices, message):
+    with pytest.raises(InputError, match=message):
+        Diagnostics().observe_batch(indices, 5)
+
+
+def test_sizes_and_examples_are_not_mixed_and_the_data_set_stays():
+    sizes, members = Diagnostics(), Diagnostics()
+    sizes.observe_batch_size(2, 5)
+    members.observe_batch([1, 2], 5)
+    with pytest.raises(InputError, match="Expected the size of the batch"):
+        sizes.observe_batch([1, 2], 5)
+    with pytest.raises(InputError, match="Expected the examples of the batch"):
+        members.observe_batch_size(2, 5)
+    with pytest.raises(InputError, match="num_examples=6 to be 5"):
+        members.observe_batch([1], 6)
+    with pytest.raises(InputError, match="size=6 to be at most num_examples=5"):
+        sizes.observe_batch_size(6, 5)
+    with pytest.raises(InputError, match=r"sample_rate=0 in \(0, 1\]"):
+        Diagnostics(sample_rate=0.0)

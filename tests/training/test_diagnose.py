@@ -1,0 +1,136 @@
+"""A native training is diagnosed beside its audit."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from dpaudit import InputError, Verdict
+from dpaudit.training import Diagnose, GaussianSum, OneRun, Seeds, Training, faults, initialize
+from dpaudit.training.gradients._flat import flat_parameters
+from dpaudit.training.models import mlp
+
+NOISE = {"noise_multiplier": 1.0}  # to look for one that gives an epsilon takes long
+
+
+def small():
+    return mlp(64, 16, 10)
+
+
+def names(hook):
+    return {finding.name for finding in hook.diagnose().findings}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HundredSeeds(GaussianSum):
+    """Noise from one of a hundred seeds (the paper's second violation)."""
+
+    def noise(self, like, generator):
+        seed = int(torch.randint(100, (1,), generator=generator))
+        return super().noise(like, torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstHalfOnly(GaussianSum):
+    """The second half of the coordinates gets no noise."""
+
+    def noise(self, like, generator):
+        noise = super().noise(like, generator)
+        noise[len(noise) // 2 :] = 0
+        return noise
+
+
+def test_a_correct_training_has_no_finding_in_40_seeds(train):
+    flagged = 0
+    for seed in range(40):
+        hook = Diagnose()
+        train(hook, num_steps=25, seed=seed, build=small, **NOISE)
+        flagged += bool(hook.diagnose().findings)
+    assert flagged <= 6  # more happen once in a hundred times if 5 % are flagged
+
+
+def test_a_diagnosis_beside_an_audit_sees_no_canary_and_changes_nothing(train):
+    audit, hook = OneRun(delta=1e-5, seed=0), Diagnose()
+    both = train([audit, hook], num_steps=100, build=small, **NOISE)
+    alone = train(num_steps=100, build=small, **NOISE)
+    assert torch.equal(flat_parameters(both.model), flat_parameters(alone.model))
+    assert names(hook) == set()
+    assert audit.recorder.audit().verdict is Verdict.NO_VIOLATION
+    assert len(hook.diagnose().checks) == 16
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (faults.NoiseTooSmall, "noise-variance"),
+        (HundredSeeds, "repeated-noise"),
+        (FirstHalfOnly, "coordinate-noise"),
+    ],
+)
+def test_broken_noise_is_found_within_200_steps(train, fault, expected):
+    hook = Diagnose()
+    train(hook, num_steps=200, fault=fault, build=small, **NOISE)
+    assert expected in names(hook)
+
+
+def test_shuffled_batches_are_found(train):
+    hook = Diagnose()
+    train(hook, num_steps=60, sampling=faults.ShuffledBatches, build=small, **NOISE)
+    assert names(hook) >= {"batch-sizes", "participation-counts", "batch-overlap"}
+
+
+def test_the_same_noise_in_two_runs_is_found(train):
+    hook = Diagnose()
+    for _ in range(2):
+        train(hook, num_steps=20, build=small, **NOISE)
+    sentences = [finding.sentence for finding in hook.diagnose().findings]
+    assert "The noise repeats every 20 steps." in sentences
+
+
+def test_a_diagnosis_goes_on_after_a_checkpoint(train):
+    whole, first, second = Diagnose(), Diagnose(), Diagnose()
+    training = train(whole, num_steps=20, build=small, **NOISE)
+
+    def again(hook):
+        return Training(
+            initialize(small, Seeds.of(0).initialization),
+            training.data,
+            training.settings,
+            seeds=Seeds.of(0),
+            hooks=[hook],
+        )
+
+    stopped, resumed = again(first), again(second)
+    for _ in range(8):
+        stopped.step()
+    resumed.load_state_dict(stopped.state_dict())
+    for _ in resumed.run():
+        pass
+    assert second.diagnose() == whole.diagnose() != first.diagnose()
+
+
+def test_a_step_tells_which_examples_were_in_it(train):
+    steps = []
+
+    class Keep(Diagnose):
+        def observe(self, step):
+            steps.append(step)
+
+    training = train(Keep(), num_steps=5, build=small, **NOISE)
+    for step in steps:
+        assert step.batch_size == len(step.indices)
+        assert int(step.indices.max()) < len(training.data)
+
+
+def test_trainings_of_another_claim_are_not_diagnosed_together(train):
+    hook = Diagnose()
+    train(hook, num_steps=2, build=small, **NOISE)
+    with pytest.raises(InputError, match="equal noise and sample rate"):
+        train(hook, num_steps=2, noise_multiplier=2.0, build=small)
+
+
+def test_a_training_that_claims_no_noise_cannot_be_diagnosed(train):
+    training = train(num_steps=1, build=small, **NOISE)
+    settings = replace(training.settings, noise_multiplier=0.0)
+    with pytest.raises(InputError, match="noise_multiplier=0 in"):
+        Training(small(), training.data, settings, hooks=[Diagnose()])
