@@ -14,7 +14,7 @@ from dpaudit.observers._arrays import as_numpy, require_rows, require_vector, wi
 from dpaudit.recording import LiveBound, Recorder
 from dpaudit.stats._types import FloatArray
 
-__all__ = ["observe_step"]
+__all__ = ["clipped_sum", "observe_step"]
 
 _DIRAC = Dirac()
 
@@ -55,7 +55,7 @@ def observe_step(
     divisor = 1.0 if batch_size is None else _validate.positive("batch_size", batch_size)
     draws = Draws(canary, num_canaries, fresh_seed(seed))
     recorder = Recorder(claim=claim, num_steps=num_steps, confidence=confidence, callbacks=callbacks)
-    others = _clipped_sum(as_numpy(gradients), norm)
+    others = clipped_sum(as_numpy(gradients), norm)
     for index in range(num_steps):
         directions, present = draws.directions(index, num_parameters), draws.coins(index)
         rows = canary.scale * norm * directions.dense()[present]
@@ -64,7 +64,7 @@ def observe_step(
     return recorder
 
 
-def _clipped_sum(gradients: FloatArray, norm: float) -> FloatArray:
+def clipped_sum(gradients: FloatArray, norm: float) -> FloatArray:
     """What the other examples add to a correct sum; the adversary knows them."""
     lengths = np.linalg.norm(gradients, axis=1, keepdims=True)
     total: FloatArray = (gradients / np.maximum(1.0, lengths / norm)).sum(axis=0)
