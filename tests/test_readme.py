@@ -19,6 +19,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 # a comment before a block says which environment it needs, if it is another one than that of these tests
 FENCE = re.compile(r"^(?:<!-- needs (\w+) -->\n)?```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
+FILE = re.compile(r"# (\w+\.py)\n")
+COMMANDS = ("dpaudit", "pytest")
+DURATION = re.compile(r" in \d+\.\d+s\b")  # of a session of pytest
 VERDICT_STATUSES = (0, 1, 3)  # 2 is wrong usage
 
 
@@ -42,6 +45,10 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def run_python(block: Block, page: Path, module: ModuleType) -> str:
+    """Run the block, or write it if its first line is the name of a file."""
+    if file := FILE.match(block.text):
+        Path(file[1]).write_text(block.text)
+        return ""
     # the empty lines make a traceback point at the line of the page
     code = compile("\n" * block.line + block.text, str(page), "exec")
     printed = io.StringIO()
@@ -51,13 +58,13 @@ def run_python(block: Block, page: Path, module: ModuleType) -> str:
 
 
 def run_shell(block: Block) -> str:
-    """Run the lines that call dpaudit. Of the others only ``echo $?  # 1`` means something here."""
+    """Run the lines that call our commands. Of the others only ``echo $?  # 1`` means something here."""
     printed, status = "", None
     for line in block.text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words == ["echo", "$?"]:
             assert line.endswith(f"# {status}"), f"{line}: it was {status}"
-        if words[:1] != ["dpaudit"]:
+        if not words or words[0] not in COMMANDS:
             continue
         words, target = (words[:-2], words[-1]) if words[-2] == ">" else (words, None)
         done = subprocess.run(
@@ -67,18 +74,21 @@ def run_shell(block: Block) -> str:
         assert spoke, f"{line}\n{done.stdout}{done.stderr}"
         if target is not None:
             Path(target).write_text(done.stdout)
-        printed, status = printed + done.stdout, done.returncode
+        printed, status = printed + DURATION.sub("", done.stdout), done.returncode
     return printed
 
 
 def same(printed: str, shown: str) -> bool:
     """The same words, and the same numbers up to what another machine or a finer search may change.
 
-    Output that is shown from "..." on is compared from there on.
+    Output that is shown from "..." on is compared from there on, and up to one at the end.
     """
     if shown.startswith("..."):
         shown = shown.removeprefix("...").lstrip()
         printed = printed[printed.rfind(shown.split()[0]) :]
+    if shown.rstrip().endswith("..."):
+        shown = shown.rstrip().removesuffix("...")
+        printed = "\n".join(printed.splitlines()[: len(shown.splitlines())])
     numbers = [[float(text.replace(",", "")) for text in NUMBER.findall(side)] for side in (printed, shown)]
     words = [NUMBER.sub("#", side).split() for side in (printed, shown)]
     return words[0] == words[1] and numbers[0] == pytest.approx(numbers[1], rel=0.01)

@@ -14,7 +14,7 @@ from dpaudit.observers._arrays import as_numpy, require_rows, require_vector, wi
 from dpaudit.recording import LiveBound, Recorder
 from dpaudit.stats._types import BoolArray, FloatArray
 
-__all__ = ["observe_step", "run_steps"]
+__all__ = ["clipped_sum", "observe_step", "run_steps"]
 
 _DIRAC = Dirac()
 
@@ -80,7 +80,7 @@ def run_steps(
     norm = _validate.positive("max_grad_norm", max_grad_norm)
     divisor = 1.0 if batch_size is None else _validate.positive("batch_size", batch_size)
     recorder = Recorder(claim=claim, num_steps=num_steps, confidence=confidence, callbacks=callbacks)
-    others = _clipped_sum(gradients, norm)
+    others = clipped_sum(gradients, norm)
     for index in range(num_steps):
         directions, present = draws.directions(index, gradients.shape[1]), draws.coins(index)
         released = divisor * release(draws.canary.scale * norm * directions.dense(), present)
@@ -88,7 +88,7 @@ def run_steps(
     return recorder
 
 
-def _clipped_sum(gradients: FloatArray, norm: float) -> FloatArray:
+def clipped_sum(gradients: FloatArray, norm: float) -> FloatArray:
     """What the other examples add to a correct sum; the adversary knows them."""
     lengths = np.linalg.norm(gradients, axis=1, keepdims=True)
     total: FloatArray = (gradients / np.maximum(1.0, lengths / norm)).sum(axis=0)

@@ -1,0 +1,84 @@
+"""What the audits of one session share: seed, budget, and the probability of a false alarm."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from dpaudit.errors import InputError
+from dpaudit.pytest_plugin import _options
+
+__all__ = ["AUDITS", "Audits", "Share"]
+
+_FIXTURE = "dp_audit"
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one audit may use."""
+
+    number: int  # which call in its test, from 1 on
+    of_error: float
+    seed: int
+
+
+@dataclass
+class Audits:
+    """Shares the error out, so that a session without any fault is all green with its confidence.
+
+    Every test that asks for the fixture gets the same share, and its calls, one after another, 1/2, 1/6,
+    1/12, ... of it, which is never more than all of it. So nobody has to know how many calls there will be,
+    and it does not matter in which order, on which worker or how often a test runs.
+    """
+
+    seed: int
+    budget: str
+    confidence: float
+    num_tests: int = 0
+    _counted: set[str] = field(default_factory=set)
+    _calls: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, config: pytest.Config) -> Audits:
+        """As the options say."""
+        seed = _options.seed(config)
+        return cls(
+            seed=secrets.randbits(32) if seed is None else seed,
+            budget=config.getoption("--dp-audit-budget"),
+            confidence=_options.confidence(config),
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """Of an audit whose test does not say."""
+        return _options.BUDGETS[self.budget]
+
+    def share_between(self, items: Sequence[pytest.Item]) -> None:
+        """Count the tests that ask for the fixture, themselves or through another fixture."""
+        asking = [item.nodeid for item in items if _FIXTURE in getattr(item, "fixturenames", ())]
+        self.num_tests, self._counted = len(asking), set(asking)
+
+    def take(self, nodeid: str) -> Share:
+        """The share of the next audit in this test."""
+        if nodeid not in self._counted:
+            raise InputError(
+                f"Expected {_FIXTURE} to be an argument of the test or of one of its fixtures, so that the "
+                f"error can be shared out before the first audit; {nodeid} asks for it while it runs."
+            )
+        self._calls[nodeid] += 1
+        number = self._calls[nodeid]
+        of_error = 1 / (self.num_tests * number * (number + 1))
+        return Share(number, of_error, self.seed_of(nodeid, number))
+
+    def seed_of(self, nodeid: str, number: int) -> int:
+        """A seed of its own for each audit, whatever else is run."""
+        text = f"{self.seed} {number} {nodeid}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+AUDITS: pytest.StashKey[Audits] = pytest.StashKey()

@@ -1,0 +1,70 @@
+"""How the error of a session is shared out, and that a session keeps to it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+import dpaudit
+from dpaudit.pytest_plugin._fixture import DpAudit
+from dpaudit.pytest_plugin._session import Audits
+
+
+def audits(num_tests: int, seed: int = 0) -> Audits:
+    found = Audits(seed=seed, budget="quick", confidence=0.95)
+    found.share_between([SimpleNamespace(nodeid=str(n), fixturenames=["dp_audit"]) for n in range(num_tests)])
+    return found
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=20))
+def test_all_calls_together_never_use_more_than_the_error(calls: list[int]) -> None:
+    session = audits(len(calls))
+    used = sum(session.take(str(test)).of_error for test, count in enumerate(calls) for _ in range(count))
+    assert used <= 1 + 1e-12
+
+
+def test_tests_without_the_fixture_do_not_count() -> None:
+    session = audits(1)
+    session.share_between(
+        [SimpleNamespace(nodeid="a", fixturenames=["dp_audit"]), SimpleNamespace(nodeid="b")]
+    )
+    assert session.num_tests == 1
+    assert session.take("a").of_error == 0.5
+
+
+def test_each_call_has_a_seed_of_its_own_that_does_not_depend_on_the_rest() -> None:
+    few, many = audits(2), audits(9)
+    seeds = {session.take(test).seed for session in (few, many) for test in ("0", "1", "0")}
+    assert len(seeds) == 3
+    assert audits(2, seed=1).take("0").seed not in seeds
+
+
+def test_correct_sessions_are_green_as_often_as_they_say() -> None:
+    """200 sessions of 4 tests each at 50 % confidence: any failure in at most half of them."""
+    rng = np.random.default_rng(0)
+    claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+
+    def step(rows: np.ndarray) -> np.ndarray:
+        norms = np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
+        return (rows / norms).sum(axis=0) + rng.standard_normal(rows.shape[1])
+
+    alarms = sum(session_fails(step, claim, seed) for seed in range(200))
+    assert stats.binomtest(alarms, 200, 0.5, alternative="greater").pvalue > 0.001
+
+
+def session_fails(step: object, claim: dpaudit.Claim, seed: int) -> bool:
+    session = audits(4, seed)
+    for test in range(4):
+        node = SimpleNamespace(nodeid=str(test), user_properties=[])
+        try:
+            DpAudit(node, session).step(  # type: ignore[arg-type]
+                step, claim=claim, max_grad_norm=1.0, num_parameters=20, num_steps=30, confidence=0.5
+            )
+        except pytest.fail.Exception:
+            return True
+    return False
