@@ -58,8 +58,8 @@ clean: ## delete what the other targets made
 	@.venv-bench/bin/python -m pip -qq --disable-pip-version-check install -r benchmarks/constraints.txt
 	@touch $@
 
-# Every package is in the list, without those that TensorFlow asks for and only TensorBoard uses. The list is
-# also complete for pip: --no-deps keeps it from looking further.
+# TF Privacy 0.9 cannot be installed beside anything new. The list has every package that the tests need, and
+# not those that TensorFlow only asks for; --no-deps keeps pip from adding them.
 .venv-tensorflow/.installed: pyproject.toml tests_tensorflow/constraints.txt | .venv-tensorflow/bin/python
 	@echo "Installing TensorFlow, TF Privacy and dpaudit into .venv-tensorflow"
 	@.venv-tensorflow/bin/python -m pip -qq --disable-pip-version-check install --no-compile --no-deps -r tests_tensorflow/constraints.txt
