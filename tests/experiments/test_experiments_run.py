@@ -354,3 +354,14 @@ def test_shuffled_batches_can_be_asked_for(small: Small) -> None:
     data = load_data(config.data)
     training = build(config, resolve(config, data[0]), data).training
     assert {training.step().batch_size for _ in range(8)} == {100}  # Poisson batches have sizes of their own
+
+
+def test_a_run_of_another_version_is_told(small: Small) -> None:
+    config = small()
+    run(config)
+    path = Path(config.output) / "config.json"
+    values = json.loads(path.read_text())
+    del values["resolved"]["data_digest"]
+    path.write_text(json.dumps(values))
+    with pytest.raises(InputError, match=r"Expected data_digest in the config\.json of the run"):
+        run(config)

@@ -86,12 +86,25 @@ def test_a_step_of_jax_without_noise_is_a_violation():
     assert watch(jax_step(noise=0.0), "jax", num_steps=40).audit().verdict is VIOLATION
 
 
+def test_a_step_that_uses_a_loss_of_its_own_gets_no_verdict():
+    step = torch_step(noise=0.0)
+    recorder = watch(
+        lambda _, params, batch: step(lambda p, example: loss(p, example[0]), params, batch), "torch"
+    )
+    with pytest.raises(dpaudit.InputError, match="to rise by 1 where a canary is present"):
+        recorder.audit()
+
+
 def test_what_has_no_gradient_or_the_wrong_one_is_refused():
     with pytest.raises(dpaudit.InputError, match=r"parameters of jax or torch.*got a ndarray"):
         observe_loss_step(torch_step(), loss, np.zeros(3), INPUTS, claim=CLAIM, max_grad_norm=1.0)
-    with pytest.raises(dpaudit.InputError, match="gradient of 80 numbers, like the parameters, got 8"):
+    with pytest.raises(dpaudit.InputError, match="like the parameters, got"):
         watch(lambda _, params, __: params["bias"], "torch")
     with pytest.raises(dpaudit.InputError, match=r"one number of examples, and not of none, got \[3, 12\]"):
         watch(torch_step(), "torch", (INPUTS, TARGETS[:3]))
+    with pytest.raises(dpaudit.InputError, match="like the parameters, got"):  # its order is not known
+        watch(lambda _, params, __: torch.cat([params["bias"], params["weight"].reshape(-1)]), "torch")
+    with pytest.raises(dpaudit.InputError, match="parameters of jax or torch, got none"):
+        observe_loss_step(torch_step(), loss, {}, INPUTS, claim=CLAIM, max_grad_norm=1.0)
     with pytest.raises(dpaudit.InputError, match="got a str among them"):
         observe_loss_step(torch_step(), loss, {"a": "b"}, INPUTS, claim=CLAIM, max_grad_norm=1.0)

@@ -110,6 +110,13 @@ def replay(release, batch=OTHERS, seed=0, **options):
     return replay_step(noisy, batch, neighbours(batch), reseed=reseed, max_grad_norm=NORM, **options)
 
 
+def test_a_step_that_drops_the_canaries_gets_no_verdict():
+    step = numpy_step(noise=0.0)
+    recorder = watch(lambda rows: step(rows[: len(OTHERS)]))
+    with pytest.raises(dpaudit.InputError, match="to rise by 1 where a canary is present"):
+        recorder.audit()
+
+
 def test_a_correct_step_moves_by_at_most_the_clipping_norm():
     found = replay(numpy_step(noise=0.0))
     assert found.largest == pytest.approx(1.0, rel=1e-5)

@@ -137,7 +137,7 @@ def test_a_recorder_without_a_step_says_so():
         recorder.audit()
 
 
-def whole_run(num_canaries, *, num_steps=50, rate=0.1, noise=0.8, seed=0, actual=None):
+def whole_run(num_canaries, *, num_steps=50, rate=0.1, noise=0.8, seed=0, factor=1.0):
     rng = np.random.default_rng(seed)
     present = rng.random(num_canaries) < 0.5
     recorder = WholeRunRecorder(
@@ -145,7 +145,7 @@ def whole_run(num_canaries, *, num_steps=50, rate=0.1, noise=0.8, seed=0, actual
     )
     for _ in range(num_steps):
         is_in = present & (rng.random(num_canaries) < rate)
-        recorder.record(is_in + (actual or noise) * rng.standard_normal(num_canaries))
+        recorder.record(is_in + factor * noise * rng.standard_normal(num_canaries))
     return recorder
 
 
@@ -164,9 +164,20 @@ def test_log_likelihood_ratios_are_those_of_the_whole_run():
 
 def test_whole_runs_are_judged_by_the_curve_of_the_whole_training():
     assert whole_run(4000, seed=1).audit().verdict is dpaudit.Verdict.NO_VIOLATION
-    broken = whole_run(4000, seed=1, actual=0.6).audit()
+    broken = whole_run(4000, seed=1, factor=0.75).audit()
     assert broken.verdict is dpaudit.Verdict.VIOLATION
     assert broken.bound.tradeoff == dpaudit.SubsampledGaussian(0.1, 50)
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.25, 0.5])
+def test_noise_that_is_missing_does_not_hide_a_whole_run(factor):
+    """All ratios are then below the one where present and absent are equally likely."""
+    recorder = whole_run(2000, factor=factor, noise=0.5, rate=0.04)
+    assert recorder.audit(threshold=dpaudit.Fixed(0.0)).verdict is dpaudit.Verdict.NO_VIOLATION
+    result = recorder.audit()
+    assert result.verdict is dpaudit.Verdict.VIOLATION
+    assert result.bound.confidence == 0.95
+    assert "the better of Fixed(threshold=0.0) with 0.8 of the error and Simultaneous" in result.bound.rule
 
 
 def test_correct_whole_runs_are_flagged_in_at_most_5_percent():

@@ -49,6 +49,12 @@ class Resolved:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Resolved:
         """The same again."""
+        missing = [name for name in cls.__dataclass_fields__ if name not in values]
+        if missing:
+            raise InputError(
+                f"Expected {', '.join(missing)} in the config.json of the run, got none: another version of "
+                "dpaudit began it; give another output."
+            )
         return cls(**{name: values[name] for name in cls.__dataclass_fields__})
 
 

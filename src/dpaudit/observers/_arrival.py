@@ -44,6 +44,6 @@ def require_arrival(present: Side, absent: Side, signal: float) -> None:
     gap, spread = present.mean - absent.mean, math.sqrt(present.error + absent.error)
     if gap + _SURELY * spread < signal / 2:
         raise InputError(
-            f"Expected scores to rise by {signal:g} where a canary is present, got {gap:.2g}: "
-            "the update does not use what was clipped and noised, so that its scores say nothing."
+            f"Expected scores to rise by {signal:g} where a canary is present, got {gap:.2g}: what "
+            "is released does not have the canaries in it that joined the sum, so that scores say nothing."
         )

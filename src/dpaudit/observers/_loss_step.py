@@ -46,6 +46,9 @@ def observe_loss_step(
     parameters takes the place of the loss: its gradient is the canary, or zero if that is absent. So the step
     has to hand the batch on to the loss as it is. ``params`` are the same in all steps.
     """
+    shapes = [tuple(leaf.shape) for leaf in leaves(params)]
+    if not shapes:
+        raise InputError("Expected parameters of jax or torch, got none.")
     first = leaves(params)[0]
     if not (is_jax(first) or is_torch(first)):
         raise InputError(
@@ -56,7 +59,7 @@ def observe_loss_step(
 
     def release(rows: FloatArray, present: BoolArray) -> FloatArray:
         canaries = like(first, rows * present[:, None])
-        return _released(step(observed, params, (examples, canaries)), size)
+        return _released(step(observed, params, (examples, canaries)), shapes)
 
     return run_steps(
         release,
@@ -91,11 +94,11 @@ def _repeated(batch: Any, count: int) -> Any:
     return mapped(lambda leaf: leaf[places], batch)
 
 
-def _released(gradient: Any, num_parameters: int) -> FloatArray:
-    numbers = flat(gradient)
-    if numbers.shape != (num_parameters,):
+def _released(gradient: Any, shapes: list[tuple[int, ...]]) -> FloatArray:
+    """The numbers of a gradient; its order is only known if it is made like the parameters."""
+    found = [tuple(leaf.shape) for leaf in leaves(gradient)]
+    if found != shapes:
         raise InputError(
-            f"Expected the step to return a gradient of {num_parameters} numbers, like the parameters, got "
-            f"{numbers.size}."
+            f"Expected the step to return a gradient of shapes {shapes}, like the parameters, got {found}."
         )
-    return numbers
+    return flat(gradient)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from dpaudit.accounting import Claim
-from dpaudit.observers._arrival import Side, require_arrival
+from dpaudit.observers._arriving import ArrivingRecorder
 from dpaudit.observers._claims import Claims
 from dpaudit.observers._terms import Terms
-from dpaudit.recording import LiveBound, Recorder
+from dpaudit.recording import LiveBound
 from dpaudit.stats import Betting, Inference, Result
 
 __all__ = ["ObserverRecorder"]
@@ -19,7 +19,7 @@ _SOME_STEPS = 1000  # what the bets prepare for if nobody says how long the trai
 _SELDOM = 50  # an epsilon for every other number of steps is not cheap
 
 
-class ObserverRecorder(Recorder):
+class ObserverRecorder(ArrivingRecorder):
     """A :class:`dpaudit.Recorder` that learns from ``read`` what the training claims.
 
     What is ``given`` counts more. Without a number of steps, the claim is of those that were recorded. A
@@ -32,18 +32,16 @@ class ObserverRecorder(Recorder):
         read: Callable[[], Terms],
         given: Terms,
         *,
-        signal: float = 1.0,
         not_covered: tuple[str, ...] = (),
         every: int | None = None,
         **options: Any,
     ) -> None:
         self._claims = Claims(read, given)
-        self._signal = signal
         self.not_covered = not_covered
         self._watched = False
         planned = given.num_steps
         super().__init__(
-            claim=None,  # type: ignore[arg-type]  # not known yet: see the property
+            claim=None,  # not known yet: see the property
             num_steps=_SOME_STEPS if planned is None else planned,
             every=_SELDOM if planned is None and every is None else every,
             **options,
@@ -74,8 +72,6 @@ class ObserverRecorder(Recorder):
         )
         if inference is None and self._claims.given.num_steps is None and not self._watched:
             inference = Betting()  # nobody could have stopped the run because of what it showed
-        seen = self.observations
-        require_arrival(Side(seen.with_canary), Side(seen.without_canary), self._signal)
         result = super().audit(
             inference=inference, claim=claim or self._claims.claim(asked, self.num_done), **method
         )

@@ -11,6 +11,7 @@ from dpaudit import _validate
 from dpaudit.accounting import Claim
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
 from dpaudit.observers._arrays import as_numpy, require_rows, require_vector, with_rows
+from dpaudit.observers._arriving import ArrivingRecorder
 from dpaudit.recording import LiveBound, Recorder
 from dpaudit.stats._types import BoolArray, FloatArray
 
@@ -79,7 +80,13 @@ def run_steps(
     """Record so many releases; ``release`` gets the canaries, a row each, and which of them are present."""
     norm = _validate.positive("max_grad_norm", max_grad_norm)
     divisor = 1.0 if batch_size is None else _validate.positive("batch_size", batch_size)
-    recorder = Recorder(claim=claim, num_steps=num_steps, confidence=confidence, callbacks=callbacks)
+    recorder = ArrivingRecorder(
+        claim=claim,
+        num_steps=num_steps,
+        confidence=confidence,
+        callbacks=callbacks,
+        signal=min(draws.canary.scale, 1.0),
+    )
     others = clipped_sum(gradients, norm)
     for index in range(num_steps):
         directions, present = draws.directions(index, gradients.shape[1]), draws.coins(index)
