@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from dpaudit.errors import InputError
 
-__all__ = ["make_folder", "write", "write_text"]
+__all__ = ["locked", "make_folder", "write", "write_text"]
 
 
 def make_folder(path: Path) -> None:
     """Make the folder unless it is there."""
     with _writing(path):
         path.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Nobody else runs in this folder meanwhile; a lock ends with its process, however that ends."""
+    make_folder(folder)
+    with _lock_file(folder) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(
+                f"Expected {folder} for this run alone, but another process runs in it."
+            ) from error
+        yield
+
+
+def _lock_file(folder: Path) -> TextIO:
+    with _writing(folder):
+        return (folder / ".lock").open("w")
 
 
 def write_text(path: Path, text: str) -> None:

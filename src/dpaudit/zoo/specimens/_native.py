@@ -1,0 +1,94 @@
+"""Trainings with the native engine."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from dpaudit.canaries import Dirac, GradientCanary
+from dpaudit.diagnostics import Diagnostics
+from dpaudit.training import (
+    DPSGD,
+    SGD,
+    Diagnose,
+    Mechanism,
+    OneRun,
+    Seeds,
+    Training,
+    initialize,
+)
+from dpaudit.training.data import digits
+from dpaudit.training.models import mlp
+from dpaudit.zoo._evidence import Evidence, Scores, looks
+from dpaudit.zoo.specimens._claim import DELTA, NOISE, papers_claim
+
+__all__ = ["LEAVES", "NativeTraining", "small_model"]
+
+_DIRAC = Dirac()
+_SIZES = 64, 16, 10
+LEAVES = 64 * 16, 16, 16 * 10, 10
+"""The sizes of the model's parameters."""
+
+
+def small_model() -> nn.Module:
+    """One hidden layer."""
+    return mlp(*_SIZES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NativeTraining:
+    """The digits, a model of 1,210 parameters and the paper's claim, epsilon = 1.27 for each step.
+
+    ``mechanism`` makes the broken one; ``num_runs`` trainings are looked at together.
+    """
+
+    mechanism: Callable[..., Mechanism]
+    num_steps: int = 300
+    num_runs: int = 1
+    canary: GradientCanary = _DIRAC
+    num_canaries: int = 512
+    num_examples: int = 1000
+    sample_rate: float = 0.05
+
+    def __call__(self, is_broken: bool, seed: int) -> Evidence:
+        tests, audits = Diagnose(), []
+        seen: dict[int, Diagnostics] = {}
+        total = self.num_runs * self.num_steps
+        for run in range(self.num_runs):
+            audits.append(
+                OneRun(delta=DELTA, canary=self.canary, num_canaries=self.num_canaries, seed=seed + run)
+            )
+            training = self._training(is_broken, seed + run, audits[-1], tests)
+            for _ in training.run():
+                done = run * self.num_steps + training.num_done
+                if done in looks(total):
+                    seen[done] = copy.deepcopy(tests.record)
+        return Evidence(claim=papers_claim(), num_steps=total, scores=_joined(audits), diagnostics=seen)
+
+    def _training(self, is_broken: bool, seed: int, audit: OneRun, tests: Diagnose) -> Training:
+        settings = DPSGD(
+            noise_multiplier=NOISE,
+            max_grad_norm=1.0,
+            sample_rate=self.sample_rate,
+            num_steps=self.num_steps,
+            optimizer=SGD(learning_rate=0.5),
+        )
+        seeds = Seeds.of(seed)
+        return Training(
+            initialize(small_model, seeds.initialization),
+            digits().split(self.num_examples)[0],
+            settings,
+            seeds=seeds,
+            hooks=[audit, tests],
+            mechanism=self.mechanism(noise_multiplier=NOISE, max_grad_norm=1.0) if is_broken else None,
+        )
+
+
+def _joined(audits: list[OneRun]) -> Scores:
+    states = [audit.recorder.state_dict() for audit in audits]
+    values, present = (np.concatenate([state[name] for state in states]) for name in ("scores", "present"))
+    return Scores(values=values, present=present)
