@@ -20,12 +20,11 @@ def simulated(noise, *, num_steps=STEPS, num_canaries=64, seed=0):
     rng = np.random.default_rng(seed)
     present = rng.random((num_steps, num_canaries)) < 0.5
     values = present + noise * rng.standard_normal(present.shape)
-    record, seen = Diagnostics(), {}
-    for step in range(num_steps):
+    record = Diagnostics()
+    for _ in range(num_steps):
         record.observe_noise(noise * rng.standard_normal(20))
-    seen[num_steps] = record
     scores = Scores(values=values, present=present)
-    return Evidence(claim=CLAIM, num_steps=num_steps, scores=scores, diagnostics=seen)
+    return Evidence(claim=CLAIM, num_steps=num_steps, scores=scores, diagnostics={num_steps: record})
 
 
 def entry(name="quiet", calls=None, **changes):
@@ -96,7 +95,7 @@ def test_what_is_left_of_another_seed_is_refused(tmp_path):
 
 
 def test_an_entry_that_breaks_off_leaves_nothing_behind(tmp_path):
-    def interrupted(is_broken, seed):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -105,7 +104,7 @@ def test_an_entry_that_breaks_off_leaves_nothing_behind(tmp_path):
 
 
 def test_a_missing_library_is_told_and_not_kept(tmp_path):
-    def missing(is_broken, seed):
+    def missing(*_):
         raise MissingExtraError("This", "opacus")
 
     found = run_zoo([entry(specimen=missing)], seed=0, output=tmp_path)
@@ -115,7 +114,7 @@ def test_a_missing_library_is_told_and_not_kept(tmp_path):
 
 
 def test_an_entry_that_is_not_caught_is_only_as_expected_if_a_reason_is_known():
-    def silent(is_broken, seed):
+    def silent(_, seed):
         return simulated(1.0, seed=seed)
 
     assert not examine_entry(entry(specimen=silent), seed=0)["is_as_expected"]
@@ -123,7 +122,7 @@ def test_an_entry_that_is_not_caught_is_only_as_expected_if_a_reason_is_known():
 
 
 def test_a_flagged_twin_is_not_as_expected():
-    def loud(is_broken, seed):
+    def loud(_, seed):
         return simulated(0.5, seed=seed)
 
     assert not examine_entry(entry(specimen=loud), seed=0)["is_as_expected"]

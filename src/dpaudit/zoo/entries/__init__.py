@@ -2,7 +2,9 @@
 
 from dpaudit.zoo._entry import Entry
 from dpaudit.zoo.entries._native import NATIVE
+from dpaudit.zoo.entries._opacus import OPACUS
+from dpaudit.zoo.entries._steps import STEPS
 
 __all__ = ["ENTRIES"]
 
-ENTRIES: tuple[Entry, ...] = (*NATIVE,)
+ENTRIES: tuple[Entry, ...] = (*NATIVE, *STEPS, *OPACUS)
