@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dpaudit.accounting import Claim
 from dpaudit.diagnostics import Diagnostics
-from dpaudit.stats import Observations, ThresholdRule, TradeOff
+from dpaudit.stats import Betting, Inference, Observations, ThresholdRule, TradeOff
 from dpaudit.stats._types import BoolArray, FloatArray
 
 __all__ = ["Evidence", "Replay", "Scores", "looks"]
@@ -28,6 +28,11 @@ class Scores:
     present: BoolArray
     tradeoff: TradeOff | None = None
     """The curve of one score; None: it is that of the claim."""
+    inference: Inference | None = None
+    """What the verdict rests on; None: bets, for which the canaries of a step may depend on each other.
+
+    Others are for noise that is independent in its coordinates, as that of a correct twin is.
+    """
     threshold: ThresholdRule | None = None
     """Known before the data; None: it is chosen from earlier or held-out scores."""
 
@@ -40,6 +45,10 @@ class Scores:
         """The scores of the first so many steps."""
         steps = slice(num_steps if self.is_stepped else None)
         return Observations.from_presence(self.values[steps], self.present[steps])
+
+    def method(self, num_steps: int) -> Inference | None:
+        """What a verdict on so many steps rests on."""
+        return Betting(horizon=num_steps) if self.inference is None and self.is_stepped else self.inference
 
     def is_enough(self, num_steps: int) -> bool:
         """Whether so many steps have some scores on both sides, from which a threshold can be chosen."""

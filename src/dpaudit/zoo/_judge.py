@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpaudit.diagnostics import Diagnosis
-from dpaudit.stats import Betting, Result, Verdict, audit
+from dpaudit.stats import Result, Verdict, audit
 from dpaudit.stats._bound import plain
 from dpaudit.zoo._evidence import Evidence, Scores, looks
 from dpaudit.zoo._side_by_side import Compared, side_by_side
@@ -111,7 +111,7 @@ def _audited(evidence: Evidence, scores: Scores, num_steps: int, confidence: flo
         claim=evidence.claim,
         confidence=confidence,
         tradeoff=scores.tradeoff,
-        inference=Betting(horizon=num_steps) if scores.is_stepped else None,
+        inference=scores.method(num_steps),
         threshold=scores.threshold,
     )
 

@@ -46,7 +46,7 @@ def side_by_side(evidence: Evidence, scores: Scores, confidence: float) -> tuple
 
 def _at(evidence: Evidence, scores: Scores, num_steps: int, confidence: float) -> dict[str, Compared]:
     """By name; of several rules the last, which is the one that a verdict by this method would use."""
-    claim, threshold = evidence.claim, scores.threshold
+    claim, threshold = evidence.claim, None if scores.is_stepped else scores.threshold
     examined = examine(
         scores.first(num_steps),
         delta=claim.delta,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from dpaudit.canaries import Dirac
+from dpaudit.stats import ClopperPearson, Fixed
 from dpaudit.training import faults
 from dpaudit.zoo._entry import Entry
 from dpaudit.zoo.specimens import LEAVES, NativeTraining, WholeTraining
@@ -35,7 +36,12 @@ NATIVE = (
         public="Nasr et al. 2023, violation 3",
         wrong=f"The noise is made for epsilon = {_TRUE_EPSILON}, the claim is {EPSILON}.",
         specimen=NativeTraining(
-            mechanism=partial(faults.NoiseTooSmall, factor=_RATIO), num_steps=500, num_canaries=1024
+            mechanism=partial(faults.NoiseTooSmall, factor=_RATIO),
+            num_steps=500,
+            num_canaries=1200,
+            # bets are off by 0.07 after 500 steps, however many canaries there are
+            inference=ClopperPearson(),
+            threshold=Fixed(0.5),
         ),
     ),
     _native(

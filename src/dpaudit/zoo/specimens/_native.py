@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from torch import nn
 
 from dpaudit.canaries import Dirac, GradientCanary
 from dpaudit.diagnostics import Diagnostics
+from dpaudit.stats import Inference, ThresholdRule
 from dpaudit.training import (
     DPSGD,
     SGD,
@@ -26,17 +26,12 @@ from dpaudit.training.models import mlp
 from dpaudit.zoo._evidence import Evidence, Scores, looks
 from dpaudit.zoo.specimens._claim import DELTA, NOISE, papers_claim
 
-__all__ = ["LEAVES", "NativeTraining", "small_model"]
+__all__ = ["LEAVES", "NativeTraining"]
 
 _DIRAC = Dirac()
-_SIZES = 64, 16, 10
-LEAVES = 64 * 16, 16, 16 * 10, 10
-"""The sizes of the model's parameters."""
-
-
-def small_model() -> nn.Module:
-    """One hidden layer."""
-    return mlp(*_SIZES)
+_HIDDEN = 16
+LEAVES = 64 * _HIDDEN, _HIDDEN, _HIDDEN * 10, 10
+"""The sizes of the usual model's parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +46,8 @@ class NativeTraining:
     num_runs: int = 1
     canary: GradientCanary = _DIRAC
     num_canaries: int = 512
+    inference: Inference | None = None
+    threshold: ThresholdRule | None = None
     num_examples: int = 1000
     sample_rate: float = 0.05
 
@@ -67,7 +64,14 @@ class NativeTraining:
                 done = run * self.num_steps + training.num_done
                 if done in looks(total):
                     seen[done] = copy.deepcopy(tests.record)
-        return Evidence(claim=papers_claim(), num_steps=total, scores=_joined(audits), diagnostics=seen)
+        return Evidence(claim=papers_claim(), num_steps=total, scores=self._scores(audits), diagnostics=seen)
+
+    def _scores(self, audits: list[OneRun]) -> Scores:
+        states = [audit.recorder.state_dict() for audit in audits]
+        values, present = (
+            np.concatenate([state[name] for state in states]) for name in ("scores", "present")
+        )
+        return Scores(values=values, present=present, inference=self.inference, threshold=self.threshold)
 
     def _training(self, is_broken: bool, seed: int, audit: OneRun, tests: Diagnose) -> Training:
         settings = DPSGD(
@@ -79,16 +83,10 @@ class NativeTraining:
         )
         seeds = Seeds.of(seed)
         return Training(
-            initialize(small_model, seeds.initialization),
+            initialize(lambda: mlp(64, _HIDDEN, 10), seeds.initialization),
             digits().split(self.num_examples)[0],
             settings,
             seeds=seeds,
             hooks=[audit, tests],
             mechanism=self.mechanism(noise_multiplier=NOISE, max_grad_norm=1.0) if is_broken else None,
         )
-
-
-def _joined(audits: list[OneRun]) -> Scores:
-    states = [audit.recorder.state_dict() for audit in audits]
-    values, present = (np.concatenate([state[name] for state in states]) for name in ("scores", "present"))
-    return Scores(values=values, present=present)
