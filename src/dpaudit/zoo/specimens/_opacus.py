@@ -25,23 +25,26 @@ _NORM = 0.1  # well below Opacus' own default of 1
 _BATCH = 8
 
 
+def _optimizer(kind: type[DPOptimizer], model: nn.Module, generator: torch.Generator) -> Any:
+    return kind(
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        noise_multiplier=NOISE,
+        max_grad_norm=_NORM,
+        expected_batch_size=_BATCH,
+        loss_reduction="sum",
+        generator=generator,
+    )
+
+
 class _Ghost:
     """A model with ghost clipping, as ``make_private`` puts it together; the sum is not averaged."""
 
     def __init__(self, model: nn.Module, *, module_norm: float = _NORM, optimizer: Any = None) -> None:
-        made = optimizer or DPOptimizerFastGradientClipping
         self.module = GradSampleModuleFastGradientClipping(
             model, max_grad_norm=module_norm, loss_reduction="sum"
         )
         self.generator = torch.Generator()
-        self.optimizer = made(
-            torch.optim.SGD(model.parameters(), lr=0.01),
-            noise_multiplier=NOISE,
-            max_grad_norm=_NORM,
-            expected_batch_size=_BATCH,
-            loss_reduction="sum",
-            generator=self.generator,
-        )
+        self.optimizer = _optimizer(optimizer or DPOptimizerFastGradientClipping, model, self.generator)
         self.loss = DPLossFastGradientClipping(
             self.module, self.optimizer, nn.MSELoss(reduction="sum"), loss_reduction="sum"
         )
@@ -49,25 +52,14 @@ class _Ghost:
     def backward(self, inputs: Tensor, targets: Tensor) -> None:
         """One batch, or a part of it."""
         self.optimizer.zero_grad()
-        outputs = self.module(_of_a_layer(inputs))
-        _Rows(self.loss)(outputs, targets).backward()
+        loss = self.loss(self.module(_of_a_layer(inputs)), targets)
+        loss.loss_per_sample = loss.loss_per_sample.flatten(1).sum(dim=1)  # one an example
+        loss.backward()
 
     def released(self) -> Tensor:
         """The noisy sum that an update would use."""
         self.optimizer.pre_step()
         return _flat(self.optimizer)
-
-
-class _Rows:
-    """One loss an example, however many outputs it has."""
-
-    def __init__(self, loss: DPLossFastGradientClipping) -> None:
-        self._loss = loss
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Any:
-        found = self._loss(outputs, targets)
-        found.loss_per_sample = found.loss_per_sample.flatten(1).sum(dim=1)
-        return found
 
 
 def _of_a_layer(inputs: Tensor) -> Tensor:
@@ -186,14 +178,7 @@ def tied_weights(is_broken: bool, seed: int) -> Evidence:
     model = _Tied()
     kind = _RowForEachUse if is_broken else GradSampleModule
     module, generator = kind(model, loss_reduction="sum"), torch.Generator()
-    optimizer = DPOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.01),
-        noise_multiplier=NOISE,
-        max_grad_norm=_NORM,
-        expected_batch_size=_BATCH,
-        loss_reduction="sum",
-        generator=generator,
-    )
+    optimizer = _optimizer(DPOptimizer, model, generator)
     inputs, targets = torch.randn(_BATCH, 6), torch.randn(_BATCH, 6)
 
     def release(count: int) -> Tensor:
