@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from dpaudit.accounting import Claim
 from dpaudit.diagnostics import Diagnostics
+from dpaudit.recording import Recorder
 from dpaudit.stats import Betting, Inference, Observations, ThresholdRule, TradeOff
 from dpaudit.stats._types import BoolArray, FloatArray
 
@@ -35,6 +36,12 @@ class Scores:
     """
     threshold: ThresholdRule | None = None
     """Known before the data; None: it is chosen from earlier or held-out scores."""
+
+    @classmethod
+    def of(cls, recorder: Recorder) -> Scores:
+        """Those of the steps that an observer recorded."""
+        state = recorder.state_dict()
+        return cls(values=state["scores"], present=state["present"])
 
     @property
     def is_stepped(self) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dpaudit.observers.opacus import observe  # first: it says how Opacus is installed
+from dpaudit.recording import Recorder
 from dpaudit.zoo._evidence import Evidence, Scores
 from dpaudit.zoo.specimens._claim import DELTA, NOISE, papers_claim
 from dpaudit.zoo.specimens._replays import replayed
@@ -87,9 +88,8 @@ def ghost_default_clip(is_broken: bool, seed: int) -> Evidence:
         for _ in range(num_steps):
             ghost.backward(torch.randn(_BATCH, 8), torch.randn(_BATCH, 8))
             ghost.optimizer.step()
-    state = recorder.state_dict()
-    scores = Scores(values=state["scores"], present=state["present"])
-    return Evidence(claim=papers_claim(), num_steps=num_steps, scores=scores)
+    assert isinstance(recorder, Recorder)  # of steps, and not of canaries that are sampled
+    return Evidence(claim=papers_claim(), num_steps=num_steps, scores=Scores.of(recorder))
 
 
 def ghost_bias_norm(is_broken: bool, seed: int) -> Evidence:

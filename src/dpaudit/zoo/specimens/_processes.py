@@ -15,6 +15,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpaudit.observers.opacus import observe  # first: it says how Opacus is installed
+from dpaudit.recording import Recorder
 from dpaudit.zoo._evidence import Evidence, Scores
 from dpaudit.zoo.specimens._claim import DELTA, NOISE, papers_claim
 
@@ -45,7 +46,7 @@ def _trained(noisy: str | None, seed: int) -> Evidence:
     with tempfile.TemporaryDirectory() as name:
         spawn(_work, args=(name, noisy, seed), nprocs=_PROCESSES)  # type: ignore[no-untyped-call]
         with np.load(Path(name) / "scores.npz") as arrays:
-            scores = Scores(values=arrays["scores"], present=arrays["present"])
+            scores = Scores(**arrays)
     return Evidence(claim=papers_claim(), num_steps=_STEPS, scores=scores)
 
 
@@ -56,13 +57,13 @@ def _work(rank: int, folder: str, noisy: str | None, seed: int) -> None:
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=_PROCESSES
     )
-    state = _scored(rank, noisy, seed)
+    scores = _scored(rank, noisy, seed)
     if rank == 0:
-        np.savez(Path(folder) / "scores.npz", scores=state["scores"], present=state["present"])
+        np.savez(Path(folder) / "scores.npz", values=scores.values, present=scores.present)
     distributed.destroy_process_group()
 
 
-def _scored(rank: int, noisy: str | None, seed: int) -> dict[str, Any]:
+def _scored(rank: int, noisy: str | None, seed: int) -> Scores:
     model, optimizer, loader = _private(rank, seed)
     if noisy is not None:
         optimizer.add_noise = partial(_add_noise, optimizer, on_every=noisy == "every")
@@ -78,7 +79,8 @@ def _scored(rank: int, noisy: str | None, seed: int) -> dict[str, Any]:
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-    return recorder.state_dict()
+    assert isinstance(recorder, Recorder)  # of steps, and not of canaries that are sampled
+    return Scores.of(recorder)
 
 
 def _private(rank: int, seed: int) -> Any:

@@ -65,6 +65,6 @@ class PlainStep:
             num_canaries=self.num_canaries,
             seed=seed,
         )
-        state = recorder.state_dict()
-        scores = Scores(values=state["scores"], present=state["present"])
-        return Evidence(claim=papers_claim(), num_steps=self.num_steps, scores=scores, diagnostics=seen)
+        return Evidence(
+            claim=papers_claim(), num_steps=self.num_steps, scores=Scores.of(recorder), diagnostics=seen
+        )
