@@ -9,7 +9,7 @@ pip := $(bin)/python -m pip -qq --disable-pip-version-check
 pins := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-tensorflow bench soundness docs clean
+.PHONY: help demo test test-tensorflow bench soundness zoo docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 24
@@ -33,11 +33,14 @@ bench: .venv/.installed-dev .venv-bench/.installed ## compare speed and tightnes
 soundness: .venv/.installed-dev ## simulate the coverage of every bound; writes docs/soundness.md
 	$(bin)/python benchmarks/soundness.py
 
+zoo: .venv/.installed-dev ## run the faults of the zoo and their twins with many seeds; writes docs/zoo.md
+	$(bin)/python benchmarks/zoo.py
+
 docs: .venv/.installed-dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict --quiet
 
 clean: ## delete what the other targets made
-	rm -rf .venv .venv-bench .venv-tensorflow site dist dpaudit-demo .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-bench .venv-tensorflow site dist dpaudit-demo dpaudit-zoo .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests tests_tensorflow benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # What a user needs. The build backend comes from the same pins as everything else.

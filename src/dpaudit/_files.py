@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from dpaudit.errors import InputError
 
-__all__ = ["make_folder", "remove_unfinished", "write", "write_text"]
+__all__ = ["locked", "make_folder", "write", "write_text"]
 
 _UNFINISHED = ".unfinished"
 
@@ -22,8 +23,28 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Delete what was being written when a process was killed; only for a folder that nobody else has."""
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Nobody else runs in this folder meanwhile; a lock ends with its process, however that ends."""
+    make_folder(folder)
+    with _lock_file(folder) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InputError(
+                f"Expected {folder} for this run alone, but another process runs in it."
+            ) from error
+        _remove_unfinished(folder)
+        yield
+
+
+def _lock_file(folder: Path) -> TextIO:
+    with _writing(folder):
+        return (folder / ".lock").open("w")
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Delete what was being written when a process was killed."""
     for path in folder.glob(f".*{_UNFINISHED}"):
         path.unlink(missing_ok=True)
 

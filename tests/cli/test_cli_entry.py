@@ -35,7 +35,7 @@ def test_version(program: Program) -> None:
 def test_without_arguments_it_shows_help(run: Any) -> None:
     result = run()
     assert result.exit_code == 0
-    for command in ("run", "scores", "plan", "demo"):
+    for command in ("run", "scores", "plan", "zoo", "demo"):
         assert command in result.stdout
         assert run(command, "--help").exit_code == 0
 

@@ -12,6 +12,7 @@ from dpaudit.cli._exit import Sentences
 from dpaudit.cli._plan import plan
 from dpaudit.cli._run import run
 from dpaudit.cli._scores import scores
+from dpaudit.cli._zoo import zoo
 
 __all__ = ["app"]
 
@@ -21,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, scores, plan, demo):
+for command in (run, scores, plan, zoo, demo):
     app.command()(command)
 
 

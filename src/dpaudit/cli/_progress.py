@@ -49,17 +49,17 @@ class Watching:
     def __call__(self, steps: Steps) -> None:
         """After every step."""
         self.newest = steps
-        if self._bar is not None and self._task is not None:
-            self._bar.update(
-                self._task,
-                total=steps.num_steps,
-                completed=steps.num_done,
-                description=_text(steps),
-                visible=True,
-            )
-        elif (line := steps.num_done * _LINES // steps.num_steps) != self._line:
+        line = steps.num_done * _LINES // steps.num_steps
+        if self._bar is not None or line != self._line:
             self._line = line
-            typer.echo(_text(steps), err=True)
+            self.show(steps.num_done, steps.num_steps, _text(steps))
+
+    def show(self, num_done: int, num_all: int, text: str) -> None:
+        """So many of all are done, and what else there is to say of it."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, total=num_all, completed=num_done, description=text, visible=True)
+        else:
+            typer.echo(text, err=True)
 
 
 def _bar(console: Console) -> Progress:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -34,23 +33,9 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else runs here meanwhile; a lock ends with its process, however that ends."""
-        _files.make_folder(self.path)
-        with self._lock_file() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise InputError(
-                    f"Expected {self.path} for this run alone, but another process runs in it."
-                ) from error
-            _files.remove_unfinished(self.path)
+        """Nobody else runs here meanwhile."""
+        with _files.locked(self.path):
             yield
-
-    def _lock_file(self) -> TextIO:
-        try:
-            return (self.path / ".lock").open("w")
-        except OSError as error:
-            raise InputError(f"Cannot write {self.path}: {error.strerror}.") from error
 
     def resolved(self, config: Config) -> Resolved | None:
         """What was decided when the run began; None if there is none yet, refused if it is another's."""

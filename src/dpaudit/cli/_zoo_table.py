@@ -1,0 +1,121 @@
+"""How the zoo looks: what catches each fault, and every method's epsilon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rich.console import Console
+from rich.table import Table
+
+from dpaudit.cli._console import print_labelled, slim_table
+
+__all__ = ["print_zoo"]
+
+_Values: TypeAlias = Mapping[str, Any]
+
+_SHORT = {
+    "f-DP(CP)": "CP",
+    "f-DP(ZB)": "ZB",
+    "(eps,delta)(CP)": "CP e,d",
+    "(eps,delta)(ZB)": "ZB e,d",
+    "eps-DP(Katz)": "Katz",
+    "f-DP(joint)": "joint",
+    "f-DP(betting)": "bets",
+}
+_LEGEND = (
+    "caught by: bound, a lower bound on epsilon above the claim; replay, the same step again on other data; "
+    "else the most certain test of noise or batches, +1 if another one found something too. Bound and tests "
+    "have 5 % error together. steps: how many would have been enough, of 5, 10, 20, 50, 100, 200 and all. "
+    "twin: ok if nothing flags it."
+)
+_METHODS = (
+    "Lower bounds on epsilon at 95 %, each method alone; * is above the claim. CP, ZB, joint, bets: f-DP, "
+    "Gaussian. e,d: (epsilon, delta)-DP. Katz: delta = 0. Faults without scores are not listed."
+)
+
+
+def print_zoo(console: Console, values: _Values, folder: Path) -> None:
+    """The table of faults, the table of methods, and what was not as it should be."""
+    run = [entry for entry in values["entries"] if entry["left_out"] is None]
+    console.print(_faults(run))
+    console.print()
+    console.print(_LEGEND)
+    scored = [entry for entry in run if entry["broken"]["methods"]]
+    if scored:
+        console.print()
+        console.print(_methods(scored))
+        console.print()
+        console.print(_METHODS)
+    notes = _notes(values["entries"])
+    if notes:
+        console.print()
+        print_labelled(console, notes)
+    console.print()
+    console.print(_conclusion(values))
+    console.print(f"Written: {folder}", soft_wrap=True)
+
+
+def _faults(entries: list[_Values]) -> Table:
+    table = slim_table("fault")
+    for name in ("claim", "bound", "steps"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("caught by", overflow="fold")
+    table.add_column("twin", no_wrap=True)
+    for entry in entries:
+        broken, twin = entry["broken"], entry["correct"]
+        bound = broken["bound"]
+        table.add_row(
+            entry["name"],
+            _number(broken["claimed_epsilon"]),
+            "" if bound is None else _number(bound["epsilon"]),
+            str(broken["steps_needed"] or ""),
+            _caught_by(broken) or "NOT CAUGHT",
+            _caught_by(twin) or "ok",
+            style="" if entry["is_as_expected"] else "bold red",
+        )
+    return table
+
+
+def _caught_by(judged: _Values) -> str:
+    """The bound, a replay and the most certain finding: the others often follow from it."""
+    findings = [finding["name"] for finding in (judged["tests"] or {"findings": []})["findings"]]
+    names = [name for name in judged["caught_by"] if name not in findings[1:]]
+    return ", ".join(names) + (f" +{len(findings) - 1}" if len(findings) > 1 else "")
+
+
+def _methods(entries: list[_Values]) -> Table:
+    table = slim_table("fault")
+    for name in _SHORT.values():
+        table.add_column(name, justify="right", no_wrap=True)
+    for entry in entries:
+        found = {method["name"]: method for method in entry["broken"]["methods"]}
+        table.add_row(entry["name"], *(_cell(found[name]) if name in found else "" for name in _SHORT))
+    return table
+
+
+def _cell(method: _Values) -> str:
+    return _number(method["epsilon"]) + ("*" if method["is_violation"] else " ")
+
+
+def _number(value: float | str) -> str:
+    return f"{float(value):.3g}"
+
+
+def _notes(entries: list[_Values]) -> list[tuple[str, str]]:
+    left_out = [(entry["name"], f"left out. {entry['left_out']}") for entry in entries if entry["left_out"]]
+    known = [
+        (entry["name"], f"not caught. {entry['not_caught']}")
+        for entry in entries
+        if entry["left_out"] is None and entry["not_caught"] and not entry["broken"]["caught_by"]
+    ]
+    return left_out + known
+
+
+def _conclusion(values: _Values) -> str:
+    wrong = [entry["name"] for entry in values["entries"] if not entry["is_as_expected"]]
+    if wrong:
+        return f"Not as it should be: {', '.join(wrong)}."
+    count = sum(entry["left_out"] is None for entry in values["entries"])
+    return f"All {count} faults and their twins are as they should be."

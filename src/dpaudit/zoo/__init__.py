@@ -1,0 +1,31 @@
+"""Faults that DP training code really had, each beside a correct twin: what catches them, and how soon.
+
+Needs torch; the faults of Opacus need Opacus, and are left out without it.
+"""
+
+from dpaudit.errors import MissingExtraError
+
+try:
+    import torch as _torch  # noqa: F401  # fail here, with the line that installs it
+except ImportError as _error:
+    raise MissingExtraError("The zoo", "torch") from _error
+
+from dpaudit.zoo._entry import Entry, Specimen
+from dpaudit.zoo._evidence import Evidence, Replay, Scores
+from dpaudit.zoo._judge import Judged, judge
+from dpaudit.zoo._run import chosen, examine_entry, run_zoo
+from dpaudit.zoo.entries import ENTRIES
+
+__all__ = [
+    "ENTRIES",
+    "Entry",
+    "Evidence",
+    "Judged",
+    "Replay",
+    "Scores",
+    "Specimen",
+    "chosen",
+    "examine_entry",
+    "judge",
+    "run_zoo",
+]

@@ -1,0 +1,92 @@
+"""Trainings with the native engine."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpaudit.canaries import Dirac, GradientCanary
+from dpaudit.diagnostics import Diagnostics
+from dpaudit.stats import Inference, ThresholdRule
+from dpaudit.training import (
+    DPSGD,
+    SGD,
+    Diagnose,
+    Mechanism,
+    OneRun,
+    Seeds,
+    Training,
+    initialize,
+)
+from dpaudit.training.data import digits
+from dpaudit.training.models import mlp
+from dpaudit.zoo._evidence import Evidence, Scores, looks
+from dpaudit.zoo.specimens._claim import DELTA, NOISE, papers_claim
+
+__all__ = ["LEAVES", "NativeTraining"]
+
+_DIRAC = Dirac()
+_HIDDEN = 16
+LEAVES = 64 * _HIDDEN, _HIDDEN, _HIDDEN * 10, 10
+"""The sizes of the usual model's parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NativeTraining:
+    """The digits, a model of 1,210 parameters and the paper's claim, epsilon = 1.27 for each step.
+
+    ``mechanism`` makes the broken one; ``num_runs`` trainings are looked at together.
+    """
+
+    mechanism: Callable[..., Mechanism]
+    num_steps: int = 300
+    num_runs: int = 1
+    canary: GradientCanary = _DIRAC
+    num_canaries: int = 512
+    inference: Inference | None = None
+    threshold: ThresholdRule | None = None
+    num_examples: int = 1000
+    sample_rate: float = 0.05
+
+    def __call__(self, is_broken: bool, seed: int) -> Evidence:
+        tests, audits = Diagnose(), []
+        seen: dict[int, Diagnostics] = {}
+        total = self.num_runs * self.num_steps
+        for run in range(self.num_runs):
+            audits.append(
+                OneRun(delta=DELTA, canary=self.canary, num_canaries=self.num_canaries, seed=seed + run)
+            )
+            training = self._training(is_broken, seed + run, audits[-1], tests)
+            for _ in training.run():
+                done = run * self.num_steps + training.num_done
+                if done in looks(total):
+                    seen[done] = copy.deepcopy(tests.record)
+        return Evidence(claim=papers_claim(), num_steps=total, scores=self._scores(audits), diagnostics=seen)
+
+    def _scores(self, audits: list[OneRun]) -> Scores:
+        states = [audit.recorder.state_dict() for audit in audits]
+        values, present = (
+            np.concatenate([state[name] for state in states]) for name in ("scores", "present")
+        )
+        return Scores(values=values, present=present, inference=self.inference, threshold=self.threshold)
+
+    def _training(self, is_broken: bool, seed: int, audit: OneRun, tests: Diagnose) -> Training:
+        settings = DPSGD(
+            noise_multiplier=NOISE,
+            max_grad_norm=1.0,
+            sample_rate=self.sample_rate,
+            num_steps=self.num_steps,
+            optimizer=SGD(learning_rate=0.5),
+        )
+        seeds = Seeds.of(seed)
+        return Training(
+            initialize(lambda: mlp(64, _HIDDEN, 10), seeds.initialization),
+            digits().split(self.num_examples)[0],
+            settings,
+            seeds=seeds,
+            hooks=[audit, tests],
+            mechanism=self.mechanism(noise_multiplier=NOISE, max_grad_norm=1.0) if is_broken else None,
+        )

@@ -1,0 +1,102 @@
+"""Every fault is caught by what should catch it, and its correct twin is not flagged."""
+
+from functools import partial
+
+import pytest
+
+from dpaudit.training import faults
+from dpaudit.zoo import ENTRIES, chosen, judge
+from dpaudit.zoo.specimens import LEAVES, NativeTraining, PlainStep
+from dpaudit.zoo.specimens._claim import noise_of
+from dpaudit.zoo.specimens._step import correct_step
+
+# what has to be among the things that flag the fault
+CAUGHT_BY = {
+    "clip-after-mean": {"bound"},
+    "noise-100-seeds": {"repeated-noise"},
+    "noise-too-small": {"bound", "noise-variance"},
+    "seed-per-leaf": {"leaf-correlation"},
+    "seed-constant": {"repeated-noise"},
+    "closure-clean": {"bound", "noise-variance"},
+    "silent-sgd": {"bound", "noise-variance"},
+    "raw-gradient-mixed": {"bound"},
+    "sum-mean": {"bound", "noise-variance"},
+    "accumulate-noise": {"bound", "noise-variance"},
+    "unnoised-coordinates": {"coordinate-noise"},
+    "empty-batch": {"step-noise"},
+    "not-poisson": {"bound", "participation-counts"},
+    "per-layer-clip": {"bound"},
+    "double-clip-per-parameter": {"bound"},
+    "microbatch": {"replay"},
+    "floor-batch": {"replay"},
+    "batch-norm": {"replay"},
+    "sigma-search": {"replay"},
+    "ghost-default-clip": {"bound"},
+    "ghost-bias-norm": {"replay"},
+    "ghost-accumulate": {"replay"},
+    "tied-weights": {"replay"},
+    "ddp-batch": {"bound"},
+    "ddp-rank-noise": {"bound"},
+}
+SEED = 0
+MOST_STEPS = 500
+BY_NAME = {entry.name: entry for entry in ENTRIES}
+# Twins that are the same training as another one's differ only in their seed; that on two processes is in
+# the tests of the observer.
+TWINS = [
+    "clip-after-mean",
+    "noise-too-small",
+    "seed-constant",
+    "empty-batch",
+    "not-poisson",
+    "per-layer-clip",
+    "double-clip-per-parameter",
+    "microbatch",
+    "floor-batch",
+    "batch-norm",
+    "sigma-search",
+    "ghost-default-clip",
+    "ghost-bias-norm",
+    "ghost-accumulate",
+    "tied-weights",
+]
+
+
+def test_every_fault_is_expected_by_some_name():
+    assert list(CAUGHT_BY) == list(BY_NAME)
+
+
+@pytest.mark.parametrize("name", CAUGHT_BY)
+def test_a_fault_is_caught_within_500_steps(name):
+    evidence = BY_NAME[name].observe(is_broken=True, seed=SEED)
+    assert evidence.num_steps <= MOST_STEPS
+    assert set(judge(evidence).caught_by) >= CAUGHT_BY[name]
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_correct_twin_is_not_flagged(name):
+    assert judge(BY_NAME[name].observe(is_broken=False, seed=SEED)).caught_by == ()
+
+
+def test_correct_twins_of_steps_are_not_flagged_in_95_percent_of_40_seeds():
+    twin = PlainStep(broken=correct_step, leaves=(64,) * 4, num_steps=100)
+    assert sum(bool(judge(twin(False, seed)).caught_by) for seed in range(40)) <= 2
+
+
+def test_clipping_after_the_mean_is_shown_as_totally_broken():
+    (entry,) = chosen(ENTRIES, ["clip-after-mean"])
+    judged = judge(entry.observe(is_broken=True, seed=SEED), in_depth=True)
+    by_name = {method.name: method.epsilon for method in judged.methods}
+    assert min(by_name["f-DP(CP)"], by_name["f-DP(joint)"]) > 35
+    assert max(by_name["(eps,delta)(CP)"], by_name["(eps,delta)(ZB)"]) < 35
+
+
+def test_the_papers_limit_of_too_little_noise_is_caught_by_bets_too():
+    ratio = noise_of(1.57) / noise_of(1.27)
+    specimen = NativeTraining(mechanism=partial(faults.NoiseTooSmall, factor=ratio))
+    assert "bound" in judge(specimen(True, SEED)).caught_by
+
+
+def test_leaves_are_those_of_the_model():
+    with pytest.raises(RuntimeError, match="split_with_sizes"):
+        NativeTraining(mechanism=partial(faults.SameSeedForLeaves, leaves=LEAVES[:-1]), num_steps=1)(True, 0)

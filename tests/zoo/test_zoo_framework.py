@@ -1,0 +1,142 @@
+"""Entries are judged with one error rate, kept when they are done, and taken up again."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dpaudit import Claim
+from dpaudit.diagnostics import Diagnostics
+from dpaudit.errors import InputError, MissingExtraError
+from dpaudit.zoo import ENTRIES, Entry, Evidence, Replay, Scores, chosen, examine_entry, judge, run_zoo
+
+CLAIM = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+STEPS = 60
+
+
+def simulated(noise, *, num_steps=STEPS, num_canaries=64, seed=0):
+    """Scores and noise of Gaussian steps that claim a noise multiplier of 1."""
+    rng = np.random.default_rng(seed)
+    present = rng.random((num_steps, num_canaries)) < 0.5
+    values = present + noise * rng.standard_normal(present.shape)
+    record = Diagnostics()
+    for _ in range(num_steps):
+        record.observe_noise(noise * rng.standard_normal(20))
+    scores = Scores(values=values, present=present)
+    return Evidence(claim=CLAIM, num_steps=num_steps, scores=scores, diagnostics={num_steps: record})
+
+
+def entry(name="quiet", calls=None, **changes):
+    def specimen(is_broken, seed):
+        if calls is not None:
+            calls.append((name, is_broken))
+        return simulated(0.5 if is_broken else 1.0, seed=seed)
+
+    usual = Entry(name=name, public="here", wrong="Too quiet.", kind="simulated", specimen=specimen)
+    return replace(usual, **changes)
+
+
+def test_bound_and_tests_share_the_error():
+    judged = judge(simulated(1.0))
+    errors = 1 - judged.result.bound.confidence, 1 - judged.diagnosis.confidence
+    assert errors == (pytest.approx(0.04), pytest.approx(0.01))
+    assert judged.caught_by == ()
+
+
+def test_one_kind_of_evidence_alone_has_all_of_the_error():
+    both = simulated(1.0)
+    bound = judge(replace(both, diagnostics={}))
+    tests = judge(replace(both, scores=None))
+    assert bound.result.bound.confidence == pytest.approx(0.95)
+    assert tests.diagnosis.confidence == pytest.approx(0.95)
+
+
+def test_too_little_noise_is_caught_by_bound_and_tests_with_few_steps():
+    judged = judge(simulated(0.5), in_depth=True)
+    assert judged.caught_by == ("bound", "noise-variance")
+    assert judged.bound_steps <= 20
+    by_name = {method.name: method for method in judged.methods}
+    assert list(by_name)[:5] == [
+        "f-DP(CP)",
+        "f-DP(ZB)",
+        "(eps,delta)(CP)",
+        "(eps,delta)(ZB)",
+        "eps-DP(Katz)",
+    ]
+    assert by_name["f-DP(joint)"].is_violation
+    assert by_name["f-DP(joint)"].steps_needed <= 20
+    assert not by_name["(eps,delta)(CP)"].is_violation
+    assert by_name["(eps,delta)(CP)"].steps_needed is None
+
+
+def test_a_replay_needs_one_step():
+    judged = judge(Evidence(claim=CLAIM, num_steps=1, replay=Replay("It moves by 2.", True)))
+    assert judged.caught_by == ("replay",)
+    assert judged.steps_needed == 1
+
+
+def test_a_finished_entry_is_taken_up_and_an_unfinished_one_is_run(tmp_path):
+    calls = []
+    first, second = entry("one", calls), entry("two", calls)
+    run_zoo([first], seed=3, output=tmp_path)
+    whole = run_zoo([first, second], seed=3, output=tmp_path)
+    assert calls == [("one", True), ("one", False), ("two", True), ("two", False)]
+    assert whole == run_zoo([first, second], seed=3, output=tmp_path)
+    assert [one["name"] for one in whole["entries"]] == ["one", "two"]
+    assert whole["is_as_expected"]
+    json.dumps(whole, allow_nan=False)
+
+
+def test_what_is_left_of_another_seed_is_refused(tmp_path):
+    run_zoo([entry()], seed=3, output=tmp_path)
+    with pytest.raises(InputError, match=r"Expected seed = 4 in .*quiet\.json, got 3; give another --output"):
+        run_zoo([entry()], seed=4, output=tmp_path)
+
+
+def test_an_entry_that_breaks_off_leaves_nothing_behind(tmp_path):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_zoo([entry("one"), entry("two", specimen=interrupted)], seed=0, output=tmp_path)
+    assert [path.name for path in tmp_path.glob("*.json")] == ["one.json"]
+
+
+def test_a_missing_library_is_told_and_not_kept(tmp_path):
+    def missing(*_):
+        raise MissingExtraError("This", "opacus")
+
+    found = run_zoo([entry(specimen=missing)], seed=0, output=tmp_path)
+    assert "opacus" in found["entries"][0]["left_out"]
+    assert found["is_as_expected"]
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_an_entry_that_is_not_caught_is_only_as_expected_if_a_reason_is_known():
+    def silent(_, seed):
+        return simulated(1.0, seed=seed)
+
+    assert not examine_entry(entry(specimen=silent), seed=0)["is_as_expected"]
+    assert examine_entry(entry(specimen=silent, not_caught="It leaks nothing."), seed=0)["is_as_expected"]
+
+
+def test_a_flagged_twin_is_not_as_expected():
+    def loud(_, seed):
+        return simulated(0.5, seed=seed)
+
+    assert not examine_entry(entry(specimen=loud), seed=0)["is_as_expected"]
+
+
+def test_entries_have_names_of_their_own_and_chance_of_their_own():
+    seeds = []
+    for name in ("one", "two"):
+        entry(name, specimen=lambda _, seed: seeds.append(seed)).observe(is_broken=True, seed=0)
+    assert seeds[0] != seeds[1]
+    assert len({one.name for one in ENTRIES}) == len(ENTRIES)
+
+
+def test_an_unknown_name_is_told_with_those_that_are_known():
+    assert [one.name for one in chosen(ENTRIES, ["noise-too-small"])] == ["noise-too-small"]
+    with pytest.raises(InputError, match=r"got 'nosie': clip-after-mean, "):
+        chosen(ENTRIES, ["nosie"])
