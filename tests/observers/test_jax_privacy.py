@@ -15,6 +15,7 @@ from jax_runs import DELTA, FAULTS, INPUTS, POISSON, RATE, TARGETS, loop, loss, 
 
 import dpaudit
 from dpaudit.observers.jax_privacy import observe
+from dpaudit.observers.jax_privacy._pending import Pending, Scale
 
 VIOLATION = dpaudit.Verdict.VIOLATION
 NOISE = 0.8563  # of 300 steps at the sample rate below, for epsilon = 8
@@ -64,10 +65,14 @@ def test_broken_training_is_a_violation_within_300_steps(fault, monkeypatch):
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_a_sum_that_is_scaled_between_the_clipping_and_the_noise_is_seen(factor):
-    step = {"between": lambda gradient: optax.tree.scale(factor, gradient)}
-    recorder = train(300, noise_multiplier=NOISE, step=step).recorder
+    options = {"observer": {"max_grad_norm": 0.1}, "noise_multiplier": NOISE, "step": scaled_by(factor)}
+    recorder = same_weights(300, **options)
     assert recorder.observations.with_canary.mean() == pytest.approx(factor, abs=0.1)
     assert (recorder.audit().verdict is VIOLATION) == (factor > 1)
+
+
+def scaled_by(factor):
+    return {"between": lambda gradient: optax.tree.scale(factor, gradient)}
 
 
 def test_a_clipping_function_or_a_privatizer_that_was_wrapped_is_seen():
@@ -86,6 +91,22 @@ def test_a_clipping_function_or_a_privatizer_that_was_wrapped_is_seen():
     assert recorder.audit().verdict is VIOLATION
 
 
+def test_the_weights_are_the_same_if_a_wrapped_privatizer_scales_the_sum():
+    found = []
+    for observed in (True, False):
+        grad_fn, privatizer = private()
+
+        def doubled(gradient, state, params=None, inner=privatizer):
+            return inner.update(twofold(gradient), state, params)
+
+        privatizer = optax.GradientTransformation(privatizer.init, doubled)
+        if observed:
+            grad_fn, privatizer, recorder = observe(grad_fn, privatizer, **SHORT)
+        found.append(loop(grad_fn, privatizer)(20)["weight"])
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
+    assert recorder.observations.with_canary.mean() == pytest.approx(2.0, abs=0.1)
+
+
 def twofold(gradient):
     return optax.tree.scale(2.0, gradient)
 
@@ -99,10 +120,10 @@ def scores_are_normal(recorder, noise, signal=1.0):
         assert side.std() == pytest.approx(noise, rel=0.1)
 
 
-def same_weights(num_steps=60, **options):
+def same_weights(num_steps=60, room=1e-5, **options):
     observed, plain = (train(num_steps, observed=is_observed, **options) for is_observed in (True, False))
     jax.tree.map(
-        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5),
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=room),
         observed.params,
         plain.params,
     )
@@ -145,6 +166,123 @@ def with_dropout(params, batch, key):
 )
 def test_scores_and_weights_are_right_whatever_the_training_is(options):
     scores_are_normal(same_weights(**options), 0.5)
+
+
+def halves(dtype):
+    return lambda gradient: jax.tree.map(lambda leaf: (leaf / 2).astype(dtype), gradient)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_scores_and_weights_are_right_if_the_loop_divides_the_sum(dtype):
+    options = {"normalize_by": 5.0, "noise_multiplier": 0.25, "step": {"between": halves(dtype)}}
+    room = {jnp.float32: 1e-5, jnp.bfloat16: 0.02}[dtype]
+    recorder = same_weights(observer={"max_grad_norm": 0.1}, room=room, **options)
+    scores_are_normal(recorder, 0.5)
+    assert "noise multiplier 0.5" in recorder.claim.summary
+
+
+def test_a_sum_that_is_scaled_is_refused_if_nobody_said_so():
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=r"times 0.5: if that is meant, pass max_grad_norm=0.05"
+    ):
+        train(2, step=scaled_by(0.5))
+
+
+def of_norm_one(gradient):
+    return optax.tree.scale(1 / optax.tree.norm(gradient), gradient)
+
+
+def with_regulariser(gradient):
+    return jax.tree.map(lambda leaf: leaf + 0.01, gradient)
+
+
+def one_layer(gradient):
+    return gradient | {"weight": jnp.zeros_like(gradient["weight"])}
+
+
+def negative(gradient):
+    return optax.tree.scale(-1.0, gradient)
+
+
+@pytest.mark.parametrize("between", [of_norm_one, with_regulariser, one_layer, negative])
+def test_a_loop_whose_canaries_cannot_be_told_from_the_rest_is_refused(between):
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match="InputError: Expected the privatizer to get the sum"
+    ):
+        train(3, observer={"max_grad_norm": 1.0}, step={"between": between})
+
+
+def test_a_gradient_that_is_not_for_the_update_is_refused_and_the_next_step_is_right():
+    plain = private(noise_multiplier=1e-6)
+    expected = plain[0](start(), BATCH)["weight"]
+    grad_fn, privatizer, recorder = observe(*plain, **SHORT)
+    grad_fn, update = jax.jit(grad_fn), jax.jit(privatizer.update)
+    state = privatizer.init(start())
+    for used in (0, 1):  # the one with canaries, and then the one without
+        both = [grad_fn(start(), BATCH) for _ in range(2)]
+        with pytest.raises(jax.errors.JaxRuntimeError, match="such as logging, or a first call"):
+            jax.block_until_ready(update(both[used], state))
+    released, _ = update(grad_fn(start(), BATCH), state)
+    np.testing.assert_allclose(released["weight"], expected, atol=1e-5)
+    assert recorder.num_done == 1
+
+
+def test_the_factor_of_a_sum_is_one_for_the_whole_training():
+    scale = Scale()
+    scale.free = True
+    batch, canaries = np.array([3.0, 0.0]), np.array([0.0, 1.0])
+    alone, joined = Pending.of(batch, batch), Pending.of(batch, batch + canaries)
+    assert scale.of(alone, 0.5 * batch, 1.0, 1e-4) == 0.5  # no canary is in it: nothing is decided yet
+    assert scale.of(joined, 0.25 * joined.joined, 1.0, 1e-4) == 0.25
+    for pending in (alone, joined):
+        with pytest.raises(dpaudit.InputError, match="the same multiple of it in every step"):
+            scale.of(pending, 0.5 * pending.joined, 1.0, 1e-4)
+    nothing = Pending.of(np.zeros(2), np.zeros(2))
+    assert scale.of(nothing, np.zeros(2), 1.0, 1e-4) == 0.25
+    assert Scale().of(nothing, np.zeros(2), 1.0, 1e-4) == 1.0
+    with pytest.raises(dpaudit.InputError, match="got something else"):
+        Scale().of(nothing, np.ones(2), 1.0, 1e-4)
+
+
+def test_a_gradient_function_that_adds_something_of_its_own_is_refused():
+    grad_fn, privatizer = private()
+    wrapped = dataclasses.replace(grad_fn, fun=lambda *args: with_regulariser(grad_fn(*args)))
+    observed, *_ = observe(wrapped, privatizer)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="got one that also adds something of its own"):
+        jax.block_until_ready(jax.jit(observed)(start(), BATCH))
+
+
+def test_a_gradient_that_is_not_finite_is_refused():
+    bad = {"between": lambda gradient: optax.tree.scale(jnp.inf, gradient)}
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Expected finite gradients"):
+        train(1, step=bad)
+
+
+def test_what_is_observed_already_is_refused():
+    grad_fn, privatizer, _ = observe(*private())
+    plain = private()
+    wrapped = dataclasses.replace(plain[0], fun=lambda *args: twofold(grad_fn(*args)))
+    for again in (grad_fn, jax.jit(grad_fn), wrapped):
+        with pytest.raises(dpaudit.InputError, match="Expected a gradient function that is not observed yet"):
+            observe(again, plain[1])
+    for update in (privatizer.update, jax.jit(privatizer.update), partial(privatizer.update)):
+        with pytest.raises(dpaudit.InputError, match="Expected a privatizer that is not observed yet"):
+            observe(plain[0], privatizer._replace(update=update))
+
+
+def test_a_privatizer_that_somebody_wrote_may_use_any_names():
+    grad_fn, privatizer = private()
+    stddev = 0.05
+
+    def update(gradient, state, params=None):
+        noise, state = privatizer.update(jax.tree.map(jnp.zeros_like, gradient), state, params)
+        return jax.tree.map(lambda leaf, one: leaf + one * stddev / 0.05, gradient, noise), state
+
+    *_, recorder = observe(
+        grad_fn, optax.GradientTransformation(privatizer.init, update), num_steps=1, **SHORT
+    )
+    with pytest.raises(dpaudit.InputError, match="Expected noise_multiplier"):
+        recorder.claim  # noqa: B018
 
 
 def test_scores_and_weights_are_right_if_nothing_is_compiled():

@@ -93,7 +93,7 @@ def test_noise_that_is_spread_over_several_batches_counts_as_a_whole():
     assert seen.without_canary.mean() == pytest.approx(0.0, abs=0.06)
     assert seen.with_canary.std() == pytest.approx(0.5, rel=0.1)
     assert "noise multiplier 0.5, sample rate 0.1, 60 steps" in recorder.claim.summary
-    assert not recorder.not_covered
+    assert "Poisson sampling" in recorder.not_covered[0]
 
 
 def test_a_callback_may_end_a_training_that_leaks_and_all_is_as_before(monkeypatch):
@@ -119,6 +119,19 @@ def test_a_model_that_is_not_private_is_refused():
     with pytest.raises(dpaudit.InputError, match="got a Sequential, which is not private"):  # noqa: SIM117
         with observe_model(plain):
             pass
+
+
+def test_a_model_that_is_observed_already_is_refused():
+    model = private()
+    with (
+        observe_model(model),
+        pytest.raises(dpaudit.InputError, match="Expected a model that is not observed yet"),
+        observe_model(model),
+    ):
+        pass
+    with observe_model(model) as recorder:  # once more is not twice at once
+        pass
+    assert recorder.num_done == 0
 
 
 def test_more_canaries_than_parameters_are_refused():

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax_privacy.clipping import BoundedSensitivityCallable
 
 from dpaudit.errors import InputError
+from dpaudit.observers.jax_privacy._mark import require_unmarked
 
 __all__ = ["Clip"]
 
@@ -71,6 +72,7 @@ class Clip:
         if id(value) in seen:
             return None
         seen.add(id(value))
+        require_unmarked(value, "gradient function")
         if isinstance(value, BoundedSensitivityCallable):
             return _replaced(self._copied(value.fun, seen), lambda fun: dataclasses.replace(value, fun=fun))
         if isinstance(value, functools.partial):

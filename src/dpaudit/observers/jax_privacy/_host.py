@@ -12,6 +12,7 @@ from jax.experimental import io_callback
 
 from dpaudit.canaries import Draws
 from dpaudit.errors import InputError
+from dpaudit.observers.jax_privacy._pending import Pending, Scale
 from dpaudit.observers.jax_privacy._recorder import WaitingRecorder
 from dpaudit.observers.jax_privacy._vectors import Vectors
 from dpaudit.stats._types import BoolArray, FloatArray
@@ -24,13 +25,15 @@ class Host:
 
     A step begins with the first gradient since the last release. Its canaries join there; of further
     gradients, if several are added up, only the batch is noted. ``num_releases`` are added up to one step.
+    What arrives at the release has to be the sum of these gradients, or a multiple of it.
     """
 
     def __init__(self, recorder: WaitingRecorder, draws: Draws, num_releases: int = 1) -> None:
         self.draws = draws
         self.norm = 0.0  # what one example may add; known when the training has begun
         self._recorder, self._num_releases = recorder, num_releases
-        self._batch: FloatArray | None = None
+        self.scale = Scale()
+        self._pending: Pending | None = None
         self._present: BoolArray | None = None
         self._scores: list[FloatArray] = []
         self._vectors: Vectors | None = None
@@ -58,34 +61,53 @@ class Host:
         found = Vectors.of(self.draws.directions(index, size))
         return found.values, found.coordinates
 
-    def joins(self, batch: jax.Array) -> jax.Array:
-        """1 for each canary that joins a gradient whose ``batch`` alone gives these products; else 0."""
-        found: jax.Array = self._call(self._joins, _shape(batch), batch)
+    def joins(self, num_canaries: int) -> jax.Array:
+        """1 for each canary that joins this gradient; else 0."""
+        found: jax.Array = self._call(self._joins, _shape(np.zeros(num_canaries, np.float32)))
         return found
 
-    def _joins(self, batch: Any) -> FloatArray:
-        self._batch = np.asarray(batch) if self._batch is None else self._batch + np.asarray(batch)
+    def _joins(self) -> FloatArray:
         if self._present is not None:
-            return np.zeros_like(self._batch)
+            return np.zeros(self.draws.num_canaries, np.float32)
         self._present = self.draws.coins(self._recorder.num_done)
-        return self._present.astype(self._batch.dtype)
+        return self._present.astype(np.float32)
 
-    def release(self, products: jax.Array) -> jax.Array:
-        """Keep the scores of a release; returns what of it is the batch."""
-        found: jax.Array = self._call(self._release, _shape(products), products)
+    def note(self, batch: jax.Array, joined: jax.Array, stray: jax.Array) -> None:
+        """Keep the products of a gradient without and with canaries; ``stray`` is no multiple of any."""
+        self._call(self._note, None, batch, joined, stray)
+
+    def _note(self, batch: Any, joined: Any, stray: Any) -> None:
+        if stray:
+            raise InputError(
+                "Expected a gradient function that only clips, scales and adds up, got one that also adds "
+                "something of its own or changes directions: canaries cannot be told from it. Do that after "
+                "the noise."
+            )
+        found = Pending.of(batch, joined)
+        self._pending = found if self._pending is None else self._pending.plus(found)
+
+    def release(self, products: jax.Array, arrived: jax.Array, tolerance: float) -> jax.Array:
+        """Keep the scores of a release; returns what the canaries are in that which ``arrived`` for it."""
+        room = np.float32(tolerance)
+        found: jax.Array = self._call(self._release, _shape(products), products, arrived, room)
         return found
 
-    def _release(self, products: Any) -> FloatArray:
-        batch, self._batch = self._batch, None
-        if batch is None:
+    def _release(self, products: Any, arrived: Any, tolerance: Any) -> FloatArray:
+        pending, self._pending = self._pending, None
+        if pending is None:
             raise InputError(
                 "Expected the gradient function of observe() to be called before each update of the "
                 "privatizer; it was not."
             )
-        self._scores.append((np.asarray(products, dtype=np.float64) - batch) / self.norm)
+        try:
+            scale = self.scale.of(pending, np.asarray(arrived, np.float64), self.norm, float(tolerance))
+        except InputError:
+            self._present, self._scores = None, []  # what was interrupted is over: the next step is a new one
+            raise
+        self._scores.append((np.asarray(products, np.float64) - scale * pending.batch) / self.norm)
         if len(self._scores) == self._num_releases:
             self._end_step()
-        return batch
+        return (scale * pending.inserted).astype(np.float32)
 
     def _end_step(self) -> None:
         scores, self._scores = np.sum(self._scores, axis=0), []

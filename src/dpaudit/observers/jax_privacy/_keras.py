@@ -14,6 +14,7 @@ from dpaudit.errors import InputError
 from dpaudit.observers._recorder import ObserverRecorder
 from dpaudit.observers._terms import Terms
 from dpaudit.observers.jax_privacy._host import Host
+from dpaudit.observers.jax_privacy._mark import marked, require_unmarked
 from dpaudit.observers.jax_privacy._observer import Observer
 from dpaudit.observers.jax_privacy._recorder import WaitingRecorder
 from dpaudit.recording import LiveBound
@@ -21,6 +22,7 @@ from dpaudit.recording import LiveBound
 __all__ = ["observe_model"]
 
 _DIRAC = Dirac()
+_POISSON = ("fit() draws the batches by Poisson sampling, as is claimed: that it does so does not show",)
 _NOT_POISSON = (
     "fit() takes the batches as they come, and the claim is of Poisson sampling: how they are drawn does not "
     "show (poisson_sampling_in_fit=True draws them so)",
@@ -50,11 +52,12 @@ def observe_model(
     :func:`observe`.
     """
     config = _config(model)
+    require_unmarked(model.train_step, "model")
     recorder = WaitingRecorder(
         lambda: _terms(model, config),
         Terms(noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta),
         signal=min(canary.scale, 1.0),
-        not_covered=() if config.poisson_sampling_in_fit else _NOT_POISSON,
+        not_covered=_POISSON if config.poisson_sampling_in_fit else _NOT_POISSON,
         confidence=confidence,
         every=every,
         callbacks=callbacks,
@@ -96,7 +99,7 @@ def _observed(model: Any, observer: Observer) -> Iterator[None]:
         with _library_observed(observer):
             return train_step(*args, **kwargs)
 
-    model.train_step, model.train_function = observed_step, None
+    model.train_step, model.train_function = marked(observed_step), None
     try:
         yield
     finally:

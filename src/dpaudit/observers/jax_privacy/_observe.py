@@ -49,14 +49,15 @@ def observe(
 ) -> Observed:
     """Audit the steps that are made with the two functions that this returns.
 
-    ``grad_fn`` is what ``jax_privacy.clipped_grad`` returned. Canaries go through its own clipping, through
-    whatever the loop does before the noise, and through the noise of ``privatizer``; they are taken off
-    before the update, so that the weights are those without audit, up to rounding. The step may be compiled,
-    or not. The noise multiplier is read from both, and the sample rate from ``sampling`` (a strategy of
-    ``jax_privacy.batch_selection``), unless they are given here or to ``audit()``. ``max_grad_norm`` is what
-    one example may add to the sum, if it is not what ``grad_fn`` says. Chance comes from ``seed``, or from
-    the operating system. ``callbacks`` get the live bound while the training runs (with ``every`` so many
-    steps); they may raise to end it.
+    ``grad_fn`` is what ``jax_privacy.clipped_grad`` returned. Canaries go through its own clipping and
+    through the noise of ``privatizer``; they are taken off before the update, so that the weights are those
+    without audit, up to rounding. What the loop gives to the privatizer has to be the sum of all gradients
+    since its last update, or, if ``max_grad_norm`` says what one example may then add, the same multiple of
+    it in every step; else an error ends the training. The step may be compiled, or not. The noise multiplier
+    is read from both, and the sample rate from ``sampling`` (a strategy of ``jax_privacy.batch_selection``),
+    unless they are given here or to ``audit()``. Without ``max_grad_norm``, one example adds what
+    ``grad_fn`` says. Chance comes from ``seed``, or from the operating system. ``callbacks`` get the live
+    bound while the training runs (with ``every`` so many steps); they may raise to end it.
     """
     noise = noise_of(privatizer)
     rate = None if sampling is None else rate_of(sampling)

@@ -15,11 +15,13 @@ from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._clip import Clip
 from dpaudit.observers.jax_privacy._host import Host
+from dpaudit.observers.jax_privacy._mark import marked
 from dpaudit.observers.jax_privacy._vectors import Vectors, flat, unflat
 
 __all__ = ["Observer"]
 
 _AT_ONCE = 2**24  # numbers of canaries' gradients that are in memory together
+_TOLERANCE = 1e-4  # some orders above the rounding of sums, some below what noise would hide
 
 
 class Observer:
@@ -28,6 +30,7 @@ class Observer:
     def __init__(self, host: Host, max_grad_norm: float | None = None) -> None:
         self._host = host
         self._given = None if max_grad_norm is None else _validate.positive("max_grad_norm", max_grad_norm)
+        host.scale.free = max_grad_norm is not None
         self._shapes: list[tuple[int, ...]] | None = None
 
     @property
@@ -48,38 +51,46 @@ class Observer:
             result = grad_fn(*args, **kwargs)
             total = result[0] if clip.has_aux else result
             self._shapes = _shapes(total)
-            joined = jax.tree.map(jnp.add, total, self._canaries(clip, args, total, length))
+            joined = self._joined(clip, args, total, length)
             return (joined, *result[1:]) if clip.has_aux else joined
 
-        return BoundedSensitivityCallable(observed, clip.bound, clip.has_aux)
+        return BoundedSensitivityCallable(marked(observed), clip.bound, clip.has_aux)
 
-    def _canaries(self, clip: Clip, args: tuple[Any, ...], like: Any, length: float) -> Any:
-        """What the clipping leaves of the canaries of this step, added up."""
-        vectors = self._host.directions(sum(leaf.size for leaf in jax.tree.leaves(like)))
-        lengths = length * self._host.joins(vectors.project(flat(like)))
-
-        def clipped(numbers: jax.Array) -> Any:
-            inside = jnp.minimum(numbers, vectors.num_canaries - 1)
-            rows = vectors.rows(inside, jnp.where(numbers == inside, lengths[inside], 0.0))
-            return clip.total(args, unflat(rows, like))
-
-        return _added(clipped, _chunks(vectors, clip.multiple))
+    def _joined(self, clip: Clip, args: tuple[Any, ...], total: Any, length: float) -> Any:
+        """The sum with the canaries of this step."""
+        vectors = self._host.directions(sum(leaf.size for leaf in jax.tree.leaves(total)))
+        lengths = length * self._host.joins(vectors.num_canaries)
+        canaries = _clipped(clip, args, total, vectors, lengths)
+        joined = jax.tree.map(jnp.add, total, canaries)
+        stray = _has_strays(vectors, flat(canaries), _tolerance(total))
+        self._host.note(vectors.project(flat(total)), vectors.project(flat(joined)), stray)
+        return joined
 
     def privatizer(self, privatizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        """The same transformation; what it returns has no canaries in it."""
+        """The same transformation; what it returns has no canaries in it.
+
+        It is called twice with the same state: a release with canaries is scored, and one without them is
+        returned. They have the same noise, and whatever else is done in there is right for both.
+        """
         signature = inspect.signature(privatizer.update)
 
         def update(*args: Any, **kwargs: Any) -> Any:
-            arrived = signature.bind(*args, **kwargs).args[0]
+            call = signature.bind(*args, **kwargs)
+            name, arrived = next(iter(call.arguments.items()))
             self._require_like(arrived)
-            released, state = privatizer.update(*args, **kwargs)
+            released, _ = privatizer.update(*call.args, **call.kwargs)
             self._require_like(released)
-            vectors = self._host.directions(sum(leaf.size for leaf in jax.tree.leaves(arrived)))
-            batch = self._host.release(vectors.project(flat(released)))
-            off = unflat(vectors.spread(vectors.project(flat(arrived)) - batch), released)
-            return jax.tree.map(jnp.subtract, released, off), state
+            call.arguments[name] = self._without(arrived, released)
+            return privatizer.update(*call.args, **call.kwargs)
 
-        return privatizer._replace(update=update)
+        return privatizer._replace(update=marked(update))
+
+    def _without(self, arrived: Any, released: Any) -> Any:
+        """What arrived, but for the canaries, which are scored by what was released for it."""
+        vectors = self._host.directions(sum(leaf.size for leaf in jax.tree.leaves(arrived)))
+        seen, given = (vectors.project(flat(tree)) for tree in (released, arrived))
+        off = vectors.spread(self._host.release(seen, given, _tolerance(arrived)))
+        return jax.tree.map(jnp.subtract, arrived, unflat(off, arrived))
 
     def _require_like(self, gradient: Any) -> None:
         if self._shapes is None:
@@ -96,6 +107,29 @@ class Observer:
 
 def _shapes(tree: Any) -> list[tuple[int, ...]]:
     return [tuple(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree)]
+
+
+def _tolerance(tree: Any) -> float:
+    """By how much, of the largest, two ways to compute the same may differ."""
+    steps = [float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(tree)]  # type: ignore[no-untyped-call]
+    return max(_TOLERANCE, 4 * max(steps))
+
+
+def _clipped(clip: Clip, args: tuple[Any, ...], like: Any, vectors: Vectors, lengths: jax.Array) -> Any:
+    """What the clipping leaves of canaries of these lengths, added up."""
+
+    def clipped(numbers: jax.Array) -> Any:
+        inside = jnp.minimum(numbers, vectors.num_canaries - 1)
+        rows = vectors.rows(inside, jnp.where(numbers == inside, lengths[inside], 0.0))
+        return clip.total(args, unflat(rows, like))
+
+    return _added(clipped, _chunks(vectors, clip.multiple))
+
+
+def _has_strays(vectors: Vectors, canaries: jax.Array, tolerance: float) -> jax.Array:
+    """Whether there is more in a sum of canaries than multiples of them."""
+    strays = jnp.abs(canaries - vectors.spread(vectors.project(canaries)))
+    return jnp.max(strays) > tolerance * jnp.max(jnp.abs(canaries))
 
 
 def _chunks(vectors: Vectors, multiple: int) -> jax.Array:

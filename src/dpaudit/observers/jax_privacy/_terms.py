@@ -11,6 +11,7 @@ from jax_privacy.batch_selection import CyclicPoissonSampling
 from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
 
 from dpaudit.errors import InputError
+from dpaudit.observers.jax_privacy._mark import require_unmarked
 
 __all__ = ["noise_of", "rate_of"]
 
@@ -24,15 +25,16 @@ def noise_of(privatizer: Any) -> float | None:
             f"Expected a privatizer of jax_privacy.noise_addition, got a {type(privatizer).__name__}."
         )
     update = privatizer.update
+    require_unmarked(update, "privatizer")
     if getattr(update, "__module__", "").startswith("optax"):
         raise InputError(
             f"Expected the privatizer alone, got a transformation of {update.__module__}: give the "
             "privatizer to observe(), and chain what it returns."
         )
     known = inspect.getclosurevars(update).nonlocals if inspect.isfunction(update) else {}
-    if "stddev" not in known:
+    if not {"stddev", "noising_matrix"} <= set(known):  # one that somebody wrote: it may use any names
         return None
-    return float(known["stddev"]) * _factor(known.get("noising_matrix"))
+    return float(known["stddev"]) * _factor(known["noising_matrix"])
 
 
 def _factor(matrix: Any) -> float:
