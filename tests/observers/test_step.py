@@ -110,6 +110,14 @@ def replay(release, batch=OTHERS, seed=0, **options):
     return replay_step(noisy, batch, neighbours(batch), reseed=reseed, max_grad_norm=NORM, **options)
 
 
+def test_a_sum_of_others_that_is_not_clipped_is_not_taken_for_noise():
+    with pytest.raises(dpaudit.InputError, match=r"off by .* clipping norms where no canary is"):
+        watch(numpy_step(clip=False))
+    assert watch(numpy_step(clip=False), np.zeros_like(OTHERS)).audit().verdict is VIOLATION
+    watch(numpy_step(noise=0.0))  # the sum is known, up to rounding
+    watch(numpy_step(), num_steps=5)  # too few to tell
+
+
 def test_a_step_that_drops_the_canaries_gets_no_verdict():
     step = numpy_step(noise=0.0)
     recorder = watch(lambda rows: step(rows[: len(OTHERS)]))

@@ -45,5 +45,6 @@ def require_arrival(present: Side, absent: Side, signal: float) -> None:
     if gap + _SURELY * spread < signal / 2:
         raise InputError(
             f"Expected scores to rise by {signal:g} where a canary is present, got {gap:.2g}: what "
-            "is released does not have the canaries in it that joined the sum, so that scores say nothing."
+            "is released does not have the canaries in it that joined the sum, or they were clipped together "
+            "with others and not one by one (replay_step shows that). Scores say nothing of it."
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dpaudit.accounting import Claim
+from dpaudit.errors import InputError
 from dpaudit.observers._terms import Terms
 
 __all__ = ["Claims"]
@@ -28,6 +29,11 @@ class Claims:
     def claim(self, asked: Terms, num_done: int) -> Claim:
         """The claim of these terms; its epsilon is found once."""
         terms = self.terms(asked, num_done)
+        if terms.num_steps is not None and num_done > terms.num_steps:
+            raise InputError(
+                f"Expected at most num_steps={terms.num_steps} steps, which the claim is of, got {num_done}: "
+                "a longer training has a larger epsilon, so that the claim does not hold for it."
+            )
         if terms not in self._made:
             self._made[terms] = terms.claim()
         return self._made[terms]

@@ -72,6 +72,7 @@ class ObserverRecorder(ArrivingRecorder):
         )
         if inference is None and self._claims.given.num_steps is None and not self._watched:
             inference = Betting()  # nobody could have stopped the run because of what it showed
+        self.observations  # noqa: B018  # a training that did not run has no claim either
         result = super().audit(
             inference=inference, claim=claim or self._claims.claim(asked, self.num_done), **method
         )

@@ -12,6 +12,7 @@ from dpaudit.accounting import Claim
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
 from dpaudit.observers._arrays import as_numpy, require_rows, require_vector, with_rows
 from dpaudit.observers._arriving import ArrivingRecorder
+from dpaudit.observers._known_sum import require_known_sum
 from dpaudit.recording import LiveBound, Recorder
 from dpaudit.stats._types import BoolArray, FloatArray
 
@@ -92,6 +93,9 @@ def run_steps(
         directions, present = draws.directions(index, gradients.shape[1]), draws.coins(index)
         released = divisor * release(draws.canary.scale * norm * directions.dense(), present)
         recorder.record(directions.project(released - others) / norm, present)
+    if others.any() and not draws.canary.moving:
+        seen = recorder.state_dict()
+        require_known_sum(seen["scores"], seen["present"])
     return recorder
 
 

@@ -39,6 +39,11 @@ class Terms:
                 raise InputError(
                     f"Expected {name}=..., {_MISSING[name]}: pass it to the observer or to audit()."
                 )
+        if self.noise_multiplier == 0:
+            raise InputError(
+                "Expected noise_multiplier=..., which is claimed: the training itself says 0, no noise, and "
+                "so makes no claim. Pass it to the observer or to audit()."
+            )
         return {name: getattr(self, name) for name in names or _MISSING}
 
     def claim(self) -> Claim:

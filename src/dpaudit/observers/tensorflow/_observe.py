@@ -12,7 +12,7 @@ from dpaudit.observers._terms import Terms
 from dpaudit.observers.tensorflow._clips import clip_of
 from dpaudit.observers.tensorflow._noise import Noise
 from dpaudit.observers.tensorflow._observer import Observer
-from dpaudit.observers.tensorflow._steps import Steps
+from dpaudit.observers.tensorflow._steps import NOT_POISSON, Steps
 from dpaudit.recording import LiveBound
 
 __all__ = ["observe"]
@@ -52,6 +52,7 @@ def observe(
         noise.terms,
         Terms(noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta),
         signal=min(canary.scale, 1.0),
+        not_covered=(NOT_POISSON,),
         confidence=confidence,
         every=every,
         callbacks=callbacks,

@@ -9,8 +9,11 @@ from dpaudit.errors import InputError
 from dpaudit.observers._recorder import ObserverRecorder
 from dpaudit.stats._types import BoolArray, FloatArray, IntArray
 
-__all__ = ["Steps"]
+__all__ = ["NOT_POISSON", "Steps"]
 
+NOT_POISSON = (
+    "how batches are drawn does not show: those of fit() are shuffled, and the claim is of Poisson sampling"
+)
 _SEVERAL = (
     "microbatches have several examples each: a canary is a microbatch of its own, so that it does not show "
     "that one of several examples can move a clipped mean by up to twice the clipping norm"
@@ -65,7 +68,7 @@ class Steps:
             raise InputError("Expected one step after the other, got several of one graph at the same time.")
         self.num_calls += 1
         if examples_each > 1:
-            self._recorder.not_covered = (_SEVERAL,)
+            self._recorder.not_covered = (NOT_POISSON, _SEVERAL)
         if self._step is not None:
             self._add(scores, *self._step)
 
