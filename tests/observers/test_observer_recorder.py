@@ -7,10 +7,11 @@ import dpaudit
 from dpaudit.observers._recorder import ObserverRecorder
 from dpaudit.observers._terms import Terms
 
+NOTHING = Terms()
 READ = Terms(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)
 
 
-def recorded(num_steps, given=Terms(), read=READ):
+def recorded(num_steps, given=NOTHING, read=READ):
     recorder, rng = ObserverRecorder(lambda: read, given), np.random.default_rng(0)
     for _ in range(num_steps):
         present = rng.random(16) < 0.5
