@@ -33,7 +33,11 @@ class Clip(ABC):
 
     @abstractmethod
     def passes(self) -> list[int]:
-        """How many examples each of the backward passes had that the optimizer is to clip next."""
+        """How many examples each of the backward passes had that the optimizer clips now."""
+
+    def pending(self) -> list[int]:
+        """The same between steps, if there are passes that it is yet to clip."""
+        return self.passes()
 
     def _pieces(self, flat: Tensor) -> Iterator[tuple[torch.nn.Parameter, Tensor]]:
         """Each parameter with its part of the last dimension, in the parameter's shape."""
@@ -86,6 +90,9 @@ class GhostClip(Clip):
     def passes(self) -> list[int]:
         norms = self._module._per_sample_gradient_norms
         return [] if norms is None else [len(norms)]
+
+    def pending(self) -> list[int]:
+        return []  # norms stay after they were used
 
 
 @contextmanager

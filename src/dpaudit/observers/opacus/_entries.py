@@ -89,7 +89,7 @@ class Entries(Coins):
 
     def require_all(self, claimed_rate: float) -> None:
         """What is to be known before a verdict: every batch became part of a step, and had canaries."""
-        self._line.require_used(self._clip.passes())
+        self._line.require_used(self._clip.pending())
         if self._enlarged.known:
             return
         own = self._enlarged.rate
@@ -104,7 +104,7 @@ class Entries(Coins):
 
     def _batches(self, start: Callable[[], Iterator[Any]]) -> Iterator[list[int]]:
         """The batches of an epoch, without canaries."""
-        self._line.begin(self._clip.passes())
+        self._line.begin(self._clip.pending())
         seen = 0
         for batch in self._enlarged.batches(start):
             places = np.asarray(batch, dtype=np.int64)
