@@ -214,6 +214,25 @@ def test_everything_is_as_before_after_the_loop_also_if_it_raises(private, mode)
     assert made.engine.accountant.history[0][2] == 6
 
 
+def test_a_step_that_fails_while_canaries_join_leaves_the_sum_of_the_examples(private, monkeypatch):
+    made = private(noise_multiplier=0.7)
+    own, sums = DPOptimizer.clip_and_accumulate, []
+
+    def failing(optimizer):
+        own(optimizer)
+        sums.append([value.summed_grad.clone() for value in optimizer.params])
+        if len(sums) == 2:  # of the canaries
+            raise MemoryError
+
+    monkeypatch.setattr(DPOptimizer, "clip_and_accumulate", failing)
+    with observe(made.optimizer, seed=0) as recorder, pytest.raises(MemoryError):
+        run(made, 1)
+    assert recorder.num_done == 0
+    for value, examples in zip(made.optimizer.params, sums[0], strict=True):
+        assert torch.equal(value.summed_grad, examples)
+    assert any(not torch.equal(one, two) for one, two in zip(*sums, strict=True))
+
+
 def test_a_callback_may_end_a_training_that_leaks(private, monkeypatch):
     class FoundError(Exception):
         pass

@@ -1,5 +1,6 @@
 """Canaries that are entries of the data set: the loader's own sampler is audited with everything else."""
 
+import itertools
 from contextlib import nullcontext
 
 import numpy as np
@@ -9,10 +10,11 @@ from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus_runs import DELTA, run, weights, without_clipping
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, WeightedRandomSampler
 
 import dpaudit
 from dpaudit.observers.opacus import observe
+from dpaudit.observers.opacus._enlarge import enlarge
 
 VIOLATION, NO_VIOLATION = dpaudit.Verdict.VIOLATION, dpaudit.Verdict.NO_VIOLATION
 STEPS, EXAMPLES, BATCH = 100, 250, 10  # one setting: the curve of the whole training is found once
@@ -231,6 +233,224 @@ def test_shuffled_batches_stay_as_many_and_draw_as_large_a_share(made, examples,
     assert recorder._joined.count == pytest.approx(used * recorder.present.sum(), rel=0.03)
 
 
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize(("examples", "batch"), [(50_000, 64), (60_000, 128), (10_000, 32), (250, 10)])
+def test_batches_of_any_size_can_be_enlarged(examples, batch, drop_last):
+    data = range(examples)
+    plain = BatchSampler(RandomSampler(data), batch, drop_last)
+    for more in (1, 17, 4096):
+        enlarged = enlarge(plain, more)
+        sizes = [len(drawn) for drawn in enlarged.batches(lambda: iter(plain))]
+        shares = np.array(sizes) / (examples + more)
+        before = np.array([len(drawn) for drawn in plain]) / examples
+        np.testing.assert_allclose(shares, before, atol=1 / (examples + more))
+        assert np.sum(shares) == pytest.approx(np.sum(before), abs=1 / examples)
+        assert (plain.batch_size, plain.drop_last) == (batch, drop_last)
+
+
+def step_of(built, inputs, targets):
+    built.optimizer.zero_grad()
+    built.criterion(built.model(inputs), targets).backward()
+    built.optimizer.step()
+
+
+def test_a_step_of_two_batches_that_is_accounted_as_one_is_a_violation(made):
+    built = made()
+    with observe(built.optimizer, loader=built.loader, sampling=True, seed=1, delta=DELTA) as recorder:
+        for place, batch in enumerate(itertools.chain(*[built.loader] * 8)):
+            built.optimizer.signal_skip_step(do_skip=place % 2 == 0)
+            step_of(built, *batch)
+    drawn = recorder._joined.count / recorder.num_done / recorder.present.sum()
+    assert drawn == pytest.approx(1 - 0.96**2, rel=0.05)
+    result = recorder.audit()
+    assert "sample rate 0.04, 100 steps" in result.claim.summary
+    assert result.verdict is VIOLATION
+
+
+def test_a_loop_that_leaves_out_empty_batches_is_refused(made):
+    built = made(num_examples=25, batch_size=1)
+
+    def loop():
+        for inputs, targets in itertools.chain(*[built.loader] * 8):
+            if len(inputs):
+                step_of(built, inputs, targets)
+
+    with (
+        pytest.raises(dpaudit.InputError, match="a step of every batch, also of an empty one"),
+        observe(built.optimizer, loader=built.loader, sampling=True, seed=1),
+    ):
+        loop()
+
+
+def without_the_last_five(built, *, epochs, broken_off=False):
+    for _ in range(epochs):
+        for place, batch in enumerate(built.loader):
+            if place < 20:
+                step_of(built, *batch)
+            elif broken_off:
+                break
+
+
+def test_batches_that_no_step_was_made_of_are_refused_unless_the_loop_was_broken_off(made):
+    built = made()
+    options = {"loader": built.loader, "sampling": True, "seed": 1, "delta": DELTA}
+    with observe(built.optimizer, **options) as recorder:
+        without_the_last_five(built, epochs=1)
+    for judge in (recorder.audit, recorder.one_run_bound):
+        with pytest.raises(dpaudit.InputError, match="got 5 batches without"):
+            judge()
+    with (
+        pytest.raises(dpaudit.InputError, match="got 5 batches without"),
+        observe(built.optimizer, **options),
+    ):
+        without_the_last_five(built, epochs=2)
+    with observe(built.optimizer, **options) as recorder:
+        without_the_last_five(built, epochs=5, broken_off=True)
+    assert recorder.audit().verdict is NO_VIOLATION
+
+
+class Fixed(Sampler):
+    """Batches of one size, from as many entries as it says, or as it said when it was made."""
+
+    def __init__(self, *, late):
+        self.num_samples, self.late, self.chance = EXAMPLES, late, np.random.default_rng(0)
+        self.known = EXAMPLES
+
+    def __len__(self):
+        return EXAMPLES // BATCH
+
+    def __iter__(self):
+        for _ in range(len(self)):
+            entries = self.num_samples if self.late else self.known
+            yield self.chance.choice(entries, BATCH, replace=False).tolist()
+
+
+def test_a_sampler_that_keeps_to_the_entries_of_before_is_refused_after_an_epoch(made):
+    built = made()
+    loader = DataLoader(built.loader.dataset, batch_sampler=Fixed(late=False))
+    with (
+        pytest.raises(dpaudit.InputError, match="got none but the first 250 in an epoch"),
+        observe(built.optimizer, loader=loader, sampling=True, seed=3),
+    ):
+        run(built, STEPS, loader)
+
+
+def test_a_sampler_whose_batches_do_not_grow_gets_no_verdict(made):
+    built = made()
+    loader = DataLoader(built.loader.dataset, batch_sampler=Fixed(late=True))
+    with observe(built.optimizer, loader=loader, sampling=True, seed=3, delta=DELTA) as recorder:
+        run(built, STEPS, loader)
+    with pytest.raises(dpaudit.InputError, match=r"the Fixed to draw canaries about .* do not grow"):
+        recorder.audit()
+
+
+class Permuted(Sampler):
+    """An epoch of examples; says that there are more of them if it is told so, but has no others."""
+
+    def __init__(self):
+        self.num_samples = EXAMPLES
+
+    def __len__(self):
+        return self.num_samples
+
+    def __iter__(self):
+        return iter(torch.randperm(EXAMPLES).tolist())
+
+
+def test_an_epoch_that_is_shorter_than_it_says_is_refused(made):
+    built = made()
+    loader = DataLoader(built.loader.dataset, batch_size=BATCH, sampler=Permuted())
+    with (
+        pytest.raises(dpaudit.InputError, match="it does not draw from as many entries as it says"),
+        observe(built.optimizer, loader=loader, sampling=True, seed=3),
+    ):
+        run(built, STEPS, loader)
+
+
+def test_the_first_batch_may_be_empty(made):
+    empty = 0
+    for seed in range(4):
+        built = made(seed=seed, num_examples=25, batch_size=1, poisson_sampling=False)
+        noting = Noting(built.loader)
+        with observe(built.optimizer, loader=built.loader, sampling=True, seed=seed):
+            run(built, 2, noting)
+        inputs, targets = noting.batches[0]
+        assert (inputs.shape[1:], inputs.dtype, targets.dtype) == ((8,), torch.float32, torch.int64)
+        empty += len(inputs) == 0
+    assert empty > 0
+
+
+@pytest.mark.parametrize("sampling", [True, False])
+def test_an_optimizer_or_a_loader_is_not_observed_twice(made, sampling):
+    built, other = made(), made()
+    options = {"loader": built.loader, "sampling": sampling}
+    with observe(built.optimizer, **options):
+        with (
+            pytest.raises(dpaudit.InputError, match="an optimizer that is not observed"),
+            observe(built.optimizer, **options),
+        ):
+            pass
+        if sampling:
+            with (
+                pytest.raises(dpaudit.InputError, match="a loader that is not observed"),
+                observe(other.optimizer, **options),
+            ):
+                pass
+    with observe(built.optimizer, **options):
+        pass
+
+
+class Rigid(Fixed):
+    """Does not become an object of another class."""
+
+    def __setattr__(self, name, value):
+        if name == "__class__":
+            raise TypeError(name)
+        super().__setattr__(name, value)
+
+
+def test_an_observer_that_cannot_begin_leaves_everything_as_it_was(made):
+    built = made()
+    loader = DataLoader(built.loader.dataset, batch_sampler=Rigid(late=True))
+    before, collate = dict(vars(built.optimizer)), loader.collate_fn
+    with pytest.raises(TypeError), observe(built.optimizer, loader=loader, sampling=True):
+        pass
+    assert vars(built.optimizer) == before
+    assert not built.optimizer.original_optimizer._optimizer_step_pre_hooks
+    assert loader.collate_fn is collate
+
+
+def per_layer(*norms):
+    return {"clipping": "per_layer", "max_grad_norm": list(norms)}  # 1480, 185, 370 and 2 parameters
+
+
+@pytest.mark.parametrize(
+    ("norms", "count", "reach"),
+    [
+        ((0.5, 0.5, 0.5, 0.5), 185, 0.75**0.5),
+        ((0.7, 0.1, 0.7, 0.1), 370, (0.98 / 1.0) ** 0.5),
+        ((1.0, 0.01, 0.01, 0.01), 1480, 1.0),
+    ],
+)
+def test_so_many_canaries_that_most_of_the_norm_of_layers_is_theirs(sampled, norms, count, reach):
+    recorder = sampled(num_steps=50, **per_layer(*norms)).recorder
+    assert recorder.present.size == count
+    spread = (recorder._absent.error * recorder._absent.count) ** 0.5
+    assert spread == pytest.approx(0.5 / reach, rel=0.05)
+    assert recorder._ratios._noise == pytest.approx(0.5 / reach, rel=0.01)
+    assert [f"reach {reach:.0%}" in said for said in recorder.not_covered] == [True] * (reach < 0.99)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [per_layer(0.5, 0.5, 0.5, 0.9), per_layer(0.5, 0.5, 0.5, 0.5) | {"observer": {"num_canaries": 370}}],
+    ids=["by default", "as told"],
+)
+def test_canaries_that_leave_out_much_of_the_norm_are_refused(sampled, options):
+    with pytest.raises(dpaudit.InputError, match="layers with 85% of the clipping norm, got"):
+        sampled(num_steps=1, **options)
+
+
 @pytest.mark.parametrize("order", ["manager first", "observer first"])
 def test_batches_that_a_memory_manager_splits_are_one_step_with_the_same_canaries(made, order):
     found = []
@@ -297,8 +517,8 @@ def test_every_part_of_the_claim_can_be_given(sampled):
 
 
 def test_a_bound_without_independent_canaries_is_looser(sampled):
-    recorder = sampled().recorder
-    assert 0 < recorder.one_run_bound().epsilon < recorder.audit().bound.epsilon
+    recorder = sampled(observer={"delta": None}).recorder
+    assert 0 < recorder.one_run_bound(delta=DELTA).epsilon < recorder.audit(delta=DELTA).bound.epsilon
 
 
 def test_a_run_that_is_not_finished_is_not_judged(sampled):
@@ -332,6 +552,36 @@ def one_by_one(built):
     return {"loader": DataLoader(built.loader.dataset, batch_size=None)}
 
 
+def listed(built):
+    return {"loader": DataLoader(built.loader.dataset, batch_sampler=[[0, 1], [2, 3]])}
+
+
+class Doubled(BatchSampler):
+    """Makes more batches than it would if it were none of its own."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield from (batch, batch)
+
+
+def cut_by_itself(built):
+    data = built.loader.dataset
+    return {"loader": DataLoader(data, batch_sampler=Doubled(RandomSampler(data), 10, False))}
+
+
+class Endless(Sampler):
+    def __init__(self):
+        self.num_samples = EXAMPLES
+
+    def __iter__(self):
+        while True:
+            yield [0]
+
+
+def without_length(built):
+    return {"loader": DataLoader(built.loader.dataset, batch_sampler=Endless())}
+
+
 def weighted(built):
     sampler = WeightedRandomSampler(torch.ones(EXAMPLES), EXAMPLES)
     return {"loader": DataLoader(built.loader.dataset, batch_size=10, sampler=sampler)}
@@ -341,12 +591,13 @@ def weighted(built):
     ("options", "sentence"),
     [
         (lambda _: {"loader": None}, "Expected loader=.* got NoneType"),
-        (
-            lambda built: {"loader": DataLoader(built.loader.dataset, batch_size=None)},
-            "the loader of batches",
-        ),
+        (one_by_one, "the loader of batches"),
         (weighted, "got a WeightedRandomSampler: canaries cannot become entries"),
+        (listed, "got a list: canaries cannot become entries"),
+        (cut_by_itself, "got a Doubled: canaries cannot become entries"),
+        (without_length, "has a length, got a Endless without"),
         (lambda _: {"callbacks": [print]}, "no callbacks with sampling=True"),
+        (lambda _: {"every": 10}, "no every with sampling=True"),
         (lambda _: {"num_canaries": 31}, "num_canaries=31 to be at least 32"),
         (lambda _: {"num_canaries": 3000}, "num_canaries=3000 to be at most 2037"),
         (lambda _: {"noise_multiplier": 0.0}, "noise_multiplier=0"),

@@ -25,7 +25,9 @@ class SampledRecorder:
     """Holds them against the curve of the whole training that ``read`` tells of, sampling and all.
 
     What is ``given`` counts more. ``present`` says which canaries are in the data set. How scores are weighed
-    is settled before the first step, by the noise and the sample rate that are known then.
+    is settled before the first step, by the noise and the sample rate that are known then. A canary has the
+    share ``reach`` of the clipping norm. ``finished`` gets the sample rate, and raises if the run cannot be
+    judged.
     """
 
     def __init__(
@@ -37,13 +39,17 @@ class SampledRecorder:
         signal: float = 1.0,
         not_covered: tuple[str, ...] = (),
         confidence: float = 0.95,
+        reach: float = 1.0,
+        finished: Callable[[float], None] | None = None,
     ) -> None:
         self._claims, self._signal = Claims(read, given), signal
         self.not_covered = not_covered
         self.confidence = _validate.confidence(confidence)
         now = self._claims.terms(Terms(), 0).known("noise_multiplier", "sample_rate")
-        self._ratios = LikelihoodRatios(present, **now)
-        self._expected = now["sample_rate"] * int(present.sum())
+        self._rate = now["sample_rate"]
+        noise = _validate.positive("noise_multiplier", now["noise_multiplier"])
+        self._ratios = LikelihoodRatios(present, noise_multiplier=noise / reach, sample_rate=self._rate)
+        self._finished = finished
         self._joined, self._absent = Side(), Side()
 
     @property
@@ -89,21 +95,26 @@ class SampledRecorder:
         asked = Terms(
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
         )
-        self._require_draws()
-        require_arrival(self._joined, self._absent, self._signal)
         return replace(self._whole_run(asked).audit(**method), not_covered=self.not_covered)
 
-    def one_run_bound(self) -> Bound:
-        """A bound that holds also if the canaries of the run depend on each other; it is looser."""
-        self._require_draws()
-        return self._whole_run(Terms()).one_run_bound()
+    def one_run_bound(self, **asked: Any) -> Bound:
+        """A bound that holds also if the canaries of the run depend on each other; it is looser.
+
+        Any part of the claim can be given here, as to :meth:`audit`.
+        """
+        return self._whole_run(Terms(**asked)).one_run_bound()
 
     def _whole_run(self, asked: Terms) -> WholeRunRecorder:
+        """Of a run that can be judged."""
+        self._require_draws()
+        if self._finished is not None:
+            self._finished(self._rate)
+        require_arrival(self._joined, self._absent, self._signal)
         known = self._claims.terms(asked, self.num_done).known()
         return WholeRunRecorder(self.present, **known, confidence=self.confidence, ratios=self._ratios)
 
     def _require_draws(self) -> None:
-        expected = self._expected * self.num_done
+        expected = self._rate * int(self.present.sum()) * self.num_done
         if self._joined.count == 0 and expected > _MANY:
             raise InputError(
                 f"Expected the sampler to draw canaries about {expected:.0f} times, got none: it does not "

@@ -13,13 +13,50 @@ from dpaudit.canaries import Directions, Draws
 from dpaudit.errors import InputError
 from dpaudit.stats._types import FloatArray, IntArray
 
-__all__ = ["Aim", "Aims", "most_canaries"]
+__all__ = ["Aim", "Aims", "left_out", "reached", "require_reach", "usual_canaries"]
+
+_ENOUGH = 0.85  # of the norm: of four layers with equal norms, one may be left out
+_ALL = 0.99
+_FEWEST = 32  # canaries that are entries of a data set
 
 
-def most_canaries(optimizer: DPOptimizer) -> int:
-    """How many there can be; with clipping of each layer, as many as the largest one has parameters."""
-    sizes = [parameter.numel() for parameter in optimizer.params]
-    return max(sizes) if hasattr(optimizer, "max_grad_norms") else sum(sizes)
+def usual_canaries(optimizer: DPOptimizer, most: int) -> int:
+    """As many as there are parameters, but ``most``; fewer if else layers that are clipped are left out."""
+    sizes: list[int] = [parameter.numel() for parameter in optimizer.params]
+    if not hasattr(optimizer, "max_grad_norms"):
+        return min(most, sum(sizes))
+    counts = {min(most, size) for size in sizes if size >= _FEWEST}
+    return max((count for count in counts if reached(optimizer, count) >= _ENOUGH), default=max(sizes))
+
+
+def reached(optimizer: DPOptimizer, num_canaries: int) -> float:
+    """The share of the clipping norm that a canary has; layers with too few parameters are left out."""
+    norms = getattr(optimizer, "max_grad_norms", None)
+    if norms is None:
+        return 1.0
+    layers = zip(optimizer.params, norms, strict=True)
+    used = [float(norm) for parameter, norm in layers if parameter.numel() >= num_canaries]
+    return math.hypot(*used) / math.hypot(*map(float, norms))
+
+
+def require_reach(reach: float, num_canaries: int) -> None:
+    """Scores of a whole run are compared with the noise, which is made for the whole norm."""
+    if reach < _ENOUGH:
+        raise InputError(
+            f"Expected canaries to have parts in layers with {_ENOUGH:.0%} of the clipping norm, got "
+            f"{reach:.0%} with num_canaries={num_canaries}: a layer that is clipped by itself needs a "
+            "parameter for each canary. Pass fewer canaries, or audit single steps, without sampling=True."
+        )
+
+
+def left_out(reach: float, num_canaries: int) -> tuple[str, ...]:
+    """What a result has to say if layers are left out."""
+    if reach >= _ALL:
+        return ()
+    return (
+        f"layers with fewer than {num_canaries} parameters have no part of a canary: canaries reach "
+        f"{reach:.0%} of the clipping norm, so that a fault has to be larger than the power says",
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,6 +31,14 @@ class Clip(ABC):
     def add(self, rows: Tensor) -> None:
         """``rows`` are gradients x parameters, not clipped yet."""
 
+    @abstractmethod
+    def passes(self) -> list[int]:
+        """How many examples each of the backward passes had that the optimizer clips now."""
+
+    def pending(self) -> list[int]:
+        """The same between steps, if there are passes that it is yet to clip."""
+        return self.passes()
+
     def _pieces(self, flat: Tensor) -> Iterator[tuple[torch.nn.Parameter, Tensor]]:
         """Each parameter with its part of the last dimension, in the parameter's shape."""
         parameters = self._optimizer.params
@@ -47,6 +55,11 @@ class RowClip(Clip):
             for parameter, part in self._pieces(rows):
                 parameter.grad_sample = part  # type: ignore[attr-defined]  # a name of Opacus
             self._optimizer.clip_and_accumulate()
+
+    def passes(self) -> list[int]:
+        samples = getattr(self._optimizer.params[0], "grad_sample", None)
+        parts = samples if isinstance(samples, list) else [] if samples is None else [samples]
+        return [len(part) for part in parts if not hasattr(part, "_processed")]
 
 
 class GhostClip(Clip):
@@ -73,6 +86,13 @@ class GhostClip(Clip):
             for parameter, part in self._pieces(weights.to(rows.dtype) @ rows):
                 parameter.grad = part
             self._optimizer.accumulate()
+
+    def passes(self) -> list[int]:
+        norms = self._module._per_sample_gradient_norms
+        return [] if norms is None else [len(norms)]
+
+    def pending(self) -> list[int]:
+        return []  # norms stay after they were used
 
 
 @contextmanager

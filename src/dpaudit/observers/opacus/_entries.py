@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,18 @@ from torch.utils.data import DataLoader
 
 from dpaudit.canaries import Draws
 from dpaudit.errors import InputError
+from dpaudit.observers.opacus._clips import Clip
 from dpaudit.observers.opacus._enlarge import enlarge
+from dpaudit.observers.opacus._line import Line
+from dpaudit.observers.opacus._replaced import replaced
 from dpaudit.stats._types import IntArray
 
 __all__ = ["Coins", "Entries"]
 
 _PLACES = 3  # a purpose of chance, besides those of Draws
+_MANY = 20  # draws expected; to see none of them then has a chance of two in a billion
+_SURELY = 6.0  # standard errors
+_MARK = "_observed_by_dpaudit"
 
 
 class Coins:
@@ -28,11 +35,10 @@ class Coins:
     def __init__(self, draws: Draws) -> None:
         self._draws = draws
 
-    def attach(self) -> None:
-        """Begin; everything is put back by ``detach``."""
-
-    def detach(self) -> None:
-        """Leave everything as it was."""
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Everything is as it was afterwards."""
+        yield
 
     def numbers(self, index: int) -> IntArray:
         """The canaries that join this step."""
@@ -42,13 +48,12 @@ class Coins:
 class Entries(Coins):
     """Lets the loader's batch sampler draw canaries too, and takes them out of the batches again.
 
-    They are at random places among the examples. The sampler is ahead of the steps if processes load
-    examples: what it drew waits in line.
+    They are at random places among the examples. A batch's canaries join the step that its examples join.
     """
 
-    def __init__(self, draws: Draws, optimizer: DPOptimizer, loader: Any) -> None:
+    def __init__(self, draws: Draws, optimizer: DPOptimizer, loader: Any, clip: Clip) -> None:
         super().__init__(draws)
-        self._optimizer, self._loader = optimizer, loader
+        self._optimizer, self._loader, self._clip = optimizer, loader, clip
         self._sampler = _batch_sampler(loader)
         canaries = np.flatnonzero(draws.entries())
         self._enlarged = enlarge(self._sampler, len(canaries))
@@ -57,44 +62,71 @@ class Entries(Coins):
         self._canary = np.full(total, -1)
         self._canary[np.sort(places)] = canaries
         self._example = np.cumsum(self._canary < 0) - 1
-        self._waiting: deque[IntArray] = deque()
+        self._num_batches, self._num_drawn, self._num_late = 0, 0, 0
+        self._line = Line(_loaded_ahead(loader), getattr(loader.collate_fn, "rand_on_empty", False))
 
-    def attach(self) -> None:
-        self._own_class, self._own_collate = type(self._sampler), self._loader.collate_fn
-        # how an object is iterated over is looked up in its class; a BatchMemoryManager holds the sampler
-        # itself, whether it is made before or after this
-        self._sampler.__class__ = _watched(self._own_class, self._batches)
-        if not isinstance(self._own_collate, CollateFnWithEmpty):
-            # a batch of canaries only is an empty one
-            self._loader.collate_fn = wrap_collate_with_empty(collate_fn=self._own_collate)
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        own = type(self._sampler)
+        with ExitStack() as undo:
+            # how an object is iterated over is looked up in its class; a BatchMemoryManager holds the
+            # sampler itself, whether it is made before or after this
+            self._sampler.__class__ = _watched(own, self._batches)
+            undo.callback(setattr, self._sampler, "__class__", own)
+            undo.callback(setattr, self._loader, "collate_fn", self._loader.collate_fn)
+            self._loader.collate_fn = _with_empty(self._loader)
+            pre_step = self._optimizer.pre_step
 
-    def detach(self) -> None:
-        self._sampler.__class__ = self._own_class
-        self._loader.collate_fn = self._own_collate
+            def noted(*arguments: Any, **options: Any) -> Any:
+                self._line.used(self._clip.passes())
+                return pre_step(*arguments, **options)
+
+            undo.enter_context(replaced(self._optimizer, "pre_step", noted))
+            yield
 
     def numbers(self, index: int) -> IntArray:
-        batches = self._optimizer.accumulated_iterations
-        if len(self._waiting) < batches:
+        return self._line.of_step(index)
+
+    def require_all(self, claimed_rate: float) -> None:
+        """What is to be known before a verdict: every batch became part of a step, and had canaries."""
+        self._line.require_used(self._clip.pending())
+        if self._enlarged.known:
+            return
+        own = self._enlarged.rate
+        rate = claimed_rate if own is None else min(own, claimed_rate)
+        expected = rate * int((self._canary >= 0).sum()) * self._num_batches
+        if self._num_drawn < expected - _SURELY * math.sqrt(expected):
             raise InputError(
-                f"Expected a batch of the loader before step {index}, got none: give the loader that the "
-                "loop goes over as loader=..., and begin the loop inside of the with block."
+                f"Expected the {type(self._sampler).__name__} to draw canaries about {expected:.0f} times, "
+                f"got {self._num_drawn}: its batches do not grow with its entries, so that it draws examples "
+                "less often than without audit."
             )
-        return np.concatenate([self._waiting.popleft() for _ in range(batches)])
 
     def _batches(self, start: Callable[[], Iterator[Any]]) -> Iterator[list[int]]:
         """The batches of an epoch, without canaries."""
-        self._waiting.clear()  # what is left of an epoch was never used
-        with self._enlarged.drawing():
-            drawn = iter(start())
-        while True:
-            with self._enlarged.drawing():
-                batch = next(drawn, None)
-            if batch is None:
-                return
+        self._line.begin(self._clip.pending())
+        seen = 0
+        for batch in self._enlarged.batches(start):
             places = np.asarray(batch, dtype=np.int64)
             canaries = self._canary[places]
-            self._waiting.append(canaries[canaries >= 0])
+            joining = canaries[canaries >= 0]
+            self._num_batches += 1
+            self._num_drawn += len(joining)
+            self._num_late += int((places >= self._enlarged.num_examples).sum())
+            seen += len(places)
+            self._line.add(joining, len(places) - len(joining))
             yield self._example[places[canaries < 0]].tolist()
+        self._line.end()
+        self._require_late(seen)
+
+    def _require_late(self, seen: int) -> None:
+        """A sampler that keeps a list of entries from before would leave most examples out."""
+        old, total = self._enlarged.num_examples, len(self._canary)
+        if self._num_late == 0 and not self._enlarged.known and seen * (total - old) / total > _MANY:
+            raise InputError(
+                f"Expected the {type(self._sampler).__name__} to draw from {total} entries when it says so, "
+                f"got none but the first {old} in an epoch: canaries cannot become entries of its data set."
+            )
 
 
 def _watched(own: type, batches: Callable[[Callable[[], Iterator[Any]]], Iterator[list[int]]]) -> type:
@@ -103,7 +135,23 @@ def _watched(own: type, batches: Callable[[Callable[[], Iterator[Any]]], Iterato
     def iterate(sampler: Any) -> Iterator[list[int]]:
         return batches(lambda: own.__iter__(sampler))  # type: ignore[attr-defined]
 
-    return type(own.__name__, (own,), {"__iter__": iterate, "__module__": own.__module__})
+    names = {"__iter__": iterate, "__module__": own.__module__, _MARK: True}
+    return type(own.__name__, (own,), names)
+
+
+def _with_empty(loader: Any) -> Any:
+    """A batch of canaries only is an empty one, also if it is the first: it looks like that of an example."""
+    own = loader.collate_fn
+    if isinstance(own, CollateFnWithEmpty):
+        return own
+    found = wrap_collate_with_empty(collate_fn=own)
+    found([loader.dataset[0]])
+    return found
+
+
+def _loaded_ahead(loader: Any) -> int:
+    """How many batches are drawn before they are asked for."""
+    return int(loader.num_workers * (loader.prefetch_factor or 0))
 
 
 def _batch_sampler(loader: Any) -> Any:
@@ -114,4 +162,7 @@ def _batch_sampler(loader: Any) -> Any:
             f"sampler decides which steps canaries join; got {type(loader).__name__}."
         )
     sampler = loader.batch_sampler
-    return sampler.sampler if isinstance(sampler, BatchSplittingSampler) else sampler
+    inner = sampler.sampler if isinstance(sampler, BatchSplittingSampler) else sampler
+    if hasattr(type(inner), _MARK):
+        raise InputError("Expected a loader that is not observed, got one that another observer is at.")
+    return inner

@@ -13,9 +13,9 @@ from dpaudit.errors import InputError
 from dpaudit.observers._recorder import ObserverRecorder
 from dpaudit.observers._sampled import SampledRecorder
 from dpaudit.observers._terms import Terms
-from dpaudit.observers.opacus._aim import most_canaries
+from dpaudit.observers.opacus._aim import left_out, reached, require_reach, usual_canaries
 from dpaudit.observers.opacus._entries import Coins, Entries
-from dpaudit.observers.opacus._observer import Observer
+from dpaudit.observers.opacus._observer import Observer, require_unobserved
 from dpaudit.observers.opacus._ranks import ranks_of
 from dpaudit.observers.opacus._supported import clip_of
 from dpaudit.observers.opacus._terms import ReadTerms, accounted_rate
@@ -60,24 +60,30 @@ def observe(
     of the sampler. By default they are as many as the model has parameters, but at most 8,192.
     """
     clip, ranks = clip_of(optimizer, module), ranks_of(optimizer, sampling)
+    require_unobserved(optimizer)
     if num_canaries is None:
-        num_canaries = min(_OF_THE_RUN, most_canaries(optimizer)) if sampling else _OF_A_STEP
+        num_canaries = usual_canaries(optimizer, _OF_THE_RUN) if sampling else _OF_A_STEP
+    reach = reached(optimizer, num_canaries)
+    if sampling:
+        require_reach(reach, num_canaries)
     draws = Draws(canary, num_canaries, ranks.agreed(fresh_seed(seed)))
     given = Terms(
         noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
     )
     common: dict[str, Any] = {
         "signal": min(canary.scale, 1.0),
-        "not_covered": clip.not_covered,
+        "not_covered": clip.not_covered + left_out(reach, num_canaries),
         "confidence": confidence,
     }
     recorder: ObserverRecorder | SampledRecorder
     joining: Coins
     if sampling:
-        _require_no_look(callbacks)
-        joining = Entries(draws, optimizer, loader)
+        _require_no_look(callbacks, every)
+        joining = entries = Entries(draws, optimizer, loader, clip)
         terms = ReadTerms(optimizer, None if _knows_rate(optimizer, given) else loader)
-        recorder = SampledRecorder(terms, given, draws.entries(), **common)
+        recorder = SampledRecorder(
+            terms, given, draws.entries(), reach=reach, finished=entries.require_all, **common
+        )
     else:
         joining = Coins(draws)
         terms = ReadTerms(optimizer, loader)
@@ -85,16 +91,16 @@ def observe(
     observer = Observer(
         optimizer, recorder, draws=draws, joining=joining, clip=clip, ranks=ranks, terms=terms
     )
-    observer.attach()
-    try:
+    with observer.watching():
         yield recorder
-    finally:
-        observer.detach()
 
 
-def _require_no_look(callbacks: Sequence[Callable[[LiveBound], None]]) -> None:
-    if callbacks:
-        raise InputError("Expected no callbacks with sampling=True: there is no bound before the last step.")
+def _require_no_look(callbacks: Sequence[Callable[[LiveBound], None]], every: int | None) -> None:
+    for name, given in (("callbacks", callbacks), ("every", every is not None)):
+        if given:
+            raise InputError(
+                f"Expected no {name} with sampling=True: there is no bound before the last step."
+            )
 
 
 def _knows_rate(optimizer: DPOptimizer, given: Terms) -> bool:

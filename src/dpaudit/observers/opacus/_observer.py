@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,11 @@ from dpaudit.observers.opacus._aim import Aim, Aims
 from dpaudit.observers.opacus._clips import Clip
 from dpaudit.observers.opacus._entries import Coins
 from dpaudit.observers.opacus._ranks import OneProcess
+from dpaudit.observers.opacus._replaced import replaced
 from dpaudit.observers.opacus._terms import ReadTerms
 from dpaudit.stats._types import BoolArray, IntArray
 
-__all__ = ["Observer"]
+__all__ = ["Observer", "require_unobserved"]
 
 _AT_ONCE = 2**24  # numbers of canaries' gradients that are in memory together
 
@@ -63,23 +65,17 @@ class Observer:
         self._aims = Aims(optimizer, draws)
         self._step: _Step | None = None
 
-    def attach(self) -> None:
-        """Begin; everything is put back by ``detach``."""
-        self._own = vars(self._optimizer).get("add_noise")
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Steps in here are observed; everything is as it was afterwards."""
         self._add_noise = self._optimizer.add_noise
-        self._optimizer.add_noise = self._noised
-        self._handle = self._optimizer.original_optimizer.register_step_pre_hook(self._before_update)
-        self._joining.attach()
-
-    def detach(self) -> None:
-        """Leave the optimizer as it was."""
-        self._joining.detach()
-        self._handle.remove()
-        self._end_step()
-        if self._own is None:
-            del self._optimizer.add_noise
-        else:
-            self._optimizer.add_noise = self._own
+        with ExitStack() as undo:
+            undo.enter_context(replaced(self._optimizer, "add_noise", self._noised))
+            undo.callback(self._end_step)
+            inside = self._optimizer.original_optimizer
+            undo.callback(inside.register_step_pre_hook(self._before_update).remove)
+            undo.enter_context(self._joining.watching())
+            yield
 
     def _noised(self) -> None:
         """What the optimizer calls when it adds noise to the sum of a step."""
@@ -87,8 +83,13 @@ class Observer:
         sums = [_checked_sum(parameter, place) for place, parameter in enumerate(parameters)]
         for parameter, own in zip(parameters, sums, strict=True):
             parameter.summed_grad = _marked_like(own.clone(), own)
-        self._step = self._insert(sums)
-        self._add_noise()
+        try:
+            self._step = self._insert(sums)
+            self._add_noise()
+        except BaseException:
+            self._step = None
+            self._put_back(sums)
+            raise
 
     @torch.no_grad()
     def _insert(self, sums: list[Tensor]) -> _Step:
@@ -124,9 +125,12 @@ class Observer:
         """From here on the optimizer has only its own sum."""
         step, self._step = self._step, None
         if step is not None:
-            for parameter, own in zip(self._optimizer.params, step.sums, strict=True):
-                parameter.summed_grad = _marked_like(own, parameter.summed_grad)
+            self._put_back(step.sums)
         return step
+
+    def _put_back(self, sums: list[Tensor]) -> None:
+        for parameter, own in zip(self._optimizer.params, sums, strict=True):
+            parameter.summed_grad = _marked_like(own, parameter.summed_grad)
 
     def _divisor(self) -> float:
         """What the sum was divided by since the noise."""
@@ -140,6 +144,12 @@ class Observer:
         parts = torch.split_with_sizes(inserted, [parameter.numel() for parameter in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = parameter.grad - part.view_as(parameter).to(parameter.grad.dtype)
+
+
+def require_unobserved(optimizer: DPOptimizer) -> None:
+    """What one observer inserts would be a training's own for another."""
+    if isinstance(getattr(optimizer.add_noise, "__self__", None), Observer):
+        raise InputError("Expected an optimizer that is not observed, got one that another observer is at.")
 
 
 def _chunks(numbers: IntArray, aim: Aim) -> Iterator[Tensor]:

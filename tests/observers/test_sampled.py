@@ -1,0 +1,58 @@
+"""The recorder of canaries that a sampler draws, alone: so many correct runs that its error rate shows."""
+
+import math
+
+import numpy as np
+import pytest
+
+import dpaudit
+from dpaudit.observers._sampled import SampledRecorder
+from dpaudit.observers._terms import Terms
+
+VIOLATION = dpaudit.Verdict.VIOLATION
+TERMS = Terms(noise_multiplier=0.5, sample_rate=0.04, delta=1e-5)
+STEPS, CANARIES = 100, 512
+
+
+def recorded(seed, *, rate=0.04, reach=1.0):
+    """A run of a training that draws, clips and noises as it should, if the rate is the claimed one."""
+    rng = np.random.default_rng(seed)
+    recorder = SampledRecorder(lambda: TERMS, Terms(), rng.random(CANARIES) < 0.5, reach=reach)
+    for _ in range(STEPS):
+        joined = recorder.present & (rng.random(CANARIES) < rate)
+        recorder.record(joined + rng.normal(0.0, 0.5 / reach, CANARIES), joined)
+    return recorder
+
+
+@pytest.mark.parametrize(("reach", "runs"), [(1.0, 100), (0.87, 30)])
+def test_correct_runs_are_flagged_in_5_percent_at_most(reach, runs):
+    flagged = sum(recorded(seed, reach=reach).audit().verdict is VIOLATION for seed in range(runs))
+    assert flagged <= 0.05 * runs + 2.5 * math.sqrt(0.05 * 0.95 * runs)
+
+
+def test_drawing_twice_as_often_is_flagged():
+    found = [recorded(seed, rate=0.08).audit().verdict is VIOLATION for seed in range(5)]
+    assert sum(found) >= 4
+
+
+def test_a_run_that_cannot_be_judged_gets_neither_verdict_nor_bound():
+    def refuse(rate):
+        raise dpaudit.InputError(f"not at {rate}")
+
+    recorder = recorded(0)
+    recorder._finished = refuse
+    for judge in (recorder.audit, recorder.one_run_bound):
+        with pytest.raises(dpaudit.InputError, match=r"not at 0\.04"):
+            judge()
+
+
+def test_scores_that_do_not_rise_get_neither_verdict_nor_bound():
+    recorder, rng = (
+        SampledRecorder(lambda: TERMS, Terms(), np.arange(CANARIES) % 2 == 0),
+        np.random.default_rng(0),
+    )
+    for _ in range(STEPS):
+        recorder.record(rng.normal(0.0, 0.5, CANARIES), recorder.present & (rng.random(CANARIES) < 0.04))
+    for judge in (recorder.audit, recorder.one_run_bound):
+        with pytest.raises(dpaudit.InputError, match="the update does not use what was clipped and noised"):
+            judge()
