@@ -54,5 +54,5 @@ def test_scores_that_do_not_rise_get_neither_verdict_nor_bound():
     for _ in range(STEPS):
         recorder.record(rng.normal(0.0, 0.5, CANARIES), recorder.present & (rng.random(CANARIES) < 0.04))
     for judge in (recorder.audit, recorder.one_run_bound):
-        with pytest.raises(dpaudit.InputError, match="the update does not use what was clipped and noised"):
+        with pytest.raises(dpaudit.InputError, match="Expected scores to rise by 1"):
             judge()
