@@ -48,6 +48,12 @@ def test_two_workers(dp_audit):
 def test_unclipped(dp_audit):
     audit(dp_audit, clip=False)
 
+def test_unscaled(dp_audit):
+    step = make()
+    dp_audit(lambda rows: step(rows / 4) * 4, claim=CLAIM, max_grad_norm=4.0, num_parameters=200)
+    quiet = make(noise=0.25)
+    dp_audit(lambda rows: 4 * quiet(rows / 4), claim=CLAIM, max_grad_norm=4.0, num_parameters=200)
+
 def test_periodic(dp_audit):
     audit(dp_audit, period=100)
 """
@@ -63,19 +69,20 @@ def epsilons(lines: list[str]) -> dict[str, str]:
 def test_a_violation_fails_the_test_with_what_a_developer_needs(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(FAULTS)
     done = pytester.runpytest_subprocess("--dp-audit-seed=1", "--junitxml=junit.xml", "-p", "no:randomly")
-    done.assert_outcomes(passed=1, failed=3)
+    done.assert_outcomes(passed=1, failed=4)
     done.stdout.fnmatch_lines(
         [
             "dpaudit: seed 1, budget full, 95 % confidence for all audits together",
             "dpaudit: The observations refute the claim: the training leaks more than it says.",
             "  claim: one Gaussian step, noise multiplier 1 with epsilon = *",
-            "  bound: mu >= *, with 99.5 % confidence",  # 0.05 / 4 tests / 2 for the first call, 0.8 of it
-            "  session: 95 % confidence, shared between 4 tests with audits",
+            "  bound: mu >= *, with 99.6 % confidence",  # 0.05 / 5 tests / 2 for the first call, 0.8 of it
+            "  session: 95 % confidence, shared between 5 tests with audits",
             "  noise: 0.7* of the claimed (* to *)",
             "  canary: arrives with * clipping norms; a clipped one has at most 1",
             "  cause? effective noise is 0.7* of the claim = 1/sqrt(2): added by each of 2 workers*",
             "  again: pytest '*::test_two_workers' --dp-audit-seed 1",
             "  cause? the canary arrives unclipped: is each gradient clipped, before the sum?",
+            "  cause? effective noise is 0.2* of the claim = 1/max_grad_norm: noise not scaled by the clip*",
             "dpaudit: the noise is not what the claim says.",
             "  found: repeated-noise * The noise repeats every 100 steps.",
         ]
@@ -88,7 +95,7 @@ def test_a_violation_fails_the_test_with_what_a_developer_needs(pytester: pytest
     assert properties["test_correct"]["dp_audit.1.verdict"] == "NO_VIOLATION"
     assert properties["test_unclipped"]["dp_audit.1.verdict"] == "VIOLATION"
     assert "repeated-noise" in properties["test_periodic"]["dp_audit.1.findings"]
-    assert [test.split("::")[1] for test in epsilons(done.outlines)] == list(properties)
+    assert [test.partition("::")[2] for test in epsilons(done.outlines)] == list(properties)
 
 
 def test_workers_order_and_choice_do_not_change_an_audit(pytester: pytest.Pytester) -> None:

@@ -103,7 +103,9 @@ class DpAudit:
         rest = 1 - _DIAGNOSIS if residuals.are_known else 1.0
         result = recorder.audit(confidence=1 - rest * error)
         diagnosis = residuals.diagnose(1 - _DIAGNOSIS * error) if residuals.are_known else None
-        seen = Seen.of(recorder, canary_scale=canary.scale, batch_size=batch_size)
+        seen = Seen.of(
+            recorder, canary_scale=canary.scale, batch_size=batch_size, max_grad_norm=max_grad_norm
+        )
         return self._end(share, result, diagnosis, seen)
 
     def recorded(

@@ -26,17 +26,16 @@ class Seen:
     high: float
     canary_scale: float | None = None
     batch_size: float | None = None
+    max_grad_norm: float | None = None
 
     @classmethod
-    def of(
-        cls, recorder: Recorder, *, canary_scale: float | None = None, batch_size: float | None = None
-    ) -> Seen:
+    def of(cls, recorder: Recorder, **known: float | None) -> Seen:
         """From all scores of a run."""
         seen = recorder.observations
         absent = seen.without_canary
         square, count = float(np.mean(absent**2)), absent.size
         low, high = (math.sqrt(square * count / stats.chi2.ppf(level, count)) for level in (0.975, 0.025))
-        return cls(math.sqrt(square), float(seen.with_canary.mean()), low, high, canary_scale, batch_size)
+        return cls(math.sqrt(square), float(seen.with_canary.mean()), low, high, **known)
 
     def ratio(self, claimed: float) -> str:
         """How far the noise is off."""
@@ -55,6 +54,7 @@ class Seen:
             canary_scale=self.canary_scale,
             batch_size=self.batch_size,
             noise_multiplier=claimed,
+            max_grad_norm=self.max_grad_norm,
         )
 
 
