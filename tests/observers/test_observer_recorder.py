@@ -36,7 +36,7 @@ def test_more_steps_than_claimed_are_refused():
 
 def test_a_training_without_noise_has_no_claim_of_its_own():
     silent = recorded(20, read=Terms(noise_multiplier=0.0, sample_rate=0.05, delta=1e-5))
-    with pytest.raises(dpaudit.InputError, match="the training itself says 0, no noise"):
+    with pytest.raises(dpaudit.InputError, match="above 0, got 0: without noise there is no claim"):
         silent.audit()
     assert silent.audit(noise_multiplier=1.0).claim.epsilon > 0
 

@@ -600,7 +600,7 @@ def weighted(built):
         (lambda _: {"every": 10}, "no every with sampling=True"),
         (lambda _: {"num_canaries": 31}, "num_canaries=31 to be at least 32"),
         (lambda _: {"num_canaries": 3000}, "num_canaries=3000 to be at most 2037"),
-        (lambda _: {"noise_multiplier": 0.0}, "noise_multiplier=0"),
+        (lambda _: {"noise_multiplier": 0.0}, "above 0, got 0: without noise there is no claim"),
     ],
 )
 def test_what_cannot_be_gets_a_sentence(made, options, sentence):

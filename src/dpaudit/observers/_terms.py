@@ -41,8 +41,8 @@ class Terms:
                 )
         if self.noise_multiplier == 0:
             raise InputError(
-                "Expected noise_multiplier=..., which is claimed: the training itself says 0, no noise, and "
-                "so makes no claim. Pass it to the observer or to audit()."
+                "Expected noise_multiplier=... above 0, got 0: without noise there is no claim. If the "
+                "training adds none by mistake, pass what it claims to the observer or to audit()."
             )
         return {name: getattr(self, name) for name in names or _MISSING}
 

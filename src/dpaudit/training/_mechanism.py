@@ -24,10 +24,7 @@ class Mechanism(Protocol):
         ...
 
     def finish(self, total: Tensor, num_gradients: int) -> Tensor:
-        """What is done with the whole sum before the noise: nothing, if every gradient was clipped.
-
-        The training writes into what is returned: it is ``total``, or a new tensor.
-        """
+        """What is done with the whole sum before the noise: nothing, if every gradient was clipped."""
         ...
 
     def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:

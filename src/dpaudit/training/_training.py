@@ -59,6 +59,8 @@ class Training:
         self._mechanism = mechanism or GaussianSum(
             noise_multiplier=settings.noise_multiplier, max_grad_norm=settings.max_grad_norm
         )
+        # Nothing is done with the whole sum: then it does not matter when a gradient joins it.
+        self._adds_up = type(self._mechanism).finish is GaussianSum.finish
         self._optimizer = settings.optimizer.build(trainable(model).values())
         self._generators = generators(seeds, device)
         for hook in self.hooks:
@@ -87,12 +89,10 @@ class Training:
             for hook, drawn in zip(self.hooks, entries, strict=True)
             for rows in hook.joining(self.num_done, drawn)
         ]
-        step = self._privatize(indices, rows, self._generators)
+        step, update = self._privatize(indices, rows, self._generators)
         for hook in self.hooks:
             hook.observe(step)
-        # The same noise on the batch alone: exactly the update of a training without hooks.
-        size = self.expected_batch_size
-        self._update((step.clipped_sum + step.noise).div_(size) if rows else step.noisy_sum / size)
+        self._update(update)
         self.num_done += 1
         for hook in self.hooks:
             hook.after(step)
@@ -103,7 +103,7 @@ class Training:
         if self._other_sampling is None:  # one of its own: sampling may keep the rest of an epoch
             self._other_sampling = copy.deepcopy(self._sampling)
         indices = self._other_sampling.indices(len(self.data), generators["sampling"])
-        return self._privatize(indices, rows, generators)
+        return self._privatize(indices, rows, generators)[0]
 
     def _sample(self, generators: Mapping[str, torch.Generator]) -> tuple[Tensor, list[list[int]]]:
         """The places of a batch's examples, and for each hook which of its entries were drawn with it."""
@@ -126,29 +126,30 @@ class Training:
 
     def _privatize(
         self, indices: Tensor, rows: Sequence[Rows], generators: Mapping[str, torch.Generator]
-    ) -> Step:
-        clipped, joined = self._sums(self._batch(indices, generators), rows)
+    ) -> tuple[Step, Tensor]:
+        """A step, and what it updates the weights by: exactly that of a training that no rows join."""
+        total = flat_zeros(self.model)
+        batch = self._batch(indices, generators)
+        count = len(self._mechanism.add(per_example(self.model, self._loss, batch), total))
+        joined = total.clone() if rows and not self._adds_up else None
+        clipped = self._mechanism.finish(total, count)
         noise = self._mechanism.noise(clipped, generators["noise"])
-        return Step(
+        noisy = clipped + noise
+        update = noisy / self.expected_batch_size
+        if joined is not None:
+            joined_count = count + len(self._mechanism.add(rows, joined))
+            noisy = self._mechanism.finish(joined, joined_count) + noise
+        elif rows:  # the same sum in another order, and no vector more to fill
+            self._mechanism.add(rows, noisy)
+        step = Step(
             index=self.num_done,
             batch_size=len(indices),
             indices=indices,
             clipped_sum=clipped,
             noise=noise,
-            # In place where the sum is nobody else's: a vector less to fill in every audited step.
-            noisy_sum=clipped + noise if joined is clipped else joined.add_(noise),
+            noisy_sum=noisy,
         )
-
-    def _sums(self, batch: Batch, rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
-        """The clipped sum of the batch, and that of the batch and all rows that join it."""
-        total = flat_zeros(self.model)
-        count = len(self._mechanism.add(per_example(self.model, self._loss, batch), total))
-        if not rows:
-            clipped = self._mechanism.finish(total, count)
-            return clipped, clipped
-        joined = total.clone()
-        joined_count = count + len(self._mechanism.add(rows, joined))
-        return self._mechanism.finish(total, count), self._mechanism.finish(joined, joined_count)
+        return step, update
 
     def _update(self, gradient: Tensor) -> None:
         set_flat_gradient(self.model, gradient)
