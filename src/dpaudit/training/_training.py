@@ -131,14 +131,15 @@ class Training:
         total = flat_zeros(self.model)
         batch = self._batch(indices, generators)
         count = len(self._mechanism.add(per_example(self.model, self._loss, batch), total))
-        joined = total.clone() if rows and not self._adds_up else None
+        apart = total.clone() if rows and not self._adds_up else None
         clipped = self._mechanism.finish(total, count)
+        # The sum that is scored is the last that is finished: the noise may depend on what was in it.
+        joined = None if apart is None else self._joined(apart, count, rows)
         noise = self._mechanism.noise(clipped, generators["noise"])
         noisy = clipped + noise
         update = noisy / self.expected_batch_size
         if joined is not None:
-            joined_count = count + len(self._mechanism.add(rows, joined))
-            noisy = self._mechanism.finish(joined, joined_count) + noise
+            noisy = joined + noise
         elif rows:  # the same sum in another order, and no vector more to fill
             self._mechanism.add(rows, noisy)
         step = Step(
@@ -150,6 +151,10 @@ class Training:
             noisy_sum=noisy,
         )
         return step, update
+
+    def _joined(self, total: Tensor, count: int, rows: Sequence[Rows]) -> Tensor:
+        """What becomes of the sum of ``count`` gradients, if rows join it."""
+        return self._mechanism.finish(total, count + len(self._mechanism.add(rows, total)))
 
     def _update(self, gradient: Tensor) -> None:
         set_flat_gradient(self.model, gradient)
