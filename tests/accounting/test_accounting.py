@@ -63,12 +63,13 @@ def test_interpolated_epsilons_are_never_above_the_truth(monkeypatch, rate, step
         assert above * 0.94 - 1e-3 <= quick <= above
 
 
-def test_after_the_first_call_the_accountant_is_not_asked_again(monkeypatch):
+def test_after_questions_in_three_places_the_accountant_is_not_asked_again(monkeypatch):
     def composed_again(*setting):
         raise AssertionError(f"composed {setting}")
 
     monkeypatch.setattr(_training, "_PATIENCE", math.inf)
-    dpaudit.training_epsilon(0.2, 1.0, 99, DELTA)
+    for mu in (0.2, 0.25, 0.15):
+        dpaudit.training_epsilon(mu, 1.0, 99, DELTA)
     monkeypatch.setattr(_training, "epsilon_below", composed_again)
     for mu in np.geomspace(0.04, 0.4, 50):
         assert dpaudit.training_epsilon(float(mu), 1.0, 99, DELTA) > 0
