@@ -1,7 +1,8 @@
 """Claims that composing a step's bound to the whole training costs at most 5 ms after the first calls.
 
-The first calls, at mu in three places, build a table. The next are at others, from 0.2 to 2 times the first. Bounds whose curve is
-that of the whole training (SubsampledGaussian) are measured as well; there nothing is claimed.
+The first calls, at mu in three places, build a table. The next are at others, from 0.2 to 2 times the
+first. Bounds whose curve is that of the whole training (SubsampledGaussian) are measured as well; there
+nothing is claimed.
 """
 
 from __future__ import annotations
