@@ -1,13 +1,12 @@
-"""A headless Chromium, driven through chromedriver by the few words of the WebDriver standard that we need."""
+"""A headless Chromium, driven through chromedriver by the few words of WebDriver that the tests need."""
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
-import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -59,7 +58,11 @@ class Browser:
 
     def resize(self, width: int, height: int) -> None:
         self.devtools(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
         )
 
     def prefer(self, theme: str) -> None:
@@ -104,16 +107,10 @@ def call(method: str, url: str, body: Any = None) -> Any:
 @contextmanager
 def browser(profile: Path) -> Iterator[Browser]:
     """A browser with a new profile in this folder; it ends with the block."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    driver = shutil.which("chromedriver")
-    with subprocess.Popen(
-        [str(driver), f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
+    command = [str(shutil.which("chromedriver")), "--port=0"]  # it takes a free one, and says which
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
-            address = f"http://127.0.0.1:{port}"
-            _wait(address, process)
+            address = f"http://127.0.0.1:{_port(process)}"
             session = call("POST", f"{address}/session", {"capabilities": {"alwaysMatch": _wanted(profile)}})
             found = Browser(address, session["sessionId"])
             try:
@@ -129,13 +126,9 @@ def _wanted(profile: Path) -> dict[str, Any]:
     return {"browserName": "chrome", "goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
 
 
-def _wait(address: str, process: subprocess.Popen[bytes]) -> None:
-    """Until the driver answers: it says so itself, and is asked until it does."""
-    end = time.monotonic() + _PATIENCE
-    while process.poll() is None and time.monotonic() < end:
-        try:
-            if call("GET", f"{address}/status")["ready"]:
-                return
-        except OSError:
-            time.sleep(0.05)
+def _port(process: subprocess.Popen[str]) -> int:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := re.search(r"started successfully on port (\d+)", line):
+            return int(found[1])
     raise RuntimeError("chromedriver did not start")

@@ -13,7 +13,7 @@ from dpaudit.report.plots._scale import number
 __all__ = ["markdown"]
 
 # what Markdown or HTML in it would take for markup, in words of anybody
-_MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~!&])")
+_MARKUP = re.compile(r"([\\`*_{}\[\]<#|~!&])")
 
 
 def markdown(runs: Sequence[Run], *, title: str, notice: str | None = None) -> str:
@@ -29,7 +29,14 @@ def markdown(runs: Sequence[Run], *, title: str, notice: str | None = None) -> s
     return "\n\n".join(parts) + "\n"
 
 
-_HEADER = ("run", "verdict", "claimed epsilon", "epsilon at least", "confidence", "smallest leak that shows")
+_HEADER = (
+    "run",
+    "verdict",
+    "claimed epsilon",
+    "epsilon at least",
+    "confidence",
+    "smallest leak that would show",
+)
 
 
 def _row(run: Run) -> list[str]:

@@ -22,15 +22,12 @@ def verdict_mark(verdict: Verdict) -> tuple[str, str]:
 
 def headline(run: Run) -> str:
     """The verdict in a sentence, with its numbers."""
-    claimed, found = number(run.claim.epsilon), number(run.bound.epsilon)
+    claim = f"The claim of epsilon {number(run.claim.epsilon)}"
     level = f"{100 * run.bound.confidence:g} %"
-    if run.verdict is Verdict.VIOLATION:
-        return f"The claim of epsilon {claimed} is refuted: epsilon is at least {found}, with {level} confidence."
-    if run.verdict is Verdict.NO_VIOLATION:
-        return (
-            f"The claim of epsilon {claimed} is not refuted: epsilon is at least {found}, with {level} confidence."
-        )
-    return f"The claim of epsilon {claimed} could not be tested: there are too few observations."
+    least = f"epsilon is at least {number(run.bound.epsilon)}, with {level} confidence."
+    if run.verdict is Verdict.UNDERPOWERED:
+        return f"{claim} could not be tested: there are too few observations."
+    return f"{claim} is {'refuted' if run.verdict is Verdict.VIOLATION else 'not refuted'}: {least}"
 
 
 def summary(run: Run) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,7 @@ class Histogram:
 
     def share(self, counts: IntArray) -> FloatArray:
         """Of all scores of the side, those in each bin."""
-        return counts / counts.sum()
+        return np.asarray(counts / counts.sum())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -65,4 +66,4 @@ def _range(sides: list[FloatArray]) -> tuple[float, float]:
 def _bins(sides: list[FloatArray]) -> int:
     """Fewer where there is little to count."""
     fewest = min(side.size for side in sides)
-    return max(6, min(_BINS, round(2 * fewest ** (1 / 2))))
+    return max(6, min(_BINS, round(2 * math.sqrt(fewest))))

@@ -26,7 +26,14 @@ def comparison(runs: Sequence[Run]) -> Html:
     )
 
 
-_HEADER = ("run", "verdict", "claimed epsilon", "epsilon at least", "confidence", "smallest leak that shows")
+_HEADER = (
+    "run",
+    "verdict",
+    "claimed epsilon",
+    "epsilon at least",
+    "confidence",
+    "smallest leak that would show",
+)
 
 
 def _row(run: Run) -> list[str]:

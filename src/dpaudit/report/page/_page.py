@@ -69,8 +69,8 @@ def _bottom() -> Html:
         "footer",
         element(
             "p",
-            f"Made by dpaudit {dpaudit.__version__}. A lower bound says how much was seen to leak, not how much "
-            "there is to see: no audit can show that a claim holds.",
+            f"Made by dpaudit {dpaudit.__version__}. A lower bound says how much was seen to leak, not how "
+            "much there is to see: no audit can show that a claim holds.",
         ),
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from dpaudit._markup import Html, element, joined
 from dpaudit.report._diagnosis import DiagnosisValues
@@ -12,6 +13,7 @@ from dpaudit.report.plots import (
     close_figure,
     course_figure,
     methods_figure,
+    needs_close_figure,
     number,
     plane_figure,
     scores_figure,
@@ -60,7 +62,7 @@ def _numbers(run: Run) -> Html:
         ("claimed", f"epsilon {number(run.claim.epsilon)}", f"at delta = {run.claim.delta:g}"),
         ("at least", f"epsilon {number(run.bound.epsilon)}", f"{run.bound.kind} bound"),
         ("confidence", f"{100 * run.bound.confidence:g} %", "of the bound and of the verdict"),
-        ("smallest leak that shows", seen, f"with {100 * power.probability:g} % probability"),
+        ("smallest leak that would show", seen, f"with {100 * power.probability:g} % probability"),
     )
     return element("dl", *(_big(*entry) for entry in entries), class_="numbers")
 
@@ -88,16 +90,25 @@ def _list(texts: Sequence[str]) -> Html:
 
 
 def _pictures(run: Run) -> Html:
-    figures, found = run.figures, []
-    if figures.scores is not None:
-        found.append(scores_figure(figures.scores))
-    if figures.course is not None:
-        found.append(course_figure(run, figures.course))
-    if figures.plane is not None:
-        found += [plane_figure(figures.plane), close_figure(figures.plane)]
+    """Two a row; one that is left alone has its words beside it."""
+    made = list(_makers(run))
+    found = [make(wide=len(made) % 2 == 1 and place == len(made) - 1) for place, make in enumerate(made)]
     if run.methods:
         found.append(methods_figure(run.bound, run.methods, run.claim))
     return element("div", *found, class_="figures")
+
+
+def _makers(run: Run) -> Iterator[Callable[..., Html]]:
+    """What can be drawn of this run."""
+    figures = run.figures
+    if figures.scores is not None:
+        yield partial(scores_figure, figures.scores)
+    if figures.course is not None:
+        yield partial(course_figure, run, figures.course)
+    if figures.plane is not None:
+        yield partial(plane_figure, figures.plane)
+        if needs_close_figure(figures.plane):
+            yield partial(close_figure, figures.plane)
 
 
 def _diagnosis(found: DiagnosisValues) -> Html:

@@ -57,8 +57,8 @@
 
   const button = document.getElementById("theme");
   const root = document.documentElement;
-  const dark = () =>
-    root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  const preferred = matchMedia("(prefers-color-scheme: dark)");
+  const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : preferred.matches);
   const name = () => {
     button.textContent = dark() ? "Light theme" : "Dark theme";
     button.setAttribute("aria-pressed", String(dark()));
@@ -67,6 +67,7 @@
     root.dataset.theme = dark() ? "light" : "dark";
     name();
   });
+  preferred.addEventListener("change", name);
   button.hidden = false;
   name();
 })();

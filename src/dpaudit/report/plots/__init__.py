@@ -3,7 +3,7 @@
 from dpaudit.report.plots._course import compared_figure, course_figure
 from dpaudit.report.plots._figure import table
 from dpaudit.report.plots._methods import methods_figure
-from dpaudit.report.plots._plane import close_figure, plane_figure
+from dpaudit.report.plots._plane import close_figure, needs_close_figure, plane_figure
 from dpaudit.report.plots._scale import number
 from dpaudit.report.plots._scores import scores_figure
 
@@ -12,6 +12,7 @@ __all__ = [
     "compared_figure",
     "course_figure",
     "methods_figure",
+    "needs_close_figure",
     "number",
     "plane_figure",
     "scores_figure",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dpaudit._markup import Html, element, joined
 from dpaudit.report.plots._scale import Scale
@@ -11,7 +12,7 @@ from dpaudit.report.plots._scale import Scale
 __all__ = ["WIDTH", "Canvas", "path"]
 
 WIDTH = 440  # about half of a page, so that letters have the size of the text's
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 20, 10, 46
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,11 @@ class Canvas:
     height: float
 
     @classmethod
-    def of(cls, x: tuple[float, float], y: tuple[float, float], height: float = 280) -> Canvas:
-        """Axes over these ranges."""
-        return cls(Scale(*x, _LEFT, WIDTH - _RIGHT), Scale(*y, height - _BOTTOM, _TOP), height)
+    def of(
+        cls, x: tuple[float, float], y: tuple[float, float], height: float = 280, *, counts: bool = False
+    ) -> Canvas:
+        """Axes over these ranges; ``counts`` says that those of x are whole numbers."""
+        return cls(Scale(*x, _LEFT, WIDTH - _RIGHT, counts), Scale(*y, height - _BOTTOM, _TOP), height)
 
     def axes(self, x_label: str, y_label: str) -> Html:
         """Lines at round numbers, and what they count."""
@@ -51,7 +54,9 @@ class Canvas:
             "text", x_label, class_="axis middle", x=(self.x.start + self.x.end) / 2, y=self.height - 8
         )
         turned = f"rotate(-90 12 {middle:g})"
-        return joined([across, element("text", y_label, class_="axis middle", x=12, y=middle, transform=turned)])
+        return joined(
+            [across, element("text", y_label, class_="axis middle", x=12, y=middle, transform=turned)]
+        )
 
     def line(self, xs: Iterable[float], ys: Iterable[float], class_: str) -> Html:
         """Through these points."""
@@ -72,7 +77,9 @@ class Canvas:
         at = self.x(value)
         return element("line", class_=class_, x1=at, x2=at, y1=self.y.start, y2=self.y.end)
 
-    def box(self, x: tuple[float, float], y: tuple[float, float], class_: str, tip: str | None = None) -> Html:
+    def box(
+        self, x: tuple[float, float], y: tuple[float, float], class_: str, tip: str | None = None
+    ) -> Html:
         """A rectangle, at least so large that it is seen."""
         left, right, top, bottom = self.x(x[0]), self.x(x[1]), self.y(y[1]), self.y(y[0])
         return element(
@@ -83,7 +90,7 @@ class Canvas:
     def strips(self, xs: Sequence[float], tips: Sequence[str]) -> Html:
         """Places to point at, one around each x: what is under them is told in a tip."""
         places = [self.x(x) for x in xs]
-        middles = [(one + other) / 2 for one, other in zip(places, places[1:], strict=False)]
+        middles = [(one + other) / 2 for one, other in pairwise(places)]
         edges = [self.x.start, *middles, self.x.end]
         return joined(
             element(

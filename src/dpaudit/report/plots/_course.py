@@ -17,7 +17,7 @@ __all__ = ["compared_figure", "course_figure"]
 _DASHES = ("one", "two", "three", "four")  # classes of lines, by which runs are told apart
 
 
-def course_figure(run: Run, course: Course) -> Html:
+def course_figure(run: Run, course: Course, *, wide: bool = False) -> Html:
     """The live bound with its band, the estimate, and the claim."""
     moments = course.moments
     steps = [float(one.num_done) for one in moments]
@@ -39,7 +39,7 @@ def course_figure(run: Run, course: Course) -> Html:
         ("line estimate", "estimate"),
         ("line claim", f"claim {number(run.claim.epsilon)}"),
     )
-    return figure("Bound over time", _text(run, course), picture, _table(run, moments), keys=keys)
+    return figure("Bound over time", _text(run, course), picture, _table(run, moments), keys=keys, wide=wide)
 
 
 def compared_figure(runs: Sequence[Run]) -> Html | None:
@@ -50,7 +50,9 @@ def compared_figure(runs: Sequence[Run]) -> Html | None:
     canvas = _canvas([course for _, course in drawn], max(run.claim.epsilon for run, _ in drawn))
     marks = [canvas.axes("observations, in % of those made", "epsilon")]
     for (_, course), dash in zip(drawn, _DASHES, strict=False):
-        marks.append(canvas.line(_percent(course), [one.epsilon for one in course.moments], f"line run {dash}"))
+        marks.append(
+            canvas.line(_percent(course), [one.epsilon for one in course.moments], f"line run {dash}")
+        )
     claims = sorted({run.claim.epsilon for run, _ in drawn})
     marks += [canvas.horizontal(claim, "line claim") for claim in claims]
     longest = max((course for _, course in drawn), key=lambda course: len(course.moments))
@@ -62,7 +64,7 @@ def compared_figure(runs: Sequence[Run]) -> Html | None:
     )
     rows = [[f"{percent:.0f} %", *_at(drawn, percent)] for percent in _percent(longest)]
     numbers = table(("made", *(run.name for run, _ in drawn)), rows, label="Lower bounds, as a table")
-    return figure("Bounds over time", _COMPARED, picture, numbers, keys=keys)
+    return figure("Bounds over time", _COMPARED, picture, numbers, keys=keys, wide=True)
 
 
 _COMPARED = (
@@ -79,7 +81,8 @@ def _canvas(courses: Sequence[Course], claim: float) -> Canvas:
     first = min(course.moments[0].num_done for course in courses)
     heights = [one.epsilon for one in moments] + [course.moments[-1].estimate for course in courses] + [claim]
     top = max((height for height in heights if math.isfinite(height)), default=1.0) or 1.0
-    return Canvas.of((float(first) if alone else 0.0, float(last) if alone else 100.0), (0.0, 1.25 * top))
+    across = (float(first), float(last)) if alone else (0.0, 100.0)
+    return Canvas.of(across, (0.0, 1.25 * top), counts=True)
 
 
 def _percent(course: Course) -> list[float]:
@@ -89,7 +92,9 @@ def _percent(course: Course) -> list[float]:
 
 def _at(drawn: Sequence[tuple[Run, Course]], percent: float) -> list[str]:
     return [
-        number(next(one.epsilon for one, at in zip(c.moments, _percent(c), strict=True) if at >= percent - 1e-9))
+        number(
+            next(one.epsilon for one, at in zip(c.moments, _percent(c), strict=True) if at >= percent - 1e-9)
+        )
         for _, c in drawn
     ]
 

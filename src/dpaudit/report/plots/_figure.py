@@ -9,11 +9,11 @@ from dpaudit._markup import Html, element, joined
 __all__ = ["figure", "key", "table"]
 
 
-def figure(title: str, text: str, picture: Html, numbers: Html, *, keys: Html | None = None) -> Html:
-    """Everything that belongs to one picture."""
+def figure(title: str, text: str, picture: Html, numbers: Html, *, keys: Html, wide: bool = False) -> Html:
+    """Everything that belongs to one picture; a wide one has its words beside it, where there is room."""
     caption = element("figcaption", element("h3", title), element("p", text))
     shown = element("details", element("summary", f"Numbers: {title[0].lower()}{title[1:]}"), numbers)
-    return element("figure", caption, keys, picture, shown)
+    return element("figure", caption, keys, picture, shown, class_="wide" if wide else None)
 
 
 def key(*entries: tuple[str, str]) -> Html:
@@ -26,7 +26,7 @@ def _swatch(mark: str) -> Html:
         "area": element("rect", class_=mark, x=1, y=2, width=20, height=10),
         "line": element("line", class_=mark, x1=1, x2=21, y1=7, y2=7),
         "dot": element("circle", class_=mark, cx=11, cy=7, r=4),
-    }[mark.split()[0]]
+    }[mark.split(maxsplit=1)[0]]
     return element("svg", shape, viewBox="0 0 22 14", width=22, height=14, aria_hidden="true")
 
 

@@ -10,13 +10,17 @@ from dpaudit.report._bounds import BoundValues, ClaimValues
 from dpaudit.report.plots._canvas import WIDTH, Canvas
 from dpaudit.report.plots._figure import figure, key, table
 from dpaudit.report.plots._scale import Scale, number
-from dpaudit.stats import Kind
 
 __all__ = ["methods_figure"]
 
 _ROW = 24
 _NAMES, _NUMBERS = 168, 52  # room for text on the left and on the right
-_RULES = {"Simultaneous": "bands", "Predictable": "predictable", "SameData": "same data", "HeldOut": "held out"}
+_RULES = {
+    "Simultaneous": "bands",
+    "Predictable": "predictable",
+    "SameData": "same data",
+    "HeldOut": "held out",
+}
 
 
 def methods_figure(verdict: BoundValues, methods: Sequence[BoundValues], claim: ClaimValues) -> Html:
@@ -30,7 +34,7 @@ def methods_figure(verdict: BoundValues, methods: Sequence[BoundValues], claim: 
         _axis(canvas),
         joined(_row(canvas, row, place, row is verdict) for place, row in enumerate(rows)),
         canvas.vertical(claim.epsilon, "line claim"),
-        joined(_hit(canvas, row, place) for place, row in enumerate(rows)),
+        joined(_hit(row, place) for place, row in enumerate(rows)),
         label="Lower bounds of all methods",
     )
     keys = key(
@@ -39,13 +43,13 @@ def methods_figure(verdict: BoundValues, methods: Sequence[BoundValues], claim: 
         ("area heuristic", "heuristic"),
         ("line claim", f"claim {number(claim.epsilon)}"),
     )
-    return figure("All methods", _TEXT, picture, _table([verdict, *methods]), keys=keys)
+    return figure("All methods", _TEXT, picture, _table([verdict, *methods]), keys=keys, wide=True)
 
 
 _TEXT = (
-    "Lower bounds on epsilon from the same scores. A confidence bound exceeds the truth at most as often as it "
-    "says, each for itself; a credible one depends on a prior, and of a heuristic one no error rate is known. "
-    "The verdict rests on the first bar alone."
+    "Lower bounds on epsilon from the same scores. A confidence bound exceeds the truth at most as often as "
+    "it says, each for itself; a credible one depends on a prior, and of a heuristic one no error rate is "
+    "known. The verdict rests on the first bar alone."
 )
 
 
@@ -76,7 +80,7 @@ def _row(canvas: Canvas, row: BoundValues, place: int, is_verdict: bool) -> Html
     )  # fmt: skip
 
 
-def _hit(canvas: Canvas, row: BoundValues, place: int) -> Html:
+def _hit(row: BoundValues, place: int) -> Html:
     return element(
         "rect", class_="hit", x=0, y=4 + place * _ROW, width=WIDTH, height=_ROW, data_tip=_tip(row)
     )

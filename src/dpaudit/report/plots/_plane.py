@@ -10,13 +10,14 @@ from dpaudit.report.plots._figure import figure, key, table
 from dpaudit.report.plots._scale import number
 from dpaudit.stats._plane import Plane
 
-__all__ = ["close_figure", "plane_figure"]
+__all__ = ["close_figure", "needs_close_figure", "plane_figure"]
 
 _HITS = 40
 _HEIGHT = 300
+_MUCH = 0.6  # of the plane
 
 
-def plane_figure(plane: Plane) -> Html:
+def plane_figure(plane: Plane, *, wide: bool = False) -> Html:
     """What the claim allows and what was measured."""
     canvas = Canvas.of((0.0, 1.0), (0.0, 1.0), _HEIGHT)
     picture = canvas.svg(
@@ -29,10 +30,10 @@ def plane_figure(plane: Plane) -> Html:
         "Every attack on a training that is what it claims errs at least as often as the claimed curve says: "
         "the shaded part is out of its reach. On the dotted diagonal an attacker learns nothing."
     )
-    return figure("Trade-off", text, picture, _curves(plane), keys=_key(plane))
+    return figure("Trade-off", text, picture, _curves(plane), keys=_key(), wide=wide)
 
 
-def close_figure(plane: Plane) -> Html:
+def close_figure(plane: Plane, *, wide: bool = False) -> Html:
     """The same around what was measured."""
     x, y = _around(plane)
     canvas = Canvas.of(x, y, _HEIGHT)
@@ -43,15 +44,21 @@ def close_figure(plane: Plane) -> Html:
     )
     level = f"{100 * plane.confidence:g} %"
     text = (
-        f"The box holds both true rates with {level} confidence, if all observations are independent (Clopper "
-        "and Pearson, half of the error for each rate). The bound's curve is the leakiest one that was "
-        "refuted."
+        f"The box holds both true rates with {level} confidence, if all observations are independent "
+        "(Clopper and Pearson, half of the error for each rate). The bound's curve is the leakiest one that "
+        "was refuted."
     )
-    return figure("Trade-off, near what was measured", text, picture, _measured(plane), keys=_key(plane))
+    title = "Trade-off, near what was measured"
+    return figure(title, text, picture, _measured(plane), keys=_key(), wide=wide)
 
 
-def _key(plane: Plane) -> Html:
-    del plane
+def needs_close_figure(plane: Plane) -> bool:
+    """Whether there is anything to see that the whole plane does not show as well."""
+    (low, high), _ = _around(plane)
+    return high - low < _MUCH
+
+
+def _key() -> Html:
     return key(
         ("line curve", "claimed curve"),
         ("line bound", "the bound's curve"),
@@ -75,9 +82,9 @@ def _marks(canvas: Canvas, plane: Plane) -> list[Html]:
     return [
         canvas.inside(
             canvas.area(list(xs), floor, list(claimed), "area impossible"),
+            canvas.box(fpr, fnr, "area region"),
             canvas.line(xs, claimed, "line curve"),
             canvas.line(xs, bound, "line bound"),
-            canvas.box(fpr, fnr, "area region"),
             canvas.strips(list(xs[chosen]), tips),
         ),
         point,

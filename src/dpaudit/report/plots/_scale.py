@@ -16,6 +16,8 @@ class Scale:
     high: float
     start: float
     end: float
+    counts: bool = False
+    """Whether the numbers are whole."""
 
     def __call__(self, value: float) -> float:
         """The place of a number; what lies far outside, or is infinite, is put not so far outside."""
@@ -24,16 +26,20 @@ class Scale:
 
     def ticks(self, most: int = 5) -> list[float]:
         """Round numbers inside, at most so many and one more."""
-        step = _round_step((self.high - self.low) / most)
+        step = self._step(most)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         return [round(i * step, 12) for i in range(first, last + 1)]
 
     def label(self, value: float, most: int = 5) -> str:
         """The number with the digits that tell ticks apart."""
-        step = _round_step((self.high - self.low) / most)
+        step = self._step(most)
         digits = max(0, -math.floor(math.log10(step) + 1e-9))
         return f"{value:,.{digits}f}" if digits <= 6 else f"{value:.3g}"
+
+    def _step(self, most: int) -> float:
+        step = _round_step((self.high - self.low) / most)
+        return max(step, 1.0) if self.counts else step
 
 
 def _round_step(step: float) -> float:

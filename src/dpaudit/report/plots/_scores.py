@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from dpaudit._markup import Html
@@ -14,7 +16,7 @@ from dpaudit.stats._types import FloatArray
 __all__ = ["scores_figure"]
 
 
-def scores_figure(found: Histogram) -> Html:
+def scores_figure(found: Histogram, *, wide: bool = False) -> Html:
     """Two outlines, one filled, and the threshold."""
     shares = found.share(found.with_canary), found.share(found.without_canary)
     highest = max(float(share.max()) for share in shares)
@@ -31,7 +33,7 @@ def scores_figure(found: Histogram) -> Html:
         marks.append(canvas.vertical(found.threshold, "line threshold"))
     middles = list((found.edges[1:] + found.edges[:-1]) / 2)
     picture = canvas.svg(*marks, canvas.strips(middles, _tips(found)), label="Scores in bins")
-    return figure("Scores", _text(found), picture, _table(found), keys=_key(found))
+    return figure("Scores", _text(found), picture, _table(found), keys=_key(found), wide=wide)
 
 
 def _key(found: Histogram) -> Html:
@@ -50,7 +52,7 @@ def _text(found: Histogram) -> str:
 
 
 def _bins(edges: FloatArray) -> list[str]:
-    return [f"{number(low)} to {number(high)}" for low, high in zip(edges, edges[1:], strict=False)]
+    return [f"{number(low)} to {number(high)}" for low, high in pairwise(edges)]
 
 
 def _tips(found: Histogram) -> list[str]:
