@@ -60,11 +60,11 @@ def _place(runs: list[Path]) -> Path:
 def _format(name: str | None, file: Path | None) -> Format:
     from dpaudit.report import Format  # noqa: PLC0415
 
-    ending = "" if file is None else file.suffix.lower().removeprefix(".")
-    word = name or (ending if ending in list(Format) else Format.HTML)
-    if word not in list(Format):
-        raise InputError(f"Expected --format to be html, md or json, got {word!r}.")
-    return Format(word)
+    if name is None:
+        return Format.HTML if file is None else Format.of(file)
+    if name not in list(Format):
+        raise InputError(f"Expected --format to be html, md or json, got {name!r}.")
+    return Format(name)
 
 
 def _print(made: Report, target: Path) -> None:

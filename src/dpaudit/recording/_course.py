@@ -52,6 +52,7 @@ class Course:
         confidence: float,
         guesses: float,
         horizon: int,
+        num_moments: int = _MOMENTS,
     ) -> Course:
         """From the share of wrong guesses of every step; ``horizon`` steps were planned.
 
@@ -71,7 +72,7 @@ class Course:
                 upper=_leak(hypothesis, 1 - upper_mean(1 - seen, error, guesses, horizon), far),
             )
 
-        return cls(moments=tuple(map(moment, _counts(shares.size))), confidence=confidence)
+        return cls(moments=tuple(map(moment, _counts(shares.size, num_moments))), confidence=confidence)
 
 
 def _leak(hypothesis: Hypothesis, error: float, far: float) -> float:
@@ -82,6 +83,6 @@ def _leak(hypothesis: Hypothesis, error: float, far: float) -> float:
     return hypothesis.epsilon(parameter) if parameter <= far else math.inf
 
 
-def _counts(size: int) -> Iterable[int]:
-    """About so many, evenly spaced, the last one among them."""
-    return sorted({int(count) for count in np.linspace(1, size, min(size, _MOMENTS)).round()})
+def _counts(size: int, num_moments: int) -> Iterable[int]:
+    """So many, evenly spaced, the last one among them."""
+    return sorted({int(count) for count in np.linspace(size, 1, min(size, num_moments)).round()})

@@ -14,6 +14,9 @@ from dpaudit.stats._result import Power
 __all__ = ["BoundValues", "ClaimValues", "read_power"]
 
 
+_SUREST = 1 - 1e-12  # a confidence of 1 would need observations without end
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClaimValues:
     """The claim in a line, and its numbers."""
@@ -29,7 +32,7 @@ class ClaimValues:
         return cls(
             summary=values.text("summary"),
             epsilon=values.number("epsilon"),
-            delta=values.number("delta"),
+            delta=values.share("delta"),
             parameter=values.number("parameter"),
         )
 
@@ -71,13 +74,13 @@ class BoundValues:
             epsilon=values.number("epsilon"),
             whole=whole,
             parameter=values.number("parameter"),
-            delta=values.number("delta"),
-            confidence=values.number("confidence"),
+            delta=values.share("delta"),
+            confidence=values.real("confidence", low=0.5, high=_SUREST),
             kind=_kind(values),
             tradeoff=values.text("tradeoff"),
             inference=values.text("inference"),
             rule=values.text("threshold_rule"),
-            threshold=values.maybe_number("threshold"),
+            threshold=values.real("threshold") if values.has("threshold") else None,
             counts=_counts(values.section("counts")),
             assumptions=values.texts("assumptions"),
         )
@@ -92,7 +95,7 @@ class BoundValues:
         of_steps = any(row.has("training_epsilon") for row in rows)
         found = []
         for row in rows:
-            alike = row.number("epsilon") if row.number("delta") == delta else None
+            alike = row.number("epsilon") if row.share("delta") == delta else None
             found.append(cls.read(row, row.maybe_number("training_epsilon") if of_steps else alike))
         return tuple(found)
 
@@ -124,7 +127,7 @@ class BoundValues:
 def read_power(values: Values) -> Power:
     """The smallest leak that would have been flagged."""
     return Power(
-        probability=values.number("probability"),
+        probability=values.share("probability"),
         epsilon=values.number("epsilon"),
         parameter=values.number("parameter"),
         noise_factor=values.maybe_number("noise_factor"),
@@ -136,7 +139,7 @@ def _kind(values: Values) -> Kind:
     if word not in list(Kind):
         raise InputError(
             f"Expected {values.place}.kind to be confidence, credible or heuristic in {values.source}, got "
-            f"{word[:60]!r}."
+            f"{word[:60]!a}."
         )
     return Kind(word)
 

@@ -34,8 +34,8 @@ class DiagnosisValues:
     def read(cls, values: Values) -> DiagnosisValues:
         """From the form of :meth:`dpaudit.Diagnosis.to_dict`."""
         return cls(
-            confidence=values.number("confidence"),
-            tests=tuple((one.text("name"), one.number("p_value")) for one in values.sections("tests")),
+            confidence=values.share("confidence"),
+            tests=tuple((one.text("name"), one.share("p_value")) for one in values.sections("tests")),
             findings=tuple(_finding(one) for one in values.sections("findings")),
             causes=values.texts("likely_causes"),
             notes=values.texts("notes"),
@@ -62,7 +62,7 @@ class DiagnosisValues:
 def _finding(values: Values) -> FindingValues:
     return FindingValues(
         name=values.text("name"),
-        p_value=values.number("p_value"),
+        p_value=values.share("p_value"),
         adjusted=values.number("adjusted"),
         sentence=values.text("sentence"),
     )

@@ -54,7 +54,7 @@ def _of_trials(folder: Path) -> Observed | None:
     if sides[0] is None or sides[1] is None:
         return None
     found = Observations(with_canary=sides[0], without_canary=sides[1])
-    return Observed(found, "pair of trials", in_order=True)
+    return Observed(found, "trial", in_order=True)
 
 
 def _of_canaries(folder: Path) -> Observed | None:

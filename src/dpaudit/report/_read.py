@@ -11,6 +11,7 @@ from dpaudit.report._observed import read_observations
 from dpaudit.report._rebuild import rebuilt_hypothesis, rebuilt_tradeoff
 from dpaudit.report._run import Run, read_audit
 from dpaudit.report._settings import flattened
+from dpaudit.report._text import fit
 from dpaudit.report._values import Values
 from dpaudit.report.figures import Figures
 
@@ -38,7 +39,7 @@ def read_run(path: str | Path, *, name: str | None = None) -> Run:
         in_order=observed.in_order,
     )
     return Run(
-        name=name or folder.resolve().name,
+        name=fit(name or folder.resolve().name),
         facts=dict(_facts(values)),
         settings=_settings(folder),
         versions=_versions(folder),
@@ -97,6 +98,6 @@ def _facts(values: Values) -> Iterator[tuple[str, str]]:
         if values.has(key):
             yield label, f"{values.number(key):.6g}"
     if values.has("accuracy"):
-        yield "test accuracy", f"{values.number('accuracy'):.3f}"
+        yield "test accuracy", f"{values.share('accuracy'):.3f}"
     if values.has("timing") and values.section("timing").has("training_seconds"):
         yield "training took", f"{values.section('timing').number('training_seconds'):,.1f} s"

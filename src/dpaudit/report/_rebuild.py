@@ -20,7 +20,7 @@ _KNOWN: dict[str, Callable[..., TradeOff]] = {
     one.__name__: one
     for one in (ApproximateDP, Gaussian, Laplace, PureDP, RandomizedResponse, SubsampledGaussian)
 }
-_MOST_STEPS = 10**7  # of a curve that is composed for a picture
+_MOST_STEPS = 10**6  # of a curve that is composed for a picture
 
 
 def rebuilt_tradeoff(text: str) -> TradeOff | None:

@@ -30,6 +30,14 @@ class Format(StrEnum):
     MARKDOWN = "md"
     JSON = "json"
 
+    @classmethod
+    def of(cls, file: Path) -> Format:
+        """What the name of a file says."""
+        ending = file.suffix.lower().removeprefix(".")
+        if ending not in list(cls):
+            raise InputError(f"Expected a file that ends with .html, .md or .json, got {file.name!r}.")
+        return cls(ending)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
@@ -76,7 +84,7 @@ class Report:
         """Into a file, as a whole or not at all; the format follows from its name, if none is given."""
         file = Path(path).expanduser()
         _files.make_folder(file.parent)
-        _files.write_text(file, self.to_text(format or _format_of(file)))
+        _files.write_text(file, self.to_text(format or Format.of(file)))
 
 
 def schema() -> dict[str, Any]:
@@ -88,10 +96,3 @@ def schema() -> dict[str, Any]:
 
 def _title(runs: Sequence[Run]) -> str:
     return f"Audit of {runs[0].name}" if len(runs) == 1 else f"Audits of {len(runs)} runs"
-
-
-def _format_of(file: Path) -> Format:
-    ending = file.suffix.lower().removeprefix(".")
-    if ending not in list(Format):
-        raise InputError(f"Expected a file that ends with .html, .md or .json, got {file.name!r}.")
-    return Format(ending)

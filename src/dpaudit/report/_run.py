@@ -114,6 +114,6 @@ def _verdict(values: Values) -> Verdict:
     word = values.text("verdict")
     if word not in Verdict.__members__:
         raise InputError(
-            f"Expected verdict to be {', '.join(Verdict.__members__)} in {values.source}, got {word[:60]!r}."
+            f"Expected verdict to be {', '.join(Verdict.__members__)} in {values.source}, got {word[:60]!a}."
         )
     return Verdict[word]

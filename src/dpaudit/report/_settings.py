@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dpaudit.report._text import fit
+
 __all__ = ["flattened"]
 
 # Who knows a seed knows the noise. A report is for showing around.
@@ -30,7 +32,7 @@ def _lines(values: Mapping[str, Any], place: str, depth: int) -> Iterator[tuple[
         if isinstance(value, Mapping) and depth < _DEEPEST:
             yield from _lines(value, label, depth + 1)
         else:
-            yield label[:_LONGEST], _shown(value)
+            yield fit(label[:_LONGEST]), fit(_shown(value))
 
 
 def _shown(value: object) -> str:

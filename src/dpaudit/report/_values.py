@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpaudit.errors import InputError
+from dpaudit.report._text import fit
 
 __all__ = ["Values"]
 
@@ -31,15 +32,23 @@ class Values:
         value = self.raw.get(key)
         if not isinstance(value, str) or len(value) > _LONGEST:
             raise self._refused(key, f"to be a text of at most {_LONGEST:,} characters", value)
-        return value
+        return fit(value)
 
     def number(self, key: str) -> float:
-        """A number; JSON has no infinity, and has a word for it."""
+        """A number, not negative; JSON has no infinity, and has a word for it."""
+        return math.inf if self.raw.get(key) == "inf" else self.real(key, low=0.0)
+
+    def share(self, key: str) -> float:
+        """A number from 0 to 1."""
+        return self.real(key, low=0.0, high=1.0)
+
+    def real(self, key: str, *, low: float = -math.inf, high: float = math.inf) -> float:
+        """A finite number in a range."""
         value = self.raw.get(key)
-        if value == "inf":
-            return math.inf
         if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
             raise self._refused(key, "to be a number", value)
+        if not low <= value <= high:
+            raise self._refused(key, f"in [{low:g}, {high:g}]", value)
         return float(value)
 
     def maybe_number(self, key: str) -> float | None:
@@ -85,7 +94,7 @@ class Values:
         return f"{self.place}.{key}" if self.place else key
 
     def _refused(self, key: str, expected: str, value: object) -> InputError:
-        got = "nothing" if value is None else repr(value)
+        got = "nothing" if value is None else ascii(value)  # it goes to a terminal
         shown = got if len(got) <= 60 else f"{got[:60]}..."
         return InputError(f"Expected {self._named(key)} {expected} in {self.source}, got {shown}.")
 

@@ -14,6 +14,7 @@ from dpaudit.stats.tradeoffs import TradeOff
 __all__ = ["Plane"]
 
 _POINTS = 121
+_LEAKIEST = 500.0  # its curve cannot be told from the axes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,9 +48,13 @@ class Plane:
         fpr = np.union1d(ends, near)
         return cls(
             fpr=fpr,
-            claimed=tradeoff.fnr(claimed, fpr),
-            bound=tradeoff.fnr(bound, fpr),
+            claimed=_curve(tradeoff, claimed, fpr),
+            bound=_curve(tradeoff, bound, fpr),
             counts=counts,
             confidence=confidence,
             region=region,
         )
+
+
+def _curve(tradeoff: TradeOff, parameter: float, fpr: FloatArray) -> FloatArray:
+    return np.clip(np.nan_to_num(tradeoff.fnr(min(parameter, _LEAKIEST), fpr)), 0.0, 1.0)

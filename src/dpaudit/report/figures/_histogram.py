@@ -16,6 +16,7 @@ __all__ = ["Histogram"]
 _BINS = 48
 _ALL = 200  # so many scores a side may all be in the picture; of more, some lie far out
 _TAIL = 0.0005
+_HUGE = 1e150  # differences of scores have to be numbers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,7 +32,7 @@ class Histogram:
     def of(cls, observations: Observations, threshold: float | None) -> Histogram:
         """Bins of equal width over nearly all scores."""
         sides = [
-            np.asarray(side, dtype=np.float64).reshape(-1)
+            np.clip(np.asarray(side, dtype=np.float64).reshape(-1), -_HUGE, _HUGE)
             for side in (observations.with_canary, observations.without_canary)
         ]
         low, high = _range(sides)
