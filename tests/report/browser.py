@@ -53,6 +53,11 @@ class Browser:
         """The value of a script's ``return``."""
         return self._call("POST", "execute/sync", script=script, args=[])
 
+    def settle(self) -> None:
+        """Until the page has done what follows from the last call, such as telling that it was scrolled."""
+        script = "requestAnimationFrame(() => requestAnimationFrame(arguments[0]))"
+        self._call("POST", "execute/async", script=script, args=[])
+
     def devtools(self, command: str, **params: Any) -> Any:
         return self._call("POST", "goog/cdp/execute", cmd=command, params=params)
 

@@ -35,9 +35,8 @@ num_canaries = 32
 """
 CHANGES = {
     "correct": (),
-    "broken": ("training.fault.name=noise-too-small", "training.fault.factor=0.3"),
+    "broken": ("training.fault.name=noise-too-small", "training.fault.factor=0.4"),
     "paper": ("audit.mode=paper", "audit.num_canaries=1", "audit.methods=[]"),
-    "whole": ("audit.mode=end-to-end", "audit.methods=[]"),
 }
 
 Copy = Callable[..., Path]
