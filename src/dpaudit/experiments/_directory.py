@@ -67,6 +67,15 @@ class RunDirectory:
             _files.write(self.path / f"{name}.npy", lambda file, array=array: np.save(file, array))  # type: ignore[misc]
         self._write_json(self._result, result)
 
+    def replace(
+        self, config: Config, resolved: Resolved, arrays: Mapping[str, np.ndarray], result: Mapping[str, Any]
+    ) -> None:
+        """Keep a whole run at once, where another one may have been: its result is gone first."""
+        with self.locked():
+            _files.remove(self._result)
+            self.begin(config, resolved)
+            self.finish(arrays, result)
+
     def _write_json(self, path: Path, values: Mapping[str, Any]) -> None:
         _files.write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 

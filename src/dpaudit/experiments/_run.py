@@ -66,8 +66,17 @@ def run(
     return Outcome(values, was_finished=False)
 
 
-def rehearse(config: Config, *, watch: Callable[[Progress], None] = _nobody) -> dict[str, Any]:
-    """The same without a directory: the result is returned and nothing is kept."""
+def rehearse(
+    config: Config, *, watch: Callable[[Progress], None] = _nobody, keep: bool = False
+) -> dict[str, Any]:
+    """The same in one go, without checkpoints: the result is returned and nothing is kept.
+
+    With ``keep`` it goes to the output directory at the end, in the place of what an earlier one left there.
+    """
     data, live = load_data(config.data), Live()
-    experiment = build(config, resolve(config, data[0]), data, [live])
-    return outcome(experiment, train(experiment, None, live, watch))
+    resolved = resolve(config, data[0])
+    experiment = build(config, resolved, data, [live])
+    values = outcome(experiment, train(experiment, None, live, watch))
+    if keep:
+        RunDirectory(config.output).replace(config, resolved, observed(experiment), values)
+    return values

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 
 from dpaudit import _validate
+from dpaudit._plotting import draw_course
 from dpaudit.accounting import Claim
 from dpaudit.errors import InputError
+from dpaudit.recording._course import Course
 from dpaudit.recording._live import LiveBound
 from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, audit
+from dpaudit.stats._html import labelled
 from dpaudit.stats._types import BoolArray, FloatArray
 from dpaudit.stats.inference._betting import upper_mean
 
@@ -131,6 +134,41 @@ class Recorder:
             confidence=self.confidence,
             is_violation=parameter > hypothesis.parameter,
         )
+
+    def course(self) -> Course:
+        """How the bound came about: the live bound at about sixty moments, with its band."""
+        if not self._wrong:
+            raise InputError("Expected at least one recorded step, got none: did the training run?")
+        self._look_at_live()
+        return Course.of(
+            np.asarray(self._wrong),
+            hypothesis=self.claim.hypothesis(self._tradeoff),
+            confidence=self.confidence,
+            guesses=self._scores[0].size,
+            horizon=self.num_steps,
+        )
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """Draw the live bound over time, its band and the claim.
+
+        Needs matplotlib. Gives the axes back: ``ax``, or new ones.
+        """
+        return draw_course(self.course(), self.claim.epsilon, ax)
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        rows = [("steps", f"{self.num_done:,}")]
+        if self._scores:
+            rows.append(("scores a step", f"{self._scores[0].size:,}"))
+        try:
+            rows += [("claim", self.claim.summary), ("bound so far", str(self._look_at_live()))]
+        except InputError as error:  # a claim that is not complete yet
+            rows.append(("claim", str(error)))
+        return labelled(type(self).__name__, "", rows)
+
+    def _look_at_live(self) -> LiveBound:
+        """The live bound. A look at all planned steps cannot have stopped the run: then none was taken."""
+        return self._look() if self.num_done == self.num_steps else self.live()
 
     @property
     def observations(self) -> Observations:
