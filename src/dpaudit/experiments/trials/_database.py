@@ -11,6 +11,7 @@ from dpaudit.errors import InputError
 
 __all__ = ["connect", "is_sound", "reading", "writing"]
 
+_MAGIC = b"SQLite format 3\0"
 _BUSY_SECONDS = 60.0  # somebody who looks at the file while it is written
 
 
@@ -21,6 +22,7 @@ def connect(path: Path) -> sqlite3.Connection:
     of clusters too, and a commit that fails on a full disk leaves the file as it was. A commit is on the disk
     when it returns, and so is the journal's end: a group of trials takes longer than that.
     """
+    _require_database(path)
     with writing(path):
         connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
     # damaged text must be read before it can be told that it is damaged
@@ -33,6 +35,17 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _require_database(path: Path) -> None:
+    """SQLite takes a small file of anything else for an empty one, and writes over it."""
+    with reading(path):
+        start = b""
+        if path.exists():
+            with path.open("rb") as file:
+                start = file.read(len(_MAGIC))
+        if start not in (b"", _MAGIC):
+            raise sqlite3.DatabaseError("file is not a database")
 
 
 def is_sound(connection: sqlite3.Connection) -> bool:
@@ -49,7 +62,7 @@ def reading(path: Path) -> Iterator[None]:
     """What cannot be read is refused, and stays as it is."""
     try:
         yield
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, OSError) as error:
         raise InputError(
             f"Expected the trials of a run in {path}, but it cannot be read: {error}. It was left as it is; "
             "move it away, or give another output."

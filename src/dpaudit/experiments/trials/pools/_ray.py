@@ -24,8 +24,8 @@ class Ray:
     """Tasks of Ray, one for each group.
 
     Without an ``address`` they run in a cluster of this machine alone, which ends with the run. With one,
-    such as ``"auto"``, in that cluster, whose machines need dpaudit and the module of the training function. A
-    cluster that this process is connected to already is used as it is.
+    such as ``"auto"``, in that cluster, whose machines need dpaudit and the module of the training function.
+    A cluster that this process is connected to already is used as it is.
     """
 
     address: str | None = None
