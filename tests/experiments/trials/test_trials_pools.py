@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -132,6 +134,30 @@ def test_a_driver_that_is_killed_or_interrupted_leaves_a_store_to_go_on_from_and
     assert dict(finish(plan, tmp_path / "run", Serial()).scores) == undisturbed(plan, tmp_path)
 
 
+def descendants(process: int) -> list[int]:
+    lists = [path.read_text().split() for path in Path(f"/proc/{process}/task").glob("*/children")]
+    children = [int(number) for numbers in lists for number in numbers]
+    return children + [one for child in children for one in descendants(child)]
+
+
+def listening() -> set[str]:
+    """The addresses at which what this process started listens."""
+    sockets = {
+        str(link.readlink())[len("socket:[") : -1]
+        for process in descendants(os.getpid())
+        for link in Path(f"/proc/{process}/fd").glob("*")
+        if link.is_symlink() and str(link.readlink()).startswith("socket:")
+    }
+    found = set()
+    for family, name in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            local, state, inode = (line.split()[place] for place in (1, 3, 9))
+            if state == "0A" and inode in sockets:
+                words = struct.unpack(f"<{len(local[:-5]) // 8}I", bytes.fromhex(local[:-5]))
+                found.add(socket.inet_ntop(family, struct.pack(f">{len(words)}I", *words)))
+    return found
+
+
 def ray_runs(tmp_path: Path) -> dict[str, TrialsRun]:
     """Everything that is asked of Ray, in one cluster: it takes long to start."""
     ray = pytest.importorskip("ray")
@@ -144,6 +170,8 @@ def ray_runs(tmp_path: Path) -> dict[str, TrialsRun]:
     from dpaudit.experiments.trials.pools._ray import _connected  # noqa: PLC0415
 
     with _connected(ray, None):
+        assert ray.util.get_node_ip_address() == "127.0.0.1"
+        assert "::ffff:127.0.0.1" in listening() <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
         runs = {name: finish(plan, tmp_path / name, Ray()) for name, plan in plans.items()}
         assert ray.is_initialized()  # somebody else's cluster is not ended
         runs["short"] = finish(

@@ -91,22 +91,38 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
-        # on this machine and seen from this machine only
-        own = {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
-        options: dict[str, Any] = {"address": "local", "object_store_memory": _OBJECT_STORE, **own}
+        with _on_loopback(ray):
+            own = {"_node_ip_address": "127.0.0.1", "object_store_memory": _OBJECT_STORE}
+            ray.init(address="local", include_dashboard=False, **own, **quiet)
     else:
-        options = {"address": address}
-    ray.init(**options, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, **quiet)
     try:
         yield
     finally:
         ray.shutdown()
 
 
+@contextmanager
+def _on_loopback(ray: Any) -> Iterator[None]:
+    """What starts meanwhile is reached from this machine only: whoever reaches Ray can run code.
+
+    Ray turns 127.0.0.1 into the address that others see, unless it thinks that there are no clusters here.
+    """
+    constants = ray._private.ray_constants
+    before = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
 def _imported() -> Any:
     try:
         import ray  # noqa: PLC0415  # an extra, and slow to load
+        import ray._private.ray_constants  # noqa: PLC0415
         import ray.exceptions  # noqa: PLC0415
     except ImportError as error:
         raise MissingExtraError("Training on Ray", "ray") from error
