@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,6 +64,14 @@ def test_anything_with_a_map_is_a_pool(tmp_path: Path) -> None:
     plan = plan_of()
     with ThreadPoolExecutor(2) as executor:
         assert dict(finish(plan, tmp_path / "threads", executor).scores) == undisturbed(plan, tmp_path)
+
+
+def test_trials_in_threads_leave_the_process_as_it_was(tmp_path: Path) -> None:
+    plan, before = function_plan("forgets_its_seed"), (sys.stdout, dict(os.environ))
+    with ThreadPoolExecutor(4) as executor:
+        threads = finish(plan, tmp_path / "threads", executor)
+    assert dict(threads.scores) == dict(finish(plan, tmp_path / "serial").scores)
+    assert (sys.stdout, dict(os.environ)) == before
 
 
 def test_a_pool_that_loses_a_group_is_told(tmp_path: Path) -> None:

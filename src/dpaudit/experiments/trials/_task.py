@@ -6,6 +6,7 @@ import math
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ __all__ = ["ONE_THREAD", "Finished", "Task", "perform"]
 
 # for processes that are started; and what is loaded later in this one
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_ALONE = threading.RLock()
 _LONGEST_ERROR = 10_000  # characters of a traceback, from its end
 
 
@@ -112,7 +114,16 @@ def _numbers(scores: Sequence[float], count: int) -> tuple[float, ...]:
 
 @contextmanager
 def _quiet_and_alone() -> Iterator[None]:
-    """One thread, so that sums are rounded alike everywhere; and standard output is the result's."""
+    """One thread, so that sums are rounded alike everywhere; and standard output is the result's.
+
+    One at a time, too, for pools of threads: all of this, and the generators that are seeded, are the
+    process's own.
+    """
+    with _ALONE:
+        yield from _changed()
+
+
+def _changed() -> Iterator[None]:
     before = {name: os.environ.get(name) for name in ONE_THREAD}
     os.environ.update(ONE_THREAD)  # for libraries that are loaded now
     torch = sys.modules.get("torch")  # loaded by what is audited, or not at all

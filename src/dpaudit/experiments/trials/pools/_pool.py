@@ -21,10 +21,10 @@ class Pool(Protocol):
 
     A pool of your own, with the standard library's::
 
-        class Threads:
+        class Spawned:
             def map(self, task, groups):
-                with concurrent.futures.ThreadPoolExecutor(4) as executor:
-                    yield from executor.map(task, groups)
+                with multiprocessing.get_context("spawn").Pool(4) as pool:
+                    yield from pool.imap_unordered(task, groups)
     """
 
     def map(self, task: Task, groups: Sequence[Group]) -> Iterable[tuple[Group, Finished]]:
