@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpaudit import _validate
-from dpaudit.errors import DpauditError, MissingExtraError
+from dpaudit.errors import DpauditError, InputError, MissingExtraError
 from dpaudit.experiments.trials._task import Finished, Task
 from dpaudit.experiments.trials._trial import Group
 
@@ -97,11 +97,20 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
             own = {"_node_ip_address": "127.0.0.1", "object_store_memory": _OBJECT_STORE}
             ray.init(address="local", include_dashboard=False, **own, **quiet)
     else:
-        ray.init(address=address, **quiet)
+        _join(ray, address, quiet)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _join(ray: Any, address: str, quiet: dict[str, Any]) -> None:
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"Expected a Ray cluster at address={address!r}, but it cannot be reached: {error}"
+        ) from error
 
 
 @contextmanager
