@@ -20,9 +20,9 @@ IntArray = NDArray[np.int64]
 def drawn_batches(*, num_examples: int, present: bool, settings: DPSGD, seeds: Seeds) -> list[IntArray]:
     """The places of the examples of every step. The canary, if present, is the one behind the last.
 
-    Every example by a coin of its own, as the accounting assumes. The coins of all steps are one long row, and
-    only the gaps between heads are drawn: it costs what the batches cost, not what the data cost. The canary's
-    coins are drawn apart, so that the rest of a batch does not depend on whether it is there.
+    Every example by a coin of its own, as the accounting assumes. The coins of all steps are one long row,
+    and only the gaps between heads are drawn: it costs what the batches cost, not what the data cost. The
+    canary's coins are drawn apart, so that the rest of a batch does not depend on whether it is there.
     """
     others, canary = np.random.SeedSequence(seeds.sampling).spawn(2)
     heads = _heads(num_examples * settings.num_steps, settings.sample_rate, np.random.default_rng(others))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpaudit.training.ensemble._layers import Seen, parts
+from dpaudit.training.ensemble._layers import Seen, affine, parts
 from dpaudit.training.gradients._rows import without_skipped
 
 __all__ = ["Conv"]
@@ -24,26 +24,20 @@ class Conv:
     layer: nn.Conv2d
 
     def forward(self, values: Tensor, flat: Tensor) -> tuple[Tensor, Tensor]:
-        weight, bias = parts(self.layer, flat)
         patches = self._patches(values)  # rows x places x features
         inputs = patches.reshape(len(flat), -1, patches.shape[2])
-        if bias is None:
-            outputs = torch.bmm(inputs, weight.mT)
-        else:
-            outputs = torch.baddbmm(bias[:, None], inputs, weight.mT)
+        outputs = affine(inputs, *parts(self.layer, flat)).contiguous()
         height, width = self._size(values)
         return patches, outputs.view(len(values), height, width, -1).permute(0, 3, 1, 2)
 
-    def seen(self, inputs: Tensor, gradients: Tensor) -> Seen:
+    def seen(self, inputs: Tensor, gradients: Tensor, squares: Tensor | None = None) -> Seen:  # noqa: ARG002
         outputs = gradients.flatten(2)
         return _SeenByConv(self.layer, torch.bmm(outputs, inputs), outputs.sum(dim=2))
 
     def _patches(self, values: Tensor) -> Tensor:
         (up, left), (down, right) = self.layer.kernel_size, self.layer.stride
         if values.requires_grad or self.layer.dilation != (1, 1):  # its way back is the faster one
-            return functional.unfold(
-                values, (up, left), self.layer.dilation, self._padding, (down, right)
-            ).mT
+            return functional.unfold(values, (up, left), self.layer.dilation, self._padding, (down, right)).mT
         above, beside = self._padding
         windows = functional.pad(values, (beside, beside, above, above))
         windows = windows.unfold(2, up, down).unfold(3, left, right).permute(0, 2, 3, 1, 4, 5)
@@ -60,10 +54,9 @@ class Conv:
 
     @property
     def _padding(self) -> tuple[int, int]:
-        first, second = self.layer.padding
-        assert isinstance(first, int)  # words are not taken: see Stack
-        assert isinstance(second, int)
-        return first, second
+        padding = self.layer.padding
+        assert not isinstance(padding, str)  # a word is not taken: see Stack
+        return padding[0], padding[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +69,7 @@ class _SeenByConv:
     biases: Tensor
 
     def squared_norms(self) -> Tensor:
-        norms = torch.linalg.vector_norm(self.weights, dim=(1, 2)).square_()
+        norms: Tensor = torch.linalg.vector_norm(self.weights, dim=(1, 2)).square_()
         if self.layer.bias is not None:
             norms += torch.linalg.vector_norm(self.biases, dim=1).square_()
         return norms

@@ -35,14 +35,14 @@ _DENSE_AT_ONCE, _CONVOLUTIONS_AT_ONCE = 16, 2
 class Ensemble:
     """Models of one kind, each trained from a seed of its own, on ``data`` with or without the ``canary``.
 
-    All chance of a model (first weights, batches, noise) comes from its own seed. Where the canary is present
-    it is an example like any other: a coin decides in every step whether it is in the batch. The sum of
-    clipped gradients is divided by ``sample_rate`` times the number of examples without the canary, whether it
-    is there or not: a number that depended on it would tell about it.
+    All chance of a model (first weights, batches, noise) comes from its own seed. Where the canary is
+    present it is an example like any other: a coin decides in every step whether it is in the batch. The sum
+    of clipped gradients is divided by ``sample_rate`` times the number of examples without the canary,
+    whether it is there or not: a number that depended on it would tell about it.
 
-    ``initial_weights`` are those that all models start from, instead of random ones. ``mechanism`` is what the
-    settings say, unless given: audits are tested with broken ones. One that remembers something from step to
-    step is shared by all models.
+    ``initial_weights`` are those that all models start from, instead of random ones. ``mechanism`` is what
+    the settings say, unless given: audits are tested with broken ones. One that remembers something from
+    step to step is shared by all models.
 
     Linear layers, convolutions and what has no weights are computed for ``models_at_once`` models together.
     Any other model, and any optimizer but SGD, is trained by ``Training``, one model after another.
@@ -64,7 +64,9 @@ class Ensemble:
         size = num_parameters(self._pattern)
         if self.initial_weights is not None and self.initial_weights.shape != (size,):
             shape = tuple(self.initial_weights.shape)
-            raise InputError(f"Expected initial_weights to be a vector of {size:,} numbers, got shape {shape}.")
+            raise InputError(
+                f"Expected initial_weights to be a vector of {size:,} numbers, got shape {shape}."
+            )
 
     @property
     def at_once(self) -> int:
@@ -125,9 +127,7 @@ class Ensemble:
             "loss": self.loss,
             "expected_batch_size": self.expected_batch_size,
             "mechanism": self.mechanism
-            or GaussianSum(
-                noise_multiplier=settings.noise_multiplier, max_grad_norm=settings.max_grad_norm
-            ),
+            or GaussianSum(noise_multiplier=settings.noise_multiplier, max_grad_norm=settings.max_grad_norm),
         }
 
     @cached_property

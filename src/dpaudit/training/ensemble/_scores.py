@@ -16,8 +16,8 @@ Score = Callable[[Tensor, int], Tensor]
 def log_odds(logits: Tensor, target: int) -> Tensor:
     """log(p / (1 - p)) of the class: its logit less the logsumexp of the others.
 
-    Carlini et al. 2022 (arXiv:2112.03570) found it near normal. It is never computed by way of p, which rounds
-    to 1 where a model is sure.
+    Carlini et al. 2022 (arXiv:2112.03570) found it near normal. It is never computed by way of p, which
+    rounds to 1 where a model is sure.
 
     >>> log_odds(torch.tensor([[100.0, 0.0], [0.0, 0.0]]), target=0)
     tensor([100.,   0.], dtype=torch.float64)

@@ -78,7 +78,9 @@ class Stack:
             leaves.append(leaf)
             with torch.no_grad():
                 values = module(values)
-        sizes = [sum(v.numel() for v in m.parameters()) for m in modules if isinstance(m, nn.Linear | nn.Conv2d)]
+        sizes = [
+            sum(v.numel() for v in m.parameters()) for m in modules if isinstance(m, nn.Linear | nn.Conv2d)
+        ]
         return cls(leaves, sizes) if sizes else None
 
     @property
@@ -86,14 +88,29 @@ class Stack:
         """Whether some layer is one."""
         return any(isinstance(leaf, Conv) for leaf in self.leaves)
 
-    def rows(self, flat: Tensor, inputs: Tensor, targets: Tensor, real: Tensor, loss: Loss) -> StackedRows:
+    def squares(self, inputs: Tensor) -> Tensor | None:
+        """The squared norms of inputs that go into a linear layer as they are: they need to be found once."""
+        first = next(leaf for leaf in self.leaves if not isinstance(leaf, nn.Flatten))
+        return inputs.flatten(1).square().sum(dim=1) if isinstance(first, Linear) else None
+
+    def rows(
+        self,
+        flat: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        real: Tensor,
+        loss: Loss,
+        squares: Tensor | None = None,
+    ) -> StackedRows:
         """The gradients of all batches, at the models' ``flat`` weights; rows that are not real get zeros."""
         outputs, seen = self._forward(flat, inputs)
         total = checked(loss, outputs, targets) @ real.to(outputs.dtype)
         gradients = torch.autograd.grad(total, [values for _, _, values in seen])
+        known = [squares, *[None] * (len(seen) - 1)]
         layers = [
-            layer.seen(before.detach(), gradient)
-            for (layer, before, _), gradient in zip(seen, gradients, strict=True)
+            layer.seen(before.detach(), gradient, norms)
+            for (layer, before, _), gradient, norms in zip(seen, gradients, known, strict=True)
         ]
         return StackedRows(layers, self.sizes, len(flat))
 

@@ -42,9 +42,12 @@ def train_together(
     assert isinstance(settings.optimizer, SGD)
     noise = [generator(each.noise, flat.device) for each in seeds]
     descent, total = Descent(settings.optimizer, flat), torch.empty_like(flat)
-    for places, sizes in side_by_side(batches, filler=0):
-        inputs, targets = data.at(places.view(-1))
-        real = (torch.arange(places.shape[1]) < sizes[:, None]).view(-1).to(flat.device)
-        rows = stack.rows(flat, inputs, targets, real, loss)
+    squares = stack.squares(data.inputs)
+    for table, sizes in side_by_side(batches, filler=0):
+        places = table.view(-1).to(flat.device)
+        inputs, targets = data.at(places)
+        real = (torch.arange(table.shape[1]) < sizes[:, None]).view(-1).to(flat.device)
+        known = None if squares is None else squares.index_select(0, places)
+        rows = stack.rows(flat, inputs, targets, real=real, loss=loss, squares=known)
         descent.step(private_sum(mechanism, rows, sizes, noise, total), expected_batch_size)
     return flat

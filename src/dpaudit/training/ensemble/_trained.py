@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from dpaudit.training.gradients._flat import split, trainable
 
-__all__ = ["TrainedModels"]
+__all__ = ["TrainedModels", "with_weights"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +46,7 @@ def named(model: nn.Module, flat: Tensor) -> dict[str, Tensor]:
     parameters = trainable(model)
     pieces = split(flat, [value.numel() for value in parameters.values()])
     return {
-        name: piece.view_as(value)
-        for (name, value), piece in zip(parameters.items(), pieces, strict=True)
+        name: piece.view_as(value) for (name, value), piece in zip(parameters.items(), pieces, strict=True)
     }
 
 
