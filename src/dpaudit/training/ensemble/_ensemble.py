@@ -89,7 +89,7 @@ class Ensemble:
         """
         inputs, _ = self._joined.at(torch.tensor([len(self.data)]))
         logits = self.train(seeds, present).logits(inputs)[:, 0]
-        return score(logits, self.canary.target).nan_to_num(nan=-torch.inf)
+        return score(logits, self.canary.target).nan_to_num(nan=torch.finfo(torch.float64).min)
 
     def train(self, seeds: Sequence[int], present: Sequence[bool]) -> TrainedModels:
         """Train a model from each seed, with the canary where it is ``present``."""
