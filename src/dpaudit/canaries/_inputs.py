@@ -61,7 +61,7 @@ class Crafted(InputCanary):
     """
 
     num_steps: int = 50
-    step_size: float = 0.01
+    step_size: float = 0.1
     every: int | None = None
     long: bool = False
     looks_at_weights: ClassVar[bool] = True
