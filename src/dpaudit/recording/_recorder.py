@@ -190,7 +190,7 @@ class Recorder:
 
     def _look_at_live(self) -> LiveBound:
         """The live bound. A look at all planned steps cannot have stopped the run: then none was taken."""
-        return self._look() if self.num_done == self.num_steps else self.live()
+        return self._look(self.num_done) if self.num_done == self.num_steps else self.live()
 
     @property
     def observations(self) -> Observations:
