@@ -106,9 +106,7 @@ def test_names_are_listed_and_nothing_is_run(run: Any, tmp_path: Path) -> None:
 
 def test_a_name_that_is_nearly_right_is_told(refused: Any) -> None:
     sentence = refused("zoo", "--only", "micro-batch")
-    assert (
-        sentence == "Expected the name of an entry of the zoo, got 'micro-batch': did you mean 'microbatch'?"
-    )
+    assert sentence.endswith("got 'micro-batch': did you mean 'microbatch'?")
 
 
 def test_a_narrow_page_cuts_no_number_off(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +141,7 @@ def test_an_interrupted_zoo_says_what_is_kept(
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null"])
-def test_a_damaged_file_is_told_with_what_to_do(refused: Any, run: Any, tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_is_told_with_what_to_do(refused: Any, tmp_path: Path, text: str) -> None:
     (tmp_path / "microbatch.json").write_text(text)
     sentence = refused("zoo", "--only", "microbatch", "--output", tmp_path)
     file = tmp_path / "microbatch.json"

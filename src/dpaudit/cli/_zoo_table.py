@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -59,7 +59,7 @@ def print_zoo(console: Console, values: _Values, folder: Path) -> None:
     console.print(f"Written: {folder}", soft_wrap=True)
 
 
-def print_entries(console: Console, entries: list[_Values]) -> None:
+def print_entries(console: Console, entries: Sequence[_Values]) -> None:
     """Names, and what is wrong with each."""
     print_labelled(console, [(entry["name"], entry["wrong"]) for entry in entries])
 
