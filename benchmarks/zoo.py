@@ -4,8 +4,8 @@
 
 The matrix is that of `dpaudit zoo` with seed 0. Finished runs are kept in .zoo-cache, so that an interrupted
 one goes on where it stopped; delete it after a change of anything that is measured. With --only the other
-rows of the page stay, and it says so; with --as-is it is written from what is there; with --violations only the
-paper's three are run.
+rows of the page stay, and it says so; with --as-is it is written from what is there; with --violations only
+the paper's three are run.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,8 +146,15 @@ def merged(name: str, new: str) -> str:
     }
     head, rule, *lines = new.split("\n")
     rows |= {line.split(" | ")[0]: line for line in lines}
-    order = [f"| `{entry.name}`" for entry in ENTRIES]
-    return "\n".join([head, rule, *(rows[start] for start in order if start in rows)])
+    found = [(entry, rows.get(f"| `{entry.name}`")) for entry in ENTRIES]
+    return "\n".join([head, rule, *(reworded(name, entry, row) for entry, row in found if row)])
+
+
+def reworded(name: str, entry: Entry, row: str) -> str:
+    """What is said of a fault is not measured: it is that of today in every row."""
+    cells = row.split(" | ")
+    said = [entry.wrong, entry.public, entry.kind]
+    return " | ".join([cells[0], *said, *cells[4:]]) if name == "faults" else row
 
 
 def runs(only: list[str]) -> str:
@@ -164,10 +172,12 @@ def runs(only: list[str]) -> str:
 
 
 def grouped(cells: dict[str, str]) -> str:
-    """From "0 of 40" in each row: "40 seeds; ddp-batch with 24"."""
-    numbers = {name: int(cell.split(" of ")[1]) for name, cell in cells.items()}
-    usual = max(set(numbers.values()), key=list(numbers.values()).count)
-    others = [f"{name} with {number}" for name, number in numbers.items() if number != usual]
+    """From "0 of 40" in each row: "40 seeds; with 24: a, b"."""
+    names = defaultdict[int, list[str]](list)
+    for name, cell in cells.items():
+        names[int(cell.split(" of ")[1])].append(name)
+    usual = max(names, key=lambda number: len(names[number]))
+    others = [f"with {number}: {', '.join(some)}" for number, some in names.items() if number != usual]
     return "; ".join([f"{usual} seeds", *others])
 
 
