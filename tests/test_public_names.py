@@ -31,6 +31,7 @@ NAMES = [
     "Leak",
     "LiveBound",
     "MissingExtraError",
+    "Mixed",
     "Observations",
     "Optimal",
     "PiecewiseLinear",

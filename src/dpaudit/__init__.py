@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpaudit.accounting import Claim, SubsampledGaussian, noise_for_epsilon, training_epsilon
-    from dpaudit.canaries import Constant, Dirac, RandomDirection, ThreatModel
+    from dpaudit.canaries import Constant, Dirac, Mixed, RandomDirection, ThreatModel
     from dpaudit.diagnostics import Diagnosis, Diagnostics, Finding, likely_causes
     from dpaudit.errors import DpauditError, FindingError, InputError, MissingExtraError, ViolationError
     from dpaudit.recording import LiveBound, Recorder
@@ -79,6 +79,7 @@ __all__ = [
     "Leak",
     "LiveBound",
     "MissingExtraError",
+    "Mixed",
     "Observations",
     "Optimal",
     "PiecewiseLinear",

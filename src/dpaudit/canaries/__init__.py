@@ -2,7 +2,7 @@
 
 from dpaudit.canaries._directions import Directions
 from dpaudit.canaries._draws import Draws, fresh_seed
-from dpaudit.canaries._gradients import Constant, Dirac, GradientCanary, RandomDirection
+from dpaudit.canaries._gradients import Constant, Dirac, GradientCanary, Mixed, RandomDirection
 from dpaudit.canaries._threat_model import ThreatModel
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Directions",
     "Draws",
     "GradientCanary",
+    "Mixed",
     "RandomDirection",
     "ThreatModel",
     "fresh_seed",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dpaudit.canaries import Constant, Dirac, GradientCanary, RandomDirection
+from dpaudit.canaries import Constant, Dirac, GradientCanary, Mixed, RandomDirection
 from dpaudit.errors import InputError
 from dpaudit.experiments._models import model_for
 from dpaudit.experiments._resolved import Resolved
@@ -46,6 +46,7 @@ __all__ = ["Experiment", "build"]
 _CANARIES: dict[str, type[GradientCanary]] = {
     "dirac": Dirac,
     "constant": Constant,
+    "mixed": Mixed,
     "random-direction": RandomDirection,
 }
 

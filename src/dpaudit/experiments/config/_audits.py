@@ -26,7 +26,7 @@ Methods: TypeAlias = Annotated[tuple[str, ...] | None, Field(strict=False), Afte
 class CanaryConfig(Section):
     """The gradients that are inserted, ``scale`` times the clipping norm."""
 
-    kind: Literal["dirac", "constant", "random-direction"] = "dirac"
+    kind: Literal["dirac", "constant", "mixed", "random-direction"] = "dirac"
     scale: Positive = 10.0
     moving: bool = False
 
