@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpaudit.diagnostics._exact import RESOLUTION, any_of, below_claim, below_rest, near_line, uniform
+from dpaudit.diagnostics._exact import RESOLUTION, any_of, below_claim, below_rest, uniform
 from dpaudit.diagnostics._holm import holm
+from dpaudit.diagnostics._signs import correlation, same_signs, sure_signs, swaying
+from dpaudit.diagnostics.noise._shape import cross_ratio_chance
 from dpaudit.diagnostics.participation._draws import at_least, far_from_mean, hypergeometric
 
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=8)
@@ -57,17 +59,49 @@ def test_a_part_without_noise_has_no_chance_and_one_that_is_all_has_no_rest():
     assert below_rest(np.array([0.0]), np.array([20.0]), 0.0, 40.0)[0] == 1.0
 
 
-@pytest.mark.parametrize("angle", [0.02, 0.4, 1.2])
-def test_angles_of_two_directions_in_the_plane_and_in_space(angle):
-    for count, exact in [(2, lambda t: 2 * t / math.pi), (3, lambda t: 1 - math.cos(t))]:
-        blurred = angle + math.pi / 2 * RESOLUTION * math.sqrt(count) * 2
-        for sign in (1, -1):
-            assert near_line(sign * math.cos(angle), 1.0, 1.0, count) == pytest.approx(exact(blurred))
+@given(st.integers(1, 10), st.data())
+def test_signs_that_agree_are_as_likely_as_counting_all_coins(count, data):
+    agreeing = data.draw(st.integers(0, count))
+    differing = data.draw(st.integers(0, count - agreeing))
+    unsure = count - agreeing - differing
+    heads = np.array([sum(coins) for coins in itertools.product([0, 1], repeat=count)])
+    tails = [  # whatever the unsure ones are
+        np.mean(np.maximum(heads, count - heads) >= max(now, count - now)) if 2 * now != count else 1.0
+        for now in range(agreeing, agreeing + unsure + 1)
+    ]
+    assert same_signs(agreeing, differing, count) == pytest.approx(max(tails))
 
 
-def test_directions_are_not_compared_where_there_are_none():
-    assert near_line(0.0, 0.0, 1.0, 5) == 1.0
-    assert near_line(1.0, 1.0, 1.0, 1) == 1.0  # on a line, all directions are alike
+def test_numbers_that_rounding_can_turn_have_no_sign():
+    assert sure_signs(np.array([-1.0, -1e-3, 0.0, 2e-3]), 1e-3).tolist() == [-1.0, 0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("rho", [-0.5, 0.0, 0.3, 0.9])
+def test_the_correlation_is_that_of_normal_numbers_with_these_signs(rho):
+    first, rest = np.random.default_rng(3).standard_normal((2, 200_000))
+    product = first * (rho * first + math.sqrt(1 - rho**2) * rest)
+    assert correlation((product > 0).sum(), (product < 0).sum()) == pytest.approx(rho, abs=0.01)
+    assert correlation(0, 0) == 0.0
+
+
+@pytest.mark.parametrize(("length", "count"), [(1, 5), (3, 4), (40, 1), (40, 30)])
+def test_sums_of_signs_sway_less_often_than_the_bound_says(length, count):
+    rng = np.random.default_rng(4)
+    sums = 2.0 * rng.binomial(length, 0.5, size=(100_000, count)) - length
+    energies = (sums**2 / length).sum(axis=1)
+    for energy in np.quantile(energies, [0.5, 0.9, 0.99, 0.999]):
+        assert np.mean(energies >= energy) <= swaying(energy, count) + 1e-9
+    assert swaying(3.0 * count, count) < 0.7  # it is not just 1
+    assert swaying(0.5 * count, count) == 1.0
+
+
+def test_cross_ratios_of_normal_numbers_are_uniform_on_their_scale_whatever_the_scales_are():
+    numbers = np.random.default_rng(5).standard_normal((40_000, 2, 2))
+    numbers *= np.array([1.0, 7.0])[:, None] * np.array([0.1, 3.0])
+    logs = np.log(np.abs(numbers))
+    places = cross_ratio_chance(np.abs(logs[:, 0, 0] + logs[:, 1, 1] - logs[:, 0, 1] - logs[:, 1, 0]))
+    assert uniform(places) > 0.01
+    assert cross_ratio_chance(np.array([0.0, np.inf])).tolist() == [0.0, 1.0]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))

@@ -1,5 +1,7 @@
 """Tests of the noise: what they compute, and what they do at the edges."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -45,30 +47,42 @@ def test_the_interval_covers_the_true_ratio_as_often_as_it_says():
     assert stats.binom.ppf(1e-4, 200, 0.9) <= covered <= stats.binom.isf(1e-4, 200, 0.9)
 
 
-def test_the_correlation_of_steps_is_that_of_pairs_that_share_no_step():
-    noise = normal(9, 4)
+def of_signs(first, second):
+    """The correlation of normal numbers whose signs agree as often."""
+    return np.sin(np.pi / 2 * np.sign(first * second).mean())
+
+
+def test_the_correlation_of_steps_is_that_of_all_pairs_so_many_apart():
+    noise = normal(9, 40)
     noise[3:6] += noise[0:3]  # three apart
     check = checks(noise)["step-correlation"]
-    pairs = [(0, 3), (1, 4), (2, 5)]
-    first, second = (np.concatenate([noise[pair[side]] for pair in pairs]) for side in (0, 1))
-    assert check.estimate == pytest.approx(first @ second / np.sqrt(first @ first * (second @ second)))
+    assert check.estimate == pytest.approx(of_signs(noise[:-3], noise[3:]))
     assert "3 apart" in check.sentence
+
+
+def test_signs_of_pairs_that_share_a_step_are_independent_all_the_same():
+    # each of 2^4 ways to have signs is as likely; so is each of 2^3 ways of consecutive ones to agree
+    signs = np.array(list(itertools.product([-1, 1], repeat=4)))
+    _, counts = np.unique(signs[:, 1:] * signs[:, :-1], axis=0, return_counts=True)
+    assert counts.tolist() == [2] * 8
 
 
 def test_the_correlation_of_leaves_is_that_of_their_first_coordinates():
     noise = normal(6, 10)
     noise[:, 7:10] = noise[:, 0:3] + 0.5 * noise[:, 7:10]
     check = checks(noise, {"long": 4, "middle": 3, "short": 3})["leaf-correlation"]
-    first, second = noise[:, 0:3].ravel(), noise[:, 7:10].ravel()
-    assert check.estimate == pytest.approx(first @ second / np.sqrt(first @ first * (second @ second)))
+    assert check.estimate == pytest.approx(of_signs(noise[:, 0:3], noise[:, 7:10]))
     assert "long and short" in check.sentence
 
 
-def test_repeated_noise_is_the_largest_cosine_of_all_pairs():
+def test_repeated_noise_is_the_pair_whose_signs_agree_or_differ_most():
     noise = normal(40, 12)
-    cosines = np.abs(np.corrcoef(np.hstack([noise, -noise])))  # a mean of zero: cosines
-    np.fill_diagonal(cosines, 0)
-    assert abs(checks(noise)["repeated-noise"].estimate) == pytest.approx(cosines.max())
+    agreement = np.sign(noise) @ np.sign(noise).T / 12
+    np.fill_diagonal(agreement, 0)
+    found = checks(noise)["repeated-noise"]
+    assert abs(found.estimate) == pytest.approx(np.sin(np.pi / 2 * np.abs(agreement).max()))
+    pairs, most = 40 * 39 / 2, 12 * (1 + np.abs(agreement).max()) / 2
+    assert found.p_value == min(1.0, pairs * 2 * stats.binom.sf(most - 1, 12, 0.5))
 
 
 def test_the_least_noisy_parts_are_named():
@@ -99,8 +113,46 @@ def test_one_part_with_more_noise_than_claimed_is_no_finding():
     noise = normal(300, 60)
     noise[:, :20] *= 10
     noise[5] *= 10
-    found = checks(noise, [20, 40])
-    assert min(found[name].p_value for name in ("step-noise", "leaf-noise", "coordinate-noise")) > 0.01
+    diagnosis = record_of(noise, [20, 40]).diagnose()
+    assert diagnosis.findings == ()
+    assert "more than claimed" in diagnosis.notes[0]
+
+
+SIDES = np.arange(300)
+MORE = {
+    "half of it twice": np.where(SIDES < 150, 1.0, 2.0),
+    "half of it three times": np.where(SIDES < 150, 1.0, 3.0),
+    "a tenth of it ten times": np.where(SIDES < 270, 1.0, 10.0),
+    "each layer twice the last": 2.0 ** (SIDES // 75),
+    "every second coordinate four times": np.where(SIDES % 2, 1.0, 4.0),
+}
+
+
+@pytest.mark.parametrize("scales", MORE.values(), ids=MORE)
+def test_noise_of_unequal_size_that_is_nowhere_below_the_claim_is_no_finding(scales):
+    found = [record_of(scales * normal(100, 300, seed=seed), [150, 150]).diagnose() for seed in range(8)]
+    assert [diagnosis.findings for diagnosis in found] == [()] * 8
+
+
+def test_steps_of_unequal_size_that_are_nowhere_below_the_claim_are_no_finding():
+    steps = 1 + np.random.default_rng(1).exponential(size=(200, 1))
+    assert record_of(steps * normal(200, 100)).diagnose().findings == ()
+
+
+@pytest.mark.parametrize("fault", ["repeats", "leaves", "lags", "mean"])
+def test_noise_of_unequal_size_that_depends_on_other_noise_is_found(fault):
+    noise = normal(100, 300)
+    if fault == "repeats":
+        noise[70] = noise[3]
+    if fault == "leaves":
+        noise[:, 150:] = noise[:, :150]
+    if fault == "lags":
+        noise[1:] += 0.3 * noise[:-1]
+    if fault == "mean":
+        noise += 0.5
+    expected = {"repeats": "repeated-noise", "leaves": "leaf-correlation", "lags": "step-correlation"}
+    findings = record_of(MORE["each layer twice the last"] * noise, [150, 150]).diagnose().findings
+    assert expected.get(fault, "coordinate-correlation") in {finding.name for finding in findings}
 
 
 @pytest.mark.parametrize("period", [1, 7, 100])
@@ -114,6 +166,15 @@ def test_the_number_of_different_vectors_is_said():
     rng = np.random.default_rng(3)
     noise = normal(10, 30)[rng.integers(10, size=200)]
     assert "200 steps have 10 different vectors" in checks(noise)["repeated-noise"].sentence
+
+
+def test_noise_that_is_a_multiple_of_other_noise_is_not_called_the_same():
+    sentence = checks(np.outer(normal(30), normal(60, seed=1)))["repeated-noise"].sentence
+    assert "same noise" not in sentence
+    assert "29 of 30 steps have a multiple of the noise of an earlier one" in sentence
+    negated = normal(20, 60)
+    negated[13] = -negated[4]
+    assert "noise of step 13 is -1 times that of step 4" in checks(negated)["repeated-noise"].sentence
 
 
 def test_no_noise_is_one_finding():
@@ -139,7 +200,8 @@ def test_any_noise_gives_p_values_from_0_to_1(shape, seed, scale):
 @settings(max_examples=20)
 @given(st.integers(0, 2**32), st.sampled_from([0.25, 4.0, 1024.0]))
 def test_correlations_do_not_depend_on_the_scale(seed, scale):
-    noise = 3 * normal(12, 10, seed=seed)
+    noise = normal(12, 10, seed=seed)
+    noise = 3 * (noise + 0.1 * np.sign(noise))  # nothing so small that rounding could turn its sign
     one, other = checks(noise, [5, 5]), checks(scale * noise, [5, 5])
     for name in ("repeated-noise", "step-correlation", "leaf-correlation", "coordinate-correlation"):
         assert other[name].estimate == pytest.approx(one[name].estimate, rel=0.02)
@@ -207,10 +269,10 @@ def test_a_large_model_is_sampled_and_every_leaf_is_seen():
 def test_long_trainings_keep_their_first_and_last_steps():
     record = Diagnostics()
     rng = np.random.default_rng(0)
-    first = rng.standard_normal(20)
+    first = rng.standard_normal(50)
     record.observe_noise(first)
     for _ in range(5000):
-        record.observe_noise(rng.standard_normal(20))
+        record.observe_noise(rng.standard_normal(50))
     assert record.diagnose().findings == ()
     record.observe_noise(first)
     finding = record.diagnose().findings[0]

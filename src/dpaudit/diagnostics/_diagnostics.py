@@ -34,13 +34,15 @@ class Diagnostics:
         self._noise = NoiseRecord()
         self._participation = ParticipationRecord()
 
-    def observe_noise(self, residual: Any, leaves: Leaves | None = None) -> None:
+    def observe_noise(self, residual: Any, leaves: Leaves | None = None, *, rounding: float = 0.0) -> None:
         """What one step released, less the sum that is known, over the claimed standard deviation.
 
         ``residual`` is a vector; ``leaves`` are the sizes of the parameters it is made of, one after another,
         by name if there are names. A few coordinates of every step will do, if they stay the same ones.
+        ``rounding`` is how far a coordinate may be off, in the same units, if that is more than a thousandth:
+        sums of many single-precision numbers are.
         """
-        self._noise.observe(residual, leaves)
+        self._noise.observe(residual, leaves, _validate.at_least("rounding", rounding, 0.0))
 
     def observe_batch(self, indices: Any, num_examples: int) -> None:
         """Which examples were in one batch, as places in a data set of ``num_examples``."""

@@ -1,21 +1,19 @@
-"""The few distributions that every p-value comes from; all exact for normal noise, at any size.
+"""The few distributions that p-values of amounts come from; all exact for normal noise, at any size.
 
 Real noise is rounded: to float32, or to a grid. So each p-value here is the largest one over all noise
-that differs from normal noise by at most ``RESOLUTION``, a thousandth of the claimed standard deviation,
-in every coordinate. It costs power only against faults that small.
+that differs from normal noise by at most a ``resolution`` in every coordinate: ``RESOLUTION``, a thousandth
+of the claimed standard deviation, unless more is said to be rounded. It costs power only against faults
+that small.
 """
 
 from __future__ import annotations
-
-import math
-from typing import Any
 
 import numpy as np
 from scipy import special, stats
 
 from dpaudit.stats._types import ArrayLike, FloatArray
 
-__all__ = ["RESOLUTION", "any_of", "below_claim", "below_rest", "chance", "near_line", "uniform"]
+__all__ = ["RESOLUTION", "any_of", "below_claim", "below_rest", "chance", "uniform"]
 
 RESOLUTION = 1e-3
 _SEED = 0x5EED_0F_D1A6  # our own coins: nothing that a training would be seeded with
@@ -31,40 +29,29 @@ def any_of(p_value: float, count: float) -> float:
     return min(1.0, float(p_value) * count)
 
 
-def below_claim(energy: ArrayLike, count: ArrayLike) -> FloatArray:
+def below_claim(energy: ArrayLike, count: ArrayLike, resolution: float = RESOLUTION) -> FloatArray:
     """How likely ``count`` squared normal numbers are to add up to ``energy`` or less."""
     number = np.asarray(count, dtype=np.float64)
-    highest = (np.sqrt(energy) + RESOLUTION * np.sqrt(number)) ** 2
+    highest = (np.sqrt(energy) + resolution * np.sqrt(number)) ** 2
     return np.asarray(stats.chi2.cdf(highest, number), dtype=np.float64)
 
 
-def below_rest(energy: FloatArray, count: FloatArray, total: float, total_count: float) -> FloatArray:
+def below_rest(
+    energy: FloatArray,
+    count: FloatArray,
+    total: float,
+    total_count: float,
+    resolution: float = RESOLUTION,
+) -> FloatArray:
     """How likely ``count`` of ``total_count`` squares are to be so small a share, whatever the scale is."""
     rest = np.maximum(total_count - count, 0.0)
-    highest = (np.sqrt(energy) + RESOLUTION * np.sqrt(count)) ** 2
-    others = np.sqrt(np.maximum(total - energy, 0.0)) - RESOLUTION * np.sqrt(rest)
+    highest = (np.sqrt(energy) + resolution * np.sqrt(count)) ** 2
+    others = np.sqrt(np.maximum(total - energy, 0.0)) - resolution * np.sqrt(rest)
     lowest = np.maximum(others, 0.0) ** 2
     with np.errstate(divide="ignore", invalid="ignore"):
         share = np.where(lowest > 0, highest / (highest + lowest), 1.0)
         p_values = special.betainc(count / 2, rest / 2, share)
     return np.where((rest > 0) & (lowest > 0), p_values, 1.0)
-
-
-def near_line(dot: Any, first: Any, second: Any, count: Any) -> FloatArray:
-    """How likely two directions are to have so small an angle, or so large a one.
-
-    ``first`` and ``second`` are squared lengths of two vectors of ``count`` independent normal numbers,
-    ``dot`` is their product. Zero vectors have no direction: 1.
-    """
-    product = np.sqrt(np.asarray(first, dtype=np.float64) * np.asarray(second, dtype=np.float64))
-    number = np.asarray(count, dtype=np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        cosine = np.clip(np.abs(dot) / product, 0.0, 1.0)
-        blur = RESOLUTION * np.sqrt(number) * (1 / np.sqrt(first) + 1 / np.sqrt(second))
-        angle = np.minimum(np.arccos(cosine) + math.pi / 2 * blur, math.pi / 2)
-        # the squared sine of the angle of two random directions is Beta((n - 1)/2, 1/2)
-        p_values = special.betainc((number - 1) / 2, 0.5, np.sin(angle) ** 2)
-    return np.where((product > 0) & (number > 1), p_values, 1.0)
 
 
 def uniform(values: FloatArray, tolerance: float = 0.0) -> float:

@@ -47,7 +47,7 @@ def noise_variance(record: NoiseRecord, confidence: float) -> Check:
     found = amount(record, confidence)
     return Check(
         name="noise-variance",
-        p_value=float(below_claim(record.energy, record.count)),
+        p_value=float(below_claim(record.energy, record.count, record.resolution)),
         sentence="There is no noise at all." if found.high == 0 else f"The noise is {found}.",
         estimate=found.ratio,
     )

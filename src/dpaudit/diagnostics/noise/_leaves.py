@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from dpaudit.diagnostics._check import Check
-from dpaudit.diagnostics._exact import any_of, near_line
+from dpaudit.diagnostics._exact import any_of
+from dpaudit.diagnostics._signs import correlation, same_signs
 from dpaudit.diagnostics.noise._record import NoiseRecord
-from dpaudit.stats._types import FloatArray
 
 __all__ = ["leaf_correlation"]
 
@@ -15,7 +15,7 @@ _SAME = 0.95
 
 
 def leaf_correlation(record: NoiseRecord) -> Check | None:
-    """The two leaves whose first coordinates are most alike over all steps.
+    """The two leaves whose first coordinates have the same signs most often, over all steps.
 
     A generator that starts anew for each leaf gives equal noise to leaves of equal shape, and often the same
     first numbers to others.
@@ -24,33 +24,18 @@ def leaf_correlation(record: NoiseRecord) -> Check | None:
     if layout.compared.size < 2:
         return None
     widths = (layout.heads >= 0).sum(axis=1)
-    common = np.minimum.outer(widths, widths)
-    squares = _squares(record)[np.arange(len(widths))[:, None], common - 1]
-    numbers = record.num_steps * common
-    p_values = near_line(record.products, squares, squares.T, numbers)
     upper = np.triu_indices(len(widths), 1)
-    place = int(np.argmin(p_values[upper]))
-    one, other = int(upper[0][place]), int(upper[1][place])
-    correlations = _correlations(record.products, squares)
-    names = [layout.names[layout.compared[leaf]] for leaf in (one, other)]
-    pairs = int(np.count_nonzero(np.abs(correlations[upper]) > _SAME))
-    more = f"; {pairs} of {len(upper[0])} pairs of leaves are alike" if pairs > 1 else ""
+    agreeing, differing = record.agreeing[upper], record.differing[upper]
+    numbers = record.num_steps * np.minimum.outer(widths, widths)[upper]
+    p_values, correlations = same_signs(agreeing, differing, numbers), correlation(agreeing, differing)
+    place = int(np.argmin(p_values))
+    one, other = (layout.names[layout.compared[leaf[place]]] for leaf in upper)
+    pairs = int(np.count_nonzero(np.abs(correlations) > _SAME))
+    more = f"; {pairs} of {numbers.size} pairs of leaves are alike" if pairs > 1 else ""
     return Check(
         name="leaf-correlation",
-        p_value=any_of(p_values[one, other], len(upper[0])),
-        sentence=f"The noise of leaves {names[0]} and {names[1]} has a correlation of "
-        f"{correlations[one, other]:.2g}{more}.",
-        estimate=float(correlations[one, other]),
+        p_value=any_of(p_values[place], numbers.size),
+        sentence=f"The noise of leaves {one} and {other} has a correlation of "
+        f"{correlations[place]:.2g}{more}.",
+        estimate=float(correlations[place]),
     )
-
-
-def _squares(record: NoiseRecord) -> FloatArray:
-    """The squared length of the first so many coordinates of each leaf: leaves x how many."""
-    heads = record.layout.heads
-    energies = np.where(heads >= 0, record.energies[heads], 0.0)
-    return np.cumsum(energies, axis=1)
-
-
-def _correlations(products: FloatArray, squares: FloatArray) -> FloatArray:
-    lengths = np.sqrt(squares * squares.T)
-    return np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0)

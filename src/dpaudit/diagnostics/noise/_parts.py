@@ -48,8 +48,8 @@ def _least(
     if energies.size == 1:
         return None
     numbers = np.broadcast_to(np.asarray(counts, dtype=np.float64), energies.shape)
-    rest = below_rest(energies, numbers, record.energy, record.count)
-    p_values = np.maximum(below_claim(energies, numbers), rest)
+    rest = below_rest(energies, numbers, record.energy, record.count, record.resolution)
+    p_values = np.maximum(below_claim(energies, numbers, record.resolution), rest)
     least = int(np.argmin(p_values))
     ratio = float(np.sqrt(energies[least] / numbers[least]))
     return Check(

@@ -8,6 +8,7 @@ import numpy as np
 
 from dpaudit.diagnostics._exact import RESOLUTION
 from dpaudit.diagnostics._kept_steps import KeptSteps
+from dpaudit.diagnostics._signs import sure_signs
 from dpaudit.diagnostics.noise._layout import Layout, Leaves
 from dpaudit.errors import InputError
 from dpaudit.stats._types import FloatArray
@@ -25,9 +26,13 @@ class NoiseRecord:
         self.step_energies: list[float] = []
         """The sum of squares of each step."""
         self.sum_energy = 0.0
-        """Of the sums of each leaf in each step: their squares over the leaf's size."""
-        self.products: FloatArray
-        """Dot products of the first coordinates of each two leaves."""
+        """Of the sums of signs of each leaf in each step: their squares over the leaf's size."""
+        self.agreeing: FloatArray
+        """How many signs of the first coordinates of each two leaves are the same."""
+        self.differing: FloatArray
+        """How many are not; the rest is too small to have a sign."""
+        self.resolution = RESOLUTION
+        """By how much a number may be rounded, at most."""
         self.sketches = KeptSteps()
 
     @property
@@ -45,8 +50,8 @@ class NoiseRecord:
         """The sum of all squares."""
         return float(sum(self.step_energies))
 
-    def observe(self, residual: Any, leaves: Leaves | None = None) -> None:
-        """The noise of one step, in units of the claimed standard deviation."""
+    def observe(self, residual: Any, leaves: Leaves | None = None, rounding: float = 0.0) -> None:
+        """The noise of one step, and how far it may be off, in units of the claimed standard deviation."""
         vector = np.asarray(residual)
         self._require_alike(vector, leaves)
         if self.num_steps == 0:
@@ -61,10 +66,12 @@ class NoiseRecord:
                 f"Expected finite noise in step {self.num_steps}, got {noise[index]} at coordinate "
                 f"{index if layout.kept is None else layout.kept[index]}: did the training diverge?"
             )
+        self.resolution = max(self.resolution, rounding)
         self.energies += squares
         self.step_energies.append(energy)
-        self._add_sums(noise)
-        self._add_products(noise)
+        signs = sure_signs(noise, max(RESOLUTION, rounding))
+        self._add_sums(signs)
+        self._add_pairs(signs)
         self.sketches.add(noise[layout.sketch].astype(np.float32))
 
     def _require_alike(self, vector: Any, leaves: Leaves | None) -> None:
@@ -80,18 +87,22 @@ class NoiseRecord:
     def _start(self, layout: Layout) -> None:
         self.layout = layout
         self.energies = np.zeros(int(layout.sizes.sum()))
-        self.products = np.zeros((layout.compared.size, layout.compared.size))
+        self.agreeing = np.zeros((layout.compared.size, layout.compared.size))
+        self.differing = self.agreeing.copy()
 
-    def _add_sums(self, noise: FloatArray) -> None:
-        sums = np.abs(np.add.reduceat(noise, self.layout.starts))
-        beyond = np.maximum(sums - RESOLUTION * self.layout.sizes, 0.0)
-        self.sum_energy += float((beyond**2 / self.layout.sizes).sum())
+    def _add_sums(self, signs: FloatArray) -> None:
+        starts, sizes = self.layout.starts, self.layout.sizes
+        unsure = sizes - np.add.reduceat(np.abs(signs), starts)
+        sums = np.maximum(np.abs(np.add.reduceat(signs, starts)) - unsure, 0.0)
+        self.sum_energy += float((sums**2 / sizes).sum())
 
-    def _add_products(self, noise: FloatArray) -> None:
+    def _add_pairs(self, signs: FloatArray) -> None:
         if self.layout.compared.size > 1:
             heads = self.layout.heads
-            values = np.where(heads >= 0, noise[heads], 0.0)
-            self.products += values @ values.T
+            values = np.where(heads >= 0, signs[heads], 0.0)
+            sure, product = np.abs(values) @ np.abs(values).T, values @ values.T
+            self.agreeing += (sure + product) / 2
+            self.differing += (sure - product) / 2
 
     def state_dict(self) -> dict[str, Any]:
         """All that was kept."""
@@ -103,7 +114,9 @@ class NoiseRecord:
             "energies": self.energies.copy(),
             "step_energies": list(self.step_energies),
             "sum_energy": self.sum_energy,
-            "products": self.products.copy(),
+            "agreeing": self.agreeing.copy(),
+            "differing": self.differing.copy(),
+            "resolution": self.resolution,
             "sketches": self.sketches.state_dict(),
         }
 
@@ -115,5 +128,6 @@ class NoiseRecord:
         self.energies = state["energies"].copy()
         self.step_energies = list(state["step_energies"])
         self.sum_energy = state["sum_energy"]
-        self.products = state["products"].copy()
+        self.agreeing, self.differing = state["agreeing"].copy(), state["differing"].copy()
+        self.resolution = state["resolution"]
         self.sketches.load_state_dict(state["sketches"])
