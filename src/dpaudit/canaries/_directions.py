@@ -33,10 +33,10 @@ class Directions:
     def dense(self) -> FloatArray:
         """Canaries x parameters, zeros and all: for looking at, and for tests."""
         full = np.zeros((self.num_canaries, self.num_parameters))
-        for canary in range(self.num_canaries):
-            places = self._places[:, canary]
-            inside = places < self.num_parameters
-            np.add.at(full[canary], places[inside], self.values[inside, canary])
+        places = self._places
+        inside = places < self.num_parameters
+        numbers = np.broadcast_to(np.arange(self.num_canaries), places.shape)
+        np.add.at(full, (numbers[inside], places[inside]), self.values[inside])
         return full
 
     def project(self, vector: FloatArray) -> FloatArray:

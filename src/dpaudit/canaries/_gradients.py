@@ -113,7 +113,7 @@ class Mixed(GradientCanary):
         rest = np.setdiff1d(np.arange(num_parameters), single, assume_unique=True)
         wide = _places(rest, num_canaries - narrow)
         signs = rng.integers(0, 2, wide.shape[1]) * 2.0 - 1.0
-        values = np.zeros((len(wide), num_canaries), dtype=np.float32)
+        values = np.zeros((len(wide), num_canaries))
         values[0, :narrow] = 1.0
         values[:, narrow:] = (wide >= 0) * signs / np.sqrt((wide >= 0).sum(axis=0))
         places = np.hstack([np.tile(single, (len(wide), 1)), np.maximum(wide, 0)])
