@@ -110,11 +110,8 @@ class Host:
         try:
             scale = self.scale.of(pending, np.asarray(arrived, np.float64), self.norm, float(tolerance))
         except InputError:
-            self._present, self._scores, self._noisy = (
-                None,
-                [],
-                [],
-            )  # what was interrupted is over: the next step is a new one
+            # what was interrupted is over: the next step is a new one
+            self._present, self._scores, self._noisy = None, [], []
             raise
         self._noisy.append((np.asarray(after, np.float64), np.asarray(before, np.float64)))
         self._scores.append((np.asarray(products, np.float64) - scale * pending.batch) / self.norm)

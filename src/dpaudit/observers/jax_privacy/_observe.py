@@ -66,11 +66,14 @@ def observe(
     def read() -> Terms:
         return Terms(noise_multiplier=None if noise is None else noise / observer.norm, sample_rate=rate)
 
+    def facts() -> Facts:
+        return Facts(canary=canary, max_grad_norm=observer.norm)
+
     recorder = WaitingRecorder(
         read,
         Terms(noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta),
         signal=min(canary.scale, 1.0),
-        facts=lambda: Facts(canary=canary, max_grad_norm=observer.norm),
+        facts=facts,
         confidence=confidence,
         every=every,
         callbacks=callbacks,

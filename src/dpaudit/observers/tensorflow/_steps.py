@@ -84,5 +84,5 @@ class Steps:
         self._step = present, summed, both
         if (self._before + self.num_calls) % self._calls_each == 0:
             self._step = None
-            self._recorder.noise.observe(*both, self.leaves, norm=1.0, eps=self.precision)
+            self._recorder.noise.observe(both[0], both[1], self.leaves, norm=1.0, eps=self.precision)
             self._recorder.record(summed, present)
