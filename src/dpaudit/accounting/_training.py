@@ -24,6 +24,7 @@ _PLACES = 24
 _STRIDES = 4, 2, 1
 _BELOW, _ABOVE = 10, 5  # in the widest strides
 _PATIENCE = 15.0  # seconds
+_DIRECT = 2  # different questions that a table would not pay for
 _SAFETY = 1e-4
 _SMOOTH = 0.012  # third differences of ln(epsilon) up to here: then the cubic is off by less than 1e-4
 _LEAKIEST = 100.0  # the epsilon of this mu stands for all above it, which have more
@@ -32,8 +33,9 @@ _LEAKIEST = 100.0  # the epsilon of this mu stands for all above it, which have 
 def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float) -> float:
     """Epsilon at ``delta`` of ``num_steps`` Poisson-sampled Gaussian steps of 1/noise = ``mu``.
 
-    Not above the truth. The first call builds a table (seconds); the next take microseconds, as long as
-    mu is near the first one. Where epsilon has a kink the accountant itself is asked each time.
+    Not above the truth. The accountant itself is asked for the first two; the third question builds a table
+    (seconds), and the next take microseconds, as long as mu is near it. Where epsilon has a kink the
+    accountant is asked each time.
     """
     if not mu >= 0:
         raise InputError(f"Expected mu={mu:g} in [0, inf].")
@@ -56,8 +58,15 @@ class _Table:
     def __init__(self, sample_rate: float, num_steps: int, delta: float) -> None:
         self._setting = sample_rate, num_steps, delta
         self._known: dict[int, float] = {}
+        self._answers: dict[float, float] = {}
 
     def epsilon(self, mu: float) -> float:
+        """Of a few questions, each is answered faster than a table is made."""
+        if mu not in self._answers and len(self._answers) < _DIRECT:
+            self._answers[mu] = self._exact(mu)
+        return self._answers[mu] if mu in self._answers else self._from_table(mu)
+
+    def _from_table(self, mu: float) -> float:
         place = math.log(mu) * _PLACES
         if not self._known:
             self._fill_around(place)

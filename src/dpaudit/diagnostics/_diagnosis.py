@@ -7,26 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpaudit.diagnostics._causes import likely_causes
-from dpaudit.diagnostics._check import SMALLEST, Check, Finding
+from dpaudit.diagnostics._check import Check, Finding
 from dpaudit.diagnostics._holm import holm
+from dpaudit.diagnostics._order import certainty
 from dpaudit.diagnostics.noise import Amount
 from dpaudit.errors import FindingError
 
 __all__ = ["Diagnosis"]
-
-# What a finding brings about comes after it: noise that comes again, or is shared, has odd amounts, too.
-_ORDER = (
-    "repeated-noise",
-    "leaf-correlation",
-    "step-correlation",
-    "coordinate-correlation",
-    "step-noise",
-    "leaf-noise",
-    "coordinate-noise",
-    "noise-shape",
-    "noise-variance",
-)
-_SHARED = 16.0  # squared sums over a leaf that are that much too large are no chance of noise that repeats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +57,7 @@ class Diagnosis:
         return cls(
             confidence=confidence,
             checks=tuple(checks),
-            findings=tuple(sorted(findings, key=_certainty)),
+            findings=tuple(sorted(findings, key=certainty)),
             notes=tuple(notes),
             noise=noise,
         )
@@ -122,11 +109,3 @@ class Diagnosis:
             "likely_causes": list(self.likely_causes()),
             "noise": None if noise is None else dict(vars(noise)),
         }
-
-
-def _certainty(finding: Finding) -> tuple[float, int]:
-    """The most certain first; of those that leave no doubt, causes before what follows from them."""
-    if finding.name == "coordinate-correlation" and finding.estimate > _SHARED:
-        return max(finding.p_value, SMALLEST), -1
-    place = _ORDER.index(finding.name) if finding.name in _ORDER else len(_ORDER)
-    return max(finding.p_value, SMALLEST), place
