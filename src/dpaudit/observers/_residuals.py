@@ -11,6 +11,9 @@ from dpaudit.stats._types import FloatArray
 __all__ = ["Residuals", "clipped_sum", "residual"]
 
 
+_TOO_MUCH = 1.5  # of the claim: what a step's noise is by chance only if it has very few coordinates
+
+
 def clipped_sum(gradients: FloatArray, norm: float) -> FloatArray:
     """What gradients, a row each, add to a correct sum; the adversary knows them."""
     lengths = np.linalg.norm(gradients, axis=1, keepdims=True)
@@ -54,9 +57,17 @@ class Residuals:
         """What a call released, less the sum of the others; and the canaries in it, a row each."""
         noise = residual(released, canaries, max_grad_norm=self._norm, std=self._std)
         self._clipped.observe_noise(noise, self._leaves, rounding=self._rounding)
+        self._apart.observe_noise(self._replaced(noise, canaries), self._leaves, rounding=self._rounding)
+
+    def _replaced(self, noise: FloatArray, canaries: FloatArray) -> FloatArray:
+        """The same with noise of our own along the canaries; as large as the rest, if that is too much."""
         units = canaries / np.linalg.norm(canaries, axis=1, keepdims=True)
-        replaced = self._own.standard_normal(len(units)) - units @ noise
-        self._apart.observe_noise(noise + replaced @ units, self._leaves, rounding=self._rounding)
+        along = units @ noise
+        rest = noise - along @ units
+        scale = float(np.sqrt((rest @ rest) / max(noise.size - len(units), 1)))
+        own = (scale if scale > _TOO_MUCH else 1.0) * self._own.standard_normal(len(units))
+        replaced: FloatArray = rest + own @ units
+        return replaced
 
     def diagnose(self, *, arrives: bool, confidence: float) -> Diagnosis:
         """The tests of the noise; ``arrives`` says whether canaries are clipped as claimed."""
