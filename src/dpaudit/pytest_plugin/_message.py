@@ -109,4 +109,7 @@ def _guesses(diagnosis: Diagnosis | None, known: dict[str, Any]) -> tuple[str, .
     if IN_PARTS.intersection(names):
         names = [name for name in names if name != "noise-variance"]
         known = {name: value for name, value in known.items() if name != "noise_ratio"}
+    elif diagnosis is not None and diagnosis.noise is not None and "noise-variance" in names:
+        amount = diagnosis.noise  # of all coordinates, where scores are of some
+        known = {**known, "noise_ratio": amount.ratio, "interval": (amount.low, amount.high)}
     return likely_causes(**known, findings=names[:1])

@@ -16,6 +16,7 @@ from dpaudit.stats._types import BoolArray, FloatArray
 
 __all__ = ["Seen"]
 
+_LEVELS = 0.9995, 0.0005  # of the interval of the noise: a guess that is just outside of it is none
 _FEW = 30  # steps, from which on it may be said that the signal depends on how many are present
 _SURELY = 6.0  # standard errors
 _CROWDED = 0.2  # of its size: how much a signal changes at least if the number present is doubled
@@ -40,7 +41,7 @@ class Seen:
         scores, present = state["scores"], state["present"]
         absent = scores[~present]
         square, count = float(np.mean(absent**2)), absent.size
-        low, high = (math.sqrt(square * count / stats.chi2.ppf(level, count)) for level in (0.975, 0.025))
+        low, high = (math.sqrt(square * count / stats.chi2.ppf(level, count)) for level in _LEVELS)
         narrow, spread = _signals(scores, present, facts)
         return cls(
             noise=math.sqrt(square),
