@@ -35,6 +35,7 @@ NAMES = [
     "LiveBound",
     "Mislabelled",
     "MissingExtraError",
+    "Mixed",
     "Observations",
     "Optimal",
     "PiecewiseLinear",

@@ -72,8 +72,31 @@ def test_scores_and_weights_are_right_with_fit_and_with_a_loop(name, how):
     assert made.recorder.num_done == 60
 
 
+@pytest.mark.parametrize(("name", "how"), [("sgd", fit), ("vectorized sgd", loop)])
+def test_the_noise_of_correct_training_is_what_it_claims(name, how):
+    diagnosis = train(name, how=how).recorder.diagnose(confidence=0.999)
+    assert diagnosis.findings == ()
+    assert diagnosis.noise.ratio == pytest.approx(1.0, abs=0.05)
+
+
+def test_noise_that_comes_again_is_found(monkeypatch):
+    def normal(shape, mean=0.0, stddev=1.0, **options):  # noqa: ARG001
+        return mean + stddev * tf.random.stateless_normal(shape, seed=[1, 2], dtype=tf.float32)
+
+    monkeypatch.setattr(tf.random, "normal", normal)
+    recorder = train().recorder
+    assert recorder.audit().verdict is not VIOLATION
+    assert recorder.diagnose().findings[0].sentence == "Every step has the same noise."
+
+
 @pytest.mark.parametrize(
-    "canary", [dpaudit.Constant(), dpaudit.RandomDirection(moving=True), dpaudit.Dirac(0.5, moving=True)]
+    "canary",
+    [
+        dpaudit.Constant(),
+        dpaudit.Mixed(),
+        dpaudit.RandomDirection(moving=True),
+        dpaudit.Dirac(0.5, moving=True),
+    ],
 )
 def test_scores_are_right_for_every_canary(canary):
     scores_are_normal(train(observer={"canary": canary}).recorder, signal=min(1.0, canary.scale))
@@ -97,6 +120,8 @@ def test_steps_that_add_up_to_one_update_are_one_step():
     assert made.recorder.num_done == 20
     scores_are_normal(made.recorder, noise=2 * NOISE)
     assert f"noise multiplier {2 * NOISE:.6g}" in made.recorder.audit().claim.summary
+    noise = made.recorder.diagnose(noise_multiplier=2 * NOISE).noise
+    assert noise.low < 1 < noise.high
 
 
 def test_several_steps_of_one_execution_are_recorded_one_by_one():

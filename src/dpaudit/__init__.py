@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         Crafted,
         Dirac,
         Mislabelled,
+        Mixed,
         RandomDirection,
         ThreatModel,
     )
@@ -92,6 +93,7 @@ __all__ = [
     "LiveBound",
     "Mislabelled",
     "MissingExtraError",
+    "Mixed",
     "Observations",
     "Optimal",
     "PiecewiseLinear",

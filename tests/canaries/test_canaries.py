@@ -1,14 +1,18 @@
 """Canary gradients are unit vectors that never meet, drawn from the seed, and held without their zeros."""
 
+import jax
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import dpaudit
+from dpaudit._torch import CanaryVectors
 from dpaudit.canaries import GradientCanary
+from dpaudit.observers.jax_privacy._vectors import Vectors
 
-KINDS = [dpaudit.Dirac, dpaudit.Constant, dpaudit.RandomDirection]
+KINDS = [dpaudit.Dirac, dpaudit.Constant, dpaudit.Mixed, dpaudit.RandomDirection]
 
 
 def directions(canary, num_canaries, num_parameters, seed=0):
@@ -35,7 +39,7 @@ def test_the_same_seed_gives_the_same_canaries_and_another_one_others(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_canaries_take_no_more_numbers_than_the_model_has(kind):
     found = directions(kind(), 1000, 100_000)
-    assert found.values.size <= 100_000
+    assert found.values.size <= 100_000 * (2 if kind is dpaudit.Mixed else 1)
 
 
 def test_a_constant_canary_alone_is_the_papers():
@@ -48,6 +52,30 @@ def test_several_constant_canaries_all_reach_into_every_layer():
     dense = directions(dpaudit.Constant(), 4, 400).dense()
     for part in np.split(dense, 10, axis=1):  # ten layers of forty parameters
         assert (part != 0).any(axis=1).all()
+
+
+def test_half_of_mixed_canaries_are_diracs_and_the_others_share_the_rest_evenly():
+    dense = directions(dpaudit.Mixed(), 8, 403).dense()
+    spread = (dense != 0).sum(axis=1)
+    np.testing.assert_array_equal(spread[:4], 1)
+    assert spread[4:].sum() == 399
+    assert np.ptp(spread[4:]) <= 1
+    for row in dense[4:]:
+        assert len(np.unique(row[row != 0])) == 1
+    assert (directions(dpaudit.Mixed(), 1, 9).dense() != 0).all()  # one alone is spread
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_library_has_the_same_canaries(kind):
+    found, vector = directions(kind(), 6, 31), np.random.default_rng(1).standard_normal(31)
+    weights, numbers = np.arange(1.0, 7.0), np.array([5, 0, 2])
+    in_torch = CanaryVectors.of(found, torch.zeros(31, dtype=torch.float64))
+    in_jax = Vectors.of(found)
+    dense = found.dense()
+    for projected in (in_torch.project(torch.as_tensor(vector)), in_jax.project(jax.numpy.asarray(vector))):
+        np.testing.assert_allclose(projected, dense @ vector, atol=1e-5)
+    np.testing.assert_allclose(in_torch.rows(torch.as_tensor(numbers), 3.0), 3 * dense[numbers], atol=1e-6)
+    np.testing.assert_allclose(in_jax.spread(jax.numpy.asarray(weights)), weights @ dense, atol=1e-5)
 
 
 def test_a_random_direction_prefers_no_coordinate():

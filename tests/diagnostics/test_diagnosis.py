@@ -78,22 +78,80 @@ def test_a_confidence_that_is_none_is_refused(confidence):
         ({"noise_ratio": 10.0, "max_grad_norm": 0.1}, "not scaled by the clipping norm?"),
         ({"noise_ratio": 0.1, "max_grad_norm": 0.1}, "scaled by the clipping norm twice?"),
         ({"noise_ratio": 0.4, "noise_multiplier": 2.5}, "noise of the clipping norm alone?"),
+        ({"noise_ratio": 0.445}, "1/sqrt(5): added by each of 5 workers"),
+        (
+            {"noise_ratio": 0.5, "max_grad_norm": 2.0},
+            "1/max_grad_norm: noise not scaled by the clipping norm?",
+        ),
+        ({"noise_ratio": 0.5, "noise_multiplier": 0.5}, "std: is the variance used as a standard deviation?"),
+        ({"noise_ratio": 0.7, "interval": (0.6, 0.8)}, "is the noise multiplier that is used the one"),
         ({"noise_ratio": 0.81}, "is the noise multiplier that is used the one"),
         ({"signal": 10.0, "canary_scale": 10.0}, "the canary arrives unclipped"),
-        ({"signal": 0.16, "canary_scale": 10.0, "batch_size": 64}, "the mean of the batch is clipped"),
+        (
+            {"signal": 0.16, "canary_scale": 10.0, "batch_size": 64},
+            "is the mean or the sum of the batch clipped",
+        ),
+        ({"signal": 5.66, "is_crowded": True}, "is the mean or the sum of the batch clipped, and not each"),
+        ({"signal": 32.0, "canary_scale": 10.0, "batch_size": 32}, "is a sum released, and not the mean?"),
+        ({"signal": 1 / 64}, "which is 1/64: if a mean is released, give batch_size="),
+        ({"signal": 0.0}, "nothing arrives of the canary"),
+        ({"signal": 1.0, "spread_signal": 3.0}, "is each coordinate, or each parameter, clipped by itself?"),
         ({"signal": 3.0, "canary_scale": 10.0}, "3 times the clipping norm"),
         ({"findings": ["leaf-correlation"]}, "the same PRNG key or seed"),
         ({"findings": ["repeated-noise"]}, "seeded anew"),
+        ({"noise_ratio": 0.98, "findings": ["repeated-noise"]}, "seeded anew"),
+        ({"noise_ratio": 0.7071, "findings": ["step-noise"]}, "a step released without noise"),
+        ({"noise_ratio": 0.0, "findings": ["noise-shape"]}, "no noise"),
     ],
 )
 def test_numbers_point_to_their_cause(known, expected):
     assert expected in likely_causes(**known)[0]
 
 
-def test_the_nearest_cause_comes_first_and_an_interval_widens_the_search():
-    causes = likely_causes(0.5, interval=(0.45, 0.55), batch_size=4)
-    assert "1/sqrt(4)" in causes[0] or "1/2" in causes[0]
-    assert len(causes) > len(likely_causes(0.53))
+def test_numbers_of_the_training_come_before_a_number_of_workers_of_which_only_the_nearest_is_guessed():
+    causes = likely_causes(0.5, interval=(0.49, 0.51), max_grad_norm=2.0, batch_size=4)
+    assert ["max_grad_norm" in cause for cause in causes] == [True, False, False]
+    assert "1/sqrt(batch size)" in causes[1]
+    assert "1/sqrt(4): added by each of 4 workers" in causes[2]
+    assert len(likely_causes(0.31, interval=(0.3, 0.32))) == 1  # of 10 or 11 workers
+
+
+def test_where_noise_is_missing_its_amount_in_all_is_no_cause_of_its_own():
+    for name in ("step-noise", "leaf-noise", "coordinate-noise", "repeated-noise"):
+        assert len(likely_causes(0.7071, findings=[name])) == 1
+    assert len(likely_causes(0.7071, findings=["noise-shape"])) == 2
+
+
+def test_a_canary_that_arrives_as_it_should_names_no_cause_also_if_its_length_is_the_batch_size():
+    assert likely_causes(signal=1.0, canary_scale=10.0, batch_size=10) == ()
+
+
+def test_a_signal_between_the_norm_and_the_canary_names_both_causes():
+    norm, mean = likely_causes(signal=5.66, canary_scale=10.0)
+    assert "another norm" in norm
+    assert "is the mean or the sum of the batch clipped" in mean
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["repeated-noise", "coordinate-noise", "noise-shape", "noise-variance"],
+        ["coordinate-correlation", "repeated-noise", "step-noise"],
+        ["leaf-noise", "coordinate-noise", "noise-variance"],
+        ["coordinate-noise", "step-noise"],
+        ["step-correlation", "repeated-noise"],
+    ],
+    ids=["same noise", "broadcast", "no noise in a leaf", "noise in few coordinates", "moving average"],
+)
+def test_of_findings_without_any_doubt_the_cause_comes_before_its_consequences(names):
+    estimates = {"coordinate-correlation": 300.0, "step-noise": 0.08, "coordinate-noise": 1e-9}
+    estimates["repeated-noise"] = 0.7 if "step-correlation" in names else 1.0
+    estimates["leaf-noise"] = 1e-8
+    made = [
+        Check(name=name, p_value=p_value, sentence="", estimate=estimates.get(name, 0.5))
+        for p_value, name in zip((1e-40, 1e-30, 0.0, 1e-20), reversed(names), strict=False)
+    ]
+    assert [finding.name for finding in Diagnosis.of(made, confidence=0.95).findings] == names
 
 
 def test_what_is_right_has_no_cause():

@@ -18,7 +18,7 @@ from dpaudit.observers.opacus import observe
 
 VIOLATION, NO_VIOLATION = dpaudit.Verdict.VIOLATION, dpaudit.Verdict.NO_VIOLATION
 MODES = ["hooks", "functorch", "ew", "ghost"]
-KINDS = [dpaudit.Dirac, dpaudit.Constant, dpaudit.RandomDirection]
+KINDS = [dpaudit.Dirac, dpaudit.Constant, dpaudit.Mixed, dpaudit.RandomDirection]
 
 # what Opacus and torch say of every private training
 pytestmark = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -62,8 +63,8 @@ def test_periodic(dp_audit):
 
 def epsilons(lines: list[str]) -> dict[str, str]:
     """The bounds of the table at the end, by test."""
-    rows = [line.split() for line in lines if re.match(r"(NO_)?VIOLATION|UNDERPOWERED", line)]
-    return {row[-1]: row[1] for row in rows}
+    rows = [re.match(r"(\S+::\S+) +(?:(?:NO_)?VIOLATION|UNDERPOWERED) +(\S+) ", line) for line in lines]
+    return {row[1]: row[2] for row in rows if row}
 
 
 def test_a_violation_fails_the_test_with_what_a_developer_needs(pytester: pytest.Pytester) -> None:
@@ -72,19 +73,24 @@ def test_a_violation_fails_the_test_with_what_a_developer_needs(pytester: pytest
     done.assert_outcomes(passed=1, failed=4)
     done.stdout.fnmatch_lines(
         [
-            "dpaudit: seed 1, budget full, 95 % confidence for all audits together",
-            "dpaudit: The observations refute the claim: the training leaks more than it says.",
+            "dpaudit: epsilon >= *, and 4.38 is claimed. The observations refute the claim: *",
             "  claim: one Gaussian step, noise multiplier 1 with epsilon = *",
             "  bound: mu >= *, with 99.6 % confidence",  # 0.05 / 5 tests / 2 for the first call, 0.8 of it
             "  session: 95 % confidence, shared between 5 tests with audits",
             "  noise: 0.7* of the claimed (* to *)",
-            "  canary: arrives with * clipping norms; a clipped one has at most 1",
+            "  canary: arrives with * clipping norms (* if it is spread); a clipped one has at most 1",
             "  cause? effective noise is 0.7* of the claim = 1/sqrt(2): added by each of 2 workers*",
-            "  again: pytest '*::test_two_workers' --dp-audit-seed 1",
+            "  again: pytest '*::test_two_workers' --dp-audit-seed 1 --dp-audit-confidence 0.99",
             "  cause? the canary arrives unclipped: is each gradient clipped, before the sum?",
+            "dpaudit (call 2 of the test): epsilon >= *",
             "  cause? effective noise is 0.2* of the claim = 1/max_grad_norm: noise not scaled by the clip*",
-            "dpaudit: the noise is not what the claim says.",
+            "dpaudit: repeated-noise: the noise is not what the claim says.",
             "  found: repeated-noise * The noise repeats every 100 steps.",
+            "  cause? is the generator seeded anew*",
+            "seed 1, budget full, 95 % confidence for all audits together",
+            "test * verdict * sees noise of *",
+            "*::test_correct * NO_VIOLATION * none",
+            "*::test_unscaled (call 2) * VIOLATION * noise-variance",
         ]
     )
     assert "Traceback" not in done.stdout.str()
@@ -93,6 +99,8 @@ def test_a_violation_fails_the_test_with_what_a_developer_needs(pytester: pytest
         case.get("name"): {p.get("name"): p.get("value") for p in case.iter("property")} for case in cases
     }
     assert properties["test_correct"]["dp_audit.1.verdict"] == "NO_VIOLATION"
+    assert properties["test_correct"]["dp_audit.seed"] == "1"
+    assert 0.8 < float(properties["test_correct"]["dp_audit.1.sees_noise"]) < 1
     assert properties["test_unclipped"]["dp_audit.1.verdict"] == "VIOLATION"
     assert "repeated-noise" in properties["test_periodic"]["dp_audit.1.findings"]
     assert [test.partition("::")[2] for test in epsilons(done.outlines)] == list(properties)
@@ -123,7 +131,49 @@ def test_a_session_without_audits_loads_nothing_heavy_and_says_nothing(pytester:
     )
     done = pytester.runpytest_subprocess()
     done.assert_outcomes(passed=1)
-    assert "dp audits" not in done.stdout.str()
+    for word in ("dp audits", "dp-audit", "confidence", "seed"):
+        assert word not in done.stdout.str()
+
+
+def test_the_seed_is_told_also_if_the_test_fails_before_its_audit(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_broken(dp_audit): raise RuntimeError(dp_audit.seed)")
+    done = pytester.runpytest_subprocess("--dp-audit-seed=7", "-n", "1")
+    done.assert_outcomes(failed=1)
+    done.stdout.fnmatch_lines(["seed 7, budget full, *"])
+
+
+def test_a_failure_can_be_seen_again_at_the_level_that_it_had(pytester: pytest.Pytester) -> None:
+    tests = "\n".join(f"def test_{n}(dp_audit): audit(dp_audit, noise=0.7)" for n in "ab")
+    pytester.path.joinpath("inside").mkdir()
+    pytester.path.joinpath("inside", "test_them.py").write_text(STEPS + tests)
+    options = ("--dp-audit-seed=3", "--dp-audit-budget=quick", "--dp-audit-confidence=0.9")
+    done = pytester.runpytest_subprocess(*options)
+    again = next(line for line in done.outlines if "again:" in line and "test_b" in line).partition(
+        "pytest "
+    )[2]
+    assert "--dp-audit-budget quick --dp-audit-confidence 0.95" not in again  # which is the default
+    command = shlex.split(again)
+    assert command == ["inside/test_them.py::test_b", "--dp-audit-seed", "3", "--dp-audit-budget", "quick"]
+    repeated = pytester.runpytest_subprocess(*command)
+    bounds = [[line for line in run.outlines if line.startswith("  bound:")] for run in (done, repeated)]
+    assert bounds[1] == bounds[0][1:]
+
+
+def test_a_test_that_audits_nothing_says_so(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        def test_forgotten(dp_audit): pass
+
+        def test_skipped(dp_audit): pytest.skip()
+        """
+    )
+    done = pytester.runpytest_subprocess()
+    done.assert_outcomes(passed=1, skipped=1, warnings=1)
+    done.stdout.fnmatch_lines(["*NothingAuditedWarning: Expected *::test_forgotten to call dp_audit(...)*"])
+    strict = pytester.runpytest_subprocess("-W", "error::dpaudit.pytest_plugin.NothingAuditedWarning")
+    strict.assert_outcomes(passed=1, skipped=1, errors=1)
 
 
 def test_what_cannot_be_used_is_told_in_a_sentence(pytester: pytest.Pytester) -> None:
@@ -139,24 +189,51 @@ def test_nothing(dp_audit):
 def test_late(request):
     audit(request.getfixturevalue("dp_audit"))
 
-def test_weak(dp_audit):
-    with pytest.warns(UserWarning, match="would have been flagged"):
-        dp_audit(make(), claim=CLAIM, max_grad_norm=1.0, num_parameters=200, num_steps=2, num_canaries=8)
+def test_torch(dp_audit):
+    dp_audit(lambda rows: rows.detach(), claim=CLAIM, max_grad_norm=1.0, num_parameters=200)
 """
     )
     done = pytester.runpytest_subprocess()
-    done.assert_outcomes(passed=1, failed=3)
+    done.assert_outcomes(failed=4)
     done.stdout.fnmatch_lines_random(
         [
-            "*Expected a step, which is a function of per-example gradients, or the recorder*got a int.",
+            "*Expected a step, which is a function of per-example gradients, or the recorder*of type int.",
             "*Expected either gradients=*got neither.",
+            "E * again: pytest '*::test_nothing' --dp-audit-seed *",
+            "*::test_nothing * ERROR * not run",
+            "*pass gradients=torch.zeros(0, 200)*",
             "*Expected dp_audit to be an argument of the test or of one of its fixtures*",
         ]
     )
+
+
+def test_what_cannot_be_used_shows_the_test_and_no_frames_of_ours(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(STEPS + "def test_nothing(dp_audit): dp_audit(make(), claim=3, max_grad_norm=1.0)")
+    done = pytester.runpytest_subprocess()
+    done.assert_outcomes(failed=1)
+    assert not [line for line in done.outlines if re.match(r"\S*(_fixture|_step|_others)\.py:\d+", line)]
+
+
+def test_an_audit_that_sees_little_warns_by_a_public_name(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        STEPS
+        + """
+@pytest.mark.parametrize(("num_steps", "num_canaries"), [(2, 8), (20, 1)])
+def test_weak(dp_audit, num_steps, num_canaries):
+    options = {"num_steps": num_steps, "num_canaries": num_canaries}
+    dp_audit(make(), claim=CLAIM, max_grad_norm=1.0, num_parameters=200, **options)
+"""
+    )
+    done = pytester.runpytest_subprocess()
+    done.assert_outcomes(passed=2, warnings=2)
+    done.stdout.fnmatch_lines(["*UnderpoweredWarning: *would have been flagged*make more steps or canaries."])
+    strict = pytester.runpytest_subprocess("-W", "error::dpaudit.pytest_plugin.UnderpoweredWarning")
+    strict.assert_outcomes(failed=2)
 
 
 @pytest.mark.parametrize("option", ["--dp-audit-seed=-1", "--dp-audit-confidence=1", "--dp-audit-budget=x"])
 def test_options_that_cannot_be_used_end_the_session(pytester: pytest.Pytester, option: str) -> None:
     done = pytester.runpytest_subprocess(option)
     assert done.ret == pytest.ExitCode.USAGE_ERROR
-    done.stderr.fnmatch_lines([f"*{option.partition('=')[0]}*invalid*"])
+    done.stderr.fnmatch_lines([f"*{option.partition('=')[0]}: *"])
+    assert "_whole" not in done.stderr.str()

@@ -44,8 +44,15 @@ def test_each_call_has_a_seed_of_its_own_that_does_not_depend_on_the_rest() -> N
     assert audits(2, seed=1).take("0").seed not in seeds
 
 
+@given(st.integers(0, 2**32), st.text())
+def test_a_seed_is_one_for_every_library(seed: int, nodeid: str) -> None:
+    found = audits(1, seed).seed_of(nodeid, 0)
+    np.random.RandomState(found)  # what steps of long ago are seeded with
+    assert 0 <= found < 2**31
+
+
 def test_correct_sessions_are_green_as_often_as_they_say() -> None:
-    """200 sessions of 4 tests each at 50 % confidence: any failure in at most half of them."""
+    """120 sessions of 4 tests each at 50 % confidence: any failure in at most half of them."""
     rng = np.random.default_rng(0)
     claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
 
@@ -53,14 +60,14 @@ def test_correct_sessions_are_green_as_often_as_they_say() -> None:
         norms = np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
         return (rows / norms).sum(axis=0) + rng.standard_normal(rows.shape[1])
 
-    alarms = sum(session_fails(step, claim, seed) for seed in range(200))
-    assert stats.binomtest(alarms, 200, 0.5, alternative="greater").pvalue > 0.001
+    alarms = sum(session_fails(step, claim, seed) for seed in range(120))
+    assert stats.binomtest(alarms, 120, 0.5, alternative="greater").pvalue > 0.001
 
 
 def session_fails(step: object, claim: dpaudit.Claim, seed: int) -> bool:
     session = audits(4, seed)
     for test in range(4):
-        node = SimpleNamespace(nodeid=str(test), user_properties=[])
+        node = SimpleNamespace(nodeid=str(test), user_properties=[], warn=lambda warning: None)  # noqa: ARG005
         try:
             DpAudit(node, session).step(  # type: ignore[arg-type]
                 step, claim=claim, max_grad_norm=1.0, num_parameters=20, num_steps=30, confidence=0.5

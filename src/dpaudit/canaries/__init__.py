@@ -2,7 +2,7 @@
 
 from dpaudit.canaries._directions import Directions
 from dpaudit.canaries._draws import Coins, Draws, fresh_seed
-from dpaudit.canaries._gradients import Constant, Dirac, GradientCanary, RandomDirection
+from dpaudit.canaries._gradients import Constant, Dirac, GradientCanary, Mixed, RandomDirection
 from dpaudit.canaries._inputs import Adversarial, Blank, Crafted, InputCanary, Mislabelled
 from dpaudit.canaries._threat_model import ThreatModel
 
@@ -18,6 +18,7 @@ __all__ = [
     "GradientCanary",
     "InputCanary",
     "Mislabelled",
+    "Mixed",
     "RandomDirection",
     "ThreatModel",
     "fresh_seed",

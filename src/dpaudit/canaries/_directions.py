@@ -15,12 +15,12 @@ __all__ = ["Directions"]
 class Directions:
     """Unit vectors, one a canary, no two of which share a coordinate: so they are orthogonal.
 
-    Only the coordinates that are not zero are held: together never more numbers than the model has
-    parameters, whatever the number of canaries.
+    Only the coordinates that are not zero are held, and a few to fill up: together never more than twice as
+    many numbers as the model has parameters, whatever the number of canaries.
     """
 
     values: FloatArray
-    """Entries x canaries. A column is a vector, without its zeros (or with a few, to fill it up)."""
+    """Entries x canaries. A column is a vector, without its zeros (or with some, to fill it up)."""
     coordinates: IntArray | None
     """The place of each value; None: the values lie row after row over all parameters."""
     num_parameters: int
@@ -33,10 +33,10 @@ class Directions:
     def dense(self) -> FloatArray:
         """Canaries x parameters, zeros and all: for looking at, and for tests."""
         full = np.zeros((self.num_canaries, self.num_parameters))
-        for canary in range(self.num_canaries):
-            places = self._places[:, canary]
-            inside = places < self.num_parameters
-            full[canary, places[inside]] = self.values[inside, canary]
+        places = self._places
+        inside = places < self.num_parameters
+        numbers = np.broadcast_to(np.arange(self.num_canaries), places.shape)
+        np.add.at(full, (numbers[inside], places[inside]), self.values[inside])
         return full
 
     def project(self, vector: FloatArray) -> FloatArray:

@@ -11,8 +11,9 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit.canaries._directions import Directions
 from dpaudit.errors import InputError
+from dpaudit.stats._types import IntArray
 
-__all__ = ["Constant", "Dirac", "GradientCanary", "RandomDirection"]
+__all__ = ["Constant", "Dirac", "GradientCanary", "Mixed", "RandomDirection"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,45 @@ class RandomDirection(GradientCanary):
     def _directions(self, num_canaries: int, num_parameters: int, rng: np.random.Generator) -> Directions:
         rows = math.ceil(num_parameters / num_canaries)
         return _dealt(rng.standard_normal((rows, num_canaries), dtype=np.float32), num_parameters)
+
+
+@dataclass(frozen=True)
+class Mixed(GradientCanary):
+    """The first half of the canaries are Diracs; the others share all coordinates that are left, evenly.
+
+    So a wrong norm shows, which is right on one coordinate and wrong on many; and so does a single coordinate
+    that is treated unlike the others. Each half needs coordinates: have at most half as many canaries as
+    parameters, or the others are Diracs, too.
+
+    >>> np.abs(Mixed().directions(2, 5, np.random.default_rng(0)).dense())
+    array([[0. , 0. , 0. , 0. , 1. ],
+           [0.5, 0.5, 0.5, 0.5, 0. ]])
+    """
+
+    @staticmethod
+    def num_narrow(num_canaries: int) -> int:
+        """How many are Diracs: the first ones."""
+        return num_canaries // 2
+
+    def _directions(self, num_canaries: int, num_parameters: int, rng: np.random.Generator) -> Directions:
+        narrow = self.num_narrow(num_canaries)
+        single = np.sort(rng.choice(num_parameters, narrow, replace=False, shuffle=False))
+        rest = np.setdiff1d(np.arange(num_parameters), single, assume_unique=True)
+        wide = _places(rest, num_canaries - narrow)
+        signs = rng.integers(0, 2, wide.shape[1]) * 2.0 - 1.0
+        values = np.zeros((len(wide), num_canaries))
+        values[0, :narrow] = 1.0
+        values[:, narrow:] = (wide >= 0) * signs / np.sqrt((wide >= 0).sum(axis=0))
+        places = np.hstack([np.tile(single, (len(wide), 1)), np.maximum(wide, 0)])
+        return Directions(values, places, num_parameters)
+
+
+def _places(coordinates: IntArray, num_canaries: int) -> IntArray:
+    """Coordinates dealt out like cards: a column for each canary, filled up with -1."""
+    rows = math.ceil(coordinates.size / num_canaries)
+    filled = np.full(rows * num_canaries, -1)
+    filled[: coordinates.size] = coordinates
+    return filled.reshape(rows, num_canaries)
 
 
 def _dealt(values: np.ndarray, num_parameters: int) -> Directions:

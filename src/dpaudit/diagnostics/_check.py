@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Check", "Finding"]
+__all__ = ["SMALLEST", "Check", "Finding"]
 
-_SMALLEST = 1e-12  # smaller ones tell a reader no more
+SMALLEST = 1e-12  # smaller ones tell a reader no more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,5 +38,5 @@ class Finding:
     estimate: float
 
     def __str__(self) -> str:
-        p_value = f"p = {self.p_value:.2g}" if self.p_value >= _SMALLEST else f"p < {_SMALLEST:g}"
+        p_value = f"p = {self.p_value:.2g}" if self.p_value >= SMALLEST else f"p < {SMALLEST:g}"
         return f"{self.name} ({p_value}): {self.sentence}"

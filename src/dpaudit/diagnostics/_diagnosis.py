@@ -9,6 +9,7 @@ from typing import Any
 from dpaudit.diagnostics._causes import likely_causes
 from dpaudit.diagnostics._check import Check, Finding
 from dpaudit.diagnostics._holm import holm
+from dpaudit.diagnostics._order import certainty
 from dpaudit.diagnostics.noise import Amount
 from dpaudit.errors import FindingError
 
@@ -56,7 +57,7 @@ class Diagnosis:
         return cls(
             confidence=confidence,
             checks=tuple(checks),
-            findings=tuple(sorted(findings, key=lambda finding: finding.p_value)),
+            findings=tuple(sorted(findings, key=certainty)),
             notes=tuple(notes),
             noise=noise,
         )

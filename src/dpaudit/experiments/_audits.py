@@ -16,6 +16,7 @@ from dpaudit.canaries import (
     GradientCanary,
     InputCanary,
     Mislabelled,
+    Mixed,
     RandomDirection,
 )
 from dpaudit.experiments._resolved import Resolved
@@ -31,6 +32,7 @@ Audit: TypeAlias = OneRun | TwoBatches | EndToEnd
 _CANARIES: Mapping[str, Callable[..., GradientCanary | InputCanary]] = {
     "dirac": Dirac,
     "constant": Constant,
+    "mixed": Mixed,
     "random-direction": RandomDirection,
     "blank": Blank,
     "mislabelled": Mislabelled,

@@ -65,6 +65,8 @@ def require_rows(gradients: Any) -> tuple[int, int]:
     shape = tuple(getattr(gradients, "shape", ()))
     if len(shape) != 2 or shape[1] == 0:
         raise InputError(f"Expected gradients of shape examples x parameters, got {shape}.")
+    if "float" not in str(gradients.dtype):  # canaries would be cut off to whole numbers
+        raise InputError(f"Expected gradients of floats, got {gradients.dtype}.")
     return shape
 
 

@@ -7,9 +7,18 @@ import math
 from dpaudit.errors import InputError
 from dpaudit.stats._types import ScoreArray
 
-__all__ = ["Side", "require_arrival"]
+__all__ = ["ArrivalError", "Side", "arrives", "require_arrival"]
 
+_ROUNDING = 1e-3  # of a clipping norm
 _FEW, _SURELY = 10, 6.0  # scores, and standard errors, from which on a missing canary is certain
+
+
+class ArrivalError(InputError):
+    """Canaries that joined are not to be seen."""
+
+    def __init__(self, message: str, gap: float = 0.0) -> None:
+        super().__init__(message)
+        self.gap = gap
 
 
 class Side:
@@ -37,14 +46,22 @@ class Side:
         return max(self._squares / self.count - self.mean**2, 0.0) / self.count
 
 
+def arrives(present: Side, absent: Side, signal: float) -> bool:
+    """Whether canaries score what clipped ones do, as far as can be told."""
+    gap, spread = present.mean - absent.mean, math.sqrt(present.error + absent.error)
+    return abs(gap - signal) <= max(_SURELY * spread, _ROUNDING)
+
+
 def require_arrival(present: Side, absent: Side, signal: float) -> None:
     """A training that drops the canaries hides what it does with the examples."""
     if min(present.count, absent.count) < _FEW:
         return
     gap, spread = present.mean - absent.mean, math.sqrt(present.error + absent.error)
     if gap + _SURELY * spread < signal / 2:
-        raise InputError(
+        raise ArrivalError(
             f"Expected scores to rise by {signal:g} where a canary is present, got {gap:.2g}: what "
             "is released does not have the canaries in it that joined the sum, or they were clipped together "
-            "with others and not one by one (replay_step shows that). Scores say nothing of it."
+            "with others and not one by one (replay_step shows that), or it is a mean where a sum is "
+            "expected. Scores say nothing of it.",
+            gap,
         )

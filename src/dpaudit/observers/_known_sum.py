@@ -7,10 +7,14 @@ import numpy as np
 from dpaudit.errors import InputError
 from dpaudit.stats._types import BoolArray, FloatArray
 
-__all__ = ["require_known_sum"]
+__all__ = ["UnknownSumError", "require_known_sum"]
 
 _FEW = 20  # scores of a canary, from which on their mean says something
 _ROUNDING = 1e-2  # in clipping norms: a step without noise is not held to the last digit
+
+
+class UnknownSumError(InputError):
+    """A step adds up something else than clipped gradients."""
 
 
 def require_known_sum(scores: FloatArray, present: BoolArray) -> None:
@@ -28,7 +32,7 @@ def require_known_sum(scores: FloatArray, present: BoolArray) -> None:
     squares = counts * (means / spreads) ** 2
     if squares.mean() > 2 + 10 * np.sqrt(2 / counts.size):  # 1, and ten standard errors
         off = float(np.abs(means).max())
-        raise InputError(
+        raise UnknownSumError(
             "Expected the step to release the sum of the clipped gradients and noise, got another sum, off "
             f"by {off:.3g} clipping norms where no canary is. Audit it with gradients of zeros: they are the "
             "same with any clipping."

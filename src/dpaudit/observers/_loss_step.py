@@ -12,8 +12,9 @@ from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import is_jax, is_torch, like
 from dpaudit.observers._step import run_steps
+from dpaudit.observers._step_recorder import StepRecorder
 from dpaudit.observers._trees import flat, leaves, mapped, product
-from dpaudit.recording import LiveBound, Recorder
+from dpaudit.recording import LiveBound
 from dpaudit.stats._types import BoolArray, FloatArray
 
 __all__ = ["observe_loss_step"]
@@ -36,7 +37,7 @@ def observe_loss_step(
     confidence: float = 0.95,
     seed: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
-) -> Recorder:
+) -> StepRecorder:
     """Run ``step(loss, params, batch)`` so many times on canaries, each present by a fair coin.
 
     ``step`` finds the gradient of ``loss(params, example)`` for every example of a batch, by jax or by
@@ -64,6 +65,7 @@ def observe_loss_step(
     return run_steps(
         release,
         np.empty((0, size)),
+        leaves=[int(np.prod(shape)) for shape in shapes],
         claim=claim,
         max_grad_norm=max_grad_norm,
         batch_size=batch_size,

@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from dpaudit.accounting import Claim
+from dpaudit.diagnostics import Diagnosis
 from dpaudit.observers._arriving import ArrivingRecorder
 from dpaudit.observers._claims import Claims
+from dpaudit.observers._kept_noise import KeptNoise
 from dpaudit.observers._terms import Terms
 from dpaudit.recording import LiveBound
 from dpaudit.stats import Betting, Inference, Result
@@ -38,6 +40,7 @@ class ObserverRecorder(ArrivingRecorder):
     ) -> None:
         self._claims = Claims(read, given)
         self.not_covered = not_covered
+        self.noise = KeptNoise()
         self._watched = False
         planned = given.num_steps
         super().__init__(
@@ -77,3 +80,17 @@ class ObserverRecorder(ArrivingRecorder):
             inference=inference, claim=claim or self._claims.claim(asked, self.num_done), **method
         )
         return replace(result, not_covered=self.not_covered)
+
+    def diagnose(
+        self, *, noise_multiplier: float | None = None, confidence: float = 0.95
+    ) -> Diagnosis | None:
+        """Tests of the noise of all steps; None if there is none, or if the run may have been ended by it.
+
+        Their error rate is that of a number of steps that nobody chose by what the noise showed.
+        """
+        planned = self._claims.given.num_steps
+        if self._watched and (planned is None or self.num_done < planned):
+            return None
+        asked = Terms(noise_multiplier=noise_multiplier)
+        claimed = self._claims.terms(asked, self.num_done).known("noise_multiplier")["noise_multiplier"]
+        return self.noise.diagnose(noise_multiplier=claimed, confidence=confidence)

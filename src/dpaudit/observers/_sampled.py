@@ -8,9 +8,12 @@ from typing import Any
 
 from dpaudit import _validate
 from dpaudit.accounting import Claim
+from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import InputError
 from dpaudit.observers._arrival import Side, require_arrival
 from dpaudit.observers._claims import Claims
+from dpaudit.observers._facts import Facts
+from dpaudit.observers._kept_noise import KeptNoise
 from dpaudit.observers._terms import Terms
 from dpaudit.recording import LikelihoodRatios, LiveBound, WholeRunRecorder
 from dpaudit.stats import Bound, Observations, Result
@@ -41,9 +44,12 @@ class SampledRecorder:
         confidence: float = 0.95,
         reach: float = 1.0,
         finished: Callable[[float], None] | None = None,
+        facts: Callable[[], Facts] | None = None,
     ) -> None:
         self._claims, self._signal = Claims(read, given), signal
         self.not_covered = not_covered
+        self.noise = KeptNoise()
+        self._facts = facts
         self.confidence = _validate.confidence(confidence)
         now = self._claims.terms(Terms(), 0).known("noise_multiplier", "sample_rate")
         self._rate = now["sample_rate"]
@@ -96,6 +102,19 @@ class SampledRecorder:
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
         )
         return replace(self._whole_run(asked).audit(**method), not_covered=self.not_covered)
+
+    @property
+    def facts(self) -> Facts | None:
+        """What is known of the training besides its claim."""
+        return None if self._facts is None else self._facts()
+
+    def diagnose(
+        self, *, noise_multiplier: float | None = None, confidence: float = 0.95
+    ) -> Diagnosis | None:
+        """Tests of the noise of all steps; None if none was kept."""
+        asked = Terms(noise_multiplier=noise_multiplier)
+        claimed = self._claims.terms(asked, self.num_done).known("noise_multiplier")["noise_multiplier"]
+        return self.noise.diagnose(noise_multiplier=claimed, confidence=confidence)
 
     def one_run_bound(self, **asked: Any) -> Bound:
         """A bound that holds also if the canaries of the run depend on each other; it is looser.

@@ -5,18 +5,22 @@ Pytest loads this at every start, also of projects that never use it, so nothing
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dpaudit.pytest_plugin._options import add_options, header
+from dpaudit.pytest_plugin._options import add_options
 from dpaudit.pytest_plugin._session import AUDITS, Audits
-from dpaudit.pytest_plugin._summary import Summary
+from dpaudit.pytest_plugin._summary import Summary, note_seed
+from dpaudit.pytest_plugin._warnings import NothingAuditedWarning, UnderpoweredWarning
 
 if TYPE_CHECKING:
     from dpaudit.pytest_plugin._fixture import DpAudit
 
-__all__ = ["dp_audit"]
+__all__ = ["NothingAuditedWarning", "UnderpoweredWarning", "dp_audit"]
+
+_PASSED: pytest.StashKey[bool] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,8 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist copies the configuration for its workers
 def pytest_configure(config: pytest.Config) -> None:
     """What all audits of the session share."""
-    config.stash[AUDITS] = Audits.of(config)
-    config.pluginmanager.register(Summary(), "dpaudit-summary")
+    audits = Audits.of(config)
+    config.stash[AUDITS] = audits
+    config.pluginmanager.register(Summary(audits), "dpaudit-summary")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -37,19 +42,29 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["dp_audit_seed"] = node.config.stash[AUDITS].seed
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    """The seed, without which a run could not be repeated."""
-    return header(config.stash[AUDITS])
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Now it is known between how many tests the error is shared out."""
     session.config.stash[AUDITS].share_between(session.items)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """The fixture has to know, when it is torn down, whether its test came to its end."""
+    report = yield
+    if call.when == "call":
+        item.stash[_PASSED] = report.passed
+    return report
+
+
 @pytest.fixture
-def dp_audit(request: pytest.FixtureRequest) -> DpAudit:
+def dp_audit(request: pytest.FixtureRequest) -> Generator[DpAudit, None, None]:
     """Audit a step or what an observer recorded; a refuted claim fails the test."""
     from dpaudit.pytest_plugin._fixture import DpAudit  # noqa: PLC0415  # loads numpy and scipy
 
-    return DpAudit(request.node, request.config.stash[AUDITS])
+    node, audits = request.node, request.config.stash[AUDITS]
+    note_seed(node, audits.seed)
+    yield DpAudit(node, audits)
+    if node.stash.get(_PASSED, False) and audits.num_calls(node.nodeid) == 0:
+        node.warn(NothingAuditedWarning(f"Expected {node.nodeid} to call dp_audit(...): it audited nothing."))

@@ -2,44 +2,55 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, NoReturn, TypeVar, cast, overload
 
-import numpy as np
 import pytest
 
+from dpaudit import _validate
 from dpaudit.accounting import Claim
-from dpaudit.canaries import Dirac, GradientCanary
-from dpaudit.diagnostics import Diagnosis
+from dpaudit.canaries import GradientCanary, Mixed
+from dpaudit.diagnostics import Diagnosis, Diagnostics
+from dpaudit.diagnostics.noise import Leaves
 from dpaudit.errors import InputError
+from dpaudit.observers._arrival import ArrivalError
+from dpaudit.observers._known_sum import UnknownSumError
 from dpaudit.observers.step import observe_step
-from dpaudit.pytest_plugin._message import Seen, failure
-from dpaudit.pytest_plugin._residuals import Residuals
-from dpaudit.pytest_plugin._session import Audits, Share
-from dpaudit.pytest_plugin._summary import note
-from dpaudit.recording import Recorder, WholeRunRecorder
+from dpaudit.pytest_plugin._judge import AnyRecorder, Audited, Tests, judge
+from dpaudit.pytest_plugin._message import Frame
+from dpaudit.pytest_plugin._others import others_of, silent, with_hint
+from dpaudit.pytest_plugin._seen import Seen
+from dpaudit.pytest_plugin._session import Audits
+from dpaudit.pytest_plugin._summary import note, note_error
+from dpaudit.pytest_plugin._warnings import UnderpoweredWarning
+from dpaudit.recording import Recorder
 from dpaudit.stats import Result, Verdict
 
-__all__ = ["Audited", "DpAudit", "UnderpoweredWarning"]
+__all__ = ["Audited", "DpAudit"]
 
-_DIRAC = Dirac()
-_DIAGNOSIS = 0.2  # of the error, for the tests of the noise; the bound has the rest
+_MIXED = Mixed()
 _CANARIES = 64
+_WEAK = 2.0  # an audit that sees no leak below so many times the claim says little
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class UnderpoweredWarning(UserWarning):
-    """An audit that could not have seen even a serious leak: its green says little."""
+def _begun(method: Method) -> Method:
+    """What cannot be used or judged ends with a sentence and a row in the table, and without our frames."""
 
+    @wraps(method)
+    def told(self: DpAudit, *args: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
+        frame = self._begin(options.get("confidence"))
+        try:
+            return method(self, *args, **options)
+        except InputError as error:
+            note_error(self._node, frame.share.number)
+            error.add_note(f"again: {frame.share.again}")
+            raise error.with_traceback(None) from None
 
-@dataclass(frozen=True)
-class Audited:
-    """What a test that is not failed gets back."""
-
-    result: Result
-    diagnosis: Diagnosis | None
-    """Tests of the noise; None where only scores are known."""
+    return cast("Method", told)
 
 
 class DpAudit:
@@ -50,23 +61,30 @@ class DpAudit:
 
     def __init__(self, node: pytest.Item, audits: Audits) -> None:
         self._node, self._audits = node, audits
+        self._frame: Frame
         self.seed = audits.seed_of(node.nodeid, 0)
         self.num_steps = audits.num_steps
 
-    def __call__(
-        self, subject: Callable[[Any], Any] | Recorder | WholeRunRecorder, **options: Any
-    ) -> Audited:
-        """Audit ``subject``; keywords are those of :meth:`step` or of :meth:`recorded`."""
+    @overload
+    def __call__(self, subject: Diagnostics, **options: Any) -> Diagnosis: ...
+    @overload
+    def __call__(self, subject: Callable[[Any], Any] | AnyRecorder, **options: Any) -> Audited: ...
+    def __call__(self, subject: Any, **options: Any) -> Audited | Diagnosis:
+        """Audit ``subject``; keywords are those of :meth:`step`, :meth:`recorded` or :meth:`diagnosed`."""
         __tracebackhide__ = True
-        if isinstance(subject, Recorder | WholeRunRecorder):
+        if isinstance(subject, AnyRecorder):
             return self.recorded(subject, **options)
+        if isinstance(subject, Diagnostics):
+            return self.diagnosed(subject, **options)
         if callable(subject):
             return self.step(subject, **options)
+        hint = ": give its .recorder" if hasattr(subject, "recorder") else ""
         raise InputError(
             "Expected a step, which is a function of per-example gradients, or the recorder of an observer, "
-            f"got a {type(subject).__name__}."
+            f"got an object of type {type(subject).__name__}{hint}."
         )
 
+    @_begun
     def step(
         self,
         step: Callable[[Any], Any],
@@ -76,70 +94,107 @@ class DpAudit:
         gradients: Any = None,
         num_parameters: int | None = None,
         batch_size: float | None = None,
-        canary: GradientCanary = _DIRAC,
+        leaves: Leaves | None = None,
+        canary: GradientCanary = _MIXED,
         num_canaries: int | None = None,
         num_steps: int | None = None,
-        confidence: float | None = None,
+        confidence: float | None = None,  # noqa: ARG002  # the error was taken of it already
     ) -> Audited:
         """A function from per-example gradients to a privatised gradient, as for ``observe_step``.
 
         Without ``gradients`` of other examples there are none; then ``num_parameters`` says how long one is.
+        ``leaves`` are the sizes of the parameters that a gradient is made of.
         """
         __tracebackhide__ = True
-        share, error = self._begin(confidence)
-        others = _others(gradients, num_parameters)
-        residuals = Residuals(claim, max_grad_norm=max_grad_norm, divisor=batch_size or 1.0)
-        recorder = observe_step(
-            residuals.watched(step),
-            others,
-            claim=claim,
-            max_grad_norm=max_grad_norm,
-            batch_size=batch_size,
-            num_steps=self.num_steps if num_steps is None else num_steps,
-            canary=canary,
-            num_canaries=min(_CANARIES, others.shape[1]) if num_canaries is None else num_canaries,
-            seed=share.seed,
-        )
-        rest = 1 - _DIAGNOSIS if residuals.are_known else 1.0
-        result = recorder.audit(confidence=1 - rest * error)
-        diagnosis = residuals.diagnose(1 - _DIAGNOSIS * error) if residuals.are_known else None
-        seen = Seen.of(
-            recorder, canary_scale=canary.scale, batch_size=batch_size, max_grad_norm=max_grad_norm
-        )
-        return self._end(share, result, diagnosis, seen)
+        others = others_of(gradients, num_parameters)
+        usual = max(1, min(_CANARIES, others.shape[1] // 2))
 
+        def observed(rows: Any) -> Recorder:
+            return observe_step(
+                step if num_parameters is None else with_hint(step),
+                rows,
+                claim=claim,
+                max_grad_norm=max_grad_norm,
+                batch_size=batch_size,
+                num_steps=self.num_steps if num_steps is None else num_steps,
+                canary=canary,
+                num_canaries=usual if num_canaries is None else num_canaries,
+                leaves=leaves,
+                seed=self._frame.share.seed,
+            )
+
+        try:
+            return self._judged(observed(others))
+        except UnknownSumError as error:
+            return self._judged(observed(silent(others)), unknown=error)
+
+    @_begun
     def recorded(
-        self, recorder: Recorder | WholeRunRecorder, *, confidence: float | None = None, **claim: Any
+        self,
+        recorder: AnyRecorder,
+        *,
+        tests: Tests | None = None,
+        confidence: float | None = None,  # noqa: ARG002
+        **claim: Any,
     ) -> Audited:
-        """What an observer or an audit of the native training recorded; keywords as for its ``audit()``."""
-        __tracebackhide__ = True
-        share, error = self._begin(confidence)
-        result = recorder.audit(confidence=1 - error, **claim)
-        seen = Seen.of(recorder) if isinstance(recorder, Recorder) else None
-        return self._end(share, result, None, seen)
+        """What an observer or an audit of the native training recorded; keywords as for its ``audit()``.
 
-    def _begin(self, confidence: float | None) -> tuple[Share, float]:
+        ``tests`` are ``Diagnostics`` or a ``Diagnose`` hook that saw the same training, for recorders that
+        know nothing of the noise.
+        """
+        __tracebackhide__ = True
+        return self._judged(recorder, tests=tests, **claim)
+
+    @_begun
+    def diagnosed(self, tests: Tests, *, confidence: float | None = None) -> Diagnosis:  # noqa: ARG002
+        """Tests that the test has fed, without any audit of scores."""
+        __tracebackhide__ = True
+        diagnosis = tests.diagnose(1 - self._frame.error)
+        note(self._node, self._frame.share.number, None, diagnosis)
+        if diagnosis.findings:
+            pytest.fail(self._frame.of_tests(diagnosis), pytrace=False)
+        return diagnosis
+
+    def _begin(self, confidence: float | None) -> Frame:
         share = self._audits.take(self._node.nodeid)
-        whole = 1 - (self._audits.confidence if confidence is None else confidence)
-        return share, share.of_error * whole
+        own = None if confidence is None else _validate.confidence(confidence)
+        self._frame = Frame(self._audits, share, own)
+        return self._frame
 
-    def _end(self, share: Share, result: Result, diagnosis: Diagnosis | None, seen: Seen | None) -> Audited:
+    def _judged(
+        self, recorder: AnyRecorder, unknown: UnknownSumError | None = None, **options: Any
+    ) -> Audited:
         __tracebackhide__ = True
-        findings = () if diagnosis is None else diagnosis.findings
-        is_bad = result.verdict is Verdict.VIOLATION or bool(findings)
-        note(self._node, share.number, result, [finding.name for finding in findings])
-        if is_bad:
-            repeat = f"pytest '{self._node.nodeid}' --dp-audit-seed {self._audits.seed}"
-            pytest.fail(failure(result, diagnosis, seen, self._audits, repeat), pytrace=False)
-        if result.verdict is Verdict.UNDERPOWERED:
-            warnings.warn(f"{result.sentence} ({result.power})", UnderpoweredWarning, stacklevel=3)
-        return Audited(result, diagnosis)
+        try:
+            audited = judge(recorder, self._frame.error, **options)
+        except ArrivalError as error:
+            self._give_up(str(error), error.gap, recorder)
+        if unknown is not None and not audited.is_bad:
+            self._give_up(str(unknown), None, recorder)
+        return self._end(audited, recorder, () if unknown is None else (_AGAIN,))
+
+    def _give_up(self, why: str, gap: float | None, recorder: AnyRecorder) -> NoReturn:
+        """There is no verdict, and a test that only looks green would be worse."""
+        __tracebackhide__ = True
+        note_error(self._node, self._frame.share.number)
+        pytest.fail(self._frame.no_verdict(why, gap, getattr(recorder, "facts", None)), pytrace=False)
+
+    def _end(self, audited: Audited, recorder: AnyRecorder, remarks: Sequence[str]) -> Audited:
+        __tracebackhide__ = True
+        result = audited.result
+        note(self._node, self._frame.share.number, result, audited.diagnosis)
+        if audited.is_bad:
+            seen = Seen.of(recorder) if isinstance(recorder, Recorder) else None
+            pytest.fail(self._frame.failure(result, audited.diagnosis, seen, remarks), pytrace=False)
+        if _is_weak(result):
+            text = f"{result.verdict.value} Of this audit, {result.power}: make more steps or canaries."
+            self._node.warn(UnderpoweredWarning(text))
+        return audited
 
 
-def _others(gradients: Any, num_parameters: int | None) -> Any:
-    if (gradients is None) == (num_parameters is None):
-        raise InputError(
-            "Expected either gradients=..., those of the other examples, or num_parameters=..., got "
-            f"{'neither' if gradients is None else 'both'}."
-        )
-    return np.zeros((0, num_parameters), np.float32) if gradients is None else gradients
+_AGAIN = "others: their sum is not that of clipped gradients; so zeros are in their place here"
+
+
+def _is_weak(result: Result) -> bool:
+    claimed = result.hypothesis.parameter
+    return result.verdict is Verdict.UNDERPOWERED or result.design.smallest_leak(claimed) > _WEAK * claimed

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from argparse import ArgumentTypeError
 
 import pytest
 
-if TYPE_CHECKING:
-    from dpaudit.pytest_plugin._session import Audits
-
-__all__ = ["BUDGETS", "add_options", "confidence", "header", "seed"]
+__all__ = ["BUDGETS", "CONFIDENCE", "DEFAULT_BUDGET", "add_options", "confidence", "seed"]
 
 BUDGETS = {"quick": 100, "full": 500}  # steps, where a test does not say how many
+DEFAULT_BUDGET, CONFIDENCE = "full", 0.95
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -21,12 +19,12 @@ def add_options(parser: pytest.Parser) -> None:
         "--dp-audit-seed",
         type=_whole,
         metavar="N",
-        help="seed of canaries and coins; without it one is drawn, and shown in the header",
+        help="seed of canaries and coins; without it one is drawn, and shown at the end",
     )
     group.addoption(
         "--dp-audit-budget",
         choices=list(BUDGETS),
-        default="full",
+        default=DEFAULT_BUDGET,
         help="steps of an audit whose test does not say how many: "
         + ", ".join(f"{name} {steps}" for name, steps in BUDGETS.items()),
     )
@@ -34,7 +32,7 @@ def add_options(parser: pytest.Parser) -> None:
         "--dp-audit-confidence",
         type=_probability,
         metavar="P",
-        default=0.95,
+        default=CONFIDENCE,
         help="that of all audits of the session together (default: 0.95)",
     )
 
@@ -53,23 +51,17 @@ def confidence(config: pytest.Config) -> float:
     return found
 
 
-def header(audits: Audits) -> str:
-    """One line at the start of a run."""
-    return (
-        f"dpaudit: seed {audits.seed}, budget {audits.budget}, "
-        f"{100 * audits.confidence:g} % confidence for all audits together"
-    )
-
-
 def _whole(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError
-    return value
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"expected a whole number, got {text!r}")
+    return int(text)
 
 
 def _probability(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 < value < 1:
-        raise ValueError
+        raise ArgumentTypeError(f"expected a number between 0 and 1, got {text!r}")
     return value

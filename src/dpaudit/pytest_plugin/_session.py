@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +27,7 @@ class Share:
     number: int  # which call in its test, from 1 on
     of_error: float
     seed: int
+    again: str  # how to run the test by itself
 
 
 @dataclass
@@ -39,6 +42,8 @@ class Audits:
     seed: int
     budget: str
     confidence: float
+    root: Path | None = None  # what the names of tests begin at
+    here: Path | None = None  # where pytest was called
     num_tests: int = 0
     _counted: set[str] = field(default_factory=set)
     _calls: Counter[str] = field(default_factory=Counter)
@@ -51,6 +56,8 @@ class Audits:
             seed=secrets.randbits(32) if seed is None else seed,
             budget=config.getoption("--dp-audit-budget"),
             confidence=_options.confidence(config),
+            root=config.rootpath,
+            here=config.invocation_params.dir,
         )
 
     @property
@@ -73,12 +80,32 @@ class Audits:
         self._calls[nodeid] += 1
         number = self._calls[nodeid]
         of_error = 1 / (self.num_tests * number * (number + 1))
-        return Share(number, of_error, self.seed_of(nodeid, number))
+        return Share(number, of_error, self.seed_of(nodeid, number), self.again(nodeid))
+
+    def num_calls(self, nodeid: str) -> int:
+        """How many audits this test has made."""
+        return self._calls[nodeid]
 
     def seed_of(self, nodeid: str, number: int) -> int:
-        """A seed of its own for each audit, whatever else is run."""
-        text = f"{self.seed} {number} {nodeid}"
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+        """A seed of its own for each audit, whatever else is run; also from another directory.
+
+        It has 31 bits, which is what the generators of all libraries take.
+        """
+        text = f"{self.seed} {number} {nodeid.rpartition('/')[2]}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+    def again(self, nodeid: str) -> str:
+        """The command that makes the audits of one test once more, at the level that they had."""
+        path, _, test = nodeid.partition("::")
+        if self.root is not None and self.here is not None:
+            path = os.path.relpath(self.root / path, self.here)
+        words = [f"pytest '{path}::{test}' --dp-audit-seed {self.seed}"]
+        if self.budget != _options.DEFAULT_BUDGET:
+            words.append(f"--dp-audit-budget {self.budget}")
+        own = 1 - (1 - self.confidence) / max(self.num_tests, 1)
+        if own != _options.CONFIDENCE:
+            words.append(f"--dp-audit-confidence {own:.12g}")
+        return " ".join(words)
 
 
 AUDITS: pytest.StashKey[Audits] = pytest.StashKey()

@@ -8,25 +8,57 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from dpaudit.diagnostics import Diagnosis
+    from dpaudit.pytest_plugin._session import Audits
     from dpaudit.stats import Result
 
-__all__ = ["Summary", "note"]
+__all__ = ["Summary", "note", "note_error", "note_seed"]
 
-_PREFIX = "dp_audit"
-_COLUMNS = ("verdict", "epsilon", "claimed_epsilon", "confidence", "findings")
-_TITLES = ("verdict", "epsilon >=", "claimed", "confidence", "findings", "test")
+_PREFIX, _SEED = "dp_audit", "seed"
+_COLUMNS = ("verdict", "epsilon", "claimed_epsilon", "sees_noise", "confidence", "findings")
+_TITLES = ("test", "verdict", "epsilon >=", "claimed", "sees noise of", "confidence", "noise tests")
+_ERROR = "ERROR"
 
 
-def note(node: pytest.Item, number: int, result: Result, findings: Sequence[str]) -> None:
+def note_seed(node: pytest.Item, seed: int) -> None:
+    """That a test may use chance of the session's."""
+    node.user_properties.append((f"{_PREFIX}.{_SEED}", str(seed)))
+
+
+def note(node: pytest.Item, number: int, result: Result | None, diagnosis: Diagnosis | None) -> None:
     """Keep an audit as properties of its test, which JUnit files hold and pytest-xdist passes on."""
+    found = "not run"
+    if diagnosis is not None:
+        found = ", ".join(finding.name for finding in diagnosis.findings) or "none"
+    if result is None:
+        _keep(node, number, ("", "", "", "", "", found))
+        return
     bound = result.bound
     values = (
         result.verdict.name,
         f"{bound.epsilon:.4g}",
         f"{result.claim.epsilon:.4g}",
+        _sees(result),
         f"{bound.confidence:.6g}",
-        ", ".join(findings),
+        found,
     )
+    _keep(node, number, values)
+
+
+def _sees(result: Result) -> str:
+    """The noise over the claim that would have been flagged with a probability of 80 %."""
+    if not result.hypothesis.tradeoff.is_inverse_noise:
+        return ""
+    claimed = result.hypothesis.parameter
+    return f"{claimed / result.design.smallest_leak(claimed):.3g}"
+
+
+def note_error(node: pytest.Item, number: int) -> None:
+    """An audit that came to no verdict."""
+    _keep(node, number, (_ERROR, "", "", "", "", "not run"))
+
+
+def _keep(node: pytest.Item, number: int, values: Sequence[str]) -> None:
     for name, value in zip(_COLUMNS, values, strict=True):
         node.user_properties.append((f"{_PREFIX}.{number}.{name}", value))
 
@@ -34,34 +66,48 @@ def note(node: pytest.Item, number: int, result: Result, findings: Sequence[str]
 class Summary:
     """Collects the audits of all reports, also of those from other processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, audits: Audits) -> None:
+        self._audits = audits
+        self._is_used = False
         self._rows: dict[tuple[str, str], dict[str, str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A test, or a part of it, is done."""
         for name, value in report.user_properties:
             prefix, _, rest = name.partition(".")
-            if prefix == _PREFIX:
-                number, _, column = rest.partition(".")
+            if prefix != _PREFIX:
+                continue
+            self._is_used = True
+            number, _, column = rest.partition(".")
+            if number != _SEED:
                 self._rows.setdefault((report.nodeid, number), {})[column] = str(value)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """One line an audit."""
-        if not self._rows:
+        """The seed, without which the session could not be repeated, and one line an audit."""
+        if not self._is_used:
             return
+        terminalreporter.section("dp audits")
+        audits = self._audits
+        terminalreporter.line(
+            f"seed {audits.seed}, budget {audits.budget}, "
+            f"{100 * audits.confidence:g} % confidence for all audits together"
+        )
         rows = [
-            (*(row.get(column, "") or "-" for column in _COLUMNS), nodeid)
-            for (nodeid, _), row in self._rows.items()
+            (_called(nodeid, number), *(row.get(column, "") or "-" for column in _COLUMNS))
+            for (nodeid, number), row in self._rows.items()
         ]
         widths = [max(map(len, column)) for column in zip(_TITLES, *rows, strict=True)]
-        terminalreporter.section("dp audits")
-        for row in (_TITLES, *rows):
+        for row in (_TITLES, *rows) if rows else ():
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
             terminalreporter.line("  ".join(cells).rstrip(), **_colour(row))
+
+
+def _called(nodeid: str, number: str) -> str:
+    return nodeid if number == "1" else f"{nodeid} (call {number})"
 
 
 def _colour(row: Sequence[str]) -> dict[str, bool]:
     if row is _TITLES:
         return {"bold": True}
-    is_bad = row[0] == "VIOLATION" or row[4] != "-"
-    return {"red": True} if is_bad else {"yellow": row[0] == "UNDERPOWERED"}
+    is_bad = row[1] in {"VIOLATION", _ERROR} or row[-1] not in {"none", "not run"}
+    return {"red": True} if is_bad else {"yellow": row[1] == "UNDERPOWERED"}

@@ -15,7 +15,7 @@ __all__ = ["AdversarialConfig", "AnyCanary", "CanaryConfig", "CraftedConfig", "E
 class CanaryConfig(Section):
     """The gradients that are inserted, ``scale`` times the clipping norm."""
 
-    kind: Literal["dirac", "constant", "random-direction"] = "dirac"
+    kind: Literal["dirac", "constant", "mixed", "random-direction"] = "dirac"
     scale: Positive = 10.0
     moving: bool = False
 

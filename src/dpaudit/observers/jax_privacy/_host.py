@@ -36,6 +36,9 @@ class Host:
         self._pending: Pending | None = None
         self._present: BoolArray | None = None
         self._scores: list[FloatArray] = []
+        self._noisy: list[tuple[FloatArray, FloatArray]] = []
+        self.leaves: tuple[int, ...] = ()  # of the places where noise is looked at
+        self.precision = 0.0
         self._vectors: Vectors | None = None
         self._outside: dict[str, Callable[..., Any]] = {}
         self.raised: Exception | None = None
@@ -86,13 +89,18 @@ class Host:
         found = Pending.of(batch, joined)
         self._pending = found if self._pending is None else self._pending.plus(found)
 
-    def release(self, products: jax.Array, arrived: jax.Array, tolerance: float) -> jax.Array:
-        """Keep the scores of a release; returns what the canaries are in that which ``arrived`` for it."""
+    def release(
+        self, products: jax.Array, arrived: jax.Array, noisy: tuple[jax.Array, jax.Array], tolerance: float
+    ) -> jax.Array:
+        """Keep the scores of a release; returns what the canaries are in that which ``arrived`` for it.
+
+        ``noisy`` is what was released at some places, and what went into it there.
+        """
         room = np.float32(tolerance)
-        found: jax.Array = self._call(self._release, _shape(products), products, arrived, room)
+        found: jax.Array = self._call(self._release, _shape(products), products, arrived, *noisy, room)
         return found
 
-    def _release(self, products: Any, arrived: Any, tolerance: Any) -> FloatArray:
+    def _release(self, products: Any, arrived: Any, after: Any, before: Any, tolerance: Any) -> FloatArray:
         pending, self._pending = self._pending, None
         if pending is None:
             raise InputError(
@@ -102,8 +110,10 @@ class Host:
         try:
             scale = self.scale.of(pending, np.asarray(arrived, np.float64), self.norm, float(tolerance))
         except InputError:
-            self._present, self._scores = None, []  # what was interrupted is over: the next step is a new one
+            # what was interrupted is over: the next step is a new one
+            self._present, self._scores, self._noisy = None, [], []
             raise
+        self._noisy.append((np.asarray(after, np.float64), np.asarray(before, np.float64)))
         self._scores.append((np.asarray(products, np.float64) - scale * pending.batch) / self.norm)
         if len(self._scores) == self._num_releases:
             self._end_step()
@@ -112,6 +122,8 @@ class Host:
     def _end_step(self) -> None:
         scores, self._scores = np.sum(self._scores, axis=0), []
         present, self._present = self._present, None
+        (after, before), self._noisy = np.sum(self._noisy, axis=0), []
+        self._recorder.noise.observe(after, before, self.leaves, norm=self.norm, eps=self.precision)
         self._recorder.record(scores, present)
 
     def _call(self, function: Callable[..., Any], result: Any, *args: Any) -> Any:

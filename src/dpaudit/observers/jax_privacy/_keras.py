@@ -11,6 +11,7 @@ import jax_privacy
 
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
 from dpaudit.errors import InputError
+from dpaudit.observers._facts import Facts
 from dpaudit.observers._recorder import ObserverRecorder
 from dpaudit.observers._terms import Terms
 from dpaudit.observers.jax_privacy._host import Host
@@ -57,6 +58,9 @@ def observe_model(
         lambda: _terms(model, config),
         Terms(noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta),
         signal=min(canary.scale, 1.0),
+        facts=lambda: Facts(
+            canary=canary, max_grad_norm=config.clipping_norm, batch_size=config.effective_batch_size
+        ),
         not_covered=_POISSON if config.poisson_sampling_in_fit else _NOT_POISSON,
         confidence=confidence,
         every=every,

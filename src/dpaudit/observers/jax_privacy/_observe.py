@@ -9,6 +9,7 @@ import optax
 from jax_privacy.clipping import BoundedSensitivityCallable
 
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
+from dpaudit.observers._facts import Facts
 from dpaudit.observers._recorder import ObserverRecorder
 from dpaudit.observers._terms import Terms
 from dpaudit.observers.jax_privacy._host import Host
@@ -65,10 +66,14 @@ def observe(
     def read() -> Terms:
         return Terms(noise_multiplier=None if noise is None else noise / observer.norm, sample_rate=rate)
 
+    def facts() -> Facts:
+        return Facts(canary=canary, max_grad_norm=observer.norm)
+
     recorder = WaitingRecorder(
         read,
         Terms(noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta),
         signal=min(canary.scale, 1.0),
+        facts=facts,
         confidence=confidence,
         every=every,
         callbacks=callbacks,

@@ -13,6 +13,7 @@ from jax_privacy.clipping import BoundedSensitivityCallable
 
 from dpaudit import _validate
 from dpaudit.errors import InputError
+from dpaudit.observers._kept_noise import Places
 from dpaudit.observers.jax_privacy._clip import Clip
 from dpaudit.observers.jax_privacy._host import Host
 from dpaudit.observers.jax_privacy._mark import marked
@@ -89,8 +90,15 @@ class Observer:
         """What arrived, but for the canaries, which are scored by what was released for it."""
         vectors = self._host.directions(sum(leaf.size for leaf in jax.tree.leaves(arrived)))
         seen, given = (vectors.project(flat(tree)) for tree in (released, arrived))
-        off = vectors.spread(self._host.release(seen, given, _tolerance(arrived)))
+        noisy = self._noisy(released, arrived)
+        off = vectors.spread(self._host.release(seen, given, noisy, _tolerance(arrived)))
         return jax.tree.map(jnp.subtract, arrived, unflat(off, arrived))
+
+    def _noisy(self, released: Any, arrived: Any) -> tuple[jax.Array, jax.Array]:
+        """What came out of the privatizer, and what went in, where noise is looked at."""
+        places = Places.of([leaf.size for leaf in jax.tree.leaves(arrived)])
+        self._host.leaves, self._host.precision = places.leaves, _precision(arrived)
+        return flat(released)[places.indices], flat(arrived)[places.indices]
 
     def _require_like(self, gradient: Any) -> None:
         if self._shapes is None:
@@ -111,8 +119,12 @@ def _shapes(tree: Any) -> list[tuple[int, ...]]:
 
 def _tolerance(tree: Any) -> float:
     """By how much, of the largest, two ways to compute the same may differ."""
-    steps = [float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(tree)]  # type: ignore[no-untyped-call]
-    return max(_TOLERANCE, 4 * max(steps))
+    return max(_TOLERANCE, 4 * _precision(tree))
+
+
+def _precision(tree: Any) -> float:
+    """The relative precision of the coarsest leaf."""
+    return max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(tree))  # type: ignore[no-untyped-call]
 
 
 def _clipped(clip: Clip, args: tuple[Any, ...], like: Any, vectors: Vectors, lengths: jax.Array) -> Any:

@@ -10,6 +10,7 @@ from opacus.optimizers import DPOptimizer
 
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
 from dpaudit.errors import InputError
+from dpaudit.observers._facts import Facts
 from dpaudit.observers._recorder import ObserverRecorder
 from dpaudit.observers._sampled import SampledRecorder
 from dpaudit.observers._terms import Terms
@@ -74,6 +75,7 @@ def observe(
         "signal": min(canary.scale, 1.0),
         "not_covered": clip.not_covered + left_out(reach, num_canaries),
         "confidence": confidence,
+        "facts": lambda: _facts(optimizer, canary),
     }
     recorder: ObserverRecorder | SampledRecorder
     joining: Coins
@@ -93,6 +95,14 @@ def observe(
     )
     with observer.watching():
         yield recorder
+
+
+def _facts(optimizer: DPOptimizer, canary: GradientCanary) -> Facts:
+    return Facts(
+        canary=canary,
+        max_grad_norm=float(optimizer.max_grad_norm),
+        batch_size=optimizer.expected_batch_size,
+    )
 
 
 def _require_no_look(callbacks: Sequence[Callable[[LiveBound], None]], every: int | None) -> None:

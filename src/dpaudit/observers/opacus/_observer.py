@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dpaudit.canaries import Draws
 from dpaudit.errors import InputError
+from dpaudit.observers._kept_noise import Places
 from dpaudit.observers._recorder import ObserverRecorder
 from dpaudit.observers._sampled import SampledRecorder
 from dpaudit.observers.opacus._aim import Aim, Aims
@@ -37,6 +38,7 @@ class _Step:
     present: BoolArray
     sums: list[Tensor]  # the clipped sum of the examples, as the optimizer had it
     batch: Tensor  # the same along each canary
+    known: Tensor  # the same, and the canaries, at the places where noise is looked at
     inserted: Tensor  # what clipping left of the canaries, added up
 
 
@@ -63,6 +65,8 @@ class Observer:
         self._draws, self._joining = draws, joining
         self._clip, self._ranks, self._terms = clip, ranks, terms
         self._aims = Aims(optimizer, draws)
+        self._places = Places.of([parameter.numel() for parameter in optimizer.params])
+        self._indices = torch.as_tensor(self._places.indices, device=optimizer.params[0].device)
         self._step: _Step | None = None
 
     @contextmanager
@@ -100,11 +104,13 @@ class Observer:
             for some in _chunks(numbers, aim):
                 self._clip.add(aim.vectors.rows(some, length))
         batch = _flat(sums)
-        inserted = _flat([parameter.summed_grad for parameter in self._optimizer.params]) - batch
+        joined = _flat([parameter.summed_grad for parameter in self._optimizer.params])
+        inserted = joined - batch
         self._terms.note()
         present = np.zeros(aim.vectors.num_canaries, dtype=np.bool_)
         present[numbers] = True
-        return _Step(aim, present, sums, aim.vectors.project(batch), inserted)
+        known = joined.index_select(0, self._indices)
+        return _Step(aim, present, sums, aim.vectors.project(batch), known, inserted)
 
     @torch.no_grad()
     def _before_update(self, *_: Any) -> None:
@@ -118,8 +124,19 @@ class Observer:
         vectors = step.aim.vectors
         released = _flat([parameter.grad for parameter in self._optimizer.params])
         scores = vectors.project(released) * divisor - self._ranks.total(step.batch)
+        self._keep_noise(released.index_select(0, self._indices) * divisor, step)
         self._take_off(self._ranks.inserted(step.inserted) / divisor)
         self._recorder.record((scores / step.aim.reach).double().cpu().numpy(), step.present)
+
+    def _keep_noise(self, released: Tensor, step: _Step) -> None:
+        known = self._ranks.total(step.known)
+        self._recorder.noise.observe(
+            released.double().cpu().numpy(),
+            known.double().cpu().numpy(),
+            self._places.leaves,
+            norm=step.aim.reach,
+            eps=torch.finfo(known.dtype).eps,
+        )
 
     def _end_step(self) -> _Step | None:
         """From here on the optimizer has only its own sum."""

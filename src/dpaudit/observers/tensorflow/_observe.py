@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
+from dpaudit.observers._facts import Facts
 from dpaudit.observers._recorder import ObserverRecorder
 from dpaudit.observers._terms import Terms
 from dpaudit.observers.tensorflow._clips import clip_of
@@ -52,6 +53,7 @@ def observe(
         noise.terms,
         Terms(noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta),
         signal=min(canary.scale, 1.0),
+        facts=lambda: Facts(canary=canary, max_grad_norm=float(clip.norm)),
         not_covered=(NOT_POISSON,),
         confidence=confidence,
         every=every,

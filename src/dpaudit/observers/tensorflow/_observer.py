@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from dpaudit.errors import InputError
+from dpaudit.observers._kept_noise import Places
 from dpaudit.observers.tensorflow._canaries import Canaries, flat
 from dpaudit.observers.tensorflow._canary_tape import CanaryTape
 from dpaudit.observers.tensorflow._clips import Clip
@@ -88,9 +89,13 @@ class Observer:
         num_records = taped.num_microbatches + taped.num_present
         released = [part * tf.cast(num_records, part.dtype) for part in gradients]
         batch = [tf.reduce_sum(part, axis=0) for part in self._clip.clipped(taped.rows)]
-        scores = taped.canaries.project(flat(released) - flat(batch)) / self._clip.norm
-        call.end(scores, taped.examples_each)
         inserted = [_sum_where(taped.present, part) for part in self._clip.clipped(taped.canary_rows)]
+        scores = taped.canaries.project(flat(released) - flat(batch)) / self._clip.norm
+        places = Places.of([variable.shape.num_elements() for variable in variables])
+        self._steps.leaves = places.leaves
+        self._steps.precision = max(_precision(part) for part in gradients)
+        noisy = [tf.gather(flat(parts), places.indices) for parts in (released, batch, inserted)]
+        call.end(scores, taped.examples_each, tf.stack([noisy[0], noisy[1] + noisy[2]]) / self._clip.norm)
         without = [part - canaries for part, canaries in zip(released, inserted, strict=True)]
         means = [part / tf.cast(taped.num_microbatches, part.dtype) for part in without]
         return list(zip(means, variables, strict=True))
@@ -122,9 +127,9 @@ class _Call:
             part.set_shape([None, self._steps.num_canaries])
         return Canaries(values, places, num_parameters)
 
-    def end(self, scores: Any, examples_each: Any) -> None:
-        """The scores of this call."""
-        self._ask(self._steps.end, [self._number, scores, examples_each], [])
+    def end(self, scores: Any, examples_each: Any, noisy: Any) -> None:
+        """The scores of this call; what was released at some places, and the sum that went into it."""
+        self._ask(self._steps.end, [self._number, scores, examples_each, noisy], [])
 
     def _ask(self, function: Callable[..., Any], inputs: list[Any], kinds: list[Any]) -> Any:
         def asked(*values: Any) -> Any:
@@ -138,6 +143,10 @@ def _sum_where(present: Any, rows: Any) -> Any:
     """The sum of the rows that are present; another one need not even be a number."""
     mask = tf.reshape(present, [-1, *[1] * (rows.shape.rank - 1)])
     return tf.reduce_sum(tf.where(mask, rows, tf.zeros_like(rows)), axis=0)
+
+
+def _precision(part: Any) -> float:
+    return float(tf.experimental.numpy.finfo(part.dtype.as_numpy_dtype).eps)
 
 
 def _require_one_replica() -> None:

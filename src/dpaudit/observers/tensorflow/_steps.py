@@ -33,7 +33,9 @@ class Steps:
         self._recorder, self._draws = recorder, draws
         self._calls_each = calls_each
         self._before = calls_before % calls_each  # a step that has begun already is left alone
-        self._step: tuple[BoolArray, FloatArray] | None = None
+        self._step: tuple[BoolArray, FloatArray, FloatArray] | None = None
+        self.leaves: tuple[int, ...] = ()  # of the places where noise is looked at
+        self.precision = 0.0
         self.num_calls = 0
         self.is_on = True
 
@@ -48,7 +50,7 @@ class Steps:
         if not self.is_on or (self._before + self.num_calls) % self._calls_each:
             return number, np.zeros(self._draws.num_canaries, np.bool_)
         coins = self._draws.coins(self._recorder.num_done)
-        self._step = coins, np.zeros(coins.size)
+        self._step = coins, np.zeros(coins.size), np.zeros((2, 1))
         return number, coins
 
     def directions(self, _: int, num_parameters: int) -> tuple[FloatArray, IntArray]:
@@ -60,8 +62,11 @@ class Steps:
         places = np.minimum(places, num_parameters - 1)  # what fills up the last row is zero, wherever it is
         return found.values.astype(np.float32), places.astype(np.int32)
 
-    def end(self, number: int, scores: FloatArray, examples_each: int) -> None:
-        """The scores of this call; they are recorded if it is the last one of its step."""
+    def end(self, number: int, scores: FloatArray, examples_each: int, noisy: FloatArray) -> None:
+        """The scores of this call; they are recorded if it is the last one of its step.
+
+        ``noisy`` is what was released where noise is looked at, and below it the sum that went into it.
+        """
         if not self.is_on:
             return
         if number != self.num_calls:
@@ -70,10 +75,14 @@ class Steps:
         if examples_each > 1:
             self._recorder.not_covered = (NOT_POISSON, _SEVERAL)
         if self._step is not None:
-            self._add(scores, *self._step)
+            self._add(scores, noisy, self._step)
 
-    def _add(self, scores: FloatArray, present: BoolArray, so_far: FloatArray) -> None:
-        self._step = present, so_far + scores
+    def _add(
+        self, scores: FloatArray, noisy: FloatArray, so_far: tuple[BoolArray, FloatArray, FloatArray]
+    ) -> None:
+        present, summed, both = so_far[0], so_far[1] + scores, so_far[2] + noisy
+        self._step = present, summed, both
         if (self._before + self.num_calls) % self._calls_each == 0:
             self._step = None
-            self._recorder.record(so_far + scores, present)
+            self._recorder.noise.observe(both[0], both[1], self.leaves, norm=1.0, eps=self.precision)
+            self._recorder.record(summed, present)

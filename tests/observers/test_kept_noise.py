@@ -1,0 +1,173 @@
+"""Recorders of observers keep the noise that a library added, and nothing else; its faults are found."""
+
+import numpy as np
+import optax
+import pytest
+import torch
+from jax_runs import loop
+from jax_runs import private as private_in_jax
+from opacus.optimizers import DPOptimizer
+from opacus_runs import run
+from torch import nn
+
+import dpaudit
+from dpaudit.observers import jax_privacy, opacus
+from dpaudit.observers._kept_noise import KeptNoise, Places
+from dpaudit.observers._recorder import ObserverRecorder
+from dpaudit.observers._terms import Terms
+
+NOISE, NORM = 0.8, 2.0
+TERMS = {"sample_rate": 0.05, "num_steps": 120, "delta": 1e-5}
+jax_is_new = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
+
+
+class Optimizer(DPOptimizer):
+    """Keeps the noise that it adds."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.added = []
+
+    def add_noise(self):
+        sums = torch.cat([value.summed_grad.reshape(-1) for value in self.params])
+        super().add_noise()
+        self.added.append(torch.cat([value.grad.reshape(-1) for value in self.params]) - sums)
+
+
+class Unclipped(Optimizer):
+    def clip_and_accumulate(self):
+        for value in self.params:
+            rows = value.grad_sample.sum(0)
+            value.summed_grad = rows if value.summed_grad is None else value.summed_grad + rows
+
+
+class Periodic(Optimizer):
+    def add_noise(self):
+        self.generator.manual_seed(len(self.added) % 50)
+        super().add_noise()
+
+
+class SameForAll(DPOptimizer):
+    def add_noise(self):
+        seed = int(torch.randint(2**31, (1,), generator=self.generator))
+        for value in self.params:
+            own = torch.Generator().manual_seed(seed)
+            std = self.noise_multiplier * self.max_grad_norm
+            value.grad = value.summed_grad + std * torch.randn(value.shape, generator=own)
+
+
+def observed(kind, num_steps=120, seed=0, **options):
+    """A recorder of steps of an optimizer that gets gradients of random numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Linear(16, 32)
+    inside = torch.optim.SGD(model.parameters(), lr=0.1)
+    made = kind(
+        inside, noise_multiplier=NOISE, max_grad_norm=NORM, expected_batch_size=8, generator=generator
+    )
+    with opacus.observe(made, seed=seed, **(TERMS | options)) as recorder:
+        for _ in range(num_steps):
+            for value in model.parameters():
+                value.grad_sample = torch.randn(8, *value.shape, generator=generator)
+            made.step()
+            made.zero_grad()
+    return made, recorder
+
+
+@pytest.mark.parametrize("kind", [Optimizer, Unclipped])
+@pytest.mark.parametrize("canary", [dpaudit.Dirac(), dpaudit.Mixed()])
+def test_what_is_kept_of_opacus_is_the_noise_whatever_the_clipping_does(kind, canary):
+    optimizer, recorder = observed(kind, num_steps=20, canary=canary)
+    added = torch.stack(optimizer.added).numpy()
+    np.testing.assert_allclose(recorder.noise._rows.rows * NORM, added, atol=1e-4)
+
+
+def test_a_correct_training_has_no_findings():
+    for seed in range(5):
+        diagnosis = observed(Optimizer, seed=seed)[1].diagnose(confidence=0.999)
+        assert diagnosis.findings == ()
+        assert diagnosis.noise.low < 1 < diagnosis.noise.high
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [(Periodic, "repeats every 50 steps"), (SameForAll, "The noise of leaves 0 and 1")]
+)
+def test_chance_that_is_used_twice_is_found_where_no_score_shows_it(kind, expected):
+    recorder = observed(kind)[1]
+    assert recorder.audit().verdict is not dpaudit.Verdict.VIOLATION
+    assert expected in recorder.diagnose().findings[0].sentence
+
+
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+def test_sampled_recorders_have_tests_too(private):
+    made = private(noise_multiplier=NOISE, max_grad_norm=NORM)
+    options = {"loader": made.loader, "num_canaries": 64, "delta": 1e-5, "seed": 0}
+    with opacus.observe(made.optimizer, sampling=True, **options) as recorder:
+        run(made, 40)
+    assert recorder.diagnose(confidence=0.999).findings == ()
+    assert recorder.diagnose(noise_multiplier=2 * NOISE).findings[0].name == "noise-variance"
+    assert recorder.facts.max_grad_norm == NORM
+
+
+@jax_is_new
+@pytest.mark.parametrize("same_key", [False, True])
+def test_noise_of_jax_is_kept_as_the_privatizer_added_it(same_key):
+    grad_fn, privatizer = private_in_jax()
+    update = privatizer.update
+    if same_key:  # the state with its key never moves on
+
+        def update(gradient, state, params=None):
+            return privatizer.update(gradient, state, params)[0], state
+
+    usual = {"sample_rate": 0.05, "num_steps": 60, "delta": 1e-5, "noise_multiplier": 0.5, "seed": 0}
+    made = jax_privacy.observe(grad_fn, optax.GradientTransformation(privatizer.init, update), **usual)
+    loop(made.grad_fn, made.privatizer)(60)
+    diagnosis = made.recorder.diagnose(confidence=0.999)
+    assert diagnosis.noise.ratio == pytest.approx(1.0, abs=0.1)
+    names = [finding.name for finding in diagnosis.findings]
+    assert names[:1] == (["repeated-noise"] if same_key else [])
+
+
+def test_places_are_all_of_a_small_model_and_the_same_ones_of_each_parameter_of_a_large_one():
+    assert Places.of([3, 5]).indices.tolist() == list(range(8))
+    found = Places.of([5000, 20, 5000])
+    first, short, last = np.split(found.indices, np.cumsum(found.leaves)[:-1])
+    np.testing.assert_array_equal(first, last - 5020)
+    np.testing.assert_array_equal(short, np.arange(5000, 5020))
+    assert first[-1] == 4999
+    assert found.indices.size <= 1024
+    many = Places.of([7] * 3000)
+    assert len(many.leaves) == many.indices.size == 1024
+
+
+def test_coarse_numbers_are_not_taken_for_a_fault_of_the_noise():
+    rng, kept = np.random.default_rng(0), KeptNoise()
+    for _ in range(100):
+        sums = 100 * rng.random(200)
+        released = torch.as_tensor(sums + rng.standard_normal(200)).to(torch.bfloat16).double().numpy()
+        kept.observe(released, sums, (200,), norm=1.0, eps=2.0**-8)
+    assert kept.diagnose(noise_multiplier=1.0, confidence=0.5).findings == ()
+
+
+def recorded(num_steps, planned):
+    recorder = ObserverRecorder(
+        lambda: Terms(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5), Terms(num_steps=planned)
+    )
+    rng = np.random.default_rng(0)
+    for _ in range(num_steps):
+        noise, present = rng.standard_normal(16), rng.random(16) < 0.5
+        recorder.noise.observe(noise, np.zeros(16), (16,), norm=1.0, eps=0.0)
+        recorder.record(noise + present, present)
+    return recorder
+
+
+def test_a_run_that_its_noise_may_have_ended_is_not_tested():
+    assert recorded(30, 30).diagnose() is not None
+    assert recorded(20, 30).diagnose() is not None  # ended by something else
+    for done, planned in ((20, 30), (20, None)):
+        watched = recorded(done, planned)
+        watched.live()
+        assert watched.diagnose() is None
+    finished = recorded(30, 30)
+    finished.live()
+    assert finished.diagnose() is not None

@@ -1,0 +1,123 @@
+"""What an observer recorded is judged like a step: scores, noise, and the numbers that explain both."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import dpaudit
+from dpaudit.observers._facts import Facts
+from dpaudit.observers._recorder import ObserverRecorder
+from dpaudit.observers._sampled import SampledRecorder
+from dpaudit.observers._terms import Terms
+from dpaudit.pytest_plugin._fixture import DpAudit
+from dpaudit.pytest_plugin._session import Audits
+
+READ = Terms(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)
+COUNT = 64
+FACTS = Facts(canary=dpaudit.Dirac(), max_grad_norm=4.0, batch_size=32)
+
+
+def fixture():
+    session = Audits(seed=0, budget="full", confidence=0.95)
+    session.share_between([SimpleNamespace(nodeid="t.py::test", fixturenames=["dp_audit"])])
+    node = SimpleNamespace(nodeid="t.py::test", user_properties=[], warn=lambda warning: None)  # noqa: ARG005
+    return DpAudit(node, session)
+
+
+def properties(audit):
+    return dict(audit._node.user_properties)
+
+
+def recorded(noise=lambda rng, _: rng.standard_normal(COUNT), signal=1.0, num_steps=200):
+    """What an observer would have recorded of a training with such noise."""
+    recorder = ObserverRecorder(lambda: READ, Terms(), facts=lambda: FACTS)
+    rng = np.random.default_rng(0)
+    for index in range(num_steps):
+        drawn, present = noise(rng, index), rng.random(COUNT) < 0.5
+        recorder.noise.observe(drawn, np.zeros(COUNT), (COUNT // 2, COUNT // 2), norm=1.0, eps=0.0)
+        recorder.record(drawn + signal * present, present)
+    return recorder
+
+
+def failure(recorder, **options):
+    with pytest.raises(pytest.fail.Exception) as failed:
+        fixture()(recorder, **options)
+    return str(failed.value)
+
+
+def test_a_correct_training_passes_and_its_noise_was_tested():
+    audit = fixture()
+    audited = audit(recorded())
+    assert audited.diagnosis.findings == ()
+    assert properties(audit)["dp_audit.1.findings"] == "none"
+    # the first call of the only test has a half of 5 %: the bound four fifths of it, the tests the rest
+    assert audited.result.bound.confidence == pytest.approx(0.98)
+    assert audited.diagnosis.confidence == pytest.approx(0.995)
+
+
+def test_noise_that_repeats_or_is_the_same_for_all_parameters_fails_where_scores_show_nothing():
+    kept = np.random.default_rng(1).standard_normal((100, COUNT))
+    periodic = failure(recorded(lambda _, index: kept[index % 100]))
+    assert periodic.startswith("dpaudit: repeated-noise: the noise is not what the claim says.")
+    assert "The noise repeats every 100 steps." in periodic
+    same = failure(recorded(lambda rng, _: np.tile(rng.standard_normal(COUNT // 2), 2)))
+    assert "cause? does every parameter get the same PRNG key or seed?" in same
+
+
+def test_causes_know_the_numbers_of_the_training():
+    assert "= 1/max_grad_norm: noise not scaled" in failure(
+        recorded(lambda rng, _: rng.standard_normal(COUNT) / 4)
+    )
+    assert "cause? the canary arrives unclipped" in failure(recorded(signal=10.0))
+
+
+def test_a_training_whose_canaries_do_not_arrive_gets_no_verdict_but_a_guess():
+    text = failure(recorded(signal=0.01, num_steps=2000))
+    assert text.startswith("dpaudit: there is no verdict.")
+    assert "if a mean is released, give batch_size=" in text
+
+
+def test_recorders_of_scores_alone_say_that_the_noise_was_not_tested():
+    plain = dpaudit.Recorder(claim=dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=100)
+    rng, tests = np.random.default_rng(0), dpaudit.Diagnostics()
+    for _ in range(100):
+        noise, present = rng.standard_normal(COUNT), rng.random(COUNT) < 0.5
+        plain.record(noise + present, present)
+        tests.observe_noise(0.5 * noise)
+    audit = fixture()
+    assert audit(plain).diagnosis is None
+    assert properties(audit)["dp_audit.1.findings"] == "not run"
+    assert "noise-variance" in failure(plain, tests=tests)
+
+
+def test_tests_alone_can_fail_a_test():
+    rng, good, bad = np.random.default_rng(0), dpaudit.Diagnostics(), dpaudit.Diagnostics()
+    for _ in range(100):
+        noise = rng.standard_normal(COUNT)
+        good.observe_noise(noise)
+        bad.observe_noise(0.5 * noise)
+    audit = fixture()
+    assert audit(good).findings == ()
+    assert properties(audit)["dp_audit.1.findings"] == "none"
+    assert "found: noise-variance" in failure(bad)
+
+
+def test_recorders_of_sampled_canaries_are_taken():
+    rng = np.random.default_rng(0)
+    present = rng.random(500) < 0.5
+    recorder = SampledRecorder(lambda: READ, Terms(), present)
+    for _ in range(30):
+        noise, joined = rng.standard_normal(500), present & (rng.random(500) < 0.05)
+        recorder.noise.observe(noise[:COUNT], np.zeros(COUNT), (COUNT,), norm=1.0, eps=0.0)
+        recorder.record(noise + joined, joined)
+    audited = fixture()(recorder)
+    assert audited.result.verdict is not dpaudit.Verdict.VIOLATION
+    assert audited.diagnosis.findings == ()
+
+
+def test_what_an_observer_returns_beside_its_recorder_is_told_apart():
+    with pytest.raises(dpaudit.InputError, match=r"of type SimpleNamespace: give its \.recorder"):
+        fixture()(SimpleNamespace(recorder=recorded(num_steps=1)))

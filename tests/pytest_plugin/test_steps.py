@@ -1,0 +1,242 @@
+"""A broken step fails with the cause that explains it; a correct one does not, however it clips."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import dpaudit
+from dpaudit.pytest_plugin._fixture import DpAudit
+from dpaudit.pytest_plugin._session import Audits
+
+SIZE = 200
+CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+
+
+def fixture(seed=0):
+    session = Audits(seed=seed, budget="full", confidence=0.95)
+    session.share_between([SimpleNamespace(nodeid="t.py::test", fixturenames=["dp_audit"])])
+    warn = lambda warning: None  # noqa: E731, ARG005
+    return DpAudit(SimpleNamespace(nodeid="t.py::test", user_properties=[], warn=warn), session)
+
+
+def message(step, **options):
+    """What the test fails with."""
+    usual = {"claim": CLAIM, "max_grad_norm": 1.0, "num_steps": 300}
+    if "gradients" not in options:
+        usual["num_parameters"] = SIZE
+    with pytest.raises(pytest.fail.Exception) as failed:
+        fixture()(step, **(usual | options))
+    return str(failed.value)
+
+
+def causes(text):
+    return [line.partition("cause? ")[2] for line in text.splitlines() if "cause?" in line]
+
+
+def clipped(rows, norm=1.0):
+    return rows / np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True) / norm)
+
+
+def adding(noise):
+    """A step that clips and adds noise(rng, number of the call)."""
+    rng, calls = np.random.default_rng(3), iter(range(10**6))
+    return lambda rows: clipped(rows).sum(axis=0) + noise(rng, next(calls))
+
+
+def releasing(of_rows):
+    """A step with right noise and a sum of its own."""
+    rng = np.random.default_rng(3)
+    return lambda rows: of_rows(rows) + rng.standard_normal(rows.shape[1])
+
+
+def normal(rng):
+    return rng.standard_normal(SIZE)
+
+
+def moving_average(rng, _, last=[0.0]):  # noqa: B006
+    last.append(normal(rng))
+    return (last[-1] + last[-2]) / 2**0.5
+
+
+NOISES = {
+    "one of 100 seeds": (lambda rng, _: normal(np.random.default_rng(rng.integers(100))), "seeded anew"),
+    "the same in every step": (lambda *_: normal(np.random.default_rng(0)), "seeded anew"),
+    "on half of the coordinates": (
+        lambda rng, _: normal(rng) * (np.arange(SIZE) < SIZE // 2),
+        "are some coordinates",
+    ),
+    "on ten coordinates": (lambda rng, _: normal(rng) * (np.arange(SIZE) < 10), "are some coordinates"),
+    "in every second step": (lambda rng, call: normal(rng) * (call % 2), "is a step released without noise"),
+    "not in every twentieth step": (
+        lambda rng, call: normal(rng) * (call % 20 > 0),
+        "is a step released without noise",
+    ),
+    "one number for all": (
+        lambda rng, _: np.full(SIZE, rng.standard_normal()),
+        "of a smaller shape broadcast",
+    ),
+    "never negative": (lambda rng, _: np.abs(normal(rng)), "is its mean not zero"),
+    "a moving average": (moving_average, "is noise of earlier steps used again"),
+    "of five workers": (
+        lambda rng, _: sum(normal(rng) for _ in range(5)) / 5,
+        "1/sqrt(5): added by each of 5",
+    ),
+    "none": (lambda *_: 0.0, "no noise: was the private step called"),
+}
+
+
+@pytest.mark.parametrize("fault", NOISES)
+def test_broken_noise_is_named_first(fault):
+    noise, expected = NOISES[fault]
+    assert expected in causes(message(adding(noise)))[0]
+
+
+SUMS = {
+    "not clipped": (lambda rows: rows.sum(axis=0), {}, "arrives unclipped"),
+    "each coordinate clipped": (
+        lambda rows: np.clip(rows, -1, 1).sum(axis=0),
+        {},
+        "is each coordinate, or each parameter, clipped by itself?",
+    ),
+    "each half clipped": (
+        lambda rows: np.hstack([clipped(half) for half in np.split(rows, 2, axis=1)]).sum(axis=0),
+        {},
+        "is each coordinate, or each parameter, clipped by itself?",
+    ),
+    "mean clipped": (
+        lambda rows: 32 * clipped(rows.sum(axis=0, keepdims=True) / 32)[0],
+        {},
+        "is the mean or the sum of the batch clipped",
+    ),
+    "mean of those there are clipped": (
+        lambda rows: len(rows) * clipped(rows.mean(axis=0, keepdims=True))[0],
+        {},
+        "is the mean or the sum of the batch clipped",
+    ),
+    "others not clipped": (
+        lambda rows: rows.sum(axis=0),
+        {"gradients": np.random.default_rng(0).standard_normal((20, SIZE))},
+        "arrives unclipped",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", SUMS)
+def test_broken_clipping_is_a_violation_that_is_named_and_no_fault_of_the_noise(fault):
+    of_rows, options, expected = SUMS[fault]
+    text = message(releasing(of_rows), **options)
+    assert text.startswith("dpaudit: epsilon >= ")
+    assert expected in causes(text)[0]
+    assert "found:" not in text
+
+
+def test_a_mean_of_batch_size_ten_is_not_taken_for_a_canary_of_length_ten():
+    step = adding(lambda rng, _: 0.7 * normal(rng))
+    (cause,) = causes(message(lambda rows: step(rows) / 10, batch_size=10))
+    assert "the noise multiplier that is used" in cause
+
+
+@pytest.mark.parametrize(
+    ("of_rows", "expected"),
+    [
+        (
+            lambda rows: clipped(rows).sum(axis=0) / 64,
+            "if a mean is released, give batch_size=",
+        ),
+        (
+            lambda rows: clipped(rows.sum(axis=0, keepdims=True))[0],
+            "is the mean or the sum of the batch clipped",
+        ),
+        (lambda rows: 0 * rows.sum(axis=0), "of the canary"),
+    ],
+    ids=["a mean", "the sum clipped", "dropped"],
+)
+def test_canaries_that_do_not_arrive_end_the_test_without_a_verdict_and_with_guesses(of_rows, expected):
+    rng = np.random.default_rng(3)
+    text = message(lambda rows: of_rows(rows) + rng.standard_normal(SIZE) / 64)
+    assert text.startswith("dpaudit: there is no verdict.")
+    assert any(expected in cause for cause in causes(text))
+    assert "again: pytest 't.py::test' --dp-audit-seed 0" in text
+
+
+def test_another_sum_of_others_that_leaks_nothing_gets_no_verdict():
+    rows = np.ones((20, SIZE))
+    text = message(releasing(lambda rows: clipped(rows, 0.8).sum(axis=0)), gradients=rows)
+    assert text.startswith("dpaudit: there is no verdict.")
+    assert "got another sum" in text
+
+
+def test_a_claim_that_is_not_of_gaussian_noise_still_has_numbers_and_causes():
+    claim = dpaudit.Claim.approximate_dp(epsilon=1.0, delta=1e-5)
+    text = message(lambda rows: rows.sum(axis=0), claim=claim, num_steps=500)
+    assert "noise: none at all" in text
+    assert "canary: arrives with 10 clipping norms" in text
+    assert "arrives unclipped" in causes(text)[0]
+    assert "no noise" in causes(text)[1]
+
+
+def test_parameters_with_one_seed_are_named_if_the_step_says_how_long_they_are():
+    def tiled(rng, _):
+        return np.tile(rng.standard_normal(SIZE // 2), 2)
+
+    text = message(adding(tiled), leaves={"weight": SIZE // 2, "bias": SIZE // 2})
+    assert "leaves weight and bias" in text
+    assert "does every parameter get the same PRNG key or seed?" in causes(text)[0]
+
+
+CAREFUL = {
+    "exactly": clipped,
+    "to a smaller norm": lambda rows: clipped(rows, 0.5),
+    "each half to its part": lambda rows: np.hstack(
+        [clipped(half, 0.5**0.5) for half in np.split(rows, 2, axis=1)]
+    ),
+    "by absolute values": lambda rows: rows / np.maximum(1.0, np.abs(rows).sum(axis=1, keepdims=True)),
+}
+
+
+@pytest.mark.parametrize(
+    ("clip", "noise", "canary"),
+    [*((clip, 1.0, dpaudit.Mixed()) for clip in CAREFUL), ("each half to its part", 3.0, dpaudit.Dirac())],
+)
+def test_a_step_that_clips_enough_is_flagged_no_more_often_than_it_may_be(clip, noise, canary):
+    """At 50 % confidence, of whose error the first call of a test has a half: in a quarter of 40 audits."""
+    rng, alarms = np.random.default_rng(0), 0
+    for seed in range(40):
+        try:
+            fixture(seed).step(
+                lambda rows: CAREFUL[clip](rows).sum(axis=0) + noise * rng.standard_normal(24),
+                claim=CLAIM,
+                max_grad_norm=1.0,
+                num_parameters=24,
+                num_canaries=8,
+                num_steps=60,
+                canary=canary,
+                confidence=0.5,
+            )
+        except pytest.fail.Exception as failed:
+            alarms += "no verdict" not in str(failed)
+    assert stats.binomtest(alarms, 40, 0.25, alternative="greater").pvalue > 1e-4
+
+
+WRONG = {
+    "claim": "epsilon 3",
+    "gradients": [[0.0] * 30],
+    "max_grad_norm": "10",
+    "confidence": 0.0,
+    "num_parameters": -3,
+    "num_steps": 2.5,
+    "batch_size": 0,
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_an_option_that_cannot_be_used_is_told_in_a_sentence(name):
+    usual = {"claim": CLAIM, "max_grad_norm": 1.0, "num_parameters": 30, "num_steps": 20}
+    if name == "gradients":
+        del usual["num_parameters"]
+    with pytest.raises(dpaudit.InputError, match=f"Expected {name}"):
+        fixture()(adding(lambda rng, _: rng.standard_normal(30)), **(usual | {name: WRONG[name]}))
