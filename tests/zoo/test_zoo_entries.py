@@ -43,8 +43,8 @@ CAUGHT_BY = {
 SEED = 0
 MOST_STEPS = 500
 BY_NAME = {entry.name: entry for entry in ENTRIES}
-# Twins that are the same training as another one's differ only in their seed; that on two processes is in
-# the tests of the observer.
+# Twins that are the same training as another one's differ only in their seed; those on two processes take
+# long, and are run by `make zoo`.
 TWINS = [
     "clip-after-mean",
     "noise-too-small",
