@@ -30,7 +30,8 @@ class Training:
     The model is trained in place, on ``device``, to which it and the data are moved.
 
     ``sampling`` and ``mechanism`` are what the settings say, unless given: audits are tested with
-    broken ones.
+    broken ones. ``expected_batch_size`` is given where it may not depend on whether one example, a canary,
+    is in the data.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Training:
         hooks: Sequence[Hook] = (),
         sampling: Sampling | None = None,
         mechanism: Mechanism | None = None,
+        expected_batch_size: float | None = None,
     ) -> None:
         seeds = seeds or Seeds()
         self.model = model.to(device).train()
@@ -61,6 +63,7 @@ class Training:
         )
         # Nothing is done with the whole sum: then it does not matter when a gradient joins it.
         self._adds_up = type(self._mechanism).finish is GaussianSum.finish
+        self._expected_batch_size = expected_batch_size
         self._optimizer = settings.optimizer.build(trainable(model).values())
         self._generators = generators(seeds, device)
         for hook in self.hooks:
@@ -74,6 +77,8 @@ class Training:
     @property
     def expected_batch_size(self) -> float:
         """What the sum is divided by. Not the size of the batch, which would tell who is in it."""
+        if self._expected_batch_size is not None:
+            return self._expected_batch_size
         return self.settings.sample_rate * len(self.data)
 
     def run(self) -> Iterator[Step]:
