@@ -113,18 +113,40 @@ class Recorder:
         """The bound of the steps so far."""
         self._looked = True
         if self._live is None or self._live.num_done != self.num_done:
-            self._live = self._look()
+            self._live = self._look(self.num_done)
         return self._live
 
-    def _look(self) -> LiveBound:
+    def curve(self, num_steps: Sequence[int] | None = None) -> list[LiveBound]:
+        """The bounds of the first so many steps, for each of these numbers; by default about a hundred.
+
+        They hold all together, so that the best may be chosen; none is below one before it. It is a look at
+        the scores, after which :meth:`audit` rests on bets.
+
+        >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=3)
+        >>> for _ in range(3):
+        ...     recorder.record([0.0, 1.0], [False, True])
+        >>> [bound.num_done for bound in recorder.curve()]
+        [1, 2, 3]
+        """
+        self._looked = True
+        if num_steps is None:
+            num_steps = range(self._every, self.num_done + 1, self._every)
+        for count in num_steps:
+            if _validate.whole("num_steps", count) > self.num_done:
+                raise InputError(
+                    f"Expected num_steps={count} to be at most {self.num_done}, the recorded steps."
+                )
+        return [self._look(count) for count in num_steps]
+
+    def _look(self, count: int) -> LiveBound:
         hypothesis = self.claim.hypothesis(self._tradeoff)
         parameter = 0.0
-        if self._wrong:
-            guesses = self._scores[0].size
-            upper = upper_mean(np.asarray(self._wrong), 1 - self.confidence, guesses, self.num_steps)
+        if count:
+            guesses, wrong = self._scores[0].size, np.asarray(self._wrong[:count])
+            upper = upper_mean(wrong, 1 - self.confidence, guesses, self.num_steps)
             parameter = hypothesis.tradeoff.from_balanced_error(upper)
         return LiveBound(
-            num_done=self.num_done,
+            num_done=count,
             epsilon=hypothesis.epsilon(parameter),
             claimed_epsilon=self.claim.epsilon,
             delta=self.claim.delta,

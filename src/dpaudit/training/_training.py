@@ -55,7 +55,7 @@ class Training:
         self.device = device
         self.hooks = list(hooks)
         self.num_done = 0
-        self._loss = loss
+        self.loss = loss
         self._sampling = sampling or PoissonSampling(settings.sample_rate)
         self._other_sampling: Sampling | None = None
         self._mechanism = mechanism or GaussianSum(
@@ -110,6 +110,14 @@ class Training:
         indices = self._other_sampling.indices(len(self.data), generators["sampling"])
         return self._privatize(indices, rows, generators)[0]
 
+    def examples(self, inputs: Tensor, targets: Tensor, generator: torch.Generator) -> Batch:
+        """These examples as a step sees them: augmented, as often as the settings say."""
+        multiplicity, augmentation = self.settings.multiplicity, self.settings.augmentation
+        inputs = inputs.repeat_interleave(multiplicity, dim=0) if multiplicity > 1 else inputs
+        if augmentation is not None and len(targets) > 0:
+            inputs = augmentation(inputs, generator)
+        return Batch(inputs, targets, multiplicity)
+
     def _sample(self, generators: Mapping[str, torch.Generator]) -> tuple[Tensor, list[list[int]]]:
         """The places of a batch's examples, and for each hook which of its entries were drawn with it."""
         counts = [hook.num_entries for hook in self.hooks]
@@ -122,12 +130,7 @@ class Training:
         return indices[indices < size] if sum(counts) else indices, entries
 
     def _batch(self, indices: Tensor, generators: Mapping[str, torch.Generator]) -> Batch:
-        inputs, targets = self.data.at(indices)
-        multiplicity, augmentation = self.settings.multiplicity, self.settings.augmentation
-        inputs = inputs.repeat_interleave(multiplicity, dim=0) if multiplicity > 1 else inputs
-        if augmentation is not None and len(indices) > 0:
-            inputs = augmentation(inputs, generators["augmentation"])
-        return Batch(inputs, targets, multiplicity)
+        return self.examples(*self.data.at(indices), generators["augmentation"])
 
     def _privatize(
         self, indices: Tensor, rows: Sequence[Rows], generators: Mapping[str, torch.Generator]
@@ -135,7 +138,7 @@ class Training:
         """A step, and what it updates the weights by: exactly that of a training that no rows join."""
         total = flat_zeros(self.model)
         batch = self._batch(indices, generators)
-        count = len(self._mechanism.add(per_example(self.model, self._loss, batch), total))
+        count = len(self._mechanism.add(per_example(self.model, self.loss, batch), total))
         joined = total.clone() if rows and not self._adds_up else None
         clipped = self._mechanism.finish(total, count)
         noise = self._mechanism.noise(clipped, generators["noise"])
