@@ -14,7 +14,8 @@ from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._loop import Live, Progress, train
 from dpaudit.experiments._outcome import observed, outcome
 from dpaudit.experiments._resolved import require_same_data, resolve
-from dpaudit.experiments.config import Config
+from dpaudit.experiments.black_box import ManyRuns, Running, run_many
+from dpaudit.experiments.config import Config, ManyRunsConfig
 
 __all__ = ["Outcome", "rehearse", "run"]
 
@@ -37,17 +38,19 @@ def run(
     watch: Callable[[Progress], None] = _nobody,
     say: Callable[[str], None] = _nobody,
     crafting: Callable[[int, int], None] = nobody,
+    trials: Callable[[Running], None] = _nobody,
 ) -> Outcome:
     """Train, audit and keep everything in the config's output directory.
 
     The same config goes on from the last checkpoint, or has its result already; another one is refused.
     ``watch`` is called after every step, ``say`` with what is done between, ``crafting`` with how many of all
-    steps of making canaries are done.
+    steps of making canaries are done, ``trials`` after every group of a run of many trainings.
     """
     directory = RunDirectory(config.output)
     with directory.locked():
         resolved = directory.resolved(config)
-        if resolved is not None and (stored := directory.result()) is not None:
+        stored = None if resolved is None else directory.result()
+        if stored is not None and not stored.get("num_failed"):  # trials that failed are tried again
             return Outcome(stored, was_finished=True)
         data = load_data(config.data)
         is_new = resolved is None
@@ -56,10 +59,17 @@ def run(
             resolved = resolve(config, data[0])
         else:
             require_same_data(resolved, data[0])
+
+        def begin() -> None:
+            if is_new:
+                directory.begin(config, resolved)
+
+        if isinstance(config.audit, ManyRunsConfig):
+            runs = ManyRuns(config=config, resolved=resolved, data=data)
+            return Outcome(run_many(runs, directory, begin=begin, watch=trials, say=say), was_finished=False)
         live = Live()
         experiment = build(config, resolved, data, Watchers((live,), crafting))
-        if is_new:
-            directory.begin(config, resolved)
+        begin()
         say("Training")
         trained = train(experiment, directory.checkpoint, live, watch)
         if trained.stopped_early:
