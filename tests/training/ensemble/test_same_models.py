@@ -44,6 +44,9 @@ BUILDS = {
     "no bias": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(64, 8, bias=False), nn.GELU(), nn.Linear(8, 10, bias=False)
     ),
+    "in place": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 12), nn.ReLU(inplace=True), nn.Linear(12, 10)
+    ),
     "convolutions": small_conv,
     "conv_net": lambda: conv_net(in_channels=1),
 }

@@ -11,7 +11,7 @@ from dpaudit.experiments.config._audits import AuditConfig, OneRunConfig
 from dpaudit.experiments.config._data import DataConfig
 from dpaudit.experiments.config._fields import NotNegative, Section, Seed
 from dpaudit.experiments.config._models import ModelConfig
-from dpaudit.experiments.config._pool import PoolConfig, ProcessesConfig
+from dpaudit.experiments.config._pool import PoolConfig
 from dpaudit.experiments.config._threat_models import available, fitting, noisy, with_mode
 from dpaudit.experiments.config._training import TrainingConfig
 from dpaudit.experiments.config._whole import require_consistent
@@ -36,7 +36,7 @@ class Config(Section):
     audit: Annotated[AuditConfig, AfterValidator(fitting), BeforeValidator(with_mode)] = Field(
         OneRunConfig(), validate_default=True
     )
-    pool: PoolConfig = ProcessesConfig()
+    pool: PoolConfig | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -24,6 +24,8 @@ def require_consistent(config: Config) -> None:
         _require_for_function(config)
     if config.threat_model == ThreatModel.BLACK_BOX.value:
         _require_for_black_box(config)
+    if config.pool is not None and not isinstance(config.audit, ManyRunsConfig):
+        raise InputError(f"Expected no pool with mode = {config.audit.mode!r}, which trains one model.")
 
 
 def _require_for_function(config: Config) -> None:

@@ -28,7 +28,7 @@ from dpaudit.training.gradients import Loss, cross_entropy, flat_parameters, num
 __all__ = ["Ensemble"]
 
 # Measured by benchmarks/ensemble.py: fewer call torch more often, more fall out of the caches.
-_DENSE_AT_ONCE, _CONVOLUTIONS_AT_ONCE = 16, 2
+_DENSE_AT_ONCE, _CONVOLUTIONS_AT_ONCE = 32, 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,7 +71,7 @@ class Stack:
         modules = chain(model)
         if modules is None or not all(value.requires_grad for value in model.parameters()):
             return None
-        leaves, values = [], torch.zeros(1, *shape)
+        leaves, values = [], next(model.parameters()).new_zeros(1, *shape)
         for module in modules:
             leaf = _leaf(module, values.dim())
             if leaf is None:
@@ -135,7 +136,18 @@ def _leaf(module: nn.Module, dimensions: int) -> Layer | nn.Module | None:
         return Conv(module) if _is_plain(module) and dimensions == 4 else None
     if type(module) is nn.Flatten:
         return module if (module.start_dim, module.end_dim) == (1, -1) else None
-    return module if type(module) in _PLAIN else None
+    if type(module) not in _PLAIN or getattr(module, "return_indices", False):
+        return None
+    return _not_in_place(module)
+
+
+def _not_in_place(module: nn.Module) -> nn.Module:
+    """The outputs of a layer are still needed when the next module has read them."""
+    if not getattr(module, "inplace", False):
+        return module
+    other = copy.deepcopy(module)
+    other.inplace = False  # type: ignore[assignment]
+    return other
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:

@@ -68,6 +68,8 @@ def _has_hooks(module: nn.Module) -> bool:
 def _is_known(leaf: nn.Module) -> bool:
     if type(leaf) is nn.Flatten:
         return (leaf.start_dim, leaf.end_dim) == (1, -1)
+    if getattr(leaf, "inplace", False):  # it overwrites the output whose gradient is asked for
+        return False
     return type(leaf) is nn.Linear or type(leaf) in _ENTRYWISE
 
 
