@@ -17,7 +17,12 @@ __all__ = ["model_and_steps", "power", "print_examined", "print_result"]
 _Values: TypeAlias = Mapping[str, Any]
 
 _STYLE = {Verdict.VIOLATION: "bold red", Verdict.UNDERPOWERED: "bold yellow", Verdict.NO_VIOLATION: "bold"}
-_RULES = {"Simultaneous": "bands", "Predictable": "predictable", "SameData": "same data"}
+_RULES = {
+    "Simultaneous": "bands",
+    "Predictable": "predictable",
+    "SameData": "same data",
+    "guesses": "guesses",
+}
 _LEGEND = (
     "CP: Clopper-Pearson. ZB: the posterior of Zanella-Beguelin et al. joint, betting: dpaudit's own. "
     "confidence: above the truth at most as often as stated. credible: depends on a prior. heuristic: no "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpaudit._torch.crafting import nobody
+from dpaudit.canaries import ThreatModel
 from dpaudit.experiments._audits import Watchers
 from dpaudit.experiments._build import build
 from dpaudit.experiments._data import load_data
@@ -14,7 +15,7 @@ from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._loop import Live, Progress, train
 from dpaudit.experiments._outcome import observed, outcome
 from dpaudit.experiments._resolved import require_same_data, resolve
-from dpaudit.experiments.black_box import ManyRuns, Running, run_many
+from dpaudit.experiments.black_box import FinalModel, ManyRuns, Running, run_many
 from dpaudit.experiments.config import Config, ManyRunsConfig
 
 __all__ = ["Outcome", "rehearse", "run"]
@@ -68,6 +69,15 @@ def run(
             runs = ManyRuns(config=config, resolved=resolved, data=data)
             return Outcome(run_many(runs, directory, begin=begin, watch=trials, say=say), was_finished=False)
         live = Live()
+        if config.threat_model == ThreatModel.BLACK_BOX.value:
+            final = FinalModel.of(config, resolved, data)
+            begin()
+            say("Training")
+            seconds = train(final, directory.checkpoint, live, watch).seconds
+            say("Finding the bounds")
+            values = final.outcome(seconds)
+            directory.finish({"scores": final.scores, "present": final.present}, values)
+            return Outcome(values, was_finished=False)
         experiment = build(config, resolved, data, Watchers((live,), crafting))
         begin()
         say("Training")

@@ -13,16 +13,17 @@ from dpaudit._torch.crafting import Crafting
 from dpaudit.canaries import Blank, Mislabelled
 from dpaudit.errors import InputError
 from dpaudit.experiments.config import ClipBkdConfig, ExampleConfig, GivenConfig, PretrainedConfig
+from dpaudit.stats._types import BoolArray
 from dpaudit.training import initialize
 from dpaudit.training.data import Dataset, HeldOutData
 from dpaudit.training.ensemble import Example, clip_bkd, pretrained_weights, with_weights
 from dpaudit.training.gradients import cross_entropy
 
-__all__ = ["as_data", "canaries_for", "canary_for", "first_weights"]
+__all__ = ["as_data", "canaries_for", "canary_for", "coins", "first_weights"]
 
 Build = Callable[[], nn.Module]
 
-_CANARY, _WEIGHTS = 1, 2  # branches of the audit's seed
+_CANARY, _WEIGHTS, _COINS = 1, 2, 3  # branches of the audit's seed
 _EXAMPLES = {"blank": Blank, "mislabelled": Mislabelled}
 
 
@@ -75,6 +76,11 @@ def canaries_for(
     making = Crafting(model=nn.Identity(), loss=cross_entropy, data=held_out, max_grad_norm=1.0)
     made = making(_EXAMPLES[config.kind](), count, rng)
     return made.inputs, made.targets
+
+
+def coins(count: int, seed: int) -> BoolArray:
+    """Which canaries are in the data: each by a fair coin of its own."""
+    return np.random.default_rng(_branch(seed, _COINS)).random(count) < 0.5
 
 
 def _given(config: GivenConfig, held_out: HeldOutData) -> Example:
