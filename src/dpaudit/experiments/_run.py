@@ -8,6 +8,7 @@ from typing import Any
 
 from dpaudit._torch.crafting import nobody
 from dpaudit.canaries import ThreatModel
+from dpaudit.errors import InputError
 from dpaudit.experiments._audits import Watchers
 from dpaudit.experiments._build import build
 from dpaudit.experiments._data import load_data
@@ -97,6 +98,10 @@ def rehearse(
     crafting: Callable[[int, int], None] = nobody,
 ) -> dict[str, Any]:
     """The same without a directory: the result is returned and nothing is kept."""
+    if config.threat_model == ThreatModel.BLACK_BOX.value:
+        raise InputError(
+            "Expected run() with threat_model = 'black-box': it keeps its scores in a directory."
+        )
     data, live = load_data(config.data), Live()
     experiment = build(config, resolve(config, data[0]), data, Watchers((live,), crafting))
     return outcome(experiment, train(experiment, None, live, watch))
