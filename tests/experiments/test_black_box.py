@@ -136,7 +136,7 @@ def test_the_loss_orders_models_as_the_log_odds_do(tiny: Make) -> None:
 
 def test_another_threshold_rule_is_another_run(tiny: Make) -> None:
     run(tiny("audit.num_models=20"))
-    with pytest.raises(InputError, match='audit.threshold is "held-out" here and "simultaneous" there'):
+    with pytest.raises(InputError, match=r"audit.threshold is .held-out. here and .simultaneous."):
         run(tiny("audit.num_models=20", "audit.threshold=held-out"))
     values = run(tiny("audit.num_models=20", "audit.threshold=held-out", output="other")).values
     assert values["bound"]["threshold_rule"].startswith("HeldOut")
@@ -165,7 +165,6 @@ def test_canaries_are_held_out_examples_or_what_is_given(tiny: Make, tmp_path: P
         (["audit.canary={kind='example', index=0, target=10}"], "target=10 to be less than 10"),
         (["audit.canary={kind='example', file='none.npy', target=1}"], "Expected numbers of numpy in"),
         (["audit.held_out=1497"], "Expected audit.held_out=1497 to be less than 1497"),
-        (["audit.mode=one-run", "pool.kind=serial"], "noise_multiplier"),
     ],
 )
 def test_a_mistake_is_told_before_anything_is_trained(
@@ -202,7 +201,7 @@ def test_trials_that_failed_are_tried_again_by_the_same_command(of_function: Mak
 
 
 def test_where_every_trial_fails_the_first_error_is_the_answer(of_function: Make) -> None:
-    with pytest.raises(InputError, match="ValueError: .* examples are not enough"):
+    with pytest.raises(InputError, match=r"ValueError: .* examples are not enough"):
         run(of_function("train_never"))
 
 
@@ -260,11 +259,13 @@ def test_the_present_canaries_and_no_others_are_in_the_data(tiny: Make) -> None:
 
 def test_one_training_without_noise_gives_its_canaries_away(tiny: Make) -> None:
     fault = 'training.fault={"name": "noise-too-small", "factor": 0.0}'
-    many = "training.num_steps=40"
-    start = 'audit.initialization={"kind": "pre-trained", "num_steps": 200}'
-    values = run(one_run(tiny, fault, many, start, "training.max_grad_norm=8.0")).values
-    counts = values["bound"]["counts"]
-    assert counts["num_correct"] > 0.8 * counts["num_guesses"]
+    config = one_run(tiny, fault, "training.num_steps=150", "training.max_grad_norm=8.0", 'model.name="mlp"')
+    data = load_data(config.data)
+    final = FinalModel.of(config, resolve(config, data[0]), data)
+    for _ in final.training.run():
+        pass
+    assert final.guesses.num_correct >= 32
+    assert final.guesses.num_guesses == 40
 
 
 def test_more_canaries_than_held_out_examples_are_refused(tiny: Make) -> None:

@@ -99,9 +99,7 @@ def rehearse(
 ) -> dict[str, Any]:
     """The same without a directory: the result is returned and nothing is kept."""
     if config.threat_model == ThreatModel.BLACK_BOX.value:
-        raise InputError(
-            "Expected run() with threat_model = 'black-box': it keeps its scores in a directory."
-        )
+        raise InputError("Expected run() with threat_model = 'black-box', which keeps scores in a directory.")
     data, live = load_data(config.data), Live()
     experiment = build(config, resolve(config, data[0]), data, Watchers((live,), crafting))
     return outcome(experiment, train(experiment, None, live, watch))
