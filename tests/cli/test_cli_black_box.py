@@ -37,7 +37,7 @@ sample_rate = 0.5
 num_steps = 60
 
 [audit]
-num_models = 480
+num_models = 240
 methods = []
 """
 SHORT = ["--set", "audit.num_models=48", "--set", "training.num_steps=3", "--set", "pool=serial"]
@@ -82,10 +82,10 @@ def test_a_run_that_was_killed_ends_with_the_scores_of_one_that_was_not(
         process.kill()
         assert process.wait() == -signal.SIGKILL
     kept = num_kept(config)
-    assert 16 <= kept < 480
+    assert 16 <= kept < 240
     resumed = run("run", config, "--set", "pool=serial", "--json")
-    assert f"{kept} of 480 models" in resumed.stderr
-    assert "0 of 480 models" not in resumed.stderr.splitlines()
+    assert f"{kept} of 240 models" in resumed.stderr
+    assert "0 of 240 models" not in resumed.stderr.splitlines()
     straight = run("run", config, "--set", "pool=serial", "--set", f"output={tmp_path / 'whole'}", "--json")
     for name in ("with_canary.npy", "without_canary.npy"):
         found = [np.load(tmp_path / folder / name).tobytes() for folder in ("run", "whole")]
@@ -101,10 +101,10 @@ def test_an_interrupted_run_keeps_its_models_and_says_how_to_go_on(config: Path)
         assert process.stderr is not None
         said = process.stderr.read()
         assert process.wait() == 130
-    assert 16 <= num_kept(config) < 480
+    assert 16 <= num_kept(config) < 240
     last = said.splitlines()[-1]
     assert last.startswith("Interrupted at ")
-    assert last.endswith(" of 480 models. The same command goes on from there.")
+    assert last.endswith(" of 240 models. The same command goes on from there.")
     assert "Traceback" not in said
 
 

@@ -29,7 +29,8 @@ _Example = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Print a config to start from: digits, paper-cifar10, end-to-end, purchase, input.",
+        help="Print a config to start from: digits, paper-cifar10, end-to-end, purchase, input, black-box, "
+        "black-box-one-run, black-box-function.",
     ),
 ]
 
