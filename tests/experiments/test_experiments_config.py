@@ -12,10 +12,11 @@ import pytest
 
 from dpaudit import Adversarial, Crafted, InputError, ThreatModel
 from dpaudit.experiments import EXAMPLES, example, parse_config
-from dpaudit.experiments.config import AdversarialConfig, CanaryConfig, CraftedConfig
+from dpaudit.experiments.config import AdversarialConfig, CanaryConfig, CraftedConfig, ManyRunsConfig
 
 BEGIN = 'output = "out"\nmodel = {name = "mlp"}\ndata = {name = "digits"}\n[training]\n'
 GOOD = BEGIN + "noise_multiplier = 1.0\nsample_rate = 0.1\nnum_steps = 10\n"
+POOLS = ["serial", "processes", "ray"]
 
 
 def refused(text: str, *changes: str) -> str:
@@ -43,7 +44,7 @@ def test_the_digits_example_shows_every_key_with_its_default() -> None:
 
 
 def test_an_unknown_example_is_answered_by_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"digits, paper-cifar10, end-to-end, purchase, input, got 'mnist'"):
+    with pytest.raises(InputError, match=r"digits, paper-cifar10, .*, black-box-function, got 'mnist'"):
         example("mnist")
 
 
@@ -57,7 +58,7 @@ def test_all_mistakes_are_told_at_once_each_with_its_line() -> None:
     text = GOOD.replace("num_steps = 10", 'num_steps = "ten"').replace("1.0", "-1.0") + "sample_rat = 2\n"
     assert refused(text + "[audit]\nconfidence = 1.2\n").splitlines() == [
         "c.toml has 4 mistakes:",
-        "  line 5, training.noise_multiplier: Expected noise_multiplier=-1 in (0, inf).",
+        "  line 5, training.noise_multiplier: Expected noise_multiplier=-1 in [0, inf).",
         "  line 7, training.num_steps: Expected a whole number, got 'ten'.",
         "  line 8, training.sample_rat: There is no such key; did you mean 'sample_rate'?",
         "  line 10, audit.confidence: Expected confidence=1.2 in [0.5, 1).",
@@ -80,12 +81,45 @@ def test_all_mistakes_are_told_at_once_each_with_its_line() -> None:
         (["training.num_steps=true"], "training.num_steps: Expected a whole number, got True."),
         (["training.delta=0"], "training.delta: Expected delta=0 in (0, 1)."),
         (["training.max_grad_norm=nan"], "training.max_grad_norm: Expected a finite number, got nan."),
-        (["threat_model=black-box"], "threat_model: The threat model 'black-box' is not there yet"),
+        (
+            ["threat_model=black-box", "audit.canary.kind=crafted"],
+            "audit: Expected a canary.kind of 'blank', 'mislabelled', 'clip-bkd', 'example' with "
+            "threat_model = 'black-box', got 'crafted'.",
+        ),
+        (
+            ["threat_model=black-box", "audit.num_models=1"],
+            "audit.num_models: Expected num_models=1 to be at least 2.",
+        ),
+        (
+            ["threat_model=black-box", "audit.mode=one-run", "audit.first_steps=3"],
+            "audit: Expected no first_steps with threat_model = 'black-box', got first_steps = 3.",
+        ),
+        (
+            ["audit.initialization=pre-trained"],
+            "audit: Expected no initialization with threat_model = 'gradient', "
+            "got initialization = pre-trained.",
+        ),
+        (["audit.mode=many-runs"], "audit: Expected a mode that threat_model = 'gradient' has"),
+        (["training.noise_multiplier=0"], "training: Expected noise_multiplier=0 in (0, inf): without"),
+        (["pool=serial"], "c.toml, Expected no pool with mode = 'one-run', which trains one model."),
+        (
+            ["threat_model=black-box", "pool.kind=ray", "pool.num_workers=2"],
+            '--set pool.num_workers: It has no use with kind = "ray"; remove it.',
+        ),
+        (["model.name=function", "model.function=a:b"], "c.toml, Expected threat_model = 'black-box' and"),
+        (
+            ["threat_model=black-box", "audit.canary.kind=example"],
+            "c.toml, Expected exactly one of index and file for the canary kind 'example'.",
+        ),
+        (
+            ["threat_model=black-box", "training.fault.name=shuffled-batches"],
+            "c.toml, Expected another fault than 'shuffled-batches' with threat_model = 'black-box'.",
+        ),
         (
             ["threat_model=magic"],
             "Expected threat_model to be 'gradient', 'input', 'black-box', got 'magic'.",
         ),
-        (["model.name=mpl"], "'mlp', got 'mpl'; did you mean 'mlp'?"),
+        (["model.name=mpl"], "got 'mpl'; did you mean 'mlp'?"),
         (["model.hidden=[16, 0]"], "model.hidden: Expected hidden=0 to be at least 1."),
         (["data.name=cifar10"], "data.directory: Expected a value, got none."),
         (["audit.mode=paper", "audit.num_canaries=3"], "audit.num_canaries: Expected 1, got 3."),
@@ -94,7 +128,7 @@ def test_all_mistakes_are_told_at_once_each_with_its_line() -> None:
             ["audit.mode=end-to-end", "audit.stop_on_violation=true"],
             'audit.stop_on_violation: It has no use with mode = "end-to-end"; remove it.',
         ),
-        (["audit.canary.kind=dirc"], "'crafted', got 'dirc'; did you mean 'dirac'?"),
+        (["audit.canary.kind=dirc"], "got 'dirc'; did you mean 'dirac'?"),
         (
             ["audit.canary.kind=crafted"],
             "audit: Expected a canary.kind of 'dirac', 'constant', 'random-direction' with "
@@ -138,10 +172,22 @@ def test_neither_noise_nor_a_target_is_a_mistake() -> None:
 
 def test_threat_models_are_those_of_the_library() -> None:
     for model in ThreatModel:
-        if model is ThreatModel.BLACK_BOX:
-            assert "is not there yet" in refused(GOOD, f"threat_model={model.value}")
-        else:
-            assert parse_config(GOOD, "c.toml", [f"threat_model={model.value}"]).threat_model == model.value
+        assert parse_config(GOOD, "c.toml", [f"threat_model={model.value}"]).threat_model == model.value
+
+
+def test_a_black_box_audit_is_of_many_models_unless_it_says_otherwise() -> None:
+    plain = parse_config(GOOD, "c.toml", ["threat_model=black-box"]).audit
+    assert isinstance(plain, ManyRunsConfig)
+    assert plain.num_models == 2_000
+    assert plain == parse_config(GOOD, "c.toml", ["threat_model=black-box", "audit.score=log-odds"]).audit
+    one = parse_config(GOOD, "c.toml", ["threat_model=black-box", "audit.mode=one-run"]).audit
+    assert one.mode == "one-run"
+
+
+def test_who_trains_is_no_part_of_what_a_run_is() -> None:
+    many = [parse_config(GOOD, "c.toml", ["threat_model=black-box", f"pool={kind}"]) for kind in POOLS]
+    assert len({str(config.identity()) for config in many}) == 1
+    assert [config.pool.kind for config in many if config.pool is not None] == POOLS
 
 
 def test_a_threat_model_fills_in_its_canary() -> None:

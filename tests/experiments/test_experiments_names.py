@@ -6,7 +6,7 @@ import dpaudit.experiments
 from dpaudit.experiments import config
 
 NAMES = """
-    EXAMPLES Config Experiment Outcome Progress build example load_config parse_config rehearse run
+    EXAMPLES Config Experiment Outcome Progress Running build example load_config parse_config rehearse run
     use_one_thread
 """
 

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 if TYPE_CHECKING:  # it needs torch, which the command imports when it is called
     from dpaudit.experiments import Progress as Steps
+    from dpaudit.experiments import Running
 
 __all__ = ["Watching"]
 
@@ -30,7 +31,8 @@ class Watching:
         self._task = None if self._bar is None else self._bar.add_task("", total=None, visible=False)
         self._line = -1
         self._told = time.monotonic()
-        self.newest: Steps | None = None
+        self.place: str | None = None
+        """Where the run is; None as long as it has not begun."""
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -51,11 +53,25 @@ class Watching:
 
     def __call__(self, steps: Steps) -> None:
         """After every step."""
-        self.newest = steps
-        line = steps.num_done * _LINES // steps.num_steps
-        if self._bar is not None or line != self._line:
-            self._line = line
+        self.place = f"step {steps.num_done:,}"
+        if self._is_due(steps.num_done, steps.num_steps):
             self.show(steps.num_done, steps.num_steps, _text(steps))
+
+    def trials(self, running: Running) -> None:
+        """After every group of trainings."""
+        progress = running.progress
+        self.place = f"{progress.num_done:,} of {progress.num_trials:,} models"
+        ended = progress.num_trials - progress.num_left
+        if self._is_due(ended, progress.num_trials):
+            self.show(ended, progress.num_trials, _trials_text(running))
+
+    def _is_due(self, num_done: int, num_all: int) -> bool:
+        """A bar can be drawn at any time, lines are to be few."""
+        line = num_done * _LINES // num_all
+        if self._bar is None and line == self._line:
+            return False
+        self._line = line
+        return True
 
     def crafting(self, num_done: int, num_all: int) -> None:
         """After every step of making canaries, which may take long before the first step of the training."""
@@ -87,6 +103,19 @@ def _text(steps: Steps) -> str:
         parts += [f"{speed:.3g} steps/s", f"{_duration(left)} left"]
     if steps.live is not None:
         parts.append(str(steps.live))
+    return ", ".join(parts)
+
+
+def _trials_text(running: Running) -> str:
+    progress = running.progress
+    parts = [f"{progress.num_done:,} of {progress.num_trials:,} models"]
+    if progress.num_failed:
+        parts.append(f"{progress.num_failed:,} failed")
+    if progress.models_per_second is not None and progress.seconds_left is not None:
+        parts += [f"{progress.models_per_second:.3g} models/s", f"{_duration(progress.seconds_left)} left"]
+    if running.epsilon is not None:
+        beside = "" if running.claimed is None else f", claimed {running.claimed:.3g}"
+        parts.append(f"epsilon about {running.epsilon:.3g} so far (valid only at the end){beside}")
     return ", ".join(parts)
 
 

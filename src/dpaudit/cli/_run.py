@@ -29,7 +29,8 @@ _Example = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Print a config to start from: digits, paper-cifar10, end-to-end, purchase, input.",
+        help="Print a config to start from: digits, paper-cifar10, end-to-end, purchase, input, black-box, "
+        "black-box-one-run, black-box-function.",
     ),
 ]
 
@@ -58,7 +59,8 @@ def run(
         print_json(found.values)
     else:
         _print(loaded, found)
-    raise typer.Exit(status(Verdict[found.values["verdict"]]))
+    verdict = found.values["verdict"]  # none where nothing is claimed
+    raise typer.Exit(0 if verdict is None else status(Verdict[verdict]))
 
 
 def _watched(config: Config) -> Outcome:
@@ -70,10 +72,16 @@ def _watched(config: Config) -> Outcome:
             f"{config.model.name} on {config.data.name}, audited by {config.audit.mode}, in {config.output}"
         )
         try:
-            found = experiments.run(config, watch=watching, say=watching.say, crafting=watching.crafting)
+            found = experiments.run(
+                config,
+                watch=watching,
+                say=watching.say,
+                crafting=watching.crafting,
+                trials=watching.trials,
+            )
         except KeyboardInterrupt:
-            if (steps := watching.newest) is not None:
-                watching.say(f"Interrupted at step {steps.num_done:,}. The same command goes on from there.")
+            if watching.place is not None:
+                watching.say(f"Interrupted at {watching.place}. The same command goes on from there.")
             raise
         if found.was_finished:
             watching.say("This run is finished; here is its result again.")

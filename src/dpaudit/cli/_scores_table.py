@@ -17,7 +17,12 @@ __all__ = ["model_and_steps", "power", "print_examined", "print_result"]
 _Values: TypeAlias = Mapping[str, Any]
 
 _STYLE = {Verdict.VIOLATION: "bold red", Verdict.UNDERPOWERED: "bold yellow", Verdict.NO_VIOLATION: "bold"}
-_RULES = {"Simultaneous": "bands", "Predictable": "predictable", "SameData": "same data"}
+_RULES = {
+    "Simultaneous": "bands",
+    "Predictable": "predictable",
+    "SameData": "same data",
+    "guesses": "guesses",
+}
 _LEGEND = (
     "CP: Clopper-Pearson. ZB: the posterior of Zanella-Beguelin et al. joint, betting: dpaudit's own. "
     "confidence: above the truth at most as often as stated. credible: depends on a prior. heuristic: no "
@@ -40,6 +45,9 @@ def print_examined(
     if values["verdict"] is not None:
         console.print()
         print_result(console, values, more)
+    elif values["bound"] is not None:  # where nothing is claimed
+        console.print()
+        _print_labelled_bound(console, values, more)
 
 
 def print_result(console: Console, values: _Values, more: Sequence[tuple[str, str]] = ()) -> None:
@@ -47,18 +55,31 @@ def print_result(console: Console, values: _Values, more: Sequence[tuple[str, st
     verdict, bound = Verdict[values["verdict"]], values["bound"]
     rows: list[tuple[str, str | Text]] = [
         ("verdict", Text.assemble((verdict.name, _STYLE[verdict]), f". {values['sentence']}")),
-        ("claim", values["claim"]["summary"]),
-        ("bound", bound["statement"]),
-        ("method", f"{bound['tradeoff']} + {bound['inference']} + {bound['threshold_rule']}"),
+        *_claim_and_bound(values),
         ("power", str(power(values))),
     ]
     labels = ["assumes"] + [""] * len(bound["assumptions"])
     print_labelled(console, [*rows, *zip(labels, bound["assumptions"], strict=False), *more])
 
 
+def _print_labelled_bound(console: Console, values: _Values, more: Sequence[tuple[str, str]]) -> None:
+    print_labelled(console, [*_claim_and_bound(values), *more])
+
+
+def _claim_and_bound(values: _Values) -> list[tuple[str, str | Text]]:
+    bound = values["bound"]
+    return [
+        ("claim", values["claim"]["summary"]),
+        ("bound", bound["statement"]),
+        ("method", f"{bound['tradeoff']} + {bound['inference']} + {bound['threshold_rule']}"),
+    ]
+
+
 def model_and_steps(values: _Values) -> list[tuple[str, str]]:
     """What a run has beside its verdict."""
     timing = values["timing"]
+    if "num_models" in values:
+        return _of_many(values)
     return [
         ("model", f"{values['num_parameters']:,} parameters, test accuracy {values['accuracy']:.3f}"),
         (
@@ -66,6 +87,20 @@ def model_and_steps(values: _Values) -> list[tuple[str, str]]:
             f"{values['num_done']:,} of {values['num_steps']:,} in {timing['training_seconds']:.3g} s",
         ),
     ]
+
+
+def _of_many(values: _Values) -> list[tuple[str, str]]:
+    trained = f"{values['num_models'] - values['num_failed']:,} of {values['num_models']:,}"
+    if (speed := values["timing"]["models_per_second"]) is not None:
+        trained += f", {speed:.3g} a second"
+    rows = [
+        ("at most", f"epsilon >= {_number(values['largest_epsilon'])}, if no score were on the wrong side"),
+        ("models", trained),
+    ]
+    if values["accuracy"] is not None:
+        text = f"{values['num_parameters']:,} parameters, test accuracy {values['accuracy']:.3f}"
+        rows.append(("model", f"{text} without the canary"))
+    return rows
 
 
 def power(values: _Values) -> Power:

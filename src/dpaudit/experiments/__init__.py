@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dpaudit.experiments._loop import Progress
     from dpaudit.experiments._run import Outcome, rehearse, run
     from dpaudit.experiments._threads import use_one_thread
+    from dpaudit.experiments.black_box import Running
     from dpaudit.experiments.config import Config, load_config, parse_config
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Experiment",
     "Outcome",
     "Progress",
+    "Running",
     "build",
     "example",
     "load_config",
@@ -32,7 +34,7 @@ __all__ = [
     "use_one_thread",
 ]
 
-_HOMES = "config", "_build", "_examples", "_loop", "_run", "_threads"
+_HOMES = "config", "black_box", "_build", "_examples", "_loop", "_run", "_threads"
 
 
 def __getattr__(name: str) -> Any:

@@ -20,7 +20,7 @@ from dpaudit.canaries import (
     RandomDirection,
 )
 from dpaudit.experiments._resolved import Resolved
-from dpaudit.experiments.config import AuditConfig, Config, EndToEndConfig, PaperConfig
+from dpaudit.experiments.config import AuditConfig, Config, EndToEndConfig, ManyRunsConfig, PaperConfig
 from dpaudit.recording import LiveBound
 from dpaudit.training import EndToEnd, OneRun, TwoBatches
 from dpaudit.training.data import HeldOutData
@@ -52,6 +52,7 @@ class Watchers:
 def audit_for(config: Config, resolved: Resolved, held_out: HeldOutData | None, watchers: Watchers) -> Audit:
     """The audit that the config asks for."""
     audit: AuditConfig = config.audit
+    assert not isinstance(audit, ManyRunsConfig)  # that is of many trainings
     common: dict[str, Any] = {
         "delta": config.training.delta,
         "canary": _canary(audit),

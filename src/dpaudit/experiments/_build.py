@@ -32,7 +32,7 @@ from dpaudit.training import (
 from dpaudit.training.data import Dataset
 from dpaudit.training.faults import ClippedAfterMean, NoiseTooSmall, ShuffledBatches, Unclipped
 
-__all__ = ["Experiment", "build"]
+__all__ = ["Experiment", "build", "device_of", "mechanism_of", "settings_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,17 +59,17 @@ def build(
     training = Training(
         initialize(model_for(config.model, train), seeds.initialization),
         train,
-        _settings(config.training, resolved),
+        settings_of(config.training, resolved),
         seeds=seeds,
-        device=_device(config.device),
+        device=device_of(config.device),
         hooks=[audit],
         sampling=_sampling(config.training, resolved),
-        mechanism=_mechanism(config.training, resolved),
+        mechanism=mechanism_of(config.training, resolved),
     )
     return Experiment(config, resolved, training, audit, test)
 
 
-def _settings(training: TrainingConfig, resolved: Resolved) -> DPSGD:
+def settings_of(training: TrainingConfig, resolved: Resolved) -> DPSGD:
     return DPSGD(
         noise_multiplier=resolved.noise_multiplier,
         max_grad_norm=training.max_grad_norm,
@@ -94,7 +94,7 @@ def _sampling(training: TrainingConfig, resolved: Resolved) -> Sampling | None:
     )
 
 
-def _mechanism(training: TrainingConfig, resolved: Resolved) -> Mechanism | None:
+def mechanism_of(training: TrainingConfig, resolved: Resolved) -> Mechanism | None:
     """A broken one, if the config asks for it."""
     fault = training.fault
     if fault is None or isinstance(fault, ShuffledBatchesConfig):
@@ -105,7 +105,7 @@ def _mechanism(training: TrainingConfig, resolved: Resolved) -> Mechanism | None
     return Unclipped(**usual) if fault.name == "unclipped" else ClippedAfterMean(**usual)
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()

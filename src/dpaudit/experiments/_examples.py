@@ -8,7 +8,16 @@ from dpaudit.errors import InputError
 
 __all__ = ["EXAMPLES", "example"]
 
-EXAMPLES = ("digits", "paper-cifar10", "end-to-end", "purchase", "input")
+EXAMPLES = (
+    "digits",
+    "paper-cifar10",
+    "end-to-end",
+    "purchase",
+    "input",
+    "black-box",
+    "black-box-one-run",
+    "black-box-function",
+)
 
 
 def example(name: str) -> str:

@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from dpaudit.experiments._build import Experiment
 from dpaudit.experiments._checkpoint import restore, save
 from dpaudit.experiments._interrupt import between_steps
+from dpaudit.experiments.config import Config
 from dpaudit.recording import LiveBound, Recorder
+from dpaudit.training import Training
 
 __all__ = ["Live", "Progress", "Trained", "Watch", "train"]
 
@@ -47,6 +49,16 @@ class Live:
         return self.newest is not None and self.newest.is_violation
 
 
+class Trainable(Protocol):
+    """What a training and its config are part of."""
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def training(self) -> Training: ...
+
+
 @dataclass(frozen=True)
 class Trained:
     """How a training ended."""
@@ -55,12 +67,13 @@ class Trained:
     stopped_early: bool
 
 
-def train(experiment: Experiment, checkpoint: Path | None, live: Live, watch: Watch) -> Trained:
+def train(experiment: Trainable, checkpoint: Path | None, live: Live, watch: Watch) -> Trained:
     """Go on from the checkpoint, if there is one, to the end or to the first violation, if that is asked.
 
     An interrupt ends it too: after the step and a checkpoint, as ``KeyboardInterrupt``.
     """
-    _ask_accountant(experiment)
+    if isinstance(experiment, Experiment):
+        _ask_accountant(experiment)
     clock = _Clock(experiment, checkpoint)
     stops = getattr(experiment.config.audit, "stop_on_violation", False)
     with between_steps() as interrupt:
@@ -89,7 +102,7 @@ def _ask_accountant(experiment: Experiment) -> None:
 class _Clock:
     """The time that a run took, over all its starts, and when a checkpoint is due."""
 
-    def __init__(self, experiment: Experiment, path: Path | None) -> None:
+    def __init__(self, experiment: Trainable, path: Path | None) -> None:
         self._training, self._path = experiment.training, path
         self._every = experiment.config.checkpoint_seconds
         self._before = 0.0

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpaudit._torch.crafting import nobody
+from dpaudit.canaries import ThreatModel
+from dpaudit.errors import InputError
 from dpaudit.experiments._audits import Watchers
 from dpaudit.experiments._build import build
 from dpaudit.experiments._data import load_data
@@ -14,7 +16,8 @@ from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._loop import Live, Progress, train
 from dpaudit.experiments._outcome import observed, outcome
 from dpaudit.experiments._resolved import require_same_data, resolve
-from dpaudit.experiments.config import Config
+from dpaudit.experiments.black_box import FinalModel, ManyRuns, Running, run_many
+from dpaudit.experiments.config import Config, ManyRunsConfig
 
 __all__ = ["Outcome", "rehearse", "run"]
 
@@ -37,17 +40,19 @@ def run(
     watch: Callable[[Progress], None] = _nobody,
     say: Callable[[str], None] = _nobody,
     crafting: Callable[[int, int], None] = nobody,
+    trials: Callable[[Running], None] = _nobody,
 ) -> Outcome:
     """Train, audit and keep everything in the config's output directory.
 
     The same config goes on from the last checkpoint, or has its result already; another one is refused.
     ``watch`` is called after every step, ``say`` with what is done between, ``crafting`` with how many of all
-    steps of making canaries are done.
+    steps of making canaries are done, ``trials`` after every group of a run of many trainings.
     """
     directory = RunDirectory(config.output)
     with directory.locked():
         resolved = directory.resolved(config)
-        if resolved is not None and (stored := directory.result()) is not None:
+        stored = None if resolved is None else directory.result()
+        if stored is not None and not stored.get("num_failed"):  # trials that failed are tried again
             return Outcome(stored, was_finished=True)
         data = load_data(config.data)
         is_new = resolved is None
@@ -56,10 +61,26 @@ def run(
             resolved = resolve(config, data[0])
         else:
             require_same_data(resolved, data[0])
+
+        def begin() -> None:
+            if is_new:
+                directory.begin(config, resolved)
+
+        if isinstance(config.audit, ManyRunsConfig):
+            runs = ManyRuns(config=config, resolved=resolved, data=data)
+            return Outcome(run_many(runs, directory, begin=begin, watch=trials, say=say), was_finished=False)
         live = Live()
+        if config.threat_model == ThreatModel.BLACK_BOX.value:
+            final = FinalModel.of(config, resolved, data)
+            begin()
+            say("Training")
+            seconds = train(final, directory.checkpoint, live, watch).seconds
+            say("Finding the bounds")
+            values = final.outcome(seconds)
+            directory.finish({"scores": final.scores, "present": final.present}, values)
+            return Outcome(values, was_finished=False)
         experiment = build(config, resolved, data, Watchers((live,), crafting))
-        if is_new:
-            directory.begin(config, resolved)
+        begin()
         say("Training")
         trained = train(experiment, directory.checkpoint, live, watch)
         if trained.stopped_early:
@@ -81,6 +102,8 @@ def rehearse(
 
     With ``keep`` it goes to the output directory at the end, in the place of what an earlier one left there.
     """
+    if config.threat_model == ThreatModel.BLACK_BOX.value:
+        raise InputError("Expected run() with threat_model = 'black-box', which keeps scores in a directory.")
     data, live = load_data(config.data), Live()
     resolved = resolve(config, data[0])
     experiment = build(config, resolved, data, Watchers((live,), crafting))

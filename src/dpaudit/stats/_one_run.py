@@ -15,7 +15,7 @@ from dpaudit.stats._question import Kind
 from dpaudit.stats._search import last_true
 from dpaudit.stats.tradeoffs import ApproximateDP, TradeOff
 
-__all__ = ["one_run_bound", "one_run_fdp_bound"]
+__all__ = ["one_run_bound", "one_run_fdp_bound", "too_many_correct"]
 
 _COIN = "every canary was present by a fair coin of its own"
 _BEFORE = "which canaries to guess was decided without the truth, and how many before the data"
@@ -48,7 +48,7 @@ def one_run_fdp_bound(
     _require_guesses(guesses)
     delta, error = _validate.delta(delta), 1 - _validate.confidence(confidence)
     family = tradeoff.at(delta)
-    parameter = last_true(lambda p: _too_many_correct(guesses, family, p, error), tolerance=1e-6)
+    parameter = last_true(lambda p: too_many_correct(guesses, family, p, error), tolerance=1e-6)
     assumed = family.assumption(delta)
     return _bound(
         guesses,
@@ -103,7 +103,7 @@ def _p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
     return float(cdf[0] + 2 * guesses.num_canaries * delta * shares.max())
 
 
-def _too_many_correct(guesses: Guesses, family: TradeOff, parameter: float, error: float) -> bool:
+def too_many_correct(guesses: Guesses, family: TradeOff, parameter: float, error: float) -> bool:
     """Whether so many correct guesses have probability below ``error`` under the curve.
 
     The recursion of the paper's Algorithm 3, from the number of correct guesses down to none: ``right``

@@ -1,17 +1,27 @@
 """Configs of experiments: TOML files, checked as a whole before anything runs."""
 
-from dpaudit.experiments.config._audits import AuditConfig, EndToEndConfig, OneRunConfig, PaperConfig
+from dpaudit.experiments.config._audits import (
+    AuditConfig,
+    EndToEndConfig,
+    ManyRunsConfig,
+    OneRunConfig,
+    PaperConfig,
+)
 from dpaudit.experiments.config._canaries import (
     AdversarialConfig,
     AnyCanary,
     CanaryConfig,
+    ClipBkdConfig,
     CraftedConfig,
     ExampleConfig,
+    GivenConfig,
 )
 from dpaudit.experiments.config._config import Config
 from dpaudit.experiments.config._data import DataConfig, Digits, Files, Random
 from dpaudit.experiments.config._load import load_config, parse_config
-from dpaudit.experiments.config._models import Mlp, ModelConfig, NamedModel
+from dpaudit.experiments.config._models import FunctionModel, Mlp, ModelConfig, NamedModel
+from dpaudit.experiments.config._pool import PoolConfig, ProcessesConfig, RayConfig, SerialConfig
+from dpaudit.experiments.config._starts import PretrainedConfig, RandomConfig
 from dpaudit.experiments.config._training import (
     AdamConfig,
     FaultConfig,
@@ -28,6 +38,7 @@ __all__ = [
     "AnyCanary",
     "AuditConfig",
     "CanaryConfig",
+    "ClipBkdConfig",
     "Config",
     "CraftedConfig",
     "DataConfig",
@@ -36,6 +47,9 @@ __all__ = [
     "ExampleConfig",
     "FaultConfig",
     "Files",
+    "FunctionModel",
+    "GivenConfig",
+    "ManyRunsConfig",
     "Mlp",
     "ModelConfig",
     "NamedModel",
@@ -43,7 +57,13 @@ __all__ = [
     "OneRunConfig",
     "OptimizerConfig",
     "PaperConfig",
+    "PoolConfig",
+    "PretrainedConfig",
+    "ProcessesConfig",
     "Random",
+    "RandomConfig",
+    "RayConfig",
+    "SerialConfig",
     "SgdConfig",
     "ShuffledBatchesConfig",
     "TrainingConfig",

@@ -8,10 +8,11 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from dpaudit.errors import InputError
 from dpaudit.experiments.config._canaries import AnyCanary
-from dpaudit.experiments.config._fields import Confidence, Rate, Section, Whole
+from dpaudit.experiments.config._fields import Confidence, Count, Rate, Section, Whole
+from dpaudit.experiments.config._starts import Initialization, ScoreName
 from dpaudit.methods import NAMES
 
-__all__ = ["AuditConfig", "EndToEndConfig", "OneRunConfig", "PaperConfig"]
+__all__ = ["AuditConfig", "EndToEndConfig", "ManyRunsConfig", "OneRunConfig", "PaperConfig"]
 
 
 def _known(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -47,10 +48,17 @@ class _OfSteps(_Audit):
 
 
 class OneRunConfig(_OfSteps):
-    """Many canaries in every step of the training."""
+    """Many canaries in one training.
+
+    What only the final model is asked for: ``score``, how many of the canaries are guessed, and where the
+    model starts.
+    """
 
     mode: Literal["one-run"] = "one-run"
     num_canaries: Whole | None = None
+    num_guesses: Whole | None = None
+    score: ScoreName | None = None
+    initialization: Initialization = None
 
 
 class PaperConfig(_OfSteps):
@@ -69,6 +77,17 @@ class EndToEndConfig(_Audit):
     num_canaries: Whole | None = None
 
 
+class ManyRunsConfig(_Audit):
+    """One observation from each of many trainings; the canary is in every second one's data."""
+
+    mode: Literal["many-runs"] = "many-runs"
+    num_models: Count = 2_000
+    score: ScoreName | None = None
+    threshold: Literal["simultaneous", "held-out"] = "simultaneous"
+    held_out: Whole | None = None
+    initialization: Initialization = None
+
+
 def _mode(raw: Any) -> Any:
     return raw.get("mode", "one-run") if isinstance(raw, dict) else getattr(raw, "mode", "one-run")
 
@@ -76,6 +95,7 @@ def _mode(raw: Any) -> Any:
 AuditConfig: TypeAlias = Annotated[
     Annotated[OneRunConfig, Tag("one-run")]
     | Annotated[PaperConfig, Tag("paper")]
-    | Annotated[EndToEndConfig, Tag("end-to-end")],
+    | Annotated[EndToEndConfig, Tag("end-to-end")]
+    | Annotated[ManyRunsConfig, Tag("many-runs")],
     Discriminator(_mode),
 ]

@@ -7,9 +7,17 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
-from dpaudit.experiments.config._fields import Positive, Section, Whole
+from dpaudit.experiments.config._fields import Positive, Section, Seed, Whole
 
-__all__ = ["AdversarialConfig", "AnyCanary", "CanaryConfig", "CraftedConfig", "ExampleConfig"]
+__all__ = [
+    "AdversarialConfig",
+    "AnyCanary",
+    "CanaryConfig",
+    "ClipBkdConfig",
+    "CraftedConfig",
+    "ExampleConfig",
+    "GivenConfig",
+]
 
 
 class CanaryConfig(Section):
@@ -45,13 +53,34 @@ class CraftedConfig(Section):
     long: bool = False
 
 
+class ClipBkdConfig(Section):
+    """An example where the data vary least, with an unlikely class."""
+
+    kind: Literal["clip-bkd"]
+
+
+class GivenConfig(Section):
+    """A given example: that of an ``index`` among the held-out ones, or a ``file`` of numpy.
+
+    Without ``target`` a held-out example has its own class.
+    """
+
+    kind: Literal["example"]
+    index: Seed | None = None
+    file: str | None = None
+    target: Seed | None = None
+
+
 def _with_kind(raw: Any) -> Any:
     """A table without a kind is of gradients."""
     return {"kind": "dirac", **raw} if isinstance(raw, Mapping) else raw
 
 
 AnyCanary: TypeAlias = Annotated[
-    Annotated[CanaryConfig | ExampleConfig | AdversarialConfig | CraftedConfig, Field(discriminator="kind")]
+    Annotated[
+        CanaryConfig | ExampleConfig | AdversarialConfig | CraftedConfig | ClipBkdConfig | GivenConfig,
+        Field(discriminator="kind"),
+    ]
     | None,
     BeforeValidator(_with_kind),
 ]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from dpaudit.canaries import ThreatModel
 from dpaudit.experiments.config._audits import AuditConfig, OneRunConfig
 from dpaudit.experiments.config._data import DataConfig
 from dpaudit.experiments.config._fields import NotNegative, Section, Seed
 from dpaudit.experiments.config._models import ModelConfig
-from dpaudit.experiments.config._threat_models import available, fitting
+from dpaudit.experiments.config._pool import PoolConfig
+from dpaudit.experiments.config._threat_models import available, fitting, noisy, with_mode
 from dpaudit.experiments.config._training import TrainingConfig
+from dpaudit.experiments.config._whole import require_consistent
 
 __all__ = ["Config"]
 
@@ -30,9 +32,17 @@ class Config(Section):
     checkpoint_seconds: NotNegative = 30.0
     model: ModelConfig
     data: DataConfig
-    training: TrainingConfig
-    audit: Annotated[AuditConfig, AfterValidator(fitting)] = Field(OneRunConfig(), validate_default=True)
+    training: Annotated[TrainingConfig, AfterValidator(noisy)]
+    audit: Annotated[AuditConfig, AfterValidator(fitting), BeforeValidator(with_mode)] = Field(
+        OneRunConfig(), validate_default=True
+    )
+    pool: PoolConfig | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        require_consistent(self)
+        return self
 
     def identity(self) -> dict[str, Any]:
-        """All that makes two runs the same run: not where it is kept, nor how often."""
-        return self.model_dump(mode="json", exclude={"output", "checkpoint_seconds"})
+        """All that makes two runs the same run: not where it is kept, nor how often, nor who trains."""
+        return self.model_dump(mode="json", exclude={"output", "checkpoint_seconds", "pool"})

@@ -12,6 +12,7 @@ from dpaudit.errors import InputError
 
 __all__ = [
     "Confidence",
+    "Count",
     "Delta",
     "NotNegative",
     "Positive",
@@ -46,6 +47,7 @@ def _each_whole(value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]
 Positive: TypeAlias = Annotated[float, _named(_validate.positive)]
 NotNegative: TypeAlias = Annotated[float, _named(_validate.at_least, low=0.0)]
 Whole: TypeAlias = Annotated[int, _named(_validate.whole)]
+Count: TypeAlias = Annotated[int, _named(_validate.whole, low=2)]
 Seed: TypeAlias = Annotated[int, _named(_validate.whole, low=0)]
 Delta: TypeAlias = Annotated[float, _named(_validate.fraction)]
 Confidence: TypeAlias = Annotated[float, AfterValidator(_validate.confidence)]

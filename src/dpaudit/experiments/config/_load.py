@@ -53,7 +53,8 @@ def _located(
 ) -> str:
     line = line_of(lines, place)
     where = "--set " if place in changed else "" if line is None else f"line {line}, "
-    return f"{where}{'.'.join(place)}: {sentence}"
+    key = f"{'.'.join(place)}: " if place else ""  # some are of the whole
+    return f"{where}{key}{sentence}"
 
 
 def _override(raw: dict[str, Any], text: str) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ def all_mistakes(error: ValidationError, raw: Mapping[str, Any]) -> list[Mistake
         for one in error.errors(include_url=False):
             place = _place(one["loc"], trial)
             guessed = any(place[: len(table)] == table for table in replaced)
-            unfair = one["type"] == "missing" or place[-1] in _keys_of_any(place[:-1])
+            unfair = one["type"] == "missing" or set(place[-1:]) <= _keys_of_any(place[:-1])
             if guessed and not (unfair and one["type"] in ("missing", "extra_forbidden")):
                 found.append(_mistake(one, trial))
     return list(dict.fromkeys(found))

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dpaudit.experiments.config._fields import Section, Sizes
 
-__all__ = ["Mlp", "ModelConfig", "NamedModel"]
+__all__ = ["FunctionModel", "Mlp", "ModelConfig", "NamedModel"]
 
 
 class NamedModel(Section):
@@ -24,4 +24,11 @@ class Mlp(Section):
     hidden: Sizes = (128,)
 
 
-ModelConfig: TypeAlias = Annotated[NamedModel | Mlp, Field(discriminator="name")]
+class FunctionModel(Section):
+    """A training function of your own, named as ``module:function``."""
+
+    name: Literal["function"]
+    function: str
+
+
+ModelConfig: TypeAlias = Annotated[NamedModel | Mlp | FunctionModel, Field(discriminator="name")]

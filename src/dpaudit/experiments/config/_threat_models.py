@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from pydantic import ValidationInfo
 
 from dpaudit.canaries import ThreatModel
 from dpaudit.errors import InputError
-from dpaudit.experiments.config._audits import EndToEndConfig, OneRunConfig, PaperConfig
+from dpaudit.experiments.config._audits import EndToEndConfig, ManyRunsConfig, OneRunConfig, PaperConfig
 from dpaudit.experiments.config._canaries import (
     AdversarialConfig,
     CanaryConfig,
+    ClipBkdConfig,
     CraftedConfig,
     ExampleConfig,
+    GivenConfig,
 )
 from dpaudit.experiments.config._fields import Section
+from dpaudit.experiments.config._starts import RandomConfig
+from dpaudit.experiments.config._training import TrainingConfig
 
-__all__ = ["available", "fitting"]
+__all__ = ["available", "fitting", "noisy", "with_mode"]
+
+_OF_FINAL_MODEL = "score", "initialization", "num_guesses"
+_OF_STEPS = "first_steps", "stop_on_violation"
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """The modes and canaries of a threat model; the first canary is the usual one."""
+    """The modes and canaries of a threat model, and what is usual."""
 
     modes: tuple[type[Section], ...]
     canaries: tuple[type[Section], ...]
-    held_out: int | None
-    """How many examples are held out, unless said otherwise; None: there is no use for any."""
+    usual_canary: Section
+    unused: tuple[str, ...]
+    """Keys that its modes have for other threat models."""
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    """What keys are, unless said otherwise; ``held_out`` is how many examples are held out."""
 
     @property
     def kinds(self) -> str:
@@ -39,9 +49,25 @@ class _Fit:
 
 
 _FITS: Mapping[str, _Fit] = {
-    ThreatModel.GRADIENT.value: _Fit((OneRunConfig, PaperConfig, EndToEndConfig), (CanaryConfig,), None),
+    ThreatModel.GRADIENT.value: _Fit(
+        (OneRunConfig, PaperConfig, EndToEndConfig),
+        (CanaryConfig,),
+        CanaryConfig(),
+        unused=("held_out", *_OF_FINAL_MODEL),
+    ),
     ThreatModel.INPUT.value: _Fit(
-        (OneRunConfig, PaperConfig), (CraftedConfig, ExampleConfig, AdversarialConfig), 128
+        (OneRunConfig, PaperConfig),
+        (CraftedConfig, ExampleConfig, AdversarialConfig),
+        CraftedConfig(),
+        unused=_OF_FINAL_MODEL,
+        usual={"held_out": 128},
+    ),
+    ThreatModel.BLACK_BOX.value: _Fit(
+        (ManyRunsConfig, OneRunConfig),
+        (ExampleConfig, ClipBkdConfig, GivenConfig),
+        ExampleConfig(kind="mislabelled"),
+        unused=_OF_STEPS,
+        usual={"held_out": 128, "score": "log-odds", "initialization": RandomConfig()},
     ),
 }
 
@@ -51,10 +77,27 @@ def available(name: str) -> str:
     known = [model.value for model in ThreatModel]
     if name not in known:
         raise InputError(f"Expected threat_model to be {', '.join(map(repr, known))}, got {name!r}.")
-    if name not in _FITS:
-        there = " or ".join(map(repr, _FITS))
-        raise InputError(f"The threat model {name!r} is not there yet; expected {there}.")
     return name
+
+
+def with_mode(raw: Any, info: ValidationInfo) -> Any:
+    """Of many models, where the final model is all that is seen and nothing else is said."""
+    if info.data.get("threat_model") != ThreatModel.BLACK_BOX.value:
+        return raw
+    if isinstance(raw, OneRunConfig) and not raw.model_fields_set:  # there is no table
+        return ManyRunsConfig()
+    return {"mode": "many-runs", **raw} if isinstance(raw, dict) else raw
+
+
+def noisy(training: TrainingConfig, info: ValidationInfo) -> TrainingConfig:
+    """A training that claims something, or one of which no claim is tested."""
+    silent = training.noise_multiplier == 0
+    if silent and info.data.get("threat_model") != ThreatModel.BLACK_BOX.value:
+        raise InputError(
+            "Expected noise_multiplier=0 in (0, inf): without noise nothing is claimed, and only an audit "
+            "with threat_model = 'black-box' has a bound to report."
+        )
+    return training
 
 
 def fitting(audit: Any, info: ValidationInfo) -> Any:
@@ -69,10 +112,10 @@ def fitting(audit: Any, info: ValidationInfo) -> Any:
         raise InputError(
             f"Expected a canary.kind of {fit.kinds} with threat_model = {name!r}, got {audit.canary.kind!r}."
         )
-    held_out = getattr(audit, "held_out", None)
-    if held_out is not None and fit.held_out is None:
-        raise InputError(f"Expected no held_out with threat_model = {name!r}, got held_out = {held_out}.")
-    update: dict[str, Any] = {"canary": audit.canary or fit.canaries[0]()}
-    if fit.held_out is not None:
-        update["held_out"] = held_out or fit.held_out
-    return audit.model_copy(update=update)
+    for key in fit.unused:
+        if value := getattr(audit, key, None):
+            said = getattr(value, "kind", value)
+            raise InputError(f"Expected no {key} with threat_model = {name!r}, got {key} = {said}.")
+    usual = {"canary": fit.usual_canary, **fit.usual}
+    missing = {k: v for k, v in usual.items() if k in type(audit).model_fields and getattr(audit, k) is None}
+    return audit.model_copy(update=missing)

@@ -64,9 +64,12 @@ FaultConfig: TypeAlias = Annotated[
 
 
 class TrainingConfig(Section):
-    """DP-SGD. The claim is made of these numbers."""
+    """DP-SGD. The claim is made of these numbers.
 
-    noise_multiplier: Positive | None = None
+    Without noise nothing is claimed: only black-box audits take a noise multiplier of zero.
+    """
+
+    noise_multiplier: NotNegative | None = None
     target_epsilon: Annotated[Positive | None, exactly_one("noise_multiplier")] = Field(
         None, validate_default=True
     )

@@ -1,0 +1,129 @@
+"""The canary of many trainings, and the weights that they start from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpaudit._torch.crafting import Crafting
+from dpaudit.canaries import Blank, Mislabelled
+from dpaudit.errors import InputError
+from dpaudit.experiments.config import ClipBkdConfig, ExampleConfig, GivenConfig, PretrainedConfig
+from dpaudit.stats._types import BoolArray
+from dpaudit.training import initialize
+from dpaudit.training.data import Dataset, HeldOutData
+from dpaudit.training.ensemble import Example, clip_bkd, pretrained_weights, with_weights
+from dpaudit.training.gradients import cross_entropy
+
+__all__ = ["as_data", "canaries_for", "canary_for", "coins", "first_weights"]
+
+Build = Callable[[], nn.Module]
+
+_CANARY, _WEIGHTS, _COINS = 1, 2, 3  # branches of the audit's seed
+_EXAMPLES = {"blank": Blank, "mislabelled": Mislabelled}
+
+
+def as_data(held_out: HeldOutData) -> Dataset:
+    """The held-out examples, to train on."""
+    return Dataset(held_out.inputs, held_out.targets, held_out.num_classes)
+
+
+def first_weights(config: object, build: Build, held_out: HeldOutData, seed: int) -> Tensor | None:
+    """Those that all models have in common, if they do."""
+    if not isinstance(config, PretrainedConfig):
+        return None
+    return pretrained_weights(
+        build,
+        as_data(held_out),
+        num_steps=config.num_steps,
+        batch_size=config.batch_size,
+        learning_rate=config.learning_rate,
+        seed=_branch(seed, _WEIGHTS),
+    )
+
+
+def canary_for(
+    config: object, held_out: HeldOutData, seed: int, build: Build | None, weights: Tensor | None
+) -> Example:
+    """The example that is inserted; ``build`` makes the model, if there is one, with these ``weights``."""
+    if isinstance(config, GivenConfig):
+        return _given(config, held_out)
+    if isinstance(config, ClipBkdConfig):
+        assert build is not None  # the config has a model
+        return clip_bkd(as_data(held_out), _model(build, weights, seed))
+    assert isinstance(config, ExampleConfig)  # the config has no other kind
+    inputs, targets = canaries_for(config, held_out, seed, 1)
+    return Example(inputs[0], int(targets[0]))
+
+
+def canaries_for(
+    config: ExampleConfig | GivenConfig, held_out: HeldOutData, seed: int, count: int
+) -> tuple[Tensor, Tensor]:
+    """So many examples, each made from another held-out one."""
+    if count > len(held_out):
+        raise InputError(
+            f"Expected audit.num_canaries={count} to be at most {len(held_out)}, the number of held-out "
+            "examples."
+        )
+    rng = np.random.default_rng(_branch(seed, _CANARY))
+    if isinstance(config, GivenConfig):
+        places = torch.from_numpy(rng.choice(len(held_out), count, replace=False))
+        return held_out.inputs[places], held_out.targets[places]
+    making = Crafting(model=nn.Identity(), loss=cross_entropy, data=held_out, max_grad_norm=1.0)
+    made = making(_EXAMPLES[config.kind](), count, rng)
+    return made.inputs, made.targets
+
+
+def coins(count: int, seed: int) -> BoolArray:
+    """Which canaries are in the data: each by a fair coin of its own."""
+    return np.random.default_rng(_branch(seed, _COINS)).random(count) < 0.5
+
+
+def _given(config: GivenConfig, held_out: HeldOutData) -> Example:
+    if config.file is not None:
+        assert config.target is not None  # the config has it
+        return _checked(Example(_read(config.file), config.target), held_out)
+    assert config.index is not None  # the config has one of them
+    if config.index >= len(held_out):
+        raise InputError(
+            f"Expected audit.canary.index={config.index} to be less than {len(held_out)}, the number of "
+            "held-out examples."
+        )
+    own = int(held_out.targets[config.index])
+    found = Example(held_out.inputs[config.index], own if config.target is None else config.target)
+    return _checked(found, held_out)
+
+
+def _checked(example: Example, held_out: HeldOutData) -> Example:
+    shape = tuple(held_out.inputs.shape[1:])
+    if tuple(example.inputs.shape) != shape:
+        raise InputError(f"Expected a canary of shape {shape}, got {tuple(example.inputs.shape)}.")
+    if example.target >= held_out.num_classes:
+        raise InputError(
+            f"Expected audit.canary.target={example.target} to be less than {held_out.num_classes}, the "
+            "number of classes."
+        )
+    return example
+
+
+def _read(name: str) -> Tensor:
+    path = Path(name).expanduser()
+    try:
+        return torch.from_numpy(np.load(path, allow_pickle=False).astype(np.float32))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"Expected numbers of numpy in audit.canary.file={name!r}, but they cannot be read: {error}."
+        ) from error
+
+
+def _model(build: Build, weights: Tensor | None, seed: int) -> nn.Module:
+    return initialize(build, _branch(seed, _WEIGHTS)) if weights is None else with_weights(build, weights)
+
+
+def _branch(seed: int, number: int) -> int:
+    words = np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(4, np.uint32)
+    return int.from_bytes(words.tobytes(), "little")

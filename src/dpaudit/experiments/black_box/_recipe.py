@@ -1,0 +1,152 @@
+"""From a config to the recipe of its trials: what every process makes again from plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpaudit.experiments._build import device_of, mechanism_of, settings_of
+from dpaudit.experiments._data import load_data
+from dpaudit.experiments._held_out import split_held_out
+from dpaudit.experiments._models import model_for
+from dpaudit.experiments._resolved import Resolved, require_same_data
+from dpaudit.experiments.black_box._canary import canary_for, first_weights
+from dpaudit.experiments.config import Config, FunctionModel, ManyRunsConfig
+from dpaudit.experiments.trials import Neighbours, Recipe, Trial, function_recipe, log_odds
+from dpaudit.training.data import Dataset, HeldOutData
+from dpaudit.training.ensemble import Ensemble, Example, Score, negative_loss
+from dpaudit.training.ensemble import log_odds as ensemble_log_odds
+from dpaudit.training.ensemble._example import joined
+
+__all__ = ["ManyRuns", "recipe_for"]
+
+_SCORES: Mapping[str, Score] = {"log-odds": ensemble_log_odds, "loss": negative_loss}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ManyRuns:
+    """What all trainings of a run have in common."""
+
+    config: Config
+    resolved: Resolved
+    data: tuple[Dataset, Dataset]
+
+    @classmethod
+    def again(cls, values: Mapping[str, Any], resolved: Mapping[str, Any]) -> ManyRuns:
+        """The same in another process, from plain values; refused if its data are others."""
+        config, numbers = Config.model_validate({**values, "output": "."}), Resolved.from_dict(resolved)
+        data = load_data(config.data)
+        require_same_data(numbers, data[0])
+        return cls(config=config, resolved=numbers, data=data)
+
+    @property
+    def audit(self) -> ManyRunsConfig:
+        """Its table of the config."""
+        assert isinstance(self.config.audit, ManyRunsConfig)
+        return self.config.audit
+
+    @cached_property
+    def _parts(self) -> tuple[Dataset, HeldOutData]:
+        test, held_out = split_held_out(self.config, self.resolved, *self.data)
+        assert held_out is not None  # the config has a number of them
+        return test, held_out
+
+    @property
+    def test(self) -> Dataset:
+        """The examples to test on."""
+        return self._parts[0]
+
+    @cached_property
+    def build(self) -> Callable[[], nn.Module] | None:
+        """Makes a model; None: a function of the user does."""
+        model = self.config.model
+        return None if isinstance(model, FunctionModel) else model_for(model, self.data[0])
+
+    @cached_property
+    def weights(self) -> Tensor | None:
+        """The weights that all models start from; None: each has its own."""
+        if self.build is None:
+            return None
+        return first_weights(self.audit.initialization, self.build, self._parts[1], self.resolved.audit_seed)
+
+    @cached_property
+    def canary(self) -> Example:
+        """What is inserted."""
+        seed = self.resolved.audit_seed
+        return canary_for(self.audit.canary, self._parts[1], seed, self.build, self.weights)
+
+    @cached_property
+    def ensemble(self) -> Ensemble:
+        """What trains, unless a function of the user does."""
+        assert self.build is not None
+        training = self.config.training
+        return Ensemble(
+            build=self.build,
+            data=self.data[0],
+            canary=self.canary,
+            settings=settings_of(training, self.resolved),
+            mechanism=mechanism_of(training, self.resolved),
+            initial_weights=self.weights,
+            device=device_of(self.config.device),
+        )
+
+
+def recipe_for(runs: ManyRuns) -> Recipe:
+    """How any process makes the trials of this run."""
+    arguments = {"values": _found_anywhere(runs.config), "resolved": runs.resolved.to_dict()}
+    model = runs.config.model
+    if isinstance(model, FunctionModel):
+        return function_recipe(
+            model.function,
+            data=f"{__name__}:{neighbours.__name__}",
+            data_arguments=arguments,
+            score=f"{__name__}:{log_probability.__name__}" if runs.audit.score == "loss" else None,
+        )
+    return Recipe(
+        target=f"{__name__}:{scorer.__name__}", arguments=arguments, group_size=runs.ensemble.at_once
+    )
+
+
+def _found_anywhere(config: Config) -> dict[str, Any]:
+    """The config as plain values, with files that are found from any directory."""
+    values = config.identity()
+    for table, key in ((values["data"], "directory"), (values["audit"]["canary"], "file")):
+        if table.get(key) is not None:
+            table[key] = str(Path(table[key]).expanduser().absolute())
+    return values
+
+
+def scorer(
+    *, values: Mapping[str, Any], resolved: Mapping[str, Any]
+) -> Callable[[Sequence[Trial]], list[float]]:
+    """The scorer of an ensemble."""
+    runs = ManyRuns.again(values, resolved)
+    ensemble, score = runs.ensemble, _SCORES[runs.audit.score or "log-odds"]
+
+    def scored(trials: Sequence[Trial]) -> list[float]:
+        found = ensemble.scores([one.seed for one in trials], [one.present for one in trials], score)
+        return [float(one) for one in found]
+
+    return scored
+
+
+def neighbours(*, values: Mapping[str, Any], resolved: Mapping[str, Any]) -> Neighbours:
+    """The two data sets that a function of the user is trained on, as a model takes them."""
+    runs = ManyRuns.again(values, resolved)
+    data, canary = runs.data[0], runs.canary
+    alone = Dataset(*data.at(torch.arange(len(data))), data.num_classes)
+    return Neighbours(
+        with_canary=joined(data, canary), without_canary=alone, canary=(canary.inputs, canary.target)
+    )
+
+
+def log_probability(model: Any, example: Any, label: int) -> float:
+    """Minus the loss of a model at the canary."""
+    return float(-np.logaddexp(0.0, -log_odds(model, example, label)))

@@ -1,0 +1,104 @@
+"""Many trainings from their config to a verdict."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dpaudit.errors import InputError
+from dpaudit.experiments._directory import SCHEMA_VERSION, RunDirectory
+from dpaudit.experiments.black_box._pools import pool_for
+from dpaudit.experiments.black_box._recipe import ManyRuns, recipe_for
+from dpaudit.experiments.black_box._running import Running
+from dpaudit.experiments.black_box._verdict import Judge
+from dpaudit.experiments.trials import Store, TrialPlan, TrialProgress, TrialsRun, run_trials
+from dpaudit.training import accuracy
+from dpaudit.training.gradients import num_parameters
+
+__all__ = ["run_many"]
+
+
+def run_many(
+    runs: ManyRuns,
+    directory: RunDirectory,
+    *,
+    begin: Callable[[], None],
+    watch: Callable[[Running], None],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Train what is missing, and judge. ``begin`` is called when everything is in place."""
+    plan = TrialPlan(
+        recipe=recipe_for(runs),
+        num_trials=runs.audit.num_models,
+        seed=runs.resolved.seed,
+        config=runs.config.identity(),
+    )
+    begin()
+    judge = Judge(runs.config, runs.resolved)
+    last: list[TrialProgress] = []
+    watched = Running.watching(judge, watch)
+
+    def told(progress: TrialProgress) -> None:
+        last[:] = [progress]
+        watched(progress)
+
+    say("Training")
+    with Store(directory.path, plan) as store:
+        for remark in store.remarks:
+            say(remark)
+        done = run_trials(plan, pool=pool_for(runs.config.pool), store=store, watch=told)
+    say("Finding the bounds of all methods")
+    values = _outcome(runs, judge, done, last[-1])
+    directory.finish(_arrays(done), values)
+    return values
+
+
+def _arrays(done: TrialsRun) -> dict[str, np.ndarray]:
+    observations = _observations(done)
+    return {"with_canary": observations.with_canary, "without_canary": observations.without_canary}
+
+
+def _observations(done: TrialsRun) -> Any:
+    if done.observations is None:
+        raise InputError(f"Expected trainings that give scores: {done.failure_summary}")
+    return done.observations
+
+
+def _outcome(runs: ManyRuns, judge: Judge, done: TrialsRun, last: TrialProgress) -> dict[str, Any]:
+    """Verdict, all bounds, power, accuracy and timing."""
+    started = time.monotonic()
+    values = judge.values(_observations(done), done.failures)
+    notes = [*values["notes"], *done.remarks]
+    if done.failure_summary is not None:
+        notes.append(done.failure_summary)
+    speed = last.models_per_second
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **values,
+        "notes": notes,
+        "mode": runs.audit.mode,
+        "threat_model": runs.config.threat_model,
+        "noise_multiplier": runs.resolved.noise_multiplier,
+        "sample_rate": runs.resolved.sample_rate,
+        "num_steps": runs.config.training.num_steps,
+        "num_models": runs.audit.num_models,
+        "num_failed": len(done.failures),
+        **_first_model(runs),
+        "timing": {
+            # of the last start; models that were there before took their time then
+            "training_seconds": round(last.seconds, 3),
+            "models_per_second": None if speed is None else round(speed, 3),
+            "audit_seconds": round(time.monotonic() - started, 3),
+        },
+    }
+
+
+def _first_model(runs: ManyRuns) -> dict[str, Any]:
+    """How good a model is: one without the canary, trained once more. Not known of a user's function."""
+    if runs.build is None:
+        return {"num_parameters": None, "accuracy": None}
+    model = runs.ensemble.train([runs.resolved.seed], [False]).module(0)
+    return {"num_parameters": num_parameters(model), "accuracy": accuracy(model, runs.test)}

@@ -1,0 +1,143 @@
+"""What the scores of many trainings say of the claim."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dpaudit.accounting import Claim, SubsampledGaussian
+from dpaudit.experiments._resolved import Resolved
+from dpaudit.experiments.config import Config, ManyRunsConfig
+from dpaudit.methods import examine
+from dpaudit.stats import (
+    ApproximateDP,
+    Bound,
+    HeldOut,
+    Observations,
+    Result,
+    Simultaneous,
+    ThresholdRule,
+    TradeOff,
+    Verdict,
+    audit,
+    lower_bound,
+)
+from dpaudit.stats._bound import plain
+from dpaudit.stats._defaults import default_method
+from dpaudit.stats._design import Design
+from dpaudit.stats._question import Question
+
+__all__ = ["Judge"]
+
+_NOTHING_CLAIMED = (
+    "There is no noise, so nothing is claimed and nothing can be refuted: the bound says how much the "
+    "training leaks at least."
+)
+_TOO_MANY_FAILED = (
+    "So many trials failed that not even an attack without an error on all others could have refuted the "
+    "claim."
+)
+
+
+class Judge:
+    """Bounds, verdict and power from one score of each training.
+
+    Each score is of a whole training, so that the curve is that of all its steps, composed. Without noise
+    there is no such curve, and the bound is that of (epsilon, delta)-DP.
+    """
+
+    def __init__(self, config: Config, resolved: Resolved) -> None:
+        assert isinstance(config.audit, ManyRunsConfig)
+        self._audit, self.delta, self.confidence = (
+            config.audit,
+            config.training.delta,
+            config.audit.confidence,
+        )
+        self._claim: Claim | None = None
+        self._curve: TradeOff = ApproximateDP(self.delta)
+        if resolved.noise_multiplier > 0:
+            self._curve = SubsampledGaussian(resolved.sample_rate, config.training.num_steps)
+            self._claim = Claim.dpsgd(
+                noise_multiplier=resolved.noise_multiplier,
+                sample_rate=resolved.sample_rate,
+                num_steps=config.training.num_steps,
+                delta=self.delta,
+            )
+
+    @property
+    def claimed_epsilon(self) -> float | None:
+        """None if nothing is claimed."""
+        return None if self._claim is None else self._claim.epsilon
+
+    @property
+    def rule(self) -> ThresholdRule:
+        """How thresholds are chosen; both are sound."""
+        return Simultaneous() if self._audit.threshold == "simultaneous" else HeldOut()
+
+    def bound(self, observations: Observations) -> Bound:
+        """The one that a verdict rests on."""
+        inference, rule = default_method(observations, self._curve, None, self.rule)
+        return lower_bound(
+            observations,
+            delta=self.delta,
+            confidence=self.confidence,
+            tradeoff=self._curve,
+            inference=inference,
+            threshold=rule,
+        )
+
+    def largest(self, observations: Observations) -> float:
+        """The epsilon that as many scores without a single error would have shown."""
+        inference, rule = default_method(observations, self._curve, None, self.rule)
+        question = Question(self._curve, self.delta, 1 - self.confidence)
+        perfect = Design.of(observations, inference, rule, question).perfect()
+        return self._curve.epsilon(perfect, self.delta)
+
+    def values(self, observations: Observations, failed: Collection[int] = ()) -> dict[str, Any]:
+        """The result as plain values; ``failed`` are the numbers of trials that have no score."""
+        result, notes = self._result(observations, failed)
+        found = examine(
+            observations,
+            delta=self.delta,
+            confidence=self.confidence,
+            claim=self._claim,
+            tradeoff=None if self._claim is None else self._curve,
+            names=self._audit.methods,
+            result=result,
+        ).to_dict()
+        if self._claim is None:
+            found |= {"claim": self._no_claim(), "bound": self.bound(observations).to_dict()}
+        largest = {"largest_epsilon": plain(self.largest(observations))}
+        return {**found, "notes": [*found["notes"], *notes], **largest}
+
+    def _result(self, observations: Observations, failed: Collection[int]) -> tuple[Result | None, list[str]]:
+        if self._claim is None:
+            return None, [_NOTHING_CLAIMED]
+        result = audit(
+            observations,
+            claim=self._claim,
+            confidence=self.confidence,
+            tradeoff=self._curve,
+            threshold=self.rule,
+        )
+        if failed and result.verdict is Verdict.NO_VIOLATION:
+            best = self.bound(_without_errors(observations, failed))
+            if best.parameter <= result.hypothesis.parameter:
+                return replace(result, verdict=Verdict.UNDERPOWERED), [_TOO_MANY_FAILED]
+        return result, []
+
+    def _no_claim(self) -> dict[str, Any]:
+        text = f"clipping without noise: nothing, epsilon = inf at delta = {self.delta:g}"
+        return {"summary": text, "epsilon": "inf", "delta": self.delta, "parameter": "inf"}
+
+
+def _without_errors(observations: Observations, failed: Collection[int]) -> Observations:
+    """Scores of an attack that is right wherever a trial has a score; odd trials have the canary."""
+    present, absent = np.ones(observations.with_canary.size), np.zeros(observations.without_canary.size)
+    for number in failed:
+        side, worst = (present, -1.0) if number % 2 else (absent, 2.0)
+        side[number // 2] = worst
+    return Observations(with_canary=present, without_canary=absent)

@@ -1,0 +1,273 @@
+"""Audits of final models: what is kept of them, what does not matter, and what is said of failures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpaudit import InputError
+from dpaudit.experiments import Config, Running, parse_config, rehearse, run
+from dpaudit.experiments._data import load_data
+from dpaudit.experiments._resolved import Resolved, resolve
+from dpaudit.experiments.black_box import FinalModel, ManyRuns
+from dpaudit.experiments.black_box._verdict import Judge
+from dpaudit.stats import Observations
+
+# Without noise there is no curve of the accountant to wait for.
+TINY = """
+output = "{output}"
+seed = 3
+threat_model = "black-box"
+pool = "serial"
+
+[model]
+name = "logistic-regression"
+
+[data]
+name = "digits"
+num_examples = 300
+
+[training]
+noise_multiplier = 0
+sample_rate = 1.0
+num_steps = 5
+
+[audit]
+num_models = 40
+held_out = 64
+methods = []
+"""
+CLAIM = "training.noise_multiplier=4"
+FORGOTTEN = ("training.fault.name=noise-too-small", "training.fault.factor=0.0")
+HERE = Path(__file__).parent
+
+Make = Callable[..., Config]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Make:
+    """A black-box audit of a moment, with changes."""
+
+    def make(*changes: str, output: str = "run") -> Config:
+        return parse_config(TINY.format(output=tmp_path / output), "tiny.toml", changes)
+
+    return make
+
+
+@pytest.fixture
+def of_function(tiny: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
+    """The same of a user's function."""
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.chdir(tmp_path)
+
+    def make(name: str, *changes: str) -> Config:
+        return tiny("model.name=function", f"model.function=black_box_functions:{name}", *changes)
+
+    return make
+
+
+def scores(config: Config) -> dict[str, bytes]:
+    folder = Path(config.output)
+    return {name: np.load(folder / f"{name}.npy").tobytes() for name in ("with_canary", "without_canary")}
+
+
+def runs(config: Config) -> ManyRuns:
+    data = load_data(config.data)
+    return ManyRuns(config=config, resolved=resolve(config, data[0]), data=data)
+
+
+def test_a_run_keeps_its_scores_and_its_result(tiny: Make) -> None:
+    config, seen = tiny(CLAIM), list[Running]()
+    found = run(config, trials=seen.append)
+    folder = Path(config.output)
+    assert {path.name for path in folder.iterdir()} >= {"config.json", "versions.json", "trials.sqlite3"}
+    assert found.values == json.loads((folder / "result.json").read_text())
+    assert found.values["verdict"] == "NO_VIOLATION"
+    assert found.values["threat_model"] == "black-box"
+    assert [found.values[key] for key in ("num_models", "num_failed", "num_parameters")] == [40, 0, 650]
+    assert found.values["shapes"] == {"with_canary": [20], "without_canary": [20]}
+    assert [np.load(folder / f"{name}_canary.npy").shape for name in ("with", "without")] == [(20,)] * 2
+    assert seen[0].progress.num_done == 0
+    assert seen[-1].progress.num_done == 40
+    again = run(config)
+    assert again.was_finished
+    assert again.values == found.values
+
+
+def test_forgotten_noise_is_a_violation_of_the_claim(tiny: Make) -> None:
+    lively = "training.optimizer={name='sgd', learning_rate=1.0}"
+    start = "audit.initialization={kind='pre-trained', num_steps=50}"
+    values = run(tiny(CLAIM, *FORGOTTEN, lively, start)).values
+    assert values["verdict"] == "VIOLATION"
+    assert values["claim"]["epsilon"] < values["bound"]["epsilon"] <= values["largest_epsilon"]
+
+
+@pytest.mark.parametrize("pool", ["processes", "ray"])
+def test_scores_do_not_depend_on_who_trains(pool: str, tiny: Make) -> None:
+    if pool == "ray":
+        pytest.importorskip("ray")
+    alone, other = tiny("audit.num_models=34"), tiny("audit.num_models=34", f"pool={pool}", output="other")
+    run(alone)
+    run(other)
+    assert scores(alone) == scores(other)
+
+
+def test_without_noise_there_is_a_bound_and_no_verdict(tiny: Make) -> None:
+    start = "audit.initialization={kind='pre-trained', num_steps=50}"
+    values = run(tiny(start)).values
+    assert values["verdict"] is None
+    assert values["claim"]["epsilon"] == "inf"
+    # all models start from the same weights and see the same batches: nothing but the canary differs
+    assert values["bound"]["epsilon"] == pytest.approx(values["largest_epsilon"])
+    assert values["largest_epsilon"] < math.inf
+    assert "nothing is claimed" in values["notes"][0]
+
+
+def test_the_loss_orders_models_as_the_log_odds_do(tiny: Make) -> None:
+    found = [run(tiny(f"audit.score={score}", output=score)).values for score in ("log-odds", "loss")]
+    assert found[0]["bound"]["epsilon"] == found[1]["bound"]["epsilon"]
+    assert found[0]["bound"]["threshold"] > found[1]["bound"]["threshold"]
+
+
+def test_another_threshold_rule_is_another_run(tiny: Make) -> None:
+    run(tiny("audit.num_models=20"))
+    with pytest.raises(InputError, match=r"audit.threshold is .held-out. here and .simultaneous."):
+        run(tiny("audit.num_models=20", "audit.threshold=held-out"))
+    values = run(tiny("audit.num_models=20", "audit.threshold=held-out", output="other")).values
+    assert values["bound"]["threshold_rule"].startswith("HeldOut")
+
+
+def test_canaries_are_held_out_examples_or_what_is_given(tiny: Make, tmp_path: Path) -> None:
+    plain, wrong = runs(tiny("audit.canary.kind=example", "audit.canary.index=5")), runs(tiny())
+    held_out = plain._parts[1]
+    assert plain.canary.inputs.equal(held_out.inputs[5])
+    assert plain.canary.target == int(held_out.targets[5])
+    matches = (held_out.inputs == wrong.canary.inputs).flatten(1).all(dim=1)
+    assert int(matches.sum()) == 1
+    assert int(held_out.targets[matches]) != wrong.canary.target
+    assert runs(tiny("audit.canary.kind=clip-bkd")).canary.inputs.shape == held_out.inputs.shape[1:]
+    assert not runs(tiny("audit.canary.kind=blank")).canary.inputs.any()
+    np.save(tmp_path / "mine.npy", np.full((1, 8, 8), 0.25))
+    given = f"audit.canary={{kind='example', file='{tmp_path / 'mine.npy'}', target=7}}"
+    assert runs(tiny(given)).canary.target == 7
+    assert (runs(tiny(given)).canary.inputs == 0.25).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["audit.canary={kind='example', index=64}"], "Expected audit.canary.index=64 to be less than 64"),
+        (["audit.canary={kind='example', index=0, target=10}"], "target=10 to be less than 10"),
+        (["audit.canary={kind='example', file='none.npy', target=1}"], "Expected numbers of numpy in"),
+        (["audit.held_out=1497"], "Expected audit.held_out=1497 to be less than 1497"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_trained(
+    changes: list[str], sentence: str, tiny: Make, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        run(tiny(*changes))
+    assert not (tmp_path / "run" / "trials.sqlite3").exists()
+
+
+def test_a_function_that_returns_models_is_audited(of_function: Make) -> None:
+    values = run(of_function("train")).values
+    assert values["num_failed"] == 0
+    assert values["accuracy"] is None
+    assert values["bound"]["epsilon"] >= 0
+
+
+def test_failed_trials_are_told_and_count_against_the_audit(of_function: Make) -> None:
+    values = run(of_function("train_sometimes", CLAIM)).values
+    assert 0 < values["num_failed"] < 40
+    assert any("RuntimeError: no luck today" in note for note in values["notes"])
+    assert any(note.startswith(f"{values['num_failed']} of 40 trials failed") for note in values["notes"])
+    assert values["bound"]["epsilon"] < values["largest_epsilon"]
+
+
+def test_trials_that_failed_are_tried_again_by_the_same_command(of_function: Make, tmp_path: Path) -> None:
+    (tmp_path / "broken").touch()
+    config = of_function("train_unless_told")
+    assert run(config).values["num_failed"] > 0
+    (tmp_path / "broken").unlink()
+    second = run(config)
+    assert second.values["num_failed"] == 0
+    assert second.values["bound"]["epsilon"] == pytest.approx(second.values["largest_epsilon"])
+
+
+def test_where_every_trial_fails_the_first_error_is_the_answer(of_function: Make) -> None:
+    with pytest.raises(InputError, match=r"ValueError: .* examples are not enough"):
+        run(of_function("train_never"))
+
+
+def test_too_many_failures_leave_no_verdict_but_a_violation(tiny: Make) -> None:
+    config = tiny(CLAIM)
+    judge = Judge(config, runs(config).resolved)
+    same = Observations(with_canary=np.arange(20.0), without_canary=np.arange(20.0))
+    assert judge.values(same, [])["verdict"] == "NO_VIOLATION"
+    assert judge.values(same, range(20))["verdict"] == "UNDERPOWERED"
+    apart = Observations(with_canary=np.arange(20.0) + 100, without_canary=np.arange(20.0))
+    assert judge.values(apart, [0])["verdict"] == "VIOLATION"
+
+
+def test_no_rehearsal_of_many_trainings(tiny: Make) -> None:
+    with pytest.raises(InputError, match="Expected run"):
+        rehearse(tiny())
+
+
+def one_run(tiny: Make, *changes: str) -> Config:
+    config = tiny("audit.num_models=2")  # the tables of the other mode are replaced as a whole
+    values = config.model_dump(mode="json", exclude={"pool"})
+    values["audit"] = {"mode": "one-run", "num_canaries": 40, "held_out": 64}
+    values["training"] |= {"noise_multiplier": 4.0}
+    for change in changes:
+        table, _, rest = change.partition(".")
+        key, _, value = rest.partition("=")
+        values[table][key] = json.loads(value)
+    return Config.model_validate(values)
+
+
+def test_one_training_with_many_canaries_gives_both_one_run_bounds(tiny: Make) -> None:
+    config = one_run(tiny)
+    values = run(config).values
+    assert [row["name"] for row in values["methods"]] == ["f-DP(one-run)", "(eps,delta)(one-run)"]
+    assert values["bound"]["inference"] == "one-run f-DP (Mahloujifar 2024)"
+    assert values["bound"]["counts"]["num_guesses"] == 40
+    assert values["verdict"] in {"NO_VIOLATION", "UNDERPOWERED"}
+    kept = [np.load(Path(config.output) / f"{name}.npy") for name in ("scores", "present")]
+    assert [one.shape for one in kept] == [(40,), (40,)]
+    assert values["shapes"]["with_canary"] == [int(kept[1].sum())]
+    assert run(config).was_finished
+
+
+def test_the_present_canaries_and_no_others_are_in_the_data(tiny: Make) -> None:
+    config = one_run(tiny)
+    data = load_data(config.data)
+    resolved: Resolved = resolve(config, data[0])
+    final = FinalModel.of(config, resolved, data)
+    seen = {row.numpy().tobytes() for row in final.training.data.inputs}
+    there = np.array([row.numpy().tobytes() in seen for row in final.canaries.inputs])
+    assert (there == final.present).all()
+    assert len(final.training.data) == 300 + final.present.sum()
+    assert 5 < final.present.sum() < 35
+
+
+def test_one_training_without_noise_gives_its_canaries_away(tiny: Make) -> None:
+    fault = 'training.fault={"name": "noise-too-small", "factor": 0.0}'
+    config = one_run(tiny, fault, "training.num_steps=150", "training.max_grad_norm=8.0", 'model.name="mlp"')
+    data = load_data(config.data)
+    final = FinalModel.of(config, resolve(config, data[0]), data)
+    for _ in final.training.run():
+        pass
+    assert final.guesses.num_correct >= 32
+    assert final.guesses.num_guesses == 40
+
+
+def test_more_canaries_than_held_out_examples_are_refused(tiny: Make) -> None:
+    with pytest.raises(InputError, match=r"Expected audit.num_canaries=65 to be at most 64"):
+        run(one_run(tiny, "audit.num_canaries=65"))
