@@ -22,7 +22,10 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Size:
-    """A correct training: normal noise, and coins for every example."""
+    """A correct training: normal noise, and coins for every example.
+
+    In kind "doubling" each leaf has twice the noise of the one before, and the first has what is claimed.
+    """
 
     num_steps: int
     leaves: tuple[int, ...]
@@ -32,6 +35,8 @@ class Size:
 
     def noise(self, rng: np.random.Generator) -> np.ndarray:
         drawn = rng.standard_normal(sum(self.leaves))
+        if self.kind == "doubling":
+            return drawn * np.repeat(2.0 ** np.arange(len(self.leaves)), self.leaves)
         return np.round(drawn / 0.002) * 0.002 if self.kind == "grid" else drawn.astype(self.kind)
 
     def diagnose(self, seed: int) -> Diagnosis:
@@ -51,9 +56,11 @@ SIZES = [
     Size(5, (3, 3, 2), 20, 0.2, "grid"),
     Size(40, (20, 5, 5), 100, 0.1),
     Size(40, (20, 5, 5), 100, 0.1, "grid"),
+    Size(40, (20, 5, 5), 100, 0.1, "doubling"),
     Size(200, (1, 2), 50, 0.02, "float64"),
     Size(20, (40_000,), 1_000, 0.01),
     Size(300, (400, 20, 400), 1_500, 0.05),
+    Size(300, (75, 75, 75, 75), 100, 0.1, "doubling"),
 ]
 
 

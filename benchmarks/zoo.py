@@ -1,10 +1,11 @@
 """Run the zoo with many seeds, and write what was measured into docs/zoo.md.
 
-    python benchmarks/zoo.py [--seeds 40] [--broken-seeds 10] [--only NAME ...] [--as-is]
+    python benchmarks/zoo.py [--seeds 40] [--broken-seeds 10] [--only NAME ...] [--as-is | --violations]
 
 The matrix is that of `dpaudit zoo` with seed 0. Finished runs are kept in .zoo-cache, so that an interrupted
-one goes on where it stopped; delete it after a change of anything that is measured. With --as-is the page is
-written from what is there.
+one goes on where it stopped; delete it after a change of anything that is measured. With --only the other
+rows of the page stay, and it says so; with --as-is it is written from what is there; with --violations only
+the paper's three are run.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from _violations import CASES, HEAD
 
 from dpaudit._files import write_text
 from dpaudit.training import GaussianSum
@@ -72,7 +75,7 @@ def twin(entry: Entry) -> object:
     specimen = entry.specimen
     if isinstance(specimen, NativeTraining):
         return replace(specimen, mechanism=GaussianSum)
-    return entry.name if entry.kind != "Opacus, two processes" else entry.kind
+    return entry.name
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -126,11 +129,67 @@ def number(value: float | str) -> str:
     return f"{float(value):.3g}"
 
 
+def pattern(name: str) -> re.Pattern[str]:
+    return re.compile(f"{re.escape(BEGIN.format(name))}\n(.*?)\n{re.escape(END)}", re.DOTALL)
+
+
 def write(name: str, text: str) -> None:
-    begin = BEGIN.format(name)
-    page = PAGE.read_text()
-    pattern = f"{re.escape(begin)}.*?{re.escape(END)}"
-    PAGE.write_text(re.sub(pattern, lambda _: f"{begin}\n\n{text}\n\n{END}", page, count=1, flags=re.DOTALL))
+    begin, page = BEGIN.format(name), PAGE.read_text()
+    PAGE.write_text(pattern(name).sub(lambda _: f"{begin}\n\n{text}\n\n{END}", page, count=1))
+
+
+def merged(name: str, new: str) -> str:
+    """The table of the page, with the new rows in the place of the old ones."""
+    old = pattern(name).search(PAGE.read_text())
+    rows = {
+        line.split(" | ")[0]: line for line in (old[1] if old else "").split("\n") if line.startswith("| `")
+    }
+    head, rule, *lines = new.split("\n")
+    rows |= {line.split(" | ")[0]: line for line in lines}
+    found = [(entry, rows.get(f"| `{entry.name}`")) for entry in ENTRIES]
+    return "\n".join([head, rule, *(reworded(name, entry, row) for entry, row in found if row)])
+
+
+def reworded(name: str, entry: Entry, row: str) -> str:
+    """What is said of a fault is not measured: it is that of today in every row."""
+    cells = row.split(" | ")
+    said = [entry.wrong, entry.public, entry.kind]
+    return " | ".join([cells[0], *said, *cells[4:]]) if name == "faults" else row
+
+
+def runs(only: list[str]) -> str:
+    """How many runs the page rests on, read from its own table."""
+    found = pattern("faults").search(PAGE.read_text())
+    lines = [line.split(" | ") for line in (found[1] if found else "").split("\n") if line.startswith("| `")]
+    said = [
+        f"{what} were run with {grouped({row[0].strip('| '): row[place].strip(' |') for row in lines})}."
+        for what, place in (("Broken trainings", -2), ("Twins", -1))
+    ]
+    if only:
+        names = ", ".join(f"`{name}`" for name in only)
+        said.append(f"Since the last run of all, only {names} were measured again.")
+    return " ".join(said)
+
+
+def grouped(cells: dict[str, str]) -> str:
+    """From "0 of 40" in each row: "40 seeds; with 24: a, b"."""
+    names = defaultdict[int, list[str]](list)
+    for name, cell in cells.items():
+        names[int(cell.split(" of ")[1])].append(name)
+    usual = max(names, key=lambda number: len(names[number]))
+    others = [f"with {number}: {', '.join(some)}" for number, some in names.items() if number != usual]
+    return "; ".join([f"{usual} seeds", *others])
+
+
+def violations() -> str:
+    """The paper's three; what is finished is kept."""
+    file = CACHE / "violations.json"
+    found = json.loads(file.read_text()) if file.exists() else []
+    for case in CASES[len(found) :]:
+        found.append(case.measured())
+        write_text(file, json.dumps(found))
+        print(case.name, found[-1], flush=True)
+    return table(HEAD, [case.row(one) for case, one in zip(CASES, found, strict=True)])
 
 
 def main() -> None:
@@ -139,16 +198,22 @@ def main() -> None:
     parser.add_argument("--broken-seeds", type=int, default=10)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--as-is", action="store_true")
+    parser.add_argument("--violations", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     CACHE.mkdir(exist_ok=True)
+    if options.violations:
+        write("violations", violations())
+        return
     entries = chosen(ENTRIES, options.only)
     num_seeds = {False: 0, True: 0} if options.as_is else {False: options.seeds, True: options.broken_seeds}
     counts = counted(entries, num_seeds)
     found = run_zoo(entries, seed=0, output=CACHE / "matrix", watch=lambda *args: print(*args, flush=True))
+    write("faults", merged("faults", faults_table(found["entries"], counts)))
+    write("methods", merged("methods", methods_table(found["entries"])))
+    write("runs", runs(options.only))
     if not options.only:
-        write("faults", faults_table(found["entries"], counts))
-        write("methods", methods_table(found["entries"]))
+        write("violations", violations())
 
 
 if __name__ == "__main__":

@@ -5,12 +5,15 @@ import inspect
 import dpaudit
 
 NAMES = [
+    "Adversarial",
     "ApproximateDP",
     "Betting",
+    "Blank",
     "Bound",
     "Claim",
     "ClopperPearson",
     "Constant",
+    "Crafted",
     "Diagnosis",
     "Diagnostics",
     "Dirac",
@@ -30,6 +33,7 @@ NAMES = [
     "Laplace",
     "Leak",
     "LiveBound",
+    "Mislabelled",
     "MissingExtraError",
     "Mixed",
     "Observations",

@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dpaudit.accounting import Claim, SubsampledGaussian, noise_for_epsilon, training_epsilon
-    from dpaudit.canaries import Constant, Dirac, Mixed, RandomDirection, ThreatModel
+    from dpaudit.canaries import (
+        Adversarial,
+        Blank,
+        Constant,
+        Crafted,
+        Dirac,
+        Mislabelled,
+        Mixed,
+        RandomDirection,
+        ThreatModel,
+    )
     from dpaudit.diagnostics import Diagnosis, Diagnostics, Finding, likely_causes
     from dpaudit.errors import DpauditError, FindingError, InputError, MissingExtraError, ViolationError
     from dpaudit.recording import LiveBound, Recorder
@@ -53,12 +63,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adversarial",
     "ApproximateDP",
     "Betting",
+    "Blank",
     "Bound",
     "Claim",
     "ClopperPearson",
     "Constant",
+    "Crafted",
     "Diagnosis",
     "Diagnostics",
     "Dirac",
@@ -78,6 +91,7 @@ __all__ = [
     "Laplace",
     "Leak",
     "LiveBound",
+    "Mislabelled",
     "MissingExtraError",
     "Mixed",
     "Observations",

@@ -12,7 +12,7 @@ from typing import BinaryIO, TextIO
 
 from dpaudit.errors import InputError
 
-__all__ = ["locked", "make_folder", "write", "write_text"]
+__all__ = ["locked", "make_folder", "remove", "write", "write_text"]
 
 _UNFINISHED = ".unfinished"
 
@@ -46,6 +46,12 @@ def _lock_file(folder: Path) -> TextIO:
 def _remove_unfinished(folder: Path) -> None:
     """Delete what was being written when a process was killed."""
     for path in folder.glob(f".*{_UNFINISHED}"):
+        path.unlink(missing_ok=True)
+
+
+def remove(path: Path) -> None:
+    """Delete the file, if it is there."""
+    with _writing(path):
         path.unlink(missing_ok=True)
 
 

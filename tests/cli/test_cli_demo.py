@@ -16,7 +16,9 @@ def test_the_demo_tells_the_trainings_apart(run: Any, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "NO_VIOLATION" in result.stdout
     assert " VIOLATION. The observations refute the claim" in result.stdout
-    assert max(len(line) for line in result.stdout.splitlines() if "Written" not in line) <= 80
+    *lines, last = result.stdout.splitlines()
+    assert max(len(line) for line in lines) <= 80
+    assert last == str(folder / "report.html")
     values = json.loads((folder / "result.json").read_text())
     assert values["as_expected"] is True
     assert [one["verdict"] for one in values["trainings"]] == ["NO_VIOLATION", "VIOLATION"]
@@ -27,7 +29,10 @@ def test_the_demo_tells_the_trainings_apart(run: Any, tmp_path: Path) -> None:
     for one in values["trainings"]:
         assert one["bound"]["statement"] in report
         assert one["bound"]["statement"] in " ".join(result.stdout.split())
-    assert sorted(path.name for path in folder.iterdir()) == ["report.md", "result.json"]
+    page = (folder / "report.html").read_text()
+    assert page.count('<svg class="plot"') == 11  # five of each run, and both over each other
+    names = ["correct", "report.html", "report.md", "result.json", "too-little-noise"]
+    assert sorted(path.name for path in folder.iterdir()) == names
 
 
 def test_a_demo_that_cannot_tell_says_so(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,7 +280,7 @@ def test_the_digits_example_runs(run: Any, tmp_path: Path) -> None:
 
 def test_an_unknown_example_lists_the_known_ones(refused: Any) -> None:
     sentence = refused("run", "--example", "x")
-    assert sentence == "Expected an example of digits, paper-cifar10, end-to-end, purchase, got 'x'."
+    assert sentence == "Expected an example of digits, paper-cifar10, end-to-end, purchase, input, got 'x'."
 
 
 def test_without_a_config_it_says_how_to_get_one(refused: Any) -> None:

@@ -92,3 +92,57 @@ def test_mistakes_are_told_in_a_sentence(refused: Any, run: Any, tmp_path: Path)
     assert sentence == f"Expected seed = 1 in {tmp_path / 'microbatch.json'}, got 0; give another --output."
     (tmp_path / "microbatch.json").write_text("{")
     assert "cannot be read" in refused("zoo", "--only", "microbatch", "--output", tmp_path)
+
+
+def test_names_are_listed_and_nothing_is_run(run: Any, tmp_path: Path) -> None:
+    result = run("zoo", "--list", "--output", tmp_path / "zoo")
+    assert result.exit_code == 0, result.output
+    names = [line.split()[0] for line in result.stdout.splitlines() if not line.startswith(" ")]
+    assert names == [entry.name for entry in ENTRIES]
+    assert not (tmp_path / "zoo").exists()
+    listed = json.loads(run("zoo", "--list", "--only", "microbatch", "--json").stdout)
+    assert [entry["name"] for entry in listed["entries"]] == ["microbatch"]
+
+
+def test_a_name_that_is_nearly_right_is_told(refused: Any) -> None:
+    sentence = refused("zoo", "--only", "micro-batch")
+    assert sentence.endswith("got 'micro-batch': did you mean 'microbatch'?")
+
+
+def test_a_narrow_page_cuts_no_number_off(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = run("zoo", "--only", "per-layer-clip", "--output", tmp_path)
+    monkeypatch.setenv("COLUMNS", "40")
+    narrow = run("zoo", "--only", "per-layer-clip", "--output", tmp_path)
+    assert "…" not in narrow.stdout
+    assert max(len(line) for line in narrow.stdout.splitlines() if "Written" not in line) <= 40
+    numbers = {word for word in wide.stdout.split() if word.rstrip("*").replace(".", "").isdigit()}
+    assert len(numbers) > 5
+    assert numbers <= set(narrow.stdout.split())
+
+
+def test_one_fault_is_not_called_all(run: Any, tmp_path: Path) -> None:
+    result = run("zoo", "--only", "microbatch", "--output", tmp_path)
+    assert "The fault and its twin are as they should be." in result.stdout
+
+
+def test_an_interrupted_zoo_says_what_is_kept(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    (entry,) = chosen(ENTRIES, ["microbatch"])
+    monkeypatch.setattr(zoo, "ENTRIES", [entry, replace(entry, name="slow", specimen=interrupted)])
+    result = run("zoo", "--output", tmp_path)
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == (
+        f"Interrupted: 1 of 2 entries are done and kept in {tmp_path}. The same command goes on from there."
+    )
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null"])
+def test_a_damaged_file_is_told_with_what_to_do(refused: Any, tmp_path: Path, text: str) -> None:
+    (tmp_path / "microbatch.json").write_text(text)
+    sentence = refused("zoo", "--only", "microbatch", "--output", tmp_path)
+    file = tmp_path / "microbatch.json"
+    assert sentence == f"Expected an entry of the zoo in {file}, but it cannot be read; delete it."

@@ -168,6 +168,12 @@ def test_the_number_of_different_vectors_is_said():
     assert "200 steps have 10 different vectors" in checks(noise)["repeated-noise"].sentence
 
 
+def test_noise_that_comes_twice_in_a_row_is_repeated_and_not_of_another_shape():
+    findings = record_of(np.repeat(normal(20, 100), 2, axis=0)).diagnose().findings
+    assert "repeated-noise" in {finding.name for finding in findings}
+    assert "noise-shape" not in {finding.name for finding in findings}
+
+
 def test_noise_that_is_a_multiple_of_other_noise_is_not_called_the_same():
     sentence = checks(np.outer(normal(30), normal(60, seed=1)))["repeated-noise"].sentence
     assert "same noise" not in sentence

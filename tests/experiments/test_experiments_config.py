@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import asdict
 from typing import Any
 
 import pydantic
 import pytest
 
-from dpaudit import InputError, ThreatModel
+from dpaudit import Adversarial, Crafted, InputError, ThreatModel
 from dpaudit.experiments import EXAMPLES, example, parse_config
+from dpaudit.experiments.config import AdversarialConfig, CanaryConfig, CraftedConfig
 
 BEGIN = 'output = "out"\nmodel = {name = "mlp"}\ndata = {name = "digits"}\n[training]\n'
 GOOD = BEGIN + "noise_multiplier = 1.0\nsample_rate = 0.1\nnum_steps = 10\n"
@@ -41,7 +43,7 @@ def test_the_digits_example_shows_every_key_with_its_default() -> None:
 
 
 def test_an_unknown_example_is_answered_by_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"digits, paper-cifar10, end-to-end, purchase, got 'mnist'"):
+    with pytest.raises(InputError, match=r"digits, paper-cifar10, end-to-end, purchase, input, got 'mnist'"):
         example("mnist")
 
 
@@ -78,7 +80,6 @@ def test_all_mistakes_are_told_at_once_each_with_its_line() -> None:
         (["training.num_steps=true"], "training.num_steps: Expected a whole number, got True."),
         (["training.delta=0"], "training.delta: Expected delta=0 in (0, 1)."),
         (["training.max_grad_norm=nan"], "training.max_grad_norm: Expected a finite number, got nan."),
-        (["threat_model=input"], "threat_model: The threat model 'input' is not there yet"),
         (["threat_model=black-box"], "threat_model: The threat model 'black-box' is not there yet"),
         (
             ["threat_model=magic"],
@@ -93,7 +94,31 @@ def test_all_mistakes_are_told_at_once_each_with_its_line() -> None:
             ["audit.mode=end-to-end", "audit.stop_on_violation=true"],
             'audit.stop_on_violation: It has no use with mode = "end-to-end"; remove it.',
         ),
-        (["audit.canary.kind=dirc"], "audit.canary.kind: Expected 'dirac', 'constant' or 'random-direction'"),
+        (["audit.canary.kind=dirc"], "'crafted', got 'dirc'; did you mean 'dirac'?"),
+        (
+            ["audit.canary.kind=crafted"],
+            "audit: Expected a canary.kind of 'dirac', 'constant', 'random-direction' with "
+            "threat_model = 'gradient', got 'crafted'.",
+        ),
+        (
+            ["audit.held_out=9"],
+            "audit: Expected no held_out with threat_model = 'gradient', got held_out = 9.",
+        ),
+        (
+            ["threat_model=input", "audit.mode=end-to-end"],
+            "audit: Expected a mode that threat_model = 'input' has, got mode = 'end-to-end'.",
+        ),
+        (
+            ["threat_model=input", "audit.canary.kind=dirac"],
+            "audit: Expected a canary.kind of 'crafted', 'blank', 'mislabelled', 'adversarial' with "
+            "threat_model = 'input', got 'dirac'.",
+        ),
+        (
+            ["threat_model=input", "audit.canary.kind=blank", "audit.canary.long=true"],
+            '--set audit.canary.long: It has no use with kind = "blank"; remove it.',
+        ),
+        (["threat_model=input", "audit.canary.kind=crafted", "audit.canary.every=0"], "Expected every=0 to"),
+        (["audit.first_steps=0"], "audit.first_steps: Expected first_steps=0 to be at least 1."),
         (['audit.methods=["CP"]'], "got 'CP'."),
         (["audit=3"], "audit: Expected a table, got 3."),
         (["model=3"], "model: Expected a table, got 3."),
@@ -113,10 +138,27 @@ def test_neither_noise_nor_a_target_is_a_mistake() -> None:
 
 def test_threat_models_are_those_of_the_library() -> None:
     for model in ThreatModel:
-        if model is ThreatModel.GRADIENT:
-            assert parse_config(GOOD, "c.toml", [f"threat_model={model.value}"]).threat_model == "gradient"
-        else:
+        if model is ThreatModel.BLACK_BOX:
             assert "is not there yet" in refused(GOOD, f"threat_model={model.value}")
+        else:
+            assert parse_config(GOOD, "c.toml", [f"threat_model={model.value}"]).threat_model == model.value
+
+
+def test_a_threat_model_fills_in_its_canary() -> None:
+    audit = parse_config(GOOD, "c.toml").audit
+    assert audit.canary == CanaryConfig()
+    assert getattr(audit, "held_out", 0) is None
+    audit = parse_config(GOOD, "c.toml", ["threat_model=input"]).audit
+    assert audit.canary == CraftedConfig()
+    assert getattr(audit, "held_out", 0) == 128
+
+
+def test_canaries_have_the_defaults_of_the_library() -> None:
+    for config, canary in (
+        (CraftedConfig(), Crafted()),
+        (AdversarialConfig(kind="adversarial"), Adversarial()),
+    ):
+        assert config.model_dump(exclude={"kind"}) == asdict(canary)
 
 
 def test_what_is_not_toml_is_told_with_its_line() -> None:

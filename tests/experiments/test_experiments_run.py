@@ -267,6 +267,51 @@ def test_every_canary_can_be_asked_for(small: Small, kind: str, moving: str) -> 
     assert rehearse(small(*changes, "training.num_steps=3"))["num_done"] == 3
 
 
+INPUT = ("threat_model=input", "audit.held_out=60", "audit.canary.num_steps=3", "audit.canary.kind=crafted")
+
+
+@pytest.mark.parametrize("mode", ["one-run", "paper"])
+def test_a_run_with_input_canaries_that_crashed_has_the_observations_of_one_that_did_not(
+    small: Small, mode: str, tmp_path: Path
+) -> None:
+    told: list[tuple[int, int]] = []
+    count = 1 if mode == "paper" else 4
+    changes = (*INPUT, f"audit.mode={mode}", "audit.canary.every=8", f"audit.num_canaries={count}")
+    config = small(*changes, "checkpoint_seconds=0")
+    for step in (7, 12):
+        with pytest.raises(CrashError):
+            run(config, watch=crash_at(step))
+    resumed = run(config)
+    whole = small(*changes, f"output={tmp_path / 'whole'}")
+    straight = run(whole, crafting=lambda *steps: told.append(steps))
+    assert told == [(1, 3), (2, 3), (3, 3)] * 3
+    assert {**resumed.values, "timing": 0} == {**straight.values, "timing": 0}
+    assert straight.values["threat_model"] == "input"
+    for name, array in arrays(config).items():
+        np.testing.assert_array_equal(array, arrays(whole)[name])
+
+
+@pytest.mark.parametrize("kind", ["blank", "mislabelled", "adversarial"])
+def test_every_input_canary_can_be_asked_for(small: Small, kind: str) -> None:
+    changes = ["threat_model=input", f"audit.canary.kind={kind}", "audit.num_canaries=4"]
+    assert rehearse(small(*changes, "audit.first_steps=2", "training.num_steps=3"))["num_done"] == 3
+
+
+def test_input_canaries_share_noise_so_that_counts_are_left_out(small: Small) -> None:
+    changes = [*INPUT, "training.num_steps=5"]
+    many = rehearse(small(*changes, 'audit.methods=["f-DP(CP)", "f-DP(betting)"]', "audit.num_canaries=4"))
+    assert [row["name"] for row in many["methods"]] == ["f-DP(betting)"]
+    assert "share their noise" in many["notes"][0]
+    one = rehearse(small(*changes, 'audit.methods=["f-DP(CP)"]', "audit.num_canaries=1"))
+    assert {row["name"] for row in one["methods"]} == {"f-DP(CP)"}
+    assert one["notes"] == []
+
+
+def test_more_held_out_examples_than_there_are_for_test_get_a_sentence(small: Small) -> None:
+    with pytest.raises(InputError, match=r"audit\.held_out=5000 to be less than \d+, the number of examples"):
+        rehearse(small(*INPUT, "audit.held_out=5000"))
+
+
 @pytest.mark.parametrize(
     ("model", "data"),
     [

@@ -66,6 +66,36 @@ def test_a_leak_is_flagged_early_and_the_stopped_run_keeps_its_verdict():
     assert result.bound.method == "Betting(horizon=1000)"
 
 
+def test_the_curve_is_what_the_live_bound_was():
+    seen = []
+    recorder = recorder_of(200, 16, 1.0, seed=2, every=20, callbacks=[seen.append])
+    assert recorder.curve() == seen
+    assert recorder.curve([40, 200]) == [seen[1], seen[-1]]
+    assert recorder.curve([200])[0] == recorder.live()
+
+
+def test_no_point_of_the_curve_of_a_correct_mechanism_is_a_violation_in_95_percent_of_runs():
+    flagged = sum(
+        any(bound.is_violation for bound in recorder_of(60, 8, 1.0, seed, every=1).curve())
+        for seed in range(300, 400)
+    )
+    assert flagged <= 5 + 3 * np.sqrt(100 * 0.05 * 0.95)
+
+
+@pytest.mark.parametrize(
+    ("count", "sentence"), [(0, "num_steps=0"), (21, "num_steps=21 to be at most 20"), (1.5, "num_steps=1.5")]
+)
+def test_a_curve_of_steps_that_were_not_made_gets_a_sentence(count, sentence):
+    with pytest.raises(dpaudit.InputError, match=sentence):
+        recorder_of(20, 4, 1.0, seed=0).curve([count])
+
+
+def test_pairs_whose_curve_was_seen_are_not_counted_as_well():
+    recorder = pairs(100)
+    recorder.curve()
+    assert "Betting" in recorder.audit().bound.method
+
+
 def test_what_was_recorded_can_be_put_into_another_recorder():
     whole = recorder_of(50, 4, 1.0, seed=3)
     other = dpaudit.Recorder(claim=CLAIM, num_steps=50)

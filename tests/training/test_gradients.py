@@ -69,6 +69,11 @@ MODELS = {
     "logistic regression": (lambda: logistic_regression(12, 3), (12,), True),
     "a linear layer alone": (lambda: nn.Linear(12, 3), (12,), True),
     "changed by a hook": (hooked, (12,), False),
+    "in place": (
+        lambda: nn.Sequential(nn.Linear(12, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)),
+        (12,),
+        False,
+    ),
     "weight norm": (lambda: nn.Sequential(weight_norm(nn.Linear(12, 3))), (12,), False),
     "linear on sequences": (sequence, (3, 4), False),
     "conv_net": (lambda: conv_net(in_channels=1, num_classes=3), (1, 8, 8), False),

@@ -29,6 +29,7 @@ from dpaudit.training import (
     initialize,
 )
 from dpaudit.training.data import Dataset, digits
+from dpaudit.training.faults import NoNoiseWhenEmpty
 from dpaudit.training.gradients import DenseRows, Rows, flat_parameters, num_parameters
 from dpaudit.training.models import conv_net, mlp
 
@@ -152,6 +153,16 @@ def test_a_mechanism_that_clips_too_late_can_be_put_in_and_lets_the_canary_throu
     run.step()
     (step,) = canary.steps
     assert (step.joined_sum - step.clipped_sum)[0].item() > 10 * 0.5
+
+
+def test_noise_that_depends_on_the_batch_is_that_of_the_batch_with_the_canary() -> None:
+    """A step that only a canary is in has an example: the fault leaves out the noise of empty steps."""
+    mechanism = NoNoiseWhenEmpty(noise_multiplier=1.0, max_grad_norm=0.5)
+    model = initialize(lambda: mlp(64, 16, 10), seed=1)
+    empty = settings(sample_rate=1e-9)
+    for hooks, std in ([Canary()], 0.5), ([], 0.0):
+        step = Training(model, DIGITS, empty, seeds=SEEDS, hooks=hooks, mechanism=mechanism).step()
+        assert step.noise.std().item() == pytest.approx(std, rel=0.1)
 
 
 def test_without_a_hook_that_joins_nothing_is_added() -> None:

@@ -94,6 +94,42 @@ def test_what_is_left_of_another_seed_is_refused(tmp_path):
         run_zoo([entry()], seed=4, output=tmp_path)
 
 
+@pytest.mark.parametrize("name", ["dpaudit_version", "torch_version", "opacus_version", "twin_confidence"])
+def test_what_is_left_of_another_version_is_refused(tmp_path, name):
+    run_zoo([entry()], seed=3, output=tmp_path)
+    file = tmp_path / "quiet.json"
+    values = json.loads(file.read_text())
+    assert values[name]
+    file.write_text(json.dumps(values | {name: "0.0.1"}))
+    with pytest.raises(InputError, match=rf"Expected {name} = .*, got 0\.0\.1; give another --output"):
+        run_zoo([entry()], seed=3, output=tmp_path)
+
+
+def test_a_file_that_lacks_something_is_refused(tmp_path):
+    run_zoo([entry()], seed=3, output=tmp_path)
+    file = tmp_path / "quiet.json"
+    values = json.loads(file.read_text())
+    del values["is_as_expected"]
+    file.write_text(json.dumps(values))
+    with pytest.raises(InputError, match=r"in .*quiet\.json, but it cannot be read; delete it"):
+        run_zoo([entry()], seed=3, output=tmp_path)
+
+
+def test_all_twins_of_the_zoo_share_the_error_whichever_are_run(tmp_path):
+    found = run_zoo([entry()], seed=0, output=tmp_path)
+    assert found["twin_confidence"] == pytest.approx(1 - 0.05 / len(ENTRIES))
+    (one,) = found["entries"]
+    levels = [1 - one["correct"][what]["confidence"] for what in ("bound", "tests")]
+    assert sum(levels) == pytest.approx(0.05 / len(ENTRIES))
+    assert 1 - one["broken"]["bound"]["confidence"] == pytest.approx(0.04)
+
+
+def test_twins_that_are_right_hardly_ever_end_a_zoo_with_status_1():
+    # a fifth of a twin is expected here, and five with 5 % for each of them
+    twins = [judge(simulated(1.0, seed=seed), confidence=1 - 0.05 / 25).caught_by for seed in range(100)]
+    assert sum(map(bool, twins)) <= 2
+
+
 def test_an_entry_that_breaks_off_leaves_nothing_behind(tmp_path):
     def interrupted(*_):
         raise KeyboardInterrupt

@@ -11,7 +11,7 @@ import numpy as np
 from dpaudit.stats._search import last_true
 from dpaudit.stats._types import FloatArray
 
-__all__ = ["composed", "epsilon_above", "epsilon_below", "profile"]
+__all__ = ["composed", "epsilon_above", "epsilon_below", "epsilon_near", "profile"]
 
 _FINE = 1e-3
 _HUGE = 1e12  # an epsilon above all that are asked for
@@ -48,7 +48,7 @@ def _interval(noise_multiplier: float, sample_rate: float, num_steps: int) -> fl
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(noise: float, sample_rate: float, num_steps: int, delta: float, finer: int) -> float:
+def _epsilon(noise: float, sample_rate: float, num_steps: int, delta: float, finer: float) -> float:
     pld = composed(noise, sample_rate, num_steps, finer)
     with np.errstate(over="ignore"):
         epsilon = float(pld.get_epsilon_for_delta(delta))
@@ -66,6 +66,11 @@ def _searched(pld: Any, delta: float) -> float:
 def epsilon_above(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
     """Epsilon at ``delta``, not below the truth: for what is claimed."""
     return _epsilon(noise, sample_rate, num_steps, delta, 2)
+
+
+def epsilon_near(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
+    """Epsilon at ``delta``, on either side of the truth: for a first guess."""
+    return _epsilon(noise, sample_rate, num_steps, delta, 0.25)
 
 
 def epsilon_below(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:

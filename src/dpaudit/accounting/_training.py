@@ -10,32 +10,33 @@ import numpy as np
 
 from dpaudit import _validate
 from dpaudit.accounting._cubic import cubic
-from dpaudit.accounting._pld import epsilon_above, epsilon_below
+from dpaudit.accounting._pld import epsilon_above, epsilon_below, epsilon_near
 from dpaudit.errors import InputError
-from dpaudit.stats._search import last_true
+from dpaudit.stats._search import Remembered, last_positive, last_true
 from dpaudit.stats._types import FloatArray
 
 __all__ = ["noise_for_epsilon", "training_epsilon"]
 
-# Places of the table are counted in 1/24 of ln(mu). Cubics run through every fourth of them, from a fifth to
-# twice the first mu that is asked for, and through every second or every one where epsilon bends.
-# What the cubic may be off is taken off.
+# Places of the table are counted in 1/24 of ln(mu). Cubics run through every fourth of them, and through
+# every second or every one where epsilon bends. What the cubic may be off is taken off. An audit asks in one
+# or two places, and has only those computed. Who asks in more gets all from a fifth to twice the first mu.
 _PLACES = 24
 _STRIDES = 4, 2, 1
 _BELOW, _ABOVE = 10, 5  # in the widest strides
+_MANY = 3  # of them, in which somebody has asked
 _PATIENCE = 15.0  # seconds
-_DIRECT = 2  # different questions that a table would not pay for
 _SAFETY = 1e-4
 _SMOOTH = 0.012  # third differences of ln(epsilon) up to here: then the cubic is off by less than 1e-4
+_NEAR = 3e-4  # how far the quick accountant may be off, on mu: else it only takes longer
+_LEAST = 1e-300
 _LEAKIEST = 100.0  # the epsilon of this mu stands for all above it, which have more
 
 
 def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float) -> float:
     """Epsilon at ``delta`` of ``num_steps`` Poisson-sampled Gaussian steps of 1/noise = ``mu``.
 
-    Not above the truth. The accountant itself is asked for the first two; the third question builds a table
-    (seconds), and the next take microseconds, as long as mu is near it. Where epsilon has a kink the
-    accountant is asked each time.
+    Not above the truth. The first calls build a table (seconds); the next take microseconds, as long as
+    mu is near the first one. Where epsilon has a kink the accountant itself is asked each time.
     """
     if not mu >= 0:
         raise InputError(f"Expected mu={mu:g} in [0, inf].")
@@ -58,18 +59,11 @@ class _Table:
     def __init__(self, sample_rate: float, num_steps: int, delta: float) -> None:
         self._setting = sample_rate, num_steps, delta
         self._known: dict[int, float] = {}
-        self._answers: dict[float, float] = {}
+        self._asked: dict[int, None] = {}  # in this order
 
     def epsilon(self, mu: float) -> float:
-        """Of a few questions, each is answered faster than a table is made."""
-        if mu not in self._answers and len(self._answers) < _DIRECT:
-            self._answers[mu] = self._exact(mu)
-        return self._answers[mu] if mu in self._answers else self._from_table(mu)
-
-    def _from_table(self, mu: float) -> float:
         place = math.log(mu) * _PLACES
-        if not self._known:
-            self._fill_around(place)
+        self._foresee(math.floor(place / _STRIDES[0]))
         for stride in _STRIDES:
             first = _first_node(place, stride)
             values = self._smooth_values(first, stride)
@@ -78,13 +72,17 @@ class _Table:
                 return math.exp(float(best - off)) * (1 - _SAFETY)
         return self._exact(mu)
 
-    def _fill_around(self, place: float) -> None:
+    def _foresee(self, cell: int) -> None:
+        if cell not in self._asked:
+            self._asked[cell] = None
+            if len(self._asked) == _MANY:
+                self._fill_around(next(iter(self._asked)))
+
+    def _fill_around(self, cell: int) -> None:
         """In advance, nearest first. What patience leaves out is filled in when it is asked for."""
-        widest = _STRIDES[0]
-        cell = math.floor(place / widest)
         end = time.monotonic() + _PATIENCE
         for near in sorted(range(-_BELOW, _ABOVE + 1), key=abs):
-            self._fill((cell + near) * widest, _STRIDES, end)
+            self._fill((cell + near) * _STRIDES[0], _STRIDES, end)
 
     def _fill(self, place: int, strides: tuple[int, ...], end: float) -> None:
         """What a question between this place and the next of the first stride needs."""
@@ -127,5 +125,19 @@ def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, del
     rate, steps = _validate.sample_rate(sample_rate), _validate.whole("num_steps", num_steps)
     if _validate.delta(delta) == 0:
         raise InputError("Expected delta > 0: no Gaussian noise has a finite epsilon at delta=0.")
-    mu = last_true(lambda m: epsilon_above(1 / m, rate, steps, delta) <= epsilon, 0.5, tolerance=1e-4)
-    return 1 / mu
+    is_private = Remembered(lambda m: epsilon_above(1 / m, rate, steps, delta) <= epsilon)
+    # an accountant that is quick and not exact says where to ask the exact one, which decides
+    near = last_positive(
+        lambda m: math.log(epsilon / max(epsilon_near(1 / m, rate, steps, delta), _LEAST)),
+        _limit_guess(epsilon, rate, steps),
+        _NEAR,
+    )
+    for mu in (near * (1 - _NEAR), near * (1 + _NEAR)):
+        is_private(mu)
+    return 1 / last_true(is_private, 0.5, tolerance=1e-4)
+
+
+def _limit_guess(epsilon: float, sample_rate: float, num_steps: int) -> float:
+    """Mu of a step by the central limit theorem; total mu of about epsilon = mu^2 / 2 + 4 mu."""
+    total = math.sqrt(16 + 2 * epsilon) - 4
+    return math.sqrt(math.log1p((total / sample_rate) ** 2 / num_steps))

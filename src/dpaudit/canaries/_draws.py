@@ -1,4 +1,4 @@
-"""Chance of an audit by gradients: which canaries are present in a step, and where they point."""
+"""Chance of an audit: which canaries are present in a step, and where gradient canaries point."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpaudit.canaries._gradients import GradientCanary
 from dpaudit.errors import InputError
 from dpaudit.stats._types import BoolArray
 
-__all__ = ["Draws", "fresh_seed"]
+__all__ = ["Coins", "Draws", "fresh_seed"]
 
 _AUDIT = 0x617564  # what chance of an audit is told apart by, also if the training has the same seed
 _COINS, _DIRECTIONS = 0, 1  # purposes of chance
@@ -27,22 +27,15 @@ def fresh_seed(seed: int | None) -> int:
     return secrets.randbits(128) if seed is None else _validate.whole("seed", seed, low=0)
 
 
-@dataclass(frozen=True)
-class Draws:
+class _Chance:
     """Draws anew for each step from the seed and the step's number.
 
     So nothing of it has to be kept when a run is interrupted, and several processes draw the same.
     """
 
-    canary: GradientCanary
     num_canaries: int
     seed: int
-    _thrown: dict[int, BoolArray] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.canary, GradientCanary):
-            raise InputError(f"Expected canary to be such as Dirac(), got {self.canary!r}.")
-        _validate.whole("num_canaries", self.num_canaries)
+    _thrown: dict[int, BoolArray]
 
     def chance(self, index: int, purpose: int = _COINS) -> np.random.Generator:
         """The generator of one step, or of whatever else is counted by ``index``."""
@@ -67,6 +60,33 @@ class Draws:
                 "each is one observation, and both sides need some."
             )
         return self.coins(_WHOLE_RUN)
+
+
+@dataclass(frozen=True)
+class Coins(_Chance):
+    """Chance of canaries that point where their gradients do."""
+
+    num_canaries: int
+    seed: int
+    _thrown: dict[int, BoolArray] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _validate.whole("num_canaries", self.num_canaries)
+
+
+@dataclass(frozen=True)
+class Draws(_Chance):
+    """Chance of gradient canaries, and where they point."""
+
+    canary: GradientCanary
+    num_canaries: int
+    seed: int
+    _thrown: dict[int, BoolArray] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.canary, GradientCanary):
+            raise InputError(f"Expected canary to be such as Dirac(), got {self.canary!r}.")
+        _validate.whole("num_canaries", self.num_canaries)
 
     def direction_chance(self, index: int) -> np.random.Generator:
         """The generator of a step's directions; of the first step's, if they do not move."""

@@ -4,33 +4,41 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dpaudit._files import make_folder, write_text
 from dpaudit.cli._console import output, print_json
-from dpaudit.cli._demonstration import NOTICE, Audited, Demo, demonstrate
+from dpaudit.cli._demonstration import NOTICE, Demo, demonstrate
 from dpaudit.cli._options import Json
 from dpaudit.cli._progress import Watching
-from dpaudit.cli._scores_table import model_and_steps, power, print_result
+from dpaudit.cli._scores_table import model_and_steps, print_result
+
+if TYPE_CHECKING:  # imported when the command is called
+    from dpaudit.report import Report
 
 __all__ = ["demo"]
 
-_Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Where report.md and result.json go.")]
+_Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Where the report and the runs go.")]
 
 
 def demo(*, folder: _Output = Path("dpaudit-demo"), as_json: Json = False) -> None:
     """Train and audit a correct DP-SGD and a twin with too little noise.
 
+    Writes a report of both; the last line is its path.
+
     Exit status 0 if the audits tell them apart.
     """
     make_folder(folder)
     with Watching() as watching:
-        found = demonstrate(watching.say, watching)
+        found = demonstrate(folder, watching.say, watching)
+        watching.say("Writing the report")
+        made = _report(found)
     values = found.to_dict()
     write_text(folder / "result.json", json.dumps(values, indent=2, allow_nan=False) + "\n")
-    write_text(folder / "report.md", _report(found))
+    for name in ("report.md", "report.html"):
+        made.write(folder / name)
     if as_json:
         print_json(values)
     else:
@@ -48,7 +56,8 @@ def _print(found: Demo, folder: Path) -> None:
         print_result(console, training.values, model_and_steps(training.values))
     console.print()
     console.print(_conclusion(found))
-    console.print(f"Written: {folder / 'report.md'} and {folder / 'result.json'}", soft_wrap=True)
+    console.print("The report of both, a page to open in a browser:")
+    console.print(str(folder / "report.html"), soft_wrap=True)
 
 
 def _conclusion(found: Demo) -> str:
@@ -58,21 +67,8 @@ def _conclusion(found: Demo) -> str:
     return f"The verdict on {wrong} is not as expected."
 
 
-def _report(found: Demo) -> str:
-    parts = [f"# dpaudit demo\n\n{NOTICE}\n", *map(_section, found.trainings)]
-    return "\n".join([*parts, _conclusion(found) + "\n"])
+def _report(found: Demo) -> Report:
+    from dpaudit.report import Report, read_run  # noqa: PLC0415
 
-
-def _section(training: Audited) -> str:
-    values, bound = training.values, training.values["bound"]
-    rows = [
-        ("verdict", f"{values['verdict']}. {values['sentence']}"),
-        ("claim", values["claim"]["summary"]),
-        ("bound", bound["statement"]),
-        ("method", f"{bound['tradeoff']} + {bound['inference']} + {bound['threshold_rule']}"),
-        ("power", str(power(values))),
-        *model_and_steps(values),
-    ]
-    table = "\n".join(f"| {label} | {text} |" for label, text in rows)
-    assumptions = "\n".join(f"- {text}" for text in bound["assumptions"])
-    return f"## {training.name.capitalize()}\n\n| | |\n|---|---|\n{table}\n\nAssumes:\n\n{assumptions}\n"
+    runs = tuple(read_run(one.folder, name=one.name.capitalize()) for one in found.trainings)
+    return Report(runs=runs, title="The audits of the demo", notice=f"{NOTICE} {_conclusion(found)}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpaudit.stats import Verdict
@@ -14,7 +16,7 @@ if TYPE_CHECKING:  # they need torch, which is imported when the command is call
 __all__ = ["NOTICE", "Audited", "Demo", "demonstrate"]
 
 _FACTOR = 0.8
-_CHANGES = ("seed=20230215", "audit.methods=[]")
+_CHANGES = ("seed=20230215",)
 _FAULT = ("training.fault.name=noise-too-small", f"training.fault.factor={_FACTOR}")
 NOTICE = (
     "Two trainings of a small network on handwritten digits, with DP-SGD that claims epsilon 8 and with 512 "
@@ -27,6 +29,7 @@ class Audited:
     """One training and what its audit said."""
 
     name: str
+    folder: Path
     noise_factor: float
     expected: Verdict
     values: dict[str, Any]
@@ -40,6 +43,7 @@ class Audited:
         """Plain values for JSON."""
         return {
             "name": self.name,
+            "folder": self.folder.name,
             "noise_factor": self.noise_factor,
             "expected": self.expected.name,
             "as_expected": self.is_as_expected,
@@ -67,24 +71,28 @@ class Demo:
         }
 
 
-def demonstrate(say: Callable[[str], None], watch: Callable[[Progress], None]) -> Demo:
-    """Train both, one after the other; the claim is the same."""
+def demonstrate(folder: Path, say: Callable[[str], None], watch: Callable[[Progress], None]) -> Demo:
+    """Train both, one after the other, each in a directory of its own; the claim is the same."""
     from dpaudit import experiments  # noqa: PLC0415  # loads torch
 
     experiments.use_one_thread()
     found = []
-    for name, factor, fault, expected in (
-        ("a correct training", 1.0, (), Verdict.NO_VIOLATION),
-        ("its twin with 0.8 of the noise", _FACTOR, _FAULT, Verdict.VIOLATION),
+    for name, place, factor, fault, expected in (
+        ("a correct training", "correct", 1.0, (), Verdict.NO_VIOLATION),
+        ("its twin with 0.8 of the noise", "too-little-noise", _FACTOR, _FAULT, Verdict.VIOLATION),
     ):
         say(f"Training: {name}")
-        config = _config(*_CHANGES, *fault)
-        found.append(Audited(name, factor, expected, experiments.rehearse(config, watch=watch)))
+        config = _config(folder / place, *_CHANGES, *fault)
+        values = experiments.rehearse(config, watch=watch, keep=True)
+        found.append(Audited(name, folder / place, factor, expected, values))
     return Demo(tuple(found))
 
 
-def _config(*changes: str) -> Config:
+def _config(folder: Path, *changes: str) -> Config:
     """The example, changed."""
     from dpaudit import experiments  # noqa: PLC0415  # loads torch
 
-    return experiments.parse_config(experiments.example("digits"), "the demo's config", changes)
+    text = experiments.example("digits")
+    return experiments.parse_config(
+        text, "the demo's config", (f"output={json.dumps(str(folder))}", *changes)
+    )

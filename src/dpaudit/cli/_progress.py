@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -16,6 +17,7 @@ if TYPE_CHECKING:  # it needs torch, which the command imports when it is called
 __all__ = ["Watching"]
 
 _LINES = 20  # in a run, where there is no terminal
+_PAUSE = 10.0  # seconds between lines about canaries, where there is no terminal
 
 
 class Watching:
@@ -27,6 +29,7 @@ class Watching:
         self._bar = _bar(console) if console.is_terminal else None
         self._task = None if self._bar is None else self._bar.add_task("", total=None, visible=False)
         self._line = -1
+        self._told = time.monotonic()
         self.newest: Steps | None = None
 
     def __enter__(self) -> Self:
@@ -53,6 +56,15 @@ class Watching:
         if self._bar is not None or line != self._line:
             self._line = line
             self.show(steps.num_done, steps.num_steps, _text(steps))
+
+    def crafting(self, num_done: int, num_all: int) -> None:
+        """After every step of making canaries, which may take long before the first step of the training."""
+        text = f"making canaries, step {num_done:,} of {num_all:,}"
+        if self._bar is not None:
+            self.show(num_done, num_all, text)
+        elif (now := time.monotonic()) - self._told >= _PAUSE:
+            self._told = now
+            typer.echo(text, err=True)
 
     def show(self, num_done: int, num_all: int, text: str) -> None:
         """So many of all are done, and what else there is to say of it."""

@@ -28,7 +28,8 @@ _Set = Annotated[
 _Example = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="Print a config to start from: digits, paper-cifar10, end-to-end, purchase."
+        metavar="NAME",
+        help="Print a config to start from: digits, paper-cifar10, end-to-end, purchase, input.",
     ),
 ]
 
@@ -69,7 +70,7 @@ def _watched(config: Config) -> Outcome:
             f"{config.model.name} on {config.data.name}, audited by {config.audit.mode}, in {config.output}"
         )
         try:
-            found = experiments.run(config, watch=watching, say=watching.say)
+            found = experiments.run(config, watch=watching, say=watching.say, crafting=watching.crafting)
         except KeyboardInterrupt:
             if (steps := watching.newest) is not None:
                 watching.say(f"Interrupted at step {steps.num_done:,}. The same command goes on from there.")

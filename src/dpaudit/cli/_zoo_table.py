@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from dpaudit.cli._console import print_labelled, slim_table
 
-__all__ = ["print_zoo"]
+__all__ = ["print_entries", "print_zoo"]
 
 _Values: TypeAlias = Mapping[str, Any]
 
@@ -28,24 +29,25 @@ _LEGEND = (
     "caught by: bound, a lower bound on epsilon above the claim; replay, the same step again on other data; "
     "else the most certain test of noise or batches, +1 if another one found something too. Bound and tests "
     "have 5 % error together. steps: how many would have been enough, of 5, 10, 20, 50, 100, 200 and all. "
-    "twin: ok if nothing flags it."
+    "twin: ok if nothing flags it; all twins of the zoo have 5 % error together."
 )
 _METHODS = (
     "Lower bounds on epsilon at 95 %, each method alone; * is above the claim. CP, ZB, joint, bets: f-DP, "
     "Gaussian. e,d: (epsilon, delta)-DP. Katz: delta = 0. Faults without scores are not listed."
 )
+_WIDEST = 1000
 
 
 def print_zoo(console: Console, values: _Values, folder: Path) -> None:
     """The table of faults, the table of methods, and what was not as it should be."""
     run = [entry for entry in values["entries"] if entry["left_out"] is None]
-    console.print(_faults(run))
+    _print_table(console, _faults(run))
     console.print()
     console.print(_LEGEND)
     scored = [entry for entry in run if entry["broken"]["methods"]]
     if scored:
         console.print()
-        console.print(_methods(scored))
+        _print_table(console, _methods(scored))
         console.print()
         console.print(_METHODS)
     notes = _notes(values["entries"])
@@ -55,6 +57,23 @@ def print_zoo(console: Console, values: _Values, folder: Path) -> None:
     console.print()
     console.print(_conclusion(values))
     console.print(f"Written: {folder}", soft_wrap=True)
+
+
+def print_entries(console: Console, entries: Sequence[_Values]) -> None:
+    """Names, and what is wrong with each."""
+    print_labelled(console, [(entry["name"], entry["wrong"]) for entry in entries])
+
+
+def _print_table(console: Console, table: Table) -> None:
+    """A page that is too narrow gets a block for each row: a number that is cut off says nothing."""
+    if Measurement.get(console, console.options.update_width(_WIDEST), table).minimum <= console.width:
+        console.print(table)
+        return
+    names = [str(column.header) for column in table.columns]
+    for name, *cells in zip(*(column.cells for column in table.columns), strict=True):
+        console.print(str(name))
+        rows = [(f"  {label}", str(cell)) for label, cell in zip(names[1:], cells, strict=True) if cell]
+        print_labelled(console, rows)
 
 
 def _faults(entries: list[_Values]) -> Table:
@@ -118,4 +137,6 @@ def _conclusion(values: _Values) -> str:
     if wrong:
         return f"Not as it should be: {', '.join(wrong)}."
     count = sum(entry["left_out"] is None for entry in values["entries"])
+    if count == 1:
+        return "The fault and its twin are as they should be."
     return f"All {count} faults and their twins are as they should be."

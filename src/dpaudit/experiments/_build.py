@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from dpaudit.canaries import Constant, Dirac, GradientCanary, Mixed, RandomDirection
 from dpaudit.errors import InputError
+from dpaudit.experiments._audits import Audit, Watchers, audit_for
+from dpaudit.experiments._held_out import split_held_out
 from dpaudit.experiments._models import model_for
 from dpaudit.experiments._resolved import Resolved
 from dpaudit.experiments.config import (
-    AuditConfig,
-    CanaryConfig,
     Config,
-    EndToEndConfig,
     NoiseTooSmallConfig,
     OptimizerConfig,
-    PaperConfig,
     SgdConfig,
     ShuffledBatchesConfig,
     TrainingConfig,
 )
-from dpaudit.recording import LiveBound
 from dpaudit.training import (
     DPSGD,
     SGD,
     Adam,
-    EndToEnd,
     Mechanism,
-    OneRun,
     Optimizer,
     Sampling,
     Training,
-    TwoBatches,
     initialize,
 )
 from dpaudit.training.data import Dataset
 from dpaudit.training.faults import ClippedAfterMean, NoiseTooSmall, ShuffledBatches, Unclipped
 
 __all__ = ["Experiment", "build"]
-
-_CANARIES: dict[str, type[GradientCanary]] = {
-    "dirac": Dirac,
-    "constant": Constant,
-    "mixed": Mixed,
-    "random-direction": RandomDirection,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +42,7 @@ class Experiment:
     config: Config
     resolved: Resolved
     training: Training
-    audit: OneRun | TwoBatches | EndToEnd
+    audit: Audit
     test: Dataset
 
 
@@ -66,12 +50,12 @@ def build(
     config: Config,
     resolved: Resolved,
     data: tuple[Dataset, Dataset],
-    callbacks: Sequence[Callable[[LiveBound], None]] = (),
+    watchers: Watchers | None = None,
 ) -> Experiment:
-    """Everything in place, nothing trained yet. ``callbacks`` get the live bound."""
-    train, test = data
+    """Everything in place, nothing trained yet. ``watchers`` hear what the audit does."""
+    train, (test, held_out) = data[0], split_held_out(config, resolved, *data)
     seeds = resolved.training_seeds
-    audit = _audit(config, resolved, callbacks)
+    audit = audit_for(config, resolved, held_out, watchers or Watchers())
     training = Training(
         initialize(model_for(config.model, train), seeds.initialization),
         train,
@@ -119,29 +103,6 @@ def _mechanism(training: TrainingConfig, resolved: Resolved) -> Mechanism | None
     if isinstance(fault, NoiseTooSmallConfig):
         return NoiseTooSmall(**usual, factor=fault.factor)
     return Unclipped(**usual) if fault.name == "unclipped" else ClippedAfterMean(**usual)
-
-
-def _audit(
-    config: Config, resolved: Resolved, callbacks: Sequence[Callable[[LiveBound], None]]
-) -> OneRun | TwoBatches | EndToEnd:
-    audit: AuditConfig = config.audit
-    common: dict[str, Any] = {
-        "delta": config.training.delta,
-        "canary": _canary(audit.canary),
-        "num_canaries": audit.num_canaries,
-        "confidence": audit.confidence,
-        "seed": resolved.audit_seed,
-    }
-    if isinstance(audit, EndToEndConfig):
-        return EndToEnd(**common)
-    common |= {"callbacks": callbacks, "may_stop": audit.stop_on_violation}
-    if isinstance(audit, PaperConfig):
-        return TwoBatches(canary_rate=audit.canary_rate, residual=audit.residual, **common)
-    return OneRun(**common)
-
-
-def _canary(config: CanaryConfig) -> GradientCanary:
-    return _CANARIES[config.kind](scale=config.scale, moving=config.moving)
 
 
 def _device(name: str) -> torch.device:

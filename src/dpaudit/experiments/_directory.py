@@ -12,6 +12,7 @@ import numpy as np
 
 from dpaudit import _files
 from dpaudit.errors import InputError
+from dpaudit.experiments._difference import difference
 from dpaudit.experiments._resolved import Resolved
 from dpaudit.experiments._versions import versions
 from dpaudit.experiments.config import Config
@@ -43,11 +44,10 @@ class RunDirectory:
             self._require_no_other()
             return None
         stored = _read_json(self._config)
-        difference = _difference(stored["config"], config.identity())
-        if difference is not None:
+        found = difference(stored["config"], config.identity())
+        if found is not None:
             raise InputError(
-                f"Expected the config of the run that is in {self.path}, but {difference}; give another "
-                "output."
+                f"Expected the config of the run that is in {self.path}, but {found}; give another output."
             )
         return Resolved.from_dict(stored["resolved"])
 
@@ -67,6 +67,15 @@ class RunDirectory:
             _files.write(self.path / f"{name}.npy", lambda file, array=array: np.save(file, array))  # type: ignore[misc]
         self._write_json(self._result, result)
 
+    def replace(
+        self, config: Config, resolved: Resolved, arrays: Mapping[str, np.ndarray], result: Mapping[str, Any]
+    ) -> None:
+        """Keep a whole run at once, where another one may have been: its result is gone first."""
+        with self.locked():
+            _files.remove(self._result)
+            self.begin(config, resolved)
+            self.finish(arrays, result)
+
     def _write_json(self, path: Path, values: Mapping[str, Any]) -> None:
         _files.write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
@@ -82,14 +91,3 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"Expected JSON in {path}, but it cannot be read: {error}.") from error
     return values
-
-
-def _difference(stored: Any, given: Any, place: str = "") -> str | None:
-    """The first value that is not the same, as a sentence's part."""
-    if isinstance(stored, dict) and isinstance(given, dict):
-        keys = [*stored, *(key for key in given if key not in stored)]
-        found = (_difference(stored.get(k), given.get(k), f"{place}.{k}".lstrip(".")) for k in keys)
-        return next((text for text in found if text is not None), None)
-    if stored == given:
-        return None
-    return f"{place} is {json.dumps(given)} here and {json.dumps(stored)} there"

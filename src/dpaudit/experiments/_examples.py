@@ -8,7 +8,7 @@ from dpaudit.errors import InputError
 
 __all__ = ["EXAMPLES", "example"]
 
-EXAMPLES = ("digits", "paper-cifar10", "end-to-end", "purchase")
+EXAMPLES = ("digits", "paper-cifar10", "end-to-end", "purchase", "input")
 
 
 def example(name: str) -> str:

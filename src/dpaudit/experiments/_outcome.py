@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from dpaudit.accounting import SubsampledGaussian
+from dpaudit.canaries import InputCanary
 from dpaudit.experiments._build import Experiment
 from dpaudit.experiments._directory import SCHEMA_VERSION
 from dpaudit.experiments._loop import Trained
@@ -15,10 +17,15 @@ from dpaudit.experiments.config import EndToEndConfig, PaperConfig
 from dpaudit.methods import examine
 from dpaudit.recording import WholeRunRecorder
 from dpaudit.stats import TradeOff
-from dpaudit.training import accuracy
+from dpaudit.training import OneRun, accuracy
 
 __all__ = ["observed", "outcome"]
 
+_SHARED = (
+    "Gradients of input canaries are not orthogonal: scores of one step share their noise. The verdict's "
+    "bound allows for that; bounds by counts do not, and are left out."
+)
+_BETS = "f-DP(betting)"
 _STOPPED = (
     "The run was stopped at its first violation. The verdict's bound allows for that; bounds by counts do "
     "not, and are left out."
@@ -60,7 +67,7 @@ def outcome(experiment: Experiment, trained: Trained) -> dict[str, Any]:
 
 
 def _bounds(experiment: Experiment, trained: Trained) -> dict[str, Any]:
-    recorder, audit = experiment.audit.recorder, experiment.config.audit
+    recorder = experiment.audit.recorder
     of_run = isinstance(recorder, WholeRunRecorder)
     found = examine(
         recorder.observations,
@@ -70,8 +77,7 @@ def _bounds(experiment: Experiment, trained: Trained) -> dict[str, Any]:
         tradeoff=_curve(experiment),
         of_steps=not of_run,
         threshold=0.0 if of_run else None,
-        # a fixed number of observations is what the others count on
-        names=() if trained.stopped_early else audit.methods,
+        names=_names(experiment, trained),
         result=recorder.audit(),
     )
     values = found.to_dict()
@@ -79,7 +85,25 @@ def _bounds(experiment: Experiment, trained: Trained) -> dict[str, Any]:
         values["one_run_bound"] = recorder.one_run_bound().to_dict()
     if trained.stopped_early:
         values["notes"].append(_STOPPED)
+    elif _shares_noise(experiment):
+        values["notes"].append(_SHARED)
     return values
+
+
+def _names(experiment: Experiment, trained: Trained) -> Collection[str] | None:
+    """The methods beside the verdict that hold here."""
+    asked = experiment.config.audit.methods
+    if trained.stopped_early:  # a fixed number of observations is what the others count on
+        return ()
+    if _shares_noise(experiment):
+        return () if asked is not None and _BETS not in asked else (_BETS,)
+    return asked
+
+
+def _shares_noise(experiment: Experiment) -> bool:
+    """Whether scores of one step depend on each other also in a correct training."""
+    audit = experiment.audit
+    return isinstance(audit, OneRun) and isinstance(audit.canary, InputCanary) and audit.num_canaries > 1
 
 
 def _curve(experiment: Experiment) -> TradeOff | None:

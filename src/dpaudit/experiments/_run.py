@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dpaudit._torch.crafting import nobody
+from dpaudit.experiments._audits import Watchers
 from dpaudit.experiments._build import build
 from dpaudit.experiments._data import load_data
 from dpaudit.experiments._directory import RunDirectory
@@ -34,11 +36,13 @@ def run(
     *,
     watch: Callable[[Progress], None] = _nobody,
     say: Callable[[str], None] = _nobody,
+    crafting: Callable[[int, int], None] = nobody,
 ) -> Outcome:
     """Train, audit and keep everything in the config's output directory.
 
     The same config goes on from the last checkpoint, or has its result already; another one is refused.
-    ``watch`` is called after every step, ``say`` with what is done between.
+    ``watch`` is called after every step, ``say`` with what is done between, ``crafting`` with how many of all
+    steps of making canaries are done.
     """
     directory = RunDirectory(config.output)
     with directory.locked():
@@ -53,7 +57,7 @@ def run(
         else:
             require_same_data(resolved, data[0])
         live = Live()
-        experiment = build(config, resolved, data, [live])
+        experiment = build(config, resolved, data, Watchers((live,), crafting))
         if is_new:
             directory.begin(config, resolved)
         say("Training")
@@ -66,8 +70,21 @@ def run(
     return Outcome(values, was_finished=False)
 
 
-def rehearse(config: Config, *, watch: Callable[[Progress], None] = _nobody) -> dict[str, Any]:
-    """The same without a directory: the result is returned and nothing is kept."""
+def rehearse(
+    config: Config,
+    *,
+    watch: Callable[[Progress], None] = _nobody,
+    crafting: Callable[[int, int], None] = nobody,
+    keep: bool = False,
+) -> dict[str, Any]:
+    """The same in one go, without checkpoints: the result is returned and nothing is kept.
+
+    With ``keep`` it goes to the output directory at the end, in the place of what an earlier one left there.
+    """
     data, live = load_data(config.data), Live()
-    experiment = build(config, resolve(config, data[0]), data, [live])
-    return outcome(experiment, train(experiment, None, live, watch))
+    resolved = resolve(config, data[0])
+    experiment = build(config, resolved, data, Watchers((live,), crafting))
+    values = outcome(experiment, train(experiment, None, live, watch))
+    if keep:
+        RunDirectory(config.output).replace(config, resolved, observed(experiment), values)
+    return values

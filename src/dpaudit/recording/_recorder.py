@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 
 from dpaudit import _validate
+from dpaudit._plotting import draw_course
 from dpaudit.accounting import Claim
 from dpaudit.errors import InputError
+from dpaudit.recording._course import Course
 from dpaudit.recording._live import LiveBound
 from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, audit
+from dpaudit.stats._html import labelled
 from dpaudit.stats._types import BoolArray, FloatArray
 from dpaudit.stats.inference._betting import upper_mean
 
@@ -113,24 +116,81 @@ class Recorder:
         """The bound of the steps so far."""
         self._looked = True
         if self._live is None or self._live.num_done != self.num_done:
-            self._live = self._look()
+            self._live = self._look(self.num_done)
         return self._live
 
-    def _look(self) -> LiveBound:
+    def curve(self, num_steps: Sequence[int] | None = None) -> list[LiveBound]:
+        """The bounds of the first so many steps, for each of these numbers; by default about a hundred.
+
+        They hold all together, so that the best may be chosen; none is below one before it. It is a look at
+        the scores, after which :meth:`audit` rests on bets.
+
+        >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=3)
+        >>> for _ in range(3):
+        ...     recorder.record([0.0, 1.0], [False, True])
+        >>> [bound.num_done for bound in recorder.curve()]
+        [1, 2, 3]
+        """
+        self._looked = True
+        if num_steps is None:
+            num_steps = range(self._every, self.num_done + 1, self._every)
+        for count in num_steps:
+            if _validate.whole("num_steps", count) > self.num_done:
+                raise InputError(
+                    f"Expected num_steps={count} to be at most {self.num_done}, the recorded steps."
+                )
+        return [self._look(count) for count in num_steps]
+
+    def _look(self, count: int) -> LiveBound:
         hypothesis = self.claim.hypothesis(self._tradeoff)
         parameter = 0.0
-        if self._wrong:
-            guesses = self._scores[0].size
-            upper = upper_mean(np.asarray(self._wrong), 1 - self.confidence, guesses, self.num_steps)
+        if count:
+            guesses, wrong = self._scores[0].size, np.asarray(self._wrong[:count])
+            upper = upper_mean(wrong, 1 - self.confidence, guesses, self.num_steps)
             parameter = hypothesis.tradeoff.from_balanced_error(upper)
         return LiveBound(
-            num_done=self.num_done,
+            num_done=count,
             epsilon=hypothesis.epsilon(parameter),
             claimed_epsilon=self.claim.epsilon,
             delta=self.claim.delta,
             confidence=self.confidence,
             is_violation=parameter > hypothesis.parameter,
         )
+
+    def course(self) -> Course:
+        """How the bound came about: the live bound at about sixty moments, with its band."""
+        if not self._wrong:
+            raise InputError("Expected at least one recorded step, got none: did the training run?")
+        self._look_at_live()
+        return Course.of(
+            np.asarray(self._wrong),
+            hypothesis=self.claim.hypothesis(self._tradeoff),
+            confidence=self.confidence,
+            guesses=self._scores[0].size,
+            horizon=self.num_steps,
+        )
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """Draw the live bound over time, its band and the claim.
+
+        Needs matplotlib. Gives the axes back: ``ax``, or new ones.
+        """
+        return draw_course(self.course(), self.claim.epsilon, ax)
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        rows = [("steps", f"{self.num_done:,}")]
+        if self._scores:
+            rows.append(("scores a step", f"{self._scores[0].size:,}"))
+        try:
+            rows += [("claim", self.claim.summary), ("bound so far", str(self._look_at_live()))]
+        except InputError as error:  # a claim that is not complete yet
+            rows.append(("claim", str(error)))
+        return labelled(type(self).__name__, "", rows)
+
+    def _look_at_live(self) -> LiveBound:
+        """The live bound. A look at all planned steps cannot have stopped the run: then none was taken."""
+        return self._look(self.num_done) if self.num_done == self.num_steps else self.live()
 
     @property
     def observations(self) -> Observations:

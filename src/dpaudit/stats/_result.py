@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dpaudit.errors import ViolationError
+from dpaudit._plotting import draw_plane
+from dpaudit.errors import InputError, ViolationError
 from dpaudit.stats._bound import Bound, plain
 from dpaudit.stats._claim import Claimed, Hypothesis
+from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._design import Design
+from dpaudit.stats._html import result_html
+from dpaudit.stats._plane import Plane
 from dpaudit.stats._verdict import Verdict
 
 __all__ = ["Power", "Result"]
@@ -99,6 +103,34 @@ class Result:
         lines += [f"  assumes: {text}" for text in self.bound.assumptions]
         return "\n".join(lines + [f"  not covered: {text}" for text in self.not_covered])
 
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        return result_html(
+            self.verdict.name,
+            self.sentence,
+            [
+                ("claim", self.claim.summary),
+                ("bound", self.bound.statement),
+                ("method", f"{self.bound.tradeoff} + {self.bound.method} + {self.bound.rule}"),
+                ("power", str(self.power)),
+            ],
+            [("assumes", self.bound.assumptions), ("not covered", self.not_covered)],
+        )
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """Draw the claimed curve, that of the bound, and the measured rates with their region.
+
+        Needs matplotlib. Gives the axes back: ``ax``, or new ones.
+        """
+        plane = Plane.of(
+            _rates(self.bound),
+            tradeoff=self.hypothesis.tradeoff,
+            claimed=self.hypothesis.parameter,
+            bound=self.bound.parameter,
+            confidence=self.bound.confidence,
+        )
+        return draw_plane(plane, ax)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
@@ -114,3 +146,9 @@ class Result:
             "power": self.power.to_dict(),
             "not_covered": list(self.not_covered),
         }
+
+
+def _rates(bound: Bound) -> ErrorCounts:
+    if not isinstance(bound.counts, ErrorCounts):
+        raise InputError(f"Expected a bound on error rates to plot, got one on {bound.counts!r}.")
+    return bound.counts

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-__all__ = ["falling_root", "first_true_integer", "last_positive", "last_true"]
+__all__ = ["Remembered", "falling_root", "first_true_integer", "last_positive", "last_true"]
 
 _TINY = 1e-9
 _HUGE = 1e9
@@ -112,3 +112,26 @@ def falling_root(
             return at + step
         at = at + step if low < at + step < high else (low + high) / 2
     return high
+
+
+class Remembered:
+    """A predicate that is true up to some point, asked only where its earlier answers do not tell.
+
+    >>> asked = []
+    >>> small = Remembered(lambda x: asked.append(x) or x < 3)
+    >>> small(2.0), small(1.0), small(4.0), small(5.0), asked
+    (True, True, False, False, [2.0, 4.0])
+    """
+
+    def __init__(self, holds: Callable[[float], bool]) -> None:
+        self._holds = holds
+        self._low, self._high = -math.inf, math.inf
+
+    def __call__(self, value: float) -> bool:
+        if value <= self._low or value >= self._high:
+            return value <= self._low
+        if self._holds(value):
+            self._low = value
+        else:
+            self._high = value
+        return self._low == value

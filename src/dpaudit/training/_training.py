@@ -30,7 +30,8 @@ class Training:
     The model is trained in place, on ``device``, to which it and the data are moved.
 
     ``sampling`` and ``mechanism`` are what the settings say, unless given: audits are tested with
-    broken ones.
+    broken ones. ``expected_batch_size`` is given where it may not depend on whether one example, a canary,
+    is in the data.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Training:
         hooks: Sequence[Hook] = (),
         sampling: Sampling | None = None,
         mechanism: Mechanism | None = None,
+        expected_batch_size: float | None = None,
     ) -> None:
         seeds = seeds or Seeds()
         self.model = model.to(device).train()
@@ -53,7 +55,7 @@ class Training:
         self.device = device
         self.hooks = list(hooks)
         self.num_done = 0
-        self._loss = loss
+        self.loss = loss
         self._sampling = sampling or PoissonSampling(settings.sample_rate)
         self._other_sampling: Sampling | None = None
         self._mechanism = mechanism or GaussianSum(
@@ -61,6 +63,7 @@ class Training:
         )
         # Nothing is done with the whole sum: then it does not matter when a gradient joins it.
         self._adds_up = type(self._mechanism).finish is GaussianSum.finish
+        self._expected_batch_size = expected_batch_size
         self._optimizer = settings.optimizer.build(trainable(model).values())
         self._generators = generators(seeds, device)
         for hook in self.hooks:
@@ -74,6 +77,8 @@ class Training:
     @property
     def expected_batch_size(self) -> float:
         """What the sum is divided by. Not the size of the batch, which would tell who is in it."""
+        if self._expected_batch_size is not None:
+            return self._expected_batch_size
         return self.settings.sample_rate * len(self.data)
 
     def run(self) -> Iterator[Step]:
@@ -105,6 +110,14 @@ class Training:
         indices = self._other_sampling.indices(len(self.data), generators["sampling"])
         return self._privatize(indices, rows, generators)[0]
 
+    def examples(self, inputs: Tensor, targets: Tensor, generator: torch.Generator) -> Batch:
+        """These examples as a step sees them: augmented, as often as the settings say."""
+        multiplicity, augmentation = self.settings.multiplicity, self.settings.augmentation
+        inputs = inputs.repeat_interleave(multiplicity, dim=0) if multiplicity > 1 else inputs
+        if augmentation is not None and len(targets) > 0:
+            inputs = augmentation(inputs, generator)
+        return Batch(inputs, targets, multiplicity)
+
     def _sample(self, generators: Mapping[str, torch.Generator]) -> tuple[Tensor, list[list[int]]]:
         """The places of a batch's examples, and for each hook which of its entries were drawn with it."""
         counts = [hook.num_entries for hook in self.hooks]
@@ -117,12 +130,7 @@ class Training:
         return indices[indices < size] if sum(counts) else indices, entries
 
     def _batch(self, indices: Tensor, generators: Mapping[str, torch.Generator]) -> Batch:
-        inputs, targets = self.data.at(indices)
-        multiplicity, augmentation = self.settings.multiplicity, self.settings.augmentation
-        inputs = inputs.repeat_interleave(multiplicity, dim=0) if multiplicity > 1 else inputs
-        if augmentation is not None and len(indices) > 0:
-            inputs = augmentation(inputs, generators["augmentation"])
-        return Batch(inputs, targets, multiplicity)
+        return self.examples(*self.data.at(indices), generators["augmentation"])
 
     def _privatize(
         self, indices: Tensor, rows: Sequence[Rows], generators: Mapping[str, torch.Generator]
@@ -130,15 +138,16 @@ class Training:
         """A step, and what it updates the weights by: exactly that of a training that no rows join."""
         total = flat_zeros(self.model)
         batch = self._batch(indices, generators)
-        count = len(self._mechanism.add(per_example(self.model, self._loss, batch), total))
-        joined = total.clone() if rows and not self._adds_up else None
+        count = len(self._mechanism.add(per_example(self.model, self.loss, batch), total))
+        apart = total.clone() if rows and not self._adds_up else None
         clipped = self._mechanism.finish(total, count)
+        # The sum that is scored is the last that is finished: the noise may depend on what was in it.
+        joined = None if apart is None else self._joined(apart, count, rows)
         noise = self._mechanism.noise(clipped, generators["noise"])
         noisy = clipped + noise
         update = noisy / self.expected_batch_size
         if joined is not None:
-            joined_count = count + len(self._mechanism.add(rows, joined))
-            noisy = self._mechanism.finish(joined, joined_count) + noise
+            noisy = joined + noise
         elif rows:  # the same sum in another order, and no vector more to fill
             self._mechanism.add(rows, noisy)
         step = Step(
@@ -150,6 +159,10 @@ class Training:
             noisy_sum=noisy,
         )
         return step, update
+
+    def _joined(self, total: Tensor, count: int, rows: Sequence[Rows]) -> Tensor:
+        """What becomes of the sum of ``count`` gradients, if rows join it."""
+        return self._mechanism.finish(total, count + len(self._mechanism.add(rows, total)))
 
     def _update(self, gradient: Tensor) -> None:
         set_flat_gradient(self.model, gradient)

@@ -30,6 +30,10 @@ class Entry:
     not_caught: str | None = None
     """Why it is expected not to be seen, if it is."""
 
+    def described(self) -> dict[str, str | None]:
+        """What it is, as plain values."""
+        return {name: getattr(self, name) for name in ("name", "public", "wrong", "kind", "not_caught")}
+
     def observe(self, *, is_broken: bool, seed: int) -> Evidence:
         """Run one of the two; each entry has chance of its own, whatever else is run."""
         text = f"{seed} {self.name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from dpaudit.errors import InputError, MissingExtraError
 from dpaudit.zoo._entry import Entry
 from dpaudit.zoo._judge import Judged, judge
 from dpaudit.zoo._store import Store
+from dpaudit.zoo.entries import ENTRIES
 
 __all__ = ["chosen", "examine_entry", "run_zoo"]
 
@@ -20,8 +22,14 @@ def chosen(entries: Sequence[Entry], names: Iterable[str]) -> list[Entry]:
     wanted = dict.fromkeys(names)
     for name in wanted:
         if name not in known:
-            raise InputError(f"Expected the name of an entry of the zoo, got {name!r}: {', '.join(known)}.")
+            raise InputError(f"Expected the name of an entry of the zoo, got {name!r}: {_near(name, known)}")
     return [known[name] for name in wanted] if wanted else list(entries)
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"{', '.join(names)}."
 
 
 def run_zoo(
@@ -34,52 +42,52 @@ def run_zoo(
 ) -> dict[str, Any]:
     """The matrix of all entries, as plain values.
 
-    What is in ``output`` already, of the same seed and confidence, is taken up. ``watch`` is told how many
+    The twins of the whole zoo share the error: that any of them is flagged by chance has a probability of
+    1 - confidence at most. So a twin is judged alike, whichever entries are run with it. What is in
+    ``output`` already, of the same seed, confidence and versions, is taken up. ``watch`` is told how many
     entries of how many are done, and what is done now.
     """
-    store, found = Store(output, seed=seed, confidence=confidence), []
+    twins = 1 - (1 - confidence) / max(len(entries), len(ENTRIES))
+    store, found = Store(output, seed=seed, confidence=confidence, twin_confidence=twins), []
     with store.locked():
         for number, entry in enumerate(entries):
             stored = store.read(entry.name)
             if stored is None:
                 watch(number, len(entries), entry.name)
-                stored = _examined(entry, store, seed, confidence)
+                stored = _examined(entry, store)
             found.append(stored)
     watch(len(entries), len(entries), "done")
     return {
-        "schema_version": Store.schema_version,
-        "seed": seed,
-        "confidence": confidence,
+        **store.identity,
         "is_as_expected": all(one["is_as_expected"] for one in found),
         "entries": found,
     }
 
 
-def _examined(entry: Entry, store: Store, seed: int, confidence: float) -> dict[str, Any]:
+def _examined(entry: Entry, store: Store) -> dict[str, Any]:
+    made = {name: store.identity[name] for name in ("seed", "confidence", "twin_confidence")}
     try:
-        values = examine_entry(entry, seed=seed, confidence=confidence)
+        values = examine_entry(entry, **made)
     except MissingExtraError as error:  # it is not kept: it may be there the next time
-        return {**_described(entry), "left_out": str(error), "is_as_expected": True}
+        return {**entry.described(), "left_out": str(error), "is_as_expected": True}
     store.write(entry.name, values)
     return values
 
 
-def examine_entry(entry: Entry, *, seed: int, confidence: float = 0.95) -> dict[str, Any]:
-    """The broken training in depth, and its correct twin."""
+def examine_entry(
+    entry: Entry, *, seed: int, confidence: float = 0.95, twin_confidence: float | None = None
+) -> dict[str, Any]:
+    """The broken training in depth, and its correct twin, at a confidence of its own if there are many."""
+    level = confidence if twin_confidence is None else twin_confidence
     broken = judge(entry.observe(is_broken=True, seed=seed), confidence=confidence, in_depth=True)
-    correct = judge(entry.observe(is_broken=False, seed=seed), confidence=confidence)
+    correct = judge(entry.observe(is_broken=False, seed=seed), confidence=level)
     return {
-        **_described(entry),
+        **entry.described(),
         "left_out": None,
         "is_as_expected": _is_as_expected(entry, broken, correct),
         "broken": broken.to_dict(),
         "correct": correct.to_dict(),
     }
-
-
-def _described(entry: Entry) -> dict[str, Any]:
-    names = ("name", "public", "wrong", "kind", "not_caught")
-    return {name: getattr(entry, name) for name in names}
 
 
 def _is_as_expected(entry: Entry, broken: Judged, correct: Judged) -> bool:

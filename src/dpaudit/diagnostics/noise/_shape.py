@@ -54,7 +54,11 @@ def cross_ratio_chance(ratios: FloatArray) -> FloatArray:
 
 
 def _cross_ratios(rows: FloatArray) -> FloatArray | None:
-    """Absolute logarithms, of blocks that share no number; a coordinate or a step of zeros has none."""
+    """Absolute logarithms, of blocks that share no number.
+
+    A coordinate or a step of zeros has none; and steps that are equal, for which there is another test, have
+    no shape of their own.
+    """
     if min(rows.shape) < 2:
         return None
     even = rows[: len(rows) // 2 * 2, : rows.shape[1] // 2 * 2]
@@ -62,4 +66,4 @@ def _cross_ratios(rows: FloatArray) -> FloatArray | None:
         logs = np.log(np.abs(even))
         across = logs[:, ::2] - logs[:, 1::2]
         ratios: FloatArray = np.abs(across[::2] - across[1::2]).ravel()[:_MOST]
-    return ratios[~np.isnan(ratios)]
+    return ratios[ratios > 0]

@@ -1,11 +1,12 @@
 """Configs of experiments: TOML files, checked as a whole before anything runs."""
 
-from dpaudit.experiments.config._audits import (
-    AuditConfig,
+from dpaudit.experiments.config._audits import AuditConfig, EndToEndConfig, OneRunConfig, PaperConfig
+from dpaudit.experiments.config._canaries import (
+    AdversarialConfig,
+    AnyCanary,
     CanaryConfig,
-    EndToEndConfig,
-    OneRunConfig,
-    PaperConfig,
+    CraftedConfig,
+    ExampleConfig,
 )
 from dpaudit.experiments.config._config import Config
 from dpaudit.experiments.config._data import DataConfig, Digits, Files, Random
@@ -23,12 +24,16 @@ from dpaudit.experiments.config._training import (
 
 __all__ = [
     "AdamConfig",
+    "AdversarialConfig",
+    "AnyCanary",
     "AuditConfig",
     "CanaryConfig",
     "Config",
+    "CraftedConfig",
     "DataConfig",
     "Digits",
     "EndToEndConfig",
+    "ExampleConfig",
     "FaultConfig",
     "Files",
     "Mlp",

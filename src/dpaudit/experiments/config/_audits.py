@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from dpaudit.errors import InputError
-from dpaudit.experiments.config._fields import Confidence, Positive, Rate, Section, Whole
+from dpaudit.experiments.config._canaries import AnyCanary
+from dpaudit.experiments.config._fields import Confidence, Rate, Section, Whole
 from dpaudit.methods import NAMES
 
-__all__ = ["AuditConfig", "CanaryConfig", "EndToEndConfig", "OneRunConfig", "PaperConfig"]
+__all__ = ["AuditConfig", "EndToEndConfig", "OneRunConfig", "PaperConfig"]
 
 
 def _known(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -23,38 +24,42 @@ def _known(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
 Methods: TypeAlias = Annotated[tuple[str, ...] | None, Field(strict=False), AfterValidator(_known)]
 
 
-class CanaryConfig(Section):
-    """The gradients that are inserted, ``scale`` times the clipping norm."""
-
-    kind: Literal["dirac", "constant", "mixed", "random-direction"] = "dirac"
-    scale: Positive = 10.0
-    moving: bool = False
-
-
 class _Audit(Section):
-    """What all modes have. Without ``methods``, bounds of all of them are reported."""
+    """What all modes have. Without ``methods``, bounds of all of them are reported.
+
+    Without ``canary`` there is the usual one of the threat model.
+    """
 
     confidence: Confidence = 0.95
     methods: Methods = None
-    canary: CanaryConfig = CanaryConfig()
+    canary: AnyCanary = None
 
 
-class OneRunConfig(_Audit):
+class _OfSteps(_Audit):
+    """What modes that look at single steps have.
+
+    ``held_out`` is how many examples input canaries are made from.
+    """
+
+    first_steps: Whole | None = None
+    held_out: Whole | None = None
+    stop_on_violation: bool = False
+
+
+class OneRunConfig(_OfSteps):
     """Many canaries in every step of the training."""
 
     mode: Literal["one-run"] = "one-run"
     num_canaries: Whole | None = None
-    stop_on_violation: bool = False
 
 
-class PaperConfig(_Audit):
+class PaperConfig(_OfSteps):
     """The paper's two batches a step, with one canary."""
 
     mode: Literal["paper"]
     num_canaries: Literal[1] = 1
     canary_rate: Rate = 1.0
     residual: bool = False
-    stop_on_violation: bool = False
 
 
 class EndToEndConfig(_Audit):

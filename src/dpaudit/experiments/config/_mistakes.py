@@ -146,7 +146,7 @@ def _tag_of(path: Sequence[str], raw: Mapping[str, Any]) -> str:
     table: Any = raw
     for part in path:
         table = table.get(part, {})
-    given = [f' with {key} = "{table[key]}"' for key in ("name", "mode") if key in table]
+    given = [f' with {key} = "{table[key]}"' for key in ("name", "mode", "kind") if key in table]
     return given[0] if given else " here"
 
 
@@ -163,5 +163,5 @@ def _sections(field: Any) -> list[type[BaseModel]]:
 
 def _names(section: type[BaseModel]) -> list[str]:
     """The tags that choose this table."""
-    fields = (section.model_fields[key] for key in ("name", "mode") if key in section.model_fields)
+    fields = (section.model_fields[key] for key in ("name", "mode", "kind") if key in section.model_fields)
     return [tag for field in fields for tag in get_args(field.annotation)]

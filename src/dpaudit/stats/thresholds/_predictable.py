@@ -15,7 +15,7 @@ from dpaudit.stats.inference import Betting, Inference
 from dpaudit.stats.thresholds._balanced import least_balanced_error
 from dpaudit.stats.thresholds._base import ThresholdRule, wants
 
-__all__ = ["Predictable"]
+__all__ = ["Predictable", "predictable_thresholds"]
 
 _GROWTH = 1.3  # choose anew when the past has grown by this factor
 
@@ -36,7 +36,7 @@ class Predictable(ThresholdRule):
         steps = Steps.of(observations)
         if steps.num_steps < 2:
             raise InputError(f"{self!r} needs at least 2 steps, got {steps.num_steps}.")
-        thresholds = _thresholds(steps)
+        thresholds = predictable_thresholds(steps)
         errors = steps.errors(thresholds)
         return Finding(
             inference.from_errors(errors.after_first(), question),
@@ -45,7 +45,8 @@ class Predictable(ThresholdRule):
         )
 
 
-def _thresholds(steps: Steps) -> FloatArray:
+def predictable_thresholds(steps: Steps) -> FloatArray:
+    """A threshold for every step, from the steps before it; of the first one there is none."""
     thresholds = np.zeros(steps.num_steps)
     step = 1
     while step < steps.num_steps:

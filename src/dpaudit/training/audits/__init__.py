@@ -1,4 +1,4 @@
-"""Audits of a training by gradients that join its steps: three ways to look."""
+"""Audits of a training by gradients or examples that join its steps: three ways to look."""
 
 from dpaudit.training.audits._end_to_end import EndToEnd
 from dpaudit.training.audits._one_run import OneRun

@@ -7,17 +7,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dpaudit.canaries import InputCanary
 from dpaudit.errors import InputError
 from dpaudit.recording import WholeRunRecorder
 from dpaudit.training._step import Step
 from dpaudit.training._training import Training
-from dpaudit.training.audits._base import GradientAudit
+from dpaudit.training.audits._base import CanaryAudit
 from dpaudit.training.gradients._rows import Rows
 
 __all__ = ["EndToEnd"]
 
 
-class EndToEnd(GradientAudit):
+class EndToEnd(CanaryAudit):
     """Audits sampling, clipping and noise together, against the curve of the whole training.
 
     Each canary is in the data set or not, by a fair coin before the first step. Those that are in it are
@@ -31,6 +32,8 @@ class EndToEnd(GradientAudit):
 
     def __init__(self, **common: Any) -> None:
         super().__init__(**common)
+        if isinstance(self.canary, InputCanary):
+            raise InputError(f"Expected a gradient canary such as Dirac() end to end, got {self.canary!r}.")
         if self._callbacks:
             raise InputError("Expected no callbacks end to end: there is no bound before the last step.")
 

@@ -1,74 +1,61 @@
-"""What all audits by gradients share: canaries, chance and the scores of a step."""
+"""What all audits share: canaries in the steps of one training, whatever they are."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import torch
 
-from dpaudit._torch import CanaryVectors
-from dpaudit.canaries import Draws, GradientCanary
+from dpaudit.canaries import Coins, Draws
 from dpaudit.stats._types import BoolArray, FloatArray
 from dpaudit.training._step import Step
-from dpaudit.training._training import Training
-from dpaudit.training.audits._canary_rows import CanaryRows
-from dpaudit.training.gradients._flat import trainable
+from dpaudit.training.gradients._rows import Rows
 
-__all__ = ["SECOND_BATCH", "Inserted"]
+__all__ = ["AUGMENTING", "CRAFTING", "SECOND_BATCH", "Inserted"]
 
-SECOND_BATCH = 2  # a purpose of chance, besides those of Draws
+SECOND_BATCH, CRAFTING, AUGMENTING = 2, 3, 4  # purposes of chance, besides those of Draws
 
 
-class Inserted:
+class Inserted(ABC):
     """Canaries in the steps of one training."""
 
-    def __init__(self, training: Training, canary: GradientCanary, num_canaries: int, seed: int) -> None:
-        self.num_canaries = num_canaries
-        self._canary = canary
-        self._size = training.num_parameters
-        self._draws = Draws(canary, num_canaries, seed)
-        self._norm = training.settings.max_grad_norm
-        self._like = next(iter(trainable(training.model).values())).detach()
-        self._index = -1
-        self._vectors = self._aim(0)
+    def __init__(self, draws: Draws | Coins) -> None:
+        self._chance = draws
+
+    @property
+    def num_canaries(self) -> int:
+        """How many there are."""
+        return self._chance.num_canaries
 
     def chance(self, index: int, purpose: int = 0) -> np.random.Generator:
         """The generator of one step, or of whatever else is counted by ``index``."""
-        return self._draws.chance(index, purpose)
+        return self._chance.chance(index, purpose)
 
     def coins(self, index: int) -> BoolArray:
         """Whether each canary is present: a fair coin each."""
-        return self._draws.coins(index)
+        return self._chance.coins(index)
 
     def in_data(self) -> BoolArray:
         """Whether each canary is an entry of the data set: a fair coin each."""
-        return self._draws.entries()
+        return self._chance.entries()
 
-    def vectors(self, index: int) -> CanaryVectors:
-        """Where the canaries of a step point."""
-        if self._canary.moving and index != self._index:
-            self._index, self._vectors = index, self._aim(index)
-        return self._vectors
-
-    def _aim(self, index: int) -> CanaryVectors:
-        return CanaryVectors.of(self._draws.directions(index, self._size), self._like)
-
-    def rows(self, index: int, present: Sequence[int] | np.ndarray) -> list[CanaryRows]:
+    @abstractmethod
+    def rows(self, index: int, present: Sequence[int] | np.ndarray) -> Sequence[Rows]:
         """The gradients of the canaries with these numbers, not clipped yet."""
-        numbers = torch.as_tensor(np.asarray(present, dtype=np.int64), device=self._like.device)
-        if len(numbers) == 0:
-            return []
-        return [CanaryRows(self.vectors(index), numbers, self._canary.scale * self._norm)]
 
+    @abstractmethod
     def scores(self, step: Step, *, residual: bool = True) -> FloatArray:
-        """What the step released along each canary, in clipping norms.
+        """What the step released along each canary, in units of what it may add to the sum.
 
         The adversary knows all other examples. With ``residual`` it takes their sum off: what is left is
         noise, and 1 where the canary is.
         """
-        known = step.clipped_sum if residual else None
-        released = self.vectors(step.index).project(step.noisy_sum, without=known)
-        # numpy is quicker than torch with a few hundred numbers
-        scores: FloatArray = released.cpu().numpy().astype(np.float64) / self._norm
-        return scores
+
+    def state_dict(self) -> dict[str, Any]:
+        """What chance and the weights do not give again."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  # chance is enough for most
+        """Go on from where ``state_dict`` was taken."""

@@ -7,17 +7,16 @@ from typing import Any, ClassVar
 from dpaudit import _validate
 from dpaudit.accounting import SubsampledGaussian
 from dpaudit.errors import InputError
-from dpaudit.recording import Recorder
 from dpaudit.training._seeds import Seeds, generators
 from dpaudit.training._step import Step
 from dpaudit.training._training import Training
-from dpaudit.training.audits._base import GradientAudit
 from dpaudit.training.audits._inserted import SECOND_BATCH
+from dpaudit.training.audits._of_steps import AuditOfSteps
 
 __all__ = ["TwoBatches"]
 
 
-class TwoBatches(GradientAudit):
+class TwoBatches(AuditOfSteps):
     """The paper's audit: one score a step from the training's own batch, one from a second batch.
 
     The canary is in the second batch with probability ``canary_rate``; the model is updated by the first.
@@ -25,8 +24,8 @@ class TwoBatches(GradientAudit):
     listing, which adds the canary after the noise, it goes through the training's own clipping and sum.
     """
 
-    recorder: Recorder
     usual_num_canaries: ClassVar[int] = 1
+    usual_num_inputs: ClassVar[int] = 1
 
     def __init__(
         self,
@@ -48,26 +47,20 @@ class TwoBatches(GradientAudit):
         # the same seed. The same noise in both batches would tell them apart without error.
         own = int(self._inserted.chance(0, SECOND_BATCH).integers(2**63))
         self._generators = generators(Seeds.of(own), training.device)
-        self.recorder = Recorder(
-            claim=self._claim(training),
-            num_steps=training.settings.num_steps,
-            confidence=self.confidence,
+        self.recorder = self._record(
+            training,
             tradeoff=None if self._rate == 1 else SubsampledGaussian(self._rate, 1),
             paired=True,
             may_stop=self._may_stop,
-            callbacks=self._callbacks,
         )
 
-    def observe(self, step: Step) -> None:
+    def _look(self, step: Step) -> None:
         is_in = self._inserted.chance(step.index).random() < self._rate
         rows = self._inserted.rows(step.index, [0] if is_in else [])
         assert self._training is not None  # it is the training that is observed
         second = self._training.draw(rows, self._generators)
         scores = [self._inserted.scores(one, residual=self._residual)[0] for one in (step, second)]
         self.recorder.record(scores, [False, True], tell=False)
-
-    def after(self, step: Step) -> None:  # noqa: ARG002
-        self.recorder.tell()
 
     def state_dict(self) -> dict[str, Any]:
         states = {name: made.get_state() for name, made in self._generators.items()}

@@ -20,7 +20,7 @@ from dpaudit.training.gradients._flat import split, trainable
 from dpaudit.training.gradients._loss import Loss, checked
 from dpaudit.training.gradients._rows import without_skipped
 
-__all__ = ["LinearRows", "book_keeping_rows", "is_plain_linear"]
+__all__ = ["LinearRows", "book_keeping_rows", "chain", "is_plain_linear"]
 
 # Modules that treat every entry alike. Any other module might let one example see another, and then
 # the norms below would be those of something else.
@@ -41,11 +41,17 @@ _ENTRYWISE = (
 
 def is_plain_linear(model: nn.Module) -> bool:
     """Whether the model is linear layers and entrywise functions, one after another, nothing tied."""
-    if any(_has_hooks(module) for module in model.modules()):
-        return False
+    leaves = chain(model)
+    return leaves is not None and all(map(_is_known, leaves))
+
+
+def chain(model: nn.Module) -> list[nn.Module] | None:
+    """The modules that are applied one after another; None if a hook or a shared weight says otherwise."""
     leaves = _leaves(model)
     weights = [id(value) for leaf in leaves for value in leaf.parameters(recurse=False)]
-    return all(map(_is_known, leaves)) and len(weights) == len(set(weights))
+    if len(weights) != len(set(weights)) or any(map(_has_hooks, model.modules())):
+        return None
+    return leaves
 
 
 def _leaves(module: nn.Module) -> list[nn.Module]:
@@ -62,6 +68,8 @@ def _has_hooks(module: nn.Module) -> bool:
 def _is_known(leaf: nn.Module) -> bool:
     if type(leaf) is nn.Flatten:
         return (leaf.start_dim, leaf.end_dim) == (1, -1)
+    if getattr(leaf, "inplace", False):  # it overwrites the output whose gradient is asked for
+        return False
     return type(leaf) is nn.Linear or type(leaf) in _ENTRYWISE
 
 

@@ -59,7 +59,7 @@ NATIVE = (
     _native(
         name="closure-clean",
         public="Opacus issue 330",
-        wrong="The optimizer calls the closure after the noise was added, which makes clean gradients.",
+        wrong="The optimizer calls the closure after the noise was added: what is released are clean sums.",
         specimen=NativeTraining(mechanism=faults.Noiseless),
     ),
     _native(
@@ -83,7 +83,8 @@ NATIVE = (
     _native(
         name="accumulate-noise",
         public="Optax issues 515 and 527; dp-transformers issue 23",
-        wrong="Each of 4 micro-steps adds the noise of a whole step, and the micro-steps are averaged.",
+        wrong="Each of 4 micro-steps draws the noise of a whole step; their noise is averaged, their "
+        "gradients are added up.",
         specimen=NativeTraining(mechanism=faults.AveragedNoise),
     ),
     _native(

@@ -56,14 +56,16 @@ OPACUS = (
     Entry(
         name="ddp-batch",
         public="Opacus issue 347",
-        wrong="The expected batch size is not divided by the number of processes: the noise is too small.",
+        wrong="The expected batch size is not divided by the number of processes, which are averaged: the "
+        "released mean has half of its noise, and half of its sum.",
         kind="Opacus, two processes",
         specimen=_together("ddp_batch"),
     ),
     Entry(
         name="ddp-rank-noise",
         public="Opacus issue 191 and pull request 196",
-        wrong="Every process adds its share of the noise, and the average has less than one would have.",
+        wrong="Every process adds noise of the claimed size over their number, so that the sum has too "
+        "little; or each adds enough, from the same seed.",
         kind="Opacus, two processes",
         specimen=_together("ddp_rank_noise"),
     ),

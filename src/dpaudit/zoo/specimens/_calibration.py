@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from dpaudit.accounting import Claim, noise_for_epsilon
 from dpaudit.accounting._pld import epsilon_below
 from dpaudit.zoo._evidence import Evidence, Replay
@@ -23,8 +25,8 @@ def _too_small(epsilon: float) -> float:
 
 
 def calibration(is_broken: bool, seed: int) -> Evidence:
-    """Noise for an epsilon from 1 to 4, and the epsilon that it has."""
-    asked = 1.0 + seed % 4
+    """Noise for some epsilon from 1 to 4, and the epsilon that it has."""
+    asked = round(float(np.random.default_rng(seed).uniform(1, 4)), 3)
     if is_broken:
         noise = _too_small(asked)
     else:

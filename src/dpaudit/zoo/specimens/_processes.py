@@ -2,71 +2,112 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import warnings
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader, TensorDataset
 
+from dpaudit.diagnostics import Diagnostics
 from dpaudit.observers.opacus import observe  # first: it says how Opacus is installed
 from dpaudit.recording import Recorder
+from dpaudit.stats._types import FloatArray
 from dpaudit.zoo._evidence import Evidence, Scores
 from dpaudit.zoo.specimens._claim import DELTA, NOISE, papers_claim
+from dpaudit.zoo.specimens._noise import diagnosed
 
 # isort: split
 from opacus import PrivacyEngine
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
-from opacus.optimizers.optimizer import _generate_noise
+from opacus.optimizers import DPOptimizer
 
 __all__ = ["ddp_batch", "ddp_rank_noise"]
 
 _PROCESSES = 2
 # Batches are large enough never to be empty: of an empty one some processes make no step, and others wait.
 _EXAMPLES, _RATE, _STEPS = 400, 0.1, 200
-_CANARIES = 128
+_BATCH = _EXAMPLES * _RATE
+_CANARIES, _SHORT = 128, 20
+
+_Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
+_Work: TypeAlias = Callable[[int, bool, int], _Arrays]
+"""What each process does: with its number, whether it is broken, and a seed; to arrays that are kept."""
 
 
 def ddp_batch(is_broken: bool, seed: int) -> Evidence:
-    """Noise for a mean over the examples of all processes, added to that of one process."""
-    return _trained("first" if is_broken else None, seed)
+    """A mean over the batch of all processes where each makes that of its own; they are averaged then."""
+    found = _on_processes(_released_mean, is_broken, seed)[0]
+    return _evidence(found, diagnosed(found["noise"]))
 
 
 def ddp_rank_noise(is_broken: bool, seed: int) -> Evidence:
-    """Every process adds the noise, and what they made is averaged."""
-    return _trained("every" if is_broken else None, seed)
+    """Two trainings in which every process adds noise.
+
+    In the first the processes' noise is too little for what is added up. The second is short: the noise of
+    each process is looked at, one after another, as those see it whom the processes send it to.
+    """
+    ranks = _on_processes(_noise_of_ranks, is_broken, seed)
+    record = Diagnostics()
+    for step in zip(*(found["noise"] for found in ranks), strict=True):
+        for vector in step:
+            record.observe_noise(vector)
+    return _evidence(ranks[0], {_SHORT: record})
 
 
-def _trained(noisy: str | None, seed: int) -> Evidence:
-    with tempfile.TemporaryDirectory() as name:
-        spawn(_work, args=(name, noisy, seed), nprocs=_PROCESSES)  # type: ignore[no-untyped-call]
-        with np.load(Path(name) / "scores.npz") as arrays:
-            scores = Scores(**arrays)
-    return Evidence(claim=papers_claim(), num_steps=_STEPS, scores=scores)
+def _evidence(found: _Arrays, diagnostics: dict[int, Diagnostics]) -> Evidence:
+    scores = Scores(values=found["values"], present=found["present"])
+    return Evidence(claim=papers_claim(), num_steps=_STEPS, scores=scores, diagnostics=diagnostics)
 
 
-def _work(rank: int, folder: str, noisy: str | None, seed: int) -> None:
-    """What each process does; the first one keeps the scores, which all of them have."""
-    warnings.simplefilter("ignore")  # Opacus has advice for trainings that are not broken on purpose
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=_PROCESSES
-    )
-    scores = _scored(rank, noisy, seed)
-    if rank == 0:
-        np.savez(Path(folder) / "scores.npz", values=scores.values, present=scores.present)
-    distributed.destroy_process_group()
+def _released_mean(rank: int, is_broken: bool, seed: int) -> _Arrays:
+    model, optimizer, loader = _private(seed, rank)
+    if is_broken:
+        optimizer.expected_batch_size *= _PROCESSES  # the engine had divided by it
+    noise: list[FloatArray] = []
+    scores = _scored(model, optimizer, loader, seed, lambda: noise.append(_released_noise(optimizer)))
+    return {"values": scores.values, "present": scores.present, "noise": np.stack(noise)}
 
 
-def _scored(rank: int, noisy: str | None, seed: int) -> Scores:
-    model, optimizer, loader = _private(rank, seed)
-    if noisy is not None:
-        optimizer.add_noise = partial(_add_noise, optimizer, on_every=noisy == "every")
+def _noise_of_ranks(rank: int, is_broken: bool, seed: int) -> _Arrays:
+    return {**_added_up(rank, is_broken, seed), **_of_each(rank, is_broken, seed)}
+
+
+def _added_up(rank: int, is_broken: bool, seed: int) -> _Arrays:
+    model, optimizer, loader = _private(seed, rank)
+    if is_broken:
+        _add_noise_everywhere(optimizer, 1 / _PROCESSES)
+    scores = _scored(model, optimizer, loader, seed, lambda: None)
+    return {"values": scores.values, "present": scores.present}
+
+
+def _of_each(rank: int, is_broken: bool, seed: int) -> _Arrays:
+    """As much noise of each process as is right for the sum; all have the same seed, or each its own."""
+    model, optimizer, loader = _private(seed, 0 if is_broken else rank)
+    share = 1 / math.sqrt(_PROCESSES)
+    _add_noise_everywhere(optimizer, share)
+    noise: list[FloatArray] = []
+    optimizer.attach_step_hook(lambda _: noise.append(_own_noise(optimizer)))
+    for _ in _steps(model, optimizer, loader, _SHORT):
+        pass
+    return {"noise": np.stack(noise) / share}
+
+
+def _add_noise_everywhere(optimizer: Any, share: float) -> None:
+    """As an optimizer for one process does it; that for several adds noise on the first one only."""
+    optimizer.noise_multiplier *= share
+    optimizer.add_noise = partial(DPOptimizer.add_noise, optimizer)
+
+
+def _scored(model: Any, optimizer: Any, loader: Any, seed: int, after: Callable[[], None]) -> Scores:
     options: dict[str, Any] = {
         "noise_multiplier": NOISE,
         "sample_rate": _RATE,
@@ -74,38 +115,77 @@ def _scored(rank: int, noisy: str | None, seed: int) -> Scores:
         "delta": DELTA,
     }
     with observe(optimizer, num_canaries=_CANARIES, seed=seed, **options) as recorder:
-        for _ in range(round(_STEPS * _RATE)):
-            for inputs, targets in loader:
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+        for _ in _steps(model, optimizer, loader, _STEPS):
+            after()
     assert isinstance(recorder, Recorder)  # of steps, and not of canaries that are sampled
     return Scores.of(recorder)
 
 
-def _private(rank: int, seed: int) -> Any:
+def _steps(model: Any, optimizer: Any, loader: Any, num_steps: int) -> Iterator[None]:
+    for _ in range(round(num_steps * _RATE)):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            yield
+
+
+def _released_noise(optimizer: Any) -> FloatArray:
+    """What all processes released, as the mean of the batch that is claimed, less the sum that is in it."""
+    total = _flat(optimizer, "summed_grad")
+    distributed.all_reduce(total)
+    return _in_units(_BATCH * _flat(optimizer, "grad") - total)
+
+
+def _own_noise(optimizer: Any) -> FloatArray:
+    """What this process added to its sum; a hook is called before anything is sent."""
+    mean = _flat(optimizer, "grad") * optimizer.expected_batch_size
+    return _in_units(mean - _flat(optimizer, "summed_grad"))
+
+
+def _flat(optimizer: Any, name: str) -> Tensor:
+    return torch.cat([getattr(parameter, name).reshape(-1) for parameter in optimizer.params])
+
+
+def _in_units(noise: Tensor) -> FloatArray:
+    found: FloatArray = noise.double().numpy() / NOISE
+    return found
+
+
+def _private(seed: int, own: int) -> Any:
+    """A model, its optimizer and its batches; chance of this process comes from both seeds."""
     torch.manual_seed(seed)  # the same model and data everywhere
     inputs = torch.randn(_EXAMPLES, 8)
     data = TensorDataset(inputs, (inputs[:, 0] > 0).long())
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
     module = DifferentiallyPrivateDistributedDataParallel(model)
-    torch.manual_seed(seed + 1 + rank)  # noise and batches of its own
+    torch.manual_seed(seed + 1 + own)
     return PrivacyEngine(accountant="rdp").make_private(
         module=module,
         optimizer=torch.optim.SGD(module.parameters(), lr=0.5),
-        data_loader=DataLoader(data, batch_size=round(_RATE * _EXAMPLES)),
+        data_loader=DataLoader(data, batch_size=round(_BATCH)),
         noise_multiplier=NOISE,
         max_grad_norm=1.0,
     )
 
 
-def _add_noise(optimizer: Any, *, on_every: bool) -> None:
-    """Noise that is smaller by the number of processes, on the first one or on all.
+def _on_processes(work: _Work, is_broken: bool, seed: int) -> list[_Arrays]:
+    """What each process found."""
+    with tempfile.TemporaryDirectory() as name:
+        spawn(_process, args=(name, work, is_broken, seed), nprocs=_PROCESSES)  # type: ignore[no-untyped-call]
+        return [_loaded(Path(name) / f"{rank}.npz") for rank in range(_PROCESSES)]
 
-    As it is when noise is divided by the batch of all processes, and what they made is averaged.
-    """
-    std = optimizer.noise_multiplier * optimizer.max_grad_norm / optimizer.world_size
-    for parameter in optimizer.params:
-        parameter.grad = parameter.summed_grad.clone()
-        if on_every or optimizer.rank == 0:
-            parameter.grad += _generate_noise(std, parameter.summed_grad)
+
+def _loaded(path: Path) -> _Arrays:
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+def _process(rank: int, folder: str, work: _Work, is_broken: bool, seed: int) -> None:
+    warnings.simplefilter("ignore")  # Opacus has advice for trainings that are not broken on purpose
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=_PROCESSES
+    )
+    np.savez(Path(folder) / f"{rank}.npz", **work(rank, is_broken, seed))  # type: ignore[arg-type]
+    distributed.destroy_process_group()

@@ -1,0 +1,74 @@
+"""``dpaudit report``: finished runs as one page, as Markdown or as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpaudit.cli._console import output, print_json, working
+from dpaudit.cli._options import Json
+from dpaudit.errors import InputError
+
+if TYPE_CHECKING:  # imported when the command is called, so that the others start faster
+    from dpaudit.report import Format, Report
+
+__all__ = ["report"]
+
+_Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Directories of finished runs.")]
+_Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        metavar="FILE",
+        help="Where the report goes; by default into the run's directory, of several runs into this one.",
+        show_default=False,
+    ),
+]
+_Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format", metavar="html|md|json", help="By default what the name of the file says, or html."
+    ),
+]
+
+
+def report(*, runs: _Runs, file: _Output = None, format_name: _Format = None, as_json: Json = False) -> None:
+    """Write a report of one or several runs: one page that needs no network.
+
+    Exit status: 0 the report was written, whatever the verdicts in it are;
+    2 bad input.
+    """
+    from dpaudit.report import Report  # noqa: PLC0415
+
+    chosen = _format(format_name, file)
+    target = file or _place(runs) / f"report.{chosen}"
+    with working(f"Reading {len(runs)} {'run' if len(runs) == 1 else 'runs'}"):
+        made = Report.read(runs)
+    made.write(target, format=chosen)
+    if as_json:
+        print_json(made.to_dict())
+    else:
+        _print(made, target)
+
+
+def _place(runs: list[Path]) -> Path:
+    return runs[0] if len(runs) == 1 else Path()
+
+
+def _format(name: str | None, file: Path | None) -> Format:
+    from dpaudit.report import Format  # noqa: PLC0415
+
+    if name is None:
+        return Format.HTML if file is None else Format.of(file)
+    if name not in list(Format):
+        raise InputError(f"Expected --format to be html, md or json, got {name!r}.")
+    return Format(name)
+
+
+def _print(made: Report, target: Path) -> None:
+    console = output()
+    for run in made.runs:
+        console.print(f"{run.name}: {run.verdict.name}. {run.bound.statement}", soft_wrap=True)
+    console.print(str(target), soft_wrap=True)

@@ -1,0 +1,111 @@
+"""Trials of a user's own training function."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from dpaudit.errors import InputError
+from dpaudit.experiments.trials._log_odds import log_odds
+from dpaudit.experiments.trials._recipe import Recipe
+from dpaudit.experiments.trials._target import load
+from dpaudit.experiments.trials._trial import Trial
+
+__all__ = ["Neighbours", "function_recipe", "function_scorer"]
+
+_BITS = 32  # what torch.manual_seed uses of a seed, and all that numpy.random.seed takes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Neighbours:
+    """Two data sets that differ in the canary, of whatever kind the training function takes."""
+
+    with_canary: Any
+    without_canary: Any
+    canary: tuple[Any, int] | None = None
+    """Its input, as a model takes it, and its class; needed for functions that return a model."""
+
+
+def function_recipe(
+    function: str,
+    *,
+    data: str,
+    data_arguments: Mapping[str, Any] | None = None,
+    score: str | None = None,
+) -> Recipe:
+    """A recipe for ``train(dataset, seed) -> model or score``, named as ``module:function``.
+
+    The function gets the data set with or without the canary, and a seed of 32 bits; it must not change the
+    data set. Python's, numpy's and torch's own generators are seeded before every call, too. It returns a
+    number, higher for "present", or a model: a function of a batch of inputs that gives logits.
+
+    ``data`` names a function that makes :class:`Neighbours` from ``data_arguments``, once in a process.
+    ``score`` names a function ``(model, input, label) -> float`` to be used instead of the logarithm of
+    p / (1 - p), where p is the probability of the canary's label.
+    """
+    arguments = {"function": function, "data": data, "data_arguments": dict(data_arguments or {})}
+    return Recipe(target=f"{__name__}:{function_scorer.__name__}", arguments={**arguments, "score": score})
+
+
+def function_scorer(
+    *, function: str, data: str, data_arguments: Mapping[str, Any], score: str | None
+) -> Callable[[Sequence[Trial]], list[float]]:
+    """The scorer of :func:`function_recipe`."""
+    train, of_model = load(function), log_odds if score is None else load(score)
+    neighbours = load(data)(**data_arguments)
+    if not isinstance(neighbours, Neighbours):
+        raise InputError(f"Expected {data!r} to make Neighbours, got {type(neighbours).__name__}.")
+
+    def scored(trial: Trial) -> float:
+        dataset = neighbours.with_canary if trial.present else neighbours.without_canary
+        with _seeded(seed := _short(trial.seed)):
+            found = train(dataset, seed)
+            return _score(found, function, neighbours.canary, of_model)
+
+    return lambda trials: [scored(trial) for trial in trials]
+
+
+def _score(
+    found: Any, function: str, canary: tuple[Any, int] | None, of_model: Callable[..., float]
+) -> float:
+    is_number = isinstance(found, Real) or (hasattr(found, "item") and getattr(found, "ndim", None) == 0)
+    if is_number and not isinstance(found, bool):
+        return float(found)
+    if not callable(found):
+        raise InputError(f"Expected {function!r} to return a score or a model, got {type(found).__name__}.")
+    if canary is None:
+        raise InputError(
+            f"Expected {function!r} to return a score, got a model: there is no canary to ask it."
+        )
+    return float(of_model(found, *canary))
+
+
+def _short(seed: int) -> int:
+    """A seed that every library takes."""
+    return int(np.random.SeedSequence(seed).generate_state(1, np.uint32)[0])
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """A function that uses somebody's global generator still depends on nothing but its trial."""
+    torch = sys.modules.get("torch")
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    before = torch.get_rng_state() if torch is not None else None
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    if torch is not None:
+        torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002
+        if torch is not None and before is not None:
+            torch.set_rng_state(before)

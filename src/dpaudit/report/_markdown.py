@@ -1,0 +1,104 @@
+"""A report as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import dpaudit
+from dpaudit.report._run import Run
+from dpaudit.report._words import headline, summary, verdict_mark
+from dpaudit.report.plots._scale import number
+
+__all__ = ["markdown"]
+
+# what Markdown or HTML in it would take for markup, in words of anybody
+_MARKUP = re.compile(r"([\\`*_{}\[\]<#|~!&])")
+
+
+def markdown(runs: Sequence[Run], *, title: str, notice: str | None = None) -> str:
+    """Without pictures: verdicts, what they rest on, all bounds, settings."""
+    parts = [f"# {_plain(title)}"]
+    if notice is not None:
+        parts.append(_plain(notice))
+    if len(runs) > 1:
+        parts.append(_table(_HEADER, [_row(run) for run in runs]))
+    for run in runs:
+        parts += _section(run)
+    parts.append(f"Made by dpaudit {dpaudit.__version__}.")
+    return "\n\n".join(parts) + "\n"
+
+
+_HEADER = (
+    "run",
+    "verdict",
+    "claimed epsilon",
+    "epsilon at least",
+    "confidence",
+    "smallest leak that would show",
+)
+
+
+def _row(run: Run) -> list[str]:
+    return [
+        run.name,
+        verdict_mark(run.verdict)[1],
+        number(run.claim.epsilon),
+        number(run.bound.epsilon),
+        f"{100 * run.bound.confidence:g} %",
+        number(run.power.epsilon),
+    ]
+
+
+def _section(run: Run) -> Iterator[str]:
+    yield f"## {_plain(run.name)}"
+    yield f"**{_plain(headline(run))}**"
+    yield f"{run.verdict.name}. {_plain(run.sentence)}"
+    yield _table(("", ""), summary(run))
+    lists = (
+        ("Assumes", run.bound.assumptions),
+        ("Not covered", run.not_covered),
+        ("Notes", run.notes),
+        ("Diagnostics", () if run.diagnosis is None else _diagnosis(run)),
+    )
+    for label, texts in lists:
+        if texts:
+            yield f"{label}:\n\n" + "\n".join(f"- {_plain(text)}" for text in texts)
+    if run.methods:
+        yield "### All methods"
+        yield _methods(run)
+    for label, lines in (
+        ("The training", run.facts),
+        ("Configuration", run.settings),
+        ("Versions", run.versions),
+    ):
+        if lines:
+            yield f"### {label}"
+            yield _lines(lines)
+
+
+def _diagnosis(run: Run) -> Sequence[str]:
+    assert run.diagnosis is not None
+    found = [f"{one.name}: {one.sentence}" for one in run.diagnosis.findings]
+    return [run.diagnosis.sentence, *found, *run.diagnosis.causes, *run.diagnosis.notes]
+
+
+def _methods(run: Run) -> str:
+    header = ("method", "threshold rule", "kind", "epsilon", "for the claim")
+    rows = [(m.name, m.rule, str(m.kind), number(m.epsilon), number(m.whole)) for m in run.methods]
+    return _table(header, rows)
+
+
+def _lines(lines: Mapping[str, str]) -> str:
+    return _table(("", ""), list(lines.items()))
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header)]
+    text = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join(text + ["| " + " | ".join(map(_plain, row)) + " |" for row in rows])
+
+
+def _plain(text: str) -> str:
+    """The words, on one line and never as markup."""
+    return _MARKUP.sub(r"\\\1", " ".join(text.split()))

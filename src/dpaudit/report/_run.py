@@ -1,0 +1,119 @@
+"""One audit as a report shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dpaudit.diagnostics import Diagnosis
+from dpaudit.errors import InputError
+from dpaudit.report._bounds import BoundValues, ClaimValues, read_power
+from dpaudit.report._diagnosis import DiagnosisValues
+from dpaudit.report._settings import flattened
+from dpaudit.report._values import Values
+from dpaudit.report.figures import Figures
+from dpaudit.stats import Observations, Power, Result, Verdict
+
+__all__ = ["Run", "read_audit"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What was claimed, what was found, and with what.
+
+    ``facts``, ``settings`` and ``versions`` are lines with a label each, of the training, of its
+    configuration and of what it was made with. ``counted`` is what an observation is of: "step", "trial".
+    """
+
+    name: str
+    verdict: Verdict
+    sentence: str
+    claim: ClaimValues
+    bound: BoundValues
+    power: Power
+    methods: tuple[BoundValues, ...] = ()
+    notes: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
+    diagnosis: DiagnosisValues | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    figures: Figures = field(default_factory=Figures)
+    counted: str = "step"
+
+    @classmethod
+    def of(
+        cls,
+        result: Result,
+        observations: Observations | None = None,
+        *,
+        name: str,
+        diagnosis: Diagnosis | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Run:
+        """From an audit that was not made by ``dpaudit run``: an observer's, or one of given scores."""
+        raw = {**result.to_dict(), "diagnosis": None if diagnosis is None else diagnosis.to_dict()}
+        audit = read_audit(Values(raw, name))
+        figures = Figures.of(
+            observations,
+            claim=audit["claim"],
+            bound=audit["bound"],
+            tradeoff=result.hypothesis.tradeoff,
+            hypothesis=result.hypothesis,
+        )
+        stepped = observations is not None and observations.is_stepped
+        return cls(
+            name=name,
+            figures=figures,
+            settings=flattened(settings or {}),
+            counted="step" if stepped else "observation",
+            **audit,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, as the schema says."""
+        return {
+            "name": self.name,
+            "verdict": self.verdict.name,
+            "sentence": self.sentence,
+            "claim": self.claim.to_dict(),
+            "bound": self.bound.to_dict(),
+            "power": self.power.to_dict(),
+            "methods": [method.to_dict() for method in self.methods],
+            "notes": list(self.notes),
+            "not_covered": list(self.not_covered),
+            "diagnosis": None if self.diagnosis is None else self.diagnosis.to_dict(),
+            "facts": dict(self.facts),
+            "settings": dict(self.settings),
+            "versions": dict(self.versions),
+            "counted": self.counted,
+            "figures": self.figures.to_dict(),
+        }
+
+
+def read_audit(values: Values) -> dict[str, Any]:
+    """The parts of a run that come from its result, checked."""
+    bound = values.section("bound")
+    diagnosed = values.has("diagnosis")
+    claim = ClaimValues.read(values.section("claim"))
+    return {
+        "verdict": _verdict(values),
+        "sentence": values.text("sentence"),
+        "claim": claim,
+        "bound": BoundValues.read(bound, bound.number("epsilon"), name="the verdict's"),
+        "power": read_power(values.section("power")),
+        "methods": BoundValues.read_all(values, claim.delta),
+        "notes": values.texts("notes"),
+        "not_covered": values.texts("not_covered"),
+        "diagnosis": DiagnosisValues.read(values.section("diagnosis")) if diagnosed else None,
+    }
+
+
+def _verdict(values: Values) -> Verdict:
+    word = values.text("verdict")
+    if word not in Verdict.__members__:
+        raise InputError(
+            f"Expected verdict to be {', '.join(Verdict.__members__)} in {values.source}, got {word[:60]!a}."
+        )
+    return Verdict[word]

@@ -1,0 +1,48 @@
+"""What a report says, in every format alike."""
+
+from __future__ import annotations
+
+from dpaudit.report._run import Run
+from dpaudit.report.plots._scale import number
+from dpaudit.stats import Verdict
+
+__all__ = ["headline", "summary", "verdict_mark"]
+
+_MARKS = {
+    Verdict.VIOLATION: ("\N{BLACK UP-POINTING TRIANGLE}", "Violation"),
+    Verdict.NO_VIOLATION: ("\N{WHITE CIRCLE}", "No violation"),
+    Verdict.UNDERPOWERED: ("\N{WHITE DIAMOND}", "Underpowered"),
+}
+
+
+def verdict_mark(verdict: Verdict) -> tuple[str, str]:
+    """A sign and the word: never a colour alone."""
+    return _MARKS[verdict]
+
+
+def headline(run: Run) -> str:
+    """The verdict in a sentence, with its numbers."""
+    claim = f"The claim of epsilon {number(run.claim.epsilon)}"
+    level = f"{100 * run.bound.confidence:g} %"
+    least = f"epsilon is at least {number(run.bound.epsilon)}, with {level} confidence."
+    if run.verdict is Verdict.UNDERPOWERED:
+        return f"{claim} could not be tested: there are too few observations."
+    return f"{claim} is {'refuted' if run.verdict is Verdict.VIOLATION else 'not refuted'}: {least}"
+
+
+def summary(run: Run) -> list[tuple[str, str]]:
+    """Claim, bound, method and power, a sentence each."""
+    return [
+        ("claim", run.claim.summary),
+        ("bound", run.bound.statement),
+        ("kind", _KINDS[run.bound.kind.value]),
+        ("method", run.bound.method),
+        ("power", str(run.power)),
+    ]
+
+
+_KINDS = {
+    "confidence": "a confidence bound: it exceeds the truth at most as often as it says",
+    "credible": "a credible bound: it depends on a prior",
+    "heuristic": "a heuristic: no error rate is known",
+}

@@ -1,0 +1,143 @@
+"""Many models trained with DP-SGD, with and without a canary: Algorithm 1 of Nasr et al. 2023."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpaudit import _validate
+from dpaudit.errors import InputError
+from dpaudit.training._mechanism import GaussianSum, Mechanism
+from dpaudit.training._seeds import Seeds, initialize
+from dpaudit.training._settings import DPSGD
+from dpaudit.training.data import Dataset
+from dpaudit.training.ensemble._batches import drawn_batches
+from dpaudit.training.ensemble._example import Example, joined
+from dpaudit.training.ensemble._one_by_one import train_one
+from dpaudit.training.ensemble._scores import Score, log_odds
+from dpaudit.training.ensemble._stack import Stack
+from dpaudit.training.ensemble._together import can_train_together, train_together
+from dpaudit.training.ensemble._trained import TrainedModels, with_weights
+from dpaudit.training.gradients import Loss, cross_entropy, flat_parameters, num_parameters
+
+__all__ = ["Ensemble"]
+
+# Measured by benchmarks/ensemble.py: fewer call torch more often, more fall out of the caches.
+_DENSE_AT_ONCE, _CONVOLUTIONS_AT_ONCE = 32, 2
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ensemble:
+    """Models of one kind, each trained from a seed of its own, on ``data`` with or without the ``canary``.
+
+    All chance of a model (first weights, batches, noise) comes from its own seed. Where the canary is
+    present it is an example like any other: a coin decides in every step whether it is in the batch. The sum
+    of clipped gradients is divided by ``sample_rate`` times the number of examples without the canary,
+    whether it is there or not: a number that depended on it would tell about it.
+
+    ``initial_weights`` are those that all models start from, instead of random ones. ``mechanism`` is what
+    the settings say, unless given: audits are tested with broken ones. One that remembers something from
+    step to step is shared by all models.
+
+    Linear layers, convolutions and what has no weights are computed for ``models_at_once`` models together.
+    Any other model, and any optimizer but SGD, is trained by ``Training``, one model after another.
+    """
+
+    build: Callable[[], nn.Module]
+    data: Dataset
+    canary: Example
+    settings: DPSGD
+    loss: Loss = cross_entropy
+    mechanism: Mechanism | None = None
+    initial_weights: Tensor | None = None
+    models_at_once: int | None = None
+    device: torch.device | str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.models_at_once is not None:
+            _validate.whole("models_at_once", self.models_at_once)
+        size = num_parameters(self._pattern)
+        if self.initial_weights is not None and self.initial_weights.shape != (size,):
+            shape = tuple(self.initial_weights.shape)
+            raise InputError(
+                f"Expected initial_weights to be a vector of {size:,} numbers, got shape {shape}."
+            )
+
+    @property
+    def at_once(self) -> int:
+        """How many models are trained at once."""
+        if self._stack is None:
+            return 1
+        return self.models_at_once or (
+            _CONVOLUTIONS_AT_ONCE if self._stack.has_convolutions else _DENSE_AT_ONCE
+        )
+
+    @property
+    def expected_batch_size(self) -> float:
+        """What the sum of a step is divided by."""
+        return self.settings.sample_rate * len(self.data)
+
+    def scores(self, seeds: Sequence[int], present: Sequence[bool], score: Score = log_odds) -> Tensor:
+        """Train a model from each seed and look at it as an outsider: one score of the canary for each.
+
+        A model that has diverged, and gives no number, gets the smallest score there is.
+        """
+        inputs, _ = self._joined.at(torch.tensor([len(self.data)]))
+        logits = self.train(seeds, present).logits(inputs)[:, 0]
+        return score(logits, self.canary.target).nan_to_num(nan=torch.finfo(torch.float64).min)
+
+    def train(self, seeds: Sequence[int], present: Sequence[bool]) -> TrainedModels:
+        """Train a model from each seed, with the canary where it is ``present``."""
+        if len(seeds) != len(present) or not seeds:
+            raise InputError(
+                f"Expected as many seeds as flags and at least one, got {len(seeds)} and {len(present)}."
+            )
+        blocks = range(0, len(seeds), self.at_once)
+        parts = [slice(first, first + self.at_once) for first in blocks]
+        weights = [self._block([Seeds.of(seed) for seed in seeds[part]], present[part]) for part in parts]
+        return TrainedModels(torch.cat(weights), self._pattern)
+
+    def _block(self, seeds: Sequence[Seeds], present: Sequence[bool]) -> Tensor:
+        flat = torch.stack([self._first_weights(each) for each in seeds]).to(self.device)
+        batches = [
+            drawn_batches(num_examples=len(self.data), present=there, settings=self.settings, seeds=each)
+            for each, there in zip(seeds, present, strict=True)
+        ]
+        if self._stack is not None:
+            return train_together(self._stack, flat, self._joined, batches, seeds=seeds, **self._same)
+        model = with_weights(self.build, flat[0])
+        return train_one(model, self._joined, batches[0], seeds=seeds[0], **self._same)[None]
+
+    def _first_weights(self, seeds: Seeds) -> Tensor:
+        if self.initial_weights is not None:
+            return self.initial_weights
+        return flat_parameters(initialize(self.build, seeds.initialization))
+
+    @property
+    def _same(self) -> dict[str, Any]:
+        """What all models have in common."""
+        settings = self.settings
+        return {
+            "settings": settings,
+            "loss": self.loss,
+            "expected_batch_size": self.expected_batch_size,
+            "mechanism": self.mechanism
+            or GaussianSum(noise_multiplier=settings.noise_multiplier, max_grad_norm=settings.max_grad_norm),
+        }
+
+    @cached_property
+    def _pattern(self) -> nn.Module:
+        return initialize(self.build, seed=0)
+
+    @cached_property
+    def _joined(self) -> Dataset:
+        return joined(self.data.to(self.device), self.canary)
+
+    @cached_property
+    def _stack(self) -> Stack | None:
+        return Stack.of(self._pattern, self.data.shape) if can_train_together(self.settings) else None

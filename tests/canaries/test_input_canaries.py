@@ -1,0 +1,38 @@
+"""Input canaries are frozen descriptions, whose numbers are checked."""
+
+import pytest
+
+import dpaudit
+from dpaudit.canaries import InputCanary
+
+KINDS = [dpaudit.Blank, dpaudit.Mislabelled, dpaudit.Adversarial, dpaudit.Crafted]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_input_canaries_are_frozen_values(kind):
+    assert kind() == kind()
+    assert isinstance(kind(), InputCanary)
+    with pytest.raises(AttributeError):
+        kind().num_steps = 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_those_that_are_optimized_look_at_the_weights(kind):
+    assert kind.looks_at_weights == (kind in (dpaudit.Adversarial, dpaudit.Crafted))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: dpaudit.Adversarial(num_steps=0), "num_steps=0 to be at least 1"),
+        (lambda: dpaudit.Adversarial(step_size=-1.0), "step_size=-1 in"),
+        (lambda: dpaudit.Adversarial(radius=0.0), "radius=0 in"),
+        (lambda: dpaudit.Crafted(num_steps=2.5), "num_steps=2.5 to be a whole number"),
+        (lambda: dpaudit.Crafted(step_size="big"), "step_size='big' to be a number"),
+        (lambda: dpaudit.Crafted(every=0), "every=0 to be at least 1"),
+        (lambda: dpaudit.Crafted(long=1), "long=1 to be True or False"),
+    ],
+)
+def test_a_canary_that_cannot_be_made_gets_a_sentence(make, sentence):
+    with pytest.raises(dpaudit.InputError, match=sentence):
+        make()

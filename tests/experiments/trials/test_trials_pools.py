@@ -1,0 +1,216 @@
+"""Real processes and a real Ray: the same scores everywhere, whoever is killed."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trial_runs import finish, plan_of, undisturbed
+
+from dpaudit import InputError
+from dpaudit.errors import MissingExtraError
+from dpaudit.experiments.trials import (
+    Processes,
+    Ray,
+    Serial,
+    TrialPlan,
+    TrialsRun,
+    function_recipe,
+    open_store,
+)
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def folder_in(tmp_path: Path, name: str) -> str:
+    (tmp_path / name).mkdir()
+    return str(tmp_path / name)
+
+
+def torch_plan() -> TrialPlan:
+    recipe = function_recipe("trial_functions:trained", data="trial_functions:points")
+    return TrialPlan(recipe=recipe, num_trials=6, seed=1)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_processes_give_the_scores_of_one_after_another(tmp_path: Path, num_workers: int) -> None:
+    plan = plan_of("in_company", num_trials=20, group_size=3)
+    serial, pool = finish(plan, tmp_path / "serial"), Processes(num_workers=num_workers)
+    assert dict(finish(plan, tmp_path / "processes", pool).scores) == dict(serial.scores)
+
+
+def test_real_trainings_have_the_same_scores_in_processes(tmp_path: Path) -> None:
+    serial = finish(torch_plan(), tmp_path / "serial")
+    assert serial.failures == {}
+    assert len(set(serial.scores.values())) == 6
+    processes = finish(torch_plan(), tmp_path / "processes", Processes(num_workers=2))
+    assert dict(processes.scores) == dict(serial.scores)
+
+
+def test_a_killed_worker_is_replaced_and_its_trials_are_tried_again(tmp_path: Path) -> None:
+    plan = plan_of("killing", number=4, folder=folder_in(tmp_path, "marks"), times=3, group_size=2)
+    run = finish(plan, tmp_path / "run", Processes(num_workers=2))
+    assert run.failures == {}
+    assert dict(run.scores) == undisturbed(plan, tmp_path)
+    assert len(list((tmp_path / "marks").iterdir())) == 3
+
+
+def test_trials_that_kill_their_worker_too_often_fail_and_stop_no_other(tmp_path: Path) -> None:
+    plan = plan_of("killing", number=4, folder=folder_in(tmp_path, "marks"), times=2, group_size=2)
+    run = finish(plan, tmp_path / "run", Processes(num_workers=2, max_retries=1))
+    killed = "The worker process was killed by SIGKILL, 2 times in a row."
+    assert run.failures == {4: killed, 5: killed}
+    run = finish(plan, tmp_path / "run", Processes(num_workers=2))
+    assert dict(run.scores) == undisturbed(plan, tmp_path)
+
+
+def test_a_failing_trial_is_recorded_by_processes(tmp_path: Path) -> None:
+    run = finish(plan_of("failing", numbers=[3]), tmp_path, Processes(num_workers=1))
+    assert list(run.failures) == [3]
+    assert "ZeroDivisionError: this training diverged" in run.failures[3]
+    assert len(run.scores) == 9
+
+
+def test_what_is_wrong_for_every_trial_ends_processes_with_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="raised FileNotFoundError: no such data"):
+        finish(plan_of("no_data"), tmp_path, Processes(num_workers=2))
+    with pytest.raises(InputError, match="one ended with status 7 before it was ready, 2 times"):
+        finish(plan_of("dying_at_import"), tmp_path / "other", Processes(num_workers=1, max_retries=1))
+
+
+def test_what_a_worker_prints_does_not_go_to_standard_output(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    finish(plan_of("loud", num_trials=2), tmp_path, Processes(num_workers=1))
+    assert capfd.readouterr() == ("", "a training that talks\n" * 2)
+
+
+def line_of(fifo: Path) -> str:
+    """The line that somebody writes to a pipe; a minute is waited for it."""
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    ready, _, _ = select.select([reader], [], [], 60)
+    assert ready
+    with open(reader) as pipe:  # noqa: PTH123
+        return pipe.readline()
+
+
+def interrupted(plan: TrialPlan, folder: Path, start: Start, fifo: Path, number: signal.Signals) -> int:
+    """Send a signal to a driver whose worker has begun a trial that never ends; the driver's exit status.
+
+    Returns when driver and worker are gone.
+    """
+    os.mkfifo(fifo)
+    driver = start(plan, folder, num_workers=2)
+    worker = os.pidfd_open(int(line_of(fifo)))
+    driver.send_signal(number)
+    status = driver.wait(60)
+    gone, _, _ = select.select([worker], [], [], 60)
+    os.close(worker)
+    assert gone
+    return status
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_a_driver_that_is_killed_or_interrupted_leaves_a_store_to_go_on_from_and_no_worker(
+    tmp_path: Path, start: Start, number: signal.Signals, status: int
+) -> None:
+    fifo, released = tmp_path / "fifo", tmp_path / "released"
+    plan = plan_of("waiting", num_trials=12, number=6, fifo=str(fifo), released=str(released))
+    assert interrupted(plan, tmp_path / "run", start, fifo, number) == status
+    with open_store(tmp_path / "run", plan) as store:
+        assert store.remarks == []
+        assert 6 not in store.scores
+        assert len(set(store.scores) & {0, 1, 2, 3, 4, 5}) >= 5  # begun before it, one by the other worker
+    released.touch()
+    assert dict(finish(plan, tmp_path / "run", Serial()).scores) == undisturbed(plan, tmp_path)
+
+
+def descendants(process: int) -> list[int]:
+    lists = [path.read_text().split() for path in Path(f"/proc/{process}/task").glob("*/children")]
+    children = [int(number) for numbers in lists for number in numbers]
+    return children + [one for child in children for one in descendants(child)]
+
+
+def listening() -> set[str]:
+    """The addresses at which what this process started listens."""
+    sockets = {
+        str(link.readlink())[len("socket:[") : -1]
+        for process in descendants(os.getpid())
+        for link in Path(f"/proc/{process}/fd").glob("*")
+        if link.is_symlink() and str(link.readlink()).startswith("socket:")
+    }
+    found = set()
+    for family, name in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            local, state, inode = (line.split()[place] for place in (1, 3, 9))
+            if state == "0A" and inode in sockets:
+                words = struct.unpack(f"<{len(local[:-5]) // 8}I", bytes.fromhex(local[:-5]))
+                found.add(socket.inet_ntop(family, struct.pack(f">{len(words)}I", *words)))
+    return found
+
+
+def ray_runs(tmp_path: Path) -> dict[str, TrialsRun]:
+    """Everything that is asked of Ray, in one cluster: it takes long to start."""
+    ray = pytest.importorskip("ray")
+    marks = folder_in(tmp_path, "marks")
+    plans = {
+        "company": plan_of("in_company", num_trials=20, group_size=3),
+        "killing": plan_of("killing", number=4, folder=marks, times=2, group_size=2),
+        "failing": plan_of("failing", numbers=[3]),
+    }
+    from dpaudit.experiments.trials.pools._ray import _connected  # noqa: PLC0415
+
+    with _connected(ray, None):
+        assert ray.util.get_node_ip_address() == "127.0.0.1"
+        assert "::ffff:127.0.0.1" in listening() <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
+        runs = {name: finish(plan, tmp_path / name, Ray()) for name, plan in plans.items()}
+        assert ray.is_initialized()  # somebody else's cluster is not ended
+        runs["short"] = finish(
+            plan_of("killing", number=4, folder=folder_in(tmp_path, "more"), times=9),
+            tmp_path / "short",
+            Ray(max_retries=1),
+        )
+        with pytest.raises(InputError, match="raised FileNotFoundError: no such data"):
+            finish(plan_of("no_data"), tmp_path / "refused", Ray())
+    assert not ray.is_initialized()
+    return runs
+
+
+def test_ray_gives_the_same_scores_and_tries_again_what_was_killed(tmp_path: Path) -> None:
+    runs = ray_runs(tmp_path)
+    company = finish(plan_of("in_company", num_trials=20, group_size=3), tmp_path / "serial")
+    assert dict(runs["company"].scores) == dict(company.scores)
+    assert runs["killing"].failures == {}
+    assert dict(runs["killing"].scores) == undisturbed(plan_of(), tmp_path)
+    assert len(list((tmp_path / "marks").iterdir())) == 2
+    assert list(runs["failing"].failures) == [3]
+    assert "this training diverged" in runs["failing"].failures[3]
+    assert list(runs["short"].failures) == [4]
+    assert "The worker of Ray was lost too often" in runs["short"].failures[4]
+    assert len(runs["short"].scores) == 9
+
+
+def test_without_ray_the_line_that_installs_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'dpaudit\[ray\]'"):
+        finish(plan_of(), tmp_path, Ray())
+
+
+@pytest.mark.parametrize(
+    ("pool", "options"),
+    [(Processes, {"num_workers": 0}), (Processes, {"max_retries": -1}), (Ray, {"num_gpus": -1})],
+)
+def test_a_pool_of_nothing_is_refused(pool: Callable[..., object], options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(options))):
+        pool(**options)

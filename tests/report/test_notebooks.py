@@ -1,0 +1,85 @@
+"""Results and recorders show and draw themselves."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+import dpaudit
+from dpaudit.errors import InputError, MissingExtraError
+
+CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+
+
+@pytest.fixture(autouse=True)
+def without_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+
+
+def a_result() -> dpaudit.Result:
+    rng = np.random.default_rng(0)
+    seen = dpaudit.Observations(
+        with_canary=rng.normal(1, 0.5, 200), without_canary=rng.normal(0, 0.5, 200), normalized=True
+    )
+    return dpaudit.audit(seen, claim=CLAIM)
+
+
+def a_recorder(num_done: int, num_steps: int = 30, *, paired: bool = False) -> dpaudit.Recorder:
+    made, rng = dpaudit.Recorder(claim=CLAIM, num_steps=num_steps, paired=paired), np.random.default_rng(0)
+    for _ in range(num_done):
+        present = np.array([False, True])
+        made.record(present + 0.5 * rng.standard_normal(2), present)
+    return made
+
+
+def test_a_result_shows_all_that_it_prints() -> None:
+    result = a_result()
+    shown = result._repr_html_()
+    assert shown.startswith("<div>")
+    assert "<strong>VIOLATION.</strong>" in shown
+    assert "epsilon &gt;= " in shown
+    assert all(text in shown for text in result.bound.assumptions if "'" not in text)
+
+
+def test_a_recorder_shows_its_bound_so_far() -> None:
+    shown = a_recorder(20)._repr_html_()
+    assert "epsilon &gt;= " in shown
+    assert '<td align="left">20</td>' in shown
+    assert "one Gaussian step" in a_recorder(0)._repr_html_()
+
+
+def test_showing_a_finished_recorder_does_not_change_its_verdict() -> None:
+    seen, unseen = a_recorder(30, paired=True), a_recorder(30, paired=True)
+    seen._repr_html_()
+    seen.course()
+    assert seen.audit().to_dict() == unseen.audit().to_dict()
+    early = a_recorder(29, paired=True)
+    early._repr_html_()
+    assert "Betting" in early.audit().bound.method
+
+
+def test_a_result_draws_its_curves_and_its_region() -> None:
+    matplotlib = pytest.importorskip("matplotlib.pyplot")
+    ax = a_result().plot()
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels == ["claimed curve", "the bound's curve", "95 % region", "measured"]
+    assert a_result().plot(ax=ax) is ax
+    matplotlib.close(ax.figure)
+
+
+def test_a_recorder_draws_its_bound_beside_the_claim() -> None:
+    matplotlib = pytest.importorskip("matplotlib.pyplot")
+    ax = a_recorder(30).plot()
+    assert ax.get_xlabel() == "steps"
+    assert ax.get_ylim()[1] > CLAIM.epsilon
+    matplotlib.close(ax.figure)
+    with pytest.raises(InputError, match="at least one recorded step"):
+        a_recorder(0).plot()
+
+
+def test_without_matplotlib_the_line_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+    with pytest.raises(MissingExtraError, match=r"pip install 'dpaudit\[report\]'"):
+        a_result().plot()

@@ -1,0 +1,80 @@
+"""``dpaudit report`` as a command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dpaudit.cli._app import app
+
+
+def run(*words: object) -> Any:
+    return CliRunner().invoke(app, [str(word) for word in ("report", *words)])
+
+
+def test_the_last_line_is_the_path_of_the_page(runs: dict[str, Path], tmp_path: Path) -> None:
+    target = tmp_path / "new" / "page.html"
+    done = run(runs["correct"], runs["broken"], "--output", target)
+    assert done.exit_code == 0, done.output  # whatever the verdicts are
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("correct: ")
+    assert lines[1].startswith("broken: VIOLATION. mu >= ")
+    assert lines[2:] == [str(target)]
+    assert target.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_without_a_file_the_report_goes_to_the_run(copied: Any) -> None:
+    folder = copied()
+    assert run(folder, "--format", "md").stdout.splitlines()[-1] == str(folder / "report.md")
+    assert (folder / "report.md").read_text().startswith("# Audit of correct")
+
+
+def test_of_several_runs_it_goes_to_the_current_directory(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(runs["correct"], runs["paper"]).stdout.splitlines()[-1] == "report.html"
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_json_is_one_object_and_the_file_is_the_same(runs: dict[str, Path], tmp_path: Path) -> None:
+    done = run(runs["correct"], "--json", "--output", tmp_path / "r.json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == json.loads((tmp_path / "r.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nowhere"], "Expected nowhere to be the directory of a run, but there is none."),
+        ([".", "--format", "pdf"], "Expected --format to be html, md or json, got 'pdf'."),
+        ([".", "--output", "r.pdf"], "Expected a file that ends with .html, .md or .json, got 'r.pdf'."),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(*words)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == f"dpaudit: {sentence}"
+
+
+def test_a_report_loads_neither_torch_nor_matplotlib(copied: Any) -> None:
+    folder = copied()
+    (folder / "scores.npy").unlink()  # without them it needs no accountant either, and is quick
+    code = (
+        "import atexit, sys; sys.argv = ['dpaudit', 'report', sys.argv[1]]; from dpaudit.cli import main; "
+        "atexit.register(lambda: print([n for n in ('torch', 'matplotlib') if n in sys.modules]));"
+        "main()"
+    )
+    words = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == [str(folder / "report.html"), "[]"]

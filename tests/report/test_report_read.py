@@ -1,0 +1,210 @@
+"""Directories of runs, whole, unfinished, damaged and hostile."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dpaudit
+from dpaudit.errors import InputError
+from dpaudit.report import Report, Run, read_run
+
+Copy = Callable[..., Path]
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(InputError) as caught:
+        read_run(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_run_is_read_as_it_was_written(runs: dict[str, Path]) -> None:
+    values = json.loads((runs["broken"] / "result.json").read_text())
+    found = read_run(runs["broken"])
+    assert (found.name, found.verdict.name) == ("broken", values["verdict"])
+    assert found.bound.epsilon == values["bound"]["epsilon"]
+    assert [row.epsilon for row in found.methods] == [row["epsilon"] for row in values["methods"]]
+    assert found.facts["steps"] == "20 of 20"
+    assert found.settings["training.fault.factor"] == "0.4"
+    assert found.versions["dpaudit"] == dpaudit.__version__
+
+
+def test_each_run_has_the_pictures_that_it_holds_the_numbers_for(
+    runs: dict[str, Path], report: Report
+) -> None:
+    correct = report.runs[0].figures
+    assert correct.scores is not None
+    assert correct.plane is not None
+    assert correct.course is not None
+    assert read_run(runs["paper"]).figures.course is not None
+
+
+def test_one_observation_a_canary_has_no_order_in_time(copied: Copy) -> None:
+    folder = copied()
+    (folder / "scores.npy").unlink()
+    np.save(folder / "log_likelihood_ratios.npy", np.linspace(-1.0, 1.0, 64))
+    np.save(folder / "present.npy", np.arange(64) > 30)
+    found = read_run(folder)
+    assert (found.counted, found.figures.course) == ("canary", None)
+    assert found.figures.scores is not None
+
+
+def test_a_run_without_its_observations_still_has_its_verdict(copied: Copy) -> None:
+    folder = copied()
+    (folder / "scores.npy").unlink()
+    found = read_run(folder)
+    assert found.figures.scores is None
+    assert found.figures.course is None
+    assert found.figures.plane is not None
+    assert "Scores" not in Report(runs=(found,), title="t").to_text()
+
+
+def test_scores_of_trainings_with_and_without_the_canary_are_drawn(copied: Copy) -> None:
+    folder, rng = copied(), np.random.default_rng(0)
+    for name in ("scores", "present"):
+        (folder / f"{name}.npy").unlink()
+    np.save(folder / "with_canary.npy", rng.normal(1.0, 1.0, 60))
+    np.save(folder / "without_canary.npy", rng.normal(0.0, 1.0, 50))
+    found = read_run(folder)
+    assert found.counted == "trial"
+    assert found.figures.course is not None
+    assert found.figures.course.moments[-1].num_done == 50
+    assert found.figures.scores is not None
+    assert found.figures.scores.with_canary.sum() == 60
+
+
+def test_a_result_of_a_training_of_ones_own_has_a_report_as_well() -> None:
+    rng = np.random.default_rng(0)
+    seen = dpaudit.Observations(
+        with_canary=rng.normal(1, 0.5, 300), without_canary=rng.normal(0, 0.5, 300), normalized=True
+    )
+    claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+    run = Run.of(dpaudit.audit(seen, claim=claim), seen, name="mine", settings={"model": {"name": "x"}})
+    assert run.figures.course is not None
+    text = Report(runs=(run,), title="An audit of mine").to_text()
+    assert "The claim of epsilon 4.377 is refuted" in text
+    assert "model.name" in text
+
+
+def test_findings_of_diagnostics_are_shown() -> None:
+    rng = np.random.default_rng(0)
+    seen = dpaudit.Observations(with_canary=rng.normal(1, 1, 50), without_canary=rng.normal(0, 1, 50))
+    result = dpaudit.audit(seen, claim=dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5))
+    from dpaudit.diagnostics import Check, Diagnosis  # noqa: PLC0415
+
+    check = Check(name="noise-variance", p_value=1e-9, sentence="The noise is smaller.", estimate=0.5)
+    found = Diagnosis.of([check], confidence=0.95)
+    text = Report(runs=(Run.of(result, name="mine", diagnosis=found),), title="t").to_text()
+    assert "1 finding by 1 tests" in text
+    assert "noise-variance: The noise is smaller." in text
+
+
+def test_an_unfinished_run_is_said_to_be_unfinished(copied: Copy, tmp_path: Path) -> None:
+    folder = copied()
+    (folder / "result.json").unlink()
+    assert refused(folder).endswith("but it is not finished: call dpaudit run again.")
+    assert refused(tmp_path) == f"Expected a finished run in {tmp_path}, but it has no result.json."
+    assert refused(tmp_path / "no").endswith("to be the directory of a run, but there is none.")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "cannot be read"),
+        ("[1]", "Expected a JSON object"),
+        ('{"schema_version": NaN}', "NaN is not JSON"),
+        ("[" * 100_000, "cannot be read"),
+        ('{"schema_version": 2}', "another version of dpaudit"),
+        ('{"schema_version": 1}', "Expected bound to be an object"),
+    ],
+)
+def test_a_damaged_result_is_refused(copied: Copy, text: str, sentence: str) -> None:
+    folder = copied()
+    (folder / "result.json").write_text(text)
+    assert sentence in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("verdict",), "SAFE"),
+        (("bound", "confidence"), 5),
+        (("bound", "confidence"), 1.0),
+        (("bound", "epsilon"), -1),
+        (("bound", "epsilon"), 10**400),
+        (("bound", "epsilon"), True),
+        (("bound", "kind"), "certain"),
+        (("bound", "counts", "false_positives"), 10**9),
+        (("bound", "assumptions"), "none"),
+        (("claim", "summary"), ["x"]),
+        (("claim", "summary"), "x" * 100_000),
+        (("methods",), [1]),
+        (("power",), None),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused(copied: Copy, place: tuple[str, ...], value: Any) -> None:
+    def change(values: dict[str, Any]) -> None:
+        for key in place[:-1]:
+            values = values[key]
+        values[place[-1]] = value
+
+    assert refused(copied(change)).startswith("Expected ")
+
+
+def test_a_pickle_is_never_opened(copied: Copy, tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (tmp_path / "sprung",))
+
+    folder = copied()
+    np.save(folder / "scores.npy", np.array([Trap()], dtype=object), allow_pickle=True)
+    assert "cannot be read" in refused(folder)
+    (folder / "scores.npy").write_bytes(pickle.dumps(Trap()))
+    assert "cannot be read" in refused(folder)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_an_array_that_claims_to_be_huge_takes_no_memory(copied: Copy) -> None:
+    folder = copied()
+    path = folder / "scores.npy"
+    small = path.read_bytes()
+    path.write_bytes(small.replace(b"(20, 32), ", b"(99999999999, 32), ")[: len(small)])
+    assert "cannot be read" in refused(folder)
+
+
+def test_observations_that_are_no_scores_are_refused(copied: Copy) -> None:
+    folder = copied()
+    scores = np.load(folder / "scores.npy")
+    scores[3, 4] = np.nan
+    np.save(folder / "scores.npy", scores)
+    assert str(folder) in refused(folder)
+    np.save(folder / "scores.npy", scores[:5])
+    assert "damaged" in refused(folder)
+    np.save(folder / "scores.npy", np.array(["a"]))
+    assert "Expected numbers" in refused(folder)
+
+
+def test_a_curve_of_an_unknown_name_is_not_drawn_and_not_evaluated(copied: Copy, tmp_path: Path) -> None:
+    def change(values: dict[str, Any]) -> None:
+        values["bound"]["tradeoff"] = f"__import__('pathlib').Path({str(tmp_path / 'sprung')!r}).touch()"
+
+    found = read_run(copied(change))
+    assert found.figures.plane is None
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_another_claim_than_the_stored_one_is_not_drawn(copied: Copy) -> None:
+    found = read_run(copied(lambda values: values.update(noise_multiplier=3.0)))
+    assert found.figures.course is None
+
+
+def test_runs_of_the_same_name_are_told_apart(runs: dict[str, Path], copied: Copy) -> None:
+    found = Report.read([runs["correct"], copied()])
+    assert len({run.name for run in found.runs}) == 2

@@ -1,0 +1,377 @@
+"""Audits with input canaries are sound, see broken steps, and score what a slow computation scores."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dpaudit
+from dpaudit.training import (
+    DPSGD,
+    SGD,
+    EndToEnd,
+    FlipAndCrop,
+    Hook,
+    OneRun,
+    Seeds,
+    Training,
+    TwoBatches,
+    faults,
+    initialize,
+)
+from dpaudit.training.data import digits, hold_out, random_images
+from dpaudit.training.gradients._flat import flat_parameters
+from dpaudit.training.models import mlp
+
+DELTA = 1e-5
+VIOLATION, NO_VIOLATION = dpaudit.Verdict.VIOLATION, dpaudit.Verdict.NO_VIOLATION
+QUICK = dpaudit.Crafted(num_steps=5)
+KINDS = [dpaudit.Blank(), dpaudit.Mislabelled(), dpaudit.Adversarial(num_steps=5), QUICK]
+REST, HELD = hold_out(digits(), 297)
+
+
+def make(
+    *hooks,
+    noise_multiplier=0.7,
+    max_grad_norm=1.0,
+    sample_rate=0.03,
+    num_steps=60,
+    seed=0,
+    fault=None,
+    build=lambda: mlp(64, 16, 10),
+    data=REST,
+    **more,
+):
+    settings = DPSGD(
+        noise_multiplier=noise_multiplier,
+        max_grad_norm=max_grad_norm,
+        sample_rate=sample_rate,
+        num_steps=num_steps,
+        optimizer=SGD(learning_rate=0.2),
+        **more,
+    )
+    seeds = Seeds.of(seed)
+    return Training(
+        initialize(build, seeds.initialization),
+        data,
+        settings,
+        seeds=seeds,
+        hooks=hooks,
+        mechanism=fault and fault(noise_multiplier=noise_multiplier, max_grad_norm=max_grad_norm),
+    )
+
+
+def train(*hooks, **options):
+    training = make(*hooks, **options)
+    for _ in training.run():
+        pass
+    return training
+
+
+def one_run(canary=QUICK, **options):
+    return OneRun(
+        **{"delta": DELTA, "canary": canary, "held_out": HELD, "num_canaries": 8, "seed": 0} | options
+    )
+
+
+def paper(canary=QUICK, **options):
+    return TwoBatches(**{"delta": DELTA, "canary": canary, "held_out": HELD, "seed": 0} | options)
+
+
+class Slow(Hook):
+    """Scores of the audit beside it, by the most obvious route: one backward pass for each canary."""
+
+    def __init__(self, audit):
+        self.audit, self.scores = audit, []
+
+    def attach(self, training):
+        self.training = training
+
+    def observe(self, step):
+        model, limit = self.training.model, self.training.settings.max_grad_norm
+        made = self.audit._inserted.examples(step.index)
+        present = self.audit._inserted.coins(step.index)
+        clipped = []
+        for one, target in zip(made.inputs, made.targets, strict=True):
+            loss = nn.functional.cross_entropy(model(one[None]), target[None])
+            parts = torch.autograd.grad(loss, list(model.parameters()))
+            gradient = torch.cat([part.reshape(-1) for part in parts])
+            clipped.append(gradient * min(1.0, limit / float(gradient.norm())))
+        self.scores.append([self.score(step, clipped, present, number) for number in range(len(clipped))])
+
+    def score(self, step, clipped, present, number):
+        known = step.clipped_sum.clone()
+        for other, vector in enumerate(clipped):
+            if other != number and present[other]:
+                known += vector
+        own = clipped[number]
+        return float(own @ (step.noisy_sum - known) / own.square().sum())
+
+
+@pytest.mark.parametrize("canary", KINDS, ids=lambda canary: type(canary).__name__)
+def test_scores_are_those_of_a_slow_computation(canary):
+    audit = one_run(canary)
+    slow = Slow(audit)
+    train(audit, slow, num_steps=10)
+    np.testing.assert_allclose(audit.recorder.state_dict()["scores"], slow.scores, rtol=2e-3, atol=2e-3)
+
+
+def test_scores_of_convolutions_are_those_of_a_slow_computation():
+    audit = one_run(dpaudit.Mislabelled())
+    slow = Slow(audit)
+    layers = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 10)
+    train(audit, slow, num_steps=5, build=lambda: nn.Sequential(*layers))
+    np.testing.assert_allclose(audit.recorder.state_dict()["scores"], slow.scores, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("canary", KINDS, ids=lambda canary: type(canary).__name__)
+def test_without_noise_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not(canary):
+    audit = one_run(canary)
+    train(audit, fault=faults.Noiseless, num_steps=50)
+    seen = audit.recorder.observations
+    np.testing.assert_allclose(seen.with_canary, 1.0, atol=0.02)
+    np.testing.assert_allclose(seen.without_canary, 0.0, atol=0.02)
+    assert audit.recorder.audit().verdict is VIOLATION
+
+
+def test_scores_have_the_means_of_absent_and_present_and_noise_of_the_clipped_length():
+    audit = one_run(dpaudit.Mislabelled(), num_canaries=16)
+    train(audit, num_steps=150)
+    seen = audit.recorder.observations
+    assert seen.with_canary.mean() == pytest.approx(1.0, abs=0.06)
+    assert seen.without_canary.mean() == pytest.approx(0.0, abs=0.06)
+    for side in (seen.with_canary, seen.without_canary):
+        assert side.std() == pytest.approx(0.7, rel=0.08)  # mislabelled: longer than the clipping norm
+
+
+@pytest.mark.parametrize("mode", [one_run, paper])
+@pytest.mark.parametrize("canary", KINDS, ids=lambda canary: type(canary).__name__)
+def test_correct_training_is_not_flagged(canary, mode):
+    flagged = 0
+    for seed in range(2):
+        audit = mode(canary, seed=seed)
+        train(audit, num_steps=50, seed=seed)
+        flagged += audit.recorder.audit().verdict is VIOLATION
+    assert flagged < 2
+
+
+def test_too_little_noise_is_caught_with_a_crafted_canary():
+    audit = one_run(dpaudit.Crafted(long=True), num_canaries=32)
+    train(audit, num_steps=200, fault=faults.NoiseTooSmall)
+    assert audit.recorder.audit().verdict is VIOLATION
+
+
+@pytest.mark.parametrize("fault", [faults.Unclipped, faults.ClippedAfterMean, faults.RawMeanMixed])
+def test_a_missing_clip_is_caught_with_a_crafted_canary(fault):
+    audit = one_run(dpaudit.Crafted(), num_canaries=16)
+    train(audit, num_steps=200, noise_multiplier=1.0, fault=fault)
+    assert audit.recorder.audit().verdict is VIOLATION
+
+
+@pytest.mark.parametrize("fault", [partial(faults.NoiseTooSmall, factor=0.6), faults.Unclipped])
+def test_the_papers_audit_with_known_batches_catches_them_too(fault):
+    audit = paper(dpaudit.Crafted(long=True), residual=True)
+    train(audit, num_steps=200, fault=fault)
+    assert audit.recorder.audit().verdict is VIOLATION
+
+
+def test_scores_do_not_depend_on_the_unit_of_the_gradients():
+    """A loss times a constant, clipped at the norm times that constant: nothing changes."""
+
+    def scores(scale):
+        audit = one_run(dpaudit.Mislabelled())
+        training = make(audit, max_grad_norm=scale, num_steps=10)
+        training.loss = lambda outputs, targets: (
+            scale * nn.functional.cross_entropy(outputs, targets, reduction="none")
+        )
+        for group in training._optimizer.param_groups:
+            group["lr"] /= scale
+        for _ in training.run():
+            pass
+        return audit.recorder.state_dict()["scores"]
+
+    np.testing.assert_allclose(scores(1.0), scores(4.0), rtol=1e-2, atol=2e-3)
+
+
+def test_the_order_of_canaries_does_not_matter():
+    def scores(order):
+        audit = one_run(dpaudit.Mislabelled())
+        training = make(audit, num_steps=3)
+        inserted = audit._inserted
+        made = inserted.examples(0)
+        inserted._examples = type(made)(made.inputs[order], made.targets[order])
+        inserted.coins = lambda _: np.arange(8)[order] % 2 == 0
+        for _ in training.run():
+            pass
+        return audit.recorder.state_dict()["scores"]
+
+    order = np.random.default_rng(0).permutation(8)
+    np.testing.assert_allclose(scores(np.arange(8))[:, order], scores(order), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", [one_run, paper])
+def test_the_weights_are_those_of_the_same_seed_without_audit(mode):
+    def build():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.3), nn.Linear(16, 10))
+
+    is_plain = mode is one_run  # a second batch takes torch's chance for its own dropout
+    options = {"num_steps": 12, **({"build": build} if is_plain else {})}
+    kept = []
+    for hooks in ((), (mode(dpaudit.Crafted(num_steps=2, every=5)),)):
+        torch.manual_seed(0)
+        kept.append(flat_parameters(train(*hooks, **options).model))
+    assert torch.equal(*kept)
+
+
+@pytest.mark.parametrize("mode", [one_run, paper])
+@pytest.mark.parametrize("every", [None, 4])
+def test_an_interrupted_audit_goes_on_with_the_same_canaries_and_scores(mode, every):
+    def made():
+        audit = mode(dpaudit.Crafted(num_steps=2, every=every))
+        return audit, make(audit, num_steps=14)
+
+    for stop_at in (0, 5, 8):
+        (whole, straight), (_, stopped), (second, resumed) = made(), made(), made()
+        for _ in straight.run():
+            pass
+        for _ in range(stop_at):
+            stopped.step()
+        resumed.load_state_dict(stopped.state_dict())
+        for _ in resumed.run():
+            pass
+        for name in ("scores", "present"):
+            np.testing.assert_array_equal(
+                second.recorder.state_dict()[name], whole.recorder.state_dict()[name]
+            )
+
+
+def test_canaries_are_crafted_anew_every_so_many_steps_and_others_stay():
+    seen = {}
+    for name, canary in (("anew", dpaudit.Crafted(num_steps=2, every=3)), ("once", QUICK)):
+        audit = one_run(canary)
+        seen[name] = []
+        training = make(audit, num_steps=7)
+        for _ in training.run():
+            seen[name].append(audit._inserted._examples.inputs)
+    changes = [not torch.equal(*pair) for pair in zip(seen["anew"], seen["anew"][1:], strict=False)]
+    assert changes == [False, False, True, False, False, True]
+    assert all(torch.equal(one, seen["once"][0]) for one in seen["once"])
+
+
+def test_an_audit_that_took_its_seed_from_chance_goes_on_with_it():
+    made = [one_run(seed=None) for _ in range(2)]
+    first, second = (make(audit, num_steps=6) for audit in made)
+    for _ in range(3):
+        first.step()
+    second.load_state_dict(first.state_dict())
+    for training in (first, second):
+        for _ in training.run():
+            pass
+    first_scores, second_scores = (audit.recorder.state_dict()["scores"] for audit in made)
+    np.testing.assert_array_equal(first_scores, second_scores)
+
+
+@pytest.mark.parametrize("mode", [one_run, paper])
+def test_only_the_first_steps_are_looked_at_and_the_claim_stays_that_of_all(mode):
+    audit, whole = mode(first_steps=7), mode()
+    train(audit, num_steps=50)
+    train(whole, num_steps=50)
+    assert audit.recorder.num_done == audit.recorder.num_steps == 7
+    assert audit.recorder.claim.summary == whole.recorder.claim.summary
+    np.testing.assert_array_equal(
+        audit.recorder.state_dict()["scores"], whole.recorder.state_dict()["scores"][:7]
+    )
+    assert audit.recorder.audit().verdict is not VIOLATION
+
+
+def test_gradient_canaries_can_be_kept_to_the_first_steps_too():
+    audit = OneRun(delta=DELTA, num_canaries=8, seed=0, first_steps=5)
+    train(audit, num_steps=9)
+    assert audit.recorder.num_done == 5
+
+
+class Constant(nn.Module):
+    """Outputs that do not depend on the input nor, as soon as its weight is zero, on the weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+
+    def forward(self, inputs):
+        return (self.weight**2).sum() * torch.ones(len(inputs), 10)
+
+
+@pytest.mark.parametrize("mode", [one_run, paper])
+def test_a_gradient_of_no_length_gives_a_finite_score_and_no_violation(mode):
+    for canary in (dpaudit.Blank(), QUICK):
+        audit = mode(canary)
+        train(audit, num_steps=50, build=Constant)
+        scores = audit.recorder.state_dict()["scores"]
+        assert np.isfinite(scores).all()
+        assert audit.recorder.audit().verdict is not VIOLATION
+
+
+def test_augmented_canaries_are_scored_by_the_mean_gradient_of_their_augmentations():
+    data, held = hold_out(random_images(120, shape=(1, 8, 8)), 40)
+    audit = OneRun(delta=DELTA, canary=dpaudit.Mislabelled(), held_out=held, num_canaries=6, seed=0)
+    options = {"multiplicity": 3, "augmentation": FlipAndCrop(padding=2)}
+    train(audit, data=data, num_steps=10, fault=faults.Noiseless, **options)
+    seen = audit.recorder.observations
+    np.testing.assert_allclose(seen.with_canary, 1.0, atol=0.02)
+    np.testing.assert_allclose(seen.without_canary, 0.0, atol=0.02)
+
+
+def test_a_canary_drawn_with_a_rate_is_in_so_many_second_batches():
+    audit = paper(dpaudit.Mislabelled(), canary_rate=0.25, residual=True)
+    train(audit, num_steps=200)
+    assert audit.recorder._tradeoff == dpaudit.SubsampledGaussian(0.25, 1)
+    assert audit.recorder.observations.with_canary.mean() == pytest.approx(0.25, abs=0.15)
+
+
+def test_an_audit_with_held_out_examples_crafts_by_default_and_tells_how_far_it_is():
+    told = []
+    audit = OneRun(delta=DELTA, held_out=HELD, seed=0, tell=lambda *steps: told.append(steps))
+    assert audit.canary == dpaudit.Crafted()
+    train(audit, num_steps=1)
+    assert audit.num_canaries == 16
+    assert told == [(step, 50) for step in range(1, 51)]
+
+
+@pytest.mark.parametrize(
+    ("make_audit", "sentence"),
+    [
+        (
+            lambda: OneRun(delta=DELTA, canary=QUICK),
+            r"Expected held_out, the examples that hold_out\(\) splits",
+        ),
+        (lambda: OneRun(delta=DELTA, canary=QUICK, held_out=REST), "got Dataset"),
+        (
+            lambda: OneRun(delta=DELTA, canary=dpaudit.Dirac(), held_out=HELD),
+            r"Expected no held_out with Dirac\(",
+        ),
+        (
+            lambda: EndToEnd(delta=DELTA, canary=QUICK, held_out=HELD),
+            r"Expected a gradient canary such as Dirac\(\) end to end",
+        ),
+        (lambda: one_run(first_steps=0), "first_steps=0 to be at least 1"),
+        (lambda: paper(num_canaries=2), "num_canaries=1 where two batches are compared"),
+        (
+            lambda: make(one_run(first_steps=61)),
+            "first_steps=61 to be at most 60, the number of the training's steps",
+        ),
+    ],
+)
+def test_an_audit_that_cannot_be_gets_a_sentence(make_audit, sentence):
+    with pytest.raises(dpaudit.InputError, match=sentence):
+        make_audit()
+
+
+@pytest.mark.parametrize("mode", [one_run, paper])
+def test_held_out_examples_that_the_training_sees_are_refused(mode):
+    with pytest.raises(dpaudit.InputError, match="297 of its 297 examples are in both"):
+        make(mode(), data=digits())
+    held = hold_out(digits(), 10)[1]
+    with pytest.raises(dpaudit.InputError, match="apart from the training's data"):
+        make(mode(held_out=held), data=digits().split(1700)[0])
