@@ -6,7 +6,8 @@ from dpaudit.diagnostics._check import SMALLEST, Finding
 
 __all__ = ["certainty"]
 
-# What a finding brings about comes after it: noise that comes again, or is shared, has odd amounts, too.
+# What a finding brings about comes after it: noise that comes again, or is shared, has odd amounts, too, and
+# shuffled batches are of one size.
 _ORDER = (
     "repeated-noise",
     "leaf-correlation",
@@ -17,6 +18,9 @@ _ORDER = (
     "coordinate-noise",
     "noise-shape",
     "noise-variance",
+    "participation-counts",
+    "batch-overlap",
+    "batch-sizes",
 )
 _PARTS = ("step-noise", "leaf-noise", "coordinate-noise")
 _SHARED = 16.0  # squared sums over a leaf that are so much too large are no chance of noise that comes again

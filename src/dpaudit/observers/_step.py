@@ -20,7 +20,7 @@ from dpaudit.recording import LiveBound
 from dpaudit.stats import Gaussian
 from dpaudit.stats._types import BoolArray, FloatArray
 
-__all__ = ["clipped_sum", "observe_step", "run_steps"]
+__all__ = ["observe_step", "run_steps"]
 
 _DIRAC = Dirac()
 _OWN_NOISE = 3  # a purpose of chance, besides those of Draws and of the native audits

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpaudit.observers._step import clipped_sum
+from dpaudit.observers._residuals import clipped_sum
 from dpaudit.observers.step import replay_step
 from dpaudit.stats._types import FloatArray
 from dpaudit.zoo._evidence import Evidence, Replay

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpaudit.canaries import Constant, GradientCanary
 from dpaudit.diagnostics import Diagnostics
-from dpaudit.observers._step import clipped_sum
+from dpaudit.observers._residuals import clipped_sum, residual
 from dpaudit.observers.step import observe_step
 from dpaudit.stats._types import FloatArray
 from dpaudit.zoo._evidence import Evidence, Scores, looks
@@ -48,7 +48,7 @@ class PlainStep:
 
         def observed(rows: FloatArray) -> FloatArray:
             released = step(rows, self.leaves, rng)
-            record.observe_noise((released - clipped_sum(rows, 1.0)) / NOISE, self.leaves)
+            record.observe_noise(residual(released, rows, max_grad_norm=1.0, std=NOISE), self.leaves)
             done.append(None)
             if len(done) in looks(self.num_steps):
                 seen[len(done)] = copy.deepcopy(record)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpaudit.observers._step import clipped_sum
+from dpaudit.observers._residuals import clipped_sum
 from dpaudit.stats._types import FloatArray
 from dpaudit.zoo.specimens._claim import NOISE
 
