@@ -38,7 +38,7 @@ _CANARIES = {
     "crafted": dpaudit.Crafted(),
     "crafted, long": dpaudit.Crafted(long=True),
 }
-_COLUMNS = "plain", "same data", "residual"
+_COLUMNS = "plain", "CP, same data", "residual"
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _cell(case, data, canary, seed):
     seconds = time.perf_counter() - started
     return {
         "plain": _mu(audit.recorder, dpaudit.Fixed(0.5), dpaudit.JointExact()),
-        "same data": _mu(audit.recorder, dpaudit.SameData(), dpaudit.ClopperPearson()),
+        "CP, same data": _mu(audit.recorder, dpaudit.SameData(), dpaudit.ClopperPearson()),
         "residual": _mu(audit.residual, dpaudit.Fixed(0.5), dpaudit.JointExact()),
         "seconds": seconds,
     }
@@ -160,11 +160,11 @@ def _tight(arguments):
 
 def _print_table(name, case, num_seeds, cells):
     print(f"\n{name}: {case.num_steps} steps of {case.batch_size}, mu of {1 / _NOISE:g}, {num_seeds} seeds")
-    print(f"{'':15}" + "".join(f"{column:>12}" for column in _COLUMNS))
+    print(f"{'':15}" + "".join(f"{column:>15}" for column in _COLUMNS))
     for kind, canary in _CANARIES.items():
         keys = [f"{case} {canary} noise={_NOISE} seed={seed}" for seed in range(num_seeds)]
         means = [statistics.mean(cells[key][column] for key in keys) for column in _COLUMNS]
-        print(f"{kind:15}" + "".join(f"{mean:12.3f}" for mean in means), flush=True)
+        print(f"{kind:15}" + "".join(f"{mean:15.3f}" for mean in means), flush=True)
 
 
 def _sound(arguments):

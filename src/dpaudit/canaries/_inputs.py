@@ -57,7 +57,8 @@ class Crafted(InputCanary):
 
     Algorithm 3 of the paper: it descends the absolute cosine of the two, at the weights of that moment.
     ``every`` so many steps of the training it is crafted anew; None: once, before the first step. ``long``
-    also makes its gradient longer, up to the clipping norm: a shorter one tells less.
+    also makes its gradient long: one that is shorter than the clipping norm tells less, and gradients become
+    shorter as a model learns.
     """
 
     num_steps: int = 50

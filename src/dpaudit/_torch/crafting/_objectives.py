@@ -57,7 +57,8 @@ class NegativeLoss(_OfOneInput):
 class Cosine(_OfOneInput):
     """The absolute cosine of the example's gradient and a ``reference``: Algorithm 3 of Nasr et al. 2023.
 
-    With a ``length``, also how much shorter than that the example's gradient is, from 0 to 1.
+    With a ``length``, also 1 / (1 + norm / length): the longer its gradient, the better, and beyond that
+    length ever less so.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Cosine(_OfOneInput):
         value = (dot / (norm * other)).abs()
         if self._length is None:
             return value
-        return value + 1 - (norm / self._length).clamp(max=1.0)
+        return value + 1 / (1 + norm / self._length)
 
 
 def mean_gradient(model: nn.Module, loss: Loss, data: HeldOutData) -> dict[str, Tensor]:
