@@ -9,7 +9,7 @@ pip := $(bin)/python -m pip -qq --disable-pip-version-check
 pins := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-tensorflow bench soundness zoo docs clean
+.PHONY: help demo test test-long test-tensorflow bench soundness zoo docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 24
@@ -23,6 +23,9 @@ test: .venv/.installed-dev ## every check: lint, format, types, layers, tests
 	$(bin)/mypy
 	$(bin)/lint-imports
 	$(bin)/python -m pytest -n $(JOBS)
+
+test-long: .venv/.installed-dev ## the tests, with 40 seeds where one training is repeated
+	DPAUDIT_TEST_SEEDS=40 $(bin)/python -m pytest -n $(JOBS)
 
 test-tensorflow: .venv-tensorflow/.installed ## the tests with TF Privacy, which needs an environment of its own
 	.venv-tensorflow/bin/python -m pytest tests_tensorflow

@@ -39,8 +39,8 @@ def watch(step, gradients=OTHERS, **options):
     return observe_step(step, gradients, claim=CLAIM, max_grad_norm=NORM, **({"seed": 0} | options))
 
 
-def test_a_correct_step_is_not_flagged_in_95_percent_of_40_seeds_and_tight():
-    results = [watch(numpy_step(seed=seed), seed=seed).audit() for seed in range(40)]
+def test_a_correct_step_is_not_flagged_in_95_percent_of_seeds_and_tight(seeds):
+    results = [watch(numpy_step(seed=seed), seed=seed).audit() for seed in seeds]
     assert sum(result.verdict is VIOLATION for result in results) <= 2
     assert np.median([result.bound.epsilon for result in results]) > 0.85 * CLAIM.epsilon
 
