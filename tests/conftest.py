@@ -15,5 +15,5 @@ settings.load_profile("repeatable")
 
 @pytest.fixture(scope="session")
 def seeds() -> range:
-    """Those of tests that repeat a training: few, because all tests have to end soon; 40 in `make test-long`."""
+    """Of tests that repeat a training: few, because all have to end soon; 40 in `make test-long`."""
     return range(int(os.environ.get("DPAUDIT_TEST_SEEDS", "10")))
