@@ -15,6 +15,7 @@ from dpaudit.observers._sampled import SampledRecorder
 from dpaudit.observers._terms import Terms
 from dpaudit.observers.opacus._aim import left_out, reached, require_reach, usual_canaries
 from dpaudit.observers.opacus._entries import Coins, Entries
+from dpaudit.observers.opacus._gradients import GradientCanaries
 from dpaudit.observers.opacus._observer import Observer, require_unobserved
 from dpaudit.observers.opacus._ranks import ranks_of
 from dpaudit.observers.opacus._supported import clip_of
@@ -89,7 +90,7 @@ def observe(
         terms = ReadTerms(optimizer, loader)
         recorder = ObserverRecorder(terms, given, every=every, callbacks=callbacks, **common)
     observer = Observer(
-        optimizer, recorder, draws=draws, joining=joining, clip=clip, ranks=ranks, terms=terms
+        optimizer, recorder, canaries=GradientCanaries(optimizer, draws, clip), joining=joining, ranks=ranks, terms=terms
     )
     with observer.watching():
         yield recorder

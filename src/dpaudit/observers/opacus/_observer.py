@@ -12,31 +12,27 @@ import torch
 from opacus.optimizers import DPOptimizer
 from torch import Tensor
 
-from dpaudit.canaries import Draws
 from dpaudit.errors import InputError
 from dpaudit.observers._recorder import ObserverRecorder
 from dpaudit.observers._sampled import SampledRecorder
-from dpaudit.observers.opacus._aim import Aim, Aims
-from dpaudit.observers.opacus._clips import Clip
 from dpaudit.observers.opacus._entries import Coins
+from dpaudit.observers.opacus._look import Canaries, Look
 from dpaudit.observers.opacus._ranks import OneProcess
 from dpaudit.observers.opacus._replaced import replaced
 from dpaudit.observers.opacus._terms import ReadTerms
-from dpaudit.stats._types import BoolArray, IntArray
+from dpaudit.stats._types import BoolArray
 
 __all__ = ["Observer", "require_unobserved"]
-
-_AT_ONCE = 2**24  # numbers of canaries' gradients that are in memory together
 
 
 @dataclass(frozen=True, eq=False)
 class _Step:
     """What is known between the noise and the update."""
 
-    aim: Aim
+    look: Look
     present: BoolArray
     sums: list[Tensor]  # the clipped sum of the examples, as the optimizer had it
-    batch: Tensor  # the same along each canary
+    known: Tensor  # the same along each canary, and the other canaries that are present
     inserted: Tensor  # what clipping left of the canaries, added up
 
 
@@ -53,16 +49,14 @@ class Observer:
         optimizer: DPOptimizer,
         recorder: ObserverRecorder | SampledRecorder,
         *,
-        draws: Draws,
+        canaries: Canaries,
         joining: Coins,
-        clip: Clip,
         ranks: OneProcess,
         terms: ReadTerms,
     ) -> None:
         self._optimizer, self._recorder = optimizer, recorder
-        self._draws, self._joining = draws, joining
-        self._clip, self._ranks, self._terms = clip, ranks, terms
-        self._aims = Aims(optimizer, draws)
+        self._canaries, self._joining = canaries, joining
+        self._ranks, self._terms = ranks, terms
         self._step: _Step | None = None
 
     @contextmanager
@@ -94,17 +88,14 @@ class Observer:
     @torch.no_grad()
     def _insert(self, sums: list[Tensor]) -> _Step:
         index = self._recorder.num_done
-        aim, numbers = self._aims.at(index), self._joining.numbers(index)
-        length = self._draws.canary.scale * aim.reach
-        if self._ranks.inserts:
-            for some in _chunks(numbers, aim):
-                self._clip.add(aim.vectors.rows(some, length))
+        numbers = self._joining.numbers(index)
+        look = self._canaries.join(index, numbers, inserts=self._ranks.inserts)
         batch = _flat(sums)
         inserted = _flat([parameter.summed_grad for parameter in self._optimizer.params]) - batch
         self._terms.note()
-        present = np.zeros(aim.vectors.num_canaries, dtype=np.bool_)
+        present = np.zeros(self._canaries.num_canaries, dtype=np.bool_)
         present[numbers] = True
-        return _Step(aim, present, sums, aim.vectors.project(batch), inserted)
+        return _Step(look, present, sums, look.project(batch) + look.others, inserted)
 
     @torch.no_grad()
     def _before_update(self, *_: Any) -> None:
@@ -115,11 +106,10 @@ class Observer:
                 "Expected the optimizer to add noise before each update; it did not call add_noise()."
             )
         divisor = self._divisor()
-        vectors = step.aim.vectors
         released = _flat([parameter.grad for parameter in self._optimizer.params])
-        scores = vectors.project(released) * divisor - self._ranks.total(step.batch)
+        scores = step.look.project(released) * divisor - self._ranks.total(step.known)
         self._take_off(self._ranks.inserted(step.inserted) / divisor)
-        self._recorder.record((scores / step.aim.reach).double().cpu().numpy(), step.present)
+        self._recorder.record(scores.double().cpu().numpy(), step.present)
 
     def _end_step(self) -> _Step | None:
         """From here on the optimizer has only its own sum."""
@@ -150,13 +140,6 @@ def require_unobserved(optimizer: DPOptimizer) -> None:
     """What one observer inserts would be a training's own for another."""
     if isinstance(getattr(optimizer.add_noise, "__self__", None), Observer):
         raise InputError("Expected an optimizer that is not observed, got one that another observer is at.")
-
-
-def _chunks(numbers: IntArray, aim: Aim) -> Iterator[Tensor]:
-    """The numbers of the canaries that join, as many at once as fit."""
-    all_of_them = torch.as_tensor(numbers, device=aim.vectors.values.device)
-    most = max(1, _AT_ONCE // aim.vectors.num_parameters)
-    return (all_of_them[start : start + most] for start in range(0, len(numbers), most))
 
 
 def _flat(parts: list[Tensor]) -> Tensor:
