@@ -121,7 +121,8 @@ def _clipped(parts: list[Tensor], optimizer: DPOptimizer) -> Tensor:
 
 def _shortened(rows: Tensor, norm: float) -> Tensor:
     lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    return rows * (norm / lengths.clamp(min=norm))
+    shortened: Tensor = rows * (norm / lengths.clamp(min=norm))
+    return shortened
 
 
 def _require_apart(together: Tensor, alone: Tensor, batch: Tensor) -> None:
