@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax_runs import FAULTS, INPUTS, RATE, TARGETS, loss, private, train
+from jax_runs import DELTA, FAULTS, INPUTS, RATE, TARGETS, loop, loss, private, train
 
 import dpaudit
 from dpaudit.observers.jax_privacy import Given, hold_out, observe
@@ -67,11 +67,14 @@ def vector(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]).astype(np.float64)
 
 
-@pytest.mark.parametrize("canary", KINDS, ids=named)
-@pytest.mark.parametrize("microbatch_size", [None, 4])
-def test_scores_are_those_of_a_slow_computation(monkeypatch, canary, microbatch_size):
+@pytest.mark.parametrize(
+    ("canary", "options"),
+    [*((canary, {}) for canary in KINDS), (GIVEN, {"microbatch_size": 4, "rescale_to_unit_norm": True})],
+    ids=[*map(named, KINDS), "microbatches"],
+)
+def test_scores_are_those_of_a_slow_computation(monkeypatch, canary, options):
     slow, seen = Slow(monkeypatch), {}
-    grad_fn, privatizer = private(noise_multiplier=0.7, microbatch_size=microbatch_size)
+    grad_fn, privatizer = private(noise_multiplier=0.7, **options)
 
     def update(updates, state, params=None):
         noisy, state = privatizer.update(updates, state, params)
@@ -82,7 +85,7 @@ def test_scores_are_those_of_a_slow_computation(monkeypatch, canary, microbatch_
     observed = observe(grad_fn, spied, noise_multiplier=0.7, sample_rate=RATE, seed=0, **inputs(canary))
     params = {"weight": jnp.asarray(RNG.standard_normal((12, 10)) / 3, jnp.float32), "bias": jnp.zeros(10)}
     state = observed.privatizer.init(params)
-    for number in range(4):
+    for number in range(3):
         batch = INPUTS[8 * number : 8 * number + 8], TARGETS[8 * number : 8 * number + 8]
         joined = observed.grad_fn(params, batch)
         noisy, state = observed.privatizer.update(joined, state)
@@ -92,7 +95,7 @@ def test_scores_are_those_of_a_slow_computation(monkeypatch, canary, microbatch_
     np.testing.assert_allclose(found, slow.scores, rtol=5e-3, atol=5e-3)
 
 
-@pytest.mark.parametrize("canary", [*KINDS, dpaudit.Crafted(num_steps=3, every=5, long=True)], ids=named)
+@pytest.mark.parametrize("canary", [GIVEN, dpaudit.Crafted(num_steps=3, every=5, long=True)], ids=named)
 def test_weights_are_those_without_an_observer(canary):
     plain = train(20, observed=False)
     observed = train(20, observer=inputs(canary))
@@ -105,10 +108,19 @@ def test_weights_are_those_without_an_observer(canary):
 
 @pytest.mark.parametrize("canary", KINDS, ids=named)
 def test_correct_training_is_not_flagged(canary):
-    flagged = 0
+    """Three trainings, by one compiled step."""
+    terms = {"noise_multiplier": 0.8, "sample_rate": RATE, "num_steps": 60, "delta": DELTA}
+    *made, recorder = observe(*private(noise_multiplier=0.8), seed=0, **terms, **inputs(canary))
+    run = loop(*made)
     for seed in range(3):
-        recorder = train(60, noise_multiplier=0.8, seed=seed, observer=inputs(canary, seed=seed)).recorder
-        flagged += recorder.audit().verdict is VIOLATION
+        run(60, seed)
+    state, flagged = recorder.state_dict(), 0
+    for part in range(3):
+        of_one = dpaudit.Recorder(claim=dpaudit.Claim.dpsgd(**terms), num_steps=60)
+        rows = slice(60 * part, 60 * (part + 1))
+        of_one.load_state_dict(state | {name: state[name][rows] for name in ("scores", "present")})
+        flagged += of_one.audit().verdict is VIOLATION
+    assert len(state["scores"]) == 180
     assert flagged <= 1
 
 
@@ -122,7 +134,7 @@ def test_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not():
         assert side.std() == pytest.approx(0.7, rel=0.1)  # mislabelled: longer than the clipping norm
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", ["no clipping", "noise times 0.8"])
 def test_broken_training_is_caught_with_a_crafted_canary(fault, monkeypatch):
     FAULTS[fault](monkeypatch)
     canary = dpaudit.Crafted(long=True, num_steps=10)
@@ -131,3 +143,50 @@ def test_broken_training_is_caught_with_a_crafted_canary(fault, monkeypatch):
     assert recorder.audit().verdict is VIOLATION
     if fault == "no clipping":
         assert recorder.observations.with_canary.mean() > 1.5
+
+
+def test_gradients_that_are_added_up_have_canaries_once():
+    grad_fn, privatizer = private(noise_multiplier=0.01)
+    observed = observe(grad_fn, privatizer, noise_multiplier=0.01, sample_rate=RATE, seed=0, **inputs(GIVEN))
+    params = {"weight": jnp.zeros((12, 10)), "bias": jnp.zeros(10)}
+    state = observed.privatizer.init(params)
+    halves = [(INPUTS[:8], TARGETS[:8]), (INPUTS[8:16], TARGETS[8:16])]
+    both = jax.tree.map(jnp.add, *(observed.grad_fn(params, half) for half in halves))
+    observed.privatizer.update(both, state)
+    found = observed.recorder.state_dict()
+    np.testing.assert_allclose(found["scores"], found["present"], atol=0.1)
+
+
+def test_what_cannot_be_is_refused_in_a_sentence():
+    def refused(match, **options):
+        with pytest.raises(dpaudit.InputError, match=match):
+            observe(*private(), **({"canary": QUICK, "held_out": HELD} | options))
+
+    refused("Expected held_out", held_out=None)
+    refused("got tuple", held_out=(OTHERS, CLASSES))
+    refused("with JAX", canary=dpaudit.Adversarial())
+    refused("Expected no held_out with Dirac", canary=dpaudit.Dirac())
+    refused("Expected no held_out with Given", canary=GIVEN)
+    refused("to be 8, the examples given", canary=GIVEN, held_out=None, num_canaries=3)
+    binary = hold_out((OTHERS > 0).astype(np.float32), CLASSES, 20)[1]
+    refused("binary ones", held_out=binary)
+    with pytest.raises(dpaudit.InputError, match="Expected inputs and a class for each"):
+        Given(OTHERS, CLASSES[:3])
+
+
+def test_batches_that_are_not_like_the_canaries_are_refused():
+    other = Given(np.zeros((3, 5), np.float32), np.zeros(3, np.int32))
+    observed = observe(*private(), canary=other, sample_rate=RATE)
+    with pytest.raises(dpaudit.InputError, match="batches of inputs of shape"):
+        observed.grad_fn({"weight": jnp.zeros((12, 10)), "bias": jnp.zeros(10)}, (INPUTS[:8], TARGETS[:8]))
+
+
+def test_hold_out_splits_arrays_and_leaves_duplicates_out():
+    twice = np.repeat(np.arange(20.0), 2)[:, None]
+    (kept, classes), held = hold_out(twice, np.arange(40) % 3, 20, seed=1)
+    assert len(kept) == len(classes) == 20
+    assert set(kept.ravel()).isdisjoint(held.inputs.ravel())
+    assert 0 < len(held) < 20
+    assert held.num_classes == 3
+    with pytest.raises(dpaudit.InputError, match="split off by hold_out"):
+        type(held)(held.inputs, held.targets, 3)
