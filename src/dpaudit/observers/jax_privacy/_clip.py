@@ -94,11 +94,6 @@ class Clip:
             one = [drop.get(place, value) for place, value in enumerate(one)]
         return self._settings["fun"](*one)[0]
 
-    @property
-    def has_chance(self) -> bool:
-        """Whether gradients depend on chance."""
-        return self._settings.get("prng_argnum") is not None
-
     def _copied(self, value: Any, seen: set[int]) -> Any:
         """A copy that clips canaries, or None if ``value`` clips nothing."""
         if id(value) in seen:

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from dpaudit.canaries import Crafted
-from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._clip import Clip
 from dpaudit.observers.jax_privacy._examples import crafted
 from dpaudit.observers.jax_privacy._input_host import InputHost, Seen
@@ -23,7 +22,7 @@ _SHORTEST = 1e-12  # in clipping norms: along a gradient that is shorter nothing
 
 
 class InputObserver(Observer):
-    """Lets examples join: the gradient function itself finds, clips and adds their gradients.
+    """Lets examples join: the library's own code finds, clips and adds their gradients.
 
     A canary is looked for along its gradient at the weights of the step. A score is what was released there,
     without the batch and the other canaries, over what the canary may add: 1 where it is, more if it was not
@@ -34,26 +33,15 @@ class InputObserver(Observer):
         super().__init__(host, max_grad_norm)
         self._inputs = host
 
-    def _joining(self, clip: Clip, grad_fn: Any) -> Join:
-        if clip.has_chance:
-            raise InputError(
-                "Expected gradients that do not depend on chance, got prng_argnum=...: a canary has another "
-                "gradient each time then. Use a canary that is a gradient, such as Dirac()."
-            )
-        return partial(self._join, clip, grad_fn)
+    def _joining(self, clip: Clip) -> Join:
+        return partial(self._join, clip)
 
-    def _join(self, clip: Clip, grad_fn: Any, args: Any, kwargs: dict[str, Any], total: Any) -> Any:
-        if set(kwargs) - {"is_padding_example"}:
-            raise InputError(
-                f"Expected no keywords but is_padding_example, which canaries do not have, got {set(kwargs)}."
-            )
-        inputs, targets, rows = self._gradients(clip, args)
-        joins = self._inputs.joins(len(targets))
-        summed = partial(_summed, clip=clip, grad_fn=grad_fn, args=args)
-        together = summed(inputs, targets, joins > 0)
-        alone = jax.lax.map(
-            lambda one: flat(summed(one[0][None], one[1][None], jnp.ones(1, jnp.bool_))), (inputs, targets)
-        )
+    def _join(self, clip: Clip, args: Any, total: Any) -> Any:
+        inputs, rows = self._gradients(clip, args)
+        joins = self._inputs.joins(len(rows))
+        summed = partial(_summed, clip=clip, args=args, like=total)
+        together = summed(rows * joins[:, None])
+        alone = jax.lax.map(lambda row: flat(summed(row[None])), rows)
         joined = jax.tree.map(jnp.add, total, together)
         seen = _seen(rows, alone, joins, flat(together), norms=(clip.norm(self.norm), self.norm))
         off = jnp.max(jnp.abs(seen.inserted - joins @ alone))
@@ -62,8 +50,8 @@ class InputObserver(Observer):
         self._inputs.note_inputs(inputs, batch, both, stray, seen)
         return joined
 
-    def _gradients(self, clip: Clip, args: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The canaries of this step, and their gradients before clipping."""
+    def _gradients(self, clip: Clip, args: Any) -> tuple[jax.Array, jax.Array]:
+        """The inputs of this step's canaries, and their gradients before clipping."""
         host = self._inputs
         due, inputs, targets = host.examples()
 
@@ -77,7 +65,7 @@ class InputObserver(Observer):
                 crafted, canary=host.canary, data=host.data, gradient=gradient, max_grad_norm=norm
             )
             inputs = jax.lax.cond(due, craft, lambda start, _: start, inputs, targets)
-        return inputs, targets, jax.vmap(gradient)(inputs, targets)
+        return inputs, jax.vmap(gradient)(inputs, targets)
 
     def _without(self, arrived: Any, released: Any) -> Any:
         size = sum(leaf.size for leaf in jax.tree.leaves(arrived))
@@ -87,15 +75,10 @@ class InputObserver(Observer):
         return jax.tree.map(jnp.subtract, arrived, unflat(scale * inserted, arrived))
 
 
-def _summed(inputs: Any, targets: Any, is_real: Any, *, clip: Clip, grad_fn: Any, args: Any) -> Any:
-    """The clipped sum of those examples that are real, by the library; some more fill up a microbatch."""
-    missing = math.ceil(len(targets) / clip.multiple) * clip.multiple - len(targets)
-    inputs, targets = (
-        jnp.concatenate([part, jnp.repeat(part[:1], missing, axis=0)]) for part in (inputs, targets)
-    )
-    is_padding = jnp.concatenate([~is_real, jnp.ones(missing, jnp.bool_)])
-    result = grad_fn(*clip.with_batch(args, inputs, targets), is_padding_example=is_padding)
-    return result[0] if clip.has_aux else result
+def _summed(rows: jax.Array, *, clip: Clip, args: Any, like: Any) -> Any:
+    """The clipped sum of these gradients, by the library; zeros fill up a microbatch."""
+    missing = math.ceil(len(rows) / clip.multiple) * clip.multiple - len(rows)
+    return clip.total(args, unflat(jnp.pad(rows, ((0, missing), (0, 0))), like))
 
 
 def _seen(rows: Any, alone: Any, joins: Any, inserted: Any, *, norms: tuple[float, float]) -> Seen:

@@ -21,7 +21,7 @@ from dpaudit.observers.jax_privacy._vectors import Vectors, flat, unflat
 
 __all__ = ["Join", "Observer", "tolerance_of"]
 
-Join: TypeAlias = Callable[[tuple[Any, ...], dict[str, Any], Any], Any]
+Join: TypeAlias = Callable[[tuple[Any, ...], Any], Any]
 """From the arguments of a call and the sum that it returned to the sum with canaries."""
 
 _AT_ONCE = 2**24  # numbers of canaries' gradients that are in memory together
@@ -49,21 +49,21 @@ class Observer:
         if not 0 < bound < math.inf:
             raise InputError(f"Expected a finite clipping norm, got {bound:g}: pass max_grad_norm=...")
         self._host.norm = bound
-        join = self._joining(clip, grad_fn)
+        join = self._joining(clip)
 
         def observed(*args: Any, **kwargs: Any) -> Any:
             result = grad_fn(*args, **kwargs)
             total = result[0] if clip.has_aux else result
             self._shapes = _shapes(total)
-            joined = join(args, kwargs, total)
+            joined = join(args, total)
             return (joined, *result[1:]) if clip.has_aux else joined
 
         return BoundedSensitivityCallable(marked(observed), clip.bound, clip.has_aux)
 
-    def _joining(self, clip: Clip, _grad_fn: Any) -> Join:
+    def _joining(self, clip: Clip) -> Join:
         """The function that lets canaries join a sum."""
         length = self._host.draws.canary.scale * clip.norm(self.norm)
-        return lambda args, _, total: self._joined(clip, args, total, length)
+        return lambda args, total: self._joined(clip, args, total, length)
 
     def _joined(self, clip: Clip, args: tuple[Any, ...], total: Any, length: float) -> Any:
         """The sum with the canaries of this step."""
