@@ -55,7 +55,7 @@ class Frame:
         """An audit that cannot be judged, with what may be the cause of that."""
         causes: tuple[str, ...] = ()
         if gap is not None and facts is not None:
-            scale, batch_size = facts.canary.scale, facts.batch_size
+            scale, batch_size = facts.canary_scale, facts.batch_size
             causes = likely_causes(signal=gap, canary_scale=scale, batch_size=batch_size)
         return self._text("there is no verdict.", [f"why: {why}", *_causes(causes)])
 

@@ -76,7 +76,7 @@ class Seen:
             "is_crowded": self.is_crowded,
         }
         if self.facts is not None:
-            found["canary_scale"] = self.facts.canary.scale
+            found["canary_scale"] = self.facts.canary_scale
             found["batch_size"], found["max_grad_norm"] = self.facts.batch_size, self.facts.max_grad_norm
         if self.noise == 0:
             found["noise_ratio"] = 0.0

@@ -7,7 +7,8 @@ try:
 except ImportError as _error:
     raise MissingExtraError("Observing JAX Privacy", "jax") from _error
 
+from dpaudit.observers.jax_privacy._held_out import Given, hold_out
 from dpaudit.observers.jax_privacy._keras import observe_model
 from dpaudit.observers.jax_privacy._observe import Observed, observe
 
-__all__ = ["Observed", "observe", "observe_model"]
+__all__ = ["Given", "Observed", "hold_out", "observe", "observe_model"]

@@ -67,6 +67,33 @@ class Clip:
         result = self._function(*[put.get(place, value) for place, value in enumerate(args)])
         return result[0] if self.has_aux else result
 
+    def with_batch(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> list[Any]:
+        """The arguments of a call with other examples in the places of its batch.
+
+        A batch has two arrays, in any order and structure: the one of the inputs' shape, and the classes.
+        """
+        places = self._settings["batch_argnums"]
+        leaves, structure = jax.tree.flatten([args[place] for place in places])
+        shapes = [tuple(leaf.shape[1:]) for leaf in leaves]
+        if sorted(shapes) != sorted([tuple(inputs.shape[1:]), ()]):
+            raise InputError(
+                f"Expected batches of inputs of shape {tuple(inputs.shape[1:])} and a class for each, like "
+                f"the canaries, got arrays of shapes {[tuple(leaf.shape) for leaf in leaves]}."
+            )
+        new = [targets if shape == () else inputs for shape in shapes]
+        cast = [part.astype(leaf.dtype) for part, leaf in zip(new, leaves, strict=True)]
+        put = dict(zip(places, jax.tree.unflatten(structure, cast), strict=True))
+        return [put.get(place, value) for place, value in enumerate(args)]
+
+    def gradient(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
+        """The gradient of one example, as the library gets it from the loss, before it clips."""
+        one = self.with_batch(args, inputs[None], targets[None])
+        if not self._settings["keep_batch_dim"]:
+            places = self._settings["batch_argnums"]
+            drop = {place: jax.tree.map(lambda leaf: leaf[0], one[place]) for place in places}
+            one = [drop.get(place, value) for place, value in enumerate(one)]
+        return self._settings["fun"](*one)[0]
+
     def _copied(self, value: Any, seen: set[int]) -> Any:
         """A copy that clips canaries, or None if ``value`` clips nothing."""
         if id(value) in seen:

@@ -10,14 +10,13 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from dpaudit.canaries import Draws
 from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._pending import Pending, Scale
 from dpaudit.observers.jax_privacy._recorder import WaitingRecorder
 from dpaudit.observers.jax_privacy._vectors import Vectors
 from dpaudit.stats._types import BoolArray, FloatArray
 
-__all__ = ["Host"]
+__all__ = ["Host", "shape_of"]
 
 
 class Host:
@@ -28,7 +27,7 @@ class Host:
     What arrives at the release has to be the sum of these gradients, or a multiple of it.
     """
 
-    def __init__(self, recorder: WaitingRecorder, draws: Draws, num_releases: int = 1) -> None:
+    def __init__(self, recorder: WaitingRecorder, draws: Any, num_releases: int = 1) -> None:
         self.draws = draws
         self.norm = 0.0  # what one example may add; known when the training has begun
         self._recorder, self._num_releases = recorder, num_releases
@@ -54,8 +53,8 @@ class Host:
             )
         if not self.draws.canary.moving:
             return self._vectors
-        shapes = jax.tree.map(_shape, (self._vectors.values, self._vectors.coordinates))
-        values, coordinates = self._call(self._moved, shapes)
+        shapes = jax.tree.map(shape_of, (self._vectors.values, self._vectors.coordinates))
+        values, coordinates = self.call(self._moved, shapes)
         return Vectors(values, coordinates, num_parameters)
 
     def _moved(self) -> tuple[Any, Any]:
@@ -66,7 +65,7 @@ class Host:
 
     def joins(self, num_canaries: int) -> jax.Array:
         """1 for each canary that joins this gradient; else 0."""
-        found: jax.Array = self._call(self._joins, _shape(np.zeros(num_canaries, np.float32)))
+        found: jax.Array = self.call(self._joins, shape_of(np.zeros(num_canaries, np.float32)))
         return found
 
     def _joins(self) -> FloatArray:
@@ -77,7 +76,7 @@ class Host:
 
     def note(self, batch: jax.Array, joined: jax.Array, stray: jax.Array) -> None:
         """Keep the products of a gradient without and with canaries; ``stray`` is no multiple of any."""
-        self._call(self._note, None, batch, joined, stray)
+        self.call(self._note, None, batch, joined, stray)
 
     def _note(self, batch: Any, joined: Any, stray: Any) -> None:
         if stray:
@@ -97,10 +96,16 @@ class Host:
         ``noisy`` is what was released at some places, and what went into it there.
         """
         room = np.float32(tolerance)
-        found: jax.Array = self._call(self._release, _shape(products), products, arrived, *noisy, room)
+        found: jax.Array = self.call(self._release, shape_of(products), products, arrived, *noisy, room)
         return found
 
     def _release(self, products: Any, arrived: Any, after: Any, before: Any, tolerance: Any) -> FloatArray:
+        pending, scale = self._arrived(arrived, tolerance)
+        self._keep((np.asarray(products, np.float64) - scale * pending.batch) / self.norm, after, before)
+        return (scale * pending.inserted).astype(np.float32)
+
+    def _arrived(self, arrived: Any, tolerance: Any) -> tuple[Pending, float]:
+        """What was pending, and by what the loop multiplied it."""
         pending, self._pending = self._pending, None
         if pending is None:
             raise InputError(
@@ -113,11 +118,14 @@ class Host:
             # what was interrupted is over: the next step is a new one
             self._present, self._scores, self._noisy = None, [], []
             raise
+        return pending, scale
+
+    def _keep(self, scores: FloatArray, after: Any, before: Any) -> None:
+        """The scores of one release, and what it was at some places after and before the noise."""
+        self._scores.append(scores)
         self._noisy.append((np.asarray(after, np.float64), np.asarray(before, np.float64)))
-        self._scores.append((np.asarray(products, np.float64) - scale * pending.batch) / self.norm)
         if len(self._scores) == self._num_releases:
             self._end_step()
-        return (scale * pending.inserted).astype(np.float32)
 
     def _end_step(self) -> None:
         scores, self._scores = np.sum(self._scores, axis=0), []
@@ -126,7 +134,7 @@ class Host:
         self._recorder.noise.observe(after, before, self.leaves, norm=self.norm, eps=self.precision)
         self._recorder.record(scores, present)
 
-    def _call(self, function: Callable[..., Any], result: Any, *args: Any) -> Any:
+    def call(self, function: Callable[..., Any], result: Any, *args: Any) -> Any:
         """Call ``function`` outside, whenever the compiled code comes here, and in this order."""
         outside = self._outside.setdefault(function.__name__, partial(self._called, function))
         return io_callback(outside, result, *args, ordered=True)  # the same one, or it is compiled anew
@@ -140,5 +148,6 @@ class Host:
                 raise
 
 
-def _shape(array: Any) -> jax.ShapeDtypeStruct:
+def shape_of(array: Any) -> jax.ShapeDtypeStruct:
+    """The shape and the type of numbers that an array has."""
     return jax.ShapeDtypeStruct(array.shape, array.dtype)  # type: ignore[no-untyped-call]

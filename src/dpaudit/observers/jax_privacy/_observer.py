@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,10 @@ from dpaudit.observers.jax_privacy._host import Host
 from dpaudit.observers.jax_privacy._mark import marked
 from dpaudit.observers.jax_privacy._vectors import Vectors, flat, unflat
 
-__all__ = ["Observer"]
+__all__ = ["Join", "Observer", "tolerance_of"]
+
+Join: TypeAlias = Callable[[tuple[Any, ...], Any], Any]
+"""From the arguments of a call and the sum that it returned to the sum with canaries."""
 
 _AT_ONCE = 2**24  # numbers of canaries' gradients that are in memory together
 _TOLERANCE = 1e-4  # some orders above the rounding of sums, some below what noise would hide
@@ -46,16 +50,21 @@ class Observer:
         if not 0 < bound < math.inf:
             raise InputError(f"Expected a finite clipping norm, got {bound:g}: pass max_grad_norm=...")
         self._host.norm = bound
-        length = self._host.draws.canary.scale * clip.norm(bound)
+        join = self._joining(clip)
 
         def observed(*args: Any, **kwargs: Any) -> Any:
             result = grad_fn(*args, **kwargs)
             total = result[0] if clip.has_aux else result
             self._shapes = _shapes(total)
-            joined = self._joined(clip, args, total, length)
+            joined = join(args, total)
             return (joined, *result[1:]) if clip.has_aux else joined
 
         return BoundedSensitivityCallable(marked(observed), clip.bound, clip.has_aux)
+
+    def _joining(self, clip: Clip) -> Join:
+        """The function that lets canaries join a sum."""
+        length = self._host.draws.canary.scale * clip.norm(self.norm)
+        return lambda args, total: self._joined(clip, args, total, length)
 
     def _joined(self, clip: Clip, args: tuple[Any, ...], total: Any, length: float) -> Any:
         """The sum with the canaries of this step."""
@@ -63,7 +72,7 @@ class Observer:
         lengths = length * self._host.joins(vectors.num_canaries)
         canaries = _clipped(clip, args, total, vectors, lengths)
         joined = jax.tree.map(jnp.add, total, canaries)
-        stray = _has_strays(vectors, flat(canaries), _tolerance(total))
+        stray = _has_strays(vectors, flat(canaries), tolerance_of(total))
         self._host.note(vectors.project(flat(total)), vectors.project(flat(joined)), stray)
         return joined
 
@@ -91,7 +100,7 @@ class Observer:
         vectors = self._host.directions(sum(leaf.size for leaf in jax.tree.leaves(arrived)))
         seen, given = (vectors.project(flat(tree)) for tree in (released, arrived))
         noisy = self._noisy(released, arrived)
-        off = vectors.spread(self._host.release(seen, given, noisy, _tolerance(arrived)))
+        off = vectors.spread(self._host.release(seen, given, noisy, tolerance_of(arrived)))
         return jax.tree.map(jnp.subtract, arrived, unflat(off, arrived))
 
     def _noisy(self, released: Any, arrived: Any) -> tuple[jax.Array, jax.Array]:
@@ -117,7 +126,7 @@ def _shapes(tree: Any) -> list[tuple[int, ...]]:
     return [tuple(jnp.shape(leaf)) for leaf in jax.tree.leaves(tree)]
 
 
-def _tolerance(tree: Any) -> float:
+def tolerance_of(tree: Any) -> float:
     """By how much, of the largest, two ways to compute the same may differ."""
     return max(_TOLERANCE, 4 * _precision(tree))
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from opacus.optimizers import DPOptimizer
+from torch import Tensor
 
 from dpaudit._torch import CanaryVectors
 from dpaudit.canaries import Directions, Draws
 from dpaudit.errors import InputError
+from dpaudit.observers.opacus._look import Look
 from dpaudit.stats._types import FloatArray, IntArray
 
 __all__ = ["Aim", "Aims", "left_out", "reached", "require_reach", "usual_canaries"]
@@ -60,11 +62,14 @@ def left_out(reach: float, num_canaries: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class Aim:
+class Aim(Look):
     """Unit vectors, and the norm that each has after clipping if it was longer before."""
 
     vectors: CanaryVectors
     reach: float
+
+    def project(self, vector: Tensor) -> Tensor:
+        return self.vectors.project(vector) / self.reach
 
 
 class Aims:

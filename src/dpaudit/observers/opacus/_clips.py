@@ -11,7 +11,7 @@ import torch
 from opacus.optimizers import DPOptimizer
 from torch import Tensor
 
-__all__ = ["Clip", "GhostClip", "RowClip"]
+__all__ = ["Clip", "GhostClip", "RowClip", "attribute_kept", "kept"]
 
 _NOT_THERE = object()
 
@@ -51,7 +51,7 @@ class RowClip(Clip):
     """Per-example gradients exist, and the optimizer clips them: hooks, functorch, ew."""
 
     def add(self, rows: Tensor) -> None:
-        with _kept(self._optimizer), _attribute_kept(self._optimizer.params, "grad_sample"):
+        with kept(self._optimizer), attribute_kept(self._optimizer.params, "grad_sample"):
             for parameter, part in self._pieces(rows):
                 parameter.grad_sample = part  # type: ignore[attr-defined]  # a name of Opacus
             self._optimizer.clip_and_accumulate()
@@ -76,13 +76,13 @@ class GhostClip(Clip):
 
     def add(self, rows: Tensor) -> None:
         parameters = self._module.trainable_parameters
-        with _kept(self._module), _attribute_kept(parameters, "_norm_sample"):
+        with kept(self._module), attribute_kept(parameters, "_norm_sample"):
             for parameter in parameters:
                 parameter._norm_sample = rows.new_zeros(len(rows))
             for parameter, part in self._pieces(rows):
                 parameter._norm_sample = part.flatten(1).norm(dim=1)  # type: ignore[attr-defined]
             weights = self._module.get_clipping_coef()
-        with _attribute_kept(self._optimizer.params, "grad"):
+        with attribute_kept(self._optimizer.params, "grad"):
             for parameter, part in self._pieces(weights.to(rows.dtype) @ rows):
                 parameter.grad = part
             self._optimizer.accumulate()
@@ -96,7 +96,7 @@ class GhostClip(Clip):
 
 
 @contextmanager
-def _kept(owner: Any) -> Iterator[None]:
+def kept(owner: Any) -> Iterator[None]:
     """Counters of ``owner``, such as how many examples were not clipped, stay as they are."""
     before = {name: _copied(value) for name, value in vars(owner).items()}
     try:
@@ -111,13 +111,14 @@ def _copied(value: Any) -> Any:
 
 
 @contextmanager
-def _attribute_kept(owners: Sequence[Any], name: str) -> Iterator[None]:
+def attribute_kept(owners: Sequence[Any], name: str) -> Iterator[None]:
+    """What each of them has by this name, or that it has nothing, comes back at the end."""
     before = [getattr(owner, name, _NOT_THERE) for owner in owners]
     try:
         yield
     finally:
         for owner, value in zip(owners, before, strict=True):
-            if value is _NOT_THERE:
-                delattr(owner, name)
-            else:
+            if value is not _NOT_THERE:
                 setattr(owner, name, value)
+            elif hasattr(owner, name):
+                delattr(owner, name)

@@ -13,6 +13,7 @@ from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from torch.utils.data import DataLoader
 
+from dpaudit.canaries import Coins as Chance
 from dpaudit.canaries import Draws
 from dpaudit.errors import InputError
 from dpaudit.observers.opacus._clips import Clip
@@ -32,7 +33,7 @@ _MARK = "_observed_by_dpaudit"
 class Coins:
     """The usual case: each canary by a fair coin in each step."""
 
-    def __init__(self, draws: Draws) -> None:
+    def __init__(self, draws: Draws | Chance) -> None:
         self._draws = draws
 
     @contextmanager

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from opacus.optimizers import DPOptimizer
 
-from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
+from dpaudit._torch import HeldOutData
+from dpaudit.canaries import Coins as Chance
+from dpaudit.canaries import Dirac, Draws, GradientCanary, InputCanary, fresh_seed
 from dpaudit.errors import InputError
 from dpaudit.observers._facts import Facts
 from dpaudit.observers._recorder import ObserverRecorder
@@ -16,6 +19,9 @@ from dpaudit.observers._sampled import SampledRecorder
 from dpaudit.observers._terms import Terms
 from dpaudit.observers.opacus._aim import left_out, reached, require_reach, usual_canaries
 from dpaudit.observers.opacus._entries import Coins, Entries
+from dpaudit.observers.opacus._gradients import GradientCanaries
+from dpaudit.observers.opacus._kinds import input_canaries, require_kind
+from dpaudit.observers.opacus._look import Canaries
 from dpaudit.observers.opacus._observer import Observer, require_unobserved
 from dpaudit.observers.opacus._ranks import ranks_of
 from dpaudit.observers.opacus._supported import clip_of
@@ -25,14 +31,15 @@ from dpaudit.recording import LiveBound
 __all__ = ["observe"]
 
 _DIRAC = Dirac()
-_OF_A_STEP, _OF_THE_RUN = 64, 8192  # canaries
+_OF_A_STEP, _OF_THE_RUN, _INPUTS = 64, 8192, 16  # canaries
 
 
 @contextmanager
 def observe(
     optimizer: DPOptimizer,
     *,
-    canary: GradientCanary = _DIRAC,
+    canary: GradientCanary | InputCanary = _DIRAC,
+    held_out: HeldOutData | None = None,
     num_canaries: int | None = None,
     sampling: bool = False,
     noise_multiplier: float | None = None,
@@ -41,6 +48,7 @@ def observe(
     delta: float | None = None,
     loader: Any = None,
     module: Any = None,
+    criterion: Callable[..., Any] | None = None,
     confidence: float = 0.95,
     seed: int | None = None,
     every: int | None = None,
@@ -55,49 +63,63 @@ def observe(
     ``seed``, or from the operating system. ``callbacks`` get the live bound while the training runs (with
     ``every`` so many steps); they may raise to end it.
 
-    By default 64 canaries are present in each step by fair coins. With ``sampling``, half of them are entries
-    of the data set of ``loader``, and its own sampler draws them like examples: so the sampling is audited
-    too, after the last step. The batches are others than without audit then, because canaries use up chance
-    of the sampler. By default they are as many as the model has parameters, but at most 8,192.
+    With ``held_out``, the examples that :func:`hold_out` split off, ``canary`` may be an example, such as
+    ``Crafted()``. By default 16 of them are present in each step by fair coins, and go through the model and
+    the loss too. They need ``module``, and ``criterion``, unless that is the cross-entropy.
+
+    By default 64 canaries that are gradients are present in each step by fair coins. With ``sampling``, half
+    of them are entries of the data set of ``loader``, and its own sampler draws them like examples: so the
+    sampling is audited too, after the last step. The batches are others than without audit then, because
+    canaries use up chance of the sampler. By default they are as many as the model has parameters, but at
+    most 8,192.
     """
     clip, ranks = clip_of(optimizer, module), ranks_of(optimizer, sampling)
     require_unobserved(optimizer)
-    if num_canaries is None:
-        num_canaries = usual_canaries(optimizer, _OF_THE_RUN) if sampling else _OF_A_STEP
-    reach = reached(optimizer, num_canaries)
-    if sampling:
-        require_reach(reach, num_canaries)
-    draws = Draws(canary, num_canaries, ranks.agreed(fresh_seed(seed)))
+    require_kind(canary, held_out, criterion, sampling=sampling, several=ranks.world_size > 1)
     given = Terms(
         noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
     )
-    common: dict[str, Any] = {
-        "signal": min(canary.scale, 1.0),
-        "not_covered": clip.not_covered + left_out(reach, num_canaries),
-        "confidence": confidence,
-        "facts": lambda: _facts(optimizer, canary),
-    }
+    seed = ranks.agreed(fresh_seed(seed))
+    facts = partial(_facts, optimizer, canary)
     recorder: ObserverRecorder | SampledRecorder
-    joining: Coins
-    if sampling:
-        _require_no_look(callbacks, every)
-        joining = entries = Entries(draws, optimizer, loader, clip)
-        terms = ReadTerms(optimizer, None if _knows_rate(optimizer, given) else loader)
-        recorder = SampledRecorder(
-            terms, given, draws.entries(), reach=reach, finished=entries.require_all, **common
+    if isinstance(canary, InputCanary):
+        chance = Chance(_INPUTS if num_canaries is None else num_canaries, seed)
+        canaries: Canaries = input_canaries(
+            optimizer, canary, chance, module=module, criterion=criterion, data=held_out, loader=loader
+        )
+        joining, terms = Coins(chance), ReadTerms(optimizer, loader)
+        recorder = ObserverRecorder(
+            terms, given, every=every, callbacks=callbacks, confidence=confidence, facts=facts
         )
     else:
-        joining = Coins(draws)
-        terms = ReadTerms(optimizer, loader)
-        recorder = ObserverRecorder(terms, given, every=every, callbacks=callbacks, **common)
-    observer = Observer(
-        optimizer, recorder, draws=draws, joining=joining, clip=clip, ranks=ranks, terms=terms
-    )
+        if num_canaries is None:
+            num_canaries = usual_canaries(optimizer, _OF_THE_RUN) if sampling else _OF_A_STEP
+        reach = reached(optimizer, num_canaries)
+        draws = Draws(canary, num_canaries, seed)
+        canaries = GradientCanaries(optimizer, draws, clip)
+        common: dict[str, Any] = {
+            "signal": min(canary.scale, 1.0),
+            "not_covered": clip.not_covered + left_out(reach, num_canaries),
+            "confidence": confidence,
+            "facts": facts,
+        }
+        if sampling:
+            require_reach(reach, num_canaries)
+            _require_no_look(callbacks, every)
+            joining = entries = Entries(draws, optimizer, loader, clip)
+            terms = ReadTerms(optimizer, None if _knows_rate(optimizer, given) else loader)
+            recorder = SampledRecorder(
+                terms, given, draws.entries(), reach=reach, finished=entries.require_all, **common
+            )
+        else:
+            joining, terms = Coins(draws), ReadTerms(optimizer, loader)
+            recorder = ObserverRecorder(terms, given, every=every, callbacks=callbacks, **common)
+    observer = Observer(optimizer, recorder, canaries=canaries, joining=joining, ranks=ranks, terms=terms)
     with observer.watching():
         yield recorder
 
 
-def _facts(optimizer: DPOptimizer, canary: GradientCanary) -> Facts:
+def _facts(optimizer: DPOptimizer, canary: GradientCanary | InputCanary) -> Facts:
     return Facts(
         canary=canary,
         max_grad_norm=float(optimizer.max_grad_norm),

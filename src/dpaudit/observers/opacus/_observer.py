@@ -12,33 +12,29 @@ import torch
 from opacus.optimizers import DPOptimizer
 from torch import Tensor
 
-from dpaudit.canaries import Draws
 from dpaudit.errors import InputError
 from dpaudit.observers._kept_noise import Places
 from dpaudit.observers._recorder import ObserverRecorder
 from dpaudit.observers._sampled import SampledRecorder
-from dpaudit.observers.opacus._aim import Aim, Aims
-from dpaudit.observers.opacus._clips import Clip
 from dpaudit.observers.opacus._entries import Coins
+from dpaudit.observers.opacus._look import Canaries, Look
 from dpaudit.observers.opacus._ranks import OneProcess
 from dpaudit.observers.opacus._replaced import replaced
 from dpaudit.observers.opacus._terms import ReadTerms
-from dpaudit.stats._types import BoolArray, IntArray
+from dpaudit.stats._types import BoolArray
 
 __all__ = ["Observer", "require_unobserved"]
-
-_AT_ONCE = 2**24  # numbers of canaries' gradients that are in memory together
 
 
 @dataclass(frozen=True, eq=False)
 class _Step:
     """What is known between the noise and the update."""
 
-    aim: Aim
+    look: Look
     present: BoolArray
     sums: list[Tensor]  # the clipped sum of the examples, as the optimizer had it
-    batch: Tensor  # the same along each canary
-    known: Tensor  # the same, and the canaries, at the places where noise is looked at
+    known: Tensor  # the same along each canary, and the other canaries that are present
+    joined: Tensor  # the sum with the canaries, at the places where noise is looked at
     inserted: Tensor  # what clipping left of the canaries, added up
 
 
@@ -55,16 +51,14 @@ class Observer:
         optimizer: DPOptimizer,
         recorder: ObserverRecorder | SampledRecorder,
         *,
-        draws: Draws,
+        canaries: Canaries,
         joining: Coins,
-        clip: Clip,
         ranks: OneProcess,
         terms: ReadTerms,
     ) -> None:
         self._optimizer, self._recorder = optimizer, recorder
-        self._draws, self._joining = draws, joining
-        self._clip, self._ranks, self._terms = clip, ranks, terms
-        self._aims = Aims(optimizer, draws)
+        self._canaries, self._joining = canaries, joining
+        self._ranks, self._terms = ranks, terms
         self._places = Places.of([parameter.numel() for parameter in optimizer.params])
         self._indices = torch.as_tensor(self._places.indices, device=optimizer.params[0].device)
         self._step: _Step | None = None
@@ -98,19 +92,16 @@ class Observer:
     @torch.no_grad()
     def _insert(self, sums: list[Tensor]) -> _Step:
         index = self._recorder.num_done
-        aim, numbers = self._aims.at(index), self._joining.numbers(index)
-        length = self._draws.canary.scale * aim.reach
-        if self._ranks.inserts:
-            for some in _chunks(numbers, aim):
-                self._clip.add(aim.vectors.rows(some, length))
+        numbers = self._joining.numbers(index)
+        look = self._canaries.join(index, numbers, inserts=self._ranks.inserts)
         batch = _flat(sums)
         joined = _flat([parameter.summed_grad for parameter in self._optimizer.params])
         inserted = joined - batch
         self._terms.note()
-        present = np.zeros(aim.vectors.num_canaries, dtype=np.bool_)
+        present = np.zeros(self._canaries.num_canaries, dtype=np.bool_)
         present[numbers] = True
-        known = joined.index_select(0, self._indices)
-        return _Step(aim, present, sums, aim.vectors.project(batch), known, inserted)
+        known, at_places = look.project(batch) + look.others, joined.index_select(0, self._indices)
+        return _Step(look, present, sums, known, at_places, inserted)
 
     @torch.no_grad()
     def _before_update(self, *_: Any) -> None:
@@ -121,20 +112,19 @@ class Observer:
                 "Expected the optimizer to add noise before each update; it did not call add_noise()."
             )
         divisor = self._divisor()
-        vectors = step.aim.vectors
         released = _flat([parameter.grad for parameter in self._optimizer.params])
-        scores = vectors.project(released) * divisor - self._ranks.total(step.batch)
+        scores = step.look.project(released) * divisor - self._ranks.total(step.known)
         self._keep_noise(released.index_select(0, self._indices) * divisor, step)
         self._take_off(self._ranks.inserted(step.inserted) / divisor)
-        self._recorder.record((scores / step.aim.reach).double().cpu().numpy(), step.present)
+        self._recorder.record(scores.double().cpu().numpy(), step.present)
 
     def _keep_noise(self, released: Tensor, step: _Step) -> None:
-        known = self._ranks.total(step.known)
+        known = self._ranks.total(step.joined)
         self._recorder.noise.observe(
             released.double().cpu().numpy(),
             known.double().cpu().numpy(),
             self._places.leaves,
-            norm=step.aim.reach,
+            norm=step.look.reach,
             eps=torch.finfo(known.dtype).eps,
         )
 
@@ -167,13 +157,6 @@ def require_unobserved(optimizer: DPOptimizer) -> None:
     """What one observer inserts would be a training's own for another."""
     if isinstance(getattr(optimizer.add_noise, "__self__", None), Observer):
         raise InputError("Expected an optimizer that is not observed, got one that another observer is at.")
-
-
-def _chunks(numbers: IntArray, aim: Aim) -> Iterator[Tensor]:
-    """The numbers of the canaries that join, as many at once as fit."""
-    all_of_them = torch.as_tensor(numbers, device=aim.vectors.values.device)
-    most = max(1, _AT_ONCE // aim.vectors.num_parameters)
-    return (all_of_them[start : start + most] for start in range(0, len(numbers), most))
 
 
 def _flat(parts: list[Tensor]) -> Tensor:

@@ -1,0 +1,109 @@
+"""What happens outside of compiled code with canaries that are examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpaudit.canaries import Coins, InputCanary
+from dpaudit.errors import InputError
+from dpaudit.observers.jax_privacy._examples import first_examples
+from dpaudit.observers.jax_privacy._held_out import HeldOutArrays
+from dpaudit.observers.jax_privacy._host import Host, shape_of
+from dpaudit.observers.jax_privacy._recorder import WaitingRecorder
+from dpaudit.stats._types import FloatArray
+
+__all__ = ["InputHost", "Seen"]
+
+_CRAFTING = 4  # a purpose of chance, besides those of Draws
+_ROOM = 1e-3  # by how much two directions of length 1 may differ that are the same
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What a gradient has of the canaries, and where a release is looked at for them."""
+
+    directions: Any  # canaries x parameters, of length 1, or zeros where nothing can be said
+    lengths: Any  # what each canary may add at most, where the noise is
+    others: Any  # along each canary, what the other ones added
+    inserted: Any  # what all of them added
+
+
+class InputHost(Host):
+    """Keeps examples between steps, and between a gradient and its release where canaries are looked for."""
+
+    def __init__(
+        self, recorder: WaitingRecorder, coins: Coins, canary: InputCanary, data: HeldOutArrays | None
+    ) -> None:
+        super().__init__(recorder, coins)
+        self.canary, self.data = canary, data
+        self._examples, self._made_at = self._first(0), -1
+        self._seen: Seen | None = None
+
+    def _first(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = self.draws.chance(index, _CRAFTING)
+        made = first_examples(self.canary, self.data, self.draws.num_canaries, rng)
+        # numpy alone: what is called from compiled code must not compute with jax, which would wait for it
+        inputs, targets = (part.astype(jax.dtypes.canonicalize_dtype(part.dtype)) for part in made)
+        return inputs, targets
+
+    def examples(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Whether canaries are to be crafted now, and their inputs and classes; inside of compiled code."""
+        shapes = jax.tree.map(shape_of, (np.zeros((), np.bool_), *self._examples))
+        found: tuple[jax.Array, jax.Array, jax.Array] = self.call(self._now, shapes)
+        return found
+
+    def _now(self) -> tuple[Any, ...]:
+        index, every = self._recorder.num_done, getattr(self.canary, "every", None)
+        again = every is not None and index % every == 0 and index != self._made_at
+        due = self._made_at < 0 or again
+        if due:
+            self._examples, self._made_at = self._first(index), index
+        return np.bool_(due), *self._examples
+
+    def note_inputs(self, inputs: Any, batch: Any, joined: Any, stray: Any, seen: Seen) -> None:
+        """Keep what a gradient was with and without canaries, and the inputs that were crafted."""
+        self.call(self._note_inputs, None, inputs, batch, joined, stray, seen)
+
+    def _note_inputs(self, inputs: Any, batch: Any, joined: Any, stray: Any, seen: Seen) -> None:
+        self._examples = np.asarray(inputs), self._examples[1]
+        if stray:
+            raise InputError(
+                "Expected a gradient function that clips each example by itself, got one that makes another "
+                "sum of the canaries together than of each alone: examples act on each other."
+            )
+        self._note(batch, joined, stray)
+        if self._seen is None:
+            self._seen = Seen(*map(np.asarray, (seen.directions, seen.lengths, seen.others, seen.inserted)))
+        elif np.abs(np.asarray(seen.directions) - self._seen.directions).max() > _ROOM:
+            raise InputError(
+                "Expected gradients that are added up to one step to be of the same weights, got others."
+            )
+
+    def looked_at(self, num_parameters: int) -> tuple[jax.Array, jax.Array]:
+        """The directions, and what was inserted; inside of compiled code."""
+        count = self.draws.num_canaries
+        shapes = np.zeros((count, num_parameters), np.float32), np.zeros(num_parameters, np.float32)
+        found: tuple[jax.Array, jax.Array] = self.call(self._looked_at, jax.tree.map(shape_of, shapes))
+        return found
+
+    def _looked_at(self) -> tuple[Any, Any]:
+        if self._seen is None:
+            raise InputError(
+                "Expected the gradient function of observe() to be called before each update of the "
+                "privatizer; it was not."
+            )
+        return self._seen.directions, self._seen.inserted
+
+    def _release(self, products: Any, arrived: Any, after: Any, before: Any, tolerance: Any) -> FloatArray:
+        """Keep the scores; returns by what the loop multiplied the sum."""
+        seen, self._seen = self._seen, None
+        pending, scale = self._arrived(arrived, tolerance)
+        assert seen is not None  # _looked_at comes first
+        known = scale * (pending.batch + np.asarray(seen.others, np.float64))
+        self._keep((np.asarray(products, np.float64) - known) / seen.lengths, after, before)
+        return np.full_like(products, scale)

@@ -1,0 +1,192 @@
+"""Examples as canaries in trainings of JAX Privacy: scores, verdicts and weights are right."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax_runs import DELTA, FAULTS, INPUTS, RATE, TARGETS, loop, loss, private, train
+
+import dpaudit
+from dpaudit.observers.jax_privacy import Given, hold_out, observe
+from dpaudit.observers.jax_privacy._input_host import InputHost
+
+VIOLATION = dpaudit.Verdict.VIOLATION
+QUICK = dpaudit.Crafted(num_steps=5)
+RNG = np.random.default_rng(7)
+OTHERS = RNG.standard_normal((120, 12)).astype(np.float32)
+CLASSES = (OTHERS[:, 0] > 0).astype(np.int32)
+HELD = hold_out(OTHERS, CLASSES, 60, num_classes=10)[1]
+GIVEN = Given(HELD.inputs[:8], (HELD.targets[:8] + 3) % 10)
+KINDS = [dpaudit.Blank(), dpaudit.Mislabelled(), QUICK, GIVEN]
+
+# what JAX Privacy 2.0.0 says of itself with a newer optax
+pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
+
+
+def named(canary):
+    return type(canary).__name__
+
+
+def inputs(canary=QUICK, **more):
+    data = {} if isinstance(canary, Given) else {"held_out": HELD, "num_canaries": 8}
+    return {"canary": canary, **data, **more}
+
+
+class Slow:
+    """Scores by the most obvious route: one gradient for each canary, clipped by hand."""
+
+    def __init__(self, monkeypatch, max_grad_norm=1.0, divisor=10.0):
+        self.scores, self.norm, self.divisor = [], max_grad_norm, divisor
+        note = InputHost._note_inputs
+
+        def noted(host, made, *rest):
+            self.made = np.asarray(made), host._examples[1]
+            self.present = np.array(host._present)
+            return note(host, made, *rest)
+
+        monkeypatch.setattr(InputHost, "_note_inputs", noted)
+
+    def of(self, params, batch_sum, released):
+        """The scores of a step, from the weights before it and from what it released."""
+        clipped = []
+        for one, target in zip(*self.made, strict=True):
+            gradient = jax.grad(loss)(params, (one[None], np.asarray(target)[None]))
+            vector = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gradient)]).astype(np.float64)
+            clipped.append(vector * min(1.0, self.norm / np.linalg.norm(vector)) / self.divisor)
+        found = []
+        for number, own in enumerate(clipped):
+            there = [
+                vector for other, vector in enumerate(clipped) if other != number and self.present[other]
+            ]
+            found.append(own @ (released - batch_sum - sum(there)) / (own @ own))
+        self.scores.append(found)
+
+
+def vector(tree):
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]).astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("canary", "options"),
+    [*((canary, {}) for canary in KINDS), (GIVEN, {"microbatch_size": 4, "rescale_to_unit_norm": True})],
+    ids=[*map(named, KINDS), "microbatches"],
+)
+def test_scores_are_those_of_a_slow_computation(monkeypatch, canary, options):
+    slow, seen = Slow(monkeypatch), {}
+    grad_fn, privatizer = private(noise_multiplier=0.7, **options)
+
+    def update(updates, state, params=None):
+        noisy, state = privatizer.update(updates, state, params)
+        seen.setdefault("released", noisy)  # the first of two calls has the canaries
+        return noisy, state
+
+    spied = optax.GradientTransformation(privatizer.init, update)
+    observed = observe(grad_fn, spied, noise_multiplier=0.7, sample_rate=RATE, seed=0, **inputs(canary))
+    params = {"weight": jnp.asarray(RNG.standard_normal((12, 10)) / 3, jnp.float32), "bias": jnp.zeros(10)}
+    state = observed.privatizer.init(params)
+    for number in range(3):
+        batch = INPUTS[8 * number : 8 * number + 8], TARGETS[8 * number : 8 * number + 8]
+        joined = observed.grad_fn(params, batch)
+        noisy, state = observed.privatizer.update(joined, state)
+        slow.of(params, vector(grad_fn(params, batch)), vector(seen.pop("released")))
+        params = optax.apply_updates(params, optax.tree.scale(-0.5, noisy))
+    found = observed.recorder.state_dict()["scores"]
+    np.testing.assert_allclose(found, slow.scores, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize("canary", [GIVEN, dpaudit.Crafted(num_steps=3, every=5, long=True)], ids=named)
+def test_weights_are_those_without_an_observer(canary):
+    plain = train(20, observed=False)
+    observed = train(20, observer=inputs(canary))
+    jax.tree.map(
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4),
+        observed.params,
+        plain.params,
+    )
+
+
+@pytest.mark.parametrize("canary", KINDS, ids=named)
+def test_correct_training_is_not_flagged(canary):
+    """Three trainings, by one compiled step."""
+    terms = {"noise_multiplier": 0.8, "sample_rate": RATE, "num_steps": 60, "delta": DELTA}
+    *made, recorder = observe(*private(noise_multiplier=0.8), seed=0, **terms, **inputs(canary))
+    run = loop(*made)
+    for seed in range(3):
+        run(60, seed)
+    state, flagged = recorder.state_dict(), 0
+    for part in range(3):
+        of_one = dpaudit.Recorder(claim=dpaudit.Claim.dpsgd(**terms), num_steps=60)
+        rows = slice(60 * part, 60 * (part + 1))
+        of_one.load_state_dict(state | {name: state[name][rows] for name in ("scores", "present")})
+        flagged += of_one.audit().verdict is VIOLATION
+    assert len(state["scores"]) == 180
+    assert flagged <= 1
+
+
+def test_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not():
+    options = {"noise_multiplier": 0.7, "l2_clip_norm": 0.5}
+    recorder = train(150, observer=inputs(dpaudit.Mislabelled(), num_canaries=16), **options).recorder
+    seen = recorder.observations
+    assert seen.with_canary.mean() == pytest.approx(1.0, abs=0.1)
+    assert seen.without_canary.mean() == pytest.approx(0.0, abs=0.1)
+    for side in (seen.with_canary, seen.without_canary):
+        assert side.std() == pytest.approx(0.7, rel=0.1)  # mislabelled: longer than the clipping norm
+
+
+@pytest.mark.parametrize("fault", ["no clipping", "noise times 0.8"])
+def test_broken_training_is_caught_with_a_crafted_canary(fault, monkeypatch):
+    FAULTS[fault](monkeypatch)
+    canary = dpaudit.Crafted(long=True, num_steps=10)
+    options = {"noise_multiplier": 0.8, "l2_clip_norm": 0.5}
+    recorder = train(250, observer=inputs(canary, num_canaries=32), **options).recorder
+    assert recorder.audit().verdict is VIOLATION
+    if fault == "no clipping":
+        assert recorder.observations.with_canary.mean() > 1.5
+
+
+def test_gradients_that_are_added_up_have_canaries_once():
+    grad_fn, privatizer = private(noise_multiplier=0.01)
+    observed = observe(grad_fn, privatizer, noise_multiplier=0.01, sample_rate=RATE, seed=0, **inputs(GIVEN))
+    params = {"weight": jnp.zeros((12, 10)), "bias": jnp.zeros(10)}
+    state = observed.privatizer.init(params)
+    halves = [(INPUTS[:8], TARGETS[:8]), (INPUTS[8:16], TARGETS[8:16])]
+    both = jax.tree.map(jnp.add, *(observed.grad_fn(params, half) for half in halves))
+    observed.privatizer.update(both, state)
+    found = observed.recorder.state_dict()
+    np.testing.assert_allclose(found["scores"], found["present"], atol=0.1)
+
+
+def test_what_cannot_be_is_refused_in_a_sentence():
+    def refused(match, **options):
+        with pytest.raises(dpaudit.InputError, match=match):
+            observe(*private(), **({"canary": QUICK, "held_out": HELD} | options))
+
+    refused("Expected held_out", held_out=None)
+    refused("got tuple", held_out=(OTHERS, CLASSES))
+    refused("with JAX", canary=dpaudit.Adversarial())
+    refused("Expected no held_out with Dirac", canary=dpaudit.Dirac())
+    refused("Expected no held_out with Given", canary=GIVEN)
+    refused("to be 8, the examples given", canary=GIVEN, held_out=None, num_canaries=3)
+    binary = hold_out((OTHERS > 0).astype(np.float32), CLASSES, 20)[1]
+    refused("binary ones", held_out=binary)
+    with pytest.raises(dpaudit.InputError, match="Expected inputs and a class for each"):
+        Given(OTHERS, CLASSES[:3])
+
+
+def test_batches_that_are_not_like_the_canaries_are_refused():
+    other = Given(np.zeros((3, 5), np.float32), np.zeros(3, np.int32))
+    observed = observe(*private(), canary=other, sample_rate=RATE)
+    with pytest.raises(dpaudit.InputError, match="batches of inputs of shape"):
+        observed.grad_fn({"weight": jnp.zeros((12, 10)), "bias": jnp.zeros(10)}, (INPUTS[:8], TARGETS[:8]))
+
+
+def test_hold_out_splits_arrays_and_leaves_duplicates_out():
+    twice = np.repeat(np.arange(20.0), 2)[:, None]
+    (kept, classes), held = hold_out(twice, np.arange(40) % 3, 20, seed=1)
+    assert len(kept) == len(classes) == 20
+    assert set(kept.ravel()).isdisjoint(held.inputs.ravel())
+    assert 0 < len(held) < 20
+    assert held.num_classes == 3
+    with pytest.raises(dpaudit.InputError, match="split off by hold_out"):
+        type(held)(held.inputs, held.targets, 3)

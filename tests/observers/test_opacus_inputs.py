@@ -1,0 +1,267 @@
+"""Examples as canaries in trainings of Opacus: scores, verdicts and weights are right."""
+
+import numpy as np
+import pytest
+import torch
+from opacus.grad_sample import GradSampleHooksFastGradientClipping
+from opacus.optimizers import DPOptimizer
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from opacus_runs import (
+    DELTA,
+    OTHER_KINDS,
+    run,
+    small_data,
+    small_model,
+    weights,
+    with_less_noise,
+    without_clipping,
+)
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import dpaudit
+from dpaudit.observers.opacus import _inputs, hold_out, observe
+from dpaudit.observers.opacus._observer import Observer
+
+VIOLATION = dpaudit.Verdict.VIOLATION
+QUICK = dpaudit.Crafted(num_steps=5)
+KINDS = [dpaudit.Blank(), dpaudit.Mislabelled(), dpaudit.Adversarial(num_steps=5), QUICK]
+
+# what Opacus and torch say of every private training
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Using a non-full backward hook:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Ignoring drop_last:UserWarning"),
+]
+
+
+@pytest.fixture
+def held():
+    torch.manual_seed(99)
+    return hold_out(small_data(300), 60)[1]
+
+
+@pytest.fixture
+def audited(private, held):
+    """Train with examples as canaries, or with no observer; what was made, its recorder and its weights."""
+
+    def go(canary=QUICK, *, observed=True, num_steps=60, seed=0, observer=None, **options):
+        made = private(num_steps=num_steps, seed=seed, **({"noise_multiplier": 0.7} | options))
+        usual = {"canary": canary, "held_out": held, "module": made.model, "seed": seed, "num_canaries": 8}
+        usual |= {"num_steps": num_steps, "delta": DELTA, "criterion": made.criterion} | (observer or {})
+        if observed:
+            with observe(made.optimizer, **usual) as made.recorder:
+                run(made, num_steps)
+        else:
+            run(made, num_steps)
+        made.weights = weights(made.model)
+        return made
+
+    return go
+
+
+class Slow:
+    """Scores by the most obvious route: a backward pass for each canary, by a copy of the model."""
+
+    def __init__(self, monkeypatch, build):
+        self.build, self.scores, self._look = build, [], None
+        original_join, original_update = _inputs.InputCanaries.join, Observer._before_update
+
+        def join(canaries, index, numbers, *, inserts):
+            look = original_join(canaries, index, numbers, inserts=inserts)
+            self._note(canaries, index, numbers)
+            return look
+
+        def update(observer, *rest):
+            self._score(observer)
+            return original_update(observer, *rest)
+
+        monkeypatch.setattr(_inputs.InputCanaries, "join", join)
+        monkeypatch.setattr(Observer, "_before_update", update)
+
+    @torch.enable_grad()
+    def _note(self, canaries, index, numbers):
+        optimizer, made = canaries._optimizer, canaries.examples(index)
+        copy = self.build()
+        with torch.no_grad():
+            for new, old in zip(copy.parameters(), optimizer.params, strict=True):
+                new.copy_(old)
+        norms = getattr(optimizer, "max_grad_norms", None)
+        self._clipped = []
+        for one, target in zip(made.inputs, made.targets, strict=True):
+            loss = nn.functional.cross_entropy(copy(one[None]), target[None])
+            parts = torch.autograd.grad(loss, list(copy.parameters()))
+            whole = torch.cat([part.reshape(-1) for part in parts]).norm()
+            limits = [optimizer.max_grad_norm / float(whole)] * len(parts)
+            if norms is not None:
+                limits = [norm / float(part.norm()) for norm, part in zip(norms, parts, strict=True)]
+            shorter = [min(1.0, limit) * part.reshape(-1) for limit, part in zip(limits, parts, strict=True)]
+            self._clipped.append(torch.cat(shorter))
+        self._present = set(numbers.tolist())
+
+    @torch.no_grad()
+    def _score(self, observer):
+        optimizer = observer._optimizer
+        released = torch.cat([value.grad.reshape(-1) for value in optimizer.params]) * observer._divisor()
+        batch = torch.cat([own.reshape(-1) for own in observer._step.sums])
+        found = []
+        for number, own in enumerate(self._clipped):
+            others = [vector for other, vector in enumerate(self._clipped) if other != number]
+            there = [other in self._present for other in range(len(self._clipped)) if other != number]
+            known = batch + sum(vector for vector, ok in zip(others, there, strict=True) if ok)
+            found.append(float(own @ (released - known) / own.square().sum()))
+        self.scores.append(found)
+
+
+def scores(made):
+    return made.recorder.state_dict()["scores"]
+
+
+@pytest.mark.parametrize("canary", KINDS, ids=lambda canary: type(canary).__name__)
+def test_scores_are_those_of_a_slow_computation(audited, monkeypatch, canary):
+    slow = Slow(monkeypatch, small_model)
+    made = audited(canary, num_steps=10)
+    np.testing.assert_allclose(scores(made), slow.scores, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize("kind", ["functorch", "ew", "ghost", "per-layer clipping"])
+def test_scores_are_those_of_a_slow_computation_in_every_mode(audited, monkeypatch, kind):
+    slow = Slow(monkeypatch, small_model)
+    made = audited(dpaudit.Mislabelled(), num_steps=10, **OTHER_KINDS[kind])
+    np.testing.assert_allclose(scores(made), slow.scores, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize("kind", [None, *(kind for kind in OTHER_KINDS if kind != "adaptive clipping")])
+def test_weights_are_those_without_an_observer(audited, kind):
+    options = {"canary": dpaudit.Crafted(num_steps=3, every=10), "num_steps": 30, **OTHER_KINDS.get(kind, {})}
+    observed, plain = (audited(observed=is_observed, **options) for is_observed in (True, False))
+    torch.testing.assert_close(observed.weights, plain.weights, rtol=1e-4, atol=1e-5)
+
+
+def test_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not(audited):
+    made = audited(dpaudit.Mislabelled(), num_steps=150, observer={"num_canaries": 16}, max_grad_norm=0.3)
+    seen = made.recorder.observations
+    assert seen.with_canary.mean() == pytest.approx(1.0, abs=0.1)
+    assert seen.without_canary.mean() == pytest.approx(0.0, abs=0.1)
+    for side in (seen.with_canary, seen.without_canary):
+        assert side.std() == pytest.approx(0.7, rel=0.1)  # mislabelled: longer than the clipping norm
+
+
+@pytest.mark.parametrize("canary", KINDS, ids=lambda canary: type(canary).__name__)
+def test_correct_training_is_not_flagged(audited, canary):
+    options = {"num_steps": 40, "max_grad_norm": 0.3}
+    found = [audited(canary, seed=seed, **options).recorder.audit() for seed in range(3)]
+    assert sum(result.verdict is VIOLATION for result in found) <= 1
+
+
+def test_too_little_noise_is_caught_with_a_crafted_canary(audited, monkeypatch):
+    monkeypatch.setattr(DPOptimizer, "add_noise", with_less_noise)
+    options = {"max_grad_norm": 0.3, "observer": {"num_canaries": 32}}
+    made = audited(dpaudit.Crafted(long=True, num_steps=20), num_steps=250, **options)
+    assert made.recorder.audit().verdict is VIOLATION
+
+
+def test_a_missing_clip_is_caught_with_a_crafted_canary(audited, monkeypatch):
+    monkeypatch.setattr(DPOptimizer, "clip_and_accumulate", without_clipping)
+    made = audited(dpaudit.Crafted(), num_steps=60, max_grad_norm=0.1)
+    assert made.recorder.observations.with_canary.mean() > 2
+    assert made.recorder.audit().verdict is VIOLATION
+
+
+def test_a_wrong_norm_of_ghost_clipping_is_caught_which_gradients_do_not_see(audited, train, monkeypatch):
+    samplers = GradSampleHooksFastGradientClipping.NORM_SAMPLERS
+    right = samplers[nn.Linear]
+
+    def halved(*args):
+        return {parameter: norms / 2 for parameter, norms in right(*args).items()}
+
+    monkeypatch.setitem(samplers, nn.Linear, halved)
+    options = {"num_steps": 60, "max_grad_norm": 0.2, "grad_sample_mode": "ghost", "noise_multiplier": 0.7}
+    made = audited(dpaudit.Mislabelled(), **options)
+    assert made.recorder.audit().verdict is VIOLATION
+    assert made.recorder.not_covered == ()
+    assert train(**options).recorder.audit().verdict is not VIOLATION
+
+
+def test_canaries_that_do_not_depend_on_the_optimizers_clip_are_told_together(audited, monkeypatch):
+    def of_the_sum(optimizer):
+        """Clips the sum of the batch instead of each example."""
+        rows = [optimizer._get_flat_grad_sample(value).sum(0) for value in optimizer.params]
+        norm = torch.cat([row.reshape(-1) for row in rows]).norm()
+        for value, row in zip(optimizer.params, rows, strict=True):
+            part = row * min(1.0, optimizer.max_grad_norm / float(norm + 1e-6))
+            value.summed_grad = part if value.summed_grad is None else value.summed_grad + part
+
+    monkeypatch.setattr(DPOptimizer, "clip_and_accumulate", of_the_sum)
+    with pytest.raises(dpaudit.InputError, match="to be clipped by itself"):
+        audited(dpaudit.Mislabelled(), num_steps=5, max_grad_norm=0.3)
+
+
+def test_a_logical_step_of_several_batches_has_canaries_once(private, held):
+    made = private(num_steps=40, noise_multiplier=0.01, batch_size=20)
+    with (
+        BatchMemoryManager(
+            data_loader=made.loader, max_physical_batch_size=6, optimizer=made.optimizer
+        ) as part,
+        observe(made.optimizer, canary=QUICK, held_out=held, module=made.model, seed=0) as recorder,
+    ):
+        run(made, 40, loader=part)
+    seen = recorder.observations
+    assert recorder.num_done == 40
+    np.testing.assert_allclose(np.median(seen.with_canary), 1.0, atol=0.05)
+    np.testing.assert_allclose(np.median(seen.without_canary), 0.0, atol=0.05)
+
+
+def test_crafting_and_canaries_leave_chance_and_hooks_as_they_are(private, held):
+    def build():
+        return nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.0), nn.Tanh(), nn.Linear(16, 2))
+
+    plain = private(num_steps=20, noise_multiplier=0.7, build=build)
+    run(plain, 10)
+    run(plain, 10)
+    made = private(num_steps=20, noise_multiplier=0.7, build=build)
+    with observe(made.optimizer, canary=QUICK, held_out=held, module=made.model, seed=0):
+        run(made, 10)
+    run(made, 10)
+    torch.testing.assert_close(weights(made.model), weights(plain.model), rtol=1e-4, atol=1e-5)
+
+
+def refused(made, held, match, **options):
+    usual = {"canary": QUICK, "held_out": held, "module": made.model} | options
+    with pytest.raises(dpaudit.InputError, match=match), observe(made.optimizer, **usual):
+        pass
+
+
+def test_what_cannot_be_is_refused_in_a_sentence(private, held):
+    made = private()
+    refused(made, held, "Expected held_out, the examples", held_out=None)
+    refused(made, held, "got a? ?tuple", held_out=(held.inputs, held.targets))
+    refused(made, held, "Expected module=", module=None)
+    refused(made, held, "to be the model of the optimizer", module=small_model())
+    refused(made, held, "with sampling=True", sampling=True, loader=made.loader)
+    refused(made, held, "Expected no held_out", canary=dpaudit.Dirac())
+    refused(made, held, "such as Dirac", canary="crafted")
+    ghost = private(grad_sample_mode="ghost")
+    refused(ghost, held, "Expected criterion=", criterion=nn.CrossEntropyLoss())
+
+
+def test_held_out_examples_that_the_loader_draws_are_refused(private, held):
+    both = TensorDataset(held.inputs, held.targets)
+    made = private(num_examples=len(both), batch_size=6, data=lambda _: both)
+    refused(made, held, "apart from the data of loader", loader=made.loader)
+    other = private()
+    with observe(other.optimizer, canary=QUICK, held_out=held, module=other.model, loader=other.loader):
+        run(other, 2)
+
+
+def test_hold_out_splits_a_data_set_and_leaves_duplicates_out():
+    inputs = torch.arange(20.0).repeat_interleave(2)[:, None]
+    rest, held = hold_out(TensorDataset(inputs, torch.arange(40) % 3), 20, seed=1)
+    assert len(rest) == 20
+    kept = {float(rest[place][0]) for place in range(len(rest))}
+    assert kept.isdisjoint(held.inputs.view(-1).tolist())
+    assert 0 < len(held) < 20
+    assert held.num_classes == 3
+    with pytest.raises(dpaudit.InputError, match="num_held_out=40"):
+        hold_out(TensorDataset(inputs, torch.arange(40)), 40)
