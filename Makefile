@@ -22,10 +22,10 @@ test: .venv/.installed-dev ## every check: lint, format, types, layers, tests
 	$(bin)/ruff format --check
 	$(bin)/mypy
 	$(bin)/lint-imports
-	$(bin)/python -m pytest -n $(JOBS)
+	$(bin)/python -m pytest -n $(JOBS) --dist worksteal
 
-test-long: .venv/.installed-dev ## the tests, with 40 seeds where one training is repeated
-	DPAUDIT_TEST_SEEDS=40 $(bin)/python -m pytest -n $(JOBS)
+test-long: .venv/.installed-dev ## all tests, long ones too, with 40 seeds where a training is repeated
+	DPAUDIT_TEST_LONG=1 $(bin)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-tensorflow: .venv-tensorflow/.installed ## the tests with TF Privacy, which needs an environment of its own
 	.venv-tensorflow/bin/python -m pytest tests_tensorflow

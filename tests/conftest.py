@@ -8,12 +8,21 @@ from hypothesis import settings
 # Two threads of torch that share one core wait for each other; tests run in parallel processes instead.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+IS_LONG = bool(os.environ.get("DPAUDIT_TEST_LONG"))
+
 # The same examples every time: a check that passes here passes everywhere.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long tests are of what shorter ones show in another setting; `make test-long` has them."""
+    if not IS_LONG:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
 @pytest.fixture(scope="session")
 def seeds() -> range:
     """Of tests that repeat a training: few, because all have to end soon; 40 in `make test-long`."""
-    return range(int(os.environ.get("DPAUDIT_TEST_SEEDS", "10")))
+    return range(40 if IS_LONG else 10)

@@ -96,7 +96,9 @@ def steps_saved(folder: Path) -> int:
     return int(torch.load(folder / "checkpoint.pt", weights_only=True)["training"]["num_done"])
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", [mode if mode == "one-run" else pytest.param(mode, marks=pytest.mark.long) for mode in MODES]
+)
 def test_a_run_that_was_killed_has_each_observation_once_when_it_goes_on(
     mode: str, config: Path, tmp_path: Path, run: Any
 ) -> None:

@@ -19,6 +19,7 @@ CLASSES = (OTHERS[:, 0] > 0).astype(np.int32)
 HELD = hold_out(OTHERS, CLASSES, 60, num_classes=10)[1]
 GIVEN = Given(HELD.inputs[:8], (HELD.targets[:8] + 3) % 10)
 KINDS = [dpaudit.Blank(), dpaudit.Mislabelled(), QUICK, GIVEN]
+MOSTLY_LONG = [kind if kind is QUICK else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
 
 # what JAX Privacy 2.0.0 says of itself with a newer optax
 pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
@@ -106,7 +107,7 @@ def test_weights_are_those_without_an_observer(canary):
     )
 
 
-@pytest.mark.parametrize("canary", KINDS, ids=named)
+@pytest.mark.parametrize("canary", MOSTLY_LONG, ids=named)
 def test_correct_training_is_not_flagged(canary):
     """Three trainings, by one compiled step."""
     terms = {"noise_multiplier": 0.8, "sample_rate": RATE, "num_steps": 60, "delta": DELTA}

@@ -26,6 +26,7 @@ from dpaudit.observers.opacus._observer import Observer
 VIOLATION = dpaudit.Verdict.VIOLATION
 QUICK = dpaudit.Crafted(num_steps=5)
 KINDS = [dpaudit.Blank(), dpaudit.Mislabelled(), dpaudit.Adversarial(num_steps=5), QUICK]
+MOSTLY_LONG = [kind if kind is QUICK else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
 
 # what Opacus and torch say of every private training
 pytestmark = [
@@ -148,7 +149,7 @@ def test_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not(audited):
         assert side.std() == pytest.approx(0.7, rel=0.1)  # mislabelled: longer than the clipping norm
 
 
-@pytest.mark.parametrize("canary", KINDS, ids=lambda canary: type(canary).__name__)
+@pytest.mark.parametrize("canary", MOSTLY_LONG, ids=lambda canary: type(canary).__name__)
 def test_correct_training_is_not_flagged(audited, canary):
     options = {"num_steps": 40, "max_grad_norm": 0.3}
     found = [audited(canary, seed=seed, **options).recorder.audit() for seed in range(3)]

@@ -10,7 +10,7 @@ from scipy import stats
 
 import dpaudit
 from dpaudit.stats._coverage import tally
-from dpaudit.stats._one_run import _p_value, _too_many_correct
+from dpaudit.stats._one_run import _p_value, too_many_correct
 
 
 @st.composite
@@ -44,7 +44,7 @@ def slow_recursion(g, mu, error):
 @given(guesses(), st.floats(0.01, 4))
 def test_the_f_dp_recursion_is_the_papers(g, mu):
     if g.num_correct:
-        assert _too_many_correct(g, dpaudit.Gaussian(), mu, 0.05) == slow_recursion(g, mu, 0.05)
+        assert too_many_correct(g, dpaudit.Gaussian(), mu, 0.05) == slow_recursion(g, mu, 0.05)
 
 
 @settings(max_examples=30, deadline=None)

@@ -10,7 +10,7 @@ import dpaudit
 from dpaudit.stats._counts import count
 from dpaudit.stats._question import Question
 from dpaudit.stats._steps import Steps
-from dpaudit.stats.thresholds._predictable import _thresholds
+from dpaudit.stats.thresholds._predictable import predictable_thresholds
 
 
 def gaussian_scores(mu, size, seed=0):
@@ -139,10 +139,12 @@ def test_predictable_thresholds_do_not_look_ahead(seed):
     rng = np.random.default_rng(seed)
     size = (12, 8)
     present, absent = rng.normal(1, 1, size), rng.normal(0, 1, size)
-    before = _thresholds(Steps.of(dpaudit.Observations(with_canary=present, without_canary=absent)))
+    before = predictable_thresholds(
+        Steps.of(dpaudit.Observations(with_canary=present, without_canary=absent))
+    )
     changed = present.copy()
     changed[7:] = rng.normal(9, 1, changed[7:].shape)
-    after = _thresholds(Steps.of(dpaudit.Observations(with_canary=changed, without_canary=absent)))
+    after = predictable_thresholds(Steps.of(dpaudit.Observations(with_canary=changed, without_canary=absent)))
     assert np.array_equal(before[:8], after[:8])
 
 

@@ -32,7 +32,7 @@ def hundred_parameters():
     return nn.Sequential(nn.Flatten(), *layers)
 
 
-@pytest.mark.parametrize("epsilon", [4.0, 8.0])
+@pytest.mark.parametrize("epsilon", [pytest.param(4.0, marks=pytest.mark.long), 8.0])
 def test_one_run_on_digits_finds_95_percent_of_epsilon_and_no_violation(train, epsilon):
     audit = OneRun(delta=DELTA, num_canaries=512, seed=0)
     train(audit, epsilon=epsilon, sample_rate=0.05, num_steps=2000)
@@ -41,6 +41,7 @@ def test_one_run_on_digits_finds_95_percent_of_epsilon_and_no_violation(train, e
     assert 0.95 * epsilon < result.bound.epsilon <= result.claim.epsilon
 
 
+@pytest.mark.long
 def test_one_run_on_random_data_finds_95_percent_of_epsilon(train):
     audit = OneRun(delta=DELTA, num_canaries=512, seed=1)
     data = random_images(num_examples=300, seed=0)
@@ -57,7 +58,7 @@ def test_one_run_on_random_data_finds_95_percent_of_epsilon(train):
 
 
 @pytest.mark.parametrize("fault", [faults.NoiseTooSmall, faults.Unclipped, faults.ClippedAfterMean])
-@pytest.mark.parametrize("audit", [OneRun, EndToEnd])
+@pytest.mark.parametrize("audit", [OneRun, pytest.param(EndToEnd, marks=pytest.mark.long)])
 def test_broken_steps_are_violations_within_500_steps(train, audit, fault):
     hook = audit(delta=DELTA, seed=0)
     train(hook, num_steps=400, fault=fault)
@@ -75,7 +76,7 @@ def test_the_papers_audit_sees_broken_steps_too(train, fault):
     assert hook.recorder.audit().verdict is VIOLATION
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_shuffled_batches_are_a_violation_of_poisson_sampling_end_to_end(train, seed):
     hook = EndToEnd(delta=DELTA, num_canaries=9000, seed=seed)
     setting = {"noise_multiplier": 0.5, "sample_rate": 1 / 25, "num_steps": 100, "seed": seed}
@@ -168,6 +169,7 @@ def test_half_of_the_end_to_end_canaries_are_in_the_data_and_drawn_at_the_sample
     assert np.mean(drawn) == pytest.approx(0.1 * hook.num_entries, rel=0.05)
 
 
+@pytest.mark.long
 def test_the_paper_rows_rank_as_in_its_table_1(train):
     hook = TwoBatches(delta=DELTA, seed=0)
     train(hook, num_steps=1000, sample_rate=4096 / 50000)
