@@ -131,7 +131,7 @@ def test_all_mistakes_are_told_at_once_each_with_its_line() -> None:
         (["audit.canary.kind=dirc"], "got 'dirc'; did you mean 'dirac'?"),
         (
             ["audit.canary.kind=crafted"],
-            "audit: Expected a canary.kind of 'dirac', 'constant', 'random-direction' with "
+            "audit: Expected a canary.kind of 'dirac', 'constant', 'mixed', 'random-direction' with "
             "threat_model = 'gradient', got 'crafted'.",
         ),
         (

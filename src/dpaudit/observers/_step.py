@@ -50,6 +50,7 @@ def observe_step(
     is of a single step, or of a training of such steps. ``leaves`` are the sizes of the parameters that a
     gradient is made of, by name if there are names: for ``diagnose()`` of what this returns.
 
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> def quiet(rows):  # noise 1 claimed, 0.5 added
     ...     norms = np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
