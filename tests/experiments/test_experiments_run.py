@@ -245,6 +245,7 @@ def test_the_methods_that_are_asked_for_stand_beside_the_verdict(small: Small, m
     assert all(composed) or mode == "end-to-end"
 
 
+@pytest.mark.long
 def test_a_canary_that_is_sometimes_in_is_judged_by_the_curve_of_such_a_step(
     small: Small, monkeypatch: pytest.MonkeyPatch
 ) -> None:

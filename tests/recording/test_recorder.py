@@ -124,6 +124,7 @@ def test_pairs_are_counted_only_if_the_run_was_finished_and_could_not_be_stopped
     assert "JointExact" in pairs(100, may_stop=False, callbacks=[lambda _: None]).audit().bound.method
 
 
+@pytest.mark.long
 def test_pairs_that_may_be_stopped_are_one_test_of_5_percent_and_not_two():
     flagged = 0
     for seed in range(300):
