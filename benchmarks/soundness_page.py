@@ -17,6 +17,10 @@ Every bound that dpaudit calls a *confidence* bound may exceed the truth in at m
 confidence. This page is written by `make soundness`, which audits mechanisms with a known parameter again
 and again ({repetitions:,} audits a cell; a quarter of that for heuristics).
 
+Not on this page: live bounds, bounds of whole runs and of sampled entries, and input canaries, whose smaller
+simulations are in the tests and in `benchmarks/inputs.py`; and black-box audits, whose many-seed simulation
+(`benchmarks/black_box.py`) has not been finished.
+
 Each cell says how often the bound exceeded the truth, with its standard error, and the mean of
 bound / truth. At mu = 0 there is no truth to divide by: the second number is the mean bound itself. The
 mechanism is the ideal attack on the family's own curve, with n scores a side; nothing is conservative

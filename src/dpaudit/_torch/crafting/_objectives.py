@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
@@ -27,7 +28,7 @@ class Objective(Protocol):
         ...
 
 
-class _OfOneInput:
+class _OfOneInput(ABC):
     """A function of one input and its class, and its gradient for the input."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
@@ -39,8 +40,8 @@ class _OfOneInput:
         gradients, values = both(inputs, targets)
         return values.detach(), gradients.detach()
 
-    def _value(self, one: Tensor, target: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def _value(self, one: Tensor, target: Tensor) -> Tensor: ...
 
     def _loss_of_one(self, parameters: dict[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
         outputs = functional_call(self._model, parameters, (one[None],))
