@@ -2,14 +2,15 @@
 
     python benchmarks/inputs.py sound [--seeds 40]
     python benchmarks/inputs.py tight [--cifar10 DIR] [--fashion DIR] [--location DIR] [--seeds 5]
-                                      [--cases digits,location,...] [--cache FILE]
+                                      [--cases digits,location,...] [--canaries blank,crafted,...]
+                                      [--cache FILE]
 
 ``sound`` audits a correct training of a small network on the digits, each canary in each mode, and fails if
 more than 5 % (and two standard errors) of the seeds are flagged. ``tight`` makes the paper's two batches a
-step and prints the mean mu over seeds, of 2 that the noise allows: by plain scores with the threshold 1/2, by
-plain scores with the paper's practice of choosing it afterwards (a heuristic), and by scores that know the
-batch. Every cell is kept in the cache, so that a run that was interrupted goes on. WRN-16-4 takes minutes a
-cell.
+step and prints the mean mu over seeds with its standard error, of 2 that the noise allows: by plain scores
+with the threshold 1/2, by plain scores with the paper's practice of choosing it afterwards (a heuristic), and
+by scores that know the batch. Every cell is kept in the cache, so that a run that was interrupted goes on.
+WRN-16-4 takes minutes a cell.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _CANARIES = {
     "mislabelled": dpaudit.Mislabelled(),
     "adversarial": dpaudit.Adversarial(),
     "crafted": dpaudit.Crafted(),
-    "crafted, long": dpaudit.Crafted(long=True),
-    "crafted, anew": dpaudit.Crafted(every=25),
+    "long crafted": dpaudit.Crafted(long=True),
+    "crafted anew": dpaudit.Crafted(every=25),
 }
 _COLUMNS = "plain", "CP, same data", "residual"
 
@@ -60,6 +61,7 @@ _CASES = {
     "location": Case("mlp", "location", 64, 300, 4000),
     "fashion": Case("conv-net", "fashion", 64, 100, 10_000),
     "cifar10 conv-net": Case("conv-net", "cifar10", 64, 100, 10_000),
+    "cifar10 short conv-net": Case("conv-net", "cifar10", 16, 40, 10_000),  # as the WRN, to compare them
     "cifar10 wrn": Case("wrn", "cifar10", 16, 40, 10_000),
 }
 
@@ -161,6 +163,7 @@ class _Cells:
 def _tight(arguments):
     directories = {name: getattr(arguments, name) for name in ("cifar10", "fashion", "location")}
     cells = _Cells(arguments.cache)
+    canaries = {kind: _CANARIES[kind] for kind in arguments.canaries.split(",")}
     for name in arguments.cases.split(","):
         case = _CASES[name]
         if case.data != "digits" and directories[case.data] is None:
@@ -168,20 +171,27 @@ def _tight(arguments):
             continue
         data = _data(case, directories)
         for seed in range(arguments.seeds):
-            for kind, canary in _CANARIES.items():
+            for kind, canary in canaries.items():
                 key = f"{case} {canary} noise={_NOISE} seed={seed}"
                 cell = cells.measure(key, partial(_cell, case, data, canary, seed))
                 print(f"# {name}, {kind}, seed {seed}: {cell['seconds']:.0f} s", flush=True)
-        _print_table(name, case, arguments.seeds, cells)
+        _print_table(name, canaries, arguments.seeds, cells)
 
 
-def _print_table(name, case, num_seeds, cells):
+def _print_table(name, canaries, num_seeds, cells):
+    case = _CASES[name]
     print(f"\n{name}: {case.num_steps} steps of {case.batch_size}, mu of {1 / _NOISE:g}, {num_seeds} seeds")
     print(f"{'':15}" + "".join(f"{column:>15}" for column in _COLUMNS))
-    for kind, canary in _CANARIES.items():
+    for kind, canary in canaries.items():
         keys = [f"{case} {canary} noise={_NOISE} seed={seed}" for seed in range(num_seeds)]
-        means = [statistics.mean(cells[key][column] for key in keys) for column in _COLUMNS]
-        print(f"{kind:15}" + "".join(f"{mean:15.3f}" for mean in means), flush=True)
+        found = [[cells[key][column] for key in keys] for column in _COLUMNS]
+        print(f"{kind:15}" + "".join(f"{_mean(values):>15}" for values in found), flush=True)
+
+
+def _mean(values):
+    """With its standard error, where there is one."""
+    error = f" ({statistics.stdev(values) / len(values) ** 0.5:.2f})" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{error}"
 
 
 _MODES = {
@@ -226,6 +236,7 @@ def main() -> None:
     for name in ("cifar10", "fashion", "location"):
         parser.add_argument(f"--{name}")
     parser.add_argument("--cases", default=",".join(_CASES))
+    parser.add_argument("--canaries", default=",".join(_CANARIES))
     parser.add_argument("--seeds", type=int)
     parser.add_argument("--cache", default="inputs-cells.json")
     arguments = parser.parse_args()
