@@ -21,7 +21,7 @@ _OF_FINDING = {
     "step-noise": "is a step released without noise, such as one with an empty batch, or a micro-step?",
     "leaf-noise": "is a parameter left out when noise is added, or scaled by itself?",
     "coordinate-noise": "are some coordinates, such as a mask or a sparse update, released without noise?",
-    "noise-shape": "is noise of another distribution, cut off, or of unequal size in its coordinates?",
+    "noise-shape": "is noise of another distribution, or cut off?",
     "repeated-noise": "is the generator seeded anew, from a constant or from few seeds, during the training?",
     "step-correlation": "is noise of earlier steps used again, or is the sum that was taken off not the one "
     "that was released?",
