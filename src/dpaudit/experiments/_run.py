@@ -15,9 +15,10 @@ from dpaudit.experiments._data import load_data
 from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._loop import Live, Progress, train
 from dpaudit.experiments._outcome import observed, outcome
-from dpaudit.experiments._resolved import require_same_data, resolve
+from dpaudit.experiments._resolved import Resolved, require_same_data, resolve
 from dpaudit.experiments.black_box import FinalModel, ManyRuns, Running, run_many
 from dpaudit.experiments.config import Config, ManyRunsConfig
+from dpaudit.training.data import Dataset
 
 __all__ = ["Outcome", "rehearse", "run"]
 
@@ -34,6 +35,32 @@ def _nobody(_: object) -> None:
     """Looks on and says nothing."""
 
 
+@dataclass(frozen=True)
+class _Told:
+    """Who is told what."""
+
+    watch: Callable[[Progress], None]
+    say: Callable[[str], None]
+    crafting: Callable[[int, int], None]
+    trials: Callable[[Running], None]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """All that is known before the first step."""
+
+    config: Config
+    directory: RunDirectory
+    resolved: Resolved
+    data: tuple[Dataset, Dataset]
+    is_new: bool
+
+    def begin(self) -> None:
+        """Keep the config, once nothing about it can be wrong any more."""
+        if self.is_new:
+            self.directory.begin(self.config, self.resolved)
+
+
 def run(
     config: Config,
     *,
@@ -48,47 +75,61 @@ def run(
     ``watch`` is called after every step, ``say`` with what is done between, ``crafting`` with how many of all
     steps of making canaries are done, ``trials`` after every group of a run of many trainings.
     """
-    directory = RunDirectory(config.output)
+    directory, told = RunDirectory(config.output), _Told(watch, say, crafting, trials)
     with directory.locked():
         resolved = directory.resolved(config)
         stored = None if resolved is None else directory.result()
         if stored is not None and not stored.get("num_failed"):  # trials that failed are tried again
             return Outcome(stored, was_finished=True)
-        data = load_data(config.data)
-        is_new = resolved is None
-        if resolved is None:
-            say("Calibrating the noise")
-            resolved = resolve(config, data[0])
-        else:
-            require_same_data(resolved, data[0])
+        prepared = _prepare(config, directory, resolved, told)
+        return Outcome(_kind_of(config)(prepared, told), was_finished=False)
 
-        def begin() -> None:
-            if is_new:
-                directory.begin(config, resolved)
 
-        if isinstance(config.audit, ManyRunsConfig):
-            runs = ManyRuns(config=config, resolved=resolved, data=data)
-            return Outcome(run_many(runs, directory, begin=begin, watch=trials, say=say), was_finished=False)
-        live = Live()
-        if config.threat_model == ThreatModel.BLACK_BOX.value:
-            final = FinalModel.of(config, resolved, data)
-            begin()
-            say("Training")
-            seconds = train(final, directory.checkpoint, live, watch).seconds
-            say("Finding the bounds")
-            values = final.outcome(seconds)
-            directory.finish({"scores": final.scores, "present": final.present}, values)
-            return Outcome(values, was_finished=False)
-        experiment = build(config, resolved, data, Watchers((live,), crafting))
-        begin()
-        say("Training")
-        trained = train(experiment, directory.checkpoint, live, watch)
-        if trained.stopped_early:
-            say(f"Stopped at step {experiment.training.num_done:,}: the claim is refuted")
-        say("Finding the bounds of all methods")
-        values = outcome(experiment, trained)
-        directory.finish(observed(experiment), values)
-    return Outcome(values, was_finished=False)
+def _prepare(config: Config, directory: RunDirectory, resolved: Resolved | None, told: _Told) -> _Prepared:
+    data = load_data(config.data)
+    is_new = resolved is None
+    if resolved is None:
+        told.say("Calibrating the noise")
+        resolved = resolve(config, data[0])
+    else:
+        require_same_data(resolved, data[0])
+    return _Prepared(config, directory, resolved, data, is_new)
+
+
+def _kind_of(config: Config) -> Callable[[_Prepared, _Told], dict[str, Any]]:
+    if isinstance(config.audit, ManyRunsConfig):
+        return _many_trainings
+    return _final_model if config.threat_model == ThreatModel.BLACK_BOX.value else _every_step
+
+
+def _many_trainings(run: _Prepared, told: _Told) -> dict[str, Any]:
+    runs = ManyRuns(config=run.config, resolved=run.resolved, data=run.data)
+    return run_many(runs, run.directory, begin=run.begin, watch=told.trials, say=told.say)
+
+
+def _final_model(run: _Prepared, told: _Told) -> dict[str, Any]:
+    final = FinalModel.of(run.config, run.resolved, run.data)
+    run.begin()
+    told.say("Training")
+    seconds = train(final, run.directory.checkpoint, Live(), told.watch).seconds
+    told.say("Finding the bounds")
+    values = final.outcome(seconds)
+    run.directory.finish({"scores": final.scores, "present": final.present}, values)
+    return values
+
+
+def _every_step(run: _Prepared, told: _Told) -> dict[str, Any]:
+    live = Live()
+    experiment = build(run.config, run.resolved, run.data, Watchers((live,), told.crafting))
+    run.begin()
+    told.say("Training")
+    trained = train(experiment, run.directory.checkpoint, live, told.watch)
+    if trained.stopped_early:
+        told.say(f"Stopped at step {experiment.training.num_done:,}: the claim is refuted")
+    told.say("Finding the bounds of all methods")
+    values = outcome(experiment, trained)
+    run.directory.finish(observed(experiment), values)
+    return values
 
 
 def rehearse(
