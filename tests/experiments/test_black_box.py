@@ -7,8 +7,10 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from dpaudit import InputError
 from dpaudit.experiments import Config, Running, parse_config, rehearse, run
@@ -16,6 +18,7 @@ from dpaudit.experiments._data import load_data
 from dpaudit.experiments._resolved import Resolved, resolve
 from dpaudit.experiments.black_box import FinalModel, ManyRuns
 from dpaudit.experiments.black_box._verdict import Judge
+from dpaudit.report import Format, Report, schema
 from dpaudit.stats import Observations
 
 # Without noise there is no curve of the accountant to wait for.
@@ -136,7 +139,7 @@ def test_the_loss_orders_models_as_the_log_odds_do(tiny: Make) -> None:
 
 def test_another_threshold_rule_is_another_run(tiny: Make) -> None:
     run(tiny("audit.num_models=20"))
-    with pytest.raises(InputError, match=r"audit.threshold is .held-out. here and .simultaneous."):
+    with pytest.raises(InputError, match=r"audit.threshold is .held-out. here and null"):
         run(tiny("audit.num_models=20", "audit.threshold=held-out"))
     values = run(tiny("audit.num_models=20", "audit.threshold=held-out", output="other")).values
     assert values["bound"]["threshold_rule"].startswith("HeldOut")
@@ -145,17 +148,44 @@ def test_another_threshold_rule_is_another_run(tiny: Make) -> None:
 def test_canaries_are_held_out_examples_or_what_is_given(tiny: Make, tmp_path: Path) -> None:
     plain, wrong = runs(tiny("audit.canary.kind=example", "audit.canary.index=5")), runs(tiny())
     held_out = plain._parts[1]
-    assert plain.canary.inputs.equal(held_out.inputs[5])
-    assert plain.canary.target == int(held_out.targets[5])
-    matches = (held_out.inputs == wrong.canary.inputs).flatten(1).all(dim=1)
+    assert plain.made.canary.inputs.equal(held_out.inputs[5])
+    assert plain.made.canary.target == int(held_out.targets[5])
+    matches = (held_out.inputs == wrong.made.canary.inputs).flatten(1).all(dim=1)
     assert int(matches.sum()) == 1
-    assert int(held_out.targets[matches]) != wrong.canary.target
-    assert runs(tiny("audit.canary.kind=clip-bkd")).canary.inputs.shape == held_out.inputs.shape[1:]
-    assert not runs(tiny("audit.canary.kind=blank")).canary.inputs.any()
+    assert int(held_out.targets[matches]) != wrong.made.canary.target
+    assert runs(tiny("audit.canary.kind=clip-bkd")).made.canary.inputs.shape == held_out.inputs.shape[1:]
+    assert not runs(tiny("audit.canary.kind=blank")).made.canary.inputs.any()
     np.save(tmp_path / "mine.npy", np.full((1, 8, 8), 0.25))
     given = f"audit.canary={{kind='example', file='{tmp_path / 'mine.npy'}', target=7}}"
-    assert runs(tiny(given)).canary.target == 7
-    assert (runs(tiny(given)).canary.inputs == 0.25).all()
+    assert runs(tiny(given)).made.canary.target == 7
+    assert (runs(tiny(given)).made.canary.inputs == 0.25).all()
+    np.save(tmp_path / "mine.npy", np.full((1, 8, 8), 255, dtype=np.uint8))
+    assert (runs(tiny(given)).made.canary.inputs == 1.0).all()  # as bytes of the data are
+
+
+def test_a_run_keeps_its_canary_whatever_becomes_of_its_file(tiny: Make, tmp_path: Path) -> None:
+    np.save(tmp_path / "mine.npy", np.full((1, 8, 8), 0.25))
+    config = tiny(f"audit.canary={{kind='example', file='{tmp_path / 'mine.npy'}', target=7}}", CLAIM)
+    whole = run(config).values
+    folder = Path(config.output)
+    for name in ("result.json", "trials.sqlite3"):
+        (folder / name).unlink()
+    np.save(tmp_path / "mine.npy", np.full((1, 8, 8), -0.25))
+    assert run(config).values["bound"] == whole["bound"]
+    (folder / "result.json").unlink()
+    (folder / "canary.json").unlink()
+    with pytest.raises(InputError, match="canary_digest"):
+        run(config)
+
+
+def test_a_canary_that_is_damaged_is_told(tiny: Make) -> None:
+    config = tiny()
+    run(config)
+    folder = Path(config.output)
+    (folder / "result.json").unlink()
+    (folder / "canary.json").write_text('{"inputs": {"shape": [1], "float32": "AAAA"}, "target": 1}')
+    with pytest.raises(InputError, match="Expected the canary of the run in"):
+        run(config)
 
 
 @pytest.mark.parametrize(
@@ -190,14 +220,63 @@ def test_failed_trials_are_told_and_count_against_the_audit(of_function: Make) -
     assert values["bound"]["epsilon"] < values["largest_epsilon"]
 
 
-def test_trials_that_failed_are_tried_again_by_the_same_command(of_function: Make, tmp_path: Path) -> None:
+def test_trials_that_failed_are_tried_again_if_somebody_asks_for_it(
+    of_function: Make, tmp_path: Path
+) -> None:
     (tmp_path / "broken").touch()
     config = of_function("train_unless_told")
-    assert run(config).values["num_failed"] > 0
+    first = run(config).values
+    assert first["num_failed"] > 0
     (tmp_path / "broken").unlink()
-    second = run(config)
+    assert run(config).values == first
+    second = run(config, retry_failed=True)
     assert second.values["num_failed"] == 0
+    told = [text for text in second.values["bound"]["assumptions"] if "were tried again" in text]
+    assert len(told) == 1
+    assert told[0].startswith("all chance of a training comes from the seed that it is given")
+    (Path(config.output) / "result.json").unlink()
+    assert run(config).values["bound"] == second.values["bound"]  # a store does not forget it
     assert second.values["bound"]["epsilon"] == pytest.approx(second.values["largest_epsilon"])
+
+
+def test_a_function_that_changes_its_data_has_no_scores(of_function: Make) -> None:
+    with pytest.raises(InputError, match="to leave its data set alone, but it changed a tensor"):
+        run(of_function("train_and_change"))
+
+
+def test_a_function_whose_code_has_changed_is_another_run(tiny: Make, tmp_path: Path) -> None:
+    code = tmp_path / "changing.py"
+    code.write_text("def train(data, seed):\n    return float(len(data))\n")
+    config = tiny("model.name=function", "model.function=changing:train")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        found = run(config).values
+        code.write_text("def train(data, seed):\n    return -float(len(data))\n")
+        with pytest.raises(InputError, match="its file has changed since"):
+            run(config)
+        code.write_text("def train(data, seed):\n    return float(len(data))\n")
+        assert run(config).values == found
+
+
+def test_more_guesses_than_canaries_are_told_before_the_training(tiny: Make, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"Expected audit\.num_guesses=41 to be at most 40"):
+        run(one_run(tiny, "audit.num_guesses=41"))
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_one_training_has_no_other_methods(tiny: Make) -> None:
+    with pytest.raises(ValidationError, match="Expected no methods with threat_model = 'black-box'"):
+        one_run(tiny, 'audit.methods=["f-DP(CP)"]')
+
+
+def test_a_run_without_a_claim_has_a_report(tiny: Make) -> None:
+    config = tiny("audit.num_models=20")
+    assert run(config).values["verdict"] is None
+    report = Report.read([config.output])
+    jsonschema.validate(json.loads(report.to_text(Format.JSON)), schema())
+    assert report.runs[0].verdict is None
+    assert "Nothing is claimed: epsilon is at least" in report.to_text()
+    assert "No verdict" in report.to_text(Format.MARKDOWN)
 
 
 def test_where_every_trial_fails_the_first_error_is_the_answer(of_function: Make) -> None:
@@ -209,8 +288,12 @@ def test_too_many_failures_leave_no_verdict_but_a_violation(tiny: Make) -> None:
     config = tiny(CLAIM)
     judge = Judge(config, runs(config).resolved)
     same = Observations(with_canary=np.arange(20.0), without_canary=np.arange(20.0))
-    assert judge.values(same, [])["verdict"] == "NO_VIOLATION"
-    assert judge.values(same, range(20))["verdict"] == "UNDERPOWERED"
+    whole, none = judge.values(same, []), judge.values(same, range(20))
+    assert whole["verdict"] == "NO_VIOLATION"
+    assert none["verdict"] == "UNDERPOWERED"
+    assert none["power"]["epsilon"] == "inf"
+    assert none["largest_epsilon"] <= none["claim"]["epsilon"] < whole["largest_epsilon"]
+    assert any("no trial fails" in note for note in judge.values(same, [0])["notes"])
     apart = Observations(with_canary=np.arange(20.0) + 100, without_canary=np.arange(20.0))
     assert judge.values(apart, [0])["verdict"] == "VIOLATION"
 

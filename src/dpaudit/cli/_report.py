@@ -70,5 +70,6 @@ def _format(name: str | None, file: Path | None) -> Format:
 def _print(made: Report, target: Path) -> None:
     console = output()
     for run in made.runs:
-        console.print(f"{run.name}: {run.verdict.name}. {run.bound.statement}", soft_wrap=True)
+        word = "nothing is claimed" if run.verdict is None else run.verdict.name
+        console.print(f"{run.name}: {word}. {run.bound.statement}", soft_wrap=True)
     console.print(str(target), soft_wrap=True)

@@ -35,8 +35,22 @@ _Example = Annotated[
 ]
 
 
+_Retry = Annotated[
+    bool,
+    typer.Option(
+        "--retry-failed",
+        help="Try trainings again that have failed: sound only if all their chance comes from their seed.",
+    ),
+]
+
+
 def run(
-    *, config: _File = None, changes: _Set = None, example: _Example = None, as_json: Json = False
+    *,
+    config: _File = None,
+    changes: _Set = None,
+    example: _Example = None,
+    retry_failed: _Retry = False,
+    as_json: Json = False,
 ) -> None:
     """Train with DP-SGD and audit it, as a config file says.
 
@@ -54,7 +68,7 @@ def run(
     if config is None:
         raise InputError("Expected a config; print one to start from with: dpaudit run --example digits")
     loaded = experiments.load_config(config, changes or ())
-    found = _watched(loaded)
+    found = _watched(loaded, retry_failed=retry_failed)
     if as_json:
         print_json(found.values)
     else:
@@ -63,7 +77,7 @@ def run(
     raise typer.Exit(0 if verdict is None else status(Verdict[verdict]))
 
 
-def _watched(config: Config) -> Outcome:
+def _watched(config: Config, *, retry_failed: bool) -> Outcome:
     from dpaudit import experiments  # noqa: PLC0415  # loads torch
 
     experiments.use_one_thread()
@@ -78,6 +92,7 @@ def _watched(config: Config) -> Outcome:
                 say=watching.say,
                 crafting=watching.crafting,
                 trials=watching.trials,
+                retry_failed=retry_failed,
             )
         except KeyboardInterrupt:
             if watching.place is not None:

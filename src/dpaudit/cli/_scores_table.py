@@ -94,7 +94,7 @@ def _of_many(values: _Values) -> list[tuple[str, str]]:
     if (speed := values["timing"]["models_per_second"]) is not None:
         trained += f", {speed:.3g} a second"
     rows = [
-        ("at most", f"epsilon >= {_number(values['largest_epsilon'])}, if no score were on the wrong side"),
+        ("best", f"epsilon >= {_number(values['largest_epsilon'])} if no score were on the wrong side"),
         ("models", trained),
     ]
     if values["accuracy"] is not None:

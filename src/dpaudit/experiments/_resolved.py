@@ -12,11 +12,12 @@ import numpy as np
 
 from dpaudit.accounting import noise_for_epsilon
 from dpaudit.errors import InputError
-from dpaudit.experiments.config import Config, TrainingConfig
+from dpaudit.experiments.config import Config, FunctionModel, TrainingConfig
+from dpaudit.experiments.trials._target import source_digest
 from dpaudit.training import Seeds
 from dpaudit.training.data import Dataset
 
-__all__ = ["Resolved", "require_same_data", "resolve"]
+__all__ = ["Resolved", "require_same_code", "require_same_data", "resolve"]
 
 _AUDIT = 1  # the audit's own branch of the seed
 
@@ -29,6 +30,8 @@ class Resolved:
     sample_rate: float
     num_examples: int
     data_digest: str
+    code_digest: str
+    """Of the function of the user; empty if there is none."""
     seed: int
 
     @property
@@ -67,6 +70,7 @@ def resolve(config: Config, data: Dataset) -> Resolved:
         sample_rate=rate,
         num_examples=num_examples,
         data_digest=_digest(data),
+        code_digest=_code_digest(config),
         seed=secrets.randbits(128) if config.seed is None else config.seed,
     )
 
@@ -78,6 +82,20 @@ def require_same_data(resolved: Resolved, data: Dataset) -> None:
             f"Expected the {resolved.num_examples} training examples that the run began with, got "
             f"{len(data)} others: the data files have changed since; put them back or give another output."
         )
+
+
+def require_same_code(resolved: Resolved, config: Config) -> None:
+    """Scores of two versions of a training function are not scores of one training."""
+    if _code_digest(config) != resolved.code_digest:
+        assert isinstance(config.model, FunctionModel)
+        raise InputError(
+            f"Expected model.function={config.model.function!r} to be as it was when the run began, but its "
+            "file has changed since; put it back or give another output."
+        )
+
+
+def _code_digest(config: Config) -> str:
+    return source_digest(config.model.function) if isinstance(config.model, FunctionModel) else ""
 
 
 def _digest(data: Dataset) -> str:

@@ -15,7 +15,7 @@ from dpaudit.experiments._data import load_data
 from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._loop import Live, Progress, train
 from dpaudit.experiments._outcome import observed, outcome
-from dpaudit.experiments._resolved import Resolved, require_same_data, resolve
+from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data, resolve
 from dpaudit.experiments.black_box import FinalModel, ManyRuns, Running, run_many
 from dpaudit.experiments.config import Config, ManyRunsConfig
 from dpaudit.training.data import Dataset
@@ -54,6 +54,7 @@ class _Prepared:
     resolved: Resolved
     data: tuple[Dataset, Dataset]
     is_new: bool
+    retry_failed: bool
 
     def begin(self) -> None:
         """Keep the config, once nothing about it can be wrong any more."""
@@ -68,32 +69,44 @@ def run(
     say: Callable[[str], None] = _nobody,
     crafting: Callable[[int, int], None] = nobody,
     trials: Callable[[Running], None] = _nobody,
+    retry_failed: bool = False,
 ) -> Outcome:
     """Train, audit and keep everything in the config's output directory.
 
     The same config goes on from the last checkpoint, or has its result already; another one is refused.
     ``watch`` is called after every step, ``say`` with what is done between, ``crafting`` with how many of all
     steps of making canaries are done, ``trials`` after every group of a run of many trainings.
+    With ``retry_failed``, those of its trainings that have failed are tried again.
     """
     directory, told = RunDirectory(config.output), _Told(watch, say, crafting, trials)
     with directory.locked():
         resolved = directory.resolved(config)
+        if resolved is not None:
+            require_same_code(resolved, config)
         stored = None if resolved is None else directory.result()
-        if stored is not None and not stored.get("num_failed"):  # trials that failed are tried again
+        if stored is not None and not (retry_failed and stored.get("num_failed")):
             return Outcome(stored, was_finished=True)
-        prepared = _prepare(config, directory, resolved, told)
+        prepared = _prepare(config, directory, resolved, told, retry_failed=retry_failed)
         return Outcome(_kind_of(config)(prepared, told), was_finished=False)
 
 
-def _prepare(config: Config, directory: RunDirectory, resolved: Resolved | None, told: _Told) -> _Prepared:
+def _prepare(
+    config: Config,
+    directory: RunDirectory,
+    resolved: Resolved | None,
+    told: _Told,
+    *,
+    retry_failed: bool,
+) -> _Prepared:
     data = load_data(config.data)
     is_new = resolved is None
     if resolved is None:
-        told.say("Calibrating the noise")
+        if config.training.target_epsilon is not None:
+            told.say("Calibrating the noise")
         resolved = resolve(config, data[0])
     else:
         require_same_data(resolved, data[0])
-    return _Prepared(config, directory, resolved, data, is_new)
+    return _Prepared(config, directory, resolved, data, is_new, retry_failed)
 
 
 def _kind_of(config: Config) -> Callable[[_Prepared, _Told], dict[str, Any]]:
@@ -104,7 +117,14 @@ def _kind_of(config: Config) -> Callable[[_Prepared, _Told], dict[str, Any]]:
 
 def _many_trainings(run: _Prepared, told: _Told) -> dict[str, Any]:
     runs = ManyRuns(config=run.config, resolved=run.resolved, data=run.data)
-    return run_many(runs, run.directory, begin=run.begin, watch=told.trials, say=told.say)
+    return run_many(
+        runs,
+        run.directory,
+        begin=run.begin,
+        watch=told.trials,
+        say=told.say,
+        retry_failed=run.retry_failed,
+    )
 
 
 def _final_model(run: _Prepared, told: _Told) -> dict[str, Any]:

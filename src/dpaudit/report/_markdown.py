@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import dpaudit
 from dpaudit.report._run import Run
-from dpaudit.report._words import headline, summary, verdict_mark
+from dpaudit.report._words import headline, smallest_leak, summary, verdict_mark
 from dpaudit.report.plots._scale import number
 
 __all__ = ["markdown"]
@@ -46,14 +46,15 @@ def _row(run: Run) -> list[str]:
         number(run.claim.epsilon),
         number(run.bound.epsilon),
         f"{100 * run.bound.confidence:g} %",
-        number(run.power.epsilon),
+        smallest_leak(run),
     ]
 
 
 def _section(run: Run) -> Iterator[str]:
     yield f"## {_plain(run.name)}"
     yield f"**{_plain(headline(run))}**"
-    yield f"{run.verdict.name}. {_plain(run.sentence)}"
+    word = "" if run.verdict is None else f"{run.verdict.name}. "
+    yield f"{word}{_plain(run.sentence)}"
     yield _table(("", ""), summary(run))
     lists = (
         ("Assumes", run.bound.assumptions),

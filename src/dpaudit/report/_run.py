@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,8 @@ from dpaudit.stats import Observations, Power, Result, Verdict
 
 __all__ = ["Run", "read_audit"]
 
+_NOTHING = "No verdict: where nothing is claimed, nothing can be refuted."
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -27,11 +30,12 @@ class Run:
     """
 
     name: str
-    verdict: Verdict
+    verdict: Verdict | None
+    """None where nothing is claimed."""
     sentence: str
     claim: ClaimValues
     bound: BoundValues
-    power: Power
+    power: Power | None
     methods: tuple[BoundValues, ...] = ()
     notes: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
@@ -75,11 +79,11 @@ class Run:
         """Plain values for JSON, as the schema says."""
         return {
             "name": self.name,
-            "verdict": self.verdict.name,
+            "verdict": None if self.verdict is None else self.verdict.name,
             "sentence": self.sentence,
             "claim": self.claim.to_dict(),
             "bound": self.bound.to_dict(),
-            "power": self.power.to_dict(),
+            "power": None if self.power is None else self.power.to_dict(),
             "methods": [method.to_dict() for method in self.methods],
             "notes": list(self.notes),
             "not_covered": list(self.not_covered),
@@ -99,10 +103,10 @@ def read_audit(values: Values) -> dict[str, Any]:
     claim = ClaimValues.read(values.section("claim"))
     return {
         "verdict": _verdict(values),
-        "sentence": values.text("sentence"),
+        "sentence": values.text("sentence") if values.has("sentence") else _NOTHING,
         "claim": claim,
         "bound": BoundValues.read(bound, bound.number("epsilon"), name="the verdict's"),
-        "power": read_power(values.section("power")),
+        "power": read_power(values.section("power")) if values.has("power") else None,
         "methods": BoundValues.read_all(values, claim.delta),
         "notes": values.texts("notes"),
         "not_covered": values.texts("not_covered"),
@@ -110,7 +114,9 @@ def read_audit(values: Values) -> dict[str, Any]:
     }
 
 
-def _verdict(values: Values) -> Verdict:
+def _verdict(values: Values) -> Verdict | None:
+    if not values.has("verdict") and values.section("claim").number("epsilon") == math.inf:
+        return None
     word = values.text("verdict")
     if word not in Verdict.__members__:
         raise InputError(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from dpaudit.report._run import Run
 from dpaudit.report.plots._scale import number
 from dpaudit.stats import Verdict
 
-__all__ = ["headline", "summary", "verdict_mark"]
+__all__ = ["headline", "smallest_leak", "summary", "verdict_mark"]
 
 _MARKS = {
     Verdict.VIOLATION: ("\N{BLACK UP-POINTING TRIANGLE}", "Violation"),
@@ -15,9 +17,14 @@ _MARKS = {
 }
 
 
-def verdict_mark(verdict: Verdict) -> tuple[str, str]:
+def verdict_mark(verdict: Verdict | None) -> tuple[str, str]:
     """A sign and the word: never a colour alone."""
-    return _MARKS[verdict]
+    return ("\N{WHITE SQUARE}", "No claim") if verdict is None else _MARKS[verdict]
+
+
+def smallest_leak(run: Run) -> str:
+    """The epsilon that would show."""
+    return "none" if run.power is None or math.isinf(run.power.epsilon) else number(run.power.epsilon)
 
 
 def headline(run: Run) -> str:
@@ -25,6 +32,8 @@ def headline(run: Run) -> str:
     claim = f"The claim of epsilon {number(run.claim.epsilon)}"
     level = f"{100 * run.bound.confidence:g} %"
     least = f"epsilon is at least {number(run.bound.epsilon)}, with {level} confidence."
+    if run.verdict is None:
+        return f"Nothing is claimed: {least}"
     if run.verdict is Verdict.UNDERPOWERED:
         return f"{claim} could not be tested: there are too few observations."
     return f"{claim} is {'refuted' if run.verdict is Verdict.VIOLATION else 'not refuted'}: {least}"
@@ -37,7 +46,7 @@ def summary(run: Run) -> list[tuple[str, str]]:
         ("bound", run.bound.statement),
         ("kind", _KINDS[run.bound.kind.value]),
         ("method", run.bound.method),
-        ("power", str(run.power)),
+        *(() if run.power is None else [("power", str(run.power))]),
     ]
 
 

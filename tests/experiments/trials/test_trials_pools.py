@@ -56,6 +56,20 @@ def test_real_trainings_have_the_same_scores_in_processes(tmp_path: Path) -> Non
     assert dict(processes.scores) == dict(serial.scores)
 
 
+def test_a_function_that_imports_torch_late_has_seeded_trials_too(tmp_path: Path) -> None:
+    recipe = function_recipe("trial_functions:imports_late", data="trial_functions:numbers")
+    plan = TrialPlan(recipe=recipe, num_trials=6, seed=1)
+    one, three = (finish(plan, tmp_path / str(count), Processes(num_workers=count)) for count in (1, 3))
+    assert dict(one.scores) == dict(three.scores)
+    assert len(set(one.scores.values())) == 6
+
+
+@pytest.mark.parametrize("needs", [{"num_gpus": 0.5}, {"num_cpus": 2.5}])
+def test_what_no_machine_of_ray_has_is_told_instead_of_waited_for(needs: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=r"Expected num_.pus=.\.5 to be at most (0|2), as many as Ray has"):
+        Ray(**needs)._require_resources({"CPU": 2.0})
+
+
 def test_a_killed_worker_is_replaced_and_its_trials_are_tried_again(tmp_path: Path) -> None:
     plan = plan_of("killing", number=4, folder=folder_in(tmp_path, "marks"), times=3, group_size=2)
     run = finish(plan, tmp_path / "run", Processes(num_workers=2))
@@ -69,7 +83,7 @@ def test_trials_that_kill_their_worker_too_often_fail_and_stop_no_other(tmp_path
     run = finish(plan, tmp_path / "run", Processes(num_workers=2, max_retries=1))
     killed = "The worker process was killed by SIGKILL, 2 times in a row."
     assert run.failures == {4: killed, 5: killed}
-    run = finish(plan, tmp_path / "run", Processes(num_workers=2))
+    run = finish(plan, tmp_path / "run", Processes(num_workers=2), retry_failed=True)
     assert dict(run.scores) == undisturbed(plan, tmp_path)
 
 

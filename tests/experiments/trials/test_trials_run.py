@@ -125,7 +125,7 @@ def test_progress_tells_speed_time_left_and_observations(tmp_path: Path) -> None
     assert len(observed.with_canary) == len(observed.without_canary) == 2
 
 
-def test_a_trial_that_fails_is_recorded_stops_no_other_and_is_tried_again(tmp_path: Path) -> None:
+def test_a_trial_that_fails_is_recorded_stops_no_other_and_is_tried_again_on_request(tmp_path: Path) -> None:
     healed = tmp_path / "healed"
     plan = plan_of("failing", numbers=[2, 5], healed=str(healed))
     run = finish(plan, tmp_path / "run")
@@ -133,11 +133,13 @@ def test_a_trial_that_fails_is_recorded_stops_no_other_and_is_tried_again(tmp_pa
     assert "Traceback" in run.failures[2]
     assert run.failure_summary == (
         "2 of 10 trials failed, first trial 2: ZeroDivisionError: this training diverged. They count against "
-        "the audit; the same command tries them again."
+        "the audit, unless they are tried again: --retry-failed."
     )
     healed.touch()
-    run = finish(plan, tmp_path / "run")
+    assert finish(plan, tmp_path / "run") == run
+    run = finish(plan, tmp_path / "run", retry_failed=True)
     assert run.failures == {}
+    assert run.num_retried == finish(plan, tmp_path / "run").num_retried == 2
     assert run.failure_summary is None
     assert dict(run.scores) == undisturbed(plan, tmp_path)
 
@@ -149,6 +151,15 @@ def test_a_failure_never_helps_the_audit(tmp_path: Path) -> None:
     assert len(observations.with_canary) == len(observations.without_canary) == 5
     assert observations.without_canary[1] > max(run.scores.values())
     assert observations.with_canary[2] < min(run.scores.values())
+
+
+def test_a_failure_beside_a_model_that_diverged_leaves_finite_observations(tmp_path: Path) -> None:
+    run = finish(plan_of("extreme", num_trials=6, group_size=1), tmp_path)
+    assert sorted(run.failures) == [2, 5]
+    observations = run.observations
+    assert observations is not None
+    assert observations.with_canary.min() == min(run.scores.values())
+    assert observations.without_canary.max() == max(run.scores.values())
 
 
 def test_without_any_score_there_are_no_observations(tmp_path: Path) -> None:

@@ -70,6 +70,16 @@ def odd_scores() -> Scorer:
     return lambda trials: [values.get(trial.number, 0.5) for trial in trials]
 
 
+def extreme() -> Scorer:
+    """A model that diverged has the very lowest score, one that is very sure the very highest."""
+
+    def scorer(trials: Sequence[Trial]) -> list[float]:
+        values = {0: sys.float_info.max, 1: -sys.float_info.max, 3: 0.0, 4: 0.0}
+        return [values[trial.number] for trial in trials]
+
+    return scorer
+
+
 def too_few() -> Scorer:
     return lambda trials: [0.5] * (len(trials) - 1)
 
@@ -117,6 +127,13 @@ def forgets_its_seed(dataset: np.ndarray, seed: int) -> float:
 def noisy_model(dataset: np.ndarray, seed: int) -> Callable[[Any], Any]:
     slope = noisy_mean(dataset, seed)
     return lambda batch: np.concatenate([np.zeros_like(batch), slope * batch], axis=1)
+
+
+def imports_late(dataset: np.ndarray, seed: int) -> float:
+    del dataset, seed
+    import torch  # noqa: PLC0415  # by the function itself, and not before
+
+    return float(torch.randn(()))
 
 
 def nothing(dataset: np.ndarray, seed: int) -> None:

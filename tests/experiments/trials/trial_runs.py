@@ -13,10 +13,12 @@ def plan_of(name: str = "plain", *, num_trials: int = 10, group_size: int = 1, *
     return TrialPlan(recipe=recipe, num_trials=num_trials, seed=1)
 
 
-def finish(plan: TrialPlan, folder: Path, pool: Pool | None = None) -> TrialsRun:
+def finish(
+    plan: TrialPlan, folder: Path, pool: Pool | None = None, *, retry_failed: bool = False
+) -> TrialsRun:
     """Run what is missing in the folder's store."""
     with open_store(folder, plan) as store:
-        return run_trials(plan, pool=pool or Serial(), store=store)
+        return run_trials(plan, pool=pool or Serial(), store=store, retry_failed=retry_failed)
 
 
 def undisturbed(plan: TrialPlan, folder: Path) -> dict[int, float]:

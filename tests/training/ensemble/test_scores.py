@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dpaudit.errors import InputError
-from dpaudit.training import accuracy
+from dpaudit.training import accuracy, initialize
 from dpaudit.training.data import Dataset, digits, random_images
 from dpaudit.training.ensemble import (
     Example,
@@ -59,6 +59,17 @@ def test_pretrained_weights_do_well_on_the_examples_they_come_from() -> None:
     weights, again = (pretrained_weights(small, held_out, num_steps=300, seed=1) for _ in range(2))
     assert torch.equal(weights, again)
     assert accuracy(with_weights(small, weights), held_out) > 0.85
+
+
+def test_the_clip_bkd_canary_of_few_examples_does_not_depend_on_their_order(data) -> None:
+    few = data.split(20)[0]  # of 64 features
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(1))
+    turned = Dataset(few.inputs[order], few.targets[order], few.num_classes)
+    model = initialize(lambda: mlp(64, 16, 10), 0)
+    one, other = (clip_bkd(part, model) for part in (few, turned))
+    torch.testing.assert_close(one.inputs, other.inputs, atol=1e-5, rtol=0)
+    assert one.target == other.target
+    assert float((few.at(torch.arange(20))[0].flatten(1) @ one.inputs.flatten()).abs().max()) < 1e-4
 
 
 def test_the_clip_bkd_canary_lies_where_the_data_do_not(data) -> None:

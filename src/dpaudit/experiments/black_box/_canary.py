@@ -15,7 +15,7 @@ from dpaudit.errors import InputError
 from dpaudit.experiments.config import ClipBkdConfig, ExampleConfig, GivenConfig, PretrainedConfig
 from dpaudit.stats._types import BoolArray
 from dpaudit.training import initialize
-from dpaudit.training.data import Dataset, HeldOutData
+from dpaudit.training.data import Dataset, HeldOutData, as_inputs
 from dpaudit.training.ensemble import Example, clip_bkd, pretrained_weights, with_weights
 from dpaudit.training.gradients import cross_entropy
 
@@ -113,8 +113,9 @@ def _checked(example: Example, held_out: HeldOutData) -> Example:
 def _read(name: str) -> Tensor:
     path = Path(name).expanduser()
     try:
-        return torch.from_numpy(np.load(path, allow_pickle=False).astype(np.float32))
-    except (OSError, ValueError) as error:
+        array = np.load(path, allow_pickle=False)
+        return as_inputs(torch.from_numpy(array if array.dtype == np.uint8 else array.astype(np.float32)))
+    except (OSError, ValueError, TypeError, AttributeError) as error:  # the last: several arrays
         raise InputError(
             f"Expected numbers of numpy in audit.canary.file={name!r}, but they cannot be read: {error}."
         ) from error

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpaudit.accounting import SubsampledGaussian
+from dpaudit.errors import InputError
 from dpaudit.experiments._build import device_of, mechanism_of, settings_of
 from dpaudit.experiments._directory import SCHEMA_VERSION
 from dpaudit.experiments._held_out import split_held_out
@@ -53,6 +54,11 @@ class FinalModel:
         train, (test, held_out) = data[0], split_held_out(config, resolved, *data)
         assert held_out is not None  # the config has a number of them
         count = audit.num_canaries or len(held_out)
+        if audit.num_guesses is not None and audit.num_guesses > count:
+            raise InputError(
+                f"Expected audit.num_guesses={audit.num_guesses} to be at most {count}, the number of "
+                "canaries."
+            )
         canaries = Dataset(*canaries_for(audit.canary, held_out, seed, count), train.num_classes)
         present = coins(count, seed)
         build = model_for(config.model, train)

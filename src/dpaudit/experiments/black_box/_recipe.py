@@ -10,18 +10,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpaudit.experiments._build import device_of, mechanism_of, settings_of
 from dpaudit.experiments._data import load_data
 from dpaudit.experiments._held_out import split_held_out
 from dpaudit.experiments._models import model_for
-from dpaudit.experiments._resolved import Resolved, require_same_data
+from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data
 from dpaudit.experiments.black_box._canary import canary_for, first_weights
+from dpaudit.experiments.black_box._made import Made
 from dpaudit.experiments.config import Config, FunctionModel, ManyRunsConfig
 from dpaudit.experiments.trials import Neighbours, Recipe, Trial, function_recipe, log_odds
 from dpaudit.training.data import Dataset, HeldOutData
-from dpaudit.training.ensemble import Ensemble, Example, Score, negative_loss
+from dpaudit.training.ensemble import Ensemble, Score, negative_loss
 from dpaudit.training.ensemble import log_odds as ensemble_log_odds
 from dpaudit.training.ensemble._example import joined
 
@@ -37,14 +38,19 @@ class ManyRuns:
     config: Config
     resolved: Resolved
     data: tuple[Dataset, Dataset]
+    kept: Made | None = None
+    """The canary and the first weights that were made before."""
 
     @classmethod
-    def again(cls, values: Mapping[str, Any], resolved: Mapping[str, Any]) -> ManyRuns:
+    def again(
+        cls, values: Mapping[str, Any], resolved: Mapping[str, Any], made: Mapping[str, Any]
+    ) -> ManyRuns:
         """The same in another process, from plain values; refused if its data are others."""
         config, numbers = Config.model_validate({**values, "output": "."}), Resolved.from_dict(resolved)
         data = load_data(config.data)
         require_same_data(numbers, data[0])
-        return cls(config=config, resolved=numbers, data=data)
+        require_same_code(numbers, config)
+        return cls(config=config, resolved=numbers, data=data, kept=Made.from_dict(made))
 
     @property
     def audit(self) -> ManyRunsConfig:
@@ -70,17 +76,15 @@ class ManyRuns:
         return None if isinstance(model, FunctionModel) else model_for(model, self.data[0])
 
     @cached_property
-    def weights(self) -> Tensor | None:
-        """The weights that all models start from; None: each has its own."""
-        if self.build is None:
-            return None
-        return first_weights(self.audit.initialization, self.build, self._parts[1], self.resolved.audit_seed)
-
-    @cached_property
-    def canary(self) -> Example:
-        """What is inserted."""
-        seed = self.resolved.audit_seed
-        return canary_for(self.audit.canary, self._parts[1], seed, self.build, self.weights)
+    def made(self) -> Made:
+        """What is inserted, and the weights that all models start from; None: each has its own."""
+        if self.kept is not None:
+            return self.kept
+        seed, held_out = self.resolved.audit_seed, self._parts[1]
+        weights = None
+        if self.build is not None:
+            weights = first_weights(self.audit.initialization, self.build, held_out, seed)
+        return Made(canary_for(self.audit.canary, held_out, seed, self.build, weights), weights)
 
     @cached_property
     def ensemble(self) -> Ensemble:
@@ -90,17 +94,21 @@ class ManyRuns:
         return Ensemble(
             build=self.build,
             data=self.data[0],
-            canary=self.canary,
+            canary=self.made.canary,
             settings=settings_of(training, self.resolved),
             mechanism=mechanism_of(training, self.resolved),
-            initial_weights=self.weights,
+            initial_weights=self.made.weights,
             device=device_of(self.config.device),
         )
 
 
 def recipe_for(runs: ManyRuns) -> Recipe:
     """How any process makes the trials of this run."""
-    arguments = {"values": _found_anywhere(runs.config), "resolved": runs.resolved.to_dict()}
+    arguments = {
+        "values": _found_anywhere(runs.config),
+        "resolved": runs.resolved.to_dict(),
+        "made": runs.made.to_dict(),
+    }
     model = runs.config.model
     if isinstance(model, FunctionModel):
         return function_recipe(
@@ -115,19 +123,18 @@ def recipe_for(runs: ManyRuns) -> Recipe:
 
 
 def _found_anywhere(config: Config) -> dict[str, Any]:
-    """The config as plain values, with files that are found from any directory."""
+    """The config as plain values, with data that are found from any directory."""
     values = config.identity()
-    for table, key in ((values["data"], "directory"), (values["audit"]["canary"], "file")):
-        if table.get(key) is not None:
-            table[key] = str(Path(table[key]).expanduser().absolute())
+    if values["data"].get("directory") is not None:
+        values["data"]["directory"] = str(Path(values["data"]["directory"]).expanduser().absolute())
     return values
 
 
 def scorer(
-    *, values: Mapping[str, Any], resolved: Mapping[str, Any]
+    *, values: Mapping[str, Any], resolved: Mapping[str, Any], made: Mapping[str, Any]
 ) -> Callable[[Sequence[Trial]], list[float]]:
     """The scorer of an ensemble."""
-    runs = ManyRuns.again(values, resolved)
+    runs = ManyRuns.again(values, resolved, made)
     ensemble, score = runs.ensemble, _SCORES[runs.audit.score or "log-odds"]
 
     def scored(trials: Sequence[Trial]) -> list[float]:
@@ -137,10 +144,12 @@ def scorer(
     return scored
 
 
-def neighbours(*, values: Mapping[str, Any], resolved: Mapping[str, Any]) -> Neighbours:
+def neighbours(
+    *, values: Mapping[str, Any], resolved: Mapping[str, Any], made: Mapping[str, Any]
+) -> Neighbours:
     """The two data sets that a function of the user is trained on, as a model takes them."""
-    runs = ManyRuns.again(values, resolved)
-    data, canary = runs.data[0], runs.canary
+    runs = ManyRuns.again(values, resolved, made)
+    data, canary = runs.data[0], runs.made.canary
     alone = Dataset(*data.at(torch.arange(len(data))), data.num_classes)
     return Neighbours(
         with_canary=joined(data, canary), without_canary=alone, canary=(canary.inputs, canary.target)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from dpaudit.errors import InputError
 from dpaudit.experiments._directory import SCHEMA_VERSION, RunDirectory
+from dpaudit.experiments.black_box._made import Made
 from dpaudit.experiments.black_box._pools import pool_for
 from dpaudit.experiments.black_box._recipe import ManyRuns, recipe_for
 from dpaudit.experiments.black_box._running import Running
@@ -20,6 +22,10 @@ from dpaudit.training.gradients import num_parameters
 
 __all__ = ["run_many"]
 
+_RETRIED = (
+    "all chance of a training comes from the seed that it is given: {:,} that had failed were tried again"
+)
+
 
 def run_many(
     runs: ManyRuns,
@@ -28,15 +34,18 @@ def run_many(
     begin: Callable[[], None],
     watch: Callable[[Running], None],
     say: Callable[[str], None],
+    retry_failed: bool = False,
 ) -> dict[str, Any]:
     """Train what is missing, and judge. ``begin`` is called when everything is in place."""
+    runs = replace(runs, kept=Made.read(directory.path) or runs.made)
     plan = TrialPlan(
         recipe=recipe_for(runs),
         num_trials=runs.audit.num_models,
         seed=runs.resolved.seed,
-        config=runs.config.identity(),
+        config={**runs.config.identity(), "canary_digest": runs.made.digest},
     )
     begin()
+    runs.made.write(directory.path)
     judge = Judge(runs.config, runs.resolved)
     last: list[TrialProgress] = []
     watched = Running.watching(judge, watch)
@@ -49,7 +58,8 @@ def run_many(
     with Store(directory.path, plan) as store:
         for remark in store.remarks:
             say(remark)
-        done = run_trials(plan, pool=pool_for(runs.config.pool), store=store, watch=told)
+        pool = pool_for(runs.config.pool)
+        done = run_trials(plan, pool=pool, store=store, retry_failed=retry_failed, watch=told)
     say("Finding the bounds of all methods")
     values = _outcome(runs, judge, done, last[-1])
     directory.finish(_arrays(done), values)
@@ -71,6 +81,8 @@ def _outcome(runs: ManyRuns, judge: Judge, done: TrialsRun, last: TrialProgress)
     """Verdict, all bounds, power, accuracy and timing."""
     started = time.monotonic()
     values = judge.values(_observations(done), done.failures)
+    if done.num_retried and runs.build is None:
+        values["bound"]["assumptions"].append(_RETRIED.format(done.num_retried))
     notes = [*values["notes"], *done.remarks]
     if done.failure_summary is not None:
         notes.append(done.failure_summary)

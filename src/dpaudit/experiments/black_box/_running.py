@@ -12,6 +12,7 @@ from dpaudit.experiments.trials import TrialProgress
 __all__ = ["Running"]
 
 _PAUSE = 5.0  # seconds between two bounds
+_SHARE = 20  # and so many times as long as a bound takes: meanwhile nobody gives work to the workers
 _FEW = 20  # scores; of fewer nothing is said
 
 
@@ -30,15 +31,16 @@ class Running:
     def watching(judge: Judge, watch: Callable[[Running], None]) -> Callable[[TrialProgress], None]:
         """What makes such values from progress, and finds a new bound every few seconds."""
         newest: list[float] = []
-        looked = [time.monotonic()]
+        due = [time.monotonic() + _PAUSE]
 
         def told(progress: TrialProgress) -> None:
             now = time.monotonic()
-            if now - looked[0] >= _PAUSE and progress.num_done >= _FEW and progress.num_left > 0:
+            if now >= due[0] and progress.num_done >= _FEW and progress.num_left > 0:
                 observations = progress.observations
                 if observations is not None:
                     newest[:] = [judge.bound(observations).epsilon]
-                looked[0] = time.monotonic()
+                ended = time.monotonic()
+                due[0] = ended + max(_PAUSE, _SHARE * (ended - now))
             watch(
                 Running(
                     progress=progress, epsilon=newest[0] if newest else None, claimed=judge.claimed_epsilon

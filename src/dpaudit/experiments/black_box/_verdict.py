@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from dpaudit.stats import (
     Bound,
     HeldOut,
     Observations,
+    Power,
     Result,
     Simultaneous,
     ThresholdRule,
@@ -40,6 +42,8 @@ _TOO_MANY_FAILED = (
     "So many trials failed that not even an attack without an error on all others could have refuted the "
     "claim."
 )
+_POWER_WITHOUT_FAILURES = "The power is that of a run in which no trial fails."
+_RULES: Mapping[str, ThresholdRule] = {"simultaneous": Simultaneous(), "held-out": HeldOut()}
 
 
 class Judge:
@@ -73,9 +77,9 @@ class Judge:
         return None if self._claim is None else self._claim.epsilon
 
     @property
-    def rule(self) -> ThresholdRule:
-        """How thresholds are chosen; both are sound."""
-        return Simultaneous() if self._audit.threshold == "simultaneous" else HeldOut()
+    def rule(self) -> ThresholdRule | None:
+        """How thresholds are chosen; both are sound. None: the number of scores decides."""
+        return None if self._audit.threshold is None else _RULES[self._audit.threshold]
 
     def bound(self, observations: Observations) -> Bound:
         """The one that a verdict rests on."""
@@ -89,8 +93,13 @@ class Judge:
             threshold=rule,
         )
 
-    def largest(self, observations: Observations) -> float:
-        """The epsilon that as many scores without a single error would have shown."""
+    def largest(self, observations: Observations, failed: Collection[int] = ()) -> float:
+        """The epsilon that as many scores without a single error would have shown, by the same method.
+
+        Trials that failed are errors.
+        """
+        if failed:
+            return self.bound(_without_errors(observations, failed)).epsilon
         inference, rule = default_method(observations, self._curve, None, self.rule)
         question = Question(self._curve, self.delta, 1 - self.confidence)
         perfect = Design.of(observations, inference, rule, question).perfect()
@@ -108,9 +117,11 @@ class Judge:
             names=self._audit.methods,
             result=result,
         ).to_dict()
+        if result is not None and _TOO_MANY_FAILED in notes:
+            found["power"] = Power.of(math.inf, result.hypothesis, result.power.probability).to_dict()
         if self._claim is None:
             found |= {"claim": self._no_claim(), "bound": self.bound(observations).to_dict()}
-        largest = {"largest_epsilon": plain(self.largest(observations))}
+        largest = {"largest_epsilon": plain(self.largest(observations, failed))}
         return {**found, "notes": [*found["notes"], *notes], **largest}
 
     def _result(self, observations: Observations, failed: Collection[int]) -> tuple[Result | None, list[str]]:
@@ -123,11 +134,12 @@ class Judge:
             tradeoff=self._curve,
             threshold=self.rule,
         )
-        if failed and result.verdict is Verdict.NO_VIOLATION:
-            best = self.bound(_without_errors(observations, failed))
-            if best.parameter <= result.hypothesis.parameter:
-                return replace(result, verdict=Verdict.UNDERPOWERED), [_TOO_MANY_FAILED]
-        return result, []
+        if not failed or result.verdict is Verdict.VIOLATION:
+            return result, []
+        best = self.bound(_without_errors(observations, failed))
+        if best.parameter > result.hypothesis.parameter:
+            return result, [_POWER_WITHOUT_FAILURES]
+        return replace(result, verdict=Verdict.UNDERPOWERED), [_TOO_MANY_FAILED]
 
     def _no_claim(self) -> dict[str, Any]:
         text = f"clipping without noise: nothing, epsilon = inf at delta = {self.delta:g}"

@@ -78,12 +78,15 @@ class EndToEndConfig(_Audit):
 
 
 class ManyRunsConfig(_Audit):
-    """One observation from each of many trainings; the canary is in every second one's data."""
+    """One observation from each of many trainings; the canary is in every second one's data.
+
+    Without ``threshold`` the rule is chosen by the number of scores.
+    """
 
     mode: Literal["many-runs"] = "many-runs"
     num_models: Count = 2_000
     score: ScoreName | None = None
-    threshold: Literal["simultaneous", "held-out"] = "simultaneous"
+    threshold: Literal["simultaneous", "held-out"] | None = None
     held_out: Whole | None = None
     initialization: Initialization = None
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from numbers import Real
 from typing import Any
 
@@ -59,17 +60,36 @@ def function_scorer(
 ) -> Callable[[Sequence[Trial]], list[float]]:
     """The scorer of :func:`function_recipe`."""
     train, of_model = load(function), log_odds if score is None else load(score)
+    _load_torch()
     neighbours = load(data)(**data_arguments)
     if not isinstance(neighbours, Neighbours):
         raise InputError(f"Expected {data!r} to make Neighbours, got {type(neighbours).__name__}.")
 
+    versions = {present: _versions(_part(neighbours, present)) for present in (False, True)}
+
     def scored(trial: Trial) -> float:
-        dataset = neighbours.with_canary if trial.present else neighbours.without_canary
+        dataset = _part(neighbours, trial.present)
         with _seeded(seed := _short(trial.seed)):
             found = train(dataset, seed)
-            return _score(found, function, neighbours.canary, of_model)
+            score = _score(found, function, neighbours.canary, of_model)
+        if _versions(dataset) != versions[trial.present]:
+            raise InputError(f"Expected {function!r} to leave its data set alone, but it changed a tensor.")
+        return score
 
     return lambda trials: [scored(trial) for trial in trials]
+
+
+def _part(neighbours: Neighbours, present: bool) -> Any:
+    return neighbours.with_canary if present else neighbours.without_canary
+
+
+def _versions(part: Any, depth: int = 2) -> list[int]:
+    """How often each tensor of a data set was changed in place; torch counts it."""
+    own = getattr(part, "_version", None)
+    if isinstance(own, int):
+        return [own]
+    inside = part if isinstance(part, tuple | list) else getattr(part, "__dict__", {}).values()
+    return [found for one in inside for found in _versions(one, depth - 1)] if depth else []
 
 
 def _score(
@@ -90,6 +110,12 @@ def _score(
 def _short(seed: int) -> int:
     """A seed that every library takes."""
     return int(np.random.SeedSequence(seed).generate_state(1, np.uint32)[0])
+
+
+def _load_torch() -> None:
+    """A function that imports it only when it is called would have its first call unseeded."""
+    if find_spec("torch") is not None:
+        import torch  # noqa: F401, PLC0415
 
 
 @contextmanager

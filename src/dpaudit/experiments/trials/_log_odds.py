@@ -27,7 +27,8 @@ def log_odds(model: Any, example: Any, label: int) -> float:
             f"Expected a model that gives one logit for each class, got shape {logits.shape} for "
             f"class {label}."
         )
-    return float(logits[label] - np.logaddexp.reduce(np.delete(logits, label)))
+    with np.errstate(invalid="ignore"):  # the score of a model that has diverged is not finite, which is told
+        return float(logits[label] - np.logaddexp.reduce(np.delete(logits, label)))
 
 
 def _logits(model: Any, example: Any) -> NDArray[np.float64]:

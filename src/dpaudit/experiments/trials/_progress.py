@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:  # it needs scipy, for which no worker has to wait
+    from dpaudit.experiments.trials._store import Store
     from dpaudit.stats import Observations
 
 __all__ = ["TrialProgress", "TrialsRun", "observed"]
@@ -55,17 +58,20 @@ class TrialsRun:
     scores: Mapping[int, float] = field(repr=False)
     """By number."""
     failures: Mapping[int, str]
-    """The errors of those that failed, by number; the same run called again tries them again."""
+    """The errors of those that failed, by number."""
+    num_retried: int = 0
+    """Trials that failed, were tried again because somebody asked for it, and have a score now."""
     remarks: tuple[str, ...] = ()
     """What was wrong with the store."""
 
     @classmethod
-    def of(cls, scores: Mapping[int, float], failures: Mapping[int, str], remarks: list[str]) -> TrialsRun:
+    def of(cls, store: Store) -> TrialsRun:
         """A copy of what a store knows, in the order of the numbers."""
         return cls(
-            scores=MappingProxyType(dict(sorted(scores.items()))),
-            failures=MappingProxyType(dict(sorted(failures.items()))),
-            remarks=tuple(remarks),
+            scores=MappingProxyType(dict(sorted(store.scores.items()))),
+            failures=MappingProxyType(dict(sorted(store.failures.items()))),
+            num_retried=sum(store.attempts[number] > 1 for number in store.scores),
+            remarks=tuple(store.remarks),
         )
 
     @property
@@ -83,11 +89,11 @@ class TrialsRun:
         if not self.failures:
             return None
         number, error = next(iter(self.failures.items()))
-        last = error.strip().splitlines()[-1] if error.strip() else "no reason is known"
+        last = error.strip().splitlines()[-1].rstrip(".") if error.strip() else "no reason is known"
         total = len(self.failures) + len(self.scores)
         return (
             f"{len(self.failures):,} of {total:,} trials failed, first trial {number}: {last}. They count "
-            "against the audit; the same command tries them again."
+            "against the audit, unless they are tried again: --retry-failed."
         )
 
 
@@ -95,8 +101,9 @@ def observed(scores: Mapping[int, float], failures: Mapping[int, str]) -> Observ
     """Both sides by trial number, with failures placed where they help no attack."""
     if not scores:
         return None
-    highest = np.nextafter(max(scores.values()), np.inf)
-    lowest = np.nextafter(min(scores.values()), -np.inf)
+    # a model that diverged may have the very lowest number: beside it is near enough
+    highest = min(math.nextafter(max(scores.values()), math.inf), sys.float_info.max)
+    lowest = max(math.nextafter(min(scores.values()), -math.inf), -sys.float_info.max)
     placed = {number: lowest if number % 2 else highest for number in failures}
     everything = {**placed, **scores}
     numbers = np.array(sorted(everything))

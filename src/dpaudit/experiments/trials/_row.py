@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, TypeAlias
 
@@ -14,7 +14,7 @@ from dpaudit.experiments.trials._trial import Group, Trial
 
 __all__ = ["COLUMNS", "Row", "Values", "mistake", "rows", "sealed"]
 
-COLUMNS = "number", "seed", "present", "score", "duration", "host", "error", "checksum"
+COLUMNS = "number", "seed", "present", "score", "duration", "host", "error", "attempts", "checksum"
 
 Values: TypeAlias = tuple[Any, ...]
 
@@ -30,10 +30,11 @@ class Row:
     duration: float
     host: str
     error: str | None
+    attempts: int
 
 
-def rows(group: Group, finished: Finished) -> Iterator[Row]:
-    """The rows of a group; its time is shared among them."""
+def rows(group: Group, finished: Finished, attempts: Mapping[int, int]) -> Iterator[Row]:
+    """The rows of a group; its time is shared among them. ``attempts`` are those before."""
     duration = finished.seconds / len(group)
     for trial, score, error in zip(group, finished.scores, finished.errors, strict=True):
         yield Row(
@@ -44,6 +45,7 @@ def rows(group: Group, finished: Finished) -> Iterator[Row]:
             duration,
             finished.host,
             error,
+            1 + attempts.get(trial.number, 0),
         )
 
 
@@ -61,7 +63,7 @@ def sealed(row: Row, digest: str) -> Values:
 def mistake(values: Sequence[Any], trials: Sequence[Trial], digest: str) -> str | None:
     """What is wrong with a row that was read, as a sentence's part; None if nothing is."""
     *kept, checksum = values
-    number, seed, present, score, _, _, error = kept
+    number, seed, present, score, _, _, error, attempts = kept
     if not isinstance(number, int) or not 0 <= number < len(trials):
         return "there is no such trial"
     trial = trials[number]
@@ -69,11 +71,20 @@ def mistake(values: Sequence[Any], trials: Sequence[Trial], digest: str) -> str 
         return "its seed is not that of its number"
     if present not in (0, 1) or bool(present) != trial.present:
         return "its canary is not that of its number"
+    wrong = _wrong_end(score, error, attempts)
+    if wrong is not None:
+        return wrong
+    return None if checksum == _checksum(tuple(kept), digest) else "it was changed after it was written"
+
+
+def _wrong_end(score: Any, error: Any, attempts: Any) -> str | None:
     if error is None and not (isinstance(score, float) and math.isfinite(score)):
         return "its score is not a finite number"
     if error is not None and (score is not None or not isinstance(error, str)):
         return "it has a score and an error"
-    return None if checksum == _checksum(tuple(kept), digest) else "it was changed after it was written"
+    if not isinstance(attempts, int) or attempts < 1:
+        return "it says that it was never tried"
+    return None
 
 
 def _seed(trial: Trial) -> str:

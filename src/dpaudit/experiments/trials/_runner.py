@@ -23,15 +23,25 @@ def _nobody(_: object) -> None:
 
 
 def run_trials(
-    plan: TrialPlan, *, pool: Pool, store: Store, watch: Callable[[TrialProgress], None] = _nobody
+    plan: TrialPlan,
+    *,
+    pool: Pool,
+    store: Store,
+    retry_failed: bool = False,
+    watch: Callable[[TrialProgress], None] = _nobody,
 ) -> TrialsRun:
     """Run the trials that the store does not have, each group kept as soon as it ends.
 
     The scores do not depend on the pool, nor on the number of its workers, nor on interruptions. A trial that
-    raises is kept as failed, and the others go on; the next call tries it again. An interrupt or a full disk
-    ends the call, and the next one goes on from there. ``watch`` is called at the start and after each group.
+    raises is kept as failed, and the others go on. An interrupt or a full disk ends the call, and the next
+    one goes on from there. ``watch`` is called at the start and after each group.
+
+    ``retry_failed`` tries trials again that have failed. A training whose chance all comes from its seed then
+    has the score that it would have had. One that has other chance as well, and fails more often with some
+    outcomes than with others, is observed only with those that are left: do not retry that.
     """
-    missing = plan.groups_without(store.scores)
+    done = store.scores if retry_failed else {**store.failures, **store.scores}
+    missing = plan.groups_without(done)
     watched = _Watched(plan, store, missing, watch)
     watched.show()
     if missing:
@@ -40,7 +50,7 @@ def run_trials(
                 store.write(group, finished)
                 watched.count(group)
     watched.require_all()
-    return TrialsRun.of(store.scores, store.failures, store.remarks)
+    return TrialsRun.of(store)
 
 
 @contextmanager

@@ -27,7 +27,8 @@ STORE_NAME = "trials.sqlite3"
 _TABLES = (
     "CREATE TABLE about (schema_version INTEGER NOT NULL, identity TEXT NOT NULL)",
     "CREATE TABLE trials (number INTEGER PRIMARY KEY, seed TEXT NOT NULL, present INTEGER NOT NULL, "
-    "score REAL, duration REAL NOT NULL, host TEXT NOT NULL, error TEXT, checksum TEXT NOT NULL)",
+    "score REAL, duration REAL NOT NULL, host TEXT NOT NULL, error TEXT, attempts INTEGER NOT NULL, "
+    "checksum TEXT NOT NULL)",
 )
 _READ = f"SELECT {', '.join(COLUMNS)} FROM trials"
 # a score is never replaced, an error is
@@ -52,7 +53,7 @@ class Store:
     folder has to be locked by the caller; :func:`open_store` does that too.
     """
 
-    schema_version: ClassVar[int] = 1
+    schema_version: ClassVar[int] = 2
 
     def __init__(self, folder: Path, plan: TrialPlan) -> None:
         self.path = folder / STORE_NAME
@@ -60,6 +61,8 @@ class Store:
         """Of the trials that have one, by number."""
         self.failures: dict[int, str] = {}
         """Why the others that were tried have none."""
+        self.attempts: dict[int, int] = {}
+        """How often each was tried, not counting workers that died."""
         self.remarks: list[str] = []
         self._plan, self._identity = plan, json.dumps(plan.identity(), sort_keys=True, allow_nan=False)
         self._digest = hashlib.sha256(self._identity.encode()).hexdigest()
@@ -84,11 +87,11 @@ class Store:
 
     def write(self, group: Group, finished: Finished) -> None:
         """Keep what became of a group, all or nothing, but never another score for a trial that has one."""
-        new = [row for row in rows(group, finished) if row.number not in self.scores]
+        new = [row for row in rows(group, finished, self.attempts) if row.number not in self.scores]
         with writing(self.path), self._transaction():
             self._connection.executemany(_WRITE, [sealed(row, self._digest) for row in new])
         for row in new:
-            self._take(row.number, row.score, row.error)
+            self._take(row.number, row.score, row.error, row.attempts)
 
     def _begin(self) -> None:
         with reading(self.path):
@@ -160,7 +163,7 @@ class Store:
         broken = {values[0]: text for values in stored if (text := self._mistake(values)) is not None}
         for values in stored:
             if values[0] not in broken:
-                self._take(values[0], values[3], values[6])
+                self._take(values[0], values[3], *values[6:8])
         if broken:
             self._drop(broken)
 
@@ -176,7 +179,8 @@ class Store:
             for number, text in broken.items()
         ]
 
-    def _take(self, number: int, score: float | None, error: str | None) -> None:
+    def _take(self, number: int, score: float | None, error: str | None, attempts: int) -> None:
+        self.attempts[number] = attempts
         self.failures.pop(number, None)
         if score is not None:
             self.scores[number] = score

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import sys
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from dpaudit.errors import InputError
 
-__all__ = ["extend_search_path", "load", "search_path"]
+__all__ = ["extend_search_path", "load", "search_path", "source_digest"]
 
 
 def load(target: str) -> Callable[..., Any]:
@@ -30,8 +32,22 @@ def load(target: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         place = getattr(module, "__file__", None) or module_name
-        raise InputError(f"Expected a function as 'module:function', got {target!r}: no {name} in {place}.")
+        wrong = f"{name} is no function" if hasattr(module, name) else f"there is no {name}"
+        raise InputError(f"Expected a function as 'module:function', got {target!r}: {wrong} in {place}.")
     return function  # type: ignore[no-any-return]
+
+
+def source_digest(target: str) -> str:
+    """What tells the code of a function from other code: its whole module, as it is on disk."""
+    extend_search_path([str(Path.cwd())])
+    name = target.partition(":")[0]
+    try:
+        found = find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        found = None
+    path = None if found is None or found.origin is None else Path(found.origin)
+    known = path is not None and path.is_file()
+    return hashlib.sha256(path.read_bytes()).hexdigest() if known and path is not None else ""
 
 
 def search_path() -> tuple[str, ...]:

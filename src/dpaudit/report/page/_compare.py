@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dpaudit._markup import Html, element
 from dpaudit.report._run import Run
-from dpaudit.report._words import verdict_mark
+from dpaudit.report._words import smallest_leak, verdict_mark
 from dpaudit.report.plots import compared_figure, number, table
 
 __all__ = ["comparison"]
@@ -44,5 +44,5 @@ def _row(run: Run) -> list[str]:
         number(run.claim.epsilon),
         number(run.bound.epsilon),
         f"{100 * run.bound.confidence:g} %",
-        number(run.power.epsilon),
+        smallest_leak(run),
     ]

@@ -8,7 +8,7 @@ from functools import partial
 from dpaudit._markup import Html, element, joined
 from dpaudit.report._diagnosis import DiagnosisValues
 from dpaudit.report._run import Run
-from dpaudit.report._words import headline, summary, verdict_mark
+from dpaudit.report._words import headline, smallest_leak, summary, verdict_mark
 from dpaudit.report.plots import (
     close_figure,
     course_figure,
@@ -45,7 +45,7 @@ def run_section(run: Run, place: int, *, alone: bool) -> Html:
 def _verdict(run: Run) -> Html:
     mark, word = verdict_mark(run.verdict)
     label = element("p", element("span", mark, aria_hidden="true"), f" {word}", class_="word")
-    kind = run.verdict.name.lower().replace("_", "-")
+    kind = word.lower().replace(" ", "-")
     return element(
         "div",
         label,
@@ -56,14 +56,16 @@ def _verdict(run: Run) -> Html:
 
 
 def _numbers(run: Run) -> Html:
-    power = run.power
-    seen = "none" if power.epsilon == float("inf") else f"epsilon {number(power.epsilon)}"
-    entries = (
+    entries = [
         ("claimed", f"epsilon {number(run.claim.epsilon)}", f"at delta = {run.claim.delta:g}"),
         ("at least", f"epsilon {number(run.bound.epsilon)}", f"{run.bound.kind} bound"),
         ("confidence", f"{100 * run.bound.confidence:g} %", "of the bound and of the verdict"),
-        ("smallest leak that would show", seen, f"with {100 * power.probability:g} % probability"),
-    )
+    ]
+    if run.power is not None:
+        leak = smallest_leak(run)
+        seen = leak if leak == "none" else f"epsilon {leak}"
+        below = f"with {100 * run.power.probability:g} % probability"
+        entries.append(("smallest leak that would show", seen, below))
     return element("dl", *(_big(*entry) for entry in entries), class_="numbers")
 
 

@@ -2,7 +2,7 @@
 
 from dpaudit._torch import HeldOutData
 from dpaudit.training.data._cifar10 import cifar10
-from dpaudit.training.data._dataset import Dataset
+from dpaudit.training.data._dataset import Dataset, as_inputs
 from dpaudit.training.data._digits import digits
 from dpaudit.training.data._hold_out import hold_out
 from dpaudit.training.data._idx import idx_images
@@ -12,6 +12,7 @@ from dpaudit.training.data._tables import location, purchase100
 __all__ = [
     "Dataset",
     "HeldOutData",
+    "as_inputs",
     "cifar10",
     "digits",
     "hold_out",

@@ -10,7 +10,12 @@ from torch import Tensor
 from dpaudit import _validate
 from dpaudit.errors import InputError
 
-__all__ = ["Dataset"]
+__all__ = ["Dataset", "as_inputs"]
+
+
+def as_inputs(values: Tensor) -> Tensor:
+    """What a model gets: bytes are brought to [-1, 1], everything else stays."""
+    return values.float().div_(127.5).sub_(1.0) if values.dtype == torch.uint8 else values
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,9 +57,7 @@ class Dataset:
         """Inputs and targets of some examples, ready for a model."""
         places = indices.to(self.inputs.device)
         inputs = self.inputs.index_select(0, places)
-        if inputs.dtype == torch.uint8:
-            inputs = inputs.float().div_(127.5).sub_(1.0)
-        return inputs, self.targets.index_select(0, places)
+        return as_inputs(inputs), self.targets.index_select(0, places)
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same on another device."""

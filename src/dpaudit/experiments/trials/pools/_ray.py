@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -44,10 +44,18 @@ class Ray:
         """What became of every group, as they end."""
         ray = _imported()
         with _connected(ray, self.address):
+            self._require_resources(ray.cluster_resources())
             needs = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
             remote = ray.remote(_call).options(**needs, max_retries=self.max_retries)
             limit = _QUEUED * max(1, int(ray.cluster_resources().get("CPU", 1)))
             yield from _results(ray, remote, task, groups, limit)
+
+    def _require_resources(self, found: Mapping[str, float]) -> None:
+        """A task that nothing can run would wait for ever."""
+        for name, needed, kind in (("num_cpus", self.num_cpus, "CPU"), ("num_gpus", self.num_gpus, "GPU")):
+            most = found.get(kind, 0)
+            if needed > most:
+                raise InputError(f"Expected {name}={needed:g} to be at most {most:g}, as many as Ray has.")
 
 
 def _call(task: Task, group: Group) -> tuple[Group, Finished]:
