@@ -217,7 +217,10 @@ def test_failed_trials_are_told_and_count_against_the_audit(of_function: Make) -
     assert 0 < values["num_failed"] < 40
     assert any("RuntimeError: no luck today" in note for note in values["notes"])
     assert any(note.startswith(f"{values['num_failed']} of 40 trials failed") for note in values["notes"])
-    assert values["bound"]["epsilon"] < values["largest_epsilon"]
+    perfect = values["largest_epsilon"]
+    assert values["bound"]["epsilon"] == pytest.approx(perfect)  # scores are right where there are any
+    whole = Judge(of_function("train", CLAIM), runs(of_function("train", CLAIM)).resolved)
+    assert perfect < whole.largest(Observations(with_canary=np.ones(20), without_canary=np.zeros(20)))
 
 
 def test_trials_that_failed_are_tried_again_if_somebody_asks_for_it(

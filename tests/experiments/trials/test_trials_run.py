@@ -206,7 +206,7 @@ def test_what_a_training_prints_does_not_go_to_standard_output(
         ("nothing", "Expected a function as 'module:function', got 'nothing'"),
         ("no_such:function", "there is no module no_such in "),
         ("trial_functions:missing", r"no missing in .*trial_functions.py"),
-        ("trial_functions:no_function", r"no no_function in .*trial_functions.py"),
+        ("trial_functions:no_function", r"no_function is no function in .*trial_functions.py"),
         ("trial_functions:no_data", "to make a scorer, but it raised FileNotFoundError: no such data"),
         ("math:sqrt", "to make a scorer, but it raised TypeError"),
         ("builtins:list", r"to make a scorer, a function of trials, got \[\]"),
