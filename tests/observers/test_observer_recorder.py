@@ -41,6 +41,17 @@ def test_a_training_without_noise_has_no_claim_of_its_own():
     assert silent.audit(noise_multiplier=1.0).claim.epsilon > 0
 
 
+def test_a_sample_rate_that_contradicts_the_training_is_told():
+    for result in (recorded(20).audit(sample_rate=0.5), recorded(20, Terms(sample_rate=0.5)).audit()):
+        assert "sample rate 0.5" in result.claim.summary
+        assert "sample_rate=0.5 was given for the claim, and this training says 0.05" in str(result)
+
+
+def test_a_sample_rate_that_is_rounded_otherwise_is_not_told():
+    assert recorded(20).audit(sample_rate=0.0501).not_covered == ()
+    assert recorded(20, read=Terms(noise_multiplier=1.0, delta=1e-5)).audit(sample_rate=0.5).not_covered == ()
+
+
 def test_canaries_that_do_not_arrive_are_no_proof_of_anything():
     recorder, rng = ObserverRecorder(lambda: READ, Terms()), np.random.default_rng(0)
     for _ in range(50):

@@ -417,6 +417,21 @@ def test_a_step_without_noise_being_asked_for_is_refused(private):
         run(made, 1)
 
 
+def test_a_small_model_has_as_many_canaries_as_parameters(private):
+    made = private(build=lambda: nn.Linear(8, 2), noise_multiplier=1.0)
+    with observe(made.optimizer, seed=0) as recorder:
+        run(made, 2)
+    assert recorder.state_dict()["scores"].shape == (2, 18)
+
+
+def test_who_forgets_the_with_is_told(private):
+    recorder = observe(private().optimizer)
+    with pytest.raises(
+        AttributeError, match=r"expected 'with observe\(...\) as recorder:' around the training"
+    ):
+        recorder.audit()
+
+
 def test_more_canaries_than_parameters_are_refused(private):
     made = private()
     with (

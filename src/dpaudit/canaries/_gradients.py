@@ -35,7 +35,7 @@ class GradientCanary(ABC):
         if _validate.whole("num_canaries", num_canaries) > num_parameters:
             raise InputError(
                 f"Expected num_canaries={num_canaries} to be at most {num_parameters}, the number of the "
-                "model's parameters: canaries of a step do not share any."
+                "model's parameters: canaries of a step do not share any. Pass a smaller num_canaries."
             )
         return self._directions(num_canaries, num_parameters, rng)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from dpaudit.accounting import Claim
@@ -9,6 +10,8 @@ from dpaudit.errors import InputError
 from dpaudit.observers._terms import Terms
 
 __all__ = ["Claims"]
+
+_ROUNDED = 0.01  # a rate may be of whole batches or of examples: these differ by less
 
 
 class Claims:
@@ -25,6 +28,17 @@ class Claims:
         """What is known now; what is ``asked`` for counts most."""
         known = self._read().overridden(self.given).overridden(asked)
         return Terms(num_steps=num_done or None).overridden(known)
+
+    def remarks(self, asked: Terms) -> tuple[str, ...]:
+        """What of the claim contradicts the training, and does not show in the scores of steps."""
+        here = self._read().sample_rate
+        said = self.given.overridden(asked).sample_rate
+        if here is None or said is None or math.isclose(here, said, rel_tol=_ROUNDED):
+            return ()
+        return (
+            f"sample_rate={said:g} was given for the claim, and this training says {here:g}: epsilons are of "
+            "the rate that was given, which steps do not test",
+        )
 
     def claim(self, asked: Terms, num_done: int) -> Claim:
         """The claim of these terms; its epsilon is found once."""

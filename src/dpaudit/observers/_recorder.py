@@ -79,7 +79,7 @@ class ObserverRecorder(ArrivingRecorder):
         result = super().audit(
             inference=inference, claim=claim or self._claims.claim(asked, self.num_done), **method
         )
-        return replace(result, not_covered=self.not_covered)
+        return replace(result, not_covered=self.not_covered + self._claims.remarks(asked))
 
     def diagnose(
         self, *, noise_multiplier: float | None = None, confidence: float = 0.95

@@ -14,6 +14,7 @@ from dpaudit.errors import InputError
 from dpaudit.observers._facts import Facts
 from dpaudit.observers._recorder import ObserverRecorder
 from dpaudit.observers._terms import Terms
+from dpaudit.observers._with_block import with_block
 from dpaudit.observers.jax_privacy._host import Host
 from dpaudit.observers.jax_privacy._mark import marked, require_unmarked
 from dpaudit.observers.jax_privacy._observer import Observer
@@ -30,7 +31,7 @@ _NOT_POISSON = (
 )
 
 
-@contextmanager
+@with_block
 def observe_model(
     model: Any,
     *,

@@ -15,11 +15,17 @@ from dpaudit.errors import InputError
 from dpaudit.observers.opacus._look import Look
 from dpaudit.stats._types import FloatArray, IntArray
 
-__all__ = ["Aim", "Aims", "left_out", "reached", "require_reach", "usual_canaries"]
+__all__ = ["Aim", "Aims", "left_out", "most_canaries", "reached", "require_reach", "usual_canaries"]
 
 _ENOUGH = 0.85  # of the norm: of four layers with equal norms, one may be left out
 _ALL = 0.99
 _FEWEST = 32  # canaries that are entries of a data set
+
+
+def most_canaries(optimizer: DPOptimizer, most: int) -> int:
+    """As many as fit, but ``most``: into the model, or where layers are clipped alone, into the largest."""
+    sizes: list[int] = [parameter.numel() for parameter in optimizer.params]
+    return min(most, max(sizes) if hasattr(optimizer, "max_grad_norms") else sum(sizes))
 
 
 def usual_canaries(optimizer: DPOptimizer, most: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,8 @@ from dpaudit.observers._facts import Facts
 from dpaudit.observers._recorder import ObserverRecorder
 from dpaudit.observers._sampled import SampledRecorder
 from dpaudit.observers._terms import Terms
-from dpaudit.observers.opacus._aim import left_out, reached, require_reach, usual_canaries
+from dpaudit.observers._with_block import with_block
+from dpaudit.observers.opacus._aim import left_out, most_canaries, reached, require_reach, usual_canaries
 from dpaudit.observers.opacus._entries import Coins, Entries
 from dpaudit.observers.opacus._gradients import GradientCanaries
 from dpaudit.observers.opacus._kinds import input_canaries, require_kind
@@ -34,7 +34,7 @@ _DIRAC = Dirac()
 _OF_A_STEP, _OF_THE_RUN, _INPUTS = 64, 8192, 16  # canaries
 
 
-@contextmanager
+@with_block
 def observe(
     optimizer: DPOptimizer,
     *,
@@ -67,7 +67,8 @@ def observe(
     ``Crafted()``. By default 16 of them are present in each step by fair coins, and go through the model and
     the loss too. They need ``module``, and ``criterion``, unless that is the cross-entropy.
 
-    By default 64 canaries that are gradients are present in each step by fair coins. With ``sampling``, half
+    By default 64 canaries that are gradients, or as many as a smaller model has parameters, are present in
+    each step by fair coins. With ``sampling``, half
     of them are entries of the data set of ``loader``, and its own sampler draws them like examples: so the
     sampling is audited too, after the last step. The batches are others than without audit then, because
     canaries use up chance of the sampler. By default they are as many as the model has parameters, but at
@@ -93,7 +94,8 @@ def observe(
         )
     else:
         if num_canaries is None:
-            num_canaries = usual_canaries(optimizer, _OF_THE_RUN) if sampling else _OF_A_STEP
+            usual = usual_canaries if sampling else most_canaries
+            num_canaries = usual(optimizer, _OF_THE_RUN if sampling else _OF_A_STEP)
         reach = reached(optimizer, num_canaries)
         draws = Draws(canary, num_canaries, seed)
         canaries = GradientCanaries(optimizer, draws, clip)

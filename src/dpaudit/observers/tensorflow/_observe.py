@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
 from dpaudit.observers._facts import Facts
 from dpaudit.observers._recorder import ObserverRecorder
 from dpaudit.observers._terms import Terms
+from dpaudit.observers._with_block import with_block
 from dpaudit.observers.tensorflow._clips import clip_of
 from dpaudit.observers.tensorflow._noise import Noise
 from dpaudit.observers.tensorflow._observer import Observer
@@ -21,7 +21,7 @@ __all__ = ["observe"]
 _DIRAC = Dirac()
 
 
-@contextmanager
+@with_block
 def observe(
     optimizer: Any,
     *,

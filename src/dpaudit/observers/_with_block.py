@@ -1,0 +1,47 @@
+"""Observers are for a ``with`` block, and say so to who forgets it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
+from types import TracebackType
+from typing import Generic, NoReturn, ParamSpec, TypeVar
+
+__all__ = ["WithBlock", "with_block"]
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class WithBlock(AbstractContextManager[T], Generic[T]):
+    """A context that has nothing but its beginning and its end: what is wanted is what it gives."""
+
+    def __init__(self, name: str, inside: AbstractContextManager[T]) -> None:
+        self._name, self._inside = name, inside
+
+    def __enter__(self) -> T:
+        return self._inside.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._inside.__exit__(kind, error, trace)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        what = self.__dict__.get("_name", "observe")  # a copy that is being made has none yet
+        raise AttributeError(
+            f"{what}() audits what is done inside of a with block, and nothing before: expected "
+            f"'with {what}(...) as recorder:' around the training, and then recorder.{name}."
+        )
+
+
+def with_block(observe: Callable[P, Iterator[T]]) -> Callable[P, WithBlock[T]]:
+    """As ``contextmanager``, with a sentence where the ``with`` is missing."""
+    manager = contextmanager(observe)
+
+    @wraps(observe)
+    def around(*args: P.args, **options: P.kwargs) -> WithBlock[T]:
+        return WithBlock(observe.__name__, manager(*args, **options))
+
+    return around
