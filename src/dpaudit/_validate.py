@@ -13,16 +13,22 @@ __all__ = [
     "delta",
     "finite",
     "fraction",
+    "num_steps",
     "positive",
     "sample_rate",
     "whole",
 ]
 
+_MOST_STEPS = 10_000_000
+
 
 def _number(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InputError(f"Expected {name}={value!r} to be a number.")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise InputError(f"Expected {name} in (-inf, inf), got a number too large for that.") from error
 
 
 def _inside(name: str, value: float, ok: bool, interval: str) -> float:
@@ -71,6 +77,13 @@ def sample_rate(value: float) -> float:
     """The probability with which an example enters a batch."""
     number = _number("sample_rate", value)
     return _inside("sample_rate", number, 0 < number <= 1, "(0, 1]")
+
+
+def num_steps(value: int) -> int:
+    """The steps of a training; composing more than anybody trains would fill the memory."""
+    if whole("num_steps", value) > _MOST_STEPS:
+        raise InputError(f"Expected num_steps={value} to be at most {_MOST_STEPS}.")
+    return int(value)
 
 
 def whole(name: str, value: int, low: int = 1) -> int:

@@ -27,6 +27,11 @@ def status(verdict: Verdict) -> int:
     return _STATUS[verdict]
 
 
+def _printable(text: str) -> str:
+    """A file may hold what moves the cursor or changes colours, and a sentence may quote it."""
+    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
+
+
 class Sentences(TyperGroup):
     """Commands whose mistakes end in a sentence instead of a traceback."""
 
@@ -34,7 +39,7 @@ class Sentences(TyperGroup):
         try:
             return super().invoke(ctx)
         except DpauditError as error:
-            typer.echo(f"dpaudit: {error}", err=True)
+            typer.echo(f"dpaudit: {_printable(str(error))}", err=True)
             raise typer.Exit(BAD_INPUT) from error
         except MemoryError as error:
             typer.echo("dpaudit: There is not enough memory for these scores.", err=True)
