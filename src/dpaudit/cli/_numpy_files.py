@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -13,28 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpaudit._foreign import NOT_AN_ARRAY
 from dpaudit.cli._sizes import require_moderate
 from dpaudit.errors import InputError
 
 __all__ = ["Archive", "open_npz", "read_npy"]
 
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
-# what numpy, its reader of headers and its unpackers say of bytes that are not what they should be
-_DAMAGED = (
-    AttributeError,
-    EOFError,
-    KeyError,
-    NotImplementedError,
-    OverflowError,
-    RecursionError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+# also what unpackers say
+_DAMAGED = *NOT_AN_ARRAY, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error
 
 
 def read_npy(path: Path) -> npt.NDArray[Any]:

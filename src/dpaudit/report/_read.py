@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from dpaudit._foreign import read_json
 from dpaudit.errors import InputError
-from dpaudit.report._files import read_json
 from dpaudit.report._observed import read_observations
 from dpaudit.report._rebuild import rebuilt_hypothesis, rebuilt_tradeoff
 from dpaudit.report._run import Run, read_audit

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpaudit._foreign import NOT_AN_ARRAY
 from dpaudit._torch.crafting import Crafting
 from dpaudit.canaries import Blank, Mislabelled
 from dpaudit.errors import InputError
@@ -113,8 +114,9 @@ def _checked(example: Example, held_out: HeldOutData) -> Example:
 def _read(name: str) -> Tensor:
     path = Path(name).expanduser()
     try:
-        return torch.from_numpy(np.load(path, allow_pickle=False).astype(np.float32))
-    except (OSError, ValueError) as error:
+        # mapped first: the size that the header tells is checked against the file before memory is taken
+        return torch.from_numpy(np.load(path, mmap_mode="r", allow_pickle=False).astype(np.float32))
+    except (OSError, AttributeError, *NOT_AN_ARRAY) as error:
         raise InputError(
             f"Expected numbers of numpy in audit.canary.file={name!r}, but they cannot be read: {error}."
         ) from error

@@ -57,7 +57,7 @@ def _from_csv(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64
 
 
 def _from_npz(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    with np.load(path) as arrays:
+    with np.load(path, allow_pickle=False) as arrays:
         features, labels = _named(path, arrays, _INPUTS), _named(path, arrays, _TARGETS)
     if labels.ndim == 2:  # one column a class
         labels = labels.argmax(axis=1)
