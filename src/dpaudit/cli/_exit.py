@@ -55,7 +55,9 @@ def _sentences() -> Iterator[None]:
         raise _refused(str(error)) from error
     except _UsageError as error:
         raise _refused(_usage(error)) from error
-    except MemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):  # as torch says it
+            raise
         raise _refused("There is not enough memory for that.") from error
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error

@@ -27,7 +27,7 @@ class RunDirectory:
     """Config, versions, checkpoint, observations and result of one run; each file is whole or not there."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
+        self.path = _files.expanded(path)
         self.checkpoint = self.path / "checkpoint.pt"
         self._config = self.path / "config.json"
         self._versions = self.path / "versions.json"

@@ -25,7 +25,7 @@ class Store:
     schema_version: ClassVar[int] = 2
 
     def __init__(self, path: Path, *, seed: int, confidence: float, twin_confidence: float) -> None:
-        self._path = path.expanduser()
+        self._path = _files.expanded(path)
         self.identity: dict[str, Any] = {
             "schema_version": self.schema_version,
             "seed": seed,

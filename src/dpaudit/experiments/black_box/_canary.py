@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpaudit import _files
 from dpaudit._foreign import NOT_AN_ARRAY
 from dpaudit._torch.crafting import Crafting
 from dpaudit.canaries import Blank, Mislabelled
@@ -112,7 +112,7 @@ def _checked(example: Example, held_out: HeldOutData) -> Example:
 
 
 def _read(name: str) -> Tensor:
-    path = Path(name).expanduser()
+    path = _files.expanded(name)
     try:
         # mapped first: the size that the header tells is checked against the file before memory is taken
         return torch.from_numpy(np.load(path, mmap_mode="r", allow_pickle=False).astype(np.float32))

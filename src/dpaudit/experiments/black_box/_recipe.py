@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpaudit import _files
 from dpaudit.experiments._build import device_of, mechanism_of, settings_of
 from dpaudit.experiments._data import load_data
 from dpaudit.experiments._held_out import split_held_out
@@ -119,7 +119,7 @@ def _found_anywhere(config: Config) -> dict[str, Any]:
     values = config.identity()
     for table, key in ((values["data"], "directory"), (values["audit"]["canary"], "file")):
         if table.get(key) is not None:
-            table[key] = str(Path(table[key]).expanduser().absolute())
+            table[key] = str(_files.expanded(table[key]).absolute())
     return values
 
 
