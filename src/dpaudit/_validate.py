@@ -81,15 +81,15 @@ def sample_rate(value: float) -> float:
 
 def num_steps(value: int) -> int:
     """The steps of a training; composing more than anybody trains would fill the memory."""
-    if whole("num_steps", value) > _MOST_STEPS:
-        raise InputError(f"Expected num_steps={value} to be at most {_MOST_STEPS}.")
-    return int(value)
+    return whole("num_steps", value, high=_MOST_STEPS)
 
 
-def whole(name: str, value: int, low: int = 1) -> int:
-    """A whole number not below ``low``."""
+def whole(name: str, value: int, low: int = 1, high: int | None = None) -> int:
+    """A whole number not below ``low``, and not above ``high``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"Expected {name}={value!r} to be a whole number.")
     if value < low:
         raise InputError(f"Expected {name}={value} to be at least {low}.")
+    if high is not None and value > high:
+        raise InputError(f"Expected {name}={value} to be at most {high}.")
     return int(value)
