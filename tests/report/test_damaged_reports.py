@@ -16,10 +16,18 @@ from dpaudit.errors import InputError
 from dpaudit.report import Format, Report
 
 
+def _without_accountant(values: dict[str, Any]) -> dict[str, Any]:
+    """Without what the claim is accounted from again: that takes seconds for every other setting."""
+    return {key: value for key, value in values.items() if key != "noise_multiplier"}
+
+
 def _fresh(runs: dict[str, Path], tmp_path: Path) -> Path:
     """A copy of a correct run, in the place of the last one."""
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
-    return Path(shutil.copytree(runs["correct"], tmp_path / "run"))
+    folder = Path(shutil.copytree(runs["correct"], tmp_path / "run"))
+    result = folder / "result.json"
+    result.write_text(json.dumps(_without_accountant(json.loads(result.read_text()))))
+    return folder
 
 
 def _made(folder: Path) -> list[str]:

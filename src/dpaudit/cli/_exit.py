@@ -66,7 +66,8 @@ def _sentences() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(_BROKEN_PIPE) from error
     except OSError as error:
-        raise _refused(f"{error.filename or 'The system'}: {error.strerror or error}.") from error
+        place = error.filename or "standard output"
+        raise _refused(f"Cannot read or write {place}: {error.strerror or error}.") from error
 
 
 def _refused(sentence: str) -> typer.Exit:
