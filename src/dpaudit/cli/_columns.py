@@ -46,6 +46,7 @@ def as_presence(path: Path, name: str, values: npt.NDArray[Any]) -> BoolArray:
     """Truth values from 0, 1, true and false in whatever type the file has them."""
     if values.dtype.kind == "b":
         return values
+    found: BoolArray
     if values.dtype.kind in "iuf":
         found, known = values == 1, np.isin(values, (0, 1))
     else:  # one by one: an array of words has room for the longest one in every place
