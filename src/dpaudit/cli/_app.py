@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_GROUPS = {
+_GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     "Audit": (run, scores),
     "Plan and compare": (plan, zoo),
     "Show": (report, demo, completion),
