@@ -9,7 +9,7 @@ pip := $(bin)/python -m pip -qq --disable-pip-version-check
 pins := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-tensorflow bench soundness zoo docs clean
+.PHONY: help demo test test-long test-tensorflow bench soundness zoo docs dist clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 24
@@ -41,6 +41,10 @@ zoo: .venv/.installed-dev ## run the faults of the zoo and their twins with many
 
 docs: .venv/.installed-dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict --quiet
+
+dist: .venv/.installed-dev ## build the wheel and the source archive into dist/
+	rm -rf dist
+	$(bin)/python -m hatchling build -d dist
 
 clean: ## delete what the other targets made
 	rm -rf .venv .venv-bench .venv-tensorflow site dist dpaudit-demo dpaudit-zoo .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -7,6 +7,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -56,6 +57,18 @@ def test_the_version_is_the_same_in_the_package_and_in_the_project_file() -> Non
 def test_the_newest_version_of_the_changelog_is_this_one() -> None:
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[0] == dpaudit.__version__
+
+
+def test_the_citation_is_of_this_version_and_names_the_paper() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(cited)  # what the format asks for
+    assert (cited["cff-version"], cited["type"]) == ("1.2.0", "software")
+    assert (cited["version"], cited["license"]) == (dpaudit.__version__, PROJECT["license"])
+    assert cited["authors"] == [{"name": "The dpaudit authors"}]
+    [paper] = cited["references"]
+    assert {"type", "title", "authors"} <= set(paper)
+    assert paper["title"] == "Tight Auditing of Differentially Private Machine Learning"
+    assert len(paper["authors"]) == 8
 
 
 def test_constraints_are_sorted_exact_versions_and_nothing_else() -> None:

@@ -12,9 +12,17 @@ from typing import BinaryIO, TextIO
 
 from dpaudit.errors import InputError
 
-__all__ = ["locked", "make_folder", "remove", "write", "write_text"]
+__all__ = ["expanded", "locked", "make_folder", "remove", "write", "write_text"]
 
 _UNFINISHED = ".unfinished"
+
+
+def expanded(path: str | Path) -> Path:
+    """With the home directory in the place of ``~``."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"Expected {path} to be a path, but there is no such home directory.") from error
 
 
 def make_folder(path: Path) -> None:
@@ -83,3 +91,7 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(f"Cannot write {path}: {error.strerror or error}.") from error
+    except ValueError as error:
+        if "\0" in str(path):
+            raise InputError(f"Expected a path, got {str(path)!r}.") from error
+        raise

@@ -13,16 +13,22 @@ __all__ = [
     "delta",
     "finite",
     "fraction",
+    "num_steps",
     "positive",
     "sample_rate",
     "whole",
 ]
 
+_MOST_STEPS = 10_000_000
+
 
 def _number(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InputError(f"Expected {name}={value!r} to be a number.")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise InputError(f"Expected {name} in (-inf, inf), got a number too large for that.") from error
 
 
 def _inside(name: str, value: float, ok: bool, interval: str) -> float:
@@ -73,10 +79,17 @@ def sample_rate(value: float) -> float:
     return _inside("sample_rate", number, 0 < number <= 1, "(0, 1]")
 
 
-def whole(name: str, value: int, low: int = 1) -> int:
-    """A whole number not below ``low``."""
+def num_steps(value: int) -> int:
+    """The steps of a training; composing more than anybody trains would fill the memory."""
+    return whole("num_steps", value, high=_MOST_STEPS)
+
+
+def whole(name: str, value: int, low: int = 1, high: int | None = None) -> int:
+    """A whole number not below ``low``, and not above ``high``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"Expected {name}={value!r} to be a whole number.")
     if value < low:
         raise InputError(f"Expected {name}={value} to be at least {low}.")
+    if high is not None and value > high:
+        raise InputError(f"Expected {name}={value} to be at most {high}.")
     return int(value)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dpaudit.errors import InputError
 from dpaudit.stats._search import last_true
 from dpaudit.stats._types import FloatArray
 
@@ -25,11 +26,17 @@ def composed(noise_multiplier: float, sample_rate: float, num_steps: int, finer:
     from dp_accounting.pld import privacy_loss_distribution  # noqa: PLC0415
 
     interval = _interval(noise_multiplier, sample_rate, num_steps) / finer
-    step = privacy_loss_distribution.from_gaussian_mechanism(
-        noise_multiplier,
-        sampling_prob=sample_rate,
-        value_discretization_interval=interval,
-    )
+    try:
+        step = privacy_loss_distribution.from_gaussian_mechanism(
+            noise_multiplier,
+            sampling_prob=sample_rate,
+            value_discretization_interval=interval,
+        )
+    except ValueError as error:
+        raise InputError(
+            "Expected a setting that dp-accounting can account for, got "
+            f"noise_multiplier={noise_multiplier:g} and sample_rate={sample_rate:g}."
+        ) from error
     return step.self_compose(num_steps)
 
 

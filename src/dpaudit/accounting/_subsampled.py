@@ -43,7 +43,7 @@ class SubsampledGaussian(TradeOff):
 
     def __post_init__(self) -> None:
         _validate.sample_rate(self.sample_rate)
-        _validate.whole("num_steps", self.num_steps)
+        _validate.num_steps(self.num_steps)
         _validate.fraction("line_delta", self.line_delta)
         if self.num_lines is not None:
             _validate.whole("num_lines", self.num_lines, low=2)

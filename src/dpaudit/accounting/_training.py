@@ -40,7 +40,7 @@ def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float
     """
     if not mu >= 0:
         raise InputError(f"Expected mu={mu:g} in [0, inf].")
-    rate, steps = _validate.sample_rate(sample_rate), _validate.whole("num_steps", num_steps)
+    rate, steps = _validate.sample_rate(sample_rate), _validate.num_steps(num_steps)
     if mu == 0:
         return 0.0
     if _validate.delta(delta) == 0 or math.isinf(mu):
@@ -122,7 +122,7 @@ def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, del
     0.465
     """
     _validate.positive("epsilon", epsilon)
-    rate, steps = _validate.sample_rate(sample_rate), _validate.whole("num_steps", num_steps)
+    rate, steps = _validate.sample_rate(sample_rate), _validate.num_steps(num_steps)
     if _validate.delta(delta) == 0:
         raise InputError("Expected delta > 0: no Gaussian noise has a finite epsilon at delta=0.")
     is_private = Remembered(lambda m: epsilon_above(1 / m, rate, steps, delta) <= epsilon)

@@ -13,8 +13,11 @@ def main() -> None:
     """The entry point of ``dpaudit``."""
     try:
         prepare(sys.argv[1:])
-        from dpaudit.cli._app import app  # noqa: PLC0415  # so that an interrupt is quiet here as well
+        # here, so that an interrupt is quiet while they load as well
+        from dpaudit.cli._app import app  # noqa: PLC0415
+        from dpaudit.cli._completion import prepare_completion  # noqa: PLC0415
 
+        prepare_completion()
         app()
     except KeyboardInterrupt:
         sys.exit(130)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 import dpaudit
+from dpaudit.cli._completion import completion
 from dpaudit.cli._demo import demo
 from dpaudit.cli._exit import Sentences
 from dpaudit.cli._plan import plan
@@ -23,8 +25,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, report, scores, plan, zoo, demo):
-    app.command()(command)
+_GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Audit": (run, scores),
+    "Plan and compare": (plan, zoo),
+    "Show": (report, demo, completion),
+}
+for group, commands in _GROUPS.items():
+    for command in commands:
+        app.command(rich_help_panel=group)(command)
 
 
 @app.callback(invoke_without_command=True)

@@ -8,17 +8,21 @@ from array import array
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TypeAlias
+from typing import TextIO, TypeAlias
 
 import numpy as np
 
 from dpaudit.cli._columns import WORDS, Columns
+from dpaudit.cli._sizes import shortened
 from dpaudit.errors import InputError
 from dpaudit.stats._types import BoolArray, FloatArray
 
 __all__ = ["read_side", "read_table"]
 
 _Row: TypeAlias = tuple[int, list[str]]
+
+_LONGEST = 1_000_000  # characters of a line
+_MOST_LINES = 1_000  # of one row, whose cells may go over several
 
 
 def read_side(path: Path, columns: Columns) -> FloatArray:
@@ -60,12 +64,37 @@ def _rows(path: Path) -> Iterator[_Row]:
     """Each line that is not empty, with its number."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
+            lines = _Lines(path, file)
+            reader = csv.reader(lines)
             for cells in reader:
+                lines.of_row = 0
                 if any(cells):
                     yield reader.line_num, [cell.strip() for cell in cells]
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"Expected comma-separated text in {path}: {error}.") from error
+
+
+class _Lines:
+    """The lines of a file that has some: neither one line nor one row may be all of it."""
+
+    def __init__(self, path: Path, file: TextIO) -> None:
+        self._path, self._file = path, file
+        self.of_row = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._file.readline(_LONGEST + 1)
+        if not line:
+            raise StopIteration
+        self.of_row += 1
+        if len(line) > _LONGEST or self.of_row > _MOST_LINES:
+            raise InputError(
+                f"Expected lines of at most {_LONGEST:,} characters and rows of at most {_MOST_LINES:,} "
+                f"lines in {self._path}, got a longer one."
+            )
+        return line
 
 
 def _with_header(path: Path) -> tuple[list[str] | int, Iterator[_Row]]:
@@ -100,13 +129,13 @@ def _number(path: Path, line: int, word: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"Expected a finite number in {path}, line {line}, got {word!r}.")
+        raise InputError(f"Expected a finite number in {path}, line {line}, got {shortened(word)}.")
     return number
 
 
 def _presence(path: Path, line: int, word: str) -> bool:
     if (lower := word.lower()) not in WORDS:
-        raise InputError(f"Expected 0, 1, true or false in {path}, line {line}, got {word!r}.")
+        raise InputError(f"Expected 0, 1, true or false in {path}, line {line}, got {shortened(word)}.")
     return WORDS[lower]
 
 

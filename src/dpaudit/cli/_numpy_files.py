@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpaudit._foreign import NOT_AN_ARRAY
+from dpaudit.cli._sizes import require_moderate
 from dpaudit.errors import InputError
 
-__all__ = ["read_npy", "read_npz"]
+__all__ = ["Archive", "open_npz", "read_npy"]
 
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
+# also what unpackers say
+_DAMAGED = *NOT_AN_ARRAY, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error
 
 
 def read_npy(path: Path) -> npt.NDArray[Any]:
@@ -25,15 +30,31 @@ def read_npy(path: Path) -> npt.NDArray[Any]:
     return array
 
 
-def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """All arrays by their names."""
+class Archive:
+    """The arrays of an open .npz file, each read when it is asked for."""
+
+    def __init__(self, path: Path, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+        self._path, self._arrays, self._sizes = path, arrays, sizes
+        self.names = list(arrays)
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        require_moderate(self._path, self._sizes.get(f"{name}.npy", 0))
+        array = self._arrays[name]
+        if not isinstance(array, np.ndarray) or array.dtype.itemsize == 0:
+            raise InputError(f"Expected {name!r} in {self._path} to be an array, got something else.")
+        return array
+
+
+@contextmanager
+def open_npz(path: Path) -> Iterator[Archive]:
+    """The arrays by their names."""
     # opened here, because numpy leaves a damaged file open
     with (
         _whole(path, _ZIP, "an .npz file"),
         path.open("rb") as file,
         np.load(file, allow_pickle=False) as arrays,
     ):
-        return dict(arrays)
+        yield Archive(path, arrays, {one.filename: one.file_size for one in arrays.zip.infolist()})
 
 
 @contextmanager
@@ -44,7 +65,9 @@ def _whole(path: Path, start: bytes, kind: str) -> Iterator[None]:
             raise InputError(f"Expected {kind}, but {path} is not one, whatever its name.")
     try:
         yield
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except InputError:
+        raise
+    except _DAMAGED as error:
         if "object" in str(error).lower():
             raise InputError(
                 f"Expected numbers in {path}, got pickled Python objects, which are not read."

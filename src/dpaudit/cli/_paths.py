@@ -20,6 +20,8 @@ def readable(path: Path) -> str:
         if path.is_dir():
             raise InputError(f"Expected {_EXPECTED}, got the directory {path}.")
         path.stat()
+        if not path.is_file():  # opening a pipe waits for somebody to write into it
+            raise InputError(f"Expected {_EXPECTED}, but {path} is no file.")
     suffix = path.suffix.lower()
     if suffix not in _SUFFIXES:
         raise InputError(f"Expected {_EXPECTED}, got {path}.")

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from dpaudit.cli import _csv_files, _parquet_files
 from dpaudit.cli._columns import Columns, as_presence
-from dpaudit.cli._numpy_files import read_npy, read_npz
+from dpaudit.cli._numpy_files import Archive, open_npz, read_npy
 from dpaudit.cli._paths import readable, reading
+from dpaudit.cli._sizes import listed
 from dpaudit.errors import InputError
 from dpaudit.stats import Observations
 
@@ -49,8 +50,8 @@ def _read_side(path: Path, columns: Columns) -> npt.NDArray[Any]:
         if suffix == ".npy":
             return read_npy(path)
         if suffix == ".npz":
-            arrays = read_npz(path)
-            return arrays[columns.side(path, list(arrays))]
+            with open_npz(path) as arrays:
+                return arrays[columns.side(path, arrays.names)]
         if suffix == ".csv":
             return _csv_files.read_side(path, columns)
         return _parquet_files.read_side(path, columns)
@@ -62,22 +63,21 @@ def _read_table(path: Path, columns: Columns, normalized: bool) -> Observations:
         if suffix == ".npy":
             raise InputError(f"Expected a .csv, .parquet or .npz table, or --with and --without, got {path}.")
         if suffix == ".npz":
-            return _from_npz(path, read_npz(path), columns, normalized)
+            with open_npz(path) as arrays:
+                return _from_npz(path, arrays, columns, normalized)
         module = _csv_files if suffix == ".csv" else _parquet_files
         scores, present = module.read_table(path, columns)
     return Observations.from_presence(scores, present, normalized=normalized)
 
 
-def _from_npz(
-    path: Path, arrays: dict[str, npt.NDArray[Any]], columns: Columns, normalized: bool
-) -> Observations:
-    if "with_canary" in arrays and "without_canary" in arrays:
+def _from_npz(path: Path, arrays: Archive, columns: Columns, normalized: bool) -> Observations:
+    if {"with_canary", "without_canary"} <= set(arrays.names):
         sides = {name: arrays[name] for name in ("with_canary", "without_canary")}
         return Observations(**sides, normalized=normalized)
-    if columns.score not in arrays or columns.presence not in arrays:
+    if not {columns.score, columns.presence} <= set(arrays.names):
         raise InputError(
             f"Expected arrays 'with_canary' and 'without_canary', or {columns.score!r} and "
-            f"{columns.presence!r}, in {path}, got {', '.join(map(repr, arrays)) or 'none'}."
+            f"{columns.presence!r}, in {path}, got {listed(arrays.names)}."
         )
     present = as_presence(path, columns.presence, arrays[columns.presence])
     return Observations.from_presence(arrays[columns.score], present, normalized=normalized)

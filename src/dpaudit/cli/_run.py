@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from dpaudit.cli._console import output, print_json
 from dpaudit.cli._exit import status
@@ -19,6 +21,8 @@ if TYPE_CHECKING:  # they need torch, which is imported when the command is call
     from dpaudit.experiments import Config, Outcome
 
 __all__ = ["run"]
+
+_DAMAGED = AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError
 
 _File = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False)]
 _Set = Annotated[
@@ -69,12 +73,34 @@ def run(
         raise InputError("Expected a config; print one to start from with: dpaudit run --example digits")
     loaded = experiments.load_config(config, changes or ())
     found = _watched(loaded, retry_failed=retry_failed)
+    if found.was_finished:
+        _require_whole(loaded, found)
     if as_json:
         print_json(found.values)
     else:
-        _print(loaded, found)
+        _print(output(), loaded, found)
+    raise typer.Exit(_status(found))
+
+
+def _status(found: Outcome) -> int:
     verdict = found.values["verdict"]  # none where nothing is claimed
-    raise typer.Exit(0 if verdict is None else status(Verdict[verdict]))
+    return 0 if verdict is None else status(Verdict[verdict])
+
+
+def _require_whole(config: Config, found: Outcome) -> None:
+    """A result that was read is shown to nobody first: a file that was changed ends in a sentence."""
+    page = io.StringIO()
+    try:
+        _print(Console(file=page, width=1000), config, found)
+        _status(found)
+        whole = all(one.isprintable() or one == "\n" for one in page.getvalue())
+    except _DAMAGED:
+        whole = False
+    if not whole:
+        raise InputError(
+            f"Expected the result of a run in {Path(config.output) / 'result.json'}, but it is damaged; "
+            "delete it, and the same command makes it again."
+        )
 
 
 def _watched(config: Config, *, retry_failed: bool) -> Outcome:
@@ -103,8 +129,7 @@ def _watched(config: Config, *, retry_failed: bool) -> Outcome:
     return found
 
 
-def _print(config: Config, found: Outcome) -> None:
-    console = output()
+def _print(console: Console, config: Config, found: Outcome) -> None:
     print_examined(console, found.values, more=model_and_steps(found.values))
     console.print()
     console.print(f"Written: {config.output}", soft_wrap=True)

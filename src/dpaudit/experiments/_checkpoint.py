@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
+import math
+import pickle  # only its error: nothing here unpickles
+import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +20,24 @@ from dpaudit.training import Training
 __all__ = ["restore", "save"]
 
 _ARRAY = "numpy array"  # the mark of an array among tensors
-_DAMAGED = OSError, RuntimeError, EOFError, KeyError, TypeError, zipfile.BadZipFile, pickle.UnpicklingError
+# what torch says of bytes that are no checkpoint, and a training of a state that is not its own
+_DAMAGED = (
+    AssertionError,
+    AttributeError,
+    EOFError,
+    IndexError,
+    KeyError,
+    MemoryError,
+    OSError,
+    OverflowError,
+    RecursionError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+    struct.error,
+    zipfile.BadZipFile,
+)
 
 
 def save(path: Path, training: Training, seconds: float) -> None:
@@ -31,10 +50,13 @@ def restore(path: Path, training: Training) -> float:
     """Put an equal training where the saved one was; returns the seconds that it had taken."""
     try:
         with zipfile.ZipFile(path) as file:
+            # torch packs nothing: what unpacks to more than the file has bytes is not of it
+            _require(all(one.compress_type == zipfile.ZIP_STORED for one in file.infolist()))
             _require(file.testzip() is None)  # torch itself does not look at the checksums
         # tensors, numbers and words only: reading the file runs nothing that is in it
         state = _as_arrays(torch.load(path, weights_only=True, map_location="cpu"))
         training.load_state_dict(state["training"])
+        _require(math.isfinite(state["seconds"]))
         return float(state["seconds"])
     except _DAMAGED as error:
         raise InputError(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
+from dpaudit import _files
 from dpaudit.errors import InputError
 from dpaudit.experiments.config import DataConfig, Digits, Random
 from dpaudit.training.data import (
@@ -32,7 +32,7 @@ def load_data(config: DataConfig) -> tuple[Dataset, Dataset]:
         return made.split(config.num_examples)
     if isinstance(config, Digits):
         return _split(digits(), config.num_examples)
-    folder = Path(config.directory).expanduser()
+    folder = _files.expanded(config.directory)
     if config.name in _WHOLE:
         return _split(_WHOLE[config.name](folder), config.num_examples)
     read = _WITH_TEST[config.name]

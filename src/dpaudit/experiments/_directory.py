@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpaudit import _files
+from dpaudit._foreign import read_json
 from dpaudit.errors import InputError
 from dpaudit.experiments._difference import difference
 from dpaudit.experiments._resolved import Resolved
@@ -26,7 +27,7 @@ class RunDirectory:
     """Config, versions, checkpoint, observations and result of one run; each file is whole or not there."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
+        self.path = _files.expanded(path)
         self.checkpoint = self.path / "checkpoint.pt"
         self._config = self.path / "config.json"
         self._versions = self.path / "versions.json"
@@ -43,13 +44,13 @@ class RunDirectory:
         if not self._config.exists():
             self._require_no_other()
             return None
-        stored = _read_json(self._config)
-        found = difference(stored["config"], config.identity())
+        stored = read_json(self._config)
+        found = difference(stored.get("config"), config.identity())
         if found is not None:
             raise InputError(
                 f"Expected the config of the run that is in {self.path}, but {found}; give another output."
             )
-        return Resolved.from_dict(stored["resolved"])
+        return Resolved.from_dict(stored.get("resolved"), str(self._config))
 
     def begin(self, config: Config, resolved: Resolved) -> None:
         """Keep what the run is, before its first step."""
@@ -59,7 +60,7 @@ class RunDirectory:
 
     def result(self) -> dict[str, Any] | None:
         """The result of a finished run."""
-        return _read_json(self._result) if self._result.exists() else None
+        return read_json(self._result) if self._result.exists() else None
 
     def finish(self, arrays: Mapping[str, np.ndarray], result: Mapping[str, Any]) -> None:
         """Keep observations and then the result: where it is, all is."""
@@ -83,11 +84,3 @@ class RunDirectory:
         for path in (self._result, self.checkpoint):
             if path.exists():
                 raise InputError(f"Expected a new directory or one of a run, but {path} is not of a run.")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"Expected JSON in {path}, but it cannot be read: {error}.") from error
-    return values

@@ -6,6 +6,7 @@ import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,13 @@ from dpaudit.training.data import Dataset
 
 __all__ = ["Resolved", "require_same_code", "require_same_data", "resolve"]
 
+_KINDS: dict[str, type | UnionType] = {
+    "noise_multiplier": int | float,
+    "sample_rate": int | float,
+    "num_examples": int,
+    "data_digest": str,
+    "seed": int,
+}
 _AUDIT = 1  # the audit's own branch of the seed
 
 
@@ -50,15 +58,21 @@ class Resolved:
         return {**asdict(self), "seeds": {**asdict(self.training_seeds), "audit": self.audit_seed}}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Resolved:
-        """The same again."""
-        missing = [name for name in cls.__dataclass_fields__ if name not in values]
+    def from_dict(cls, values: object, source: str = "the config.json of the run") -> Resolved:
+        """The same again; mistakes are told to be in ``source``."""
+        known = values if isinstance(values, Mapping) else {}
+        missing = [name for name in cls.__dataclass_fields__ if name not in known]
         if missing:
             raise InputError(
-                f"Expected {', '.join(missing)} in the config.json of the run, got none: another version of "
-                "dpaudit began it; give another output."
+                f"Expected {', '.join(missing)} in {source}, got none: another version of dpaudit began the "
+                "run; give another output."
             )
-        return cls(**{name: values[name] for name in cls.__dataclass_fields__})
+        for name, kind in _KINDS.items():
+            if isinstance(known[name], bool) or not isinstance(known[name], kind):
+                raise InputError(
+                    f"Expected {name} of another type in {source}: it was changed; give another output."
+                )
+        return cls(**{name: known[name] for name in cls.__dataclass_fields__})
 
 
 def resolve(config: Config, data: Dataset) -> Resolved:

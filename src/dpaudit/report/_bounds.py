@@ -130,7 +130,7 @@ def read_power(values: Values) -> Power:
         probability=values.share("probability"),
         epsilon=values.number("epsilon"),
         parameter=values.number("parameter"),
-        noise_factor=values.maybe_number("noise_factor"),
+        noise_factor=values.real("noise_factor", low=0.0) if values.has("noise_factor") else None,
     )
 
 

@@ -63,6 +63,6 @@ def _finding(values: Values) -> FindingValues:
     return FindingValues(
         name=values.text("name"),
         p_value=values.share("p_value"),
-        adjusted=values.number("adjusted"),
+        adjusted=values.real("adjusted", low=0.0),
         sentence=values.text("sentence"),
     )

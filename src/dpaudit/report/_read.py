@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from dpaudit import _files
+from dpaudit._foreign import read_json
 from dpaudit.errors import InputError
-from dpaudit.report._files import read_json
 from dpaudit.report._observed import read_observations
 from dpaudit.report._rebuild import rebuilt_hypothesis, rebuilt_tradeoff
 from dpaudit.report._run import Run, read_audit
@@ -25,7 +26,7 @@ def read_run(path: str | Path, *, name: str | None = None) -> Run:
 
     Files of anybody can be read: nothing in them is run, and what is not as it should be is refused.
     """
-    folder = Path(path).expanduser()
+    folder = _files.expanded(path)
     values = _result(folder)
     audit = read_audit(values)
     observed = read_observations(folder, paired=values.raw.get("mode") == "paper")

@@ -20,7 +20,10 @@ _KNOWN: dict[str, Callable[..., TradeOff]] = {
     one.__name__: one
     for one in (ApproximateDP, Gaussian, Laplace, PureDP, RandomizedResponse, SubsampledGaussian)
 }
-_MOST_STEPS = 10**6  # of a curve that is composed for a picture
+# of a curve that is composed for a picture
+_MOST_STEPS = 10**6
+_LEAST_NOISE, _MOST_NOISE = 0.1, 1000.0
+_LEAST_RATE = 1e-7
 
 
 def rebuilt_tradeoff(text: str) -> TradeOff | None:
@@ -51,7 +54,7 @@ def rebuilt_hypothesis(values: Values, tradeoff: TradeOff | None, claimed: float
     terms = ("noise_multiplier", "sample_rate", "num_steps", "delta")
     if tradeoff is None or not all(values.has(term) for term in terms):
         return None
-    if values.whole("num_steps") > _MOST_STEPS:
+    if values.whole("num_steps") > _MOST_STEPS or not _is_usual(values):
         return None
     try:
         claim = Claim.dpsgd(
@@ -65,6 +68,13 @@ def rebuilt_hypothesis(values: Values, tradeoff: TradeOff | None, claimed: float
         return None
     # another claim would be another picture
     return found if math.isclose(found.parameter, claimed, rel_tol=1e-6) else None
+
+
+def _is_usual(values: Values) -> bool:
+    """Whether the accountant takes no longer than for the trainings of people."""
+    return _LEAST_NOISE <= values.number("noise_multiplier") <= _MOST_NOISE and (
+        values.number("sample_rate") >= _LEAST_RATE
+    )
 
 
 def planned_steps(inference: str) -> int | None:

@@ -56,7 +56,7 @@ class Report:
         cls, paths: Sequence[str | Path], *, title: str | None = None, notice: str | None = None
     ) -> Report:
         """From the directories of finished runs. Runs of the same name are called by their paths."""
-        names = [Path(path).expanduser().resolve().name for path in paths]
+        names = [_files.expanded(path).resolve().name for path in paths]
         chosen = [
             name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)
         ]
@@ -82,7 +82,7 @@ class Report:
 
     def write(self, path: str | Path, *, format: Format | None = None) -> None:  # noqa: A002
         """Into a file, as a whole or not at all; the format follows from its name, if none is given."""
-        file = Path(path).expanduser()
+        file = _files.expanded(path)
         _files.make_folder(file.parent)
         _files.write_text(file, self.to_text(format or Format.of(file)))
 

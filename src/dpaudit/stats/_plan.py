@@ -22,6 +22,7 @@ from dpaudit.stats.tradeoffs import TradeOff
 __all__ = ["Plan", "plan_canaries", "plan_observations", "plan_steps", "smallest_leak"]
 
 _MOST = 10_000_000  # more than this nobody makes to find one leak
+_MOST_SCORES = 1_000_000_000  # a side; finding the power takes longer with more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,7 @@ def plan_steps(
     """How many steps find the leak, with ``num_canaries`` scores a step and side."""
     method = Betting() if inference is None else inference
     aim = _Aim.of(claim, method, confidence, tradeoff)
-    return aim.plan_steps(aim.leak(leak, power), _validate.whole("num_canaries", num_canaries))
+    return aim.plan_steps(aim.leak(leak, power), _size_of("num_canaries", num_canaries))
 
 
 def plan_canaries(
@@ -121,7 +122,7 @@ def plan_canaries(
     """How many canaries a step and side find the leak in ``num_steps`` steps."""
     method = Betting() if inference is None else inference
     aim = _Aim.of(claim, method, confidence, tradeoff)
-    return aim.plan_canaries(aim.leak(leak, power), _validate.whole("num_steps", num_steps))
+    return aim.plan_canaries(aim.leak(leak, power), _size_of("num_steps", num_steps))
 
 
 def smallest_leak(
@@ -137,9 +138,14 @@ def smallest_leak(
     """The smallest leak found with probability ``power``, from this many scores a step and side."""
     method = inference or (JointExact() if num_canaries == 1 else Betting())
     aim = _Aim.of(claim, method, confidence, tradeoff)
-    sizes = _validate.whole("num_steps", num_steps), _validate.whole("num_canaries", num_canaries)
+    sizes = _size_of("num_steps", num_steps), _size_of("num_canaries", num_canaries)
+    _validate.whole("num_steps x num_canaries", sizes[0] * sizes[1], high=_MOST_SCORES)
     claimed = aim.hypothesis.parameter
     return aim.described(aim.design(*sizes).smallest_leak(claimed, _validate.fraction("power", power)), power)
+
+
+def _size_of(name: str, value: int) -> int:
+    return _validate.whole(name, value, high=_MOST_SCORES)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpaudit import _validate
 from dpaudit.training._batch import Batch
 from dpaudit.training._hook import Hook
 from dpaudit.training._mechanism import GaussianSum, Mechanism
@@ -183,7 +184,7 @@ class Training:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where ``state_dict`` was taken."""
-        self.num_done = state["num_done"]
+        self.num_done = _validate.whole("num_done", state["num_done"], low=0)
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         for name, made in self._generators.items():

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import dpaudit
 from dpaudit import _files
+from dpaudit._foreign import read_json
 from dpaudit.errors import InputError
 
 __all__ = ["Store"]
@@ -24,7 +25,7 @@ class Store:
     schema_version: ClassVar[int] = 2
 
     def __init__(self, path: Path, *, seed: int, confidence: float, twin_confidence: float) -> None:
-        self._path = path.expanduser()
+        self._path = _files.expanded(path)
         self.identity: dict[str, Any] = {
             "schema_version": self.schema_version,
             "seed": seed,
@@ -63,12 +64,9 @@ class Store:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return read_json(path)
+    except InputError as error:
         raise _damaged(path) from error
-    if not isinstance(values, dict):
-        raise _damaged(path)
-    return values
 
 
 def _damaged(path: Path) -> InputError:

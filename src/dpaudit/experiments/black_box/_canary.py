@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpaudit import _files
+from dpaudit._foreign import NOT_AN_ARRAY
 from dpaudit._torch.crafting import Crafting
 from dpaudit.canaries import Blank, Mislabelled
 from dpaudit.errors import InputError
@@ -111,11 +112,13 @@ def _checked(example: Example, held_out: HeldOutData) -> Example:
 
 
 def _read(name: str) -> Tensor:
-    path = Path(name).expanduser()
+    path = _files.expanded(name)
     try:
-        array = np.load(path, allow_pickle=False)
-        return as_inputs(torch.from_numpy(array if array.dtype == np.uint8 else array.astype(np.float32)))
-    except (OSError, ValueError, TypeError, AttributeError) as error:  # the last: several arrays
+        # mapped first: the size that the header tells is checked against the file before memory is taken
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        kind = np.uint8 if array.dtype == np.uint8 else np.float32
+        return as_inputs(torch.from_numpy(np.array(array, dtype=kind)))
+    except (OSError, AttributeError, *NOT_AN_ARRAY) as error:
         raise InputError(
             f"Expected numbers of numpy in audit.canary.file={name!r}, but they cannot be read: {error}."
         ) from error

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from dpaudit import _files
 from dpaudit.experiments._build import device_of, mechanism_of, settings_of
 from dpaudit.experiments._data import load_data
 from dpaudit.experiments._held_out import split_held_out
@@ -126,7 +126,7 @@ def _found_anywhere(config: Config) -> dict[str, Any]:
     """The config as plain values, with data that are found from any directory."""
     values = config.identity()
     if values["data"].get("directory") is not None:
-        values["data"]["directory"] = str(Path(values["data"]["directory"]).expanduser().absolute())
+        values["data"]["directory"] = str(_files.expanded(values["data"]["directory"]).absolute())
     return values
 
 

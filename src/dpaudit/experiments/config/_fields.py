@@ -20,6 +20,7 @@ __all__ = [
     "Section",
     "Seed",
     "Sizes",
+    "Steps",
     "Whole",
     "exactly_one",
 ]
@@ -47,7 +48,8 @@ def _each_whole(value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]
 Positive: TypeAlias = Annotated[float, _named(_validate.positive)]
 NotNegative: TypeAlias = Annotated[float, _named(_validate.at_least, low=0.0)]
 Whole: TypeAlias = Annotated[int, _named(_validate.whole)]
-Count: TypeAlias = Annotated[int, _named(_validate.whole, low=2)]
+Steps: TypeAlias = Annotated[int, AfterValidator(_validate.num_steps)]
+Count: TypeAlias = Annotated[int, _named(_validate.whole, low=2, high=1_000_000)]
 Seed: TypeAlias = Annotated[int, _named(_validate.whole, low=0)]
 Delta: TypeAlias = Annotated[float, _named(_validate.fraction)]
 Confidence: TypeAlias = Annotated[float, AfterValidator(_validate.confidence)]

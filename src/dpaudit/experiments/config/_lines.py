@@ -12,7 +12,9 @@ __all__ = ["line_of", "lines_of_keys"]
 Place: TypeAlias = tuple[str, ...]
 
 _TABLE = re.compile(r"^\s*\[([^\[\]]+)\]\s*(?:#.*)?$")
-_KEY = re.compile(r"""^\s*((?:[\w-]+|"[^"]*"|'[^']*'|\s*\.\s*)+?)\s*=""")
+_PART = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
+# dots between parts, and each part as a whole: a line of letters alone would be cut in every possible way
+_KEY = re.compile(rf"^\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=")
 
 
 def lines_of_keys(text: str) -> dict[Place, int]:

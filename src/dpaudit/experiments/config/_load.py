@@ -13,30 +13,40 @@ from dpaudit.errors import InputError
 from dpaudit.experiments.config._config import Config
 from dpaudit.experiments.config._lines import line_of, lines_of_keys
 from dpaudit.experiments.config._mistakes import all_mistakes
+from dpaudit.experiments.config._toml import parsed, require_plain
 
 __all__ = ["load_config", "parse_config"]
+
+_LARGEST = 1_000_000  # bytes of a config
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """The config in this file; ``overrides`` are such as ``training.num_steps=50``."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise InputError(f"Expected a config, but there is no file {path}.") from error
+        text = _content(Path(path)).decode()
     except UnicodeDecodeError as error:
         raise InputError(f"Expected text in UTF-8 in {path}: {error}.") from error
+    return parse_config(text, str(path), overrides)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST + 1)
+    except FileNotFoundError as error:
+        raise InputError(f"Expected a config, but there is no file {path}.") from error
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
-    return parse_config(text, str(path), overrides)
+    if len(content) > _LARGEST:
+        raise InputError(f"Expected a config of at most {_LARGEST:,} bytes, got more in {path}.")
+    return content
 
 
 def parse_config(text: str, name: str, overrides: Sequence[str] = ()) -> Config:
     """The config in this text; mistakes are told to be in ``name``."""
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"Expected TOML in {name}: {error}.") from error
+    raw = parsed(text, name)
     changed = {_override(raw, override) for override in overrides}
+    require_plain(raw, name)
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
@@ -76,5 +86,5 @@ def _value(text: str) -> Any:
     """As TOML reads it; what it cannot read is a text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text

@@ -17,6 +17,7 @@ __all__ = ["Mistake", "all_mistakes"]
 
 Mistake = tuple[tuple[str, ...], str]
 
+_LONGEST = 100  # characters of a value that is shown
 _TYPES = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -39,7 +40,7 @@ def all_mistakes(error: ValidationError, raw: Mapping[str, Any]) -> list[Mistake
     found = [_mistake(one, raw) for one in error.errors(include_url=False)]
     trial = copy.deepcopy(dict(raw))
     replaced: set[tuple[str, ...]] = set()
-    while tags := [one for one in error.errors(include_url=False) if one["type"] == "union_tag_invalid"]:
+    while tags := [one for one in error.errors(include_url=False) if _is_tag_of_table(one, trial)]:
         replaced |= {_replace_tag(trial, one) for one in tags}
         try:
             Config.model_validate(trial)
@@ -53,6 +54,16 @@ def all_mistakes(error: ValidationError, raw: Mapping[str, Any]) -> list[Mistake
             if guessed and not (unfair and one["type"] in ("missing", "extra_forbidden")):
                 found.append(_mistake(one, trial))
     return list(dict.fromkeys(found))
+
+
+def _is_tag_of_table(error: ErrorDetails, trial: Mapping[str, Any]) -> bool:
+    """Whether a wrong name stands in a table; a name alone has nothing beside it to look at."""
+    if error["type"] != "union_tag_invalid":
+        return False
+    table: Any = trial
+    for part in _place(error["loc"], trial):
+        table = table.get(part) if isinstance(table, dict) else None
+    return isinstance(table, dict)
 
 
 def _replace_tag(trial: dict[str, Any], error: ErrorDetails) -> tuple[str, ...]:
@@ -77,10 +88,16 @@ def _mistake(error: ErrorDetails, raw: Mapping[str, Any]) -> Mistake:
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return _tag(place, error)
     if kind == "literal_error":
-        return place, f"Expected {error['ctx']['expected']}, got {got!r}."
+        return place, f"Expected {error['ctx']['expected']}, got {_shown(got)}."
     if kind in _TYPES:
-        return place, f"Expected {_TYPES[kind]}, got {got!r}."
+        return place, f"Expected {_TYPES[kind]}, got {_shown(got)}."
     return place, error["msg"].removeprefix("Value error, ")
+
+
+def _shown(value: object) -> str:
+    """A value of the file, which may be long."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _unknown(place: tuple[str, ...], loc: Sequence[str | int], raw: Mapping[str, Any]) -> str:
@@ -97,12 +114,12 @@ def _tag(place: tuple[str, ...], error: ErrorDetails) -> Mistake:
     key = "mode" if key.endswith("()") else key  # the only one that is found by a function
     if error["type"] == "union_tag_not_found":
         if not isinstance(error["input"], Mapping):
-            return place, f"Expected a table, got {error['input']!r}."
+            return place, f"Expected a table, got {_shown(error['input'])}."
         return (*place, key), "Expected a value, got none."
     got, known = context["tag"], context["expected_tags"]
     near = difflib.get_close_matches(got, re.findall(r"'([^']*)'", known), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    return (*place, key), f"Expected one of {known}, got {got!r}{hint}"
+    return (*place, key), f"Expected one of {known}, got {_shown(got)}{hint}"
 
 
 def _place(loc: Sequence[str | int], raw: Mapping[str, Any]) -> tuple[str, ...]:

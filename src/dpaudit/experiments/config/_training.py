@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from dpaudit.experiments.config._fields import Delta, NotNegative, Positive, Rate, Section, Whole, exactly_one
+from dpaudit.experiments.config._fields import Delta, NotNegative, Positive, Rate, Section, Steps, exactly_one
 
 __all__ = [
     "AdamConfig",
@@ -76,7 +76,7 @@ class TrainingConfig(Section):
     delta: Delta = 1e-5
     sample_rate: Rate | None = None
     batch_size: Annotated[Positive | None, exactly_one("sample_rate")] = Field(None, validate_default=True)
-    num_steps: Whole
+    num_steps: Steps
     max_grad_norm: Positive = 1.0
     optimizer: OptimizerConfig = SgdConfig(name="sgd")
     fault: FaultConfig | None = None

@@ -6,10 +6,13 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from dpaudit.errors import InputError
 
-__all__ = ["connect", "is_sound", "reading", "writing"]
+__all__ = ["DAMAGED", "connect", "is_sound", "reading", "writing"]
+
+DAMAGED: Final = sqlite3.DatabaseError, UnicodeDecodeError  # the second where an error quotes the file
 
 _MAGIC = b"SQLite format 3\0"
 _BUSY_SECONDS = 60.0  # somebody who looks at the file while it is written
@@ -52,7 +55,7 @@ def is_sound(connection: sqlite3.Connection) -> bool:
     """Whether the file's own structure holds."""
     try:
         found: tuple[str] = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    except sqlite3.DatabaseError:
+    except DAMAGED:
         return False
     return found[0] == "ok"
 
@@ -62,7 +65,7 @@ def reading(path: Path) -> Iterator[None]:
     """What cannot be read is refused, and stays as it is."""
     try:
         yield
-    except (sqlite3.DatabaseError, OSError) as error:
+    except (*DAMAGED, OSError) as error:
         raise InputError(
             f"Expected the trials of a run in {path}, but it cannot be read: {error}. It was left as it is; "
             "move it away, or give another output."

@@ -13,6 +13,8 @@ from dpaudit.experiments.trials._trial import Group, Trial
 
 __all__ = ["TrialPlan"]
 
+_MOST = 1_000_000  # each is kept in memory
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrialPlan:
@@ -25,7 +27,7 @@ class TrialPlan:
     """What else makes two runs the same run, as plain values; None: the recipe's arguments."""
 
     def __post_init__(self) -> None:
-        _validate.whole("num_trials", self.num_trials, low=2)
+        _validate.whole("num_trials", self.num_trials, low=2, high=_MOST)
         _validate.whole("seed", self.seed, low=0)
 
     @cached_property

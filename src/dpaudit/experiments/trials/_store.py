@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 from dpaudit import _files
 from dpaudit.errors import InputError
 from dpaudit.experiments._difference import difference
-from dpaudit.experiments.trials._database import connect, is_sound, reading, writing
+from dpaudit.experiments.trials._database import DAMAGED, connect, is_sound, reading, writing
 from dpaudit.experiments.trials._plan import TrialPlan
 from dpaudit.experiments.trials._row import COLUMNS, Values, mistake, rows, sealed
 from dpaudit.experiments.trials._task import Finished
@@ -95,8 +95,10 @@ class Store:
 
     def _begin(self) -> None:
         with reading(self.path):
-            is_new = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
-        if is_new:  # also a file without content: a process that was killed at once leaves one
+            found = self._connection.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
+            if found and [sql for (sql,) in found] != list(_TABLES):  # a view could be without an end
+                raise sqlite3.DatabaseError("it has other tables")
+        if not found:  # also a file without content: a process that was killed at once leaves one
             self._make()
             return
         self._require_same_plan()
@@ -152,7 +154,7 @@ class Store:
         for number in range(self._plan.num_trials):
             try:
                 found = self._connection.execute(f"{_READ} WHERE number = ?", (number,)).fetchone()
-            except sqlite3.DatabaseError:
+            except DAMAGED:
                 continue
             if found is not None:
                 yield found
@@ -208,5 +210,5 @@ class Store:
 def _plain(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, TypeError, RecursionError):
         return None

@@ -19,7 +19,7 @@ def digits() -> Dataset:
     Dataset(1,797 examples of 1 x 8 x 8, 10 classes)
     """
     file = resources.files("dpaudit.training.data") / "files" / "digits.npz"
-    with file.open("rb") as stream, np.load(stream) as arrays:
+    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
         images, labels = arrays["images"], arrays["labels"]
     inputs = torch.from_numpy(images).float().div_(8.0).sub_(1.0)  # 0..16 to [-1, 1]
     return Dataset(inputs[:, None], torch.from_numpy(labels).long(), num_classes=10)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from dpaudit._foreign import NOT_AN_ARRAY
 from dpaudit.errors import InputError
 from dpaudit.training.data._dataset import Dataset
 from dpaudit.training.data._missing import first_existing
@@ -57,8 +60,13 @@ def _from_csv(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64
 
 
 def _from_npz(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    with np.load(path) as arrays:
-        features, labels = _named(path, arrays, _INPUTS), _named(path, arrays, _TARGETS)
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            features, labels = _named(path, arrays, _INPUTS), _named(path, arrays, _TARGETS)
+    except InputError:
+        raise
+    except (*NOT_AN_ARRAY, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise InputError(f"Expected the arrays of numpy in {path}, but they cannot be read.") from error
     if labels.ndim == 2:  # one column a class
         labels = labels.argmax(axis=1)
     return features.astype(np.float32), labels.astype(np.int64)

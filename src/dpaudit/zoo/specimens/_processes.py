@@ -177,7 +177,7 @@ def _on_processes(work: _Work, is_broken: bool, seed: int) -> list[_Arrays]:
 
 
 def _loaded(path: Path) -> _Arrays:
-    with np.load(path) as arrays:
+    with np.load(path, allow_pickle=False) as arrays:
         return dict(arrays)
 
 

@@ -1,0 +1,167 @@
+"""The same words wherever they go: a terminal, a pipe, a page without colours, a shell that completes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ENVIRONMENTS = {"plain": {}, "no colour": {"NO_COLOR": "1"}, "dumb": {"TERM": "dumb"}}
+WIDTHS = (80, 120)
+
+
+def _on_terminal(words: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """Run the program with its output on a terminal; gives its status and what the terminal got."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "dpaudit", *words]
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=os.environ | environment
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while piece := os.read(ours, 65536):
+                shown += piece
+        except OSError:  # how Linux says that nobody writes any more
+            pass
+    os.close(ours)
+    return process.returncode, shown.decode()
+
+
+def test_help_groups_the_commands(run: Any) -> None:
+    text = run("--help").stdout
+    groups = (
+        "Audit",
+        "run",
+        "scores",
+        "Plan and compare",
+        "plan",
+        "zoo",
+        "Show",
+        "report",
+        "demo",
+        "completion",
+    )
+    places = [text.index(f"─ {word} ─" if word[0].isupper() else f"│ {word} ") for word in groups]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["scores", "--help"],
+        ["plan", "--noise-multiplier", "1", "--delta", "1e-5", "--noise-factor", "0.8"],
+        ["scores"],
+    ],
+)
+def test_lines_fit_and_have_no_colours_in_a_pipe(
+    words: list[str], width: int, run: Any, files: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    sides = [*files.sides(), "--noise-multiplier", "2", "--delta", "1e-5"] if words == ["scores"] else []
+    result = run(*words, *sides)
+    assert result.exit_code in (0, 1), result.output
+    assert "\x1b" not in result.output
+    assert max(map(len, result.stdout.splitlines())) <= width
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_a_verdict_has_colours_only_where_they_are_wanted(name: str, files: Any) -> None:
+    claim = ["--noise-multiplier", "2", "--delta", "1e-5"]
+    words = ["scores", *map(str, files.sides()), *claim]
+    environment = {"TERM": "xterm-256color", "COLUMNS": "100", **ENVIRONMENTS[name]}
+    status, shown = _on_terminal(words, files.folder, environment)
+    assert status == 1
+    assert "VIOLATION" in shown
+    colours = [code for code in ("\x1b[31m", "\x1b[1;31m") if code in shown]
+    assert bool(colours) == (name == "plain")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nothing"], "No such command 'nothing'."),
+        (["scores", "--nothing"], "No such option: --nothing."),
+        (["scores", "--confidence", "high"], "Invalid value for '--confidence'"),
+        (["scores", "--confidence"], "--confidence"),
+        (["report"], "Missing argument 'RUN'."),
+        (["plan", "1"], "unexpected extra argument"),
+        (["zoo", "--seed", "-1"], "Invalid value for '--seed'"),
+        (["completion", "tcsh"], "'tcsh' is not one of 'bash', 'zsh', 'fish'."),
+        (["--nothing"], "No such option: --nothing."),
+        (["report", "."], "but it has no result.json."),
+        (["report", "~nobody-of-this-name/x"], "there is no such home directory."),
+        (["plan", "--epsilon", "1", "--delta", "1e-5", "--observations", "1" + "0" * 30], "to be at most"),
+        (["scores", "."], "got the directory"),
+        (["demo", "--output", "/dev/null"], "Cannot write /dev/null"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(words: list[str], sentence: str, run: Any) -> None:
+    result = run(*words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    line = result.stderr.splitlines()[-1]
+    assert line.startswith("dpaudit: ")
+    assert sentence in line
+    assert [one for one in result.stderr.splitlines() if one.startswith("dpaudit: ")] == [line]
+
+
+def test_torch_without_memory_is_a_sentence(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def give_up(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
+
+    monkeypatch.setattr("dpaudit.cli._demo.make_folder", give_up)
+    result = run("demo")
+    assert (result.exit_code, result.stderr) == (2, "dpaudit: There is not enough memory for that.\n")
+
+
+def test_a_full_disk_behind_standard_output_is_no_verdict(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dpaudit", "--version"],
+            stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "dpaudit: Cannot read or write standard output: No space left on device.\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(shell: str, run: Any) -> None:
+    result = run("completion", shell)
+    assert result.exit_code == 0
+    assert "_DPAUDIT_COMPLETE" in result.stdout
+
+
+BASH = """
+source <(dpaudit completion bash)
+complete -p dpaudit
+ask() { COMP_WORDS=(dpaudit "$@"); COMP_CWORD=$#; _dpaudit_completion dpaudit; echo "${COMPREPLY[*]}"; }
+ask sc
+ask scores --noi
+ask completion z
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
+def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
+    program = tmp_path / "dpaudit"
+    program.write_text(f"#!{sys.executable}\nfrom dpaudit.cli import main\n\nmain()\n")
+    program.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", BASH],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        "complete -o default -F _dpaudit_completion dpaudit",
+        "scores",
+        "--noise-multiplier",
+        "zsh",
+    ]

@@ -1,0 +1,60 @@
+"""Files as they come back from a bad disk, or from somebody who means no good."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+_FACTOR = 30 if os.environ.get("DPAUDIT_TEST_LONG") else 1
+
+
+def examples(count: int) -> settings:
+    """So many, and many more in `make test-long`."""
+    return settings(max_examples=_FACTOR * count, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@st.composite
+def damaged(draw: st.DrawFn, content: bytes) -> bytes:
+    """The content with some bytes changed, dropped, put in, or cut off at the end."""
+    found = bytearray(content)
+    for _ in range(draw(st.integers(1, 6))):
+        # headers and what is at the end hold the sizes
+        place = draw(st.integers(0, len(found)) | st.integers(0, 130) | st.integers(-200, -1))
+        kind = draw(st.sampled_from(("flip", "put", "drop", "over", "cut")))
+        if kind == "flip" and found:
+            found[place % len(found)] ^= 1 << draw(st.integers(0, 7))
+        elif kind == "put":
+            found[place:place] = draw(st.binary(min_size=1, max_size=8))
+        elif kind == "drop":
+            del found[place : place + draw(st.integers(1, 20))]
+        elif kind == "over":
+            found[place : place + 4] = draw(st.sampled_from((b"9999", b"\xff\xff\xff\x7f", b'",(\n')))
+        elif draw(st.integers(0, 3)) == 0:
+            del found[place:]
+    return bytes(found)
+
+
+STRANGE: list[Any] = [
+    None, 0, 1, -1, 0.5, 1e300, 10**30, True, "x", "inf", "\x1b[2J", "9" * 500, [], {}, [[]], {"a": 1},
+]  # fmt: skip
+
+
+@st.composite
+def altered(draw: st.DrawFn, values: Any) -> Any:
+    """Plain values with one of them replaced by a strange one, or dropped."""
+    found = copy.deepcopy(values)
+    inner, key = {"whole": found}, "whole"
+    outer: Any = inner
+    while isinstance(outer[key], dict | list) and outer[key] and draw(st.integers(0, 9)):
+        outer = outer[key]
+        places = sorted(outer) if isinstance(outer, dict) else range(len(outer))
+        key = draw(st.sampled_from(places))
+    if draw(st.booleans()) and isinstance(outer, dict) and outer is not inner:
+        del outer[key]
+    else:
+        outer[key] = copy.deepcopy(draw(st.sampled_from(STRANGE)))
+    return inner["whole"]
