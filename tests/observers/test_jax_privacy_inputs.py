@@ -135,6 +135,13 @@ def test_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not():
         assert side.std() == pytest.approx(0.7, rel=0.1)  # mislabelled: longer than the clipping norm
 
 
+def test_scores_of_a_step_are_not_counted_as_independent():
+    recorder = train(20, observer=inputs(dpaudit.Blank())).recorder
+    with pytest.raises(dpaudit.InputError, match=r"Expected inference=Betting\(\)"):
+        recorder.audit(inference=dpaudit.JointExact())
+    assert "Betting" in recorder.audit().bound.method
+
+
 @pytest.mark.parametrize("fault", ["no clipping", "noise times 0.8"])
 def test_broken_training_is_caught_with_a_crafted_canary(fault, monkeypatch):
     FAULTS[fault](monkeypatch)

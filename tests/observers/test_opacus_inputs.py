@@ -156,6 +156,13 @@ def test_correct_training_is_not_flagged(audited, canary):
     assert sum(result.verdict is VIOLATION for result in found) <= 1
 
 
+def test_scores_of_a_step_are_not_counted_as_independent(audited):
+    made = audited(dpaudit.Blank(), num_steps=20)
+    with pytest.raises(dpaudit.InputError, match=r"Expected inference=Betting\(\)"):
+        made.recorder.audit(inference=dpaudit.JointExact())
+    assert "Betting" in made.recorder.audit().bound.method
+
+
 def test_too_little_noise_is_caught_with_a_crafted_canary(audited, monkeypatch):
     monkeypatch.setattr(DPOptimizer, "add_noise", with_less_noise)
     options = {"max_grad_norm": 0.3, "observer": {"num_canaries": 32}}

@@ -157,6 +157,17 @@ def test_correct_training_is_not_flagged(canary, mode):
     assert flagged < 2
 
 
+def test_scores_of_one_run_are_not_counted_as_independent():
+    """Blank canaries of one class are the same one: their scores of a step have the same noise."""
+    audit, two = one_run(dpaudit.Blank(), num_canaries=64), paper(dpaudit.Blank(), residual=True)
+    for each in (audit, two):
+        train(each, num_steps=30)
+    with pytest.raises(dpaudit.InputError, match=r"Expected inference=Betting\(\)"):
+        audit.recorder.audit(inference=dpaudit.JointExact())
+    assert "Betting" in audit.recorder.audit().bound.method
+    assert "JointExact" in two.recorder.audit().bound.method  # one canary in a batch of its own
+
+
 def test_too_little_noise_is_caught_with_a_crafted_canary():
     audit = one_run(dpaudit.Crafted(long=True), num_canaries=32)
     train(audit, num_steps=200, fault=faults.NoiseTooSmall)

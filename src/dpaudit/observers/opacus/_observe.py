@@ -89,7 +89,13 @@ def observe(
         )
         joining, terms = Coins(chance), ReadTerms(optimizer, loader)
         recorder = ObserverRecorder(
-            terms, given, every=every, callbacks=callbacks, confidence=confidence, facts=facts
+            terms,
+            given,
+            every=every,
+            callbacks=callbacks,
+            confidence=confidence,
+            facts=facts,
+            shares_noise=True,
         )
     else:
         if num_canaries is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,6 +20,9 @@ SECOND_BATCH, CRAFTING, AUGMENTING = 2, 3, 4  # purposes of chance, besides thos
 
 class Inserted(ABC):
     """Canaries in the steps of one training."""
+
+    shares_noise: ClassVar[bool] = False
+    """Whether the scores of one step depend on each other: canaries that are not orthogonal."""
 
     def __init__(self, draws: Draws | Coins) -> None:
         self._chance = draws

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ class InsertedInputs(Inserted):
     max_grad_norm / length in it. That is never less than for the longest gradient, so that a short canary
     tells less, and never more than the claim allows.
     """
+
+    shares_noise: ClassVar[bool] = True
 
     def __init__(
         self,
