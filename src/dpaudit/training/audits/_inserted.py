@@ -13,9 +13,10 @@ from dpaudit.stats._types import BoolArray, FloatArray
 from dpaudit.training._step import Step
 from dpaudit.training.gradients._rows import Rows
 
-__all__ = ["AUGMENTING", "CRAFTING", "SECOND_BATCH", "Inserted"]
+__all__ = ["AUGMENTING", "CRAFTING", "DROPPING", "SECOND_BATCH", "Inserted"]
 
-SECOND_BATCH, CRAFTING, AUGMENTING = 2, 3, 4  # purposes of chance, besides those of Draws
+# purposes of chance, besides those of Draws
+SECOND_BATCH, CRAFTING, AUGMENTING, DROPPING = 2, 3, 4, 5
 
 
 class Inserted(ABC):
