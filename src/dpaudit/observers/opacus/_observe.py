@@ -65,7 +65,8 @@ def observe(
 
     With ``held_out``, the examples that :func:`hold_out` split off, ``canary`` may be an example, such as
     ``Crafted()``. By default 16 of them are present in each step by fair coins, and go through the model and
-    the loss too. They need ``module``, and ``criterion``, unless that is the cross-entropy.
+    the loss too. They need ``module``, ``loader``, among whose data no held-out example may be, and
+    ``criterion``, unless that is the cross-entropy.
 
     By default 64 canaries that are gradients are present in each step by fair coins. With ``sampling``, half
     of them are entries of the data set of ``loader``, and its own sampler draws them like examples: so the
