@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax_runs import DELTA, FAULTS, INPUTS, RATE, TARGETS, loop, loss, private, train
+from jax_runs import DELTA, FAULTS, INPUTS, RATE, TARGETS, loss, private, train, whole
 from score_noise import MOST, off, statistics
 
 import dpaudit
@@ -140,12 +140,12 @@ def test_scores_of_less_noise_than_claimed_are_told_apart(monkeypatch):
 @pytest.mark.long
 @pytest.mark.parametrize("canary", KINDS, ids=named)
 def test_correct_training_is_flagged_in_at_most_5_percent_of_40_seeds(canary):
-    """All trainings by one compiled step."""
+    """All of them compiled once, each with noise of its own."""
     terms = {"noise_multiplier": 0.8, "sample_rate": RATE, "num_steps": 60, "delta": DELTA}
     *made, recorder = observe(*private(noise_multiplier=0.8), seed=0, **terms, **inputs(canary))
-    run = loop(*made)
+    run = whole(*made, num_steps=60)
     for seed in range(40):
-        run(60, seed)
+        run(seed)
     state, flagged = recorder.state_dict(), 0
     for part in range(40):
         of_one = dpaudit.Recorder(claim=dpaudit.Claim.dpsgd(**terms), num_steps=60)
