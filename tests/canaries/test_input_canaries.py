@@ -36,3 +36,19 @@ def test_only_those_that_are_optimized_look_at_the_weights(kind):
 def test_a_canary_that_cannot_be_made_gets_a_sentence(make, sentence):
     with pytest.raises(dpaudit.InputError, match=sentence):
         make()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_canary_is_made_before_the_first_step_that_it_is_asked_for(kind):
+    assert kind().is_due(0, None)
+    assert kind().is_due(7, None)
+    assert not any(kind().is_due(index, 0) for index in range(20))
+
+
+def test_a_crafted_canary_is_due_once_in_every_so_manieth_step():
+    canary, made_at, due = dpaudit.Crafted(every=3), None, []
+    for index in (0, 0, 1, 2, 3, 3, 4, 5, 6):
+        if canary.is_due(index, made_at):
+            made_at = index
+            due.append(index)
+    assert due == [0, 3, 6]

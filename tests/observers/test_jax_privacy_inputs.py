@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax_runs import DELTA, FAULTS, INPUTS, RATE, TARGETS, loop, loss, private, train
+from jax_runs import DELTA, FAULTS, INPUTS, RATE, TARGETS, loss, private, train, whole
+from score_noise import MOST, off, statistics
 
 import dpaudit
 from dpaudit.observers.jax_privacy import Given, hold_out, observe
@@ -107,22 +108,52 @@ def test_weights_are_those_without_an_observer(canary):
     )
 
 
+def looked_along(monkeypatch):
+    """Keeps what is looked along in every step: directions of length 1, and lengths in clipping norms."""
+    directions, lengths, original = [], [], InputHost._note_inputs
+
+    def noted(host, *given):
+        directions.append(np.array(given[-1].directions))
+        lengths.append(np.array(given[-1].lengths, np.float64) / host.norm)
+        return original(host, *given)
+
+    monkeypatch.setattr(InputHost, "_note_inputs", noted)
+    return {"directions": directions, "lengths": lengths}
+
+
+def noise_of(canary, looked, num_steps):
+    state = train(num_steps, observer=inputs(canary), noise_multiplier=0.7).recorder.state_dict()
+    kept = {name: state[name] for name in ("scores", "present")}
+    return statistics(**kept, **looked, noise_multiplier=0.7)
+
+
 @pytest.mark.parametrize("canary", MOSTLY_LONG, ids=named)
-def test_correct_training_is_not_flagged(canary):
-    """Three trainings, by one compiled step."""
+def test_scores_are_presence_and_noise_of_the_canarys_length(monkeypatch, canary):
+    assert off(noise_of(canary, looked_along(monkeypatch), 100)) == {}
+
+
+def test_scores_of_less_noise_than_claimed_are_told_apart(monkeypatch):
+    FAULTS["noise times 0.8"](monkeypatch)
+    assert noise_of(dpaudit.Mislabelled(), looked_along(monkeypatch), 200)["spread"] < -MOST
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("canary", KINDS, ids=named)
+def test_correct_training_is_flagged_in_at_most_5_percent_of_40_seeds(canary):
+    """All of them compiled once, each with noise of its own."""
     terms = {"noise_multiplier": 0.8, "sample_rate": RATE, "num_steps": 60, "delta": DELTA}
     *made, recorder = observe(*private(noise_multiplier=0.8), seed=0, **terms, **inputs(canary))
-    run = loop(*made)
-    for seed in range(3):
-        run(60, seed)
+    run = whole(*made, num_steps=60)
+    for seed in range(40):
+        run(seed)
     state, flagged = recorder.state_dict(), 0
-    for part in range(3):
+    for part in range(40):
         of_one = dpaudit.Recorder(claim=dpaudit.Claim.dpsgd(**terms), num_steps=60)
         rows = slice(60 * part, 60 * (part + 1))
         of_one.load_state_dict(state | {name: state[name][rows] for name in ("scores", "present")})
         flagged += of_one.audit().verdict is VIOLATION
-    assert len(state["scores"]) == 180
-    assert flagged <= 1
+    assert len(state["scores"]) == 60 * 40
+    assert flagged <= 2
 
 
 def test_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not():
@@ -133,6 +164,13 @@ def test_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not():
     assert seen.without_canary.mean() == pytest.approx(0.0, abs=0.1)
     for side in (seen.with_canary, seen.without_canary):
         assert side.std() == pytest.approx(0.7, rel=0.1)  # mislabelled: longer than the clipping norm
+
+
+def test_scores_of_a_step_are_not_counted_as_independent():
+    recorder = train(20, observer=inputs(dpaudit.Blank())).recorder
+    with pytest.raises(dpaudit.InputError, match=r"Expected inference=Betting\(\)"):
+        recorder.audit(inference=dpaudit.JointExact())
+    assert "Betting" in recorder.audit().bound.method
 
 
 @pytest.mark.parametrize("fault", ["no clipping", "noise times 0.8"])

@@ -24,6 +24,25 @@ def test_the_live_bound_of_a_finished_run_is_the_bound_of_its_audit():
     assert recorder.live().claimed_epsilon == CLAIM.epsilon
 
 
+COUNTING = [dpaudit.ClopperPearson(), dpaudit.JointExact(), dpaudit.Posterior(), dpaudit.KatzLog()]
+
+
+@pytest.mark.parametrize("inference", COUNTING, ids=repr)
+def test_scores_that_share_noise_are_not_counted_as_independent(inference):
+    recorder = recorder_of(50, 8, 1.0, seed=0, shares_noise=True)
+    with pytest.raises(
+        dpaudit.InputError, match=r"Expected inference=Betting\(\) .*, got \w+\(.*, which counts"
+    ):
+        recorder.audit(inference=inference)
+    assert recorder.audit(inference=dpaudit.Betting()).bound.epsilon == recorder.audit().bound.epsilon
+    assert recorder.observations.num_steps == 50
+
+
+def test_one_score_a_step_shares_its_noise_with_none():
+    recorder = recorder_of(200, 1, 1.0, seed=0, shares_noise=True)
+    assert "JointExact" in recorder.audit(inference=dpaudit.JointExact()).bound.method
+
+
 def test_the_live_bound_never_falls_and_ends_near_the_truth():
     seen = []
     recorder_of(1000, 128, 1.0, seed=1, callbacks=[seen.append])

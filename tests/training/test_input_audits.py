@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from score_noise import MOST, off, statistics
 from torch import nn
 
 import dpaudit
@@ -136,25 +137,88 @@ def test_without_noise_a_score_is_one_where_the_canary_is_and_zero_where_it_is_n
     assert audit.recorder.audit().verdict is VIOLATION
 
 
-def test_scores_have_the_means_of_absent_and_present_and_noise_of_the_clipped_length():
-    audit = one_run(dpaudit.Mislabelled(), num_canaries=16)
-    train(audit, num_steps=150)
-    seen = audit.recorder.observations
-    assert seen.with_canary.mean() == pytest.approx(1.0, abs=0.06)
-    assert seen.without_canary.mean() == pytest.approx(0.0, abs=0.06)
-    for side in (seen.with_canary, seen.without_canary):
-        assert side.std() == pytest.approx(0.7, rel=0.08)  # mislabelled: longer than the clipping norm
+class Directions(Hook):
+    """What an audit looked along in every step."""
+
+    def __init__(self, audit):
+        self.audit, self.directions, self.lengths = audit, [], []
+
+    def attach(self, training):
+        self.norm = training.settings.max_grad_norm
+
+    def observe(self, _):
+        gradients = self.audit._inserted._gradients.double()
+        norms = gradients.norm(dim=1)
+        self.directions.append((gradients / norms[:, None]).numpy())
+        self.lengths.append((norms.clamp(max=self.norm) / self.norm).numpy())
 
 
-@pytest.mark.parametrize("mode", [one_run, paper])
+def noise_of(audit, **options):
+    """The statistics of a training's scores; each is standard normal if the training is correct."""
+    looked = Directions(audit)
+    train(audit, looked, **options)
+    kept = audit.recorder.state_dict()
+    directions, lengths = looked.directions, looked.lengths
+    if audit.recorder._paired:  # two scores of one canary, whose noise is drawn anew
+        kept |= {name: kept[name].reshape(-1, 1) for name in ("scores", "present")}
+        directions, lengths = (np.repeat(each, 2, axis=0) for each in (directions, lengths))
+    return statistics(
+        scores=kept["scores"],
+        present=kept["present"],
+        directions=directions,
+        lengths=lengths,
+        noise_multiplier=0.7,
+    )
+
+
+known = partial(paper, residual=True)
+MODES = [pytest.param(one_run, id="one run"), pytest.param(known, id="known batches")]
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("canary", KINDS, ids=lambda canary: type(canary).__name__)
-def test_correct_training_is_not_flagged(canary, mode):
+def test_scores_are_presence_and_noise_of_the_canarys_length(canary, mode):
+    assert off(noise_of(mode(canary), num_steps=100)) == {}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_scores_of_less_noise_than_claimed_are_told_apart(mode):
+    found = noise_of(mode(dpaudit.Mislabelled()), num_steps=200, fault=faults.NoiseTooSmall)
+    assert found["spread"] < -MOST
+
+
+@pytest.mark.parametrize("canary", KINDS, ids=lambda canary: type(canary).__name__)
+def test_plain_scores_of_two_batches_differ_by_the_canary(canary):
+    """The batches have the same mean, whatever it is along the canary."""
+    audit = paper(canary)
+    train(audit, num_steps=150)
+    differences = np.diff(audit.recorder.state_dict()["scores"], axis=1)
+    error = differences.std(ddof=1) / np.sqrt(len(differences))
+    assert abs(differences.mean() - 1) < MOST * error
+    assert error < 0.25  # an absent canary would be seen
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", [one_run, paper, known], ids=["one run", "two batches", "known batches"])
+@pytest.mark.parametrize("canary", KINDS, ids=lambda canary: type(canary).__name__)
+def test_correct_training_is_flagged_in_at_most_5_percent_of_40_seeds(canary, mode):
     flagged = 0
-    for seed in range(2):
+    for seed in range(40):
         audit = mode(canary, seed=seed)
         train(audit, num_steps=50, seed=seed)
         flagged += audit.recorder.audit().verdict is VIOLATION
-    assert flagged < 2
+    assert flagged <= 2
+
+
+def test_scores_of_one_run_are_not_counted_as_independent():
+    """Blank canaries of one class are the same one: their scores of a step have the same noise."""
+    audit, two = one_run(dpaudit.Blank(), num_canaries=64), paper(dpaudit.Blank(), residual=True)
+    for each in (audit, two):
+        train(each, num_steps=30)
+    with pytest.raises(dpaudit.InputError, match=r"Expected inference=Betting\(\)"):
+        audit.recorder.audit(inference=dpaudit.JointExact())
+    assert "Betting" in audit.recorder.audit().bound.method
+    assert "JointExact" in two.recorder.audit().bound.method  # one canary in a batch of its own
 
 
 def test_too_little_noise_is_caught_with_a_crafted_canary():
@@ -216,13 +280,24 @@ def test_the_weights_are_those_of_the_same_seed_without_audit(mode):
     def build():
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout(0.3), nn.Linear(16, 10))
 
-    is_plain = mode is one_run  # a second batch takes torch's chance for its own dropout
-    options = {"num_steps": 12, **({"build": build} if is_plain else {})}
     kept = []
     for hooks in ((), (mode(dpaudit.Crafted(num_steps=2, every=5)),)):
         torch.manual_seed(0)
-        kept.append(flat_parameters(train(*hooks, **options).model))
+        kept.append(flat_parameters(train(*hooks, num_steps=12, build=build).model))
     assert torch.equal(*kept)
+
+
+def test_a_second_batch_is_dropped_out_by_chance_that_no_step_has(monkeypatch):
+    states, privatize = [], Training._privatize
+
+    def spied(training, *rest):
+        states.append(torch.get_rng_state().numpy().tobytes())
+        return privatize(training, *rest)
+
+    monkeypatch.setattr(Training, "_privatize", spied)
+    layers = nn.Flatten(), nn.Dropout(0.3), nn.Linear(64, 10)
+    train(paper(dpaudit.Mislabelled()), num_steps=6, build=lambda: nn.Sequential(*layers))
+    assert len(set(states)) == len(states) == 12
 
 
 @pytest.mark.parametrize("mode", [one_run, paper])

@@ -3,6 +3,7 @@
 from dpaudit.canaries._directions import Directions
 from dpaudit.canaries._draws import Coins, Draws, fresh_seed
 from dpaudit.canaries._gradients import Constant, Dirac, GradientCanary, Mixed, RandomDirection
+from dpaudit.canaries._held_out import split_places
 from dpaudit.canaries._inputs import Adversarial, Blank, Crafted, InputCanary, Mislabelled
 from dpaudit.canaries._threat_model import ThreatModel
 
@@ -22,4 +23,5 @@ __all__ = [
     "RandomDirection",
     "ThreatModel",
     "fresh_seed",
+    "split_places",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from dpaudit import _validate
 from dpaudit.errors import InputError
@@ -22,10 +22,17 @@ class InputCanary:
     looks_at_weights: ClassVar[bool] = False
     """Whether it is made for the weights that a model has at that moment."""
 
+    def is_due(self, index: int, made_at: int | None) -> bool:  # noqa: ARG002
+        """Whether to make it in step ``index``, if it was made in step ``made_at``; None: not yet."""
+        return made_at is None
+
 
 @dataclass(frozen=True)
 class Blank(InputCanary):
-    """Zero everywhere, with a random class."""
+    """Zero everywhere, or the nearest value in the domain, with a random class.
+
+    Of two values that are as near, as with features of -1 and 1, it is the smaller one.
+    """
 
 
 @dataclass(frozen=True)
@@ -74,3 +81,18 @@ class Crafted(InputCanary):
             _validate.whole("every", self.every)
         if not isinstance(self.long, bool):
             raise InputError(f"Expected long={self.long!r} to be True or False.")
+
+    def is_due(self, index: int, made_at: int | None) -> bool:
+        again = self.every is not None and index % self.every == 0 and index != made_at
+        return again or super().is_due(index, made_at)
+
+    def objective(self, cosine: Any, norm: Any, max_grad_norm: float) -> Any:
+        """What is made small, from |cos| and norm of the canary's gradient; of numbers or any arrays.
+
+        If it is to be ``long``, 1 / (1 + norm / max_grad_norm) is added: the longer the gradient, the better,
+        and beyond the clipping norm ever less so.
+
+        >>> Crafted().objective(0.5, 3.0, 1.0), Crafted(long=True).objective(0.5, 3.0, 1.0)
+        (0.5, 0.75)
+        """
+        return cosine + 1 / (1 + norm / max_grad_norm) if self.long else cosine

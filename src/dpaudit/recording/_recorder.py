@@ -13,14 +13,15 @@ from dpaudit.accounting import Claim
 from dpaudit.errors import InputError
 from dpaudit.recording._course import Course
 from dpaudit.recording._live import LiveBound
+from dpaudit.recording._step_scores import require_alike, share_wrong
 from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, audit
 from dpaudit.stats._html import labelled
 from dpaudit.stats._types import BoolArray, FloatArray
+from dpaudit.stats.inference._base import CountInference
 from dpaudit.stats.inference._betting import upper_mean
 
 __all__ = ["Recorder"]
 
-_MIDPOINT = 0.5  # between an absent canary's mean score, 0, and a present one's, 1
 _LOOKS = 100  # how often a run of known length is looked at
 
 
@@ -30,8 +31,10 @@ class Recorder:
     ``num_steps`` is how many steps are planned; the bound is tightest if it is right, and holds if it is
     not. ``callbacks`` get a :class:`LiveBound` about a hundred times a run (or ``every`` so many steps);
     they may raise to end the training. ``paired`` says that every step has one score without the canary and
-    one with it, of two independent draws, and not canaries that are present by fair coins. ``may_stop``
-    says whether the run may be ended because of the live bound; without it, it may if anybody looks.
+    one with it, of two independent draws, and not canaries that are present by fair coins. ``shares_noise``
+    says that the scores of one step depend on each other, because their canaries are not orthogonal.
+    ``may_stop`` says whether the run may be ended because of the live bound; without it, it may if anybody
+    looks.
 
     >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=200)
     >>> rng = np.random.default_rng(0)
@@ -50,6 +53,7 @@ class Recorder:
         confidence: float = 0.95,
         tradeoff: TradeOff | None = None,
         paired: bool = False,
+        shares_noise: bool = False,
         may_stop: bool | None = None,
         every: int | None = None,
         callbacks: Sequence[Callable[[LiveBound], None]] = (),
@@ -61,6 +65,7 @@ class Recorder:
         self._every = max(1, self.num_steps // _LOOKS if every is None else _validate.whole("every", every))
         self._tradeoff = tradeoff
         self._paired = paired
+        self._shares_noise = shares_noise
         self._may_stop = may_stop
         self._looked = False
         self._scores: list[FloatArray] = []
@@ -84,10 +89,10 @@ class Recorder:
         Who has something to finish first says ``tell=False`` and calls :meth:`tell` afterwards.
         """
         values, mask = np.array(scores, dtype=np.float64), np.array(present, dtype=np.bool_)
-        self._require_alike(values, mask)
+        require_alike(values, mask, step=self.num_done, first=self._scores[0] if self._scores else values)
         self._scores.append(values)
         self._present.append(mask)
-        self._wrong.append(_share_wrong(values, mask))
+        self._wrong.append(share_wrong(values, mask))
         if tell:
             self.tell()
 
@@ -97,20 +102,6 @@ class Recorder:
             live = self.live()
             for callback in self.callbacks:
                 callback(live)
-
-    def _require_alike(self, scores: FloatArray, present: BoolArray) -> None:
-        expected = self._scores[0].shape if self._scores else (scores.size,)
-        if scores.size == 0 or scores.shape != present.shape or scores.shape != expected:
-            raise InputError(
-                f"Expected one score and one presence for each of {expected[0] or 'some'} canaries in step "
-                f"{self.num_done}, got shapes {scores.shape} and {present.shape}."
-            )
-        if not np.isfinite(scores).all():
-            index = int(np.flatnonzero(~np.isfinite(scores))[0])
-            raise InputError(
-                f"Expected finite scores in step {self.num_done}, got scores[{index}]={scores[index]}: "
-                "did the training diverge?"
-            )
 
     def live(self) -> LiveBound:
         """The bound of the steps so far."""
@@ -211,6 +202,7 @@ class Recorder:
         bound, and if the canaries of one step depend on each other. A finished run of pairs that nobody
         looked into needs neither: there the counts of all steps tell more.
         """
+        self._require_bets(inference)
         if inference is None and not (self._paired and self._is_of_fixed_length):
             inference = Betting(horizon=self.num_steps)
         usual: dict[str, Any] = {
@@ -219,6 +211,15 @@ class Recorder:
             "tradeoff": self._tradeoff,
         }
         return audit(self.observations, inference=inference, **(usual | method))
+
+    def _require_bets(self, inference: Inference | None) -> None:
+        """Counts of scores that share noise vary more than a binomial: no bound by them holds."""
+        depends = self._shares_noise and any(scores.size > 1 for scores in self._scores[:1])
+        if depends and isinstance(inference, CountInference):
+            raise InputError(
+                "Expected inference=Betting() for scores of one step that share its noise, as those of input "
+                f"canaries do, got {inference!r}, which counts them as independent."
+            )
 
     @property
     def _is_of_fixed_length(self) -> bool:
@@ -243,11 +244,6 @@ class Recorder:
         self._scores = list(state["scores"])
         self._present = list(state["present"])
         pairs = zip(self._scores, self._present, strict=True)
-        self._wrong = [_share_wrong(scores, present) for scores, present in pairs]
+        self._wrong = [share_wrong(scores, present) for scores, present in pairs]
         self._looked = state["looked"]
         self._live = None
-
-
-def _share_wrong(scores: FloatArray, present: BoolArray) -> float:
-    """How often a guess by the midpoint is wrong; counted, which is faster than a mean in every step."""
-    return int(np.count_nonzero((scores > _MIDPOINT) != present)) / scores.size

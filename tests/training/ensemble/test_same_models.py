@@ -1,13 +1,17 @@
 """An ensemble trains the models that the slow and obvious loop trains with the same draws."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from dpaudit.training import SGD, Adam, GaussianSum, Seeds, generator, initialize
-from dpaudit.training.ensemble import Ensemble
-from dpaudit.training.ensemble._batches import drawn_batches
+from dpaudit.errors import InputError
+from dpaudit.training import SGD, Adam, GaussianSum, Seeds, Training, generator, initialize
+from dpaudit.training.ensemble import Ensemble, log_odds, with_weights
+from dpaudit.training.ensemble._batches import DrawnBatches, drawn_batches
+from dpaudit.training.ensemble._example import joined
 from dpaudit.training.faults import ClippedAfterMean, NoiseTooSmall, NoNoiseWhenEmpty, Silent, Unclipped
 from dpaudit.training.gradients import flat_parameters
 from dpaudit.training.models import conv_net, logistic_regression, mlp
@@ -157,3 +161,65 @@ def test_a_canary_whose_gradient_is_not_finite_adds_nothing(make, name, value) -
     )
     without = ensemble.train(SEEDS, [False] * 3).weights
     torch.testing.assert_close(broken.train(SEEDS, [True] * 3).weights, without, atol=1e-5, rtol=1e-4)
+
+
+def with_frozen_layer(*, is_random: bool) -> nn.Sequential:
+    """Its first layer is not trained."""
+    model = mlp(64, 16, 10)
+    first = next(layer for layer in model if isinstance(layer, nn.Linear))
+    if not is_random:
+        nn.init.eye_(first.weight)
+        nn.init.constant_(first.bias, 0.25)
+    first.requires_grad_(requires_grad=False)
+    return model
+
+
+def test_a_frozen_layer_of_fixed_values_is_there_while_training_and_when_scored(make) -> None:
+    ensemble = make(build=partial(with_frozen_layer, is_random=False), num_steps=20)
+    found, scores = ensemble.train(SEEDS, PRESENT), ensemble.scores(SEEDS, PRESENT)
+    for number, (seed, there) in enumerate(zip(map(Seeds.of, SEEDS), PRESENT, strict=True)):
+        model = trained_alone(ensemble, seed, there=there)
+        torch.testing.assert_close(found.weights[number], flat_parameters(model))
+        logits = model.eval()(ensemble.canary.inputs[None])
+        torch.testing.assert_close(scores[number : number + 1], log_odds(logits, ensemble.canary.target))
+        torch.testing.assert_close(found.module(number).state_dict(), model.state_dict())
+
+
+def trained_alone(ensemble: Ensemble, seeds: Seeds, *, there: bool) -> nn.Module:
+    """What ``Training`` makes of a model with the same draws."""
+    terms = {"settings": ensemble.settings, "seeds": seeds}
+    data, size = joined(ensemble.data, ensemble.canary), len(ensemble.data)
+    batches = drawn_batches(num_examples=size, present=there, **terms)
+    training = Training(
+        initialize(ensemble.build, seeds.initialization),
+        data,
+        sampling=DrawnBatches(batches),
+        expected_batch_size=ensemble.expected_batch_size,
+        **terms,
+    )
+    for _ in training.run():
+        pass
+    return training.model
+
+
+class RandomBuffer(nn.Module):
+    """Random features that are no parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("features", torch.randn(64, 5))
+        self.last = nn.Linear(5, 10)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.last(values.flatten(1) @ self.features)
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [(partial(with_frozen_layer, is_random=True), r"1\.weight"), (RandomBuffer, "features")],
+)
+def test_what_is_neither_trained_nor_the_same_in_all_models_is_refused(make, build, name) -> None:
+    with pytest.raises(InputError, match=f"got other values of '{name}' from another seed"):
+        make(build=build)
+    with pytest.raises(InputError, match="the same in every model that build makes"):
+        with_weights(build, flat_parameters(build()))

@@ -87,8 +87,7 @@ class Crafting:
     def _crafted(self, canary: Crafted, chosen: Examples) -> Examples:
         search = self._search(canary.num_steps, canary.step_size)
         reference = mean_gradient(self.model, self.loss, self.data)
-        length = self.max_grad_norm if canary.long else None
-        objective = Cosine(self.model, self.loss, reference, length)
+        objective = Cosine(self.model, self.loss, reference, canary=canary, max_grad_norm=self.max_grad_norm)
         return Examples(search(objective, chosen.inputs, chosen.targets), chosen.targets)
 
     def _search(self, num_steps: int, step_size: float, radius: float | None = None) -> Search:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
 from dpaudit._torch._held_out import HeldOutData
+from dpaudit.canaries import Crafted
 
 __all__ = ["Cosine", "Loss", "NegativeLoss", "Objective", "mean_gradient"]
 
@@ -18,6 +19,7 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 _AT_ONCE = 128  # held-out examples whose mean gradient is found together
 _CHUNK = 16  # canaries: second derivatives of a convolution take much memory
 _TINY = 1e-30
+_USUAL = Crafted()
 
 
 class Objective(Protocol):
@@ -58,24 +60,27 @@ class NegativeLoss(_OfOneInput):
 class Cosine(_OfOneInput):
     """The absolute cosine of the example's gradient and a ``reference``: Algorithm 3 of Nasr et al. 2023.
 
-    With a ``length``, also 1 / (1 + norm / length): the longer its gradient, the better, and beyond that
-    length ever less so.
+    And what else ``canary`` says of its length.
     """
 
     def __init__(
-        self, model: nn.Module, loss: Loss, reference: dict[str, Tensor], length: float | None = None
+        self,
+        model: nn.Module,
+        loss: Loss,
+        reference: dict[str, Tensor],
+        *,
+        canary: Crafted = _USUAL,
+        max_grad_norm: float = 1.0,
     ) -> None:
         super().__init__(model, loss)
-        self._reference, self._length = reference, length
+        self._reference, self._canary, self._max_grad_norm = reference, canary, max_grad_norm
 
     def _value(self, one: Tensor, target: Tensor) -> Tensor:
         gradient = grad(self._loss_of_one)(self._parameters, one, target)
         dot = torch.stack([(part * self._reference[name]).sum() for name, part in gradient.items()]).sum()
         norm, other = _norm(gradient), _norm(self._reference)
-        value = (dot / (norm * other)).abs()
-        if self._length is None:
-            return value
-        return value + 1 / (1 + norm / self._length)
+        value: Tensor = self._canary.objective((dot / (norm * other)).abs(), norm, self._max_grad_norm)
+        return value
 
 
 def mean_gradient(model: nn.Module, loss: Loss, data: HeldOutData) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ from dpaudit.canaries import Blank, Crafted, InputCanary, Mislabelled
 from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._held_out import Given, HeldOutArrays
 
-__all__ = ["Gradient", "crafted", "first_examples", "require_examples"]
+__all__ = ["Gradient", "crafted", "first_examples", "mean_gradient", "require_examples"]
 
 Gradient: TypeAlias = Callable[[Any, Any], jax.Array]
 """From one input and its class to the gradient, as a vector."""
@@ -37,7 +38,7 @@ def require_examples(canary: InputCanary, data: object) -> None:
             f"Expected held_out, the examples that hold_out() splits off, for {canary!r} to be made from, "
             f"got {data if data is None else type(data).__name__}."
         )
-    if isinstance(canary, Crafted) and len(np.unique(data.inputs)) <= 2:
+    if isinstance(canary, Crafted) and _is_binary(data.inputs):
         raise InputError(
             f"Expected inputs that can be moved a little for {canary!r}, got binary ones: use Mislabelled()."
         )
@@ -53,13 +54,27 @@ def first_examples(
     places = rng.choice(len(data), num_canaries, replace=num_canaries > len(data))
     inputs, targets = data.inputs[places], data.targets[places]
     if isinstance(canary, Blank):
-        low, high = _range(data.inputs)
-        zeros = np.clip(np.zeros_like(inputs), low, high).astype(inputs.dtype)
+        zeros = _nearest(np.zeros_like(inputs), data.inputs)
         return zeros, rng.integers(0, data.num_classes, num_canaries).astype(targets.dtype)
     if isinstance(canary, Mislabelled):
         others = rng.integers(1, data.num_classes, num_canaries)
         return inputs, ((targets + others) % data.num_classes).astype(targets.dtype)
     return inputs, targets
+
+
+def _nearest(inputs: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """The nearest inputs in the domain of those that are known; halfway is low, as with torch."""
+    if _is_binary(known):
+        low, high = known.min(), known.max()
+        found = np.where(inputs > (low + high) / 2, high, low)
+    else:
+        found = np.clip(inputs, *_range(known))
+    return np.asarray(found, dtype=inputs.dtype)
+
+
+def _is_binary(inputs: np.ndarray) -> bool:
+    low, high = inputs.min(), inputs.max()
+    return bool(low < high) and bool(((inputs == low) | (inputs == high)).all())
 
 
 def _range(inputs: np.ndarray) -> tuple[Any, Any]:
@@ -81,14 +96,14 @@ def crafted(
 
     Steps along the sign of the slope become shorter and shorter. The best input that was met is returned.
     """
-    reference = _mean_gradient(data, gradient)
+    reference = mean_gradient(data, gradient)
     low, high = _range(data.inputs)
 
     def value(one: jax.Array, target: jax.Array) -> jax.Array:
         found = gradient(one, target)
         norm, other = _norm(found), _norm(reference)
         cosine = jnp.abs(found @ reference / (norm * other))
-        return cosine + (1 - jnp.minimum(norm / max_grad_norm, 1.0) if canary.long else 0.0)
+        return jnp.asarray(canary.objective(cosine, norm, max_grad_norm))
 
     look = jax.vmap(jax.value_and_grad(value))
 
@@ -106,13 +121,15 @@ def crafted(
     return result
 
 
-def _mean_gradient(data: HeldOutArrays, gradient: Gradient) -> jax.Array:
-    pairs = jnp.asarray(data.inputs), jnp.asarray(data.targets)
-    many = len(data) // _AT_ONCE * _AT_ONCE or len(data)  # chunks of one size
-    size = min(_AT_ONCE, many)
-    chunks = jax.tree.map(lambda part: part[:many].reshape(-1, size, *part.shape[1:]), pairs)
-    sums = jax.lax.map(lambda chunk: jax.vmap(gradient)(*chunk).sum(axis=0), chunks)
-    mean: jax.Array = sums.sum(axis=0) / many
+def mean_gradient(data: HeldOutArrays, gradient: Gradient) -> jax.Array:
+    """Of all held-out examples, found in chunks of one size; what fills the last one up has no weight."""
+    size = min(_AT_ONCE, len(data))
+    places = np.arange(math.ceil(len(data) / size) * size)
+    weights = (places < len(data)).astype(np.float32)
+    parts = data.inputs[places % len(data)], data.targets[places % len(data)], weights
+    chunks = jax.tree.map(lambda part: jnp.asarray(part).reshape(-1, size, *part.shape[1:]), parts)
+    sums = jax.lax.map(lambda chunk: chunk[2] @ jax.vmap(gradient)(*chunk[:2]), chunks)
+    mean: jax.Array = sums.sum(axis=0) / len(data)
     return mean
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpaudit import _validate
-from dpaudit.canaries import InputCanary
+from dpaudit.canaries import InputCanary, split_places
 from dpaudit.errors import InputError
 
 __all__ = ["Given", "HeldOutArrays", "hold_out"]
@@ -55,15 +55,14 @@ def hold_out(
 ) -> tuple[tuple[np.ndarray, np.ndarray], HeldOutArrays]:
     """Inputs and targets without ``num_held_out`` examples, drawn at random, and those examples.
 
-    Train on the first part. Held-out examples that it has too, as duplicates, are left out of the second.
+    Train on the first part, which nothing else makes sure of: compiled steps show no data set to look into.
+    So never split a batch. Held-out examples that the first part has too, as duplicates, are left out of the
+    second.
     Classes are those that the targets have, unless ``num_classes`` says how many there are.
     """
     inputs, targets = np.asarray(inputs), np.asarray(targets)
     _require_pairs(inputs, targets)
-    if not 0 < _validate.whole("num_held_out", num_held_out) < len(targets):
-        raise InputError(f"Expected num_held_out={num_held_out} in [1, {len(targets) - 1}].")
-    order = np.random.default_rng(_validate.whole("seed", seed, low=0)).permutation(len(targets))
-    held, kept = np.sort(order[:num_held_out]), np.sort(order[num_held_out:])
+    kept, held = split_places(len(targets), num_held_out, seed)
     known = {row.tobytes() for row in inputs[kept]}
     held = held[[row.tobytes() not in known for row in inputs[held]]]
     if len(held) == 0:

@@ -41,7 +41,8 @@ class InputHost(Host):
     ) -> None:
         super().__init__(recorder, coins)
         self.canary, self.data = canary, data
-        self._examples, self._made_at = self._first(0), -1
+        self._examples = self._first(0)
+        self._made_at: int | None = None
         self._seen: Seen | None = None
 
     def _first(self, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -58,9 +59,8 @@ class InputHost(Host):
         return found
 
     def _now(self) -> tuple[Any, ...]:
-        index, every = self._recorder.num_done, getattr(self.canary, "every", None)
-        again = every is not None and index % every == 0 and index != self._made_at
-        due = self._made_at < 0 or again
+        index = self._recorder.num_done
+        due = self.canary.is_due(index, self._made_at)
         if due:
             self._examples, self._made_at = self._first(index), index
         return np.bool_(due), *self._examples

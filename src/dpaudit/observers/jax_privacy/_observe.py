@@ -85,6 +85,7 @@ def observe(
         Terms(noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta),
         signal=min(scale_of(canary), 1.0),
         facts=facts,
+        shares_noise=isinstance(canary, InputCanary),
         confidence=confidence,
         every=every,
         callbacks=callbacks,

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Subset
 
 from dpaudit import _validate
 from dpaudit._torch import HeldOutData, fingerprints, held_out
+from dpaudit.canaries import split_places
 from dpaudit.errors import InputError
 
 __all__ = ["hold_out", "require_apart"]
@@ -29,19 +29,21 @@ def hold_out(
     it has too, as duplicates, are left out of the second. Classes are those that the data have, unless
     ``num_classes`` says how many there are.
     """
-    if not 0 < _validate.whole("num_held_out", num_held_out) < len(data):
-        raise InputError(f"Expected num_held_out={num_held_out} in [1, {len(data) - 1}].")
-    order = np.random.default_rng(_validate.whole("seed", seed, low=0)).permutation(len(data))
-    rest = Subset(data, sorted(order[num_held_out:].tolist()))
-    pairs = [data[place] for place in sorted(order[:num_held_out].tolist())]
-    inputs, targets = _stacked(pairs)
+    kept, held = split_places(len(data), num_held_out, seed)
+    rest = Subset(data, kept.tolist())
+    inputs, targets = _stacked([data[place] for place in held.tolist()])
     known, largest = _seen(rest)
     count = 1 + max(largest, int(targets.max())) if num_classes is None else num_classes
     return rest, held_out(inputs, targets, _validate.whole("num_classes", count, low=2)).apart_from(known)
 
 
 def require_apart(data: HeldOutData, loader: Any) -> None:
-    """Refuse held-out examples that the loader draws."""
+    """Refuse held-out examples that the loader draws, such as those of a batch."""
+    if not hasattr(loader, "dataset"):
+        raise InputError(
+            "Expected loader=..., the one that PrivacyEngine.make_private returned: held-out examples must "
+            f"not be among its data; got {type(loader).__name__}."
+        )
     count = data.num_among(_seen(loader.dataset)[0])
     if count:
         raise InputError(

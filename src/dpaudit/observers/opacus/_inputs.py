@@ -75,6 +75,7 @@ class InputCanaries(Canaries):
         self._model, self._own = model, own
         self._data = data.to(optimizer.params[0].device)
         self._examples: Examples | None = None
+        self._made_at: int | None = None
         self.num_canaries = coins.num_canaries
 
     def join(self, index: int, numbers: IntArray, *, inserts: bool) -> Look:
@@ -91,9 +92,8 @@ class InputCanaries(Canaries):
 
     def examples(self, index: int) -> Examples:
         """The canaries of a step."""
-        every = getattr(self._canary, "every", None)
-        if self._examples is None or (every is not None and index % every == 0):
-            self._examples = self._craft(index)
+        if self._examples is None or self._canary.is_due(index, self._made_at):
+            self._examples, self._made_at = self._craft(index), index
         return self._examples
 
     def _craft(self, index: int) -> Examples:

@@ -65,8 +65,7 @@ def input_canaries(
             f"gradients of canaries; got {type(module).__name__}."
         )
     assert data is not None  # as require_kind requires
-    if loader is not None:
-        require_apart(data, loader)
+    require_apart(data, loader)
     loss = _criterion(optimizer, criterion)
     kind: type[Pass] = GhostPass if isinstance(optimizer, DPOptimizerFastGradientClipping) else RowPass
     own = kind(optimizer, module, loss)

@@ -65,7 +65,8 @@ def observe(
 
     With ``held_out``, the examples that :func:`hold_out` split off, ``canary`` may be an example, such as
     ``Crafted()``. By default 16 of them are present in each step by fair coins, and go through the model and
-    the loss too. They need ``module``, and ``criterion``, unless that is the cross-entropy.
+    the loss too. They need ``module``, ``loader``, among whose data no held-out example may be, and
+    ``criterion``, unless that is the cross-entropy.
 
     By default 64 canaries that are gradients, or as many as a smaller model has parameters, are present in
     each step by fair coins. With ``sampling``, half
@@ -90,7 +91,13 @@ def observe(
         )
         joining, terms = Coins(chance), ReadTerms(optimizer, loader)
         recorder = ObserverRecorder(
-            terms, given, every=every, callbacks=callbacks, confidence=confidence, facts=facts
+            terms,
+            given,
+            every=every,
+            callbacks=callbacks,
+            confidence=confidence,
+            facts=facts,
+            shares_noise=True,
         )
     else:
         if num_canaries is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,13 +13,17 @@ from dpaudit.stats._types import BoolArray, FloatArray
 from dpaudit.training._step import Step
 from dpaudit.training.gradients._rows import Rows
 
-__all__ = ["AUGMENTING", "CRAFTING", "SECOND_BATCH", "Inserted"]
+__all__ = ["AUGMENTING", "CRAFTING", "DROPPING", "SECOND_BATCH", "Inserted"]
 
-SECOND_BATCH, CRAFTING, AUGMENTING = 2, 3, 4  # purposes of chance, besides those of Draws
+# purposes of chance, besides those of Draws
+SECOND_BATCH, CRAFTING, AUGMENTING, DROPPING = 2, 3, 4, 5
 
 
 class Inserted(ABC):
     """Canaries in the steps of one training."""
+
+    shares_noise: ClassVar[bool] = False
+    """Whether the scores of one step depend on each other: canaries that are not orthogonal."""
 
     def __init__(self, draws: Draws | Coins) -> None:
         self._chance = draws

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -39,6 +39,8 @@ class InsertedInputs(Inserted):
     tells less, and never more than the claim allows.
     """
 
+    shares_noise: ClassVar[bool] = True
+
     def __init__(
         self,
         training: Training,
@@ -56,15 +58,14 @@ class InsertedInputs(Inserted):
         self._norm = training.settings.max_grad_norm
         self._data, self._tell = data.to(training.device), tell
         self._examples: Examples | None = None
-        self._crafted_at = self._index = -1
+        self._crafted_at: int | None = None
+        self._index = -1
         self._joined = torch.zeros(0, dtype=torch.long)
         self._rows: list[WeighedRows] = []
 
     def examples(self, index: int) -> Examples:
         """The canaries of a step: made before the first one, and anew when it is time for it."""
-        every = getattr(self._canary, "every", None)
-        is_due = every is not None and index != self._crafted_at and index % every == 0
-        if self._examples is None or is_due:
+        if self._examples is None or self._canary.is_due(index, self._crafted_at):
             self._examples, self._crafted_at = self._craft(index), index
         return self._examples
 

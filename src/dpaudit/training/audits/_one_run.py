@@ -27,7 +27,7 @@ class OneRun(AuditOfSteps):
 
     def attach(self, training: Training) -> None:
         super().attach(training)
-        self.recorder = self._record(training)
+        self.recorder = self._record(training, shares_noise=self._inserted.shares_noise)
 
     def _join(self, index: int) -> Iterable[Rows]:
         return self._inserted.rows(index, np.flatnonzero(self._inserted.coins(index)))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
+
+import torch
 
 from dpaudit import _validate
 from dpaudit.accounting import SubsampledGaussian
 from dpaudit.errors import InputError
-from dpaudit.training._seeds import Seeds, generators
+from dpaudit.training._seeds import Seeds, generator, generators
 from dpaudit.training._step import Step
 from dpaudit.training._training import Training
-from dpaudit.training.audits._inserted import SECOND_BATCH
+from dpaudit.training.audits._inserted import DROPPING, SECOND_BATCH
 from dpaudit.training.audits._of_steps import AuditOfSteps
+from dpaudit.training.gradients._rows import Rows
 
 __all__ = ["TwoBatches"]
 
@@ -57,10 +61,17 @@ class TwoBatches(AuditOfSteps):
     def _look(self, step: Step) -> None:
         is_in = self._inserted.chance(step.index).random() < self._rate
         rows = self._inserted.rows(step.index, [0] if is_in else [])
-        assert self._training is not None  # it is the training that is observed
-        second = self._training.draw(rows, self._generators)
+        second = self._second(step.index, rows)
         scores = [self._inserted.scores(one, residual=self._residual)[0] for one in (step, second)]
         self.recorder.record(scores, [False, True], tell=False)
+
+    def _second(self, index: int, rows: Sequence[Rows]) -> Step:
+        """The second batch, with chance of its own also where a model takes torch's: dropout, say."""
+        assert self._training is not None  # it is the training that is observed
+        own = generator(int(self._inserted.chance(index, DROPPING).integers(2**63)))
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(own.get_state())
+            return self._training.draw(rows, self._generators)
 
     def state_dict(self) -> dict[str, Any]:
         states = {name: made.get_state() for name, made in self._generators.items()}

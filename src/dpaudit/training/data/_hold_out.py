@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import torch
 
-from dpaudit import _validate
 from dpaudit._torch import HeldOutData, fingerprints, held_out
-from dpaudit.errors import InputError
+from dpaudit.canaries import split_places
 from dpaudit.training.data._dataset import Dataset
 
 __all__ = ["fingerprints_of", "hold_out"]
@@ -30,12 +28,9 @@ def hold_out(
     >>> hold_out(digits(), 297)
     (Dataset(1,500 examples of 1 x 8 x 8, 10 classes), HeldOutData(297 examples, 10 classes))
     """
-    if not 0 < _validate.whole("num_held_out", num_held_out) < len(data):
-        raise InputError(f"Expected num_held_out={num_held_out} in [1, {len(data) - 1}].")
-    order = np.random.default_rng(_validate.whole("seed", seed, low=0)).permutation(len(data))
-    kept = torch.from_numpy(np.sort(order[num_held_out:]))
+    kept, held = map(torch.from_numpy, split_places(len(data), num_held_out, seed))
     rest = replace(data, inputs=data.inputs[kept], targets=data.targets[kept])
-    inputs, targets = data.at(torch.from_numpy(np.sort(order[:num_held_out])))
+    inputs, targets = data.at(held)
     known = fingerprints_of(rest) | (set() if apart_from is None else fingerprints_of(apart_from))
     return rest, held_out(inputs, targets, data.num_classes).apart_from(known)
 

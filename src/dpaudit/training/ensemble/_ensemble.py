@@ -19,10 +19,11 @@ from dpaudit.training.data import Dataset
 from dpaudit.training.ensemble._batches import drawn_batches
 from dpaudit.training.ensemble._example import Example, joined
 from dpaudit.training.ensemble._one_by_one import train_one
+from dpaudit.training.ensemble._pattern import pattern_of
 from dpaudit.training.ensemble._scores import Score, log_odds
 from dpaudit.training.ensemble._stack import Stack
 from dpaudit.training.ensemble._together import can_train_together, train_together
-from dpaudit.training.ensemble._trained import TrainedModels, with_weights
+from dpaudit.training.ensemble._trained import TrainedModels
 from dpaudit.training.gradients import Loss, cross_entropy, flat_parameters, num_parameters
 
 __all__ = ["Ensemble"]
@@ -45,7 +46,8 @@ class Ensemble:
     step to step is shared by all models.
 
     Linear layers, convolutions and what has no weights are computed for ``models_at_once`` models together.
-    Any other model, and any optimizer but SGD, is trained by ``Training``, one model after another.
+    Any other model, and any optimizer but SGD, is trained by ``Training``, one model after another. Frozen
+    parameters and buffers have to be the same in all models that ``build`` makes.
     """
 
     build: Callable[[], nn.Module]
@@ -110,7 +112,7 @@ class Ensemble:
         ]
         if self._stack is not None:
             return train_together(self._stack, flat, self._joined, batches, seeds=seeds, **self._same)
-        model = with_weights(self.build, flat[0])
+        model = TrainedModels(flat, self._pattern).module(0)
         return train_one(model, self._joined, batches[0], seeds=seeds[0], **self._same)[None]
 
     def _first_weights(self, seeds: Seeds) -> Tensor:
@@ -132,7 +134,7 @@ class Ensemble:
 
     @cached_property
     def _pattern(self) -> nn.Module:
-        return initialize(self.build, seed=0)
+        return pattern_of(self.build)
 
     @cached_property
     def _joined(self) -> Dataset:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dpaudit.training.ensemble._pattern import pattern_of
 from dpaudit.training.gradients._flat import split, trainable
 
 __all__ = ["TrainedModels", "with_weights"]
@@ -52,4 +53,4 @@ def named(model: nn.Module, flat: Tensor) -> dict[str, Tensor]:
 
 def with_weights(build: Callable[[], nn.Module], flat: Tensor) -> nn.Module:
     """A new model with these weights."""
-    return TrainedModels(flat[None], build()).module(0)
+    return TrainedModels(flat[None], pattern_of(build)).module(0)

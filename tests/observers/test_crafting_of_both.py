@@ -1,0 +1,100 @@
+"""Canaries of one description are the same with torch and with JAX."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax_runs import loss, start
+from torch import nn
+
+import dpaudit
+from dpaudit._torch import held_out
+from dpaudit._torch.crafting import Crafting
+from dpaudit._torch.crafting._objectives import mean_gradient as torch_mean_gradient
+from dpaudit.observers.jax_privacy import hold_out
+from dpaudit.observers.jax_privacy._examples import crafted, first_examples, mean_gradient
+
+NORM = 0.8
+RNG = np.random.default_rng(3)
+TABLE = RNG.standard_normal((250, 12)).astype(np.float32)
+CLASSES = RNG.integers(0, 10, 250).astype(np.int64)
+SIGNS = np.where(TABLE > 0, 1.0, -1.0).astype(np.float32)
+INPUTS = {
+    "table": TABLE,
+    "far from zero": TABLE + 9,
+    "below zero": TABLE - 9,
+    "bits": (TABLE > 0).astype(np.float32),
+    "signs": SIGNS,
+    "negative and positive": np.where(TABLE > 0, 1.0, -3.0).astype(np.float32),
+    "images of signs": SIGNS.reshape(250, 3, 4),
+}
+# what is nearest to zero; halfway, the smaller value
+BLANKS = {"bits": 0.0, "signs": -1.0, "negative and positive": 1.0, "images of signs": -1.0}
+
+
+def held(name):
+    """The same held-out examples for both; 67 are not a multiple of any size of chunks."""
+    arrays = hold_out(INPUTS[name], CLASSES, 67, num_classes=10)[1]
+    tensors = held_out(torch.from_numpy(arrays.inputs), torch.from_numpy(arrays.targets), 10)
+    return arrays, tensors
+
+
+def model():
+    """The model of ``loss``, with the same weights."""
+    made, params = nn.Linear(12, 10), start()
+    with torch.no_grad():
+        made.weight.copy_(torch.from_numpy(np.array(params["weight"])).T)
+        made.bias.copy_(torch.from_numpy(np.array(params["bias"])))
+    return made
+
+
+def gradient(one, target):
+    found = jax.grad(loss)(start(), (one[None], target[None]))
+    return jnp.concatenate([found["weight"].T.ravel(), found["bias"]])  # in the order of torch
+
+
+def crafting(tensors):
+    each = nn.CrossEntropyLoss(reduction="none")
+    return Crafting(model=model(), loss=each, data=tensors, max_grad_norm=NORM)
+
+
+@pytest.mark.parametrize("canary", [dpaudit.Blank(), dpaudit.Mislabelled()], ids=repr)
+@pytest.mark.parametrize("name", INPUTS)
+def test_canaries_that_no_weights_make_are_the_same(canary, name):
+    arrays, tensors = held(name)
+    inputs, targets = first_examples(canary, arrays, 9, np.random.default_rng(5))
+    made = crafting(tensors)(canary, 9, np.random.default_rng(5))
+    np.testing.assert_array_equal(inputs, made.inputs.numpy())
+    np.testing.assert_array_equal(targets, made.targets.numpy())
+    if isinstance(canary, dpaudit.Blank) and name in BLANKS:
+        assert set(inputs.ravel().tolist()) == {BLANKS[name]}
+
+
+def test_the_mean_gradient_is_of_all_held_out_examples():
+    arrays, tensors = held("table")
+    each = nn.CrossEntropyLoss(reduction="none")
+    found = torch.cat([part.reshape(-1) for part in torch_mean_gradient(model(), each, tensors).values()])
+    one_by_one = np.mean(
+        [gradient(*pair) for pair in zip(arrays.inputs, arrays.targets, strict=True)], axis=0
+    )
+    np.testing.assert_allclose(mean_gradient(arrays, gradient), one_by_one, atol=1e-6)
+    np.testing.assert_allclose(found.numpy(), one_by_one, atol=1e-6)
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_crafted_canaries_are_the_same(long):
+    canary = dpaudit.Crafted(num_steps=8, step_size=0.05, long=long)
+    arrays, tensors = held("table")
+    inputs, targets = first_examples(canary, arrays, 6, np.random.default_rng(5))
+    found = crafted(
+        jnp.asarray(inputs),
+        jnp.asarray(targets),
+        canary=canary,
+        data=arrays,
+        gradient=gradient,
+        max_grad_norm=NORM,
+    )
+    made = crafting(tensors)(canary, 6, np.random.default_rng(5))
+    assert np.abs(np.asarray(found) - inputs).max() > 0.1  # it moved
+    np.testing.assert_allclose(found, made.inputs.numpy(), atol=1e-4)
