@@ -319,3 +319,18 @@ def test_hold_out_splits_a_data_set_and_leaves_duplicates_out():
     assert held.num_classes == 3
     with pytest.raises(dpaudit.InputError, match="num_held_out=40"):
         hold_out(TensorDataset(inputs, torch.arange(40)), 40)
+
+
+def test_data_without_classes_have_nothing_to_hold_out():
+    inputs = torch.rand(40, 3)
+    with pytest.raises(dpaudit.InputError, match="Expected data of pairs of an input and its class"):
+        hold_out(TensorDataset(inputs), 20)
+    with pytest.raises(dpaudit.InputError, match="Expected classes that are whole numbers"):
+        hold_out(TensorDataset(inputs, inputs[:, :1]), 20)
+
+
+def test_held_out_examples_that_the_model_does_not_take_are_told(private):
+    others = hold_out(TensorDataset(torch.rand(60, 5), torch.arange(60) % 2), 20)[1]
+    more = hold_out(TensorDataset(small_data(60).tensors[0] + 1, torch.arange(60) % 9), 20)[1]
+    for held in (others, more):
+        refused(private(), held, "that the model and its loss take")

@@ -22,7 +22,7 @@ from dpaudit.training import (
     faults,
     initialize,
 )
-from dpaudit.training.data import digits, hold_out, random_images
+from dpaudit.training.data import Dataset, digits, hold_out, random_images
 from dpaudit.training.gradients._flat import flat_parameters
 from dpaudit.training.models import mlp
 
@@ -450,3 +450,28 @@ def test_held_out_examples_that_the_training_sees_are_refused(mode):
     held = hold_out(digits(), 10)[1]
     with pytest.raises(dpaudit.InputError, match="apart from the training's data"):
         make(mode(held_out=held), data=digits().split(1700)[0])
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_classes", "reason"),
+    [((30,), 10, "shape .30,. with 10 classes raise RuntimeError"), ((1, 8, 8), 12, "12 classes raise")],
+)
+def test_held_out_examples_that_the_model_does_not_take_are_told_before_the_training(
+    shape, num_classes, reason
+):
+    others = Dataset(torch.rand(50, *shape), torch.arange(50) % num_classes, num_classes)
+    with pytest.raises(dpaudit.InputError, match=f"the model and its loss take, but .*{reason}"):
+        make(one_run(held_out=hold_out(others, 20)[1]))
+
+
+def test_batch_norm_is_refused_before_anything_is_crafted():
+    def build():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Linear(16, 10))
+
+    with pytest.raises(dpaudit.InputError, match="2 is a BatchNorm1d; use GroupNorm or LayerNorm"):
+        make(one_run(), build=build)
+
+
+def test_classes_are_whole_numbers():
+    with pytest.raises(dpaudit.InputError, match=r"whole numbers, got torch\.float32"):
+        Dataset(torch.rand(5, 2), torch.rand(5), 2)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpaudit.errors import InputError
 
-__all__ = ["HeldOutData", "fingerprints", "held_out"]
+__all__ = ["HeldOutData", "fingerprints", "held_out", "require_fitting"]
 
 _SPLIT = object()  # the mark of what was split off
 
@@ -64,6 +65,24 @@ class HeldOutData:
 def held_out(inputs: Tensor, targets: Tensor, num_classes: int) -> HeldOutData:
     """For those who split a data set: the part that its training does not get."""
     return HeldOutData(inputs, targets, num_classes, _SPLIT)
+
+
+def require_fitting(model: nn.Module, loss: Callable[..., Any], data: HeldOutData) -> None:
+    """Let the model and its loss look at one example, so that others than it takes are told at once."""
+    target = torch.full_like(data.targets[:1], data.num_classes - 1)
+    was_training = model.training
+    model.eval()  # nothing is remembered of what is only looked at
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            loss(model(data.inputs[:1]), target)
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        shape, reason = tuple(data.inputs.shape[1:]), str(error).strip().partition("\n")[0]
+        raise InputError(
+            f"Expected held-out examples that the model and its loss take, but inputs of shape {shape} with "
+            f"{data.num_classes} classes raise {type(error).__name__}: {reason}"
+        ) from error
+    finally:
+        model.train(was_training)
 
 
 def fingerprints(inputs: Tensor) -> list[int]:

@@ -64,10 +64,16 @@ def _seen(data: Any) -> tuple[set[int], int]:
 
 
 def _stacked(pairs: list[Any]) -> tuple[Tensor, Tensor]:
-    inputs, targets = zip(*pairs, strict=True)
-    return torch.stack([torch.as_tensor(one) for one in inputs]), torch.as_tensor(
-        [int(one) for one in targets]
-    )
+    try:
+        inputs, targets = zip(*((one, float(target)) for one, target in pairs), strict=True)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(
+            f"Expected data of pairs of an input and its class, got a {type(pairs[0]).__name__} that is none."
+        ) from error
+    classes = torch.as_tensor(targets)
+    if bool((classes != classes.round()).any()):
+        raise InputError(f"Expected classes that are whole numbers, got {targets[0]:g}.")
+    return torch.stack([torch.as_tensor(one) for one in inputs]), classes.long()
 
 
 def _chunks(pairs: Iterable[Any]) -> Iterator[list[Any]]:

@@ -9,7 +9,7 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 
-from dpaudit._torch import HeldOutData
+from dpaudit._torch import HeldOutData, require_fitting
 from dpaudit.canaries import Coins, GradientCanary, InputCanary
 from dpaudit.errors import InputError
 from dpaudit.observers.opacus._held_out import require_apart
@@ -67,6 +67,7 @@ def input_canaries(
     assert data is not None  # as require_kind requires
     require_apart(data, loader)
     loss = _criterion(optimizer, criterion)
+    require_fitting(module, getattr(loss, "criterion", loss), data)  # what ghost clipping has around a loss
     kind: type[Pass] = GhostPass if isinstance(optimizer, DPOptimizerFastGradientClipping) else RowPass
     own = kind(optimizer, module, loss)
     return InputCanaries(optimizer, canary, coins, model=Model(optimizer, module, loss), own=own, data=data)

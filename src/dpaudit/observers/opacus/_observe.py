@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from opacus.optimizers import DPOptimizer
 
 from dpaudit._torch import HeldOutData
-from dpaudit.canaries import Coins as Chance
-from dpaudit.canaries import Dirac, Draws, GradientCanary, InputCanary, fresh_seed
-from dpaudit.errors import InputError
-from dpaudit.observers._facts import Facts
+from dpaudit.canaries import Dirac, GradientCanary, InputCanary, fresh_seed
 from dpaudit.observers._recorder import ObserverRecorder
 from dpaudit.observers._sampled import SampledRecorder
 from dpaudit.observers._terms import Terms
 from dpaudit.observers._with_block import with_block
-from dpaudit.observers.opacus._aim import left_out, most_canaries, reached, require_reach, usual_canaries
-from dpaudit.observers.opacus._entries import Coins, Entries
-from dpaudit.observers.opacus._gradients import GradientCanaries
-from dpaudit.observers.opacus._kinds import input_canaries, require_kind
-from dpaudit.observers.opacus._look import Canaries
+from dpaudit.observers.opacus._kinds import require_kind
 from dpaudit.observers.opacus._observer import Observer, require_unobserved
 from dpaudit.observers.opacus._ranks import ranks_of
 from dpaudit.observers.opacus._supported import clip_of
-from dpaudit.observers.opacus._terms import ReadTerms, accounted_rate
+from dpaudit.observers.opacus._ways import Asked, by_inputs, by_sampling, by_steps
 from dpaudit.recording import LiveBound
 
 __all__ = ["observe"]
 
 _DIRAC = Dirac()
-_OF_A_STEP, _OF_THE_RUN, _INPUTS = 64, 8192, 16  # canaries
 
 
 @with_block
@@ -81,69 +72,29 @@ def observe(
     given = Terms(
         noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
     )
-    seed = ranks.agreed(fresh_seed(seed))
-    facts = partial(_facts, optimizer, canary)
-    recorder: ObserverRecorder | SampledRecorder
-    if isinstance(canary, InputCanary):
-        chance = Chance(_INPUTS if num_canaries is None else num_canaries, seed)
-        canaries: Canaries = input_canaries(
-            optimizer, canary, chance, module=module, criterion=criterion, data=held_out, loader=loader
-        )
-        joining, terms = Coins(chance), ReadTerms(optimizer, loader)
-        recorder = ObserverRecorder(
-            terms,
-            given,
-            every=every,
-            callbacks=callbacks,
-            confidence=confidence,
-            facts=facts,
-            shares_noise=True,
-        )
-    else:
-        if num_canaries is None:
-            usual = usual_canaries if sampling else most_canaries
-            num_canaries = usual(optimizer, _OF_THE_RUN if sampling else _OF_A_STEP)
-        reach = reached(optimizer, num_canaries)
-        draws = Draws(canary, num_canaries, seed)
-        canaries = GradientCanaries(optimizer, draws, clip)
-        common: dict[str, Any] = {
-            "signal": min(canary.scale, 1.0),
-            "not_covered": clip.not_covered + left_out(reach, num_canaries),
-            "confidence": confidence,
-            "facts": facts,
-        }
-        if sampling:
-            require_reach(reach, num_canaries)
-            _require_no_look(callbacks, every)
-            joining = entries = Entries(draws, optimizer, loader, clip)
-            terms = ReadTerms(optimizer, None if _knows_rate(optimizer, given) else loader)
-            recorder = SampledRecorder(
-                terms, given, draws.entries(), reach=reach, finished=entries.require_all, **common
-            )
-        else:
-            joining, terms = Coins(draws), ReadTerms(optimizer, loader)
-            recorder = ObserverRecorder(terms, given, every=every, callbacks=callbacks, **common)
-    observer = Observer(optimizer, recorder, canaries=canaries, joining=joining, ranks=ranks, terms=terms)
-    with observer.watching():
-        yield recorder
-
-
-def _facts(optimizer: DPOptimizer, canary: GradientCanary | InputCanary) -> Facts:
-    return Facts(
+    asked = Asked(
+        optimizer=optimizer,
         canary=canary,
-        max_grad_norm=float(optimizer.max_grad_norm),
-        batch_size=optimizer.expected_batch_size,
+        held_out=held_out,
+        num_canaries=num_canaries,
+        given=given,
+        clip=clip,
+        loader=loader,
+        module=module,
+        criterion=criterion,
+        confidence=confidence,
+        seed=ranks.agreed(fresh_seed(seed)),
+        every=every,
+        callbacks=callbacks,
     )
-
-
-def _require_no_look(callbacks: Sequence[Callable[[LiveBound], None]], every: int | None) -> None:
-    for name, given in (("callbacks", callbacks), ("every", every is not None)):
-        if given:
-            raise InputError(
-                f"Expected no {name} with sampling=True: there is no bound before the last step."
-            )
-
-
-def _knows_rate(optimizer: DPOptimizer, given: Terms) -> bool:
-    """The rate that is claimed is the accounted one; the loader's is what is audited."""
-    return given.sample_rate is not None or accounted_rate(optimizer) is not None
+    way = by_inputs(asked) if asked.is_of_inputs else by_sampling(asked) if sampling else by_steps(asked)
+    observer = Observer(
+        optimizer,
+        way.recorder,
+        canaries=way.canaries,
+        joining=way.joining,
+        ranks=ranks,
+        terms=way.terms,
+    )
+    with observer.watching():
+        yield way.recorder

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpaudit._torch import HeldOutData
+from dpaudit._torch import HeldOutData, require_fitting
 from dpaudit._torch.crafting import Crafting, Examples, Tell, nobody
 from dpaudit.canaries import Coins, InputCanary
 from dpaudit.errors import InputError
@@ -22,7 +22,7 @@ from dpaudit.training.audits._inserted import AUGMENTING, CRAFTING, Inserted
 from dpaudit.training.audits._weighed_rows import WeighedRows
 from dpaudit.training.data._hold_out import fingerprints_of
 from dpaudit.training.gradients import per_example
-from dpaudit.training.gradients._vmap import vmap_rows
+from dpaudit.training.gradients._vmap import refuse_batch_norm, vmap_rows
 
 __all__ = ["InsertedInputs"]
 
@@ -53,6 +53,8 @@ class InsertedInputs(Inserted):
     ) -> None:
         super().__init__(Coins(num_canaries, seed))
         _refuse_shared(data, training)
+        refuse_batch_norm(training.model)
+        require_fitting(training.model, training.loss, data.to(training.device))
         self._training = training
         self._canary = canary
         self._norm = training.settings.max_grad_norm

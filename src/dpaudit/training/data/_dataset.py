@@ -37,6 +37,8 @@ class Dataset:
                 f"Expected as many inputs as targets and at least one, got {len(self.inputs)} inputs and "
                 f"{len(self.targets)} targets."
             )
+        if self.targets.is_floating_point():
+            raise InputError(f"Expected classes that are whole numbers, got {self.targets.dtype}.")
         low, high = int(self.targets.min()), int(self.targets.max())
         if low < 0 or high >= self.num_classes:
             raise InputError(f"Expected classes in 0..{self.num_classes - 1}, got {low}..{high}.")

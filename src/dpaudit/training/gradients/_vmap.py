@@ -24,7 +24,7 @@ _MOST_NUMBERS = 2**27  # of a chunk's gradients: half a gigabyte
 
 def vmap_rows(model: nn.Module, loss: Loss, batch: Batch) -> Iterator[DenseRows]:
     """The gradients of a batch, in chunks, so that they are never in memory all at once."""
-    _refuse_batch_norm(model)
+    refuse_batch_norm(model)
     chunk = max(1, min(_LARGEST_CHUNK // batch.multiplicity, _MOST_NUMBERS // num_parameters(model)))
     parameters = {name: value.detach() for name, value in trainable(model).items()}
 
@@ -39,7 +39,7 @@ def vmap_rows(model: nn.Module, loss: Loss, batch: Batch) -> Iterator[DenseRows]
         yield DenseRows(list(gradients(parameters, views[part], batch.targets[part]).values()))
 
 
-def _refuse_batch_norm(model: nn.Module) -> None:
+def refuse_batch_norm(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
             raise InputError(
