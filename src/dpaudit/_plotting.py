@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, BinaryIO
 
 from dpaudit.errors import MissingExtraError
 
-__all__ = ["draw_course", "draw_plane"]
+__all__ = ["draw_course", "draw_picture", "draw_plane", "require_plotting"]
 
+# apart also for eyes that do not tell red from green (Okabe and Ito)
+_PALETTE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8a6d3b", "#7f3fbf"
+_PANEL = 4.4, 3.4  # inches
 _ACCENT, _SOFT, _INK, _MUTED = "#1d5c9c", "#cfe0f2", "#1b1d21", "#59606a"
 
 
@@ -45,11 +49,85 @@ def draw_course(course: Any, claimed: float, ax: Any = None) -> Any:
     return ax
 
 
+def draw_picture(picture: Any, files: dict[str, BinaryIO]) -> None:
+    """Panels of series, as each of these formats: a :class:`dpaudit.experiments.reproduction.Picture`."""
+    require_plotting()
+    from matplotlib import rc_context  # noqa: PLC0415  # most users never draw
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    columns = min(picture.columns, len(picture.panels))
+    lines = math.ceil(len(picture.panels) / columns)
+    labels = list(dict.fromkeys(one.label for panel in picture.panels for one in panel.series))
+    colors = {label: _PALETTE[place % len(_PALETTE)] for place, label in enumerate(labels)}
+    extra = 0.25 * math.ceil(len(labels) / (2 * columns)) + 0.2
+    with rc_context({"svg.hashsalt": "dpaudit", "font.size": 9}):
+        size = _PANEL[0] * columns + 0.2, _PANEL[1] * lines + extra
+        made = Figure(figsize=size, layout="constrained")
+        for place, panel in enumerate(picture.panels):
+            _draw_panel(made.add_subplot(lines, columns, place + 1), panel, colors)
+        _legend(made, columns)
+        for name, file in files.items():
+            made.savefig(file, format=name, dpi=150, metadata={"Date": None} if name == "svg" else None)
+
+
+def _draw_panel(ax: Any, panel: Any, colors: dict[str, str]) -> None:
+    bars = [one for one in panel.series if one.mark == "bars"]
+    width = 0.8 / max(len(bars), 1)
+    for one in panel.series:
+        offset = (bars.index(one) - (len(bars) - 1) / 2) * width if one in bars else 0.0
+        _draw_series(ax, one, colors[one.label], (offset, width))
+    if panel.level is not None:
+        ax.axhline(panel.level, color=_INK, linewidth=1, linestyle=":", label=panel.level_label)
+    if panel.categories:
+        ax.set_xticks(range(len(panel.categories)), panel.categories)
+    if panel.log_x:
+        ax.set_xscale("log")
+    ranges = {"xlim": panel.x_range, "ylim": panel.y_range}
+    ax.set(xlabel=panel.x_label, ylabel=panel.y_label, **{k: v for k, v in ranges.items() if v is not None})
+    ax.set_title(panel.title, fontsize=10)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_series(ax: Any, one: Any, color: str, bar: tuple[float, float]) -> None:
+    x, y, label = list(one.x), list(one.y), one.label
+    if one.mark == "bars":
+        places = [place + bar[0] for place in x]
+        ax.bar(places, y, bar[1], yerr=one.spread, color=color, label=label, error_kw={"linewidth": 1})
+    elif one.mark == "points":
+        ax.errorbar(x, y, yerr=one.spread, fmt="o", markersize=4, color=color, label=label, linewidth=1)
+    elif one.mark == "steps":
+        ax.stairs(y, x, color=color, label=label, fill=True, alpha=0.45)
+    else:
+        style = "--" if one.mark == "dashes" else "-"
+        ax.plot(x, y, style, color=color, label=label, linewidth=1.4)
+        if one.spread is not None:
+            low, high = ([a + sign * b for a, b in zip(y, one.spread, strict=True)] for sign in (-1, 1))
+            ax.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+
+
+def _legend(made: Any, columns: int) -> None:
+    """One for all panels, below them."""
+    entries: dict[str, Any] = {}
+    for ax in made.axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    made.legend(
+        entries.values(), entries, loc="outside lower center", ncols=2 * columns, frameon=False, fontsize=8
+    )
+
+
+def require_plotting() -> None:
+    """Fail with the line that installs matplotlib, if it is not there."""
+    try:
+        import matplotlib  # noqa: F401, PLC0415
+    except ImportError as error:
+        raise MissingExtraError("Plotting", "report") from error
+
+
 def _axes(ax: Any) -> Any:
     if ax is not None:
         return ax
-    try:
-        from matplotlib import pyplot  # noqa: PLC0415  # most users never draw
-    except ImportError as error:
-        raise MissingExtraError("Plotting", "report") from error
+    require_plotting()
+    from matplotlib import pyplot  # noqa: PLC0415  # most users never draw
+
     return pyplot.subplots(figsize=(5.5, 4), layout="constrained")[1]

@@ -11,6 +11,7 @@ from dpaudit.cli._demo import demo
 from dpaudit.cli._exit import Sentences
 from dpaudit.cli._plan import plan
 from dpaudit.cli._report import report
+from dpaudit.cli._reproduce import reproduce
 from dpaudit.cli._run import run
 from dpaudit.cli._scores import scores
 from dpaudit.cli._zoo import zoo
@@ -23,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, report, scores, plan, zoo, demo):
+for command in (run, report, scores, plan, zoo, reproduce, demo):
     app.command()(command)
 
 
