@@ -160,3 +160,27 @@ def test_no_accountants_curve_lies_above_the_attack_on_a_sampled_step(tmp_path: 
     assert min(gaps) > -1e-3
     assert max(gaps) > 0.05
     assert not math.isnan(sum(gaps))
+
+
+TRAINED = [figure.name for figure in FIGURES if figure.needs]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, tmp_path: Path) -> None:
+    found = tiny(name, tmp_path)
+    assert found.data == ("digits",)
+    assert {"confidence", "heuristic"} <= set(found.kinds.values())
+    assert all(np.isfinite(one.y).all() for panel in found.picture.panels for one in panel.series)
+    json.dumps(found.to_dict(), allow_nan=False)
+    again = tiny(name, tmp_path)
+    assert again.rows == found.rows
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_without_files_a_figure_says_which_it_needs_and_offers_the_embedded_data(
+    name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=r"--data-dir .*cifar-10-batches-bin.*or give --embedded") as caught:
+        reproduce(figure_named(name), output=tmp_path / "out", data=Data(tmp_path))
+    assert str(caught.value).count("\n") == 0
+    assert not (tmp_path / "out").exists()

@@ -35,7 +35,8 @@ def _measure(key: Key, work: Work) -> list[Row]:
     if key["region"] == "attack":
         attack = _attack()
         rates = [np.asarray(rate) for rate in attack]
-        mu, seen = float(Gaussian().parameter(*rates)), float(ratio_epsilon(*rates, DELTA))
+        mu = float(Gaussian().parameter(rates[0], rates[1]))
+        seen = float(ratio_epsilon(rates[0], rates[1], DELTA))
         return [{"fpr": attack[0], "low": attack[1], "parameter": mu, "epsilon": seen}]
     family: TradeOff = ApproximateDP(DELTA) if key["region"] == _ANY else Gaussian()
     parameter = epsilon if key["region"] == _ANY else family.with_epsilon(epsilon, DELTA)
