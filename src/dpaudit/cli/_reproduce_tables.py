@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["print_reproduced"]
 
+_WORDS = frozenset({"method", "lines", "canary", "kind"})  # columns that are easier to read in one line
+
 
 def print_reproduced(console: Console, found: Reproduced, files: Sequence[Path]) -> None:
     """The tables, which methods are not sound, and where everything is."""
@@ -24,7 +26,8 @@ def print_reproduced(console: Console, found: Reproduced, files: Sequence[Path])
         console.print(one.title, soft_wrap=True)
         table = slim_table()
         for place, name in enumerate(one.header):
-            table.add_column(name, justify="left" if place == 0 else "right", overflow="fold")
+            is_text = place == 0 or name in _WORDS
+            table.add_column(name, justify="left" if is_text else "right", no_wrap=is_text, overflow="fold")
         for row in one.rows:
             table.add_row(*row)
         console.print(table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -32,10 +32,10 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A figure of trainings. ``paper`` has its printed values by method, epsilon and variant.
+    """A figure of trainings. ``printed`` has the paper's values by method, epsilon and variant.
 
     Settings have ``columns``, ``epsilons``, ``num_runs``, and ``num_canaries`` for our one run; ``variants``
-    where not all are run.
+    where not all are run, ``audit`` where a scale audits in a way of its own.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Study:
     """Given where single steps are audited: epsilons are then of a step."""
     printed: Mapping[tuple[str, float, str], float] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    more_tables: Callable[[Rows, Settings], Sequence[Table]] = lambda *_: ()
 
     def figure(self) -> Figure:
         """The description that is run."""
@@ -83,7 +84,7 @@ class Study:
         of_step = self.noise_multiplier is not None
         noise = {"noise_multiplier": self.noise_multiplier} if of_step else {"target_epsilon": key["claimed"]}
         training = {**noise, **variant.training}
-        audit: dict[str, Any] = {"mode": "paper", **variant.audit}
+        audit: dict[str, Any] = {"mode": "paper", **variant.audit, **work.settings.get("audit", {})}
         if key["mode"] == "ours":
             audit |= {"mode": "one-run", "num_canaries": work.settings["num_canaries"]}
             audit["methods"] = ["f-DP(betting)"]
@@ -155,6 +156,7 @@ class Study:
         return [
             Table(title=text, header=("method", "kind", "epsilon", *names), rows=lines),
             Table(title="Accuracy on test data", header=("mean",), rows=[(accuracy,)]),
+            *self.more_tables(rows, settings),
         ]
 
     def _cell(self, rows: Rows, method: str, rule: str, epsilon: float, name: str) -> str:

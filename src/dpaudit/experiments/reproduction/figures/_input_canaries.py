@@ -46,7 +46,8 @@ INPUT_CANARIES = Study(
             "num_canaries": 4,
         },
         Scale.PAPER: {
-            "columns": {_WIDE: sizes(None, 4096, 250, 2.0)},
+            "columns": {_WIDE: sizes(None, 4096, 2500, 2.0)},
+            "audit": {"first_steps": 250},
             "epsilons": (8.0,),
             "num_runs": 10,
             "num_canaries": 64,
@@ -83,8 +84,9 @@ INPUT_DATASETS = Study(
         },
         Scale.PAPER: {
             "columns": _columns(
-                sizes(None, 4096, 250, 2.0), sizes(None, 256, 250, 0.5), sizes(None, 256, 250, 0.5)
+                sizes(None, 4096, 2500, 2.0), sizes(None, 256, 20_000, 0.5), sizes(None, 256, 2500, 0.5)
             ),
+            "audit": {"first_steps": 250},
             "epsilons": (1.0, 4.0, 8.0, 16.0),
             "num_runs": 10,
             "num_canaries": 64,
@@ -92,7 +94,7 @@ INPUT_DATASETS = Study(
     },
     remarks=(
         _PLAIN,
-        "The paper looks at the first 250 of 2,500 steps, with noise for all of them. Here the training "
-        "ends where the looking ends, so there is less noise in a step at the same epsilon.",
+        "The paper looks at the first 250 of 2,500 steps, with noise for all of them. Below its scale the "
+        "training ends where the looking ends, so there is less noise in a step at the same epsilon.",
     ),
 ).figure()
