@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from textwrap import fill
 from typing import Any, BinaryIO
 
 from dpaudit.errors import MissingExtraError
@@ -12,6 +13,7 @@ __all__ = ["draw_course", "draw_picture", "draw_plane", "require_plotting"]
 # apart also for eyes that do not tell red from green (Okabe and Ito)
 _PALETTE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8a6d3b", "#7f3fbf"
 _PANEL = 4.4, 3.4  # inches
+_CATEGORY = 1.3  # inches that the bars of one need
 _ACCENT, _SOFT, _INK, _MUTED = "#1d5c9c", "#cfe0f2", "#1b1d21", "#59606a"
 
 
@@ -59,13 +61,16 @@ def draw_picture(picture: Any, files: dict[str, BinaryIO]) -> None:
     lines = math.ceil(len(picture.panels) / columns)
     labels = list(dict.fromkeys(one.label for panel in picture.panels for one in panel.series))
     colors = {label: _PALETTE[place % len(_PALETTE)] for place, label in enumerate(labels)}
-    extra = 0.25 * math.ceil(len(labels) / (2 * columns)) + 0.2
+    wide = max(_PANEL[0], *(_CATEGORY * len(panel.categories) for panel in picture.panels))
+    width = wide * columns + 0.2
+    # letters of a legend are about as wide as 1/16 inch, and its lines as mark and gap are high
+    side_by_side = max(1, int(width / (max(map(len, labels), default=0) / 16 + 0.6)))
+    height = _PANEL[1] * lines + 0.2 * math.ceil((len(labels) + 1) / side_by_side) + 0.3
     with rc_context({"svg.hashsalt": "dpaudit", "font.size": 9}):
-        size = _PANEL[0] * columns + 0.2, _PANEL[1] * lines + extra
-        made = Figure(figsize=size, layout="constrained")
+        made = Figure(figsize=(width, height), layout="constrained")
         for place, panel in enumerate(picture.panels):
             _draw_panel(made.add_subplot(lines, columns, place + 1), panel, colors)
-        _legend(made, columns)
+        _legend(made, side_by_side)
         for name, file in files.items():
             made.savefig(file, format=name, dpi=150, metadata={"Date": None} if name == "svg" else None)
 
@@ -79,7 +84,7 @@ def _draw_panel(ax: Any, panel: Any, colors: dict[str, str]) -> None:
     if panel.level is not None:
         ax.axhline(panel.level, color=_INK, linewidth=1, linestyle=":", label=panel.level_label)
     if panel.categories:
-        ax.set_xticks(range(len(panel.categories)), panel.categories)
+        ax.set_xticks(range(len(panel.categories)), [fill(name, 14) for name in panel.categories])
     if panel.log_x:
         ax.set_xscale("log")
     ranges = {"xlim": panel.x_range, "ylim": panel.y_range}
@@ -112,7 +117,7 @@ def _legend(made: Any, columns: int) -> None:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     made.legend(
-        entries.values(), entries, loc="outside lower center", ncols=2 * columns, frameon=False, fontsize=8
+        entries.values(), entries, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
     )
 
 

@@ -165,7 +165,12 @@ def test_no_accountants_curve_lies_above_the_attack_on_a_sampled_step(tmp_path: 
 TRAINED = [figure.name for figure in FIGURES if figure.needs]
 
 
-@pytest.mark.parametrize("name", TRAINED)
+QUICK = "bugs", "clipping-only"  # the others ask the accountant, for minutes on a busy machine
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in TRAINED]
+)
 def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, tmp_path: Path) -> None:
     found = tiny(name, tmp_path)
     assert found.data == ("digits",)

@@ -56,7 +56,7 @@ def _picture(rows: Rows, _: Settings) -> Picture:
     for name in values_of(rows, "mechanism"):
         found = only(rows, mechanism=name)
         x, y = ([float(row[axis] or 0.0) for row in found] for axis in ("fpr", "fnr"))
-        mark = Mark.DASHES if name == _RESPONSE else Mark.LINE
+        mark = Mark.DASHES if name in (_RESPONSE, "DP-SGD") else Mark.LINE
         series.append(Series(label=name, x=x, y=y, mark=mark))
     return Picture(panels=[rates_panel(series)])
 
