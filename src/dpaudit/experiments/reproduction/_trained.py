@@ -40,7 +40,11 @@ COLUMNS: Mapping[str, Column] = {
 
 
 def sizes(num_examples: int | None, batch_size: int, num_steps: int, learning_rate: float) -> dict[str, Any]:
-    """How long a column is trained on how much."""
+    """How long a column is trained on how much.
+
+    The smaller the batch, the more noise there is in the mean: a learning rate that is large at the paper's
+    scale would make models of small batches walk away, and their gradients explode.
+    """
     return {
         "num_examples": num_examples,
         "batch_size": float(batch_size),
@@ -81,6 +85,7 @@ def audited(
             **training,
         },
         "audit": {"confidence": CONFIDENCE, **audit},
+        "pool": work.settings.get("pool"),
     }
     return experiments.run(Config.model_validate(raw)).values
 

@@ -97,7 +97,10 @@ BLACK_BOX = Figure(
     paper="Figure of section 6.4, 1,000 models with the canary and 1,000 without: about 1.6 on CIFAR-10 with "
     "WRN-16 by f-DP(ZB), significantly less on others, nothing on random data.",
     settings={
-        Scale.TINY: _settings({"CIFAR-10 MLP": _SMALL, "Purchase": _SMALL}, 8),
+        Scale.TINY: {
+            **_settings({"CIFAR-10 MLP": _SMALL, "Purchase": _SMALL}, 8),
+            "pool": {"kind": "serial"},
+        },
         Scale.CPU: _settings(
             {
                 "CIFAR-10 MLP": sizes(500, 25, 100, 0.1),

@@ -79,7 +79,7 @@ BUGS = Study(
             "num_canaries": 16,
         },
         Scale.CPU: {
-            "columns": {_CONV: sizes(200, 16, 1000, 0.5)},
+            "columns": {_CONV: sizes(200, 16, 1000, 0.01)},
             "epsilons": (_CLAIMED,),
             "num_runs": 1,
             "num_canaries": 512,

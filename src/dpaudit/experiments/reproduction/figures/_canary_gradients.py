@@ -36,7 +36,7 @@ CANARY_GRADIENTS = Study(
             "num_canaries": 4,
         },
         Scale.CPU: {
-            "columns": {"CIFAR-10 ConvNet": sizes(49, 4, 500, 0.5)},
+            "columns": {"CIFAR-10 ConvNet": sizes(49, 4, 500, 0.01)},
             "epsilons": (8.0,),
             "num_runs": 3,
             "num_canaries": 64,

@@ -40,7 +40,7 @@ INPUT_CANARIES = Study(
             "num_canaries": 2,
         },
         Scale.CPU: {
-            "columns": {_WIDE: sizes(49, 4, 60, 0.5)},
+            "columns": {_WIDE: sizes(49, 4, 60, 0.03)},
             "epsilons": (8.0,),
             "num_runs": 2,
             "num_canaries": 4,
@@ -77,7 +77,7 @@ INPUT_DATASETS = Study(
             "num_canaries": 2,
         },
         Scale.CPU: {
-            "columns": _columns(sizes(49, 4, 40, 0.5), sizes(49, 4, 250, 0.5), sizes(800, 64, 250, 0.5)),
+            "columns": _columns(sizes(49, 4, 40, 0.03), sizes(49, 4, 250, 0.02), sizes(800, 64, 250, 0.2)),
             "epsilons": (1.0, 4.0, 8.0, 16.0),
             "num_runs": 1,
             "num_canaries": 4,

@@ -26,7 +26,7 @@ MODEL_SIZE = Study(
             "num_canaries": 16,
         },
         Scale.CPU: {
-            "columns": dict.fromkeys(_SIZES, sizes(25, 2, 100, 0.5)),
+            "columns": dict.fromkeys(_SIZES, sizes(25, 2, 100, 0.01)),
             "epsilons": (8.0,),
             "num_runs": 2,
             "num_canaries": 512,
@@ -55,7 +55,7 @@ AUGMULT = Study(
             "num_canaries": 16,
         },
         Scale.CPU: {
-            "columns": {_CONV: sizes(49, 4, 200, 0.5)},
+            "columns": {_CONV: sizes(49, 4, 200, 0.02)},
             "epsilons": (8.0,),
             "num_runs": 2,
             "num_canaries": 512,

@@ -110,7 +110,7 @@ STEPS = Figure(
             "first": (2, 4),
         },
         Scale.CPU: {
-            "columns": dict.fromkeys(_COLUMNS, sizes(49, 4, 240, 0.5)),
+            "columns": dict.fromkeys(_COLUMNS, sizes(49, 4, 240, 0.02)),
             "epsilons": (1.0, 8.0),
             "first": (15, 30, 60, 120, 240),
         },

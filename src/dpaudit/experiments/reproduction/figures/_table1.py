@@ -49,7 +49,7 @@ def _columns(wide: dict[str, Any], conv: dict[str, Any], dense: dict[str, Any]) 
 
 
 _TINY = _columns(*[sizes(24, 2, 4, 0.5)] * 3)
-_CPU = _columns(sizes(25, 2, 200, 0.5), sizes(49, 4, 1000, 0.5), sizes(800, 64, 1000, 0.5))
+_CPU = _columns(sizes(25, 2, 200, 0.01), sizes(49, 4, 1000, 0.01), sizes(800, 64, 1000, 0.1))
 _PAPER = _columns(sizes(None, 4096, 2500, 2.0), sizes(None, 256, 20_000, 0.5), sizes(None, 256, 2500, 0.5))
 
 TABLE1 = Study(
@@ -78,7 +78,7 @@ FLAGSHIP = Study(
     settings={
         Scale.TINY: {"columns": _TINY, "epsilons": (8.0,), "num_runs": 2, "num_canaries": 16},
         Scale.CPU: {
-            "columns": {_WIDE: sizes(25, 2, 250, 0.5)},
+            "columns": {_WIDE: sizes(25, 2, 250, 0.01)},
             "epsilons": (8.0,),
             "num_runs": 5,
             "num_canaries": 512,
