@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from textwrap import fill
+from typing import Any, BinaryIO
 
 from dpaudit.errors import MissingExtraError
 
-__all__ = ["draw_course", "draw_plane"]
+__all__ = ["draw_course", "draw_picture", "draw_plane", "require_plotting"]
 
+# apart also for eyes that do not tell red from green (Okabe and Ito)
+_PALETTE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8a6d3b", "#7f3fbf"
+_PANEL = 4.4, 3.4  # inches
+_CATEGORY = 1.3  # inches that the bars of one need
 _ACCENT, _SOFT, _INK, _MUTED = "#1d5c9c", "#cfe0f2", "#1b1d21", "#59606a"
 
 
@@ -45,11 +51,88 @@ def draw_course(course: Any, claimed: float, ax: Any = None) -> Any:
     return ax
 
 
+def draw_picture(picture: Any, files: dict[str, BinaryIO]) -> None:
+    """Panels of series, as each of these formats: a :class:`dpaudit.experiments.reproduction.Picture`."""
+    require_plotting()
+    from matplotlib import rc_context  # noqa: PLC0415  # most users never draw
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    columns = min(picture.columns, len(picture.panels))
+    lines = math.ceil(len(picture.panels) / columns)
+    labels = list(dict.fromkeys(one.label for panel in picture.panels for one in panel.series))
+    colors = {label: _PALETTE[place % len(_PALETTE)] for place, label in enumerate(labels)}
+    wide = max(_PANEL[0], *(_CATEGORY * len(panel.categories) for panel in picture.panels))
+    width = wide * columns + 0.2
+    # letters of a legend are about as wide as 1/16 inch, and its lines as mark and gap are high
+    side_by_side = max(1, int(width / (max(map(len, labels), default=0) / 16 + 0.6)))
+    height = _PANEL[1] * lines + 0.2 * math.ceil((len(labels) + 1) / side_by_side) + 0.3
+    with rc_context({"svg.hashsalt": "dpaudit", "font.size": 9}):
+        made = Figure(figsize=(width, height), layout="constrained")
+        for place, panel in enumerate(picture.panels):
+            _draw_panel(made.add_subplot(lines, columns, place + 1), panel, colors)
+        _legend(made, side_by_side)
+        for name, file in files.items():
+            made.savefig(file, format=name, dpi=150, metadata={"Date": None} if name == "svg" else None)
+
+
+def _draw_panel(ax: Any, panel: Any, colors: dict[str, str]) -> None:
+    bars = [one for one in panel.series if one.mark == "bars"]
+    width = 0.8 / max(len(bars), 1)
+    for one in panel.series:
+        offset = (bars.index(one) - (len(bars) - 1) / 2) * width if one in bars else 0.0
+        _draw_series(ax, one, colors[one.label], (offset, width))
+    if panel.level is not None:
+        ax.axhline(panel.level, color=_INK, linewidth=1, linestyle=":", label=panel.level_label)
+    if panel.categories:
+        ax.set_xticks(range(len(panel.categories)), [fill(name, 14) for name in panel.categories])
+    if panel.log_x:
+        ax.set_xscale("log")
+    ranges = {"xlim": panel.x_range, "ylim": panel.y_range}
+    ax.set(xlabel=panel.x_label, ylabel=panel.y_label, **{k: v for k, v in ranges.items() if v is not None})
+    ax.set_title(panel.title, fontsize=10)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_series(ax: Any, one: Any, color: str, bar: tuple[float, float]) -> None:
+    x, y, label = list(one.x), list(one.y), one.label
+    if one.mark == "bars":
+        places = [place + bar[0] for place in x]
+        ax.bar(places, y, bar[1], yerr=one.spread, color=color, label=label, error_kw={"linewidth": 1})
+    elif one.mark == "points":
+        ax.errorbar(x, y, yerr=one.spread, fmt="o", markersize=4, color=color, label=label, linewidth=1)
+    elif one.mark == "steps":
+        ax.stairs(y, x, color=color, label=label, fill=True, alpha=0.45)
+    else:
+        style = "--" if one.mark == "dashes" else "-"
+        ax.plot(x, y, style, color=color, label=label, linewidth=1.4)
+        if one.spread is not None:
+            low, high = ([a + sign * b for a, b in zip(y, one.spread, strict=True)] for sign in (-1, 1))
+            ax.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+
+
+def _legend(made: Any, columns: int) -> None:
+    """One for all panels, below them."""
+    entries: dict[str, Any] = {}
+    for ax in made.axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    made.legend(
+        entries.values(), entries, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+    )
+
+
+def require_plotting() -> None:
+    """Fail with the line that installs matplotlib, if it is not there."""
+    try:
+        import matplotlib  # noqa: F401, PLC0415
+    except ImportError as error:
+        raise MissingExtraError("Plotting", "report") from error
+
+
 def _axes(ax: Any) -> Any:
     if ax is not None:
         return ax
-    try:
-        from matplotlib import pyplot  # noqa: PLC0415  # most users never draw
-    except ImportError as error:
-        raise MissingExtraError("Plotting", "report") from error
+    require_plotting()
+    from matplotlib import pyplot  # noqa: PLC0415  # most users never draw
+
     return pyplot.subplots(figsize=(5.5, 4), layout="constrained")[1]

@@ -228,6 +228,22 @@ def test_faults_of_clipping_are_violations(small: Small, fault: str) -> None:
     assert rehearse(small(f"training.fault.name={fault}"))["verdict"] == "VIOLATION"
 
 
+def test_noise_of_few_seeds_repeats_itself(small: Small) -> None:
+    config = small("training.fault.name=few-seeds", "training.fault.num_seeds=1")
+    data = load_data(config.data)
+    training = build(config, resolve(config, data[0]), data).training
+    assert torch.equal(training.step().noise, training.step().noise)
+
+
+def test_copies_of_an_image_are_those_that_the_config_asks_for(small: Small) -> None:
+    config = small("training.multiplicity=3")
+    data = load_data(config.data)
+    training = build(config, resolve(config, data[0]), data).training
+    inputs, targets = data[0].at(torch.arange(2))
+    batch = training.examples(inputs, targets, torch.Generator().manual_seed(0))
+    assert (len(batch), batch.multiplicity, len(batch.inputs)) == (2, 3, 6)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_the_methods_that_are_asked_for_stand_beside_the_verdict(small: Small, mode: str) -> None:
     asked = '["f-DP(CP)", "(eps,delta)(ZB)", "eps-DP(Katz)"]'

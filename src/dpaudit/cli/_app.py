@@ -13,6 +13,7 @@ from dpaudit.cli._demo import demo
 from dpaudit.cli._exit import Sentences
 from dpaudit.cli._plan import plan
 from dpaudit.cli._report import report
+from dpaudit.cli._reproduce import reproduce
 from dpaudit.cli._run import run
 from dpaudit.cli._scores import scores
 from dpaudit.cli._zoo import zoo
@@ -27,7 +28,7 @@ app = typer.Typer(
 )
 _GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     "Audit": (run, scores),
-    "Plan and compare": (plan, zoo),
+    "Plan and compare": (plan, zoo, reproduce),
     "Show": (report, demo, completion),
 }
 for group, commands in _GROUPS.items():

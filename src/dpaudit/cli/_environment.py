@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 __all__ = ["prepare"]
 
-_TRAINING = ("run", "demo", "zoo")
+_TRAINING = ("run", "demo", "zoo", "reproduce")
 _DONE = "DPAUDIT_ENVIRONMENT"  # set by us, so that nothing goes round twice; or by the user, to be left alone
 # glibc gives every large block back to the system and asks again, which costs per-example gradients a factor
 # of 3 to 4; threads of OpenMP that wait for each other keep a shared core busy with waiting

@@ -13,6 +13,7 @@ from dpaudit.experiments._models import model_for
 from dpaudit.experiments._resolved import Resolved
 from dpaudit.experiments.config import (
     Config,
+    FewSeedsConfig,
     NoiseTooSmallConfig,
     OptimizerConfig,
     SgdConfig,
@@ -23,6 +24,7 @@ from dpaudit.training import (
     DPSGD,
     SGD,
     Adam,
+    FlipAndCrop,
     Mechanism,
     Optimizer,
     Sampling,
@@ -30,7 +32,7 @@ from dpaudit.training import (
     initialize,
 )
 from dpaudit.training.data import Dataset
-from dpaudit.training.faults import ClippedAfterMean, NoiseTooSmall, ShuffledBatches, Unclipped
+from dpaudit.training.faults import ClippedAfterMean, FewSeeds, NoiseTooSmall, ShuffledBatches, Unclipped
 
 __all__ = ["Experiment", "build", "device_of", "mechanism_of", "settings_of"]
 
@@ -76,6 +78,8 @@ def settings_of(training: TrainingConfig, resolved: Resolved) -> DPSGD:
         sample_rate=resolved.sample_rate,
         num_steps=training.num_steps,
         optimizer=_optimizer(training.optimizer),
+        multiplicity=training.multiplicity or 1,
+        augmentation=None if training.multiplicity is None else FlipAndCrop(),
     )
 
 
@@ -102,6 +106,8 @@ def mechanism_of(training: TrainingConfig, resolved: Resolved) -> Mechanism | No
     usual = {"noise_multiplier": resolved.noise_multiplier, "max_grad_norm": training.max_grad_norm}
     if isinstance(fault, NoiseTooSmallConfig):
         return NoiseTooSmall(**usual, factor=fault.factor)
+    if isinstance(fault, FewSeedsConfig):
+        return FewSeeds(**usual, num_seeds=fault.num_seeds)
     return Unclipped(**usual) if fault.name == "unclipped" else ClippedAfterMean(**usual)
 
 

@@ -25,6 +25,7 @@ from dpaudit.experiments.config._starts import PretrainedConfig, RandomConfig
 from dpaudit.experiments.config._training import (
     AdamConfig,
     FaultConfig,
+    FewSeedsConfig,
     NoiseTooSmallConfig,
     OptimizerConfig,
     SgdConfig,
@@ -46,6 +47,7 @@ __all__ = [
     "EndToEndConfig",
     "ExampleConfig",
     "FaultConfig",
+    "FewSeedsConfig",
     "Files",
     "FunctionModel",
     "GivenConfig",

@@ -6,11 +6,21 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from dpaudit.experiments.config._fields import Delta, NotNegative, Positive, Rate, Section, Steps, exactly_one
+from dpaudit.experiments.config._fields import (
+    Delta,
+    NotNegative,
+    Positive,
+    Rate,
+    Section,
+    Steps,
+    Whole,
+    exactly_one,
+)
 
 __all__ = [
     "AdamConfig",
     "FaultConfig",
+    "FewSeedsConfig",
     "NoiseTooSmallConfig",
     "OptimizerConfig",
     "SgdConfig",
@@ -52,6 +62,13 @@ class ClippingFault(Section):
     name: Literal["unclipped", "clipped-after-mean"]
 
 
+class FewSeedsConfig(Section):
+    """Noise of a generator that is seeded in every step, with one of ``num_seeds``."""
+
+    name: Literal["few-seeds"]
+    num_seeds: Whole = 100
+
+
 class ShuffledBatchesConfig(Section):
     """Epochs that are shuffled and cut, accounted for as Poisson sampling."""
 
@@ -59,14 +76,16 @@ class ShuffledBatchesConfig(Section):
 
 
 FaultConfig: TypeAlias = Annotated[
-    NoiseTooSmallConfig | ClippingFault | ShuffledBatchesConfig, Field(discriminator="name")
+    NoiseTooSmallConfig | ClippingFault | FewSeedsConfig | ShuffledBatchesConfig, Field(discriminator="name")
 ]
 
 
 class TrainingConfig(Section):
     """DP-SGD. The claim is made of these numbers.
 
-    Without noise nothing is claimed: only black-box audits take a noise multiplier of zero.
+    Without noise nothing is claimed: only black-box audits take a noise multiplier of zero. With
+    ``multiplicity`` the gradients of so many mirrored and shifted copies of an image are averaged before
+    they are clipped.
     """
 
     noise_multiplier: NotNegative | None = None
@@ -78,5 +97,6 @@ class TrainingConfig(Section):
     batch_size: Annotated[Positive | None, exactly_one("sample_rate")] = Field(None, validate_default=True)
     num_steps: Steps
     max_grad_norm: Positive = 1.0
+    multiplicity: Whole | None = None
     optimizer: OptimizerConfig = SgdConfig(name="sgd")
     fault: FaultConfig | None = None

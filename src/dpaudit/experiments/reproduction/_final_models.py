@@ -1,0 +1,42 @@
+"""Many trainings of which only the final models are seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dpaudit.experiments.reproduction._trained import OURS, audited, method_rows
+from dpaudit.experiments.reproduction._values import Row
+from dpaudit.experiments.reproduction._work import Work
+
+__all__ = ["final_models"]
+
+_METHODS = "f-DP(CP)", "f-DP(ZB)", "f-DP(joint)"
+
+
+def final_models(
+    work: Work, column: str, *, canary: str, score: str, training: Mapping[str, Any]
+) -> list[Row]:
+    """The paper's rows, and the bound that a verdict rests on."""
+    values = audited(
+        work,
+        column,
+        audit={
+            "mode": "many-runs",
+            "num_models": work.settings["num_models"],
+            "score": score,
+            "canary": {"kind": canary},
+            "methods": list(_METHODS),
+        },
+        training=training,
+        threat_model="black-box",
+    )
+    bound = values["bound"]
+    ours: Row = {
+        "method": OURS.partition(",")[0],
+        "rule": bound["threshold_rule"].partition("(")[0].lower(),
+        "kind": bound["kind"],
+        "epsilon": bound["epsilon"],
+        "accuracy": values["accuracy"],
+    }
+    return [*method_rows(values), ours]

@@ -1,0 +1,59 @@
+"""Scores of the Gaussian mechanism without the scores: their counts, in memory that does not grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from dpaudit.stats import ErrorCounts
+from dpaudit.stats._types import FloatArray, IntArray
+
+__all__ = ["Counted", "counted", "log_spaced"]
+
+
+@dataclass(frozen=True, eq=False)
+class Counted:
+    """Errors of ``number`` scores on either side, at each of the thresholds."""
+
+    number: int
+    false_positives: IntArray
+    false_negatives: IntArray
+
+    def at(self, place: int) -> ErrorCounts:
+        """Those at one threshold."""
+        return ErrorCounts(
+            false_positives=int(self.false_positives[place]),
+            num_absent=self.number,
+            false_negatives=int(self.false_negatives[place]),
+            num_present=self.number,
+        )
+
+
+def counted(
+    numbers: Sequence[int], thresholds: FloatArray, noise: float, rng: np.random.Generator
+) -> Iterator[Counted]:
+    """One growing sample of N(0, noise^2) and N(1, noise^2), looked at when it has each of these sizes.
+
+    How many scores lie between two thresholds is multinomial: drawing that is drawing the scores.
+    """
+    edges = [special.ndtr((thresholds - middle) / noise) for middle in (0.0, 1.0)]
+    shares = [np.diff(np.concatenate([[0.0], edge, [1.0]])) for edge in edges]
+    below = [np.zeros(thresholds.size, dtype=np.int64) for _ in shares]
+    done = 0
+    for number in numbers:
+        for side, share in enumerate(shares):
+            below[side] = below[side] + rng.multinomial(number - done, share)[:-1].cumsum()
+        done = number
+        yield Counted(number, number - below[0], below[1])
+
+
+def log_spaced(low: int, high: int, number: int) -> list[int]:
+    """Whole numbers, evenly spaced on a logarithmic scale.
+
+    >>> log_spaced(10, 1000, 3)
+    [10, 100, 1000]
+    """
+    return [int(value) for value in np.unique(np.geomspace(low, high, number).round().astype(np.int64))]

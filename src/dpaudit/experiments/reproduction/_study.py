@@ -1,0 +1,168 @@
+"""Figures of several trainings at several epsilons, audited by the paper's methods and by ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from dpaudit.experiments.reproduction._curves import labelled, series_over
+from dpaudit.experiments.reproduction._data import Need
+from dpaudit.experiments.reproduction._figure import Figure
+from dpaudit.experiments.reproduction._picture import Mark, Panel, Picture, Series, Table
+from dpaudit.experiments.reproduction._scale import Scale
+from dpaudit.experiments.reproduction._trained import COLUMNS, OURS, SAME_DATA, audited, method_rows, our_row
+from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, spread, values_of
+from dpaudit.experiments.reproduction._work import Work
+
+__all__ = ["PAPERS", "Study", "Variant"]
+
+PAPERS = "f-DP(CP)", "f-DP(ZB)", "(eps,delta)(CP)", "(eps,delta)(ZB)", "eps-DP(Katz)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What is trained, and what differs from the others in the tables ``audit`` and ``training``."""
+
+    column: str
+    audit: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A figure of trainings. ``printed`` has the paper's values by method, epsilon and variant.
+
+    Settings have ``columns``, ``epsilons``, ``num_runs``, and ``num_canaries`` for our one run; ``variants``
+    where not all are run, ``audit`` where a scale audits in a way of its own.
+    """
+
+    name: str
+    title: str
+    text: str
+    variants: Mapping[str, Variant]
+    settings: Mapping[Scale, Settings]
+    threat_model: str = "gradient"
+    methods: Sequence[str] = PAPERS
+    noise_multiplier: float | None = None
+    """Given where single steps are audited: epsilons are then of a step."""
+    printed: Mapping[tuple[str, float, str], float] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+    more_tables: Callable[[Rows, Settings], Sequence[Table]] = lambda *_: ()
+
+    def figure(self) -> Figure:
+        """The description that is run."""
+        needs = dict.fromkeys(COLUMNS[variant.column].need for variant in self.variants.values())
+        return Figure(
+            name=self.name,
+            title=self.title,
+            paper=self.text,
+            settings=self.settings,
+            cells=self.cells,
+            measure=self.measure,
+            picture=self.picture,
+            tables=self.tables,
+            needs=tuple(need for need in needs if isinstance(need, Need)),
+            remarks=self.remarks,
+        )
+
+    def cells(self, settings: Settings) -> list[Key]:
+        """A training each."""
+        modes = ("paper", "ours") if settings["num_canaries"] else ("paper",)
+        names = settings.get("variants", list(self.variants))
+        return [
+            {"variant": name, "claimed": epsilon, "run": run, "mode": mode}
+            for name, epsilon, run, mode in product(
+                names, settings["epsilons"], range(settings["num_runs"]), modes
+            )
+        ]
+
+    def measure(self, key: Key, work: Work) -> list[Row]:
+        """Train and audit."""
+        variant = self.variants[str(key["variant"])]
+        of_step = self.noise_multiplier is not None
+        noise = {"noise_multiplier": self.noise_multiplier} if of_step else {"target_epsilon": key["claimed"]}
+        training = {**noise, **variant.training}
+        audit: dict[str, Any] = {"mode": "paper", **variant.audit, **work.settings.get("audit", {})}
+        if key["mode"] == "ours":
+            audit |= {"mode": "one-run", "num_canaries": work.settings["num_canaries"]}
+            audit["methods"] = ["f-DP(betting)"]
+        values = audited(work, variant.column, audit=audit, training=training, threat_model=self.threat_model)
+        if key["mode"] == "ours":
+            return [our_row(values, of_step=of_step)]
+        return method_rows(values, of_step=of_step)
+
+    def picture(self, rows: Rows, settings: Settings) -> Picture:
+        """Over epsilon, a panel for each variant; bars, where there is one epsilon."""
+        shown = [row for row in rows if self._is_shown(row)]
+        if len(settings["epsilons"]) == 1:
+            return Picture(panels=[self._bars(shown, settings["epsilons"][0])])
+        names = values_of(rows, "variant")
+        return Picture(panels=[self._lines(only(shown, variant=name), name) for name in names], columns=2)
+
+    def _is_shown(self, row: Row) -> bool:
+        """The paper's practice and our sound bounds."""
+        if row["method"] in self.methods:
+            return row["rule"] == SAME_DATA
+        return row["method"] in (OURS, "f-DP(joint)")
+
+    def _lines(self, rows: Rows, name: str) -> Panel:
+        epsilons = sorted(values_of(rows, "claimed"))
+        truth = Series(label="theoretical", x=epsilons, y=epsilons, mark=Mark.DASHES)
+        axes = "theoretical epsilon", "epsilon lower bound"
+        return Panel(
+            title=name,
+            x_label=axes[0],
+            y_label=axes[1],
+            series=[*series_over(rows, "claimed"), truth],
+        )
+
+    def _bars(self, rows: Rows, epsilon: float) -> Panel:
+        names = values_of(rows, "variant")
+        series = []
+        for method, rule in dict.fromkeys((str(row["method"]), str(row["rule"])) for row in rows):
+            cells = [only(rows, variant=name, method=method, rule=rule) for name in names]
+            series.append(
+                Series(
+                    label=labelled(method, rule),
+                    x=range(len(names)),
+                    y=[mean(cell) or 0.0 for cell in cells],
+                    spread=[spread(cell) for cell in cells],
+                    mark=Mark.BARS,
+                )
+            )
+        return Panel(
+            x_label="", y_label="epsilon lower bound", series=series, categories=names, level=epsilon
+        )
+
+    def tables(self, rows: Rows, settings: Settings) -> list[Table]:
+        """The mean over runs, beside the printed values."""
+        names = values_of(rows, "variant")
+        lines = [
+            (
+                labelled(method, rule),
+                str(only(rows, method=method, rule=rule)[0]["kind"]),
+                f"{epsilon:g}",
+                *(self._cell(rows, method, rule, epsilon, name) for name in names),
+            )
+            for method, rule in dict.fromkeys((str(row["method"]), str(row["rule"])) for row in rows)
+            if method in (*PAPERS, OURS, "f-DP(joint)")
+            for epsilon in settings["epsilons"]
+        ]
+        text = f"Mean epsilon of {settings['num_runs']} runs, in brackets the standard deviation"
+        text += "; after the stroke the paper's value" if self.printed else ""
+        accuracy = ", ".join(f"{name} {mean(only(rows, variant=name), 'accuracy'):.1%}" for name in names)
+        return [
+            Table(title=text, header=("method", "kind", "epsilon", *names), rows=lines),
+            Table(title="Accuracy on test data", header=("mean",), rows=[(accuracy,)]),
+            *self.more_tables(rows, settings),
+        ]
+
+    def _cell(self, rows: Rows, method: str, rule: str, epsilon: float, name: str) -> str:
+        found = only(rows, method=method, rule=rule, claimed=epsilon, variant=name)
+        if not found:
+            return ""
+        off = f" ({spread(found):.2f})" if len(found) > 1 else ""
+        printed = self.printed.get((method, epsilon, name)) if rule == SAME_DATA else None
+        return f"{mean(found):.2f}{off}" + ("" if printed is None else f" / {printed:.2f}")

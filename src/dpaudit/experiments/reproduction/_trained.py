@@ -1,0 +1,146 @@
+"""Trainings of a figure: from a column of the paper to a config, and from its result to rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dpaudit.accounting import Claim
+from dpaudit.experiments.reproduction._bounds import CONFIDENCE, DELTA
+from dpaudit.experiments.reproduction._data import CIFAR10, PURCHASE, Need
+from dpaudit.experiments.reproduction._values import Row
+from dpaudit.experiments.reproduction._work import Work
+from dpaudit.stats import ApproximateDP
+
+__all__ = ["COLUMNS", "HALF", "OURS", "SAME_DATA", "Column", "audited", "method_rows", "our_row", "sizes"]
+
+SAME_DATA, HALF = "same data", "t = 1/2"
+OURS = "ours, one run"
+_RULES = {"SameData()": SAME_DATA, "Fixed(threshold=0.5)": HALF}
+
+
+@dataclass(frozen=True)
+class Column:
+    """Data and a model that the paper trains on them; no need means random pixels and classes."""
+
+    model: str
+    need: Need | None
+
+
+COLUMNS: Mapping[str, Column] = {
+    "CIFAR-10 WRN-16": Column("wide-resnet-16-4", CIFAR10),
+    "CIFAR-10 WRN-40": Column("wide-resnet-40-4", CIFAR10),
+    "CIFAR-10 ConvNet": Column("conv-net", CIFAR10),
+    "CIFAR-10 MLP": Column("mlp", CIFAR10),
+    "Purchase": Column("purchase-mlp", PURCHASE),
+    "Random WRN-16": Column("wide-resnet-16-4", None),
+    "Random ConvNet": Column("conv-net", None),
+}
+
+
+def sizes(num_examples: int | None, batch_size: int, num_steps: int, learning_rate: float) -> dict[str, Any]:
+    """How long a column is trained on how much.
+
+    The smaller the batch, the more noise there is in the mean: a learning rate that is large at the paper's
+    scale would make models of small batches walk away, and their gradients explode.
+    """
+    return {
+        "num_examples": num_examples,
+        "batch_size": float(batch_size),
+        "num_steps": num_steps,
+        "learning_rate": learning_rate,
+    }
+
+
+def audited(
+    work: Work,
+    column: str,
+    *,
+    audit: Mapping[str, Any],
+    training: Mapping[str, Any],
+    threat_model: str = "gradient",
+) -> dict[str, Any]:
+    """The result of a run of this column, which goes on where it was interrupted."""
+    from dpaudit import experiments  # noqa: PLC0415  # loads torch
+    from dpaudit.experiments.config import Config  # noqa: PLC0415
+
+    experiments.use_one_thread()
+    size = work.settings["columns"][column]
+    data = _data(work, COLUMNS[column], size["num_examples"])
+    if data["name"] == "random" and threat_model != "gradient":  # one example in six is for test
+        audit = {"held_out": min(128, data["num_examples"] // 6), **audit}
+    raw = {
+        "output": str(work.folder),
+        "seed": work.seed,
+        "threat_model": threat_model,
+        "device": work.device,
+        "model": _model(COLUMNS[column].model, data["name"]),
+        "data": data,
+        "training": {
+            "batch_size": size["batch_size"],
+            "num_steps": size["num_steps"],
+            "delta": DELTA,
+            "optimizer": {"name": "sgd", "learning_rate": size["learning_rate"]},
+            **training,
+        },
+        "audit": {"confidence": CONFIDENCE, **audit},
+        "pool": work.settings.get("pool"),
+    }
+    return experiments.run(Config.model_validate(raw)).values
+
+
+def _data(work: Work, column: Column, num_examples: int | None) -> dict[str, Any]:
+    if column.need is not None:
+        return work.data.config(column.need, num_examples)
+    shape = (1, 8, 8) if work.data.embedded else (3, 32, 32)
+    return {"name": "random", "num_examples": num_examples or 50_000, "shape": shape}
+
+
+def _model(name: str, data: str) -> dict[str, Any]:
+    """The paper's network for Purchase takes no other data."""
+    if name == "purchase-mlp" and data != "purchase100":
+        return {"name": "mlp", "hidden": (128, 64)}
+    return {"name": "mlp", "hidden": (32,)} if name == "mlp" else {"name": name}
+
+
+def method_rows(values: Mapping[str, Any], *, of_step: bool = False) -> list[Row]:
+    """The bound of each method, of the whole training where steps were seen, unless ``of_step``."""
+    rows: list[Row] = []
+    for one in values["methods"]:
+        epsilon = one["epsilon"]
+        if not of_step and values["mode"] != "many-runs":
+            epsilon = _composed(one, values)
+        rows.append({"method": one["name"].split()[0], **_row(one, epsilon, values)})
+    return rows
+
+
+def our_row(values: Mapping[str, Any], *, of_step: bool = False) -> Row:
+    """The bound that the verdict rests on; of a single step the same bets."""
+    bound = values["bound"]
+    if of_step:
+        [bound] = [one for one in values["methods"] if one["name"] == "f-DP(betting)"]
+    return {"method": OURS, **_row(bound, bound["epsilon"], values)}
+
+
+def _row(bound: Mapping[str, Any], epsilon: Any, values: Mapping[str, Any]) -> Row:
+    rule = bound["threshold_rule"]
+    return {
+        "rule": _RULES.get(rule, rule.partition("(")[0].lower()),
+        "kind": bound["kind"],
+        "epsilon": epsilon,
+        "accuracy": values["accuracy"],
+    }
+
+
+def _composed(bound: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
+    """Of the whole training; an epsilon at delta = 0 is read as one at delta, as the paper must have done."""
+    if bound["training_epsilon"] is not None or bound["epsilon"] == "inf":
+        return bound["training_epsilon"]
+    claim = Claim.dpsgd(
+        noise_multiplier=values["noise_multiplier"],
+        sample_rate=values["sample_rate"],
+        num_steps=values["num_steps"],
+        delta=DELTA,
+    )
+    return claim.hypothesis(ApproximateDP(DELTA)).epsilon(bound["epsilon"])

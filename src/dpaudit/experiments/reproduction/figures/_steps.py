@@ -1,0 +1,129 @@
+"""Whether the first steps of a training leak more than the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpaudit.accounting import Claim
+from dpaudit.experiments.reproduction._bounds import CONFIDENCE, DELTA, METHODS
+from dpaudit.experiments.reproduction._curves import series_over
+from dpaudit.experiments.reproduction._data import CIFAR10
+from dpaudit.experiments.reproduction._figure import Figure
+from dpaudit.experiments.reproduction._picture import Panel, Picture, Table
+from dpaudit.experiments.reproduction._scale import Scale
+from dpaudit.experiments.reproduction._trained import HALF, SAME_DATA, audited, sizes
+from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, values_of
+from dpaudit.experiments.reproduction._work import Work
+from dpaudit.stats import Fixed, Gaussian, Observations, SameData, lower_bound
+
+__all__ = ["STEPS"]
+
+_COLUMNS = "CIFAR-10 WRN-16", "Random WRN-16"
+_ASKED = (("f-DP(ZB)", SAME_DATA), ("f-DP(CP)", SAME_DATA), ("f-DP(joint)", HALF))
+
+
+def _cells(settings: Settings) -> list[Key]:
+    return [{"column": column, "claimed": epsilon} for column in _COLUMNS for epsilon in settings["epsilons"]]
+
+
+def _measure(key: Key, work: Work) -> list[Row]:
+    values = audited(
+        work,
+        str(key["column"]),
+        audit={"mode": "paper", "canary": {"kind": "crafted"}, "methods": []},
+        training={"target_epsilon": key["claimed"]},
+        threat_model="input",
+    )
+    claim = Claim.dpsgd(
+        noise_multiplier=values["noise_multiplier"],
+        sample_rate=values["sample_rate"],
+        num_steps=values["num_steps"],
+        delta=DELTA,
+    )
+    scores, present = (np.load(work.folder / f"{name}.npy") for name in ("scores", "present"))
+    rows = []
+    for number in work.settings["first"]:
+        first = Observations.from_presence(scores[:number], present[:number], normalized=True)
+        rows += [{"steps": number, **_bound(first, claim, *asked)} for asked in _ASKED]
+    return rows
+
+
+def _bound(observations: Observations, claim: Claim, method: str, rule: str) -> Row:
+    tradeoff, inference = METHODS[method]
+    bound = lower_bound(
+        observations,
+        delta=DELTA,
+        confidence=CONFIDENCE,
+        tradeoff=tradeoff,
+        inference=inference,
+        threshold=SameData() if rule == SAME_DATA else Fixed(0.5),
+    )
+    epsilon = claim.hypothesis(Gaussian()).epsilon(bound.parameter)
+    return {"method": method, "rule": rule, "kind": str(bound.kind), "epsilon": epsilon}
+
+
+def _picture(rows: Rows, settings: Settings) -> Picture:
+    panels = [
+        Panel(
+            title=f"{column}, epsilon = {epsilon:g}",
+            x_label="first steps that are looked at",
+            y_label="epsilon lower bound",
+            series=series_over(only(rows, column=column, claimed=epsilon), "steps"),
+            level=epsilon,
+            log_x=True,
+        )
+        for column in _COLUMNS
+        for epsilon in settings["epsilons"]
+    ]
+    return Picture(panels=panels, columns=len(settings["epsilons"]))
+
+
+def _tables(rows: Rows, settings: Settings) -> list[Table]:
+    numbers = values_of(rows, "steps")
+    lines = [
+        (
+            column,
+            f"{epsilon:g}",
+            f"{method}, {rule}",
+            *(
+                f"{mean(only(rows, column=column, claimed=epsilon, method=method, rule=rule, steps=n)):.2f}"
+                for n in numbers
+            ),
+        )
+        for column in _COLUMNS
+        for epsilon in settings["epsilons"]
+        for method, rule in _ASKED
+    ]
+    header = ("training", "epsilon", "method", *(f"{number:,} steps" for number in numbers))
+    return [Table(title="Epsilon by the first steps, composed over all", header=header, rows=lines)]
+
+
+STEPS = Figure(
+    name="steps",
+    title="Crafted input canaries in the first steps of a training",
+    paper="Figure of appendix D.1: on CIFAR-10 the first steps leak more than later ones, on random data "
+    "they do not.",
+    settings={
+        Scale.TINY: {
+            "columns": dict.fromkeys(_COLUMNS, sizes(24, 2, 4, 0.5)),
+            "epsilons": (8.0,),
+            "first": (2, 4),
+        },
+        Scale.CPU: {
+            "columns": dict.fromkeys(_COLUMNS, sizes(49, 4, 240, 0.02)),
+            "epsilons": (1.0, 8.0),
+            "first": (15, 30, 60, 120, 240),
+        },
+        Scale.PAPER: {
+            "columns": dict.fromkeys(_COLUMNS, sizes(None, 4096, 2500, 2.0)),
+            "epsilons": (1.0, 4.0, 8.0, 16.0),
+            "first": (50, 100, 250, 500, 1000, 2500),
+        },
+    },
+    cells=_cells,
+    measure=_measure,
+    picture=_picture,
+    tables=_tables,
+    needs=(CIFAR10,),
+    remarks=("Each point looks at the same training: points of a line depend on each other.",),
+)

@@ -1,0 +1,75 @@
+"""``dpaudit reproduce`` writes data, pictures and a page, and goes on where it was interrupted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dpaudit.experiments.reproduction import FIGURES
+
+
+def test_four_files_are_written_and_the_second_call_measures_nothing(run: Any, tmp_path: Path) -> None:
+    words = "reproduce", "threshold-observations", "--scale", "tiny", "--output", tmp_path
+    first = run(*words)
+    assert first.exit_code == 0, first.output
+    assert "What the paper says" in first.stdout
+    for suffix in ("csv", "md", "png", "svg"):
+        path = tmp_path / f"threshold-observations.{suffix}"
+        assert f"Written: {path}" in first.stdout
+        assert path.stat().st_size > 500
+    with (tmp_path / "threshold-observations.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["kind"] for row in rows} == {"confidence"}
+    assert {"run", "observations", "method", "rule", "epsilon"} <= set(rows[0])
+    again = run(*words)
+    assert again.stdout == first.stdout
+    assert again.stderr.splitlines() == ["2 of 2: done"]
+
+
+def test_the_page_says_which_numbers_are_sound(run: Any, tmp_path: Path) -> None:
+    run("reproduce", "observations", "--scale", "tiny", "--output", tmp_path)
+    page = (tmp_path / "observations.md").read_text()
+    assert "| f-DP(CP) | best on the same data | heuristic | not sound" in page
+    assert "| f-DP(joint) | threshold 1/2 | confidence | sound" in page
+    assert "Scale tiny, seed 0" in page
+
+
+def test_json_is_one_object_with_rows_tables_and_files(run: Any, tmp_path: Path) -> None:
+    result = run("reproduce", "regions", "--scale", "tiny", "--output", tmp_path, "--json", "--seed", 3)
+    values = json.loads(result.stdout)
+    assert (values["name"], values["scale"], values["seed"]) == ("regions", "tiny", 3)
+    assert len(values["files"]) == 4
+    assert values["rows"]
+    assert values["tables"][0]["header"] == ["", "paper", "here"]
+
+
+def test_the_list_has_every_figure(run: Any) -> None:
+    result = run("reproduce", "--list")
+    assert all(any(line.startswith(figure.name) for line in result.stdout.splitlines()) for figure in FIGURES)
+    values = json.loads(run("reproduce", "--list", "--json").stdout)
+    assert [one["name"] for one in values["figures"]] == [figure.name for figure in FIGURES]
+
+
+def test_mistakes_are_one_sentence(refused: Any) -> None:
+    assert refused("reproduce").startswith("Expected the name of a figure; print all with")
+    assert (
+        refused("reproduce", "pdl")
+        == "Expected the name of a figure or table, got 'pdl': did you mean 'pld'?"
+    )
+    assert refused("reproduce", "pld", "--scale", "huge") == (
+        "Expected --scale to be tiny, cpu, paper, got 'huge'."
+    )
+
+
+def test_without_matplotlib_the_line_that_installs_it_comes_before_the_work(
+    refused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    sentence = refused("reproduce", "regions", "--scale", "tiny", "--output", tmp_path / "out")
+    assert sentence == "Plotting needs an optional dependency: pip install 'dpaudit[report]'"
+    assert not (tmp_path / "out").exists()
