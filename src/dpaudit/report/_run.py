@@ -100,13 +100,13 @@ def read_audit(values: Values) -> dict[str, Any]:
     """The parts of a run that come from its result, checked."""
     bound = values.section("bound")
     diagnosed = values.has("diagnosis")
-    claim = ClaimValues.read(values.section("claim"))
+    claim, verdict = ClaimValues.read(values.section("claim")), _verdict(values)
     return {
-        "verdict": _verdict(values),
-        "sentence": values.text("sentence") if values.has("sentence") else _NOTHING,
+        "verdict": verdict,
+        "sentence": _NOTHING if verdict is None else values.text("sentence"),
         "claim": claim,
         "bound": BoundValues.read(bound, bound.number("epsilon"), name="the verdict's"),
-        "power": read_power(values.section("power")) if values.has("power") else None,
+        "power": None if verdict is None else read_power(values.section("power")),
         "methods": BoundValues.read_all(values, claim.delta),
         "notes": values.texts("notes"),
         "not_covered": values.texts("not_covered"),

@@ -40,7 +40,9 @@ def _measure(key: Key, work: Work) -> list[Row]:
         num_steps=values["num_steps"],
         delta=DELTA,
     )
-    scores, present = (np.load(work.folder / f"{name}.npy") for name in ("scores", "present"))
+    scores, present = (
+        np.load(work.folder / f"{name}.npy", allow_pickle=False) for name in ("scores", "present")
+    )
     rows = []
     for number in work.settings["first"]:
         first = Observations.from_presence(scores[:number], present[:number], normalized=True)
