@@ -244,6 +244,7 @@ def test_a_finished_run_prints_its_result_again(config: Path, run: Any) -> None:
     assert values == json.loads((config.parent / "run" / "result.json").read_text())
 
 
+@pytest.mark.long
 def test_a_run_of_the_whole_without_a_live_bound_shows_none(config: Path, run: Any) -> None:
     result = run("run", config, *SHORT, "--set", "audit.mode=end-to-end")
     assert result.exit_code in (0, 3)
@@ -257,6 +258,7 @@ def test_another_config_in_the_directory_is_refused(config: Path, run: Any) -> N
     assert "training.num_steps is 41 here and 40 there" in result.stderr
 
 
+@pytest.mark.long
 def test_the_digits_example_runs(run: Any, tmp_path: Path) -> None:
     text = run("run", "--example", "digits").stdout
     path = tmp_path / "digits.toml"

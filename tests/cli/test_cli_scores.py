@@ -116,7 +116,7 @@ def test_one_score_a_side_is_underpowered_but_no_mistake(files: Any, run: Any) -
         ([], ["--threshold", "0.5"]),
         (DPSGD, []),
         (DPSGD, ["--normalized"]),
-        ([*DPSGD, "--end-to-end"], ["--normalized"]),
+        pytest.param([*DPSGD, "--end-to-end"], ["--normalized"], marks=pytest.mark.long),
     ],
 )
 def test_the_table_fits_80_columns(claim: list[str], threshold: list[str], files: Any, run: Any) -> None:

@@ -138,6 +138,7 @@ def test_canaries_that_are_not_longer_than_the_clipping_norm_arrive_as_they_are(
     assert hook.recorder.observations.with_canary.mean() == pytest.approx(0.5, abs=0.02)
 
 
+@pytest.mark.long
 def test_a_canary_drawn_with_a_rate_is_held_against_the_sampled_curve(train):
     hook = TwoBatches(delta=DELTA, canary_rate=0.25, residual=True, seed=0)
     train(hook, num_steps=1000, noise_multiplier=0.5)
