@@ -18,8 +18,8 @@ confidence. This page is written by `make soundness`, which audits mechanisms wi
 and again ({repetitions:,} audits a cell; a quarter of that for heuristics).
 
 Not on this page: live bounds, bounds of whole runs and of sampled entries, and input canaries, whose smaller
-simulations are in the tests and in `benchmarks/inputs.py`; and black-box audits: 0 of 40 of a correct training
-were flagged (`benchmarks/black_box.py`).
+simulations are in the tests and in `benchmarks/inputs.py`; and black-box audits: 0 of 40 of a correct
+training were flagged (`benchmarks/black_box.py`).
 
 Each cell says how often the bound exceeded the truth, with its standard error, and the mean of
 bound / truth. At mu = 0 there is no truth to divide by: the second number is the mean bound itself. The
