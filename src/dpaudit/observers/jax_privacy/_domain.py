@@ -34,7 +34,7 @@ class Domain:
     @property
     def span(self) -> np.ndarray:
         """The length of the range: the unit of steps and radii."""
-        return np.subtract(self.high, self.low)
+        return np.asarray(self.high - self.low)
 
     def nearest(self, inputs: Any) -> Any:
         """The nearest inputs in the domain, of their type; halfway is low."""
