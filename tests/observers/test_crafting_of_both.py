@@ -13,7 +13,9 @@ from dpaudit._torch import held_out
 from dpaudit._torch.crafting import Crafting
 from dpaudit._torch.crafting._objectives import mean_gradient as torch_mean_gradient
 from dpaudit.observers.jax_privacy import hold_out
-from dpaudit.observers.jax_privacy._examples import crafted, first_examples, mean_gradient
+from dpaudit.observers.jax_privacy._crafting import Crafting as JaxCrafting
+from dpaudit.observers.jax_privacy._crafting import mean_gradient
+from dpaudit.observers.jax_privacy._examples import first_examples
 
 NORM = 0.8
 RNG = np.random.default_rng(3)
@@ -82,19 +84,27 @@ def test_the_mean_gradient_is_of_all_held_out_examples():
     np.testing.assert_allclose(found.numpy(), one_by_one, atol=1e-6)
 
 
-@pytest.mark.parametrize("long", [False, True])
-def test_crafted_canaries_are_the_same(long):
-    canary = dpaudit.Crafted(num_steps=8, step_size=0.05, long=long)
-    arrays, tensors = held("table")
+def loss_of_one(one, target):
+    return loss(start(), (one[None], target[None]))
+
+
+MOVED = [
+    dpaudit.Crafted(num_steps=8, step_size=0.05),
+    dpaudit.Crafted(num_steps=8, step_size=0.25, long=True),
+    dpaudit.Adversarial(num_steps=8, step_size=0.02, radius=0.05),
+    dpaudit.Adversarial(num_steps=8, step_size=0.3, radius=0.3),
+]
+
+
+@pytest.mark.parametrize("canary", MOVED, ids=repr)
+@pytest.mark.parametrize("name", ["table", "bits", "negative and positive"])
+def test_canaries_that_are_moved_are_the_same(canary, name):
+    arrays, tensors = held(name)
     inputs, targets = first_examples(canary, arrays, 6, np.random.default_rng(5))
-    found = crafted(
-        jnp.asarray(inputs),
-        jnp.asarray(targets),
-        canary=canary,
-        data=arrays,
-        gradient=gradient,
-        max_grad_norm=NORM,
-    )
+    move = JaxCrafting(data=arrays, loss=loss_of_one, gradient=gradient, max_grad_norm=NORM)
+    found = np.asarray(move(canary, jnp.asarray(inputs), jnp.asarray(targets)))
     made = crafting(tensors)(canary, 6, np.random.default_rng(5))
-    assert np.abs(np.asarray(found) - inputs).max() > 0.1  # it moved
+    assert np.abs(found - inputs).max() > 0.1  # it moved
     np.testing.assert_allclose(found, made.inputs.numpy(), atol=1e-4)
+    if name != "table":
+        assert set(found.ravel()) <= set(arrays.inputs.ravel())

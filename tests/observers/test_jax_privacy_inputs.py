@@ -19,7 +19,8 @@ OTHERS = RNG.standard_normal((120, 12)).astype(np.float32)
 CLASSES = (OTHERS[:, 0] > 0).astype(np.int32)
 HELD = hold_out(OTHERS, CLASSES, 60, num_classes=10)[1]
 GIVEN = Given(HELD.inputs[:8], (HELD.targets[:8] + 3) % 10)
-KINDS = [dpaudit.Blank(), dpaudit.Mislabelled(), QUICK, GIVEN]
+PGD = dpaudit.Adversarial(num_steps=5)
+KINDS = [dpaudit.Blank(), dpaudit.Mislabelled(), PGD, QUICK, GIVEN]
 MOSTLY_LONG = [kind if kind is QUICK else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
 
 # what JAX Privacy 2.0.0 says of itself with a newer optax
@@ -113,8 +114,9 @@ def looked_along(monkeypatch):
     directions, lengths, original = [], [], InputHost._note_inputs
 
     def noted(host, *given):
-        directions.append(np.array(given[-1].directions))
-        lengths.append(np.array(given[-1].lengths, np.float64) / host.norm)
+        seen = given[4]
+        directions.append(np.array(seen.directions))
+        lengths.append(np.array(seen.lengths, np.float64) / host.norm)
         return original(host, *given)
 
     monkeypatch.setattr(InputHost, "_note_inputs", noted)
@@ -184,6 +186,46 @@ def test_broken_training_is_caught_with_a_crafted_canary(fault, monkeypatch):
         assert recorder.observations.with_canary.mean() > 1.5
 
 
+@pytest.mark.parametrize("canary", [PGD, QUICK], ids=named)
+def test_binary_canaries_stay_binary_in_a_compiled_training(canary, monkeypatch):
+    slow = Slow(monkeypatch)
+    table = (OTHERS > 0).astype(np.float32)
+    held = hold_out(table, CLASSES, 60, num_classes=10)[1]
+    train(3, observer=inputs(canary, held_out=held))
+    made, classes = slow.made
+    assert set(made.ravel()) == {0.0, 1.0}
+    chosen = [row for row, one in zip(held.inputs, held.targets, strict=True) if one in classes]
+    assert not all(any((one == row).all() for row in chosen) for one in made)  # some were moved
+
+
+def test_an_adversarial_canary_climbs_the_loss_that_the_library_has(monkeypatch):
+    slow, canary = Slow(monkeypatch), dpaudit.Adversarial(num_steps=10, step_size=0.02, radius=0.1)
+    params = {"weight": jnp.asarray(RNG.standard_normal((12, 10)) / 3, jnp.float32), "bias": jnp.zeros(10)}
+    observed = observe(*private(has_aux=True, fun=lambda *args: (loss(*args), 0)), seed=0, **inputs(canary))
+    observed.grad_fn(params, (INPUTS[:8], TARGETS[:8]))
+    before = InputHost(None, dpaudit.canaries.Coins(8, 0), canary, HELD)._examples
+    worse = [float(loss(params, examples)) for examples in (before, slow.made)]
+    assert worse[1] > 1.2 * worse[0]
+    reach = 0.1 * (HELD.inputs.max(axis=0) - HELD.inputs.min(axis=0))
+    assert (np.abs(slow.made[0] - before[0]) <= reach * 1.001).all()
+
+
+def test_classes_that_the_model_has_not_are_told_at_the_first_step():
+    """With optax's usual loss it is not a number; with one-hot classes the gradient is 0."""
+    held = hold_out(OTHERS, CLASSES, 60, num_classes=40)[1]
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=r"not finite for classes \[1\d.*num_classes of hold_out"
+    ):
+        train(2, observer=inputs(dpaudit.Mislabelled(), held_out=held))
+
+    def one_hot(params, batch):
+        logits = batch[0] @ params["weight"] + params["bias"]
+        return optax.softmax_cross_entropy(logits, jax.nn.one_hot(batch[1], 10)).mean()
+
+    with pytest.warns(UserWarning, match="canaries have gradients of 0, of classes"):
+        train(2, observer=inputs(dpaudit.Mislabelled(), held_out=held), fun=one_hot)
+
+
 def test_gradients_that_are_added_up_have_canaries_once():
     grad_fn, privatizer = private(noise_multiplier=0.01)
     observed = observe(grad_fn, privatizer, noise_multiplier=0.01, sample_rate=RATE, seed=0, **inputs(GIVEN))
@@ -203,12 +245,12 @@ def test_what_cannot_be_is_refused_in_a_sentence():
 
     refused("Expected held_out", held_out=None)
     refused("got tuple", held_out=(OTHERS, CLASSES))
-    refused("with JAX", canary=dpaudit.Adversarial())
+    refused("canary to be Blank", canary=dpaudit.canaries.InputCanary())
+    whole_numbers = hold_out((100 * OTHERS).astype(np.int32), CLASSES, 20)[1]
+    refused("floating-point numbers for Adversarial", canary=PGD, held_out=whole_numbers)
     refused("Expected no held_out with Dirac", canary=dpaudit.Dirac())
     refused("Expected no held_out with Given", canary=GIVEN)
     refused("to be 8, the examples given", canary=GIVEN, held_out=None, num_canaries=3)
-    binary = hold_out((OTHERS > 0).astype(np.float32), CLASSES, 20)[1]
-    refused("binary ones", held_out=binary)
     with pytest.raises(dpaudit.InputError, match="Expected inputs and a class for each"):
         Given(OTHERS, CLASSES[:3])
 

@@ -19,6 +19,9 @@ from dpaudit.observers.jax_privacy._mark import require_unmarked
 
 __all__ = ["Clip"]
 
+_LIBRARY = "jax_privacy.clipping"
+_LOSS = "value_and_grad_fn"  # by which name the library's gradient knows the loss and its derivative
+
 
 class Clip:
     """What ``clipped_grad`` does after the gradient of an example is found: clip, scale, add up, divide.
@@ -32,10 +35,11 @@ class Clip:
         self._bounded = _bounded(grad_fn)
         self._found: list[FunctionType] = []
         self._function = self._copied(grad_fn, set())
-        if not self._found:
+        self._loss: Any = _kept(self._found[0], _LOSS) if self._found else None
+        if self._loss is None:
             raise InputError(
                 "Expected a gradient function that jax_privacy.clipped_grad made, got one without its "
-                "clipping inside."
+                "clipping and its loss inside."
             )
         self._settings = inspect.getclosurevars(self._found[0]).nonlocals
 
@@ -87,12 +91,20 @@ class Clip:
 
     def gradient(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
         """The gradient of one example, as the library gets it from the loss, before it clips."""
+        return self._settings["fun"](*self._with_one(args, inputs, targets))[0]
+
+    def loss(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
+        """The loss of one example, which the library keeps inside of its gradient."""
+        return self._loss.__wrapped__(*self._with_one(args, inputs, targets))[0]
+
+    def _with_one(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> list[Any]:
+        """The arguments of a call for one example, inside of the library's loop over the batch."""
         one = self.with_batch(args, inputs[None], targets[None])
         if not self._settings["keep_batch_dim"]:
             places = self._settings["batch_argnums"]
             drop = {place: jax.tree.map(lambda leaf: leaf[0], one[place]) for place in places}
             one = [drop.get(place, value) for place, value in enumerate(one)]
-        return self._settings["fun"](*one)[0]
+        return one
 
     def _copied(self, value: Any, seen: set[int]) -> Any:
         """A copy that clips canaries, or None if ``value`` clips nothing."""
@@ -141,12 +153,20 @@ def _bounded(grad_fn: Any) -> BoundedSensitivityCallable:
 
 def _clips(function: FunctionType) -> bool:
     inside = {"fun", "l2_clip_norm", "batch_argnums", "normalize_by", "keep_batch_dim", "microbatch_size"}
-    return function.__module__ == "jax_privacy.clipping" and inside <= set(function.__code__.co_freevars)
+    return function.__module__ == _LIBRARY and inside <= set(function.__code__.co_freevars)
 
 
 def _cells(function: FunctionType) -> dict[str, Any]:
     """The variables that a function has from around it."""
     return dict(inspect.getclosurevars(function).nonlocals)
+
+
+def _kept(function: Any, name: str) -> Any:
+    """What a function of the library, or one that it calls, has under this name from around it."""
+    if not inspect.isfunction(function) or function.__module__ != _LIBRARY:
+        return None
+    cells = _cells(function)
+    return cells.get(name) or next(filter(None, (_kept(held, name) for held in cells.values())), None)
 
 
 def _with_cells(function: FunctionType, new: dict[str, Any]) -> FunctionType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from dpaudit.stats._types import FloatArray
 __all__ = ["InputHost", "Seen"]
 
 _CRAFTING = 4  # a purpose of chance, besides those of Draws
+_MANY = "does the model have so many? num_classes of hold_out() says how many there are."
 _ROOM = 1e-3  # by how much two directions of length 1 may differ that are the same
 
 
@@ -31,6 +33,7 @@ class Seen:
     lengths: Any  # what each canary may add at most, where the noise is
     others: Any  # along each canary, what the other ones added
     inserted: Any  # what all of them added
+    losses: Any  # of each canary
 
 
 class InputHost(Host):
@@ -77,11 +80,30 @@ class InputHost(Host):
                 "sum of the canaries together than of each alone: examples act on each other."
             )
         self._note(batch, joined, stray)
+        if self._recorder.num_done == 0:
+            self._require_told(np.asarray(seen.losses), np.asarray(seen.directions))
         if self._seen is None:
-            self._seen = Seen(*map(np.asarray, (seen.directions, seen.lengths, seen.others, seen.inserted)))
+            self._seen = jax.tree.map(np.asarray, seen)
         elif np.abs(np.asarray(seen.directions) - self._seen.directions).max() > _ROOM:
             raise InputError(
                 "Expected gradients that are added up to one step to be of the same weights, got others."
+            )
+
+    def _require_told(self, losses: np.ndarray, directions: np.ndarray) -> None:
+        """At the first weights each canary has to say something; later, a training may have diverged."""
+        is_silent = ~directions.any(axis=1)
+        lost, silent = (
+            np.unique(self._examples[1][what]).tolist() for what in (~np.isfinite(losses), is_silent)
+        )
+        if lost:
+            raise InputError(
+                f"Expected canaries that have a loss, got one that is not finite for classes {lost}: {_MANY}"
+            )
+        if silent:
+            warnings.warn(
+                f"{is_silent.sum()} of {len(losses)} canaries have gradients of 0, of classes {silent}, and "
+                f"say nothing: {_MANY}",
+                stacklevel=2,
             )
 
     def looked_at(self, num_parameters: int) -> tuple[jax.Array, jax.Array]:

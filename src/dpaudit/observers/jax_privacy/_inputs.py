@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from dpaudit.canaries import Crafted
 from dpaudit.observers.jax_privacy._clip import Clip
-from dpaudit.observers.jax_privacy._examples import crafted
+from dpaudit.observers.jax_privacy._crafting import Crafting
 from dpaudit.observers.jax_privacy._input_host import InputHost, Seen
 from dpaudit.observers.jax_privacy._observer import Join, Observer, tolerance_of
 from dpaudit.observers.jax_privacy._vectors import flat, unflat
@@ -37,35 +37,41 @@ class InputObserver(Observer):
         return partial(self._join, clip)
 
     def _join(self, clip: Clip, args: Any, total: Any) -> Any:
-        inputs, rows = self._gradients(clip, args)
+        inputs, rows, losses = self._gradients(clip, args)
         joins = self._inputs.joins(len(rows))
         summed = partial(_summed, clip=clip, args=args, like=total)
         together = summed(rows * joins[:, None])
         alone = jax.lax.map(lambda row: flat(summed(row[None])), rows)
         joined = jax.tree.map(jnp.add, total, together)
         seen = _seen(rows, alone, joins, flat(together), norms=(clip.norm(self.norm), self.norm))
+        seen = replace(seen, losses=losses)
         off = jnp.max(jnp.abs(seen.inserted - joins @ alone))
         stray = off > tolerance_of(total) * jnp.max(jnp.abs(alone))
         batch, both = (seen.directions @ flat(tree) for tree in (total, joined))
         self._inputs.note_inputs(inputs, batch, both, stray, seen)
         return joined
 
-    def _gradients(self, clip: Clip, args: Any) -> tuple[jax.Array, jax.Array]:
-        """The inputs of this step's canaries, and their gradients before clipping."""
+    def _gradients(self, clip: Clip, args: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The inputs of this step's canaries, their gradients before clipping, and their losses."""
         host = self._inputs
         due, inputs, targets = host.examples()
+
+        loss = partial(clip.loss, args)
 
         def gradient(one: Any, target: Any) -> jax.Array:
             return flat(clip.gradient(args, one, target))
 
-        if isinstance(host.canary, Crafted):
+        if host.canary.looks_at_weights:
             assert host.data is not None  # as required
-            norm = clip.norm(self.norm)
-            craft = partial(
-                crafted, canary=host.canary, data=host.data, gradient=gradient, max_grad_norm=norm
+            crafting = Crafting(
+                data=host.data,
+                loss=loss,
+                gradient=gradient,
+                max_grad_norm=clip.norm(self.norm),
             )
-            inputs = jax.lax.cond(due, craft, lambda start, _: start, inputs, targets)
-        return inputs, jax.vmap(gradient)(inputs, targets)
+            make = partial(crafting, host.canary)
+            inputs = jax.lax.cond(due, make, lambda start, _: start, inputs, targets)
+        return inputs, jax.vmap(gradient)(inputs, targets), jax.vmap(loss)(inputs, targets)
 
     def _without(self, arrived: Any, released: Any) -> Any:
         size = sum(leaf.size for leaf in jax.tree.leaves(arrived))
@@ -93,4 +99,4 @@ def _seen(rows: Any, alone: Any, joins: Any, inserted: Any, *, norms: tuple[floa
     directions = jnp.where(can_tell[:, None], rows / jnp.where(can_tell, found, 1.0)[:, None], 0.0)
     lengths = jnp.where(can_tell, jnp.minimum(found / clip_norm, 1.0) * most, 1.0)
     own = joins * jnp.sum(directions * alone, axis=1)
-    return Seen(directions, lengths, directions @ inserted - own, inserted)
+    return Seen(directions, lengths, directions @ inserted - own, inserted, losses=None)
