@@ -149,7 +149,10 @@ def test_an_epsilon_delta_claim_assumes_no_mechanism():
     bad = dpaudit.audit(scores(0.3, 3000, normalized=True), claim=claim)
     assert good.verdict is dpaudit.Verdict.NO_VIOLATION
     assert bad.verdict is dpaudit.Verdict.VIOLATION
-    assert bad.bound.assumptions == ("all observations are independent",)
+    assert bad.bound.assumptions == (
+        "all observations are independent",
+        "what was seen with and without the canary differs in the canary alone",
+    )
     assert bad.power.noise_factor is None
 
 

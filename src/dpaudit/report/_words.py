@@ -6,10 +6,11 @@ import math
 
 from dpaudit.report._run import Run
 from dpaudit.report.plots._scale import number
-from dpaudit.stats import Verdict
+from dpaudit.stats import Kind, Verdict
 
 __all__ = ["headline", "smallest_leak", "summary", "verdict_mark"]
 
+_OF_ANY_MECHANISM = ("ApproximateDP", "PureDP")
 _MARKS = {
     Verdict.VIOLATION: ("\N{BLACK UP-POINTING TRIANGLE}", "Violation"),
     Verdict.NO_VIOLATION: ("\N{WHITE CIRCLE}", "No violation"),
@@ -29,14 +30,31 @@ def smallest_leak(run: Run) -> str:
 
 def headline(run: Run) -> str:
     """The verdict in a sentence, with its numbers."""
-    claim = f"The claim of epsilon {number(run.claim.epsilon)}"
-    level = f"{100 * run.bound.confidence:g} %"
-    least = f"epsilon is at least {number(run.bound.epsilon)}, with {level} confidence."
+    claimed, least = number(run.claim.epsilon), number(run.bound.epsilon)
     if run.verdict is None:
-        return f"Nothing is claimed: {least}"
+        return f"Nothing is claimed: epsilon is at least {least}, {_sureness(run)}."
     if run.verdict is Verdict.UNDERPOWERED:
-        return f"{claim} could not be tested: there are too few observations."
-    return f"{claim} is {'refuted' if run.verdict is Verdict.VIOLATION else 'not refuted'}: {least}"
+        return f"The claim of epsilon {claimed} could not be tested: there are too few observations."
+    if run.verdict is Verdict.NO_VIOLATION:
+        return f"The claim of epsilon {claimed} is not refuted: epsilon is at least {least}, {_sureness(run)}."
+    if run.bound.tradeoff.startswith(_OF_ANY_MECHANISM):
+        return f"The claim of epsilon {claimed} is refuted: epsilon is at least {least}, {_sureness(run)}."
+    # what is refuted is the claimed curve: a mechanism of another kind might leak that and keep its epsilon
+    return (
+        f"The claim is refuted: the claimed kind of mechanism needs an epsilon of at least {least} to leak "
+        f"what was seen, and {claimed} is claimed, {_sureness(run)}."
+    )
+
+
+def _sureness(run: Run) -> str:
+    """How sure the bound is, in the words of its kind."""
+    level = f"{100 * run.bound.confidence:g} %"
+    match run.bound.kind:
+        case Kind.CONFIDENCE:
+            return f"with {level} confidence"
+        case Kind.CREDIBLE:
+            return f"with {level} credibility, which depends on a prior"
+    return "by a heuristic, whose error rate is not known"
 
 
 def summary(run: Run) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.stats._bound import Bound
+from dpaudit.stats._coins import FAIR
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._question import Finding, Kind, Question
@@ -14,6 +15,7 @@ from dpaudit.stats.tradeoffs import TradeOff
 
 __all__ = ["lower_bound", "require"]
 
+_ALIKE = "what was seen with and without the canary differs in the canary alone"
 _GIVEN = "the threshold behind the counts was chosen before the data"
 _SAME_DATA = "nothing is known of the error rate: the threshold was chosen on the counted data"
 
@@ -92,6 +94,7 @@ def _assumptions(
 ) -> tuple[str, ...]:
     stepped = isinstance(observations, Observations) and observations.is_stepped
     texts = [question.tradeoff.assumption(question.delta), inference.assumption(stepped)]
+    texts.append(FAIR if isinstance(observations, Observations) and observations.by_coin else _ALIKE)
     if threshold is None:
         texts.append(_GIVEN)
     if isinstance(threshold, SameData):

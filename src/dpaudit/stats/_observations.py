@@ -8,6 +8,7 @@ import numpy as np
 
 from dpaudit.errors import InputError
 from dpaudit.stats._chunks import chunks, is_on_disk, require_finite
+from dpaudit.stats._coins import require_fair
 from dpaudit.stats._types import ArrayLike, BoolArray, IntArray, ScoreArray
 
 __all__ = ["Observations"]
@@ -60,7 +61,8 @@ class Observations:
         """Scores and, for each, whether its canary was present: one-dimensional, or steps x canaries.
 
         Steps x canaries means that every canary of every step was present by a fair coin of its own:
-        the share of wrong guesses of a step then has the balanced error as its mean.
+        the share of wrong guesses of a step then has the balanced error as its mean. A mask that cannot
+        have come about so is refused.
 
         >>> Observations.from_presence([0.1, 0.9, 0.4], [False, True, True])
         Observations(with_canary=2 scores, without_canary=1 scores)
@@ -69,6 +71,7 @@ class Observations:
         mask = _as_mask(present, values.shape)
         if values.ndim == 1:
             return cls(with_canary=values[mask], without_canary=values[~mask], normalized=normalized)
+        require_fair(mask)
         steps = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
         return cls(
             with_canary=values[mask],
@@ -98,7 +101,12 @@ class Observations:
     @property
     def is_stepped(self) -> bool:
         """Whether several canaries share a step."""
-        return self.with_canary.ndim == 2 or self.with_steps is not None
+        return self.with_canary.ndim == 2 or self.by_coin
+
+    @property
+    def by_coin(self) -> bool:
+        """Whether every canary of every step was present by a coin of its own."""
+        return self.with_steps is not None
 
 
 def _check_steps(observations: Observations) -> None:

@@ -10,6 +10,7 @@ from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.stats._binomial import binomial_cdf
 from dpaudit.stats._bound import Bound
+from dpaudit.stats._coins import FAIR
 from dpaudit.stats._one_run_guesses import Guesses
 from dpaudit.stats._question import Kind
 from dpaudit.stats._search import last_true
@@ -17,7 +18,6 @@ from dpaudit.stats.tradeoffs import ApproximateDP, TradeOff
 
 __all__ = ["one_run_bound", "one_run_fdp_bound", "too_many_correct"]
 
-_COIN = "every canary was present by a fair coin of its own"
 _BEFORE = "which canaries to guess was decided without the truth, and how many before the data"
 
 
@@ -86,7 +86,7 @@ def _bound(  # noqa: PLR0917
         threshold=None,
         counts=guesses,
         kind=Kind.CONFIDENCE,
-        assumptions=(*assumptions, _COIN, _BEFORE),
+        assumptions=(*assumptions, FAIR, _BEFORE),
     )
 
 

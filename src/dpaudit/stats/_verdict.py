@@ -10,7 +10,7 @@ __all__ = ["Verdict"]
 class Verdict(Enum):
     """The outcome of an audit; the value is its sentence."""
 
-    VIOLATION = "The observations refute the claim: the training leaks more than it says."
+    VIOLATION = "The observations refute the claim: they tell more of the canary than it allows."
     NO_VIOLATION = (
         "The observations do not refute the claim. This does not prove it: a leak below the stated "
         "power would have gone unseen."
