@@ -1,6 +1,6 @@
 """Input canaries side by side: how tight each is, and how often a correct training is flagged.
 
-    python benchmarks/inputs.py sound [--seeds 40]
+    python benchmarks/inputs.py sound [--seeds 40] [--canaries blank,crafted,...]
     python benchmarks/inputs.py tight [--cifar10 DIR] [--fashion DIR] [--location DIR] [--seeds 5]
                                       [--cases digits,location,...] [--canaries blank,crafted,...]
                                       [--cache FILE]
@@ -213,7 +213,8 @@ def _sound(arguments):
     most = arguments.seeds // 20  # 5 %
     counts = []
     print(f"correct trainings flagged, of {arguments.seeds} seeds")
-    for kind, canary in _CANARIES.items():
+    for kind in arguments.canaries.split(","):
+        canary = _CANARIES[kind]
         for mode in _MODES:
             found = [
                 cells.measure(
