@@ -13,7 +13,18 @@ from dpaudit.experiments.reproduction._values import Row
 from dpaudit.experiments.reproduction._work import Work
 from dpaudit.stats import ApproximateDP
 
-__all__ = ["COLUMNS", "HALF", "OURS", "SAME_DATA", "Column", "audited", "method_rows", "our_row", "sizes"]
+__all__ = [
+    "COLUMNS",
+    "HALF",
+    "OURS",
+    "SAME_DATA",
+    "Column",
+    "audited",
+    "claim_of",
+    "method_rows",
+    "our_row",
+    "sizes",
+]
 
 SAME_DATA, HALF = "same data", "t = 1/2"
 OURS = "ours, one run"
@@ -137,10 +148,14 @@ def _composed(bound: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
     """Of the whole training; an epsilon at delta = 0 is read as one at delta, as the paper must have done."""
     if bound["training_epsilon"] is not None or bound["epsilon"] == "inf":
         return bound["training_epsilon"]
-    claim = Claim.dpsgd(
+    return claim_of(values).hypothesis(ApproximateDP(DELTA)).epsilon(bound["epsilon"])
+
+
+def claim_of(values: Mapping[str, Any]) -> Claim:
+    """What the training of a result claims."""
+    return Claim.dpsgd(
         noise_multiplier=values["noise_multiplier"],
         sample_rate=values["sample_rate"],
         num_steps=values["num_steps"],
         delta=DELTA,
     )
-    return claim.hypothesis(ApproximateDP(DELTA)).epsilon(bound["epsilon"])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpaudit.experiments.reproduction._curves import bars
 from dpaudit.experiments.reproduction._data import CIFAR10, PURCHASE
 from dpaudit.experiments.reproduction._figure import Figure
 from dpaudit.experiments.reproduction._final_models import final_models
-from dpaudit.experiments.reproduction._picture import Mark, Panel, Picture, Series, Table
+from dpaudit.experiments.reproduction._picture import Panel, Picture, Table
 from dpaudit.experiments.reproduction._scale import Scale
 from dpaudit.experiments.reproduction._trained import sizes
-from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, values_of
+from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, pairs_of, values_of
 from dpaudit.experiments.reproduction._work import Work
 
 __all__ = ["BLACK_BOX"]
@@ -33,23 +34,8 @@ def _measure(key: Key, work: Work) -> list[Row]:
     )
 
 
-def _pairs(rows: Rows) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((str(row["method"]), str(row["rule"])) for row in rows))
-
-
 def _panel(rows: Rows, column: str) -> Panel:
-    series = [
-        Series(
-            label=f"{method}, {rule}",
-            x=range(len(_CANARIES)),
-            y=[
-                mean(only(rows, column=column, canary=one, method=method, rule=rule)) or 0.0
-                for one in _CANARIES
-            ],
-            mark=Mark.BARS,
-        )
-        for method, rule in _pairs(rows)
-    ]
+    series = bars(only(rows, column=column), "canary", _CANARIES)
     return Panel(title=column, x_label="", y_label="epsilon lower bound", series=series, categories=_CANARIES)
 
 
@@ -58,7 +44,7 @@ def _picture(rows: Rows, _: Settings) -> Picture:
 
 
 def _tables(rows: Rows, settings: Settings) -> list[Table]:
-    pairs = _pairs(rows)
+    pairs = pairs_of(rows)
     lines = []
     for column in values_of(rows, "column"):
         for canary in _CANARIES:
