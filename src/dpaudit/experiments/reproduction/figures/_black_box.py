@@ -10,7 +10,7 @@ from dpaudit.experiments.reproduction._figure import Figure
 from dpaudit.experiments.reproduction._final_models import final_models
 from dpaudit.experiments.reproduction._picture import Panel, Picture, Table
 from dpaudit.experiments.reproduction._scale import Scale
-from dpaudit.experiments.reproduction._trained import sizes
+from dpaudit.experiments.reproduction._trained import TINY, sizes
 from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, pairs_of, values_of
 from dpaudit.experiments.reproduction._work import Work
 
@@ -75,7 +75,6 @@ def _settings(columns: dict[str, Any], num_models: int) -> dict[str, Any]:
 
 
 _WIDE, _CONV = sizes(None, 4096, 2500, 2.0), sizes(None, 256, 20_000, 0.5)
-_SMALL = sizes(24, 2, 4, 0.5)
 
 BLACK_BOX = Figure(
     name="black-box",
@@ -84,17 +83,17 @@ BLACK_BOX = Figure(
     "WRN-16 by f-DP(ZB), significantly less on others, nothing on random data.",
     settings={
         Scale.TINY: {
-            **_settings({"CIFAR-10 MLP": _SMALL, "Purchase": _SMALL}, 8),
+            **_settings({"CIFAR-10 MLP": TINY, "Purchase": TINY}, 8),
             "pool": {"kind": "serial"},
         },
         Scale.CPU: _settings(
             {
                 "CIFAR-10 MLP": sizes(500, 25, 100, 0.1),
-                "CIFAR-10 ConvNet": sizes(200, 16, 40, 0.5),
+                "CIFAR-10 ConvNet": sizes(100, 8, 40, 0.5),
                 "Purchase": sizes(800, 64, 100, 0.1),
-                "Random ConvNet": sizes(200, 16, 40, 0.5),
+                "Random ConvNet": sizes(100, 8, 40, 0.5),
             },
-            400,
+            200,
         ),
         Scale.PAPER: _settings(
             {
@@ -110,6 +109,7 @@ BLACK_BOX = Figure(
     measure=_measure,
     picture=_picture,
     tables=_tables,
+    has_processes=True,
     needs=(CIFAR10, PURCHASE),
     remarks=(
         "The curve is that of the whole training, composed. Below the paper's scale WRN-16 is left out: "

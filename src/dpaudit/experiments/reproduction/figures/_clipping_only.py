@@ -11,7 +11,7 @@ from dpaudit.experiments.reproduction._figure import Figure
 from dpaudit.experiments.reproduction._final_models import final_models
 from dpaudit.experiments.reproduction._picture import Panel, Picture, Table
 from dpaudit.experiments.reproduction._scale import Scale
-from dpaudit.experiments.reproduction._trained import SAME_DATA, sizes
+from dpaudit.experiments.reproduction._trained import SAME_DATA, TINY, sizes
 from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, pairs_of, values_of
 from dpaudit.experiments.reproduction._work import Work
 from dpaudit.stats import ErrorCounts, lower_bound
@@ -118,7 +118,7 @@ CLIPPING_ONLY = Figure(
     paper="Table 2, 1,000 models with the canary and 1,000 without, f-DP(ZB): 23.4, 26.8 and 41.0 at C = "
     "0.1, 1 and 10; the largest bound of so many models is 44.0.",
     settings={
-        Scale.TINY: {**_settings("CIFAR-10 MLP", sizes(24, 2, 4, 0.5), 8), "pool": {"kind": "serial"}},
+        Scale.TINY: {**_settings("CIFAR-10 MLP", TINY, 8), "pool": {"kind": "serial"}},
         Scale.CPU: _settings("CIFAR-10 MLP", sizes(500, 25, 100, 0.05), 2_000),
         Scale.PAPER: _settings("CIFAR-10 WRN-16", sizes(None, 4096, 2500, 2.0), 2_000),
     },
@@ -126,6 +126,7 @@ CLIPPING_ONLY = Figure(
     measure=_measure,
     picture=_picture,
     tables=_tables,
+    has_processes=True,
     needs=(CIFAR10,),
     remarks=(
         "The paper's 44.0 is the 5 % quantile of the posterior; by its own definition a 95 % bound is the "

@@ -11,7 +11,7 @@ from dpaudit.experiments.reproduction._data import CIFAR10
 from dpaudit.experiments.reproduction._figure import Figure
 from dpaudit.experiments.reproduction._picture import Picture, Table
 from dpaudit.experiments.reproduction._scale import Scale
-from dpaudit.experiments.reproduction._trained import HALF, SAME_DATA, audited, claim_of, sizes
+from dpaudit.experiments.reproduction._trained import HALF, SAME_DATA, TINY, audited, claim_of, sizes
 from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, values_of
 from dpaudit.experiments.reproduction._work import Work
 from dpaudit.stats import Fixed, Gaussian, Observations, SameData, lower_bound
@@ -102,9 +102,9 @@ STEPS = Figure(
     "they do not.",
     settings={
         Scale.TINY: {
-            "columns": dict.fromkeys(_COLUMNS, sizes(24, 2, 4, 0.5)),
+            "columns": dict.fromkeys(_COLUMNS, TINY),
             "epsilons": (8.0,),
-            "first": (2, 4),
+            "first": (1, 2),
         },
         Scale.CPU: {
             "columns": dict.fromkeys(_COLUMNS, sizes(49, 4, 240, 0.02)),
