@@ -65,4 +65,4 @@ def nearest(sizes: Sequence[int], wanted: Sequence[int]) -> list[int]:
     >>> nearest([10, 90, 800], [100, 1000])
     [90, 800]
     """
-    return sorted({min(sizes, key=lambda size: abs(np.log(size / one))) for one in wanted})  # type: ignore[misc]
+    return sorted({min(sizes, key=lambda size: abs(np.log(size / one))) for one in wanted})

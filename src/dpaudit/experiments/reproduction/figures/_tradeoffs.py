@@ -84,8 +84,8 @@ def _tables(rows: Rows, _: Settings) -> list[Table]:
 
 
 def _largest_gap(rows: Rows, one: str, other: str) -> float:
-    fnr = [rates_of(only(rows, mechanism=name))[1] for name in (one, other)]
-    return max(abs(a - b) for a, b in zip(*fnr, strict=True))
+    first, second = (rates_of(only(rows, mechanism=name))[1] for name in (one, other))
+    return max(abs(a - b) for a, b in zip(first, second, strict=True))
 
 
 _USUAL = {"epsilon": 1.0, "num_points": 401, "sample_rate": 4096 / 50000, "num_steps": 2500}
