@@ -12,7 +12,15 @@ from dpaudit.experiments.reproduction._data import Need
 from dpaudit.experiments.reproduction._figure import Figure
 from dpaudit.experiments.reproduction._picture import Mark, Panel, Picture, Series, Table
 from dpaudit.experiments.reproduction._scale import Scale
-from dpaudit.experiments.reproduction._trained import COLUMNS, OURS, SAME_DATA, audited, method_rows, our_row
+from dpaudit.experiments.reproduction._trained import (
+    COLUMNS,
+    OURS,
+    SAME_DATA,
+    audited,
+    method_rows,
+    our_row,
+    tested,
+)
 from dpaudit.experiments.reproduction._values import (
     Key,
     Row,
@@ -157,7 +165,7 @@ class Study:
         accuracy = ", ".join(f"{name} {mean(only(rows, variant=name), 'accuracy'):.1%}" for name in names)
         return [
             Table(title=text, header=("method", "kind", "epsilon", *names), rows=lines),
-            Table(title="Accuracy on test data", header=("mean",), rows=[(accuracy,)]),
+            Table(title=tested(settings), header=("mean",), rows=[(accuracy,)]),
             *self.more_tables(rows, settings),
         ]
 

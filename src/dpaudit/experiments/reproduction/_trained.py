@@ -9,7 +9,7 @@ from typing import Any
 from dpaudit.accounting import Claim
 from dpaudit.experiments.reproduction._bounds import CONFIDENCE, DELTA
 from dpaudit.experiments.reproduction._data import CIFAR10, PURCHASE, Need
-from dpaudit.experiments.reproduction._values import Row
+from dpaudit.experiments.reproduction._values import Row, Settings
 from dpaudit.experiments.reproduction._work import Work
 from dpaudit.stats import ApproximateDP
 
@@ -25,6 +25,7 @@ __all__ = [
     "method_rows",
     "our_row",
     "sizes",
+    "tested",
 ]
 
 SAME_DATA, HALF = "same data", "t = 1/2"
@@ -71,6 +72,13 @@ def sizes(
         "num_steps": num_steps,
         "learning_rate": learning_rate,
     }
+
+
+def tested(settings: Settings) -> str:
+    """What accuracies are of."""
+    number = next(iter(settings["columns"].values()))["num_test"]
+    some = "all test data" if number is None else f"{number} examples of the test data"
+    return f"Accuracy on {some}, but for those that input canaries are made from"
 
 
 # Whole batches have the quickest accountant. All figures have the same, so that it is asked once. In the

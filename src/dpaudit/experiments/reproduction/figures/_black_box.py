@@ -10,7 +10,7 @@ from dpaudit.experiments.reproduction._figure import Figure
 from dpaudit.experiments.reproduction._final_models import final_models
 from dpaudit.experiments.reproduction._picture import Panel, Picture, Table
 from dpaudit.experiments.reproduction._scale import Scale
-from dpaudit.experiments.reproduction._trained import TINY, sizes
+from dpaudit.experiments.reproduction._trained import TINY, sizes, tested
 from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, pairs_of, values_of
 from dpaudit.experiments.reproduction._work import Work
 
@@ -59,7 +59,11 @@ def _tables(rows: Rows, settings: Settings) -> list[Table]:
         ("random data, f-DP(ZB)", "nothing non-trivial", _said(rows, "Random")),
     ]
     return [
-        Table(title=f"{settings['num_models']:,} models each, epsilon = 8", header=header, rows=lines),
+        Table(
+            title=f"{settings['num_models']:,} models each, epsilon = 8. {tested(settings)}",
+            header=header,
+            rows=lines,
+        ),
         Table(title="What the paper says, of 2,000 models", header=("", "paper", "here"), rows=said),
     ]
 
