@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dpaudit.experiments import reproduction
 from dpaudit.experiments.reproduction import FIGURES
 
 
@@ -73,3 +74,25 @@ def test_without_matplotlib_the_line_that_installs_it_comes_before_the_work(
     sentence = refused("reproduce", "regions", "--scale", "tiny", "--output", tmp_path / "out")
     assert sentence == "Plotting needs an optional dependency: pip install 'dpaudit[report]'"
     assert not (tmp_path / "out").exists()
+
+
+def test_all_goes_on_after_a_figure_that_cannot_be_made_and_names_it_at_the_end(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = tuple(reproduction.figure_named(name) for name in ("flagship", "regions", "thresholds"))
+    monkeypatch.setattr(reproduction, "FIGURES", few)
+    result = run("reproduce", "all", "--scale", "tiny", "--output", tmp_path, "--json")
+    assert result.exit_code == 2
+    assert [one["name"] for one in json.loads(result.stdout)["figures"]] == ["regions", "thresholds"]
+    assert {path.stem for path in tmp_path.glob("*.csv")} == {"regions", "thresholds"}
+    assert "flagship: Expected --data-dir with the official files" in result.stderr
+    assert result.stderr.endswith("Expected 3 figures, but 1 could not be made: flagship.\n")
+
+
+def test_more_workers_write_the_same_data(run: Any, tmp_path: Path) -> None:
+    for workers in (1, 2):
+        words = "--scale", "tiny", "--output", tmp_path / str(workers), "--workers", workers
+        result = run("reproduce", "thresholds", *words)
+        assert result.exit_code == 0, result.output
+    one, two = ((tmp_path / workers / "thresholds.csv").read_text() for workers in ("1", "2"))
+    assert one == two

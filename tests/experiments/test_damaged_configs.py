@@ -50,6 +50,7 @@ KEYS = (
     "pool",
     "pool.kind",
     "data.num_examples",
+    "data.num_test",
     "training.delta",
     "threat_model",
     "a.b.c",

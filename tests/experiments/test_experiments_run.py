@@ -344,6 +344,16 @@ def test_models_fit_the_data_that_they_are_given(small: Small, model: str, data:
     assert rehearse(Config.model_validate(base))["num_done"] == 1
 
 
+@pytest.mark.parametrize("data", ["digits", "random"])
+def test_as_many_examples_are_for_test_as_the_config_says(small: Small, data: str) -> None:
+    base = small().model_dump() | {"data": {"name": data, "num_examples": 60, "num_test": 7}}
+    train, test = load_data(Config.model_validate(base).data)
+    assert (len(train), len(test)) == (60, 7)
+    base["data"].pop("num_test")
+    all_of_them = load_data(Config.model_validate(base).data)[1]
+    assert len(all_of_them) == (1797 - 60 if data == "digits" else 12)
+
+
 def test_a_model_that_does_not_fit_is_told(small: Small) -> None:
     base = small().model_dump() | {"model": {"name": "purchase-mlp"}}
     with pytest.raises(
@@ -356,6 +366,7 @@ def test_a_model_that_does_not_fit_is_told(small: Small) -> None:
     ("changes", "sentence"),
     [
         (["data.num_examples=1797"], r"data\.num_examples=1797 to be at most 1796"),
+        (["data.num_test=1398"], r"data\.num_test=1398 to be at most 1397"),
         (["audit.num_canaries=100000"], r"num_canaries=100000 to be at most"),
         (["device=gpu"], r"got device='gpu'"),
         (["device=meta"], r"got device='meta'"),

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from dpaudit.experiments.reproduction import (
     reproduce,
 )
 from dpaudit.experiments.reproduction._mechanism import counted
+from dpaudit.experiments.reproduction._study import PAPERS
 from dpaudit.experiments.reproduction._values import kinds, only, values_of
+from dpaudit.experiments.trials import Finished, Processes
 from dpaudit.stats import Gaussian
 
 SIMULATED = [figure.name for figure in FIGURES if not figure.needs]
@@ -163,22 +166,111 @@ def test_no_accountants_curve_lies_above_the_attack_on_a_sampled_step(tmp_path: 
 
 
 TRAINED = [figure.name for figure in FIGURES if figure.needs]
+OURS, HALF = "ours, one run", "t = 1/2"
+# in which columns of which table a figure says what the paper says
+SAID = {
+    "table1": ("/ 6.", 0),
+    "flagship": ("/ 5.80", 0),
+    "bugs": ("/ yes", 2),
+    "clipping-only": ("41.0", 0),
+    "black-box": ("about 1.6", 1),
+}
 
 
-QUICK = "bugs", "clipping-only"  # the others ask the accountant, for minutes on a busy machine
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where trainings are kept, so that several tests look at the same."""
+    return tmp_path_factory.mktemp("trained")
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in TRAINED]
-)
-def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, tmp_path: Path) -> None:
-    found = tiny(name, tmp_path)
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, folder: Path) -> None:
+    found = tiny(name, folder)
     assert found.data == ("digits",)
+    assert [key for key in found.figure.cells(found.settings) if not _of_cell(found, key)] == []
+    _require_kinds(found)
+    shown = [one for panel in found.picture.panels for one in panel.series]
+    assert shown
+    assert all(np.isfinite(one.y).all() for one in shown)
+    if name in SAID:
+        text, place = SAID[name]
+        assert any(text in cell for row in found.tables[place].rows for cell in row)
+    again = tiny(name, folder)
+    assert again.to_dict() == found.to_dict()
+
+
+def _of_cell(found: Reproduced, key: Any) -> list[Any]:
+    """The rows of a cell that have a bound of a known kind."""
+    known = {"confidence", "credible", "heuristic"}
+    return [row for row in only(found.rows, **key) if row["epsilon"] is not None and row["kind"] in known]
+
+
+def _require_kinds(found: Reproduced) -> None:
+    """Sound is only what has a threshold that was chosen before the data and is no posterior or Katz's."""
+    for (method, rule), kind in found.kinds.items():
+        if rule == "same data" or "Katz" in method:
+            assert kind == "heuristic"
+        elif "ZB" in method:
+            assert kind == "credible"
+        else:
+            assert kind == "confidence"
     assert {"confidence", "heuristic"} <= set(found.kinds.values())
-    assert all(np.isfinite(one.y).all() for panel in found.picture.panels for one in panel.series)
-    json.dumps(found.to_dict(), allow_nan=False)
-    again = tiny(name, tmp_path)
-    assert again.rows == found.rows
+
+
+def test_table_1_has_all_its_cells_and_two_steps_refute_no_claim(folder: Path) -> None:
+    rows = tiny("table1", folder).rows
+    columns = "CIFAR-10 WRN-16", "CIFAR-10 ConvNet", "Purchase", "Random WRN-16"
+    for column, method in product(columns, PAPERS):
+        [same] = only(rows, variant=column, method=method, rule="same data")
+        [half] = only(rows, variant=column, method=method, rule=HALF)
+        assert same["claimed"] == half["claimed"] == 8.0
+        assert same["epsilon"] >= half["epsilon"]
+    assert max(row["epsilon"] for row in rows if row["kind"] == "confidence") <= 8.0
+    assert len(only(rows, method=OURS)) == len(columns)
+
+
+def test_thirty_steps_show_a_missing_clip_best_by_the_gaussian_curve_and_a_correct_step_shows_none(
+    folder: Path,
+) -> None:
+    found = tiny("bugs", folder)
+    broken, correct = (
+        {row["method"]: row["epsilon"] for row in only(found.rows, variant=name, rule=HALF)}
+        for name in ("1: clipped after the mean", "correct")
+    )
+    assert broken["f-DP(joint)"] > broken["f-DP(CP)"] > 1.27
+    assert broken["f-DP(CP)"] > broken["(eps,delta)(CP)"] > 0
+    assert max(correct[name] for name in ("f-DP(joint)", "f-DP(CP)", "(eps,delta)(CP)")) <= 1.27
+    [line] = [row for row in found.tables[2].rows if row[0] == "f-DP(CP)"]
+    assert line[1:] == ("yes and yes / yes",)
+
+
+def test_cells_in_processes_have_the_rows_of_cells_in_this_one(tmp_path: Path) -> None:
+    told: list[tuple[int, int, str]] = []
+    pooled = tiny(
+        "thresholds",
+        tmp_path / "pooled",
+        pool=Processes(num_workers=2),
+        watch=lambda *words: told.append(words),
+    )
+    assert pooled.rows == tiny("thresholds", tmp_path / "serial").rows
+    assert [(done, total) for done, total, _ in told] == [(0, 2), (1, 2), (2, 2), (2, 2)]
+
+
+class _Failing:
+    """A pool whose first cell fails."""
+
+    def map(self, task: Any, groups: Any) -> Any:
+        yield groups[0], Finished.failed(groups[0], "Traceback\nValueError: broken")
+        yield from map(task, groups[1:])
+
+
+def test_a_cell_that_fails_in_a_process_is_told_and_the_others_are_kept(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"2 cells of thresholds, but 1 failed; .* run 0: ValueError: broken"
+    ):
+        tiny("thresholds", tmp_path, pool=_Failing())
+    assert [path.stem for path in tmp_path.glob("*/*.json")] == ["run=1"]
+    assert len(values_of(tiny("thresholds", tmp_path).rows, "run")) == 2
 
 
 @pytest.mark.parametrize("name", TRAINED)

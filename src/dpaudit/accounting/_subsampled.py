@@ -32,8 +32,8 @@ class SubsampledGaussian(TradeOff):
     """``num_steps`` Poisson-sampled Gaussian steps, composed; the parameter is 1/noise_multiplier.
 
     The curve is the maximum of the lines of the privacy loss distribution's own profile. With
-    ``num_lines`` it is the paper's Algorithm 4 (with its errata: the maximum of the lines, deltas spaced
-    logarithmically towards both ends between ``line_delta`` and 1 - ``line_delta``).
+    ``num_lines`` it is the paper's Algorithm 4 (with its erratum, the maximum of the lines; deltas spaced
+    logarithmically towards both ends, for small error rates, between ``line_delta`` and 1 - ``line_delta``).
     """
 
     sample_rate: float

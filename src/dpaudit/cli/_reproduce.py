@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dpaudit.cli._console import output, print_json, print_labelled
 from dpaudit.cli._options import Json
-from dpaudit.cli._progress import Watching
 from dpaudit.cli._reproduce_tables import print_reproduced
+from dpaudit.cli._reproducing import Asked
 from dpaudit.errors import InputError
 
 if TYPE_CHECKING:  # imported when the command is called, so that the others start faster
-    from dpaudit.experiments.reproduction import Data, Figure, Reproduced, Scale
+    from dpaudit.experiments.reproduction import Figure, Reproduced, Scale
 
 __all__ = ["reproduce"]
 
+_ALL = "all"
+
 _Name = Annotated[
     str | None,
-    typer.Argument(metavar="NAME", help="A figure or table; --list prints them.", show_default=False),
+    typer.Argument(
+        metavar="NAME",
+        help="A figure or table; --list prints them. all: one after another.",
+        show_default=False,
+    ),
 ]
 _List = Annotated[bool, typer.Option("--list", help="Print the names of all figures, and run none.")]
 _Scale = Annotated[
@@ -49,6 +55,15 @@ _Embedded = Annotated[
 ]
 _Seed = Annotated[int, typer.Option("--seed", min=0, help="The chance of everything.")]
 _Device = Annotated[str, typer.Option("--device", help="Where models are trained, for example cuda.")]
+_Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        help="How many cells are measured at a time; by default one for each core, one on a GPU.",
+        show_default=False,
+    ),
+]
 
 
 def reproduce(
@@ -61,13 +76,15 @@ def reproduce(
     embedded: _Embedded = False,
     seed: _Seed = 0,
     device: _Device = "cpu",
+    num_workers: _Workers = None,
     as_json: Json = False,
 ) -> None:
     """Reproduce a table or figure of "Tight Auditing of DP Machine Learning".
 
     Writes NAME.csv, NAME.png, NAME.svg and NAME.md, which sets it beside the
     paper and says which numbers are sound. Called again, it goes on where it
-    was interrupted.
+    was interrupted. With all, a figure that cannot be made is told, and the
+    next one comes.
 
     Exit status: 0 all is written, 2 bad input, 130 interrupted.
     """
@@ -78,15 +95,40 @@ def reproduce(
         return
     if name is None:
         raise InputError("Expected the name of a figure; print all with: dpaudit reproduce --list")
-    figure = reproduction.figure_named(name)
+    figures = reproduction.FIGURES if name == _ALL else (reproduction.figure_named(name),)
     size = _scale(scale)
-    place = folder or Path("dpaudit-reproduction", size)
-    data = reproduction.Data(data_dir, embedded)
-    found, files = _watched(figure, size, place, data=data, seed=seed, device=device)
+    asked = Asked(
+        scale=size,
+        place=folder or Path("dpaudit-reproduction", size),
+        data=reproduction.Data(data_dir, embedded),
+        seed=seed,
+        device=device,
+        num_workers=num_workers,
+    )
+    if name == _ALL:
+        _all(asked, figures, as_json=as_json)
+        return
+    found, files = asked.one(*figures)
     if as_json:
-        print_json({**found.to_dict(), "files": [str(path) for path in files]})
+        print_json(_plain(found, files))
     else:
         print_reproduced(output(), found, files)
+
+
+def _all(asked: Asked, figures: tuple[Figure, ...], *, as_json: bool) -> None:
+    made = []
+    try:
+        for found, files in asked.each(figures):
+            made.append(_plain(found, files))
+            if not as_json:
+                print_reproduced(output(), found, files)
+    finally:
+        if as_json:
+            print_json({"figures": made})
+
+
+def _plain(found: Reproduced, files: list[Path]) -> dict[str, Any]:
+    return {**found.to_dict(), "files": [str(path) for path in files]}
 
 
 def _scale(name: str) -> Scale:
@@ -102,36 +144,3 @@ def _listed(figures: tuple[Figure, ...], *, as_json: bool) -> None:
         print_json({"figures": [figure.described() for figure in figures]})
         return
     print_labelled(output(), [(figure.name, figure.title) for figure in figures])
-
-
-def _watched(
-    figure: Figure, scale: Scale, place: Path, *, data: Data, seed: int, device: str
-) -> tuple[Reproduced, list[Path]]:
-    from dpaudit.experiments.reproduction import reproduce as measured  # noqa: PLC0415
-    from dpaudit.report.reproduction import require_plotting, write_reproduced  # noqa: PLC0415
-
-    require_plotting()  # before the work, not after it
-    num_done = total = 0
-    with Watching() as watching:
-
-        def watch(done: int, number: int, text: str) -> None:
-            nonlocal num_done, total
-            num_done, total = done, number
-            watching.show(done, number, f"{done} of {number}: {text}")
-
-        try:
-            found = measured(
-                figure,
-                output=place,
-                scale=scale,
-                data=data,
-                seed=seed,
-                device=device,
-                watch=watch,
-                say=watching.say,
-            )
-        except KeyboardInterrupt:
-            kept = f"{num_done} of {total} cells are done and kept in {place}"
-            watching.say(f"Interrupted: {kept}. The same command goes on from there.")
-            raise
-    return found, write_reproduced(found, place)

@@ -26,8 +26,14 @@ _TEST_SHARE = 6  # one in so many examples, where the data have no test part of 
 
 def load_data(config: DataConfig) -> tuple[Dataset, Dataset]:
     """The examples to train on, and those to test on."""
+    train, test = _all_for_test(config)
+    return train, _first(test, config.num_test, "num_test")
+
+
+def _all_for_test(config: DataConfig) -> tuple[Dataset, Dataset]:
     if isinstance(config, Random):
-        total = config.num_examples + -(-config.num_examples // (_TEST_SHARE - 1))
+        for_test = config.num_test or -(-config.num_examples // (_TEST_SHARE - 1))
+        total = config.num_examples + for_test
         made = random_images(total, shape=config.shape, num_classes=config.num_classes, seed=config.seed)
         return made.split(config.num_examples)
     if isinstance(config, Digits):
@@ -37,23 +43,23 @@ def load_data(config: DataConfig) -> tuple[Dataset, Dataset]:
         return _split(_WHOLE[config.name](folder), config.num_examples)
     read = _WITH_TEST[config.name]
     train = read(folder, train=True)
-    return _first(train, config.num_examples), read(folder, train=False)
+    return _first(train, config.num_examples, "num_examples"), read(folder, train=False)
 
 
 def _split(data: Dataset, num_examples: int | None) -> tuple[Dataset, Dataset]:
     """The first examples, and the rest."""
     count = len(data) - len(data) // _TEST_SHARE if num_examples is None else num_examples
-    _require_at_most(count, len(data) - 1)
+    _require_at_most("num_examples", count, len(data) - 1)
     return data.split(count)
 
 
-def _first(data: Dataset, num_examples: int | None) -> Dataset:
-    if num_examples is None or num_examples == len(data):
+def _first(data: Dataset, count: int | None, name: str) -> Dataset:
+    if count is None or count == len(data):
         return data
-    _require_at_most(num_examples, len(data))
-    return data.split(num_examples)[0]
+    _require_at_most(name, count, len(data))
+    return data.split(count)[0]
 
 
-def _require_at_most(num_examples: int, available: int) -> None:
-    if num_examples > available:
-        raise InputError(f"Expected data.num_examples={num_examples} to be at most {available}.")
+def _require_at_most(name: str, count: int, available: int) -> None:
+    if count > available:
+        raise InputError(f"Expected data.{name}={count} to be at most {available}.")

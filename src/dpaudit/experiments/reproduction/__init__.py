@@ -7,10 +7,10 @@ cell of one is measured.
 from dpaudit.experiments.reproduction._data import Data, Need
 from dpaudit.experiments.reproduction._figure import Figure
 from dpaudit.experiments.reproduction._picture import Mark, Panel, Picture, Series, Table
-from dpaudit.experiments.reproduction._reproduce import Reproduced, figure_named, reproduce
+from dpaudit.experiments.reproduction._reproduce import Reproduced, reproduce
 from dpaudit.experiments.reproduction._scale import Scale
 from dpaudit.experiments.reproduction._work import Work
-from dpaudit.experiments.reproduction.figures import FIGURES
+from dpaudit.experiments.reproduction.figures import FIGURES, figure_named
 
 __all__ = [
     "FIGURES",

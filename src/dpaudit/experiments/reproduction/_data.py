@@ -53,16 +53,12 @@ class Data:
         """Which data are used, as a store tells them apart."""
         return ["digits"] if self.embedded and needs else [str(self._found(need)) for need in needs]
 
-    def config(self, need: Need, num_examples: int | None) -> dict[str, Any]:
-        """The table ``data`` of a config."""
-        size = {} if num_examples is None else {"num_examples": num_examples}
+    def config(self, need: Need) -> dict[str, Any]:
+        """The table ``data`` of a config, for all examples."""
         name = self._found(need)
         if self.embedded or name is None:
-            return {
-                "name": "digits",
-                **({} if num_examples is None else {"num_examples": min(num_examples, 1500)}),
-            }
-        return {"name": name, "directory": str(self.directory), **size}
+            return {"name": "digits"}
+        return {"name": name, "directory": str(self.directory)}
 
     def _found(self, need: Need) -> str | None:
         if self.directory is None:

@@ -32,6 +32,8 @@ class Figure:
     picture: Callable[[Rows, Settings], Picture]
     tables: Callable[[Rows, Settings], Sequence[Table]]
     needs: tuple[Need, ...] = ()
+    has_processes: bool = False
+    """Whether a cell uses all cores by itself: then there is one cell at a time."""
     remarks: tuple[str, ...] = ()
     """What a reader has to know to compare it with the paper."""
 

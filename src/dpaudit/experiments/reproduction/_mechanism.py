@@ -11,7 +11,7 @@ from scipy import special
 from dpaudit.stats import ErrorCounts
 from dpaudit.stats._types import FloatArray, IntArray
 
-__all__ = ["Counted", "counted", "log_spaced"]
+__all__ = ["Counted", "counted", "log_spaced", "nearest"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,3 +57,12 @@ def log_spaced(low: int, high: int, number: int) -> list[int]:
     [10, 100, 1000]
     """
     return [int(value) for value in np.unique(np.geomspace(low, high, number).round().astype(np.int64))]
+
+
+def nearest(sizes: Sequence[int], wanted: Sequence[int]) -> list[int]:
+    """Of the sizes those that are nearest to what is wanted, by their ratio.
+
+    >>> nearest([10, 90, 800], [100, 1000])
+    [90, 800]
+    """
+    return sorted({min(sizes, key=lambda size: abs(np.log(size / one))) for one in wanted})

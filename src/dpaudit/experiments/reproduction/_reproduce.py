@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dpaudit
-from dpaudit.errors import InputError
-from dpaudit.experiments.reproduction._cells import Cells
 from dpaudit.experiments.reproduction._data import Data
 from dpaudit.experiments.reproduction._figure import Figure
+from dpaudit.experiments.reproduction._measuring import Measuring
 from dpaudit.experiments.reproduction._picture import Picture, Table
 from dpaudit.experiments.reproduction._scale import Scale
-from dpaudit.experiments.reproduction._values import Key, Row, Settings, kinds
-from dpaudit.experiments.reproduction._work import Work, cell_seed
-from dpaudit.experiments.reproduction.figures import FIGURES
+from dpaudit.experiments.reproduction._values import Row, Settings, kinds
 
-__all__ = ["Reproduced", "figure_named", "reproduce"]
+if TYPE_CHECKING:
+    from dpaudit.experiments.trials import Processes
 
-_SCHEMA_VERSION = 1
+__all__ = ["Reproduced", "reproduce"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +61,6 @@ class Reproduced:
         }
 
 
-def figure_named(name: str) -> Figure:
-    """The figure of this name."""
-    known = {figure.name: figure for figure in FIGURES}
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"{', '.join(known)}."
-    raise InputError(f"Expected the name of a figure or table, got {name!r}: {hint}")
-
-
 def reproduce(
     figure: Figure,
     *,
@@ -84,65 +69,45 @@ def reproduce(
     data: Data | None = None,
     seed: int = 0,
     device: str = "cpu",
+    pool: Processes | None = None,
     watch: Callable[[int, int, str], None] = lambda *_: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Reproduced:
     """Measure what is not measured yet, and put all together.
 
-    ``watch`` is told how many cells of how many are done, and which one is measured now; ``say`` what a
-    cell does.
+    With a ``pool``, several cells are measured at a time, of a figure that does not itself train in
+    processes. ``watch`` is told how many cells of how many are done, and which one is measured now, or was
+    by the pool; ``say`` what a cell does in this process.
     """
     data = data or Data()
     data.require(figure.name, figure.needs)
-    settings, used = figure.settings[scale], tuple(data.names(figure.needs))
-    identity = {
-        "schema_version": _SCHEMA_VERSION,
-        "dpaudit": dpaudit.__version__,
-        "name": figure.name,
-        "scale": str(scale),
-        "seed": seed,
-        "data": list(used),
-        "settings": dict(settings),
-    }
-    cells = Cells(output.expanduser() / f"{figure.name}-cells", identity)
-
-    def work(key: Key) -> Work:
-        own = cell_seed(seed, figure.name, key)
-        return Work(settings=settings, seed=own, folder=cells.place(key), data=data, device=device, say=say)
-
-    with cells.locked():
-        rows, seconds = _measured(figure, figure.cells(settings), cells, work, watch)
+    measuring = Measuring(
+        figure=figure, output=output, scale=scale, data=data, seed=seed, device=device, say=say
+    )
+    with measuring.cells.locked():
+        _measure(measuring, None if figure.has_processes else pool, watch)
+    rows, seconds = measuring.finished()
     return Reproduced(
         figure=figure,
         scale=scale,
         seed=seed,
-        data=used,
-        settings=settings,
+        data=tuple(data.names(figure.needs)),
+        settings=measuring.settings,
         rows=tuple(rows),
-        picture=figure.picture(rows, settings),
-        tables=tuple(figure.tables(rows, settings)),
+        picture=figure.picture(rows, measuring.settings),
+        tables=tuple(figure.tables(rows, measuring.settings)),
         seconds=seconds,
     )
 
 
-def _measured(
-    figure: Figure,
-    keys: Sequence[Key],
-    cells: Cells,
-    work: Callable[[Key], Work],
-    watch: Callable[[int, int, str], None],
-) -> tuple[list[Row], float]:
-    rows: list[Row] = []
-    seconds = 0.0
-    for number, key in enumerate(keys):
-        stored = cells.read(key)
-        if stored is None:
-            watch(number, len(keys), ", ".join(f"{name} {value}" for name, value in key.items()))
-            started = time.perf_counter()
-            found = [{**key, **row} for row in figure.measure(key, work(key))]
-            stored = found, time.perf_counter() - started
-            cells.write(key, *stored)
-        rows += stored[0]
-        seconds += stored[1]
-    watch(len(keys), len(keys), "done")
-    return rows, seconds
+def _measure(measuring: Measuring, pool: Processes | None, watch: Callable[[int, int, str], None]) -> None:
+    missing, total = measuring.missing, len(measuring.keys)
+    if pool is not None and len(missing) > 1:
+        from dpaudit.experiments.reproduction._pooled import measure_pooled  # noqa: PLC0415
+
+        measure_pooled(measuring, pool, watch)
+    else:
+        for number, place in enumerate(missing):
+            watch(total - len(missing) + number, total, measuring.text(place))
+            measuring.measure(place)
+    watch(total, total, "done")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
-__all__ = ["Scale"]
+from dpaudit.experiments.reproduction._values import Settings
+
+__all__ = ["Scale", "simulated"]
 
 
 class Scale(StrEnum):
@@ -13,3 +16,8 @@ class Scale(StrEnum):
     TINY = "tiny"  # for tests: every part runs, no number means anything
     CPU = "cpu"  # at most half an hour on two cores
     PAPER = "paper"  # the paper's own numbers of steps, models and observations
+
+
+def simulated(usual: Settings, **tiny: object) -> Mapping[Scale, Settings]:
+    """Settings of what a processor does at the paper's own scale; tests change some of them."""
+    return {Scale.TINY: {**usual, **tiny}, Scale.CPU: usual, Scale.PAPER: usual}

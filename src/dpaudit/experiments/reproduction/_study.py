@@ -7,13 +7,31 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from dpaudit.experiments.reproduction._curves import labelled, series_over
+from dpaudit.experiments.reproduction._curves import bars, labelled, series_over
 from dpaudit.experiments.reproduction._data import Need
 from dpaudit.experiments.reproduction._figure import Figure
 from dpaudit.experiments.reproduction._picture import Mark, Panel, Picture, Series, Table
 from dpaudit.experiments.reproduction._scale import Scale
-from dpaudit.experiments.reproduction._trained import COLUMNS, OURS, SAME_DATA, audited, method_rows, our_row
-from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, spread, values_of
+from dpaudit.experiments.reproduction._trained import (
+    COLUMNS,
+    OURS,
+    SAME_DATA,
+    audited,
+    method_rows,
+    our_row,
+    tested,
+)
+from dpaudit.experiments.reproduction._values import (
+    Key,
+    Row,
+    Rows,
+    Settings,
+    mean,
+    only,
+    pairs_of,
+    spread,
+    values_of,
+)
 from dpaudit.experiments.reproduction._work import Work
 
 __all__ = ["PAPERS", "Study", "Variant"]
@@ -120,20 +138,12 @@ class Study:
 
     def _bars(self, rows: Rows, epsilon: float) -> Panel:
         names = values_of(rows, "variant")
-        series = []
-        for method, rule in dict.fromkeys((str(row["method"]), str(row["rule"])) for row in rows):
-            cells = [only(rows, variant=name, method=method, rule=rule) for name in names]
-            series.append(
-                Series(
-                    label=labelled(method, rule),
-                    x=range(len(names)),
-                    y=[mean(cell) or 0.0 for cell in cells],
-                    spread=[spread(cell) for cell in cells],
-                    mark=Mark.BARS,
-                )
-            )
         return Panel(
-            x_label="", y_label="epsilon lower bound", series=series, categories=names, level=epsilon
+            x_label="",
+            y_label="epsilon lower bound",
+            series=bars(rows, "variant", names),
+            categories=names,
+            level=epsilon,
         )
 
     def tables(self, rows: Rows, settings: Settings) -> list[Table]:
@@ -146,7 +156,7 @@ class Study:
                 f"{epsilon:g}",
                 *(self._cell(rows, method, rule, epsilon, name) for name in names),
             )
-            for method, rule in dict.fromkeys((str(row["method"]), str(row["rule"])) for row in rows)
+            for method, rule in pairs_of(rows)
             if method in (*PAPERS, OURS, "f-DP(joint)")
             for epsilon in settings["epsilons"]
         ]
@@ -155,7 +165,7 @@ class Study:
         accuracy = ", ".join(f"{name} {mean(only(rows, variant=name), 'accuracy'):.1%}" for name in names)
         return [
             Table(title=text, header=("method", "kind", "epsilon", *names), rows=lines),
-            Table(title="Accuracy on test data", header=("mean",), rows=[(accuracy,)]),
+            Table(title=tested(settings), header=("mean",), rows=[(accuracy,)]),
             *self.more_tables(rows, settings),
         ]
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-__all__ = ["Key", "Row", "Rows", "Settings", "kinds", "mean", "only", "spread", "values_of"]
+__all__ = ["Key", "Row", "Rows", "Settings", "kinds", "mean", "only", "pairs_of", "spread", "values_of"]
 
 Key: TypeAlias = dict[str, float | int | str]
 Row: TypeAlias = dict[str, float | int | str | None]
@@ -26,6 +26,11 @@ def only(rows: Iterable[Row], **wanted: float | int | str | None) -> list[Row]:
 def values_of(rows: Iterable[Row], name: str) -> list[Any]:
     """The different values of a column, in the order in which they appear."""
     return list(dict.fromkeys(row[name] for row in rows if row.get(name) is not None))
+
+
+def pairs_of(rows: Iterable[Row]) -> list[tuple[str, str]]:
+    """The methods with their threshold rules, in the order in which they appear."""
+    return list(dict.fromkeys((str(row["method"]), str(row["rule"])) for row in rows))
 
 
 def mean(rows: Iterable[Row], name: str = "epsilon") -> float | None:

@@ -1,5 +1,9 @@
 """One module for each table or figure of the paper, or for two that share their numbers."""
 
+import difflib
+
+from dpaudit.errors import InputError
+from dpaudit.experiments.reproduction._figure import Figure
 from dpaudit.experiments.reproduction.figures._black_box import BLACK_BOX
 from dpaudit.experiments.reproduction.figures._bugs import BUGS
 from dpaudit.experiments.reproduction.figures._canary_gradients import CANARY_GRADIENTS
@@ -16,7 +20,7 @@ from dpaudit.experiments.reproduction.figures._threshold_observations import THR
 from dpaudit.experiments.reproduction.figures._thresholds import THRESHOLDS
 from dpaudit.experiments.reproduction.figures._tradeoffs import TRADEOFFS
 
-__all__ = ["FIGURES"]
+__all__ = ["FIGURES", "figure_named"]
 
 FIGURES = (
     TRADEOFFS,
@@ -38,3 +42,13 @@ FIGURES = (
     MODEL_SIZE,
     AUGMULT,
 )
+
+
+def figure_named(name: str) -> Figure:
+    """The figure of this name."""
+    known = {figure.name: figure for figure in FIGURES}
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"{', '.join(known)}."
+    raise InputError(f"Expected the name of a figure or table, got {name!r}: {hint}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpaudit.experiments.reproduction._curves import bars
 from dpaudit.experiments.reproduction._data import CIFAR10, PURCHASE
 from dpaudit.experiments.reproduction._figure import Figure
 from dpaudit.experiments.reproduction._final_models import final_models
-from dpaudit.experiments.reproduction._picture import Mark, Panel, Picture, Series, Table
+from dpaudit.experiments.reproduction._picture import Panel, Picture, Table
 from dpaudit.experiments.reproduction._scale import Scale
-from dpaudit.experiments.reproduction._trained import sizes
-from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, values_of
+from dpaudit.experiments.reproduction._trained import TINY, sizes, tested
+from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, pairs_of, values_of
 from dpaudit.experiments.reproduction._work import Work
 
 __all__ = ["BLACK_BOX"]
@@ -33,23 +34,8 @@ def _measure(key: Key, work: Work) -> list[Row]:
     )
 
 
-def _pairs(rows: Rows) -> list[tuple[str, str]]:
-    return list(dict.fromkeys((str(row["method"]), str(row["rule"])) for row in rows))
-
-
 def _panel(rows: Rows, column: str) -> Panel:
-    series = [
-        Series(
-            label=f"{method}, {rule}",
-            x=range(len(_CANARIES)),
-            y=[
-                mean(only(rows, column=column, canary=one, method=method, rule=rule)) or 0.0
-                for one in _CANARIES
-            ],
-            mark=Mark.BARS,
-        )
-        for method, rule in _pairs(rows)
-    ]
+    series = bars(only(rows, column=column), "canary", _CANARIES)
     return Panel(title=column, x_label="", y_label="epsilon lower bound", series=series, categories=_CANARIES)
 
 
@@ -58,7 +44,7 @@ def _picture(rows: Rows, _: Settings) -> Picture:
 
 
 def _tables(rows: Rows, settings: Settings) -> list[Table]:
-    pairs = _pairs(rows)
+    pairs = pairs_of(rows)
     lines = []
     for column in values_of(rows, "column"):
         for canary in _CANARIES:
@@ -73,7 +59,11 @@ def _tables(rows: Rows, settings: Settings) -> list[Table]:
         ("random data, f-DP(ZB)", "nothing non-trivial", _said(rows, "Random")),
     ]
     return [
-        Table(title=f"{settings['num_models']:,} models each, epsilon = 8", header=header, rows=lines),
+        Table(
+            title=f"{settings['num_models']:,} models each, epsilon = 8. {tested(settings)}",
+            header=header,
+            rows=lines,
+        ),
         Table(title="What the paper says, of 2,000 models", header=("", "paper", "here"), rows=said),
     ]
 
@@ -89,7 +79,6 @@ def _settings(columns: dict[str, Any], num_models: int) -> dict[str, Any]:
 
 
 _WIDE, _CONV = sizes(None, 4096, 2500, 2.0), sizes(None, 256, 20_000, 0.5)
-_SMALL = sizes(24, 2, 4, 0.5)
 
 BLACK_BOX = Figure(
     name="black-box",
@@ -98,17 +87,17 @@ BLACK_BOX = Figure(
     "WRN-16 by f-DP(ZB), significantly less on others, nothing on random data.",
     settings={
         Scale.TINY: {
-            **_settings({"CIFAR-10 MLP": _SMALL, "Purchase": _SMALL}, 8),
+            **_settings({"CIFAR-10 MLP": TINY, "Purchase": TINY}, 8),
             "pool": {"kind": "serial"},
         },
         Scale.CPU: _settings(
             {
                 "CIFAR-10 MLP": sizes(500, 25, 100, 0.1),
-                "CIFAR-10 ConvNet": sizes(200, 16, 40, 0.5),
+                "CIFAR-10 ConvNet": sizes(100, 8, 40, 0.5),
                 "Purchase": sizes(800, 64, 100, 0.1),
-                "Random ConvNet": sizes(200, 16, 40, 0.5),
+                "Random ConvNet": sizes(100, 8, 40, 0.5),
             },
-            400,
+            200,
         ),
         Scale.PAPER: _settings(
             {
@@ -124,6 +113,7 @@ BLACK_BOX = Figure(
     measure=_measure,
     picture=_picture,
     tables=_tables,
+    has_processes=True,
     needs=(CIFAR10, PURCHASE),
     remarks=(
         "The curve is that of the whole training, composed. Below the paper's scale WRN-16 is left out: "

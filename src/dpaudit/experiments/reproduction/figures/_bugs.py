@@ -72,8 +72,8 @@ BUGS = Study(
     more_tables=_who_sees_it,
     settings={
         Scale.TINY: {
-            "columns": {_CONV: sizes(24, 2, 4, 0.5)},
-            "variants": ("correct", _CLIPPED, _SEEDS, "3: noise for 1.57"),
+            "columns": {_CONV: sizes(4, 4, 30, 0.01, num_test=40)},
+            "variants": ("correct", _CLIPPED),
             "epsilons": (_CLAIMED,),
             "num_runs": 1,
             "num_canaries": 16,

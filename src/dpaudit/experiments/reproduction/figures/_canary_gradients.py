@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dpaudit.experiments.reproduction._scale import Scale
 from dpaudit.experiments.reproduction._study import Study, Variant
-from dpaudit.experiments.reproduction._trained import sizes
+from dpaudit.experiments.reproduction._trained import TINY, sizes
 
 __all__ = ["CANARY_GRADIENTS"]
 
@@ -30,7 +30,7 @@ CANARY_GRADIENTS = Study(
     methods=("f-DP(CP)", "f-DP(ZB)"),
     settings={
         Scale.TINY: {
-            "columns": {"CIFAR-10 ConvNet": sizes(24, 2, 4, 0.5)},
+            "columns": {"CIFAR-10 ConvNet": TINY},
             "epsilons": (8.0,),
             "num_runs": 1,
             "num_canaries": 4,

@@ -6,7 +6,7 @@ from typing import Any
 
 from dpaudit.experiments.reproduction._scale import Scale
 from dpaudit.experiments.reproduction._study import Study, Variant
-from dpaudit.experiments.reproduction._trained import sizes
+from dpaudit.experiments.reproduction._trained import TINY, sizes
 
 __all__ = ["INPUT_CANARIES", "INPUT_DATASETS"]
 
@@ -34,7 +34,7 @@ INPUT_CANARIES = Study(
     methods=("f-DP(CP)", "f-DP(ZB)"),
     settings={
         Scale.TINY: {
-            "columns": {_WIDE: sizes(24, 2, 4, 0.5)},
+            "columns": {_WIDE: TINY},
             "epsilons": (8.0,),
             "num_runs": 1,
             "num_canaries": 2,
@@ -71,13 +71,13 @@ INPUT_DATASETS = Study(
     methods=("f-DP(CP)", "f-DP(ZB)"),
     settings={
         Scale.TINY: {
-            "columns": _columns(*[sizes(24, 2, 4, 0.5)] * 3),
+            "columns": _columns(TINY, TINY, TINY),
             "epsilons": (8.0,),
             "num_runs": 1,
             "num_canaries": 2,
         },
         Scale.CPU: {
-            "columns": _columns(sizes(49, 4, 40, 0.03), sizes(49, 4, 250, 0.02), sizes(800, 64, 250, 0.2)),
+            "columns": _columns(sizes(49, 4, 30, 0.03), sizes(49, 4, 250, 0.02), sizes(800, 64, 250, 0.2)),
             "epsilons": (1.0, 4.0, 8.0, 16.0),
             "num_runs": 1,
             "num_canaries": 4,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dpaudit.experiments.reproduction._scale import Scale
 from dpaudit.experiments.reproduction._study import Study, Variant
-from dpaudit.experiments.reproduction._trained import sizes
+from dpaudit.experiments.reproduction._trained import TINY, sizes
 
 __all__ = ["AUGMULT", "MODEL_SIZE"]
 
@@ -20,13 +20,13 @@ MODEL_SIZE = Study(
     variants={name.removeprefix("CIFAR-10 "): Variant(column=name) for name in _SIZES},
     settings={
         Scale.TINY: {
-            "columns": dict.fromkeys(_SIZES, sizes(24, 2, 4, 0.5)),
+            "columns": dict.fromkeys(_SIZES, TINY),
             "epsilons": (8.0,),
             "num_runs": 1,
             "num_canaries": 16,
         },
         Scale.CPU: {
-            "columns": dict.fromkeys(_SIZES, sizes(25, 2, 100, 0.01)),
+            "columns": dict.fromkeys(_SIZES, sizes(25, 2, 150, 0.01)),
             "epsilons": (8.0,),
             "num_runs": 2,
             "num_canaries": 512,
@@ -48,16 +48,16 @@ AUGMULT = Study(
     variants={f"{copies}": Variant(column=_CONV, training={"multiplicity": copies}) for copies in _COPIES},
     settings={
         Scale.TINY: {
-            "columns": {_CONV: sizes(24, 2, 4, 0.5)},
+            "columns": {_CONV: TINY},
             "variants": ("1", "2"),
             "epsilons": (8.0,),
             "num_runs": 1,
             "num_canaries": 16,
         },
         Scale.CPU: {
-            "columns": {_CONV: sizes(49, 4, 200, 0.02)},
+            "columns": {_CONV: sizes(49, 4, 400, 0.02)},
             "epsilons": (8.0,),
-            "num_runs": 2,
+            "num_runs": 3,
             "num_canaries": 512,
         },
         Scale.PAPER: {

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from dpaudit.experiments.reproduction._bounds import DELTA, best_row, count_row
-from dpaudit.experiments.reproduction._curves import series_over
+from dpaudit.experiments.reproduction._curves import bounds_panel
 from dpaudit.experiments.reproduction._figure import Figure
-from dpaudit.experiments.reproduction._mechanism import Counted, counted, log_spaced
+from dpaudit.experiments.reproduction._mechanism import Counted, counted, log_spaced, nearest
 from dpaudit.experiments.reproduction._picture import Panel, Picture, Table
-from dpaudit.experiments.reproduction._scale import Scale
-from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, values_of
+from dpaudit.experiments.reproduction._scale import simulated
+from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, pairs_of, values_of
 from dpaudit.experiments.reproduction._work import Work
 from dpaudit.stats import Gaussian, Optimal
 
@@ -54,12 +54,12 @@ def _bounds(found: Counted, half: int, optimal: int) -> list[Row]:
 
 
 def _panel(rows: Rows, epsilon: float) -> Panel:
-    return Panel(
+    return bounds_panel(
+        only(rows, claimed=epsilon),
+        "observations",
+        "observations a side",
+        epsilon,
         title=f"epsilon = {epsilon:g}",
-        x_label="observations a side",
-        y_label="epsilon lower bound",
-        series=series_over(only(rows, claimed=epsilon), "observations"),
-        level=epsilon,
         log_x=True,
         y_range=(0, 1.15 * epsilon),
     )
@@ -70,17 +70,13 @@ def _picture(rows: Rows, settings: Settings) -> Picture:
 
 
 def _tables(rows: Rows, settings: Settings) -> list[Table]:
-    sizes = values_of(rows, "observations")
-    shown = sorted({min(sizes, key=lambda size: abs(np.log(size / 10**power))) for power in range(2, 10)})
+    shown = nearest(values_of(rows, "observations"), [10**power for power in range(2, 10)])
     lines = [
         (f"{epsilon:g}", f"{method}, {rule}", *(_shown(rows, epsilon, method, rule, size) for size in shown))
         for epsilon in settings["epsilons"]
-        for method, rule in dict.fromkeys((str(row["method"]), str(row["rule"])) for row in rows)
+        for method, rule in pairs_of(rows)
     ]
-    over = [
-        (f"{method}, {rule}", f"{_above(rows, method, rule):.1%}")
-        for method, rule in dict.fromkeys((str(row["method"]), str(row["rule"])) for row in rows)
-    ]
+    over = [(f"{method}, {rule}", f"{_above(rows, method, rule):.1%}") for method, rule in pairs_of(rows)]
     return [
         Table(
             title=f"Mean epsilon of {settings['num_runs']} runs",
@@ -117,11 +113,7 @@ OBSERVATIONS = Figure(
     title="Bound against number of observations: the Gaussian curve and (epsilon, delta)",
     paper="Figure of section 4.1, 20 runs, delta = 1e-5: with the Gaussian curve 1,000 observations give a "
     "tight bound; with (epsilon, delta)-DP it takes 100 million.",
-    settings={
-        Scale.TINY: {**_USUAL, "epsilons": (1.0, 4.0), "num_runs": 2, "most": 10_000, "num_sizes": 3},
-        Scale.CPU: _USUAL,
-        Scale.PAPER: _USUAL,
-    },
+    settings=simulated(_USUAL, epsilons=(1.0, 4.0), num_runs=2, most=10_000, num_sizes=3),
     cells=_cells,
     measure=_measure,
     picture=_picture,

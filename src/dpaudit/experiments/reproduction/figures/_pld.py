@@ -10,10 +10,10 @@ from scipy import special
 from dpaudit.accounting import SubsampledGaussian, noise_for_epsilon
 from dpaudit.accounting._pld import epsilon_above
 from dpaudit.experiments.reproduction._bounds import DELTA
-from dpaudit.experiments.reproduction._curves import rates_panel
+from dpaudit.experiments.reproduction._curves import rates_panel, rates_series
 from dpaudit.experiments.reproduction._figure import Figure
-from dpaudit.experiments.reproduction._picture import Mark, Panel, Picture, Series, Table
-from dpaudit.experiments.reproduction._scale import Scale
+from dpaudit.experiments.reproduction._picture import Mark, Panel, Picture, Table
+from dpaudit.experiments.reproduction._scale import simulated
 from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, only, values_of
 from dpaudit.experiments.reproduction._work import Work
 from dpaudit.stats import Gaussian, PiecewiseLinear, TradeOff
@@ -104,12 +104,11 @@ def _measure(key: Key, work: Work) -> list[Row]:
 
 
 def _panel(rows: Rows, name: str) -> Panel:
-    series = []
-    for curve in values_of(rows, "curve"):
-        found = only(rows, mechanism=name, curve=curve)
-        x, y = ([float(row[axis] or 0.0) for row in found] for axis in ("fpr", "fnr"))
-        mark = Mark.LINE if curve == _EXACT else Mark.DASHES
-        series.append(Series(label=curve, x=x, y=y, mark=mark))
+    marks = {_EXACT: Mark.LINE}
+    series = [
+        rates_series(only(rows, mechanism=name, curve=curve), curve, marks.get(curve, Mark.DASHES))
+        for curve in values_of(rows, "curve")
+    ]
     return rates_panel(series, name)
 
 
@@ -153,11 +152,7 @@ PLD = Figure(
     title="Algorithm 4 with 10 and 100 lines against the exact curve",
     paper="Figure of appendix A: ten lines are close to the curve; the epsilon that they lose is of the "
     "order of 0.1.",
-    settings={
-        Scale.TINY: {**_USUAL, "num_points": 41, "num_lines": (10,), "num_steps": 10, "halvings": 3},
-        Scale.CPU: _USUAL,
-        Scale.PAPER: _USUAL,
-    },
+    settings=simulated(_USUAL, num_points=41, num_lines=(10,), num_steps=10, halvings=3),
     cells=_cells,
     measure=_measure,
     picture=_picture,

@@ -10,7 +10,7 @@ from dpaudit.experiments.reproduction._bounds import DELTA
 from dpaudit.experiments.reproduction._curves import rates_panel
 from dpaudit.experiments.reproduction._figure import Figure
 from dpaudit.experiments.reproduction._picture import Mark, Picture, Series, Table
-from dpaudit.experiments.reproduction._scale import Scale
+from dpaudit.experiments.reproduction._scale import simulated
 from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, only, values_of
 from dpaudit.experiments.reproduction._work import Work
 from dpaudit.stats import ApproximateDP, Gaussian, TradeOff
@@ -85,11 +85,7 @@ REGIONS = Figure(
     paper="Figure of section 4: the region of the Gaussian mechanism lies inside that of (epsilon, "
     "delta)-DP and touches it near the corners only; an attack with fpr = 0.23 that is nearly the best "
     "possible shows epsilon = 0.3.",
-    settings={
-        Scale.TINY: {"epsilon": 1.0, "num_points": 21},
-        Scale.CPU: {"epsilon": 1.0, "num_points": 401},
-        Scale.PAPER: {"epsilon": 1.0, "num_points": 401},
-    },
+    settings=simulated({"epsilon": 1.0, "num_points": 401}, num_points=21),
     cells=_cells,
     measure=_measure,
     picture=_picture,

@@ -6,12 +6,12 @@ import numpy as np
 
 from dpaudit.accounting import Claim
 from dpaudit.experiments.reproduction._bounds import CONFIDENCE, DELTA, METHODS
-from dpaudit.experiments.reproduction._curves import series_over
+from dpaudit.experiments.reproduction._curves import bounds_panel
 from dpaudit.experiments.reproduction._data import CIFAR10
 from dpaudit.experiments.reproduction._figure import Figure
-from dpaudit.experiments.reproduction._picture import Panel, Picture, Table
+from dpaudit.experiments.reproduction._picture import Picture, Table
 from dpaudit.experiments.reproduction._scale import Scale
-from dpaudit.experiments.reproduction._trained import HALF, SAME_DATA, audited, sizes
+from dpaudit.experiments.reproduction._trained import HALF, SAME_DATA, TINY, audited, claim_of, sizes
 from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, values_of
 from dpaudit.experiments.reproduction._work import Work
 from dpaudit.stats import Fixed, Gaussian, Observations, SameData, lower_bound
@@ -34,12 +34,7 @@ def _measure(key: Key, work: Work) -> list[Row]:
         training={"target_epsilon": key["claimed"]},
         threat_model="input",
     )
-    claim = Claim.dpsgd(
-        noise_multiplier=values["noise_multiplier"],
-        sample_rate=values["sample_rate"],
-        num_steps=values["num_steps"],
-        delta=DELTA,
-    )
+    claim = claim_of(values)
     scores, present = (
         np.load(work.folder / f"{name}.npy", allow_pickle=False) for name in ("scores", "present")
     )
@@ -66,12 +61,12 @@ def _bound(observations: Observations, claim: Claim, method: str, rule: str) -> 
 
 def _picture(rows: Rows, settings: Settings) -> Picture:
     panels = [
-        Panel(
+        bounds_panel(
+            only(rows, column=column, claimed=epsilon),
+            "steps",
+            "first steps that are looked at",
+            epsilon,
             title=f"{column}, epsilon = {epsilon:g}",
-            x_label="first steps that are looked at",
-            y_label="epsilon lower bound",
-            series=series_over(only(rows, column=column, claimed=epsilon), "steps"),
-            level=epsilon,
             log_x=True,
         )
         for column in _COLUMNS
@@ -107,9 +102,9 @@ STEPS = Figure(
     "they do not.",
     settings={
         Scale.TINY: {
-            "columns": dict.fromkeys(_COLUMNS, sizes(24, 2, 4, 0.5)),
+            "columns": dict.fromkeys(_COLUMNS, TINY),
             "epsilons": (8.0,),
-            "first": (2, 4),
+            "first": (1, 2),
         },
         Scale.CPU: {
             "columns": dict.fromkeys(_COLUMNS, sizes(49, 4, 240, 0.02)),

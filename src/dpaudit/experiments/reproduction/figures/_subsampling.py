@@ -10,10 +10,10 @@ from scipy import special
 from dpaudit.accounting import SubsampledGaussian
 from dpaudit.accounting._pld import epsilon_above
 from dpaudit.experiments.reproduction._bounds import DELTA
-from dpaudit.experiments.reproduction._curves import rates_panel
+from dpaudit.experiments.reproduction._curves import rates_of, rates_panel, rates_series
 from dpaudit.experiments.reproduction._figure import Figure
-from dpaudit.experiments.reproduction._picture import Mark, Picture, Series, Table
-from dpaudit.experiments.reproduction._scale import Scale
+from dpaudit.experiments.reproduction._picture import Mark, Picture, Table
+from dpaudit.experiments.reproduction._scale import simulated
 from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, only, values_of
 from dpaudit.experiments.reproduction._work import Work
 from dpaudit.stats import Gaussian
@@ -65,20 +65,19 @@ def _rows(fpr: FloatArray, fnr: FloatArray) -> list[Row]:
 
 def _picture(rows: Rows, _: Settings) -> Picture:
     marks = {_ADDED: Mark.DASHES, _MEASURED: Mark.POINTS}
-    series = []
-    for name in values_of(rows, "curve"):
-        found = only(rows, curve=name)
-        x, y = ([float(row[axis] or 0.0) for row in found] for axis in ("fpr", "fnr"))
-        thin = slice(None, None, 8) if name == _MEASURED else slice(None)
-        series.append(Series(label=name, x=x[thin], y=y[thin], mark=marks.get(name, Mark.LINE)))
+    series = [
+        rates_series(
+            only(rows, curve=name), name, marks.get(name, Mark.LINE), every=8 if name == _MEASURED else 1
+        )
+        for name in values_of(rows, "curve")
+    ]
     return Picture(panels=[rates_panel(series)])
 
 
 def _tables(rows: Rows, _: Settings) -> list[Table]:
     lines = []
     for name in values_of(rows, "curve"):
-        found = sorted(only(rows, curve=name), key=lambda row: float(row["fpr"] or 0))
-        x, y = ([float(row[axis] or 0.0) for row in found] for axis in ("fpr", "fnr"))
+        x, y = rates_of(sorted(only(rows, curve=name), key=lambda row: float(row["fpr"] or 0)))
         lines.append((name, *(f"{np.interp(place, x, y):.3f}" for place in _PLACES)))
     epsilon, mu = (values_of(rows, name)[0] for name in ("epsilon", "mu"))
     return [
@@ -97,11 +96,7 @@ SUBSAMPLING = Figure(
     title="A Gaussian step with sampling rate 1/4 and variance 0.3, 10,000 observations",
     paper="Figure of section 5.4: the curves of PLD and GDP accounting lie below the measured one, most so "
     "at larger false positive rates.",
-    settings={
-        Scale.TINY: {**_USUAL, "num_observations": 500, "num_points": 41},
-        Scale.CPU: _USUAL,
-        Scale.PAPER: _USUAL,
-    },
+    settings=simulated(_USUAL, num_observations=500, num_points=41),
     cells=_cells,
     measure=_measure,
     picture=_picture,

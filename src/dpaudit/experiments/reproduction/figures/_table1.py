@@ -6,7 +6,7 @@ from typing import Any
 
 from dpaudit.experiments.reproduction._scale import Scale
 from dpaudit.experiments.reproduction._study import PAPERS, Study, Variant
-from dpaudit.experiments.reproduction._trained import sizes
+from dpaudit.experiments.reproduction._trained import TINY, sizes
 
 __all__ = ["FLAGSHIP", "TABLE1"]
 
@@ -48,8 +48,8 @@ def _columns(wide: dict[str, Any], conv: dict[str, Any], dense: dict[str, Any]) 
     return dict(zip(_COLUMNS, (wide, conv, dense, wide), strict=True))
 
 
-_TINY = _columns(*[sizes(24, 2, 4, 0.5)] * 3)
-_CPU = _columns(sizes(25, 2, 200, 0.01), sizes(49, 4, 1000, 0.01), sizes(800, 64, 1000, 0.1))
+_TINY = _columns(TINY, TINY, TINY)
+_CPU = _columns(sizes(25, 2, 100, 0.01), sizes(49, 4, 600, 0.01), sizes(800, 64, 1000, 0.1))
 _PAPER = _columns(sizes(None, 4096, 2500, 2.0), sizes(None, 256, 20_000, 0.5), sizes(None, 256, 2500, 0.5))
 
 TABLE1 = Study(
@@ -76,7 +76,7 @@ FLAGSHIP = Study(
     "before it is about 5 at most.",
     variants={_WIDE: Variant(column=_WIDE)},
     settings={
-        Scale.TINY: {"columns": _TINY, "epsilons": (8.0,), "num_runs": 2, "num_canaries": 16},
+        Scale.TINY: {"columns": _TINY, "epsilons": (8.0,), "num_runs": 1, "num_canaries": 16},
         Scale.CPU: {
             "columns": {_WIDE: sizes(25, 2, 250, 0.01)},
             "epsilons": (8.0,),

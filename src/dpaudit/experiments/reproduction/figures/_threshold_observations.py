@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from dpaudit.experiments.reproduction._bounds import DELTA, count_row
-from dpaudit.experiments.reproduction._curves import series_over
+from dpaudit.experiments.reproduction._curves import bounds_panel
 from dpaudit.experiments.reproduction._figure import Figure
-from dpaudit.experiments.reproduction._mechanism import counted, log_spaced
-from dpaudit.experiments.reproduction._picture import Panel, Picture, Table
-from dpaudit.experiments.reproduction._scale import Scale
-from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, values_of
+from dpaudit.experiments.reproduction._mechanism import counted, log_spaced, nearest
+from dpaudit.experiments.reproduction._picture import Picture, Table
+from dpaudit.experiments.reproduction._scale import simulated
+from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, pairs_of, values_of
 from dpaudit.experiments.reproduction._work import Work
 from dpaudit.stats import Gaussian, Optimal
 
@@ -40,21 +40,13 @@ def _measure(_: Key, work: Work) -> list[Row]:
 
 def _picture(rows: Rows, settings: Settings) -> Picture:
     truth = Gaussian().epsilon(1 / settings["noise"], DELTA)
-    panel = Panel(
-        x_label="observations a side",
-        y_label="epsilon lower bound",
-        series=series_over(rows, "observations"),
-        level=truth,
-        log_x=True,
-    )
-    return Picture(panels=[panel])
+    return Picture(panels=[bounds_panel(rows, "observations", "observations a side", truth, log_x=True)])
 
 
 def _tables(rows: Rows, settings: Settings) -> list[Table]:
-    sizes = values_of(rows, "observations")
     powers = (10**3, 10**4, 5 * 10**4, 10**6, 10**7, 10**8, 25 * 10**7)
-    shown = sorted({min(sizes, key=lambda size: abs(np.log(size / power))) for power in powers})
-    pairs = list(dict.fromkeys((str(row["method"]), str(row["rule"])) for row in rows))
+    shown = nearest(values_of(rows, "observations"), powers)
+    pairs = pairs_of(rows)
     lines = [
         (
             f"{method}, {rule}",
@@ -105,11 +97,7 @@ THRESHOLD_OBSERVATIONS = Figure(
     title="(epsilon, delta) with several thresholds, up to 250 million observations, noise 1",
     paper="Figure of appendix C.1: only the optimal threshold w comes close to the truth, with more than "
     "100 million observations; others stay below it. The Gaussian curve needs about 5,000 times fewer.",
-    settings={
-        Scale.TINY: {**_USUAL, "most": 100_000, "num_sizes": 4, "num_runs": 2},
-        Scale.CPU: _USUAL,
-        Scale.PAPER: _USUAL,
-    },
+    settings=simulated(_USUAL, most=100_000, num_sizes=4, num_runs=2),
     cells=_cells,
     measure=_measure,
     picture=_picture,

@@ -6,11 +6,11 @@ import numpy as np
 from scipy import special
 
 from dpaudit.experiments.reproduction._bounds import DELTA, count_row
-from dpaudit.experiments.reproduction._curves import series_over
+from dpaudit.experiments.reproduction._curves import bounds_panel
 from dpaudit.experiments.reproduction._figure import Figure
 from dpaudit.experiments.reproduction._mechanism import counted
 from dpaudit.experiments.reproduction._picture import Mark, Panel, Picture, Series, Table
-from dpaudit.experiments.reproduction._scale import Scale
+from dpaudit.experiments.reproduction._scale import simulated
 from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, values_of
 from dpaudit.experiments.reproduction._work import Work
 from dpaudit.stats import Gaussian, Optimal
@@ -51,13 +51,8 @@ def _picture(rows: Rows, settings: Settings) -> Picture:
         )
         for text, middle in (("without", 0.0), ("with", 1.0))
     ]
-    bounds = Panel(
-        title="bound at each threshold",
-        x_label="threshold",
-        y_label="epsilon lower bound",
-        series=series_over(rows, "threshold"),
-        level=Gaussian().epsilon(1 / noise, DELTA),
-    )
+    truth = Gaussian().epsilon(1 / noise, DELTA)
+    bounds = bounds_panel(rows, "threshold", "threshold", truth, title="bound at each threshold")
     shares = Panel(
         title="where scores lie (expected)",
         x_label="score",
@@ -100,11 +95,7 @@ THRESHOLDS = Figure(
     paper="Figure of section 5.2: the bound by the Gaussian curve is about the same at every threshold "
     "inside the scores, that by (epsilon, delta)-DP varies much, and is 0 at the threshold w that is best "
     "in the limit.",
-    settings={
-        Scale.TINY: {**_USUAL, "num_thresholds": 9, "num_runs": 2},
-        Scale.CPU: _USUAL,
-        Scale.PAPER: _USUAL,
-    },
+    settings=simulated(_USUAL, num_thresholds=9, num_runs=2),
     cells=_cells,
     measure=_measure,
     picture=_picture,

@@ -6,10 +6,10 @@ import numpy as np
 
 from dpaudit.accounting import SubsampledGaussian, noise_for_epsilon
 from dpaudit.experiments.reproduction._bounds import DELTA
-from dpaudit.experiments.reproduction._curves import rates_panel
+from dpaudit.experiments.reproduction._curves import rates_of, rates_panel, rates_series
 from dpaudit.experiments.reproduction._figure import Figure
-from dpaudit.experiments.reproduction._picture import Mark, Picture, Series, Table
-from dpaudit.experiments.reproduction._scale import Scale
+from dpaudit.experiments.reproduction._picture import Mark, Picture, Table
+from dpaudit.experiments.reproduction._scale import simulated
 from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, only, values_of
 from dpaudit.experiments.reproduction._work import Work
 from dpaudit.stats import ApproximateDP, Gaussian, Laplace, RandomizedResponse, TradeOff
@@ -52,12 +52,11 @@ def _measure(key: Key, work: Work) -> list[Row]:
 
 
 def _picture(rows: Rows, _: Settings) -> Picture:
-    series = []
-    for name in values_of(rows, "mechanism"):
-        found = only(rows, mechanism=name)
-        x, y = ([float(row[axis] or 0.0) for row in found] for axis in ("fpr", "fnr"))
-        mark = Mark.DASHES if name in (_RESPONSE, "DP-SGD") else Mark.LINE
-        series.append(Series(label=name, x=x, y=y, mark=mark))
+    marks = dict.fromkeys((_RESPONSE, "DP-SGD"), Mark.DASHES)
+    series = [
+        rates_series(only(rows, mechanism=name), name, marks.get(name, Mark.LINE))
+        for name in values_of(rows, "mechanism")
+    ]
     return Picture(panels=[rates_panel(series)])
 
 
@@ -66,7 +65,7 @@ def _tables(rows: Rows, _: Settings) -> list[Table]:
     lines = []
     for name in values_of(rows, "mechanism"):
         found = only(rows, mechanism=name)
-        least = min(float(row["fpr"] or 0) + float(row["fnr"] or 0) for row in found)
+        least = min(map(sum, zip(*rates_of(found), strict=True)))
         parameter = f"{found[0]['symbol']} = {float(found[0]['parameter'] or 0):.4g}"
         lines.append((name, parameter, f"{1 - least:.4f}"))
     gap = _largest_gap(rows, _ANY, _RESPONSE)
@@ -85,8 +84,8 @@ def _tables(rows: Rows, _: Settings) -> list[Table]:
 
 
 def _largest_gap(rows: Rows, one: str, other: str) -> float:
-    pairs = zip(only(rows, mechanism=one), only(rows, mechanism=other), strict=True)
-    return max(abs(float(a["fnr"] or 0) - float(b["fnr"] or 0)) for a, b in pairs)
+    first, second = (rates_of(only(rows, mechanism=name))[1] for name in (one, other))
+    return max(abs(a - b) for a, b in zip(first, second, strict=True))
 
 
 _USUAL = {"epsilon": 1.0, "num_points": 401, "sample_rate": 4096 / 50000, "num_steps": 2500}
@@ -96,11 +95,7 @@ TRADEOFFS = Figure(
     title="Trade-off curves of mechanisms at epsilon = 1, delta = 1e-5",
     paper="Figure of section 4: mechanisms with the same (epsilon, delta) have different curves; that of "
     "randomised response overlaps with that of (epsilon, delta)-DP.",
-    settings={
-        Scale.TINY: {**_USUAL, "num_points": 21, "num_steps": 10},
-        Scale.CPU: _USUAL,
-        Scale.PAPER: _USUAL,
-    },
+    settings=simulated(_USUAL, num_points=21, num_steps=10),
     cells=_cells,
     measure=_measure,
     picture=_picture,

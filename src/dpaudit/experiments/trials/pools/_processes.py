@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from dpaudit import _validate
@@ -32,7 +32,7 @@ class Processes:
             _validate.whole("num_workers", self.num_workers)
         _validate.whole("max_retries", self.max_retries, low=0)
 
-    def map(self, task: Task, groups: Sequence[Group]) -> Iterator[tuple[Group, Finished]]:
+    def map(self, task: Task, groups: Sequence[Group]) -> Generator[tuple[Group, Finished], None, None]:
         """What became of every group, as they end."""
         crew = _Crew(task, groups, self.num_workers or _cores(), self.max_retries)
         try:
