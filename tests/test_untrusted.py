@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +19,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "dpaudit"
 UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 # only the name of its error is used, which torch raises
 PICKLE_ERROR = PACKAGE / "experiments" / "_checkpoint.py"
-# a folder of their own, which nobody else reads: the lock, which has no content, and results of a child
+# the lock, which has no content, and results of a child in a folder that nobody else reads
 NOT_ATOMIC = {PACKAGE / "_files.py", PACKAGE / "zoo" / "specimens" / "_processes.py"}
 WRITERS = {
     "write_text",
@@ -74,7 +76,8 @@ def test_everything_is_written_as_a_whole_or_not_at_all() -> None:
     for path, call, text in calls():
         module, _, name = text.rpartition(".")
         opened = name == "open" and any(
-            isinstance(one, ast.Constant) and "w" in str(one.value) for one in call.args
+            (isinstance(one, ast.Constant) and "w" in str(one.value)) or "O_CREAT" in ast.unparse(one)
+            for one in call.args
         )
         into_a_file = "file" in map(ast.unparse, call.args)  # of _files.write
         if opened or (
@@ -117,6 +120,65 @@ def test_a_report_that_cannot_be_made_leaves_the_old_one(tmp_path: Path) -> None
     with pytest.raises(InputError):
         Report.read([tmp_path]).write(tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text() == "old"
+
+
+def _special(path: Path, kind: str) -> Path:
+    """What is no file, and would be gone if one took its place."""
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    else:
+        path.symlink_to(os.devnull)  # a device needs rights to be made
+    return path
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a socket", "a device"])
+def test_what_is_no_file_is_not_replaced_by_one(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the name of a socket must be short
+    path = _special(Path("report.html"), kind)
+    sentence = rf"^Expected report\.html to be a file, or not there yet, but it is {kind}\.$"
+    with pytest.raises(InputError, match=sentence):
+        _files.followed(path)
+    if not path.is_symlink():
+        with pytest.raises(InputError, match=sentence):
+            _files.write_text(path, "new")
+    assert not path.is_file()
+    assert list(Path().iterdir()) == [path]
+
+
+def test_a_link_that_the_user_names_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    real, link = tmp_path / "elsewhere" / "real.html", tmp_path / "link.html"
+    real.parent.mkdir()
+    link.symlink_to(real)
+    for text in ("first", "second"):
+        _files.write_text(_files.followed(link), text)
+        assert link.is_symlink()
+        assert real.read_text() == text
+    assert list(real.parent.iterdir()) == [real]
+
+
+def test_a_link_that_leads_to_itself_is_told(tmp_path: Path) -> None:
+    link = tmp_path / "link.html"
+    link.symlink_to(link)
+    with pytest.raises(InputError, match=r"Cannot write .*link\.html: Too many levels of symbolic links\."):
+        _files.followed(link)
+
+
+def test_a_link_in_a_directory_of_anybody_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "result.json").symlink_to(tmp_path / "mine")
+    _files.write_text(folder / "result.json", "new")
+    assert (folder / "result.json").read_text() == "new"
+    (folder / ".lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(InputError, match="Cannot write"), _files.locked(folder):
+        pass
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 @pytest.mark.parametrize("path", ["a\0b", "~nobody-of-this-name/x"])
