@@ -181,6 +181,18 @@ def test_a_link_in_a_directory_of_anybody_is_not_followed(tmp_path: Path) -> Non
     assert (tmp_path / "mine").read_text() == "mine"
 
 
+@pytest.mark.parametrize("umask", [0o077, 0o027, 0o002])
+def test_who_may_read_a_file_is_what_the_user_said(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        _files.write_text(tmp_path / "report.html", "text")
+        _files.write_text(tmp_path / "config.json", "seeds", private=True)
+    finally:
+        os.umask(before)
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("report.html", "config.json")]
+    assert modes == [0o666 & ~umask, 0o600]
+
+
 @pytest.mark.parametrize("path", ["a\0b", "~nobody-of-this-name/x"])
 def test_a_path_that_cannot_be_is_told(path: str) -> None:
     with pytest.raises(InputError, match="path"):

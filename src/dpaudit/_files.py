@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,23 +83,25 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Write a text file as a whole."""
-    write(path, lambda file: file.write(text.encode()))
+    write(path, lambda file: file.write(text.encode()), private=private)
 
 
-def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """Write beside and rename, so that nobody reads half a file, not even after the power fails."""
+def write(path: Path, fill: Callable[[BinaryIO], object], *, private: bool = False) -> None:
+    """Write beside and rename, so that nobody reads half a file, not even after the power fails.
+
+    Others may read it as far as the user's umask lets them; nobody else does if it is ``private``.
+    """
     with _writing(path):
         _require_replaceable(path, path.lstat)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_UNFINISHED)
-        temporary = Path(name)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_UNFINISHED}")
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
         try:
             with os.fdopen(handle, "wb") as file:
                 fill(file)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.chmod(0o644)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)

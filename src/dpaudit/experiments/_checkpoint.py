@@ -41,9 +41,9 @@ _DAMAGED = (
 
 
 def save(path: Path, training: Training, seconds: float) -> None:
-    """Write the state beside the last one, then put it in its place."""
+    """Write the state beside the last one, then put it in its place. Seeds and coins follow from it."""
     state = _as_tensors({"training": training.state_dict(), "seconds": seconds})
-    _files.write(path, lambda file: torch.save(state, file))
+    _files.write(path, lambda file: torch.save(state, file), private=True)
 
 
 def restore(path: Path, training: Training) -> float:

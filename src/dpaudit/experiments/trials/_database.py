@@ -27,6 +27,8 @@ def connect(path: Path) -> sqlite3.Connection:
     """
     _require_database(path)
     with writing(path):
+        if not path.exists():
+            path.touch(mode=0o600)  # seeds will be in it; SQLite gives its journal the same mode
         connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
     # damaged text must be read before it can be told that it is damaged
     connection.text_factory = lambda data: data.decode(errors="replace")

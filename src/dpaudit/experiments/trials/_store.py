@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -134,8 +135,8 @@ class Store:
         self._connection.close()
         aside = self.path.with_name(f"{self.path.name}.damaged")
         fresh = self.path.with_name(f".{self.path.name}.unfinished")
-        with writing(self.path):
-            shutil.copyfile(self.path, aside)
+        with writing(self.path), self.path.open("rb") as damaged:
+            _files.write(aside, partial(shutil.copyfileobj, damaged), private=True)
         self._connection = connect(fresh)
         self._make()
         with writing(self.path), self._transaction():
