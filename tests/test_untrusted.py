@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from dpaudit import _files
+from dpaudit._foreign import open_file, read_json
 from dpaudit.errors import InputError
+from dpaudit.experiments import load_config
 from dpaudit.report import Report
+from dpaudit.report._files import read_array
 
 PACKAGE = Path(__file__).parent.parent / "src" / "dpaudit"
 # run code that is in what they read
@@ -21,6 +26,15 @@ UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"
 PICKLE_ERROR = PACKAGE / "experiments" / "_checkpoint.py"
 # the lock, which has no content, and results of a child in a folder that nobody else reads
 NOT_ATOMIC = {PACKAGE / "_files.py", PACKAGE / "zoo" / "specimens" / "_processes.py"}
+# looks at what it opens, and reads nothing that is no file
+OPENER = PACKAGE / "_foreign.py"
+OPENERS = {"open", "read_text", "read_bytes", "fromfile", "genfromtxt", "loadtxt", "memmap", "ZipFile"}
+# writes; the data that come with dpaudit; the standard output, which is closed
+OPEN_NOTHING = {
+    PACKAGE / "_files.py",
+    PACKAGE / "training" / "data" / "_digits.py",
+    PACKAGE / "cli" / "_exit.py",
+}
 WRITERS = {
     "write_text",
     "write_bytes",
@@ -69,6 +83,91 @@ def test_arrays_and_tensors_are_read_without_pickles() -> None:
             else given.get("allow_pickle") == "False"
         )
         assert safe, f"{path}:{call.lineno}"
+
+
+def test_whatever_is_read_is_opened_by_one_function() -> None:
+    found = set()
+    for path, call, text in calls():
+        module, _, name = text.rpartition(".")
+        given = ast.unparse(call.args[0]) if call.args else ""
+        opens = name in OPENERS or text in ("np.load", "torch.load")
+        if opens and given != "file" and not module.startswith("(resources.files"):
+            found.add(path)
+    assert found - OPEN_NOTHING == {OPENER}
+
+
+def _checkpoint(path: Path) -> object:
+    return importlib.import_module("dpaudit.experiments._checkpoint").restore(path, None)
+
+
+def _cell(path: Path) -> object:
+    return importlib.import_module("dpaudit.experiments.reproduction._cells")._read(path)
+
+
+def _canary(path: Path) -> object:
+    return importlib.import_module("dpaudit.experiments.black_box._canary")._read(str(path))
+
+
+def _made(path: Path) -> object:
+    path.rename(path.parent / "canary.json")
+    return importlib.import_module("dpaudit.experiments.black_box._made").Made.read(path.parent)
+
+
+def _trials(path: Path) -> object:
+    return importlib.import_module("dpaudit.experiments.trials._database").connect(path)
+
+
+def _images(path: Path) -> object:
+    return importlib.import_module("dpaudit.training.data._idx")._read(path, 3)
+
+
+def _zoo(path: Path) -> object:
+    store = importlib.import_module("dpaudit.zoo._store").Store
+    path.rename(path.parent / "one.json")
+    return store(path.parent, seed=0, confidence=0.95, twin_confidence=0.95).read("one")
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "json": read_json,
+    "config": load_config,
+    "array": partial(read_array, kinds="f"),
+    "checkpoint": _checkpoint,
+    "cell": _cell,
+    "canary": _canary,
+    "made": _made,
+    "trials": _trials,
+    "images": _images,
+    "zoo": _zoo,
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.usefixtures("no_waiting")
+def test_nothing_waits_for_a_pipe(read: Callable[[Path], object], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError) as caught:
+        read(tmp_path / "pipe")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_what_is_no_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for path in (tmp_path / "link", Path(os.devnull)):
+        with pytest.raises(
+            InputError, match=f"^Expected {path} to be a file, but it is a pipe or a device.$"
+        ):
+            open_file(path)
+    with pytest.raises(IsADirectoryError):
+        open_file(tmp_path)
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_lock_that_is_a_pipe_locks_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".lock")
+    with _files.locked(tmp_path), pytest.raises(InputError, match="another process"), _files.locked(tmp_path):
+        pass
 
 
 def test_everything_is_written_as_a_whole_or_not_at_all() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -177,6 +178,15 @@ def test_an_array_that_claims_to_be_huge_takes_no_memory(copied: Copy) -> None:
     small = path.read_bytes()
     path.write_bytes(small.replace(b"(20, 32), ", b"(99999999999, 32), ")[: len(small)])
     assert "cannot be read" in refused(folder)
+
+
+@pytest.mark.parametrize("name", ["result.json", "config.json", "versions.json", "scores.npy", "present.npy"])
+@pytest.mark.usefixtures("no_waiting")
+def test_a_pipe_in_the_place_of_a_file_is_refused(copied: Copy, name: str) -> None:
+    path = copied() / name
+    path.unlink()
+    os.mkfifo(path)
+    assert refused(path.parent) == f"Expected {path} to be a file, but it is a pipe or a device."
 
 
 def test_observations_that_are_no_scores_are_refused(copied: Copy) -> None:

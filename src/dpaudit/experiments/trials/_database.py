@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from dpaudit._foreign import open_file
 from dpaudit.errors import InputError
 
 __all__ = ["DAMAGED", "connect", "is_sound", "reading", "writing"]
@@ -47,7 +48,7 @@ def _require_database(path: Path) -> None:
     with reading(path):
         start = b""
         if path.exists():
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 start = file.read(len(_MAGIC))
         if start not in (b"", _MAGIC):
             raise sqlite3.DatabaseError("file is not a database")

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from dpaudit import _files
+from dpaudit._foreign import open_file
 from dpaudit.errors import InputError
 from dpaudit.experiments._difference import difference
 from dpaudit.experiments.trials._database import DAMAGED, connect, is_sound, reading, writing
@@ -135,7 +136,7 @@ class Store:
         self._connection.close()
         aside = self.path.with_name(f"{self.path.name}.damaged")
         fresh = self.path.with_name(f".{self.path.name}.unfinished")
-        with writing(self.path), self.path.open("rb") as damaged:
+        with writing(self.path), open_file(self.path) as damaged:
             _files.write(aside, partial(shutil.copyfileobj, damaged), private=True)
         self._connection = connect(fresh)
         self._make()

@@ -17,6 +17,7 @@ from torch import Tensor, distributed, nn
 from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader, TensorDataset
 
+from dpaudit._foreign import open_file
 from dpaudit.diagnostics import Diagnostics
 from dpaudit.observers.opacus import observe  # first: it says how Opacus is installed
 from dpaudit.recording import Recorder
@@ -177,7 +178,7 @@ def _on_processes(work: _Work, is_broken: bool, seed: int) -> list[_Arrays]:
 
 
 def _loaded(path: Path) -> _Arrays:
-    with np.load(path, allow_pickle=False) as arrays:
+    with open_file(path) as file, np.load(file, allow_pickle=False) as arrays:
         return dict(arrays)
 
 

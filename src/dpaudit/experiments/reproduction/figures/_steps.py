@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dpaudit._foreign import map_array
 from dpaudit.accounting import Claim
 from dpaudit.experiments.reproduction._bounds import CONFIDENCE, DELTA, METHODS
 from dpaudit.experiments.reproduction._curves import series_over
@@ -40,9 +41,7 @@ def _measure(key: Key, work: Work) -> list[Row]:
         num_steps=values["num_steps"],
         delta=DELTA,
     )
-    scores, present = (
-        np.load(work.folder / f"{name}.npy", allow_pickle=False) for name in ("scores", "present")
-    )
+    scores, present = (np.array(map_array(work.folder / f"{name}.npy")) for name in ("scores", "present"))
     rows = []
     for number in work.settings["first"]:
         first = Observations.from_presence(scores[:number], present[:number], normalized=True)
