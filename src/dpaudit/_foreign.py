@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dpaudit.errors import InputError
 
-__all__ = ["NOT_AN_ARRAY", "map_array", "open_file", "read_json"]
+__all__ = ["LARGEST_ARRAY", "NOT_AN_ARRAY", "map_array", "open_file", "read_json"]
 
 # what numpy and its reader of headers say of bytes that are not what they should be
 NOT_AN_ARRAY: Final = (
@@ -29,6 +29,7 @@ NOT_AN_ARRAY: Final = (
     ValueError,
     tokenize.TokenError,
 )
+LARGEST_ARRAY: Final = 2**32  # bytes in memory: a file of a few kilobytes can claim more than there is
 _LARGEST = 50_000_000  # bytes of a JSON file
 
 

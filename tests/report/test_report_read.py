@@ -189,6 +189,17 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(copied: Copy, name: str) -> No
     assert refused(path.parent) == f"Expected {path} to be a file, but it is a pipe or a device."
 
 
+def test_an_array_of_holes_takes_no_memory(copied: Copy) -> None:
+    path = copied() / "scores.npy"
+    with path.open("wb") as file:
+        header = {"descr": "<f8", "fortran_order": False, "shape": (2**30,)}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.truncate(file.tell() + 2**33)
+    assert path.stat().st_blocks * 512 < 1_000_000
+    sentence = f"Expected an array of at most 4,294,967,296 bytes in {path}, got one of 8,589,934,592."
+    assert refused(path.parent) == sentence
+
+
 def test_observations_that_are_no_scores_are_refused(copied: Copy) -> None:
     folder = copied()
     scores = np.load(folder / "scores.npy")
