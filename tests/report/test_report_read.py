@@ -159,6 +159,53 @@ def test_a_value_that_cannot_be_is_refused(copied: Copy, place: tuple[str, ...],
     assert refused(copied(change)).startswith("Expected ")
 
 
+def _changed(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    def change(values: dict[str, Any]) -> None:
+        for key, value in changes.items():
+            if isinstance(value, dict):
+                values[key] |= value
+            else:
+                values[key] = value
+
+    return change
+
+
+@pytest.mark.parametrize("kind", ["heuristic", "credible"])
+@pytest.mark.parametrize("name", ["correct", "broken"])
+def test_a_verdict_that_rests_on_no_confidence_bound_is_refused(copied: Copy, kind: str, name: str) -> None:
+    folder = copied(_changed(bound={"kind": kind}), name=name)
+    expected = f"to rest on a confidence bound, got a {kind} one."
+    assert refused(folder) == f"Expected the verdict in {folder / 'result.json'} {expected}"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("correct", {"verdict": "VIOLATION"}),
+        ("broken", {"verdict": "NO_VIOLATION"}),
+        ("broken", {"verdict": "UNDERPOWERED"}),
+        ("broken", {"bound": {"parameter": 0.01}}),
+        ("broken", {"claim": {"parameter": "inf"}}),
+        ("broken", {"claim": {"epsilon": 1e6}}),
+        ("broken", {"bound": {"epsilon": 0.01}}),
+        ("correct", {"bound": {"epsilon": "inf"}}),
+        ("correct", {"claim": {"epsilon": 0.0}, "bound": {"epsilon": 0.1}}),
+    ],
+)
+def test_a_verdict_that_does_not_follow_from_its_numbers_is_refused(
+    copied: Copy, name: str, changes: dict[str, Any]
+) -> None:
+    sentence = refused(copied(_changed(**changes), name=name))
+    assert "to follow from its bound and its claim, got " in sentence
+
+
+def test_a_verdict_is_told_in_its_own_words(copied: Copy) -> None:
+    found = read_run(copied(_changed(sentence="All is well. This holds if you trust me."), name="correct"))
+    assert found.sentence == found.verdict.value
+    found = read_run(copied(_changed(sentence="Broken! This holds if it is a Gaussian."), name="broken"))
+    assert found.sentence == f"{found.verdict.value} This holds if it is a Gaussian."
+
+
 def test_a_pickle_is_never_opened(copied: Copy, tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple[Any, ...]:
