@@ -1,6 +1,8 @@
 """Settings of the whole test run."""
 
 import os
+import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -26,3 +28,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def seeds() -> range:
     """Of tests that repeat a training: few, because all have to end soon; 40 in `make test-long`."""
     return range(40 if IS_LONG else 10)
+
+
+@pytest.fixture
+def no_waiting() -> Iterator[None]:
+    """A test that waits for a pipe fails, instead of waiting for ever."""
+
+    def give_up(*_: object) -> None:
+        pytest.fail("It waits for somebody to write into a pipe.")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(300)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

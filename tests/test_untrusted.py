@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import importlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from dpaudit import _files
+from dpaudit._foreign import open_file, read_json
 from dpaudit.errors import InputError
+from dpaudit.experiments import load_config
 from dpaudit.report import Report
+from dpaudit.report._files import read_array
 
 PACKAGE = Path(__file__).parent.parent / "src" / "dpaudit"
 # run code that is in what they read
 UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 # only the name of its error is used, which torch raises
 PICKLE_ERROR = PACKAGE / "experiments" / "_checkpoint.py"
-# a folder of their own, which nobody else reads: the lock, which has no content, and results of a child
+# the lock, which has no content, and results of a child in a folder that nobody else reads
 NOT_ATOMIC = {PACKAGE / "_files.py", PACKAGE / "zoo" / "specimens" / "_processes.py"}
+# looks at what it opens, and reads nothing that is no file
+OPENER = PACKAGE / "_foreign.py"
+OPENERS = {"open", "read_text", "read_bytes", "fromfile", "genfromtxt", "loadtxt", "memmap", "ZipFile"}
+# writes; the data that come with dpaudit; the standard output, which is closed
+OPEN_NOTHING = {
+    PACKAGE / "_files.py",
+    PACKAGE / "training" / "data" / "_digits.py",
+    PACKAGE / "cli" / "_exit.py",
+}
 WRITERS = {
     "write_text",
     "write_bytes",
@@ -69,12 +85,98 @@ def test_arrays_and_tensors_are_read_without_pickles() -> None:
         assert safe, f"{path}:{call.lineno}"
 
 
+def test_whatever_is_read_is_opened_by_one_function() -> None:
+    found = set()
+    for path, call, text in calls():
+        module, _, name = text.rpartition(".")
+        given = ast.unparse(call.args[0]) if call.args else ""
+        opens = name in OPENERS or text in ("np.load", "torch.load")
+        if opens and given != "file" and not module.startswith("(resources.files"):
+            found.add(path)
+    assert found - OPEN_NOTHING == {OPENER}
+
+
+def _checkpoint(path: Path) -> object:
+    return importlib.import_module("dpaudit.experiments._checkpoint").restore(path, None)
+
+
+def _cell(path: Path) -> object:
+    return importlib.import_module("dpaudit.experiments.reproduction._cells")._read(path)
+
+
+def _canary(path: Path) -> object:
+    return importlib.import_module("dpaudit.experiments.black_box._canary")._read(str(path))
+
+
+def _made(path: Path) -> object:
+    path.rename(path.parent / "canary.json")
+    return importlib.import_module("dpaudit.experiments.black_box._made").Made.read(path.parent)
+
+
+def _trials(path: Path) -> object:
+    return importlib.import_module("dpaudit.experiments.trials._database").connect(path)
+
+
+def _images(path: Path) -> object:
+    return importlib.import_module("dpaudit.training.data._idx")._read(path, 3)
+
+
+def _zoo(path: Path) -> object:
+    store = importlib.import_module("dpaudit.zoo._store").Store
+    path.rename(path.parent / "one.json")
+    return store(path.parent, seed=0, confidence=0.95, twin_confidence=0.95).read("one")
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "json": read_json,
+    "config": load_config,
+    "array": partial(read_array, kinds="f"),
+    "checkpoint": _checkpoint,
+    "cell": _cell,
+    "canary": _canary,
+    "made": _made,
+    "trials": _trials,
+    "images": _images,
+    "zoo": _zoo,
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.usefixtures("no_waiting")
+def test_nothing_waits_for_a_pipe(read: Callable[[Path], object], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError) as caught:
+        read(tmp_path / "pipe")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_what_is_no_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for path in (tmp_path / "link", Path(os.devnull)):
+        with pytest.raises(
+            InputError, match=f"^Expected {path} to be a file, but it is a pipe or a device.$"
+        ):
+            open_file(path)
+    with pytest.raises(IsADirectoryError):
+        open_file(tmp_path)
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_lock_that_is_a_pipe_locks_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".lock")
+    with _files.locked(tmp_path), pytest.raises(InputError, match="another process"), _files.locked(tmp_path):
+        pass
+
+
 def test_everything_is_written_as_a_whole_or_not_at_all() -> None:
     found = set()
     for path, call, text in calls():
         module, _, name = text.rpartition(".")
         opened = name == "open" and any(
-            isinstance(one, ast.Constant) and "w" in str(one.value) for one in call.args
+            (isinstance(one, ast.Constant) and "w" in str(one.value)) or "O_CREAT" in ast.unparse(one)
+            for one in call.args
         )
         into_a_file = "file" in map(ast.unparse, call.args)  # of _files.write
         if opened or (
@@ -117,6 +219,77 @@ def test_a_report_that_cannot_be_made_leaves_the_old_one(tmp_path: Path) -> None
     with pytest.raises(InputError):
         Report.read([tmp_path]).write(tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text() == "old"
+
+
+def _special(path: Path, kind: str) -> Path:
+    """What is no file, and would be gone if one took its place."""
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    else:
+        path.symlink_to(os.devnull)  # a device needs rights to be made
+    return path
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a socket", "a device"])
+def test_what_is_no_file_is_not_replaced_by_one(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the name of a socket must be short
+    path = _special(Path("report.html"), kind)
+    sentence = rf"^Expected report\.html to be a file, or not there yet, but it is {kind}\.$"
+    with pytest.raises(InputError, match=sentence):
+        _files.followed(path)
+    if not path.is_symlink():
+        with pytest.raises(InputError, match=sentence):
+            _files.write_text(path, "new")
+    assert not path.is_file()
+    assert list(Path().iterdir()) == [path]
+
+
+def test_a_link_that_the_user_names_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    real, link = tmp_path / "elsewhere" / "real.html", tmp_path / "link.html"
+    real.parent.mkdir()
+    link.symlink_to(real)
+    for text in ("first", "second"):
+        _files.write_text(_files.followed(link), text)
+        assert link.is_symlink()
+        assert real.read_text() == text
+    assert list(real.parent.iterdir()) == [real]
+
+
+def test_a_link_that_leads_to_itself_is_told(tmp_path: Path) -> None:
+    link = tmp_path / "link.html"
+    link.symlink_to(link)
+    with pytest.raises(InputError, match=r"Cannot write .*link\.html: Too many levels of symbolic links\."):
+        _files.followed(link)
+
+
+def test_a_link_in_a_directory_of_anybody_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "result.json").symlink_to(tmp_path / "mine")
+    _files.write_text(folder / "result.json", "new")
+    assert (folder / "result.json").read_text() == "new"
+    (folder / ".lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(InputError, match="Cannot write"), _files.locked(folder):
+        pass
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o027, 0o002])
+def test_who_may_read_a_file_is_what_the_user_said(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        _files.write_text(tmp_path / "report.html", "text")
+        _files.write_text(tmp_path / "config.json", "seeds", private=True)
+    finally:
+        os.umask(before)
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("report.html", "config.json")]
+    assert modes == [0o666 & ~umask, 0o600]
 
 
 @pytest.mark.parametrize("path", ["a\0b", "~nobody-of-this-name/x"])

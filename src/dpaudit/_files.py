@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
+import secrets
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import BinaryIO
 
 from dpaudit.errors import InputError
 
-__all__ = ["expanded", "locked", "make_folder", "remove", "write", "write_text"]
+__all__ = ["expanded", "followed", "locked", "make_folder", "remove", "write", "write_text"]
 
 _UNFINISHED = ".unfinished"
+_SPECIAL = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
 
 
 def expanded(path: str | Path) -> Path:
@@ -23,6 +30,17 @@ def expanded(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise InputError(f"Expected {path} to be a path, but there is no such home directory.") from error
+
+
+def followed(path: Path) -> Path:
+    """The file that a path leads to, so that it is written and the link stays.
+
+    For paths that the user names. A file that dpaudit names itself may be a link that somebody else has put
+    there: it is never followed.
+    """
+    with _writing(path):
+        _require_replaceable(path, path.stat)
+        return path.resolve()
 
 
 def make_folder(path: Path) -> None:
@@ -46,9 +64,11 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _lock_file(folder: Path) -> TextIO:
+def _lock_file(folder: Path) -> BinaryIO:
+    """Without content; what somebody else may have put there is not followed, emptied or waited for."""
     with _writing(folder):
-        return (folder / ".lock").open("w")
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        return os.fdopen(handle, "r+b", buffering=0)
 
 
 def _remove_unfinished(folder: Path) -> None:
@@ -63,26 +83,40 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Write a text file as a whole."""
-    write(path, lambda file: file.write(text.encode()))
+    write(path, lambda file: file.write(text.encode()), private=private)
 
 
-def write(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """Write beside and rename, so that nobody reads half a file, not even after the power fails."""
+def write(path: Path, fill: Callable[[BinaryIO], object], *, private: bool = False) -> None:
+    """Write beside and rename, so that nobody reads half a file, not even after the power fails.
+
+    Others may read it as far as the user's umask lets them; nobody else does if it is ``private``.
+    """
     with _writing(path):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_UNFINISHED)
-        temporary = Path(name)
+        _require_replaceable(path, path.lstat)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_UNFINISHED}")
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
         try:
             with os.fdopen(handle, "wb") as file:
                 fill(file)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.chmod(0o644)
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+def _require_replaceable(path: Path, look: Callable[[], os.stat_result]) -> None:
+    """A file takes the place of what is there: of a pipe or a device, nothing would be left."""
+    try:
+        mode = look().st_mode
+    except FileNotFoundError:
+        return
+    for is_such, name in _SPECIAL:
+        if is_such(mode):
+            raise InputError(f"Expected {path} to be a file, or not there yet, but it is {name}.")
 
 
 @contextmanager

@@ -213,6 +213,12 @@ def test_what_is_not_toml_is_told_with_its_line() -> None:
     assert "line 2" in told
 
 
+@pytest.mark.parametrize("change", ["output=", "output=''", "output='  '"])
+def test_an_empty_output_is_not_the_current_directory(change: str) -> None:
+    assert refused(GOOD, change).startswith("c.toml, --set output: Expected a path, got '")
+    assert parse_config(GOOD, "c.toml", ["output=."]).output == "."
+
+
 @pytest.mark.parametrize("change", ["num_steps", "=3", ".a=3", "output.a=3"])
 def test_a_change_that_cannot_be_made_is_refused(change: str) -> None:
     assert repr(change) in refused(GOOD, change)

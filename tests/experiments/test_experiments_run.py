@@ -109,6 +109,14 @@ def test_without_a_seed_two_runs_differ_and_an_interrupted_one_goes_on_with_its_
     assert not np.array_equal(arrays(first)["scores.npy"], arrays(second)["scores.npy"])
 
 
+def test_nobody_else_can_read_the_seeds(small: Small) -> None:
+    config = small("training.num_steps=2")
+    run(config)
+    files = {path.name: path for path in Path(config.output).iterdir()}
+    private = {name for name, path in files.items() if path.stat().st_mode & 0o077 == 0}
+    assert private >= {"config.json", "checkpoint.pt"}
+
+
 def test_the_seeds_are_kept_before_the_first_step(small: Small) -> None:
     config = small("audit.mode=end-to-end")
     with pytest.raises(CrashError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,33 @@ def test_json_is_one_object_and_the_file_is_the_same(runs: dict[str, Path], tmp_
     done = run(runs["correct"], "--json", "--output", tmp_path / "r.json")
     assert done.exit_code == 0
     assert json.loads(done.stdout) == json.loads((tmp_path / "r.json").read_text())
+
+
+def test_a_pipe_stays_what_it_is(runs: dict[str, Path], tmp_path: Path) -> None:
+    target = tmp_path / "pipe.html"
+    os.mkfifo(target)
+    done = run(runs["correct"], "--output", target)
+    assert (done.exit_code, done.stdout) == (2, "")
+    sentence = f"dpaudit: Expected {target} to be a file, or not there yet, but it is a pipe."
+    assert done.stderr.splitlines()[-1] == sentence
+    assert target.is_fifo()
+
+
+def test_a_link_that_is_named_stays(runs: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "link.html").symlink_to(tmp_path / "real.html")
+    assert run(runs["correct"], "--output", tmp_path / "link.html").exit_code == 0
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "real.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_link_in_a_run_does_not_say_where_the_report_goes(copied: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    folder = copied()
+    (folder / "report.html").symlink_to(tmp_path / "mine")
+    done = run(folder)
+    assert done.exit_code == 2
+    assert done.stderr.splitlines()[-1].endswith("but it is a link; give the file by --output.")
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

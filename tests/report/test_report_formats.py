@@ -13,6 +13,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from markdown_it import MarkdownIt
 
 from dpaudit.errors import InputError
 from dpaudit.report import Format, Report, read_run, schema
@@ -142,6 +143,34 @@ def test_hostile_words_stay_words(copied: Copy) -> None:
     marked = found.to_text(Format.MARKDOWN)
     assert not re.search(r"(?<!\\)<", marked)
     assert "[a](" not in marked
+
+
+BLOCKS = ["> quote", "- item", "+ item", "1. one", "12) twelve", "---", "=== x", "-5 is less", "1.", "2.5 x"]
+LINKS = ["http://a.example/b", "see HTTPS://a.example", "www.a.example", "ftp://a.example"]
+
+
+def test_words_of_a_run_begin_no_block_and_no_link_in_markdown(copied: Copy) -> None:
+    def change(values: dict[str, Any]) -> None:
+        values["notes"] = [*BLOCKS, *LINKS]
+        values["bound"]["assumptions"] = BLOCKS
+
+    text = Report.read([copied(change)], title="1. one", notice="> quote").to_text(Format.MARKDOWN)
+    tokens = MarkdownIt().enable("table").parse(text)
+    kinds = {token.type for token in tokens}
+    assert kinds & {"blockquote_open", "ordered_list_open", "hr", "code_block"} == set()
+    assert max(token.level for token in tokens if token.type == "bullet_list_open") == 0
+    shown = [token.content for token in tokens if token.type == "inline"]
+    words = ["".join(one.content for one in token.children or ()) for token in tokens if token.children]
+    assert set(words) >= {*BLOCKS, *LINKS, "1. one", "> quote"}
+    assert not any(re.search(r"(?i)(?<!\\)://|\bwww\.", content) for content in shown)
+
+
+def test_a_number_in_a_table_is_not_escaped(copied: Copy) -> None:
+    folder = copied()
+    config = json.loads((folder / "config.json").read_text())
+    config["config"]["training"]["shift"] = -0.5
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "| -0.5 |" in Report.read([folder]).to_text(Format.MARKDOWN)
 
 
 def test_words_cannot_move_the_cursor_of_a_terminal(copied: Copy) -> None:

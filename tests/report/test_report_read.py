@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -158,6 +159,53 @@ def test_a_value_that_cannot_be_is_refused(copied: Copy, place: tuple[str, ...],
     assert refused(copied(change)).startswith("Expected ")
 
 
+def _changed(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    def change(values: dict[str, Any]) -> None:
+        for key, value in changes.items():
+            if isinstance(value, dict):
+                values[key] |= value
+            else:
+                values[key] = value
+
+    return change
+
+
+@pytest.mark.parametrize("kind", ["heuristic", "credible"])
+@pytest.mark.parametrize("name", ["correct", "broken"])
+def test_a_verdict_that_rests_on_no_confidence_bound_is_refused(copied: Copy, kind: str, name: str) -> None:
+    folder = copied(_changed(bound={"kind": kind}), name=name)
+    expected = f"to rest on a confidence bound, got a {kind} one."
+    assert refused(folder) == f"Expected the verdict in {folder / 'result.json'} {expected}"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("correct", {"verdict": "VIOLATION"}),
+        ("broken", {"verdict": "NO_VIOLATION"}),
+        ("broken", {"verdict": "UNDERPOWERED"}),
+        ("broken", {"bound": {"parameter": 0.01}}),
+        ("broken", {"claim": {"parameter": "inf"}}),
+        ("broken", {"claim": {"epsilon": 1e6}}),
+        ("broken", {"bound": {"epsilon": 0.01}}),
+        ("correct", {"bound": {"epsilon": "inf"}}),
+        ("correct", {"claim": {"epsilon": 0.0}, "bound": {"epsilon": 0.1}}),
+    ],
+)
+def test_a_verdict_that_does_not_follow_from_its_numbers_is_refused(
+    copied: Copy, name: str, changes: dict[str, Any]
+) -> None:
+    sentence = refused(copied(_changed(**changes), name=name))
+    assert "to follow from its bound and its claim, got " in sentence
+
+
+def test_a_verdict_is_told_in_its_own_words(copied: Copy) -> None:
+    found = read_run(copied(_changed(sentence="All is well. This holds if you trust me."), name="correct"))
+    assert found.sentence == found.verdict.value
+    found = read_run(copied(_changed(sentence="Broken! This holds if it is a Gaussian."), name="broken"))
+    assert found.sentence == f"{found.verdict.value} This holds if it is a Gaussian."
+
+
 def test_a_pickle_is_never_opened(copied: Copy, tmp_path: Path) -> None:
     class Trap:
         def __reduce__(self) -> tuple[Any, ...]:
@@ -177,6 +225,26 @@ def test_an_array_that_claims_to_be_huge_takes_no_memory(copied: Copy) -> None:
     small = path.read_bytes()
     path.write_bytes(small.replace(b"(20, 32), ", b"(99999999999, 32), ")[: len(small)])
     assert "cannot be read" in refused(folder)
+
+
+@pytest.mark.parametrize("name", ["result.json", "config.json", "versions.json", "scores.npy", "present.npy"])
+@pytest.mark.usefixtures("no_waiting")
+def test_a_pipe_in_the_place_of_a_file_is_refused(copied: Copy, name: str) -> None:
+    path = copied() / name
+    path.unlink()
+    os.mkfifo(path)
+    assert refused(path.parent) == f"Expected {path} to be a file, but it is a pipe or a device."
+
+
+def test_an_array_of_holes_takes_no_memory(copied: Copy) -> None:
+    path = copied() / "scores.npy"
+    with path.open("wb") as file:
+        header = {"descr": "<f8", "fortran_order": False, "shape": (2**30,)}
+        np.lib.format.write_array_header_1_0(file, header)
+        file.truncate(file.tell() + 2**33)
+    assert path.stat().st_blocks * 512 < 1_000_000
+    sentence = f"Expected an array of at most 4,294,967,296 bytes in {path}, got one of 8,589,934,592."
+    assert refused(path.parent) == sentence
 
 
 def test_observations_that_are_no_scores_are_refused(copied: Copy) -> None:

@@ -6,12 +6,14 @@ import csv
 import math
 from array import array
 from collections.abc import Iterator
+from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import TextIO, TypeAlias
 
 import numpy as np
 
+from dpaudit._foreign import open_file
 from dpaudit.cli._columns import WORDS, Columns
 from dpaudit.cli._sizes import shortened
 from dpaudit.errors import InputError
@@ -63,7 +65,7 @@ def read_table(path: Path, columns: Columns) -> tuple[FloatArray, BoolArray]:
 def _rows(path: Path) -> Iterator[_Row]:
     """Each line that is not empty, with its number."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as file:
             lines = _Lines(path, file)
             reader = csv.reader(lines)
             for cells in reader:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpaudit._foreign import NOT_AN_ARRAY
+from dpaudit._foreign import NOT_AN_ARRAY, map_array, open_file
 from dpaudit.cli._sizes import require_moderate
 from dpaudit.errors import InputError
 
@@ -26,8 +26,7 @@ _DAMAGED = *NOT_AN_ARRAY, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error
 def read_npy(path: Path) -> npt.NDArray[Any]:
     """The array, memory-mapped: it may be larger than the memory."""
     with _whole(path, _NPY, "a .npy file"):
-        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    return array
+        return map_array(path)
 
 
 class Archive:
@@ -51,7 +50,7 @@ def open_npz(path: Path) -> Iterator[Archive]:
     # opened here, because numpy leaves a damaged file open
     with (
         _whole(path, _ZIP, "an .npz file"),
-        path.open("rb") as file,
+        open_file(path) as file,
         np.load(file, allow_pickle=False) as arrays,
     ):
         yield Archive(path, arrays, {one.filename: one.file_size for one in arrays.zip.infolist()})
@@ -60,7 +59,7 @@ def open_npz(path: Path) -> Iterator[Archive]:
 @contextmanager
 def _whole(path: Path, start: bytes, kind: str) -> Iterator[None]:
     """Turn what numpy says of a file into a sentence."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         if file.read(len(start)) != start:
             raise InputError(f"Expected {kind}, but {path} is not one, whatever its name.")
     try:

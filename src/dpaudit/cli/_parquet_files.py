@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpaudit._foreign import open_file
 from dpaudit.cli._columns import Columns, as_presence
 from dpaudit.cli._sizes import require_moderate
 from dpaudit.errors import InputError, MissingExtraError
@@ -44,7 +45,7 @@ def _opened(path: Path, words: Sequence[str] = ()) -> Iterator[Any]:
     except ImportError as error:
         raise MissingExtraError("Reading .parquet files", "parquet") from error
     damaged = pyarrow.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError
-    with path.open("rb"):  # what the system says of it is no damage
+    with open_file(path):  # what the system says of it is no damage
         pass
     try:
         with parquet.ParquetFile(path, read_dictionary=list(words)) as file:

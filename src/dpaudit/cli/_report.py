@@ -43,7 +43,7 @@ def report(*, runs: _Runs, file: _Output = None, format_name: _Format = None, as
     from dpaudit.report import Report  # noqa: PLC0415
 
     chosen = _format(format_name, file)
-    target = file or _place(runs) / f"report.{chosen}"
+    target = file or _own(_place(runs) / f"report.{chosen}")
     with working(f"Reading {len(runs)} {'run' if len(runs) == 1 else 'runs'}"):
         made = Report.read(runs)
     made.write(target, format=chosen)
@@ -55,6 +55,13 @@ def report(*, runs: _Runs, file: _Output = None, format_name: _Format = None, as
 
 def _place(runs: list[Path]) -> Path:
     return runs[0] if len(runs) == 1 else Path()
+
+
+def _own(target: Path) -> Path:
+    """A run may be of anybody: a link in it must not say where the report goes."""
+    if target.is_symlink():
+        raise InputError(f"Expected {target} to be a file, but it is a link; give the file by --output.")
+    return target
 
 
 def _format(name: str | None, file: Path | None) -> Format:

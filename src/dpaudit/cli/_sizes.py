@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dpaudit._foreign import LARGEST_ARRAY
 from dpaudit.errors import InputError
 
 __all__ = ["listed", "require_moderate", "shortened"]
 
-_LARGEST = 2**32  # bytes of one array: a packed file of a few megabytes can claim more than any memory has
 _LONGEST = 60  # characters of one value
 _MOST = 10  # names
 
 
 def require_moderate(path: Path, size: int) -> None:
     """Refuse an array of more than so many bytes before it is unpacked."""
-    if size > _LARGEST:
+    if size > LARGEST_ARRAY:
         raise InputError(
-            f"Expected arrays of at most {_LARGEST:,} bytes in {path}, got one of {size:,}; .npy files may "
-            "be of any size."
+            f"Expected arrays of at most {LARGEST_ARRAY:,} bytes in {path}, got one of {size:,}; .npy files "
+            "may be of any size."
         )
 
 

@@ -8,12 +8,13 @@ import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
 from dpaudit import _files
+from dpaudit._foreign import open_file
 from dpaudit.errors import InputError
 from dpaudit.training import Training
 
@@ -41,20 +42,18 @@ _DAMAGED = (
 
 
 def save(path: Path, training: Training, seconds: float) -> None:
-    """Write the state beside the last one, then put it in its place."""
+    """Write the state beside the last one, then put it in its place. Seeds and coins follow from it."""
     state = _as_tensors({"training": training.state_dict(), "seconds": seconds})
-    _files.write(path, lambda file: torch.save(state, file))
+    _files.write(path, lambda file: torch.save(state, file), private=True)
 
 
 def restore(path: Path, training: Training) -> float:
     """Put an equal training where the saved one was; returns the seconds that it had taken."""
     try:
-        with zipfile.ZipFile(path) as file:
-            # torch packs nothing: what unpacks to more than the file has bytes is not of it
-            _require(all(one.compress_type == zipfile.ZIP_STORED for one in file.infolist()))
-            _require(file.testzip() is None)  # torch itself does not look at the checksums
-        # tensors, numbers and words only: reading the file runs nothing that is in it
-        state = _as_arrays(torch.load(path, weights_only=True, map_location="cpu"))
+        with open_file(path) as file:
+            _require_whole(file)
+            # tensors, numbers and words only: reading the file runs nothing that is in it
+            state = _as_arrays(torch.load(file, weights_only=True, map_location="cpu"))
         training.load_state_dict(state["training"])
         _require(math.isfinite(state["seconds"]))
         return float(state["seconds"])
@@ -63,6 +62,14 @@ def restore(path: Path, training: Training) -> float:
             f"Expected a whole checkpoint in {path}, but it is damaged; delete it to repeat the run from "
             "its first step, with the same seeds."
         ) from error
+
+
+def _require_whole(file: BinaryIO) -> None:
+    with zipfile.ZipFile(file) as packed:
+        # torch packs nothing: what unpacks to more than the file has bytes is not of it
+        _require(all(one.compress_type == zipfile.ZIP_STORED for one in packed.infolist()))
+        _require(packed.testzip() is None)  # torch itself does not look at the checksums
+    file.seek(0)
 
 
 def _require(whole: bool) -> None:

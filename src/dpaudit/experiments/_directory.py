@@ -56,7 +56,8 @@ class RunDirectory:
         """Keep what the run is, before its first step."""
         self._write_json(self._versions, versions())
         values = {"config": config.identity(), "resolved": resolved.to_dict()}
-        self._write_json(self._config, {"schema_version": SCHEMA_VERSION, **values})
+        # with the seeds, which nobody needs who only looks at the result
+        self._write_json(self._config, {"schema_version": SCHEMA_VERSION, **values}, private=True)
 
     def result(self) -> dict[str, Any] | None:
         """The result of a finished run."""
@@ -77,8 +78,8 @@ class RunDirectory:
             self.begin(config, resolved)
             self.finish(arrays, result)
 
-    def _write_json(self, path: Path, values: Mapping[str, Any]) -> None:
-        _files.write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
+    def _write_json(self, path: Path, values: Mapping[str, Any], *, private: bool = False) -> None:
+        _files.write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n", private=private)
 
     def _require_no_other(self) -> None:
         for path in (self._result, self.checkpoint):

@@ -1,4 +1,4 @@
-"""Arrays of a run, which may be of anybody: no pickle, and no more memory than the file has bytes."""
+"""Arrays of a run, which may be of anybody: no pickle, and no memory without an end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpaudit._foreign import NOT_AN_ARRAY
+from dpaudit._foreign import LARGEST_ARRAY, NOT_AN_ARRAY, map_array
 from dpaudit.errors import InputError
 
 __all__ = ["read_array"]
@@ -17,10 +17,15 @@ def read_array(path: Path, kinds: str) -> np.ndarray | None:
     if not path.exists():
         return None
     try:
-        # mapped first: the size that the header tells is checked against the file before memory is taken
-        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        mapped = map_array(path)
+    except InputError:
+        raise
     except (OSError, *NOT_AN_ARRAY) as error:
         raise InputError(f"Expected an array in {path}, but it cannot be read.") from error
     if not isinstance(mapped, np.ndarray) or mapped.dtype.kind not in kinds:
         raise InputError(f"Expected numbers in {path}, got something else.")
+    if mapped.nbytes > LARGEST_ARRAY:  # a file has as many bytes as it says, and need not fill a disk
+        raise InputError(
+            f"Expected an array of at most {LARGEST_ARRAY:,} bytes in {path}, got one of {mapped.nbytes:,}."
+        )
     return np.array(mapped)

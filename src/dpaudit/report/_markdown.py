@@ -14,6 +14,10 @@ __all__ = ["markdown"]
 
 # what Markdown or HTML in it would take for markup, in words of anybody
 _MARKUP = re.compile(r"([\\`*_{}\[\]<#|~!&])")
+# what GitHub and others make a link of
+_LINK = re.compile(r"(?i)(?<=\bwww)(?=\.)|(?=://)")
+# what begins a quotation, a list or a line, at the beginning of a text
+_BLOCK = re.compile(r"^(?:(?=[>+=-])|\d+(?=[.)](?:\s|$)))")
 
 
 def markdown(runs: Sequence[Run], *, title: str, notice: str | None = None) -> str:
@@ -97,9 +101,14 @@ def _lines(lines: Mapping[str, str]) -> str:
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header)]
     text = ["| " + " | ".join(line) + " |" for line in lines]
-    return "\n".join(text + ["| " + " | ".join(map(_plain, row)) + " |" for row in rows])
+    return "\n".join(text + ["| " + " | ".join(map(_inline, row)) + " |" for row in rows])
 
 
 def _plain(text: str) -> str:
-    """The words, on one line and never as markup."""
-    return _MARKUP.sub(r"\\\1", " ".join(text.split()))
+    """The words, on one line and never as markup, also where they begin a line."""
+    return _BLOCK.sub(r"\g<0>\\", _inline(text))
+
+
+def _inline(text: str) -> str:
+    """The words inside of a line. A site may still make links of mail addresses and of names after an @."""
+    return _LINK.sub(r"\\", _MARKUP.sub(r"\\\1", " ".join(text.split())))

@@ -81,10 +81,13 @@ class Report:
         return make(self.runs, title=self.title, notice=self.notice)
 
     def write(self, path: str | Path, *, format: Format | None = None) -> None:  # noqa: A002
-        """Into a file, as a whole or not at all; the format follows from its name, if none is given."""
+        """Into a file, as a whole or not at all; the format follows from its name, if none is given.
+
+        A link stays, and the file that it leads to is written.
+        """
         file = _files.expanded(path)
         _files.make_folder(file.parent)
-        _files.write_text(file, self.to_text(format or Format.of(file)))
+        _files.write_text(_files.followed(file), self.to_text(format or Format.of(file)))
 
 
 def schema() -> dict[str, Any]:

@@ -14,10 +14,11 @@ from dpaudit.report._diagnosis import DiagnosisValues
 from dpaudit.report._settings import flattened
 from dpaudit.report._values import Values
 from dpaudit.report.figures import Figures
-from dpaudit.stats import Observations, Power, Result, Verdict
+from dpaudit.stats import Kind, Observations, Power, Result, Verdict
 
 __all__ = ["Run", "read_audit"]
 
+_ROUNDING = 0.01  # of epsilon: a claim's is accounted from above, a bound's from below
 _NOTHING = "No verdict: where nothing is claimed, nothing can be refuted."
 
 
@@ -98,14 +99,17 @@ class Run:
 
 def read_audit(values: Values) -> dict[str, Any]:
     """The parts of a run that come from its result, checked."""
-    bound = values.section("bound")
+    section = values.section("bound")
     diagnosed = values.has("diagnosis")
     claim, verdict = ClaimValues.read(values.section("claim")), _verdict(values)
+    bound = BoundValues.read(section, section.number("epsilon"), name="the verdict's")
+    if verdict is not None:
+        _require_consistent(verdict, claim, bound, values.source)
     return {
         "verdict": verdict,
-        "sentence": _NOTHING if verdict is None else values.text("sentence"),
+        "sentence": _NOTHING if verdict is None else _sentence(verdict, values.text("sentence")),
         "claim": claim,
-        "bound": BoundValues.read(bound, bound.number("epsilon"), name="the verdict's"),
+        "bound": bound,
         "power": None if verdict is None else read_power(values.section("power")),
         "methods": BoundValues.read_all(values, claim.delta),
         "notes": values.texts("notes"),
@@ -123,3 +127,31 @@ def _verdict(values: Values) -> Verdict | None:
             f"Expected verdict to be {', '.join(Verdict.__members__)} in {values.source}, got {word[:60]!a}."
         )
     return Verdict[word]
+
+
+def _sentence(verdict: Verdict, text: str) -> str:
+    """The verdict's own, whatever the file says; only the condition of a violation is the file's."""
+    _, holds, condition = text.partition(" This holds if ")
+    return f"{verdict.value}{holds}{condition}" if verdict is Verdict.VIOLATION else verdict.value
+
+
+def _require_consistent(verdict: Verdict, claim: ClaimValues, bound: BoundValues, source: str) -> None:
+    """Refuse a verdict that no audit gives for such a bound and such a claim."""
+    if bound.kind is not Kind.CONFIDENCE:
+        raise InputError(
+            f"Expected the verdict in {source} to rest on a confidence bound, got a {bound.kind} one."
+        )
+    refutes = verdict is Verdict.VIOLATION
+    if refutes is not (bound.parameter > claim.parameter) or _is_wrong_side(refutes, claim, bound):
+        raise InputError(
+            f"Expected the verdict in {source} to follow from its bound and its claim, got {verdict.name} "
+            f"with a parameter of {bound.parameter:.4g} (epsilon {bound.epsilon:.4g}) where "
+            f"{claim.parameter:.4g} (epsilon {claim.epsilon:.4g}) is claimed."
+        )
+
+
+def _is_wrong_side(refutes: bool, claim: ClaimValues, bound: BoundValues) -> bool:
+    """Whether the epsilons say the opposite; a bound of 0 says nothing, and none is above infinity."""
+    if refutes:
+        return 0 < bound.epsilon < claim.epsilon * (1 - _ROUNDING) < math.inf
+    return bound.epsilon > claim.epsilon * (1 + _ROUNDING)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 
+from dpaudit._foreign import open_file
 from dpaudit.errors import InputError
 from dpaudit.stats._types import ScoreArray
 
@@ -40,7 +40,7 @@ def chunks(scores: ScoreArray) -> Iterator[tuple[int, ScoreArray]]:
 def _from_file(scores: np.memmap) -> Iterator[tuple[int, ScoreArray]]:
     assert scores.filename is not None  # whole files have one
     buffer = np.empty(min(_CHUNK, scores.size), scores.dtype)
-    with Path(scores.filename).open("rb") as file:
+    with open_file(scores.filename) as file:
         file.seek(scores.offset)
         for start in range(0, scores.size, _CHUNK):
             piece = buffer[: scores.size - start]

@@ -48,6 +48,10 @@ def test_a_row_says_all_of_its_trial(folder: Path) -> None:
     assert all(row["duration"] > 0 and row["host"] and row["error"] is None for row in rows)
 
 
+def test_nobody_else_can_read_the_seeds_of_trials(folder: Path) -> None:
+    assert (folder / "trials.sqlite3").stat().st_mode & 0o777 == 0o600
+
+
 def test_nothing_is_computed_again(folder: Path) -> None:
     before = (folder / "trials.sqlite3").read_bytes()
     assert finish(PLAN, folder).remarks == ()
@@ -115,7 +119,9 @@ def test_of_a_damaged_file_what_can_be_read_is_kept(tmp_path: Path) -> None:
     right = undisturbed(plan, tmp_path)
     assert 50 < len(kept) < 200
     assert kept == {number: right[number] for number in kept}
-    assert (folder / "trials.sqlite3.damaged").read_bytes() == bytes(data)
+    aside = folder / "trials.sqlite3.damaged"
+    assert aside.read_bytes() == bytes(data)
+    assert aside.stat().st_mode & 0o777 == 0o600
     run = finish(plan, folder)
     assert run.remarks == ()
     assert dict(run.scores) == right

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpaudit import _files
-from dpaudit._foreign import NOT_AN_ARRAY
+from dpaudit._foreign import NOT_AN_ARRAY, map_array
 from dpaudit._torch.crafting import Crafting
 from dpaudit.canaries import Blank, Mislabelled
 from dpaudit.errors import InputError
@@ -114,10 +114,11 @@ def _checked(example: Example, held_out: HeldOutData) -> Example:
 def _read(name: str) -> Tensor:
     path = _files.expanded(name)
     try:
-        # mapped first: the size that the header tells is checked against the file before memory is taken
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = map_array(path)
         kind = np.uint8 if array.dtype == np.uint8 else np.float32
         return as_inputs(torch.from_numpy(np.array(array, dtype=kind)))
+    except InputError:
+        raise
     except (OSError, AttributeError, *NOT_AN_ARRAY) as error:
         raise InputError(
             f"Expected numbers of numpy in audit.canary.file={name!r}, but they cannot be read: {error}."

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dpaudit import _files
+from dpaudit._foreign import open_file
 from dpaudit.errors import InputError
 from dpaudit.training.ensemble import Example
 
@@ -65,7 +66,8 @@ class Made:
         if not path.exists():
             return None
         try:
-            return cls.from_dict(json.loads(path.read_text(encoding="utf-8")))
+            with open_file(path) as file:
+                return cls.from_dict(json.load(file))
         except (OSError, ValueError, KeyError, TypeError, InputError) as error:
             raise InputError(
                 f"Expected the canary of the run in {path}, but it cannot be read: {error}."

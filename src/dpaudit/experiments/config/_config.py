@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from dpaudit.canaries import ThreatModel
 from dpaudit.experiments.config._audits import AuditConfig, OneRunConfig
 from dpaudit.experiments.config._data import DataConfig
-from dpaudit.experiments.config._fields import NotNegative, Section, Seed
+from dpaudit.experiments.config._fields import NotNegative, PathText, Section, Seed
 from dpaudit.experiments.config._models import ModelConfig
 from dpaudit.experiments.config._pool import PoolConfig
 from dpaudit.experiments.config._threat_models import available, fitting, noisy, with_mode
@@ -25,7 +25,7 @@ class Config(Section):
     Without a ``seed``, chance is taken from the operating system. ``output`` is the run's directory.
     """
 
-    output: str
+    output: PathText
     seed: Seed | None = None
     threat_model: Annotated[str, AfterValidator(available)] = ThreatModel.GRADIENT.value
     device: str = "cpu"

@@ -15,6 +15,7 @@ __all__ = [
     "Count",
     "Delta",
     "NotNegative",
+    "PathText",
     "Positive",
     "Rate",
     "Section",
@@ -45,6 +46,13 @@ def _each_whole(value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]
     return tuple(_validate.whole(str(info.field_name), one) for one in value)
 
 
+def _path(value: str) -> str:
+    """An empty one would stand for the current directory, which nobody has named."""
+    if not value.strip():
+        raise InputError(f"Expected a path, got {value!r}; the current directory is '.'.")
+    return value
+
+
 Positive: TypeAlias = Annotated[float, _named(_validate.positive)]
 NotNegative: TypeAlias = Annotated[float, _named(_validate.at_least, low=0.0)]
 Whole: TypeAlias = Annotated[int, _named(_validate.whole)]
@@ -54,6 +62,7 @@ Seed: TypeAlias = Annotated[int, _named(_validate.whole, low=0)]
 Delta: TypeAlias = Annotated[float, _named(_validate.fraction)]
 Confidence: TypeAlias = Annotated[float, AfterValidator(_validate.confidence)]
 Rate: TypeAlias = Annotated[float, AfterValidator(_validate.sample_rate)]
+PathText: TypeAlias = Annotated[str, AfterValidator(_path)]
 Sizes: TypeAlias = Annotated[tuple[int, ...], Field(strict=False), AfterValidator(_each_whole)]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dpaudit._foreign import open_file
 from dpaudit.errors import InputError
 from dpaudit.experiments.config._config import Config
 from dpaudit.experiments.config._lines import line_of, lines_of_keys
@@ -31,7 +32,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 def _content(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             content = file.read(_LARGEST + 1)
     except FileNotFoundError as error:
         raise InputError(f"Expected a config, but there is no file {path}.") from error

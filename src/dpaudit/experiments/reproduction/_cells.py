@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpaudit import _files
+from dpaudit._foreign import read_json
 from dpaudit.errors import InputError
 from dpaudit.experiments._difference import difference
 from dpaudit.experiments.reproduction._values import Key, Row
@@ -67,9 +68,9 @@ def _slug(key: Key) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(values, dict) and {"identity", "rows", "seconds"} <= values.keys():
+        values = read_json(path)
+        if {"identity", "rows", "seconds"} <= values.keys():
             return values
-    except (OSError, ValueError):
+    except InputError:
         pass
     raise InputError(f"Expected a cell of a reproduction in {path}, but it cannot be read; delete it.")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from dpaudit._foreign import open_file
 from dpaudit.errors import InputError
 
 __all__ = ["DAMAGED", "connect", "is_sound", "reading", "writing"]
@@ -27,6 +28,8 @@ def connect(path: Path) -> sqlite3.Connection:
     """
     _require_database(path)
     with writing(path):
+        if not path.exists():
+            path.touch(mode=0o600)  # seeds will be in it; SQLite gives its journal the same mode
         connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
     # damaged text must be read before it can be told that it is damaged
     connection.text_factory = lambda data: data.decode(errors="replace")
@@ -45,7 +48,7 @@ def _require_database(path: Path) -> None:
     with reading(path):
         start = b""
         if path.exists():
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 start = file.read(len(_MAGIC))
         if start not in (b"", _MAGIC):
             raise sqlite3.DatabaseError("file is not a database")

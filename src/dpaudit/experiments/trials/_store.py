@@ -8,11 +8,13 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from dpaudit import _files
+from dpaudit._foreign import open_file
 from dpaudit.errors import InputError
 from dpaudit.experiments._difference import difference
 from dpaudit.experiments.trials._database import DAMAGED, connect, is_sound, reading, writing
@@ -134,8 +136,8 @@ class Store:
         self._connection.close()
         aside = self.path.with_name(f"{self.path.name}.damaged")
         fresh = self.path.with_name(f".{self.path.name}.unfinished")
-        with writing(self.path):
-            shutil.copyfile(self.path, aside)
+        with writing(self.path), open_file(self.path) as damaged:
+            _files.write(aside, partial(shutil.copyfileobj, damaged), private=True)
         self._connection = connect(fresh)
         self._make()
         with writing(self.path), self._transaction():

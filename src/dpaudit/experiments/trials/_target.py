@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dpaudit._foreign import open_file
 from dpaudit.errors import InputError
 
 __all__ = ["extend_search_path", "load", "search_path", "source_digest"]
@@ -45,9 +46,10 @@ def source_digest(target: str) -> str:
         found = find_spec(name)
     except (ImportError, ValueError, AttributeError):
         found = None
-    path = None if found is None or found.origin is None else Path(found.origin)
-    known = path is not None and path.is_file()
-    return hashlib.sha256(path.read_bytes()).hexdigest() if known and path is not None else ""
+    if found is None or found.origin is None or not Path(found.origin).is_file():
+        return ""
+    with open_file(found.origin) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def search_path() -> tuple[str, ...]:

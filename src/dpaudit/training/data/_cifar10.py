@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from dpaudit._foreign import open_file
 from dpaudit.errors import InputError
 from dpaudit.training.data._dataset import Dataset
 from dpaudit.training.data._missing import first_existing
@@ -31,7 +32,8 @@ def cifar10(directory: str | Path, *, train: bool = True) -> Dataset:
 
 
 def _records(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    values = np.fromfile(path, dtype=np.uint8)
+    with open_file(path) as file:
+        values = np.fromfile(file, dtype=np.uint8)
     if values.size == 0 or values.size % _RECORD:
         raise InputError(
             f"Expected whole records of {_RECORD:,} bytes in {path}, got {values.size:,} bytes: it is cut "

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dpaudit._foreign import open_file
 from dpaudit.errors import InputError
 from dpaudit.training.data._dataset import Dataset
 from dpaudit.training.data._missing import first_existing
@@ -36,7 +37,8 @@ def _find(directory: str | Path, stem: str, dimensions: int) -> Path:
 
 
 def _read(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    content = path.read_bytes()
+    with open_file(path) as file:
+        content = file.read()
     if content.startswith(_GZIP):
         content = _unzipped(path, content)
     header = 4 * (1 + dimensions)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dpaudit._foreign import NOT_AN_ARRAY
+from dpaudit._foreign import NOT_AN_ARRAY, open_file
 from dpaudit.errors import InputError
 from dpaudit.training.data._dataset import Dataset
 from dpaudit.training.data._missing import first_existing
@@ -53,7 +53,8 @@ def _from_csv(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64
     if path.stat().st_size == 0:
         raise InputError(f"Expected records in {path}, got an empty file.")
     try:
-        table = np.loadtxt(path, delimiter=",", dtype=np.int64, quotechar='"', ndmin=2)
+        with open_file(path) as file:
+            table = np.loadtxt(file, delimiter=",", dtype=np.int64, quotechar='"', ndmin=2)
     except ValueError as error:
         raise InputError(f"Expected whole numbers, the class first, in {path}: {error}.") from error
     return table[:, 1:].astype(np.float32), table[:, 0]
@@ -61,7 +62,7 @@ def _from_csv(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64
 
 def _from_npz(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        with open_file(path) as file, np.load(file, allow_pickle=False) as arrays:
             features, labels = _named(path, arrays, _INPUTS), _named(path, arrays, _TARGETS)
     except InputError:
         raise

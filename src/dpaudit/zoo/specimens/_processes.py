@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import signal
 import tempfile
+import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,6 +21,7 @@ from torch import Tensor, distributed, nn
 from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader, TensorDataset
 
+from dpaudit._foreign import open_file
 from dpaudit.diagnostics import Diagnostics
 from dpaudit.observers.opacus import observe  # first: it says how Opacus is installed
 from dpaudit.recording import Recorder
@@ -172,16 +177,49 @@ def _private(seed: int, own: int) -> Any:
 def _on_processes(work: _Work, is_broken: bool, seed: int) -> list[_Arrays]:
     """What each process found."""
     with tempfile.TemporaryDirectory() as name:
-        spawn(_process, args=(name, work, is_broken, seed), nprocs=_PROCESSES)  # type: ignore[no-untyped-call]
+        with _unheard_interrupts():
+            running = spawn(  # type: ignore[no-untyped-call]
+                _process, args=(name, work, is_broken, seed), nprocs=_PROCESSES, join=False
+            )
+        with _ended(running.processes):
+            while not running.join():
+                pass
         return [_loaded(Path(name) / f"{rank}.npz") for rank in range(_PROCESSES)]
 
 
+@contextmanager
+def _unheard_interrupts() -> Iterator[None]:
+    """What is started inside does not hear of Ctrl-C: it would say so by a traceback while it imports."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _ended(processes: Sequence[BaseProcess]) -> Iterator[None]:
+    """Whatever happens, the processes do not outlive it."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+
+
 def _loaded(path: Path) -> _Arrays:
-    with np.load(path, allow_pickle=False) as arrays:
+    with open_file(path) as file, np.load(file, allow_pickle=False) as arrays:
         return dict(arrays)
 
 
 def _process(rank: int, folder: str, work: _Work, is_broken: bool, seed: int) -> None:
+    # from here on an interrupt, or the end of the process that waits, ends this one without a word
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     warnings.simplefilter("ignore")  # Opacus has advice for trainings that are not broken on purpose
     torch.set_num_threads(1)
     distributed.init_process_group(

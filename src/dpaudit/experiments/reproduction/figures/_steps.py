@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dpaudit._foreign import map_array
 from dpaudit.accounting import Claim
 from dpaudit.experiments.reproduction._bounds import CONFIDENCE, DELTA, METHODS
 from dpaudit.experiments.reproduction._curves import bounds_panel
@@ -35,9 +36,7 @@ def _measure(key: Key, work: Work) -> list[Row]:
         threat_model="input",
     )
     claim = claim_of(values)
-    scores, present = (
-        np.load(work.folder / f"{name}.npy", allow_pickle=False) for name in ("scores", "present")
-    )
+    scores, present = (np.array(map_array(work.folder / f"{name}.npy")) for name in ("scores", "present"))
     rows = []
     for number in work.settings["first"]:
         first = Observations.from_presence(scores[:number], present[:number], normalized=True)
