@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -78,6 +80,27 @@ def test_the_source_archive_has_what_the_tests_need_and_nothing_that_was_made(di
     assert names >= {"SECURITY.md", "tests/conftest.py", "tests/test_packaging.py"}
     made = ("__pycache__", ".venv", ".hypothesis", "site/", "dist/", "dpaudit-demo", "dpaudit-zoo", "runs/")
     assert [name for name in names if any(word in name for word in made)] == []
+
+
+def description(wheel: Path) -> str:
+    """What an index shows of the project."""
+    with zipfile.ZipFile(wheel) as file:
+        return file.read(f"{NAME}.dist-info/METADATA").decode().split("\n\n", 1)[1]
+
+
+def test_the_long_description_says_how_to_install_a_wheel_and_names_every_extra(wheel: Path) -> None:
+    install = description(wheel).split("## Install")[1].split("\n## ")[0]
+    assert f"pip install dist/{wheel.name}" in install
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = set(project["optional-dependencies"]) - {"dev", "docs"}  # for a clone
+    assert {name for name in extras if f"`{name}`" not in install and f"[{name}]" not in install} == set()
+
+
+def test_links_of_the_long_description_lead_to_files_of_the_source_archive(wheel: Path, dist: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", description(wheel))
+    with tarfile.open(dist / f"{NAME}.tar.gz") as file:
+        assert len(links) > 20
+        assert {f"{NAME}/{link}" for link in links} <= set(file.getnames())
 
 
 def run(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

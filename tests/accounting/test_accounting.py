@@ -136,11 +136,11 @@ def test_full_batches_compose_as_gaussians_do():
 def test_the_curve_of_the_flagship_training_is_the_known_one():
     family = dpaudit.SubsampledGaussian(RATE, STEPS)
     np.testing.assert_allclose(family.fnr(1 / 2.577, FPR), FLAGSHIP, atol=1e-3)
-    np.testing.assert_allclose(_exact_curve(2.577, RATE, STEPS).fnr(1.0, FPR), FLAGSHIP, atol=2e-4)
+    np.testing.assert_allclose(_exact_curve(2.577, RATE, STEPS).fnr(FPR), FLAGSHIP, atol=2e-4)
 
 
 def test_the_papers_algorithm_4_approaches_the_curve_from_below():
-    exact = _exact_curve(2.577, RATE, STEPS).fnr(1.0, FPR)
+    exact = _exact_curve(2.577, RATE, STEPS).fnr(FPR)
     gaps = []
     for lines in (5, 20, 100):
         paper = dpaudit.SubsampledGaussian(RATE, STEPS, num_lines=lines).fnr(1 / 2.577, FPR)
@@ -155,7 +155,7 @@ def test_the_papers_algorithm_4_approaches_the_curve_from_below():
 def test_interpolated_curves_are_close_to_the_exact_and_never_above(log_parameter):
     parameter = math.exp(log_parameter)
     fpr = np.asarray([1e-5, 0.01, 0.1, 0.3, 0.5, 0.9, 0.999])
-    exact = _exact_curve(1 / parameter, RATE, 300).fnr(1.0, fpr)
+    exact = _exact_curve(1 / parameter, RATE, 300).fnr(fpr)
     quick = dpaudit.SubsampledGaussian(RATE, 300).fnr(parameter, fpr)
     assert (quick <= exact).all()
     np.testing.assert_allclose(quick, exact, atol=5e-4)

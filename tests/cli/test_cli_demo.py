@@ -55,7 +55,8 @@ def test_without_torch_the_demo_says_how_to_install_it(
     monkeypatch.delattr("dpaudit.experiments", raising=False)
     monkeypatch.delattr("dpaudit.training", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
-    assert refused("demo", "--output", tmp_path).endswith("pip install 'dpaudit[torch]'")
+    assert refused("demo", "--output", tmp_path / "demo").endswith("pip install 'dpaudit[torch]'")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_named(refused: Any, tmp_path: Path) -> None:

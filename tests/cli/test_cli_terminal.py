@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+
+from dpaudit.cli._console import print_table, slim_table
 
 ENVIRONMENTS = {"plain": {}, "no colour": {"NO_COLOR": "1"}, "dumb": {"TERM": "dumb"}}
 WIDTHS = (80, 120)
+NARROW = (40, 50, 60, 100)
 
 
 def _on_terminal(words: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
@@ -71,6 +78,52 @@ def test_lines_fit_and_have_no_colours_in_a_pipe(
     assert result.exit_code in (0, 1), result.output
     assert "\x1b" not in result.output
     assert max(map(len, result.stdout.splitlines())) <= width
+
+
+def _numbers_and_kinds(text: str) -> Counter[str]:
+    """The words of a page that must be whole."""
+    return Counter(re.findall(r"\d[\d.,e+-]*\d|\d|confidence|credible|heuristic", text))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan", "--noise-multiplier", "1", "--delta", "1e-5", "--noise-factor", "0.8"],
+        ["plan", "--noise-multiplier", "1", "--delta", "1e-5", "--observations", "500"],
+        ["scores"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_narrow_page_cuts_no_number_and_no_kind(
+    words: list[str], run: Any, files: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = [*files.sides(), "--noise-multiplier", "2", "--delta", "1e-5"] if words == ["scores"] else []
+    monkeypatch.chdir(files.folder)
+    shown = {}
+    for width in (200, *NARROW):
+        monkeypatch.setenv("COLUMNS", str(width))
+        shown[width] = run(*words, *more).stdout
+    whole = _numbers_and_kinds(shown[200])
+    for width in NARROW:
+        assert "…" not in shown[width]
+        assert whole <= _numbers_and_kinds(shown[width]), width
+
+
+@pytest.mark.parametrize("width", [20, 30, 39, 40, 41])
+def test_a_table_is_whole_or_becomes_a_block_for_each_row(width: int) -> None:
+    table = slim_table("method", "threshold")
+    for name in ("1,000", "10,000"):
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_row("f-DP(CP)", "best on the data", "0.31", "0.88")
+    page = io.StringIO()
+    print_table(Console(file=page, width=width), table)
+    lines = page.getvalue().splitlines()
+    if width < 8 + 16 + 5 + 6 + 3 * 2:
+        assert lines[0] == "f-DP(CP)"
+        assert lines[-1].split() == ["10,000", "0.88"]
+    else:
+        assert lines[-1].split() == ["f-DP(CP)", "best", "on", "the", "data", "0.31", "0.88"]
+    assert max(map(len, lines)) <= width
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)

@@ -11,10 +11,11 @@ from scipy import special
 
 from dpaudit import _validate
 from dpaudit.accounting._cubic import cubic
+from dpaudit.accounting._lines import Lines
 from dpaudit.accounting._pld import composed, profile
 from dpaudit.accounting._training import training_epsilon
 from dpaudit.stats._types import FloatArray, at_least_zero
-from dpaudit.stats.tradeoffs import PiecewiseLinear, TradeOff
+from dpaudit.stats.tradeoffs import TradeOff
 
 __all__ = ["SubsampledGaussian"]
 
@@ -79,7 +80,7 @@ class SubsampledGaussian(TradeOff):
         mu = np.exp(best + off) * (1 + _SAFETY)
         inside = special.ndtr(-special.ndtri(rate) - mu.reshape(rate.shape))
         # where the rate is so small that the curve has only its last line
-        outer = self._curve(first + 3).fnr(1.0, rate)
+        outer = self._curve(first + 3).fnr(rate.reshape(-1)).reshape(rate.shape)
         return np.where((rate > _EDGE) & (rate < 1 - _EDGE), inside, outer)
 
     def parameter(self, fpr: FloatArray, fnr: FloatArray) -> FloatArray:
@@ -114,7 +115,7 @@ class SubsampledGaussian(TradeOff):
     def _levels(self, fpr: FloatArray, first: int, last: int) -> FloatArray:
         """For each parameter of the lattice, ln mu of the Gaussian curve through its points."""
         rate = np.clip(fpr, _EDGE, 1 - _EDGE)
-        rows = [_equivalent(rate, self._curve(i).fnr(1.0, rate)) for i in range(first, last + 1)]
+        rows = [_equivalent(rate, self._curve(i).fnr(rate)) for i in range(first, last + 1)]
         return np.log(np.maximum(np.stack(rows), _LEAST))
 
     def epsilon(self, parameter: float, delta: float) -> float:
@@ -122,7 +123,7 @@ class SubsampledGaussian(TradeOff):
             return math.inf if parameter > 0 else 0.0
         return training_epsilon(parameter, self.sample_rate, self.num_steps, delta)
 
-    def _curve(self, index: int) -> PiecewiseLinear:
+    def _curve(self, index: int) -> Lines:
         noise = math.exp(-index * _STEP)
         if self.num_lines is None:
             return _exact_curve(noise, self.sample_rate, self.num_steps)
@@ -144,7 +145,7 @@ def _interpolated(levels: FloatArray, places: FloatArray) -> FloatArray:
 
 
 @lru_cache(maxsize=512)
-def _exact_curve(noise: float, sample_rate: float, num_steps: int) -> PiecewiseLinear:
+def _exact_curve(noise: float, sample_rate: float, num_steps: int) -> Lines:
     """Lines at epsilons from 0 to where delta vanishes, evenly spaced: slopes grow by a constant."""
     pld = composed(noise, sample_rate, num_steps, 0.5)
     largest = pld.get_epsilon_for_delta(1e-12)
@@ -153,16 +154,16 @@ def _exact_curve(noise: float, sample_rate: float, num_steps: int) -> PiecewiseL
     # e^700 is the steepest slope that a float can hold; fewer lines are still a curve, a leakier one
     epsilons = np.linspace(0.0, min(largest, 700.0), _NUM_LINES)
     deltas = np.clip(profile(noise, sample_rate, num_steps, epsilons), 0.0, 1.0)
-    return PiecewiseLinear(tuple(epsilons), tuple(deltas))
+    return Lines.of(epsilons, deltas)
 
 
 @lru_cache(maxsize=512)
 def _paper_curve(
     noise: float, sample_rate: float, num_steps: int, num_lines: int, line_delta: float
-) -> PiecewiseLinear:
+) -> Lines:
     """Algorithm 4: a line for each of ``num_lines`` deltas."""
     pld = composed(noise, sample_rate, num_steps)
     reach = math.log(line_delta / (1 - line_delta))
     deltas = special.expit(np.linspace(reach, -reach, num_lines))
-    epsilons = [max(pld.get_epsilon_for_delta(delta), 0.0) for delta in deltas]
-    return PiecewiseLinear(tuple(epsilons), tuple(deltas))
+    epsilons = np.asarray([max(pld.get_epsilon_for_delta(delta), 0.0) for delta in deltas])
+    return Lines.of(epsilons, deltas)

@@ -9,11 +9,14 @@ from typing import Any
 
 import typer
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-__all__ = ["output", "print_json", "print_labelled", "slim_table", "working"]
+__all__ = ["output", "print_json", "print_labelled", "print_table", "slim_table", "working"]
+
+_GAP = 2  # spaces between the columns of a table
 
 
 class _Console(Console):
@@ -47,6 +50,29 @@ def slim_table(*left: str) -> Table:
     for name in left:
         table.add_column(name, no_wrap=True)
     return table
+
+
+def print_table(console: Console, table: Table) -> None:
+    """A page that is too narrow gets a block for each row: a number that is cut off says nothing."""
+    if _least_width(table) <= console.width:
+        console.print(table)
+        return
+    names = [str(column.header) for column in table.columns]
+    for name, *cells in zip(*(column.cells for column in table.columns), strict=True):
+        console.print(str(name))
+        rows = [(f"  {label}", str(cell)) for label, cell in zip(names[1:], cells, strict=True) if cell]
+        print_labelled(console, rows)
+
+
+def _least_width(table: Table) -> int:
+    """Below this a cell is cut off, or a word of it is."""
+    return sum(map(_least_column, table.columns)) + _GAP * (len(table.columns) - 1)
+
+
+def _least_column(column: Column) -> int:
+    texts = map(str, (column.header, *column.cells))
+    parts = texts if column.no_wrap else (word for text in texts for word in text.split())
+    return max(map(cell_len, parts), default=0)
 
 
 @contextmanager

@@ -30,6 +30,9 @@ def demo(*, folder: _Output = Path("dpaudit-demo"), as_json: Json = False) -> No
 
     Exit status 0 if the audits tell them apart.
     """
+    from dpaudit.experiments import use_one_thread  # noqa: PLC0415  # loads torch, or says that it is missing
+
+    use_one_thread()
     make_folder(folder)
     with Watching() as watching:
         found = demonstrate(folder, watching.say, watching)

@@ -75,7 +75,6 @@ def demonstrate(folder: Path, say: Callable[[str], None], watch: Callable[[Progr
     """Train both, one after the other, each in a directory of its own; the claim is the same."""
     from dpaudit import experiments  # noqa: PLC0415  # loads torch
 
-    experiments.use_one_thread()
     found = []
     for name, place, factor, fault, expected in (
         ("a correct training", "correct", 1.0, (), Verdict.NO_VIOLATION),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from dpaudit.cli._console import print_labelled, slim_table
+from dpaudit.cli._console import print_labelled, print_table, slim_table
 from dpaudit.cli._planned import Findable, Planned
 from dpaudit.stats import Plan, Power
 
@@ -29,7 +29,7 @@ def print_planned(console: Console, planned: Planned) -> None:
         rows.append(("found", f"the smallest leak {chances}"))
     print_labelled(console, rows)
     console.print()
-    console.print(_plans(planned.plans) if planned.plans else _leaks(planned.leaks))
+    print_table(console, _plans(planned.plans) if planned.plans else _leaks(planned.leaks))
     console.print()
     console.print(_NOTE)
     if not planned.is_found:

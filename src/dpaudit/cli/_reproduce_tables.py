@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from dpaudit.cli._console import slim_table
+from dpaudit.cli._console import print_table, slim_table
 
 if TYPE_CHECKING:
     from dpaudit.experiments.reproduction import Reproduced
@@ -30,7 +30,7 @@ def print_reproduced(console: Console, found: Reproduced, files: Sequence[Path])
             table.add_column(name, justify="left" if is_text else "right", no_wrap=is_text, overflow="fold")
         for row in one.rows:
             table.add_row(*row)
-        console.print(table)
+        print_table(console, table)
     unsound = [
         f"{method}, {rule} ({kind})" for (method, rule), kind in found.kinds.items() if kind != "confidence"
     ]

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dpaudit.cli._console import print_labelled, slim_table
+from dpaudit.cli._console import print_labelled, print_table, slim_table
 from dpaudit.stats import Power, Verdict
 
 __all__ = ["model_and_steps", "power", "print_examined", "print_result"]
@@ -126,7 +126,7 @@ def _print_methods(console: Console, values: _Values, left_out: bool) -> None:
     composed = any(row["training_epsilon"] is not None for row in values["methods"])
     table = _table(values, notes, composed)
     console.print(_heading(values, left_out))
-    console.print(table)
+    print_table(console, table)
     console.print()
     print_labelled(console, [(str(number), text) for text, number in notes.numbers.items()])
     console.print()

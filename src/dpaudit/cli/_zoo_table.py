@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
-from dpaudit.cli._console import print_labelled, slim_table
+from dpaudit.cli._console import print_labelled, print_table, slim_table
 
 __all__ = ["print_entries", "print_zoo"]
 
@@ -35,19 +34,18 @@ _METHODS = (
     "Lower bounds on epsilon at 95 %, each method alone; * is above the claim. CP, ZB, joint, bets: f-DP, "
     "Gaussian. e,d: (epsilon, delta)-DP. Katz: delta = 0. Faults without scores are not listed."
 )
-_WIDEST = 1000
 
 
 def print_zoo(console: Console, values: _Values, folder: Path) -> None:
     """The table of faults, the table of methods, and what was not as it should be."""
     run = [entry for entry in values["entries"] if entry["left_out"] is None]
-    _print_table(console, _faults(run))
+    print_table(console, _faults(run))
     console.print()
     console.print(_LEGEND)
     scored = [entry for entry in run if entry["broken"]["methods"]]
     if scored:
         console.print()
-        _print_table(console, _methods(scored))
+        print_table(console, _methods(scored))
         console.print()
         console.print(_METHODS)
     notes = _notes(values["entries"])
@@ -62,18 +60,6 @@ def print_zoo(console: Console, values: _Values, folder: Path) -> None:
 def print_entries(console: Console, entries: Sequence[_Values]) -> None:
     """Names, and what is wrong with each."""
     print_labelled(console, [(entry["name"], entry["wrong"]) for entry in entries])
-
-
-def _print_table(console: Console, table: Table) -> None:
-    """A page that is too narrow gets a block for each row: a number that is cut off says nothing."""
-    if Measurement.get(console, console.options.update_width(_WIDEST), table).minimum <= console.width:
-        console.print(table)
-        return
-    names = [str(column.header) for column in table.columns]
-    for name, *cells in zip(*(column.cells for column in table.columns), strict=True):
-        console.print(str(name))
-        rows = [(f"  {label}", str(cell)) for label, cell in zip(names[1:], cells, strict=True) if cell]
-        print_labelled(console, rows)
 
 
 def _faults(entries: list[_Values]) -> Table:

@@ -1,0 +1,48 @@
+"""The power of counts against all outcomes of a small audit, as docs/statistics.md states it."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import dpaudit
+
+DELTA = 1e-5
+
+
+def _most_refuting(false_positives: int, size: int, claimed: float, inference: dpaudit.Inference) -> int:
+    """The most false negatives with which the claim is refuted, -1 if none; by bisection."""
+    low, high = -1, size
+    while high - low > 1:
+        middle = (low + high) // 2
+        counts = dpaudit.ErrorCounts(
+            false_positives=false_positives, num_absent=size, false_negatives=middle, num_present=size
+        )
+        bound = dpaudit.lower_bound(counts, delta=DELTA, tradeoff=dpaudit.Gaussian(), inference=inference)
+        low, high = (middle, high) if bound.parameter > claimed else (low, middle)
+    return low
+
+
+def _enumerated(size: int, claimed: float, actual: float, inference: dpaudit.Inference) -> float:
+    rate = stats.norm.cdf(-actual / 2)
+    chances = stats.binom.pmf(np.arange(size + 1), size, rate)
+    likely = np.flatnonzero(chances > 1e-5)
+    most = [_most_refuting(int(fp), size, claimed, inference) for fp in likely]
+    return float(chances[likely] @ stats.binom.cdf(most, size, rate))
+
+
+@pytest.mark.parametrize(
+    ("inference", "size", "claimed", "highest"),
+    [
+        (dpaudit.ClopperPearson(), 40, 1.0, 0.805),
+        (dpaudit.ClopperPearson(), 120, 2.0, 0.805),
+        (dpaudit.JointExact(), 40, 1.0, 0.905),
+        (dpaudit.JointExact(), 120, 2.0, 0.905),  # the farthest off of twelve
+    ],
+    ids=str,
+)
+def test_the_leak_stated_for_80_per_cent_is_found_about_as_often(
+    inference: dpaudit.Inference, size: int, claimed: float, highest: float
+) -> None:
+    claim = dpaudit.Claim.gaussian(noise_multiplier=1 / claimed, delta=DELTA)
+    leak = dpaudit.smallest_leak(claim, num_steps=size, inference=inference)
+    assert 0.785 < _enumerated(size, claimed, leak.parameter, inference) < highest
