@@ -30,19 +30,19 @@ def smallest_leak(run: Run) -> str:
 
 def headline(run: Run) -> str:
     """The verdict in a sentence, with its numbers."""
-    claimed, least = number(run.claim.epsilon), number(run.bound.epsilon)
+    claimed, least, sureness = number(run.claim.epsilon), number(run.bound.epsilon), _sureness(run)
     if run.verdict is None:
-        return f"Nothing is claimed: epsilon is at least {least}, {_sureness(run)}."
+        return f"Nothing is claimed: epsilon is at least {least}, {sureness}."
     if run.verdict is Verdict.UNDERPOWERED:
         return f"The claim of epsilon {claimed} could not be tested: there are too few observations."
     if run.verdict is Verdict.NO_VIOLATION:
-        return f"The claim of epsilon {claimed} is not refuted: epsilon is at least {least}, {_sureness(run)}."
+        return f"The claim of epsilon {claimed} is not refuted: epsilon is at least {least}, {sureness}."
     if run.bound.tradeoff.startswith(_OF_ANY_MECHANISM):
-        return f"The claim of epsilon {claimed} is refuted: epsilon is at least {least}, {_sureness(run)}."
+        return f"The claim of epsilon {claimed} is refuted: epsilon is at least {least}, {sureness}."
     # what is refuted is the claimed curve: a mechanism of another kind might leak that and keep its epsilon
     return (
         f"The claim is refuted: the claimed kind of mechanism needs an epsilon of at least {least} to leak "
-        f"what was seen, and {claimed} is claimed, {_sureness(run)}."
+        f"what was seen, and {claimed} is claimed, {sureness}."
     )
 
 
