@@ -20,7 +20,7 @@ _OTHERS = 32
 
 @dataclass(frozen=True)
 class SameData(ThresholdRule):
-    """The maximum over all thresholds of the counted data. One in three such bounds is too high."""
+    """The maximum over all thresholds of the counted data. A quarter to a half of such bounds are too high where there is some leak."""
 
     valid: ClassVar[bool] = False
 
