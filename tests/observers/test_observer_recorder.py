@@ -58,3 +58,16 @@ def test_canaries_that_do_not_arrive_are_no_proof_of_anything():
         recorder.record(0.1 * rng.standard_normal(16), rng.random(16) < 0.5)
     with pytest.raises(dpaudit.InputError, match="or they were clipped together with others"):
         recorder.audit()
+
+
+@pytest.mark.parametrize(
+    "look",
+    [lambda seen: seen.live(), lambda seen: seen.curve([10]), lambda seen: seen.course()],
+    ids=["live", "curve", "course"],
+)
+def test_whoever_sees_the_bound_before_the_end_may_have_ended_the_run(look):
+    recorder = recorded(20)
+    assert recorder.audit().bound.method == "Betting(horizon=None)"
+    look(recorder)
+    assert recorder.audit().bound.method == "Betting(horizon=1000)"
+    assert recorder.state_dict()["looked"]

@@ -12,7 +12,6 @@ from dpaudit.observers._arriving import ArrivingRecorder
 from dpaudit.observers._claims import Claims
 from dpaudit.observers._kept_noise import KeptNoise
 from dpaudit.observers._terms import Terms
-from dpaudit.recording import LiveBound
 from dpaudit.stats import Betting, Inference, Result
 
 __all__ = ["ObserverRecorder"]
@@ -41,7 +40,6 @@ class ObserverRecorder(ArrivingRecorder):
         self._claims = Claims(read, given)
         self.not_covered = not_covered
         self.noise = KeptNoise()
-        self._watched = False
         planned = given.num_steps
         super().__init__(
             claim=None,  # not known yet: see the property
@@ -53,10 +51,6 @@ class ObserverRecorder(ArrivingRecorder):
     @property
     def claim(self) -> Claim:
         return self._claims.claim(Terms(), self.num_done)
-
-    def live(self) -> LiveBound:
-        self._watched = True
-        return super().live()
 
     def audit(
         self,
@@ -73,7 +67,7 @@ class ObserverRecorder(ArrivingRecorder):
         asked = Terms(
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
         )
-        if inference is None and self._claims.given.num_steps is None and not self._watched:
+        if inference is None and self._claims.given.num_steps is None and not self._looked:
             inference = Betting()  # nobody could have stopped the run because of what it showed
         self.observations  # noqa: B018  # a training that did not run has no claim either
         result = super().audit(
@@ -89,7 +83,7 @@ class ObserverRecorder(ArrivingRecorder):
         Their error rate is that of a number of steps that nobody chose by what the noise showed.
         """
         planned = self._claims.given.num_steps
-        if self._watched and (planned is None or self.num_done < planned):
+        if self._looked and (planned is None or self.num_done < planned):
             return None
         asked = Terms(noise_multiplier=noise_multiplier)
         claimed = self._claims.terms(asked, self.num_done).known("noise_multiplier")["noise_multiplier"]
