@@ -24,6 +24,8 @@ def test_the_demo_tells_the_trainings_apart(run: Any, tmp_path: Path) -> None:
     assert [one["verdict"] for one in values["trainings"]] == ["NO_VIOLATION", "VIOLATION"]
     correct, broken = (one["bound"]["epsilon"] for one in values["trainings"])
     assert 0.9 * 8 < correct < 8 < broken
+    assert "tests of the noise: nothing found (16 tests, 95 % confidence of their own)" in result.stdout
+    assert "tests of the noise: found noise-variance" in result.stdout
     assert all(one["accuracy"] > 0.8 for one in values["trainings"])  # a model was trained
     report = (folder / "report.md").read_text()
     for one in values["trainings"]:

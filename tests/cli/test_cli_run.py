@@ -229,7 +229,17 @@ def test_a_run_tells_its_progress_in_about_twenty_lines(config: Path, run: Any) 
     assert "claimed" in lines[-1]
     assert "verdict  NO_VIOLATION" in result.stdout
     assert "test accuracy" in result.stdout
+    assert "tests of the noise: nothing found (16 tests, 95 % confidence of their own)" in result.stdout
     assert f"Written: {config.parent / 'run'}" in result.stdout
+
+
+def test_an_old_run_says_that_its_noise_was_not_tested(config: Path, run: Any) -> None:
+    run("run", config, *SHORT)
+    path = config.parent / "run" / "result.json"
+    values = json.loads(path.read_text())
+    assert len(values.pop("diagnosis")["tests"]) == 16
+    path.write_text(json.dumps(values))
+    assert "tests of the noise: not run" in run("run", config, *SHORT).stdout
 
 
 def test_a_finished_run_prints_its_result_again(config: Path, run: Any) -> None:

@@ -218,6 +218,7 @@ def test_a_violation_ends_the_run_if_that_is_asked(small: Small) -> None:
     assert values["num_done"] < 200
     assert values["bound"]["inference"] == "Betting(horizon=200)"
     assert values["methods"] == []  # bounds by counts do not hold for a run that chose its own end
+    assert values["diagnosis"] is None  # and tests of its noise neither
     assert "stopped at its first violation" in values["notes"][0]
     assert arrays(config)["scores.npy"].shape == (values["num_done"], 32)
 
@@ -234,6 +235,31 @@ def test_a_run_that_crashed_stops_at_the_same_violation(small: Small, tmp_path: 
 @pytest.mark.parametrize("fault", ["unclipped", "clipped-after-mean"])
 def test_faults_of_clipping_are_violations(small: Small, fault: str) -> None:
     assert rehearse(small(f"training.fault.name={fault}"))["verdict"] == "VIOLATION"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_noise_of_a_run_is_tested_with_the_confidence_that_is_asked_for(small: Small, mode: str) -> None:
+    found = rehearse(small(*changes_of(mode), "audit.confidence=0.999"))["diagnosis"]
+    assert found["findings"] == []
+    assert found["confidence"] == 0.999
+    assert {"noise-variance", "batch-sizes"} <= {one["name"] for one in found["tests"]}
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        (["few-seeds", "training.fault.num_seeds=1"], "repeated-noise"),
+        (["noise-too-small", "training.fault.factor=0.9"], "noise-variance"),
+        (["shuffled-batches", "training.sample_rate=0.25"], "batch-sizes"),
+    ],
+)
+def test_a_fault_that_no_score_shows_is_found_and_leaves_the_verdict_alone(
+    small: Small, fault: list[str], name: str
+) -> None:
+    mode = changes_of("end-to-end" if name == "batch-sizes" else "one-run")
+    values = rehearse(small(f"training.fault.name={fault[0]}", *fault[1:], *mode))
+    assert name in {one["name"] for one in values["diagnosis"]["findings"]}
+    assert values["verdict"] == "NO_VIOLATION"
 
 
 def test_noise_of_few_seeds_repeats_itself(small: Small) -> None:

@@ -56,15 +56,16 @@ class SameForAll(DPOptimizer):
             value.grad = value.summed_grad + std * torch.randn(value.shape, generator=own)
 
 
-def observed(kind, num_steps=120, seed=0, **options):
+def observed(kind, num_steps=120, seed=0, *, is_planned=True, **options):
     """A recorder of steps of an optimizer that gets gradients of random numbers."""
+    terms = TERMS if is_planned else {**TERMS, "num_steps": None}
     generator = torch.Generator().manual_seed(seed)
     model = nn.Linear(16, 32)
     inside = torch.optim.SGD(model.parameters(), lr=0.1)
     made = kind(
         inside, noise_multiplier=NOISE, max_grad_norm=NORM, expected_batch_size=8, generator=generator
     )
-    with opacus.observe(made, seed=seed, **(TERMS | options)) as recorder:
+    with opacus.observe(made, seed=seed, **(terms | options)) as recorder:
         for _ in range(num_steps):
             for value in model.parameters():
                 value.grad_sample = torch.randn(8, *value.shape, generator=generator)
@@ -161,13 +162,40 @@ def recorded(num_steps, planned):
     return recorder
 
 
-def test_a_run_that_its_noise_may_have_ended_is_not_tested():
-    assert recorded(30, 30).diagnose() is not None
-    assert recorded(20, 30).diagnose() is not None  # ended by something else
-    for done, planned in ((20, 30), (20, None)):
-        watched = recorded(done, planned)
-        watched.live()
-        assert watched.diagnose() is None
+@pytest.mark.parametrize(
+    ("planned", "sentence"),
+    [(30, "got 20 of 30 steps whose bound"), (None, "got a run of no planned length whose bound")],
+)
+def test_a_run_that_its_noise_may_have_ended_is_refused_in_a_sentence(planned, sentence):
+    watched = recorded(20, planned)
+    watched.live()
+    with pytest.raises(dpaudit.InputError, match=f"{sentence}.*Pass num_steps= .* only after the end"):
+        watched.diagnose()
+
+
+def test_a_run_that_its_noise_cannot_have_ended_is_tested():
+    assert recorded(30, 30).diagnose().checks
+    assert recorded(20, 30).diagnose().checks  # ended by something else
     finished = recorded(30, 30)
     finished.live()
-    assert finished.diagnose() is not None
+    assert finished.diagnose().checks
+    closed = recorded(20, None)
+    closed.close()
+    closed.live()
+    closed._repr_html_()
+    assert closed.diagnose() == recorded(20, None).diagnose()
+
+
+def test_a_recorder_of_no_noise_says_so():
+    with pytest.raises(dpaudit.InputError, match="noise of at least one step, got none"):
+        recorded(0, 30).diagnose()
+
+
+def test_a_finished_training_of_opacus_is_judged_and_tested_alike_after_a_look():
+    seen, unseen = (observed(Optimizer, 30, is_planned=False)[1] for _ in range(2))
+    before = unseen.audit().to_dict()
+    seen._repr_html_()
+    seen.live()
+    seen.course()
+    assert seen.audit().to_dict() == before
+    assert seen.diagnose() == unseen.diagnose()

@@ -1,11 +1,14 @@
 """What an observer's recorder says before it judges."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
 import dpaudit
 from dpaudit.observers._recorder import ObserverRecorder
 from dpaudit.observers._terms import Terms
+from dpaudit.observers._with_block import with_block
 
 NOTHING = Terms()
 READ = Terms(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)
@@ -58,3 +61,61 @@ def test_canaries_that_do_not_arrive_are_no_proof_of_anything():
         recorder.record(0.1 * rng.standard_normal(16), rng.random(16) < 0.5)
     with pytest.raises(dpaudit.InputError, match="or they were clipped together with others"):
         recorder.audit()
+
+
+LOOKS = [lambda seen: seen.live(), lambda seen: seen.curve([10]), lambda seen: seen.course()]
+NAMES = ["live", "curve", "course"]
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=NAMES)
+def test_whoever_sees_the_bound_before_the_end_may_have_ended_the_run(look):
+    recorder = recorded(20)
+    assert recorder.audit().bound.method == "Betting(horizon=None)"
+    look(recorder)
+    recorder.close()  # too late
+    assert recorder.audit().bound.method == "Betting(horizon=1000)"
+    assert recorder.state_dict()["looked"]
+
+
+@pytest.mark.parametrize("look", [*LOOKS, lambda seen: seen._repr_html_()], ids=[*NAMES, "notebook"])
+def test_a_look_after_the_end_changes_nothing(look):
+    recorder = recorded(20)
+    before = recorder.audit().to_dict()
+    recorder.close()
+    look(recorder)
+    assert recorder.audit().to_dict() == before
+
+
+def test_a_run_of_a_length_that_nobody_planned_is_not_over_at_any_number_of_steps():
+    recorder = recorded(1000)  # what the bets prepare for, and no plan
+    recorder.live()
+    assert recorder.audit().bound.method == "Betting(horizon=1000)"
+    assert recorder.state_dict()["looked"]
+
+
+def test_a_notebook_that_shows_a_running_recorder_does_not_look():
+    recorder = recorded(20)
+    shown = recorder._repr_html_()
+    assert "epsilon &gt;=" not in shown
+    assert "live() shows it" in shown
+    assert not recorder.state_dict()["looked"]
+    recorder.live()
+    assert "epsilon &gt;=" in recorder._repr_html_()
+
+
+class EndError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [None, EndError])
+def test_a_with_block_closes_its_recorder_however_it_ends(error):
+    @with_block
+    def observing():
+        yield recorded(20)
+
+    with pytest.raises(EndError) if error else nullcontext(), observing() as recorder:
+        assert "epsilon &gt;=" not in recorder._repr_html_()
+        if error:
+            raise error
+    recorder.live()
+    assert not recorder.state_dict()["looked"]

@@ -152,3 +152,16 @@ def test_noise_that_is_not_the_same_again_is_refused():
         replay(lambda rows: rng.standard_normal(100))  # noqa: ARG005
     with pytest.raises(dpaudit.InputError, match="at least one neighbour"):
         replay_step(lambda rows: rows[0], OTHERS, [], reseed=lambda: None, max_grad_norm=NORM)
+
+
+def test_what_cannot_be_held_against_the_noise_of_a_step_is_refused_in_a_sentence():
+    claim = dpaudit.Claim.approximate_dp(epsilon=4.0, delta=1e-5)
+    options = {"max_grad_norm": 1.0, "num_steps": 20, "num_canaries": 4, "seed": 0}
+    others, step = np.zeros((1, 20)), lambda rows: rows.sum(axis=0) + np.ones(20)
+    with pytest.raises(dpaudit.InputError, match="a claim of Gaussian noise for tests of the noise, got"):
+        observe_step(step, others, claim=claim, **options).diagnose()
+    claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+    recorder = observe_step(step, others, claim=claim, **options)
+    with pytest.raises(dpaudit.InputError, match=r"noise_multiplier=1, which .*, got 2: observe them again"):
+        recorder.diagnose(noise_multiplier=2.0)
+    assert recorder.diagnose(noise_multiplier=1.0).findings

@@ -93,6 +93,14 @@ def test_recorders_of_scores_alone_say_that_the_noise_was_not_tested():
     assert "noise-variance" in failure(plain, tests=tests)
 
 
+def test_a_run_that_a_look_may_have_ended_has_a_verdict_and_says_that_its_noise_was_not_tested():
+    watched, audit = recorded(), fixture()
+    watched.live()
+    assert audit(watched).diagnosis is None
+    assert properties(audit)["dp_audit.1.findings"] == "not run"
+    assert properties(audit)["dp_audit.1.verdict"] == "NO_VIOLATION"
+
+
 def test_tests_alone_can_fail_a_test():
     rng, good, bad = np.random.default_rng(0), dpaudit.Diagnostics(), dpaudit.Diagnostics()
     for _ in range(100):

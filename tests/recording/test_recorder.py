@@ -109,10 +109,14 @@ def test_a_curve_of_steps_that_were_not_made_gets_a_sentence(count, sentence):
         recorder_of(20, 4, 1.0, seed=0).curve([count])
 
 
-def test_pairs_whose_curve_was_seen_are_not_counted_as_well():
-    recorder = pairs(100)
-    recorder.curve()
-    assert "Betting" in recorder.audit().bound.method
+@pytest.mark.parametrize("look", ["live", "curve", "course"])
+def test_pairs_are_not_counted_if_their_bound_was_seen_before_the_end(look):
+    early, late = pairs(99), pairs(100)
+    getattr(early, look)()
+    early.record([0.0, 1.0], [False, True])
+    assert "Betting" in early.audit().bound.method
+    getattr(late, look)()
+    assert "JointExact" in late.audit().bound.method
 
 
 def test_what_was_recorded_can_be_put_into_another_recorder():
@@ -135,9 +139,6 @@ def test_pairs_are_counted_only_if_the_run_was_finished_and_could_not_be_stopped
     assert "Betting" in pairs(99).audit().bound.method
     assert "JointExact" in pairs(100).audit().bound.method
     assert pairs(100).observations.with_canary.shape == (100,)
-    looked = pairs(100)
-    looked.live()
-    assert "Betting" in looked.audit().bound.method
     assert "Betting" in pairs(100, callbacks=[lambda _: None]).audit().bound.method
     assert "Betting" in pairs(100, may_stop=True).audit().bound.method
     assert "JointExact" in pairs(100, may_stop=False, callbacks=[lambda _: None]).audit().bound.method

@@ -43,21 +43,30 @@ def test_a_result_shows_all_that_it_prints() -> None:
     assert all(text in shown for text in result.bound.assumptions if "'" not in text)
 
 
-def test_a_recorder_shows_its_bound_so_far() -> None:
-    shown = a_recorder(20)._repr_html_()
+def test_a_recorder_shows_the_bound_of_a_finished_run() -> None:
+    shown = a_recorder(30)._repr_html_()
     assert "epsilon &gt;= " in shown
-    assert '<td align="left">20</td>' in shown
+    assert '<td align="left">30</td>' in shown
     assert "one Gaussian step" in a_recorder(0)._repr_html_()
+
+
+def test_a_running_recorder_shows_its_bound_only_to_who_has_asked_for_it() -> None:
+    running = a_recorder(20, paired=True)
+    shown = running._repr_html_()
+    assert "epsilon &gt;= " not in shown
+    assert "live() shows it" in shown
+    assert '<td align="left">20</td>' in shown
+    running.live()
+    assert "epsilon &gt;= " in running._repr_html_()
 
 
 def test_showing_a_finished_recorder_does_not_change_its_verdict() -> None:
     seen, unseen = a_recorder(30, paired=True), a_recorder(30, paired=True)
     seen._repr_html_()
     seen.course()
+    seen.live()
+    seen.curve()
     assert seen.audit().to_dict() == unseen.audit().to_dict()
-    early = a_recorder(29, paired=True)
-    early._repr_html_()
-    assert "Betting" in early.audit().bound.method
 
 
 def test_a_result_draws_its_curves_and_its_region() -> None:

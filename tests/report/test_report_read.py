@@ -14,7 +14,8 @@ import pytest
 
 import dpaudit
 from dpaudit.errors import InputError
-from dpaudit.report import Report, Run, read_run
+from dpaudit.report import Format, Report, Run, read_run
+from dpaudit.report._words import summary
 
 Copy = Callable[..., Path]
 
@@ -105,6 +106,25 @@ def test_findings_of_diagnostics_are_shown() -> None:
     text = Report(runs=(Run.of(result, name="mine", diagnosis=found),), title="t").to_text()
     assert "1 finding by 1 tests" in text
     assert "noise-variance: The noise is smaller." in text
+    assert "A finding says that the training is not what was accounted for" in text
+
+
+def test_a_report_says_what_the_tests_of_the_noise_found_or_that_they_were_not_run(
+    runs: dict[str, Path], copied: Copy
+) -> None:
+    def told(folder: Path) -> str:
+        return dict(summary(read_run(folder)))["tests of the noise"]
+
+    assert told(runs["correct"]) == "nothing found"
+    assert told(runs["broken"]).startswith("found noise-variance")
+    old = copied(lambda values: values.pop("diagnosis"))
+    assert told(old) == "not run"
+    report = Report.read([old])
+    assert "| tests of the noise | not run |" in report.to_text(Format.MARKDOWN)
+    assert "<h3>Diagnostics</h3>" not in report.to_text()
+    page = Report.read([runs["correct"]]).to_text()
+    assert "<h3>Diagnostics</h3>" in page
+    assert "Their error is beside that of the bound, and the verdict does not rest on them." in page
 
 
 def test_an_unfinished_run_is_said_to_be_unfinished(copied: Copy, tmp_path: Path) -> None:

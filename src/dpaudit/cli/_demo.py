@@ -13,7 +13,7 @@ from dpaudit.cli._console import output, print_json
 from dpaudit.cli._demonstration import NOTICE, Demo, demonstrate
 from dpaudit.cli._options import Json
 from dpaudit.cli._progress import Watching
-from dpaudit.cli._scores_table import model_and_steps, print_result
+from dpaudit.cli._scores_table import model_and_steps, print_result, tests_of_noise
 
 if TYPE_CHECKING:  # imported when the command is called
     from dpaudit.report import Report
@@ -57,6 +57,7 @@ def _print(found: Demo, folder: Path) -> None:
         console.print()
         console.print(f"{training.name.capitalize()}:", style="bold")
         print_result(console, training.values, model_and_steps(training.values))
+        console.print(tests_of_noise(training.values))
     console.print()
     console.print(_conclusion(found))
     console.print("The report of both, a page to open in a browser:")

@@ -13,7 +13,7 @@ from dpaudit.cli._console import output, print_json
 from dpaudit.cli._exit import status
 from dpaudit.cli._options import Json
 from dpaudit.cli._progress import Watching
-from dpaudit.cli._scores_table import model_and_steps, print_examined
+from dpaudit.cli._scores_table import model_and_steps, print_examined, tests_of_noise
 from dpaudit.errors import InputError
 from dpaudit.stats import Verdict
 
@@ -131,5 +131,7 @@ def _watched(config: Config, *, retry_failed: bool) -> Outcome:
 
 def _print(console: Console, config: Config, found: Outcome) -> None:
     print_examined(console, found.values, more=model_and_steps(found.values))
+    console.print()
+    console.print(tests_of_noise(found.values))
     console.print()
     console.print(f"Written: {config.output}", soft_wrap=True)

@@ -12,7 +12,7 @@ from rich.text import Text
 from dpaudit.cli._console import print_labelled, print_table, slim_table
 from dpaudit.stats import Power, Verdict
 
-__all__ = ["model_and_steps", "power", "print_examined", "print_result"]
+__all__ = ["model_and_steps", "power", "print_examined", "print_result", "tests_of_noise"]
 
 _Values: TypeAlias = Mapping[str, Any]
 
@@ -87,6 +87,16 @@ def model_and_steps(values: _Values) -> list[tuple[str, str]]:
             f"{values['num_done']:,} of {values['num_steps']:,} in {timing['training_seconds']:.3g} s",
         ),
     ]
+
+
+def tests_of_noise(values: _Values) -> str:
+    """What tests of noise and batches found, by name; old runs, and those that see no step, have none."""
+    found = values.get("diagnosis")
+    if found is None:
+        return "tests of the noise: not run"
+    names = ", ".join(one["name"] for one in found["findings"])
+    level = f"{len(found['tests'])} tests, {100 * found['confidence']:g} % confidence of their own"
+    return f"tests of the noise: {'found ' + names if names else 'nothing found'} ({level})"
 
 
 def _of_many(values: _Values) -> list[tuple[str, str]]:

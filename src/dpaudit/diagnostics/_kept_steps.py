@@ -43,8 +43,8 @@ class KeptSteps:
         return np.stack([*self._head, *self._tail])
 
     def state_dict(self) -> dict[str, Any]:
-        """What is kept; give it to ``load_state_dict``."""
-        return {"head": list(self._head), "tail": list(self._tail), "num_seen": self.num_seen}
+        """What is kept, in few arrays, which are written fast; give it to ``load_state_dict``."""
+        return {"head": np.asarray(self._head), "tail": np.asarray(self._tail), "num_seen": self.num_seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where ``state_dict`` was taken."""

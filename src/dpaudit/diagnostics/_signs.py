@@ -19,7 +19,7 @@ __all__ = ["correlation", "same_signs", "sure_signs", "swaying"]
 
 def sure_signs(noise: FloatArray, resolution: float) -> FloatArray:
     """1 or -1; and 0 where a rounding by ``resolution`` may have turned the sign."""
-    return np.sign(noise) * (np.abs(noise) > resolution)
+    return np.subtract(noise > resolution, noise < -resolution, dtype=np.float64)
 
 
 def same_signs(agreeing: ArrayLike, differing: ArrayLike, count: ArrayLike) -> FloatArray:

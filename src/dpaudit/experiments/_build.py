@@ -24,6 +24,7 @@ from dpaudit.training import (
     DPSGD,
     SGD,
     Adam,
+    Diagnose,
     FlipAndCrop,
     Mechanism,
     Optimizer,
@@ -39,12 +40,13 @@ __all__ = ["Experiment", "build", "device_of", "mechanism_of", "settings_of"]
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """A training, its audit and the examples to test on."""
+    """A training, its audit, the tests of its noise and batches, and the examples to test the model on."""
 
     config: Config
     resolved: Resolved
     training: Training
     audit: Audit
+    tests: Diagnose
     test: Dataset
 
 
@@ -57,18 +59,18 @@ def build(
     """Everything in place, nothing trained yet. ``watchers`` hear what the audit does."""
     train, (test, held_out) = data[0], split_held_out(config, resolved, *data)
     seeds = resolved.training_seeds
-    audit = audit_for(config, resolved, held_out, watchers or Watchers())
+    audit, tests = audit_for(config, resolved, held_out, watchers or Watchers()), Diagnose()
     training = Training(
         initialize(model_for(config.model, train), seeds.initialization),
         train,
         settings_of(config.training, resolved),
         seeds=seeds,
         device=device_of(config.device),
-        hooks=[audit],
+        hooks=[audit, tests],
         sampling=_sampling(config.training, resolved),
         mechanism=mechanism_of(config.training, resolved),
     )
-    return Experiment(config, resolved, training, audit, test)
+    return Experiment(config, resolved, training, audit, tests, test)
 
 
 def settings_of(training: TrainingConfig, resolved: Resolved) -> DPSGD:

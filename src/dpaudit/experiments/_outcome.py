@@ -27,8 +27,8 @@ _SHARED = (
 )
 _BETS = "f-DP(betting)"
 _STOPPED = (
-    "The run was stopped at its first violation. The verdict's bound allows for that; bounds by counts do "
-    "not, and are left out."
+    "The run was stopped at its first violation. The verdict's bound allows for that; bounds by counts and "
+    "tests of the noise do not, and are left out."
 )
 
 
@@ -41,13 +41,14 @@ def observed(experiment: Experiment) -> dict[str, np.ndarray]:
 
 
 def outcome(experiment: Experiment, trained: Trained) -> dict[str, Any]:
-    """Verdict, all bounds, power, accuracy and timing."""
+    """Verdict, all bounds, power, tests of the noise, accuracy and timing."""
     started = time.monotonic()
     values = _bounds(experiment, trained)
     training, resolved = experiment.training, experiment.resolved
     return {
         "schema_version": SCHEMA_VERSION,
         **values,
+        "diagnosis": _diagnosis(experiment, trained),
         "mode": experiment.config.audit.mode,
         "threat_model": experiment.config.threat_model,
         "noise_multiplier": resolved.noise_multiplier,
@@ -88,6 +89,13 @@ def _bounds(experiment: Experiment, trained: Trained) -> dict[str, Any]:
     elif _shares_noise(experiment):
         values["notes"].append(_SHARED)
     return values
+
+
+def _diagnosis(experiment: Experiment, trained: Trained) -> dict[str, Any] | None:
+    """Tests of the noise and the batches, with an error of their own; none of a run that chose its end."""
+    if trained.stopped_early:
+        return None
+    return experiment.tests.diagnose(experiment.audit.recorder.confidence).to_dict()
 
 
 def _names(experiment: Experiment, trained: Trained) -> Collection[str] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from dpaudit.stats import Result
 __all__ = ["ArrivingRecorder"]
 
 
-class ArrivingRecorder(Recorder):
+class ArrivingRecorder(Recorder, ABC):
     """A :class:`dpaudit.Recorder` of canaries that score ``signal`` or more where they are present.
 
     ``facts`` are what is known of the training when somebody asks.
@@ -36,6 +37,6 @@ class ArrivingRecorder(Recorder):
         require_arrival(Side(seen.with_canary), Side(seen.without_canary), self._signal)
         return super().audit(**method)
 
-    def diagnose(self, *, noise_multiplier: float, confidence: float = 0.95) -> Diagnosis | None:  # noqa: ARG002
-        """Tests of the noise of all steps against a noise multiplier; None where they cannot be made."""
-        return None
+    @abstractmethod
+    def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
+        """Tests of the noise of all steps against a noise multiplier; refused where they cannot be made."""

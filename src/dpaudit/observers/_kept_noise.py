@@ -10,6 +10,7 @@ import numpy as np
 
 from dpaudit.diagnostics import Diagnosis, Diagnostics
 from dpaudit.diagnostics._kept_steps import KeptSteps
+from dpaudit.observers._untested import UntestedError
 from dpaudit.stats._types import IntArray
 
 __all__ = ["KeptNoise", "Places"]
@@ -67,10 +68,10 @@ class KeptNoise:
         self._rounding = max(self._rounding, _ROUNDED * eps * float(np.abs(sums).max(initial=0.0)) / norm)
         self._rows.add(((found - sums) / norm).astype(np.float32))
 
-    def diagnose(self, *, noise_multiplier: float, confidence: float) -> Diagnosis | None:
-        """The tests; None without any noise that could be tested."""
+    def diagnose(self, *, noise_multiplier: float, confidence: float) -> Diagnosis:
+        """The tests; refused without any noise that could be tested."""
         if self._rows.num_seen == 0:
-            return None
+            raise UntestedError("Expected the noise of at least one step, got none: did the training run?")
         tests = Diagnostics()
         for row in self._rows.rows:
             tests.observe_noise(

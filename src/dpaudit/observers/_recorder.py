@@ -12,7 +12,7 @@ from dpaudit.observers._arriving import ArrivingRecorder
 from dpaudit.observers._claims import Claims
 from dpaudit.observers._kept_noise import KeptNoise
 from dpaudit.observers._terms import Terms
-from dpaudit.recording import LiveBound
+from dpaudit.observers._untested import UntestedError
 from dpaudit.stats import Betting, Inference, Result
 
 __all__ = ["ObserverRecorder"]
@@ -41,7 +41,6 @@ class ObserverRecorder(ArrivingRecorder):
         self._claims = Claims(read, given)
         self.not_covered = not_covered
         self.noise = KeptNoise()
-        self._watched = False
         planned = given.num_steps
         super().__init__(
             claim=None,  # not known yet: see the property
@@ -54,9 +53,10 @@ class ObserverRecorder(ArrivingRecorder):
     def claim(self) -> Claim:
         return self._claims.claim(Terms(), self.num_done)
 
-    def live(self) -> LiveBound:
-        self._watched = True
-        return super().live()
+    @property
+    def _is_over(self) -> bool:
+        """Without a number of steps that was given, nobody knows before the recorder is closed."""
+        return self._closed or self.num_done == self._claims.given.num_steps
 
     def audit(
         self,
@@ -73,7 +73,7 @@ class ObserverRecorder(ArrivingRecorder):
         asked = Terms(
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
         )
-        if inference is None and self._claims.given.num_steps is None and not self._watched:
+        if inference is None and self._claims.given.num_steps is None and not self._looked:
             inference = Betting()  # nobody could have stopped the run because of what it showed
         self.observations  # noqa: B018  # a training that did not run has no claim either
         result = super().audit(
@@ -81,16 +81,23 @@ class ObserverRecorder(ArrivingRecorder):
         )
         return replace(result, not_covered=self.not_covered + self._claims.remarks(asked))
 
-    def diagnose(
-        self, *, noise_multiplier: float | None = None, confidence: float = 0.95
-    ) -> Diagnosis | None:
-        """Tests of the noise of all steps; None if there is none, or if the run may have been ended by it.
+    def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
+        """Tests of the noise of all steps; refused if there is none, or if it may have ended the run.
 
         Their error rate is that of a number of steps that nobody chose by what the noise showed.
         """
-        planned = self._claims.given.num_steps
-        if self._watched and (planned is None or self.num_done < planned):
-            return None
+        self._require_fixed_length()
         asked = Terms(noise_multiplier=noise_multiplier)
         claimed = self._claims.terms(asked, self.num_done).known("noise_multiplier")["noise_multiplier"]
         return self.noise.diagnose(noise_multiplier=claimed, confidence=confidence)
+
+    def _require_fixed_length(self) -> None:
+        planned = self._claims.given.num_steps
+        if not self._looked or self.num_done == planned:
+            return
+        ends = "a run of no planned length" if planned is None else f"{self.num_done} of {planned} steps"
+        raise UntestedError(
+            f"Expected the number of steps not to depend on what they showed, got {ends} whose bound was "
+            "looked at before the end: tests of the noise would have another error rate than they say. Pass "
+            "num_steps= to the observer and make all of them, or look only after the end."
+        )

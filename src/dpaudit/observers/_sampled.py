@@ -108,10 +108,11 @@ class SampledRecorder:
         """What is known of the training besides its claim."""
         return None if self._facts is None else self._facts()
 
-    def diagnose(
-        self, *, noise_multiplier: float | None = None, confidence: float = 0.95
-    ) -> Diagnosis | None:
-        """Tests of the noise of all steps; None if none was kept."""
+    def close(self) -> None:
+        """The run is over. Nothing depends on it: there is no bound before."""
+
+    def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
+        """Tests of the noise of all steps; refused if none was kept."""
         asked = Terms(noise_multiplier=noise_multiplier)
         claimed = self._claims.terms(asked, self.num_done).known("noise_multiplier")["noise_multiplier"]
         return self.noise.diagnose(noise_multiplier=claimed, confidence=confidence)

@@ -6,27 +6,40 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from types import TracebackType
-from typing import Generic, NoReturn, ParamSpec, TypeVar
+from typing import Generic, NoReturn, ParamSpec, Protocol, TypeVar
 
 __all__ = ["WithBlock", "with_block"]
 
-T = TypeVar("T")
+
+class Closable(Protocol):
+    """What is told that the block is over, however it ended."""
+
+    def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=Closable)
 P = ParamSpec("P")
 
 
 class WithBlock(AbstractContextManager[T], Generic[T]):
     """A context that has nothing but its beginning and its end: what is wanted is what it gives."""
 
+    _given: T
+
     def __init__(self, name: str, inside: AbstractContextManager[T]) -> None:
         self._name, self._inside = name, inside
 
     def __enter__(self) -> T:
-        return self._inside.__enter__()
+        self._given = self._inside.__enter__()
+        return self._given
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        return self._inside.__exit__(kind, error, trace)
+        try:
+            return self._inside.__exit__(kind, error, trace)
+        finally:
+            self._given.close()
 
     def __getattr__(self, name: str) -> NoReturn:
         what = self.__dict__.get("_name", "observe")  # a copy that is being made has none yet

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.observers._arriving import ArrivingRecorder
 from dpaudit.observers._sampled import SampledRecorder
+from dpaudit.observers._untested import UntestedError
 from dpaudit.pytest_plugin._message import claimed_noise
 from dpaudit.recording import Recorder, WholeRunRecorder
 from dpaudit.stats import Result, Verdict
@@ -32,7 +34,7 @@ class Audited:
 
     result: Result
     diagnosis: Diagnosis | None
-    """Tests of the noise; None where only scores are known."""
+    """Tests of the noise; None where only scores are known, or where a look may have ended the run."""
 
     @property
     def is_bad(self) -> bool:
@@ -49,5 +51,6 @@ def judge(recorder: AnyRecorder, error: float, tests: Tests | None = None, **cla
     if tests is not None:
         return Audited(result, tests.diagnose(level))
     if isinstance(recorder, kinds) and claimed is not None:
-        return Audited(result, recorder.diagnose(noise_multiplier=claimed, confidence=level))
+        with suppress(UntestedError):  # the table says that they were not run
+            return Audited(result, recorder.diagnose(noise_multiplier=claimed, confidence=level))
     return Audited(result, None)

@@ -12,12 +12,11 @@ from dpaudit._plotting import draw_course
 from dpaudit.accounting import Claim
 from dpaudit.errors import InputError
 from dpaudit.recording._course import Course
+from dpaudit.recording._html import recorder_html
 from dpaudit.recording._live import LiveBound
-from dpaudit.recording._step_scores import require_alike, share_wrong
+from dpaudit.recording._step_scores import require_alike, require_bets, share_wrong
 from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, audit
-from dpaudit.stats._html import labelled
 from dpaudit.stats._types import BoolArray, FloatArray
-from dpaudit.stats.inference._base import CountInference
 from dpaudit.stats.inference._betting import upper_mean
 
 __all__ = ["Recorder"]
@@ -34,7 +33,7 @@ class Recorder:
     one with it, of two independent draws, and not canaries that are present by fair coins. ``shares_noise``
     says that the scores of one step depend on each other, because their canaries are not orthogonal.
     ``may_stop`` says whether the run may be ended because of the live bound; without it, it may if anybody
-    looks.
+    looks before the end: before all planned steps are done, or :meth:`close` was called.
 
     >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=200)
     >>> rng = np.random.default_rng(0)
@@ -67,7 +66,7 @@ class Recorder:
         self._paired = paired
         self._shares_noise = shares_noise
         self._may_stop = may_stop
-        self._looked = False
+        self._looked = self._closed = False
         self._scores: list[FloatArray] = []
         self._present: list[BoolArray] = []
         self._wrong: list[float] = []
@@ -105,7 +104,7 @@ class Recorder:
 
     def live(self) -> LiveBound:
         """The bound of the steps so far."""
-        self._looked = True
+        self._note_look()
         if self._live is None or self._live.num_done != self.num_done:
             self._live = self._look(self.num_done)
         return self._live
@@ -113,8 +112,8 @@ class Recorder:
     def curve(self, num_steps: Sequence[int] | None = None) -> list[LiveBound]:
         """The bounds of the first so many steps, for each of these numbers; by default about a hundred.
 
-        They hold all together, so that the best may be chosen; none is below one before it. It is a look at
-        the scores, after which :meth:`audit` rests on bets.
+        They hold all together, so that the best may be chosen; none is below one before it. Before the end it
+        is a look like :meth:`live`, after which :meth:`audit` rests on bets.
 
         >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=3)
         >>> for _ in range(3):
@@ -122,7 +121,7 @@ class Recorder:
         >>> [bound.num_done for bound in recorder.curve()]
         [1, 2, 3]
         """
-        self._looked = True
+        self._note_look()
         if num_steps is None:
             num_steps = range(self._every, self.num_done + 1, self._every)
         for count in num_steps:
@@ -152,7 +151,7 @@ class Recorder:
         """How the bound came about: the live bound at about sixty moments, with its band."""
         if not self._wrong:
             raise InputError("Expected at least one recorded step, got none: did the training run?")
-        self._look_at_live()
+        self._note_look()
         return Course.of(
             np.asarray(self._wrong),
             hypothesis=self.claim.hypothesis(self._tradeoff),
@@ -169,19 +168,27 @@ class Recorder:
         return draw_course(self.course(), self.claim.epsilon, ax)
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it."""
-        rows = [("steps", f"{self.num_done:,}")]
-        if self._scores:
-            rows.append(("scores a step", f"{self._scores[0].size:,}"))
-        try:
-            rows += [("claim", self.claim.summary), ("bound so far", str(self._look_at_live()))]
-        except InputError as error:  # a claim that is not complete yet
-            rows.append(("claim", str(error)))
-        return labelled(type(self).__name__, "", rows)
+        """As a notebook shows it. That may happen unasked, so it is no look: what nobody saw stays unseen."""
+        is_free = self._looked or self._is_over
+        return recorder_html(
+            type(self).__name__,
+            num_done=self.num_done,
+            num_scores=self._scores[0].size if self._scores else None,
+            claim=lambda: self.claim,
+            bound=(lambda: self._look(self.num_done)) if is_free else None,
+        )
 
-    def _look_at_live(self) -> LiveBound:
-        """The live bound. A look at all planned steps cannot have stopped the run: then none was taken."""
-        return self._look(self.num_done) if self.num_done == self.num_steps else self.live()
+    def close(self) -> None:
+        """Say that the run is over: who looks from now on cannot have ended it."""
+        self._closed = True
+
+    @property
+    def _is_over(self) -> bool:
+        return self._closed or self.num_done == self.num_steps
+
+    def _note_look(self) -> None:
+        """Whoever sees the bound before the end may end the run because of it."""
+        self._looked = self._looked or not self._is_over
 
     @property
     def observations(self) -> Observations:
@@ -202,7 +209,8 @@ class Recorder:
         bound, and if the canaries of one step depend on each other. A finished run of pairs that nobody
         looked into needs neither: there the counts of all steps tell more.
         """
-        self._require_bets(inference)
+        if self._shares_noise and self._scores and self._scores[0].size > 1:
+            require_bets(inference)
         if inference is None and not (self._paired and self._is_of_fixed_length):
             inference = Betting(horizon=self.num_steps)
         usual: dict[str, Any] = {
@@ -211,15 +219,6 @@ class Recorder:
             "tradeoff": self._tradeoff,
         }
         return audit(self.observations, inference=inference, **(usual | method))
-
-    def _require_bets(self, inference: Inference | None) -> None:
-        """Counts of scores that share noise vary more than a binomial: no bound by them holds."""
-        depends = self._shares_noise and any(scores.size > 1 for scores in self._scores[:1])
-        if depends and isinstance(inference, CountInference):
-            raise InputError(
-                "Expected inference=Betting() for scores of one step that share its noise, as those of input "
-                f"canaries do, got {inference!r}, which counts them as independent."
-            )
 
     @property
     def _is_of_fixed_length(self) -> bool:

@@ -48,6 +48,20 @@ class DiagnosisValues:
         found = {0: "Nothing was found", 1: "1 finding"}.get(count, f"{count} findings")
         return f"{found} by {len(self.tests)} tests, {100 * self.confidence:g} % confidence for all together."
 
+    @property
+    def short(self) -> str:
+        """What was found, by name."""
+        names = ", ".join(one.name for one in self.findings)
+        return f"found {names}" if names else "nothing found"
+
+    @property
+    def meaning(self) -> str:
+        """How it stands to the verdict."""
+        apart = "Their error is beside that of the bound, and the verdict does not rest on them."
+        if not self.findings:
+            return apart
+        return f"{apart} A finding says that the training is not what was accounted for, nothing of epsilon."
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {

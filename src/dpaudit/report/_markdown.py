@@ -84,8 +84,9 @@ def _section(run: Run) -> Iterator[str]:
 
 def _diagnosis(run: Run) -> Sequence[str]:
     assert run.diagnosis is not None
-    found = [f"{one.name}: {one.sentence}" for one in run.diagnosis.findings]
-    return [run.diagnosis.sentence, *found, *run.diagnosis.causes, *run.diagnosis.notes]
+    tests = run.diagnosis
+    found = [f"{one.name}: {one.sentence}" for one in tests.findings]
+    return [tests.sentence, tests.meaning, *found, *tests.causes, *tests.notes]
 
 
 def _methods(run: Run) -> str:

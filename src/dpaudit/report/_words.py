@@ -58,13 +58,14 @@ def _sureness(run: Run) -> str:
 
 
 def summary(run: Run) -> list[tuple[str, str]]:
-    """Claim, bound, method and power, a sentence each."""
+    """Claim, bound, method, power and tests of the noise, a sentence each."""
     return [
         ("claim", run.claim.summary),
         ("bound", run.bound.statement),
         ("kind", _KINDS[run.bound.kind.value]),
         ("method", run.bound.method),
         *(() if run.power is None else [("power", str(run.power))]),
+        ("tests of the noise", "not run" if run.diagnosis is None else run.diagnosis.short),
     ]
 
 

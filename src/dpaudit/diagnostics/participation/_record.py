@@ -48,15 +48,17 @@ class ParticipationRecord:
         if self.num_steps and not self.has_members:
             raise InputError("Expected the size of the batch, as in the steps before, got its examples.")
         members = _members(indices, self._require_same(num_examples))
-        unique = np.unique(members)
-        if not self.has_members:
+        is_in = np.zeros(self.num_examples, dtype=np.bool_)  # a mask is faster than sets are
+        is_in[members] = True
+        unique = np.flatnonzero(is_in)
+        if self._last is None:
             self._start()
         else:
-            self.overlaps.append(np.intersect1d(self._last, unique, assume_unique=True).size)  # type: ignore[arg-type]
+            self.overlaps.append(int(np.count_nonzero(is_in[self._last])))
         self.num_repeated += members.size - unique.size
         self.counts[unique] += 1
         self.sizes.append(unique.size)
-        self.presences.add(np.isin(self.watched, unique, assume_unique=True))
+        self.presences.add(is_in[self.watched])
         self._last = unique
 
     def observe_size(self, size: int, num_examples: int) -> None:

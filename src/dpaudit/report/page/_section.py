@@ -116,7 +116,7 @@ def _makers(run: Run) -> Iterator[Callable[..., Html]]:
 def _diagnosis(found: DiagnosisValues) -> Html:
     flagged = {one.name for one in found.findings}
     rows = [(name, f"{p_value:.2g}", "found" if name in flagged else "") for name, p_value in found.tests]
-    parts = [element("h3", "Diagnostics"), element("p", found.sentence)]
+    parts = [element("h3", "Diagnostics"), element("p", f"{found.sentence} {found.meaning}")]
     if found.findings:
         parts.append(_list([f"{one.name}: {one.sentence}" for one in found.findings]))
     if found.causes:
