@@ -44,7 +44,8 @@ class Lines:
         steep = last - np.searchsorted(self._steep_ends, fpr)
         flat = np.searchsorted(self._flat_ends, fpr)
         near = np.clip(np.concatenate([place[None] + _NEIGHBOURS for place in (steep, flat)]), 0, last)
-        return approximate_fnr(self._epsilons[near], self._deltas[near], fpr).max(axis=0)
+        highest: FloatArray = approximate_fnr(self._epsilons[near], self._deltas[near], fpr).max(axis=0)
+        return highest
 
 
 def _hull(epsilons: FloatArray, deltas: FloatArray) -> list[tuple[float, float]]:

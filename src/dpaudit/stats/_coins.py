@@ -6,7 +6,7 @@ import numpy as np
 from scipy.special import bdtr
 
 from dpaudit.errors import InputError
-from dpaudit.stats._types import BoolArray, IntArray
+from dpaudit.stats._types import BoolArray, FloatArray, IntArray
 
 __all__ = ["FAIR", "require_fair"]
 
@@ -42,7 +42,8 @@ def require_fair(present: BoolArray) -> None:
             )
 
 
-def _probabilities(counts: IntArray, number: int) -> np.ndarray:
+def _probabilities(counts: IntArray, number: int) -> FloatArray:
     """Of a count of heads that is as far from half, among so many fair coins."""
     fewer = np.minimum(counts, number - counts)
-    return np.minimum(1.0, 2 * bdtr(fewer, number, 0.5))
+    likely: FloatArray = np.minimum(1.0, 2 * bdtr(fewer, number, 0.5))
+    return likely
