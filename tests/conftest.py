@@ -10,6 +10,10 @@ from hypothesis import settings
 # Two threads of torch that share one core wait for each other; tests run in parallel processes instead.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# A job in the background ignores interrupts, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 IS_LONG = bool(os.environ.get("DPAUDIT_TEST_LONG"))
 
 # The same examples every time: a check that passes here passes everywhere.

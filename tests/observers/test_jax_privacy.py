@@ -390,7 +390,7 @@ def test_a_function_that_does_not_clip_is_refused():
     with pytest.raises(dpaudit.InputError, match="got loss, which is not private"):
         observe(loss, privatizer)
     made_by_hand = clipping.BoundedSensitivityCallable(jax.grad(loss), 1.0, False)
-    with pytest.raises(dpaudit.InputError, match="got one without its clipping inside"):
+    with pytest.raises(dpaudit.InputError, match="got one without its clipping and its loss inside"):
         observe(made_by_hand, privatizer)
     with pytest.raises(dpaudit.InputError, match="finite clipping norm, got inf: pass max_grad_norm"):
         observe(clipped_grad(loss, l2_clip_norm=math.inf), privatizer)

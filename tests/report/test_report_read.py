@@ -91,7 +91,8 @@ def test_a_result_of_a_training_of_ones_own_has_a_report_as_well() -> None:
     run = Run.of(dpaudit.audit(seen, claim=claim), seen, name="mine", settings={"model": {"name": "x"}})
     assert run.figures.course is not None
     text = Report(runs=(run,), title="An audit of mine").to_text()
-    assert "The claim of epsilon 4.377 is refuted" in text
+    assert "The claim is refuted: the claimed kind of mechanism needs an epsilon of at least" in text
+    assert "and 4.377 is claimed, with 95 % confidence" in text
     assert "model.name" in text
 
 

@@ -12,8 +12,6 @@ import pytest
 pytestmark = pytest.mark.skipif(find_spec("opacus") is None, reason="The processes are of Opacus.")
 
 CODE = """
-import signal
-signal.signal(signal.SIGINT, signal.default_int_handler)
 from slow_to_import import work
 from dpaudit.zoo.specimens._processes import _on_processes
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.errors import NotRenderableError
 
 from dpaudit.cli._console import output, print_json
 from dpaudit.cli._exit import status
@@ -22,7 +23,7 @@ if TYPE_CHECKING:  # they need torch, which is imported when the command is call
 
 __all__ = ["run"]
 
-_DAMAGED = AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError
+_DAMAGED = AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError, NotRenderableError
 
 _File = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False)]
 _Set = Annotated[
