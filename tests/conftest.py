@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def seeds() -> range:
     """Of tests that repeat a training: few, because all have to end soon; 40 in `make test-long`."""
-    return range(40 if IS_LONG else 10)
+    return range(40 if IS_LONG else 6)
 
 
 @pytest.fixture

@@ -47,8 +47,8 @@ def test_epsilon_is_bracketed_by_a_value_above_and_one_below_the_truth(noise, ra
 SETTINGS = [
     (RATE, 300, 1e-5),
     pytest.param(3e-3, 300, 1e-5, marks=pytest.mark.long),
-    (0.01, 1000, 1e-5),
-    (0.01, 100, 1e-5),
+    pytest.param(0.01, 1000, 1e-5, marks=pytest.mark.long),
+    pytest.param(0.01, 100, 1e-5, marks=pytest.mark.long),
     pytest.param(0.01, 1, 1e-3, marks=pytest.mark.long),
     (1.0, 50, 1e-10),
 ]

@@ -77,7 +77,7 @@ def one_run(epsilon, kind):
 
 
 @pytest.mark.parametrize("kind", ["steinke", "fdp"])
-@pytest.mark.parametrize("epsilon", [0.0, 1.0, 2.5])
+@pytest.mark.parametrize("epsilon", [0.0, pytest.param(1.0, marks=pytest.mark.long), 2.5])
 def test_one_run_bounds_are_sound_for_randomised_response(kind, epsilon):
     found = tally(one_run(epsilon, kind), epsilon, repetitions=300, seed=3)
     assert found.is_sound(0.95)
