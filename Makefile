@@ -42,7 +42,7 @@ zoo: .venv/.installed-dev ## run the faults of the zoo and their twins with many
 docs: .venv/.installed-dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict --quiet
 
-dist: .venv/.installed-dev ## build the wheel and the source archive into dist/
+dist: .venv/.installed ## build the wheel and the source archive into dist/
 	rm -rf dist
 	$(bin)/python -m hatchling build -d dist
 
@@ -52,7 +52,7 @@ clean: ## delete what the other targets made
 
 # What a user needs. The build backend comes from the same pins as everything else.
 .venv/.installed: $(pins) | .venv/bin/python
-	@echo "Installing dpaudit into .venv"
+	@echo "Installing dpaudit into .venv; torch is a large download, so this takes a minute or more"
 	@$(pip) install -c constraints.txt hatchling editables
 	@$(pip) install -c constraints.txt --no-build-isolation -e '.[torch]'
 	@touch $@

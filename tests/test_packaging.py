@@ -90,7 +90,7 @@ def description(wheel: Path) -> str:
 
 def test_the_long_description_says_how_to_install_a_wheel_and_names_every_extra(wheel: Path) -> None:
     install = description(wheel).split("## Install")[1].split("\n## ")[0]
-    assert f"pip install dist/{wheel.name}" in install
+    assert f"pip install 'dist/{wheel.name}[opacus]'" in install
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = set(project["optional-dependencies"]) - {"dev", "docs"}  # for a clone
     assert {name for name in extras if f"`{name}`" not in install and f"[{name}]" not in install} == set()
