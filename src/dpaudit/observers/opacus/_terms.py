@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 from opacus.optimizers import DPOptimizer
+from torch.utils.data import BatchSampler
 
 from dpaudit.errors import InputError
 from dpaudit.observers._terms import Terms
@@ -34,12 +35,19 @@ class ReadTerms:
 
 def loader_rate(loader: Any) -> float:
     """The sample rate of the loader that ``make_private`` or ``BatchMemoryManager`` gave."""
-    place = loader
+    place, has_one_size = loader, False
     for name in ("batch_sampler", "sampler", "sampler"):  # a sampler may be inside of one that splits
         rate = getattr(place, "sample_rate", None)
         if rate is not None:
             return float(rate)
         place = getattr(place, name, None)
+        has_one_size = has_one_size or isinstance(place, BatchSampler)
+    if has_one_size:
+        raise InputError(
+            f"Expected a loader that is Poisson-sampled, which the claim counts with, got a "
+            f"{type(loader).__name__} whose batches have one size: make it by make_private with "
+            "poisson_sampling=True."
+        )
     raise InputError(
         f"Expected the loader that make_private returned, which knows its sample rate, got a "
         f"{type(loader).__name__} that does not: pass sample_rate=... instead."
