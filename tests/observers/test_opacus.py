@@ -401,13 +401,16 @@ def test_an_unknown_sample_rate_or_delta_is_asked_for(private):
 
 
 def test_a_noise_that_changes_has_no_claim_unless_it_is_given(private):
-    made = private(noise_multiplier=1.0)
+    made = private(noise_multiplier=1.1)
     with observe(made.optimizer, delta=DELTA) as recorder:
         run(made, 2)
         made.optimizer.noise_multiplier = 0.9
         run(made, 2)
-    with pytest.raises(dpaudit.InputError, match="Expected noise_multiplier"):
+    changed = r"noise multiplier changed during the run \(from 1.1 to 0.9\) and cannot be read as the claim"
+    with pytest.raises(dpaudit.InputError, match=changed):
         recorder.audit()
+    with pytest.raises(dpaudit.InputError, match=changed):
+        recorder.diagnose()
     assert recorder.audit(noise_multiplier=0.9).verdict is not VIOLATION
 
 

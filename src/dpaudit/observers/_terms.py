@@ -20,12 +20,16 @@ _MISSING = {
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """The four numbers of a claim; None: not known, or not yet."""
+    """The four numbers of a claim; None: not known, or not yet.
+
+    ``noises`` are those of a training that changed its noise, in order: none of them is the claimed one.
+    """
 
     noise_multiplier: float | None = None
     sample_rate: float | None = None
     num_steps: int | None = None
     delta: float | None = None
+    noises: tuple[float, ...] | None = None
 
     def overridden(self, other: Terms) -> Terms:
         """These, but the other ones where they are known."""
@@ -37,7 +41,7 @@ class Terms:
         for name in names or _MISSING:
             if getattr(self, name) is None:
                 raise InputError(
-                    f"Expected {name}=..., {_MISSING[name]}: pass it to the observer or to audit()."
+                    f"Expected {name}=..., {self._why_missing(name)}: pass it to the observer or to audit()."
                 )
         if self.noise_multiplier == 0:
             raise InputError(
@@ -45,6 +49,14 @@ class Terms:
                 "training adds none by mistake, pass what it claims to the observer or to audit()."
             )
         return {name: getattr(self, name) for name in names or _MISSING}
+
+    def _why_missing(self, name: str) -> str:
+        if name == "noise_multiplier" and self.noises:
+            return (
+                "the claimed one, because the optimizer's noise multiplier changed during the run (from "
+                f"{self.noises[0]:g} to {self.noises[-1]:g}) and cannot be read as the claim"
+            )
+        return _MISSING[name]
 
     def claim(self) -> Claim:
         """The claim of these numbers."""

@@ -20,17 +20,18 @@ class ReadTerms:
     def __init__(self, optimizer: DPOptimizer, loader: Any) -> None:
         self._optimizer = optimizer
         self._rate = None if loader is None else loader_rate(loader)
-        self._noises: set[float] = set()
+        self._noises: dict[float, None] = {}  # in the order of the steps
 
     def note(self) -> None:
         """The noise of this step."""
-        self._noises.add(float(self._optimizer.noise_multiplier))
+        self._noises[float(self._optimizer.noise_multiplier)] = None
 
     def __call__(self) -> Terms:
-        noises = self._noises or {float(self._optimizer.noise_multiplier)}
+        noises = tuple(self._noises) or (float(self._optimizer.noise_multiplier),)
         rate = self._rate if self._rate is not None else accounted_rate(self._optimizer)
-        # of a noise that changes there is no claim of equal steps: then it has to be given
-        return Terms(noise_multiplier=noises.copy().pop() if len(noises) == 1 else None, sample_rate=rate)
+        if len(noises) > 1:  # there is no claim of equal steps: then it has to be given
+            return Terms(sample_rate=rate, noises=noises)
+        return Terms(noise_multiplier=noises[0], sample_rate=rate)
 
 
 def loader_rate(loader: Any) -> float:
