@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from dpaudit.accounting import Claim
 from dpaudit.errors import InputError
+from dpaudit.recording._epsilon import require_no_epsilon
 
-__all__ = ["Terms"]
+__all__ = ["Terms", "require_terms"]
 
 _MISSING = {
     "noise_multiplier": "the noise over the clipping norm",
@@ -61,3 +63,8 @@ class Terms:
     def claim(self) -> Claim:
         """The claim of these numbers."""
         return Claim.dpsgd(**self.known())
+
+
+def require_terms(given: Mapping[str, Any]) -> None:
+    """Refuse an epsilon among keywords that are to say what a claim is made of."""
+    require_no_epsilon(given, "noise_multiplier=..., sample_rate=... and num_steps=... of the claim")
