@@ -44,6 +44,15 @@ def test_a_training_without_noise_has_no_claim_of_its_own():
     assert silent.audit(noise_multiplier=1.0).claim.epsilon > 0
 
 
+def test_an_epsilon_is_no_claim_of_steps():
+    expected = (
+        r"Expected noise_multiplier=\.\.\., sample_rate=.* and num_steps=.*, got epsilon=2\.0: an epsilon"
+    )
+    for delta in (None, 1e-5):
+        with pytest.raises(dpaudit.InputError, match=expected):
+            recorded(20).audit(epsilon=2.0, delta=delta)
+
+
 def test_a_sample_rate_that_contradicts_the_training_is_told():
     for result in (recorded(20).audit(sample_rate=0.5), recorded(20, Terms(sample_rate=0.5)).audit()):
         assert "sample rate 0.5" in result.claim.summary

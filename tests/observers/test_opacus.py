@@ -363,14 +363,27 @@ def test_ghost_clipping_without_its_model_is_refused(private):
         pass
 
 
+def refusal(made, loader):
+    with pytest.raises(dpaudit.InputError) as refused, observe(made.optimizer, loader=loader):
+        pass
+    return str(refused.value)
+
+
 def test_a_loader_without_a_sample_rate_is_refused(private):
     made = private()
-    plain = DataLoader(made.loader.dataset, batch_size=10)
-    with (
-        pytest.raises(dpaudit.InputError, match="DataLoader that does not: pass sample_rate"),
-        observe(made.optimizer, loader=plain),
-    ):
-        pass
+    own = DataLoader(made.loader.dataset, batch_sampler=[[0, 1], [2]])
+    assert "got a DataLoader that does not: pass sample_rate" in refusal(made, own)
+
+
+def test_a_loader_that_is_not_poisson_sampled_is_told_as_such(private):
+    made = private(poisson_sampling=False, loading={"shuffle": True})
+    expected = "Expected a loader that is Poisson-sampled, which the claim counts with, got a DataLoader"
+    assert refusal(made, made.loader).startswith(expected)
+    assert refusal(made, made.loader).endswith("with poisson_sampling=True.")
+    with BatchMemoryManager(
+        data_loader=made.loader, max_physical_batch_size=4, optimizer=made.optimizer
+    ) as split:
+        assert refusal(made, split).startswith(expected)
 
 
 def test_an_unknown_sample_rate_or_delta_is_asked_for(private):
@@ -388,13 +401,16 @@ def test_an_unknown_sample_rate_or_delta_is_asked_for(private):
 
 
 def test_a_noise_that_changes_has_no_claim_unless_it_is_given(private):
-    made = private(noise_multiplier=1.0)
+    made = private(noise_multiplier=1.1)
     with observe(made.optimizer, delta=DELTA) as recorder:
         run(made, 2)
         made.optimizer.noise_multiplier = 0.9
         run(made, 2)
-    with pytest.raises(dpaudit.InputError, match="Expected noise_multiplier"):
+    changed = r"noise multiplier changed during the run \(from 1.1 to 0.9\) and cannot be read as the claim"
+    with pytest.raises(dpaudit.InputError, match=changed):
         recorder.audit()
+    with pytest.raises(dpaudit.InputError, match=changed):
+        recorder.diagnose()
     assert recorder.audit(noise_multiplier=0.9).verdict is not VIOLATION
 
 

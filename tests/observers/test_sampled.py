@@ -58,3 +58,10 @@ def test_scores_that_do_not_rise_get_neither_verdict_nor_bound():
     for judge in (recorder.audit, recorder.one_run_bound):
         with pytest.raises(dpaudit.InputError, match="Expected scores to rise by 1"):
             judge()
+
+
+def test_an_epsilon_is_no_claim_of_a_run():
+    recorder = SampledRecorder(lambda: TERMS, Terms(), np.arange(CANARIES) % 2 == 0)
+    for judge in (recorder.audit, recorder.one_run_bound):
+        with pytest.raises(dpaudit.InputError, match=r"got epsilon=2\.0: an epsilon alone says nothing"):
+            judge(epsilon=2.0)

@@ -129,3 +129,10 @@ def test_recorders_of_sampled_canaries_are_taken():
 def test_what_an_observer_returns_beside_its_recorder_is_told_apart():
     with pytest.raises(dpaudit.InputError, match=r"of type SimpleNamespace: give its \.recorder"):
         fixture()(SimpleNamespace(recorder=recorded(num_steps=1)))
+
+
+def test_an_epsilon_alone_is_refused_with_a_sentence():
+    with pytest.raises(
+        dpaudit.InputError, match=r"and num_steps=.* of the claim, got epsilon=2\.0: an epsilon"
+    ):
+        fixture()(recorded(num_steps=20), epsilon=2.0)

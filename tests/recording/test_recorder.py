@@ -24,6 +24,16 @@ def test_the_live_bound_of_a_finished_run_is_the_bound_of_its_audit():
     assert recorder.live().claimed_epsilon == CLAIM.epsilon
 
 
+def test_an_epsilon_is_no_claim_of_steps():
+    whole = WholeRunRecorder(np.ones(4, bool), noise_multiplier=1.0, sample_rate=0.1, num_steps=9, delta=1e-5)
+    for recorder in (recorder_of(5, 8, 1.0, seed=0), whole):
+        with pytest.raises(
+            dpaudit.InputError,
+            match=r"Expected claim=Claim\.dpsgd\(.*\), got epsilon=2\.0: an epsilon alone says nothing",
+        ):
+            recorder.audit(epsilon=2.0)
+
+
 COUNTING = [dpaudit.ClopperPearson(), dpaudit.JointExact(), dpaudit.Posterior(), dpaudit.KatzLog()]
 
 

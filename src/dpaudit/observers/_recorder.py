@@ -11,7 +11,7 @@ from dpaudit.diagnostics import Diagnosis
 from dpaudit.observers._arriving import ArrivingRecorder
 from dpaudit.observers._claims import Claims
 from dpaudit.observers._kept_noise import KeptNoise
-from dpaudit.observers._terms import Terms
+from dpaudit.observers._terms import Terms, require_terms
 from dpaudit.observers._untested import UntestedError
 from dpaudit.stats import Betting, Inference, Result
 
@@ -70,6 +70,7 @@ class ObserverRecorder(ArrivingRecorder):
         **method: Any,
     ) -> Result:
         """The verdict on the claim, any part of which can be given here; other keywords as for ``audit``."""
+        require_terms(method)
         asked = Terms(
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
         )

@@ -14,7 +14,7 @@ from dpaudit.observers._arrival import Side, require_arrival
 from dpaudit.observers._claims import Claims
 from dpaudit.observers._facts import Facts
 from dpaudit.observers._kept_noise import KeptNoise
-from dpaudit.observers._terms import Terms
+from dpaudit.observers._terms import Terms, require_terms
 from dpaudit.recording import LikelihoodRatios, LiveBound, WholeRunRecorder
 from dpaudit.stats import Bound, Observations, Result
 from dpaudit.stats._types import BoolArray, FloatArray
@@ -98,6 +98,7 @@ class SampledRecorder:
         **method: Any,
     ) -> Result:
         """The verdict on the claim, any part of which can be given here; other keywords as for ``audit``."""
+        require_terms(method)
         asked = Terms(
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
         )
@@ -122,6 +123,7 @@ class SampledRecorder:
 
         Any part of the claim can be given here, as to :meth:`audit`.
         """
+        require_terms(asked)
         return self._whole_run(Terms(**asked)).one_run_bound()
 
     def _whole_run(self, asked: Terms) -> WholeRunRecorder:

@@ -12,6 +12,7 @@ from dpaudit._plotting import draw_course
 from dpaudit.accounting import Claim
 from dpaudit.errors import InputError
 from dpaudit.recording._course import Course
+from dpaudit.recording._epsilon import require_no_epsilon
 from dpaudit.recording._html import recorder_html
 from dpaudit.recording._live import LiveBound
 from dpaudit.recording._step_scores import require_alike, require_bets, share_wrong
@@ -64,8 +65,7 @@ class Recorder:
         self._every = max(1, self.num_steps // _LOOKS if every is None else _validate.whole("every", every))
         self._tradeoff = tradeoff
         self._paired = paired
-        self._shares_noise = shares_noise
-        self._may_stop = may_stop
+        self._shares_noise, self._may_stop = shares_noise, may_stop
         self._looked = self._closed = False
         self._scores: list[FloatArray] = []
         self._present: list[BoolArray] = []
@@ -209,6 +209,7 @@ class Recorder:
         bound, and if the canaries of one step depend on each other. A finished run of pairs that nobody
         looked into needs neither: there the counts of all steps tell more.
         """
+        require_no_epsilon(method)
         if self._shares_noise and self._scores and self._scores[0].size > 1:
             require_bets(inference)
         if inference is None and not (self._paired and self._is_of_fixed_length):

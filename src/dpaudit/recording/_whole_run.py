@@ -7,6 +7,7 @@ from typing import Any
 
 from dpaudit import _validate
 from dpaudit.accounting import Claim, SubsampledGaussian
+from dpaudit.recording._epsilon import require_no_epsilon
 from dpaudit.recording._ratios import LikelihoodRatios
 from dpaudit.stats import (
     Bound,
@@ -86,6 +87,7 @@ class WholeRunRecorder:
         the claim, known before the data: the best place to see sampling. Where there is less noise than
         claimed, all scores move, and that place may tell nothing; so the other is the best of many.
         """
+        require_no_epsilon(method)
         usual: dict[str, Any] = {
             "claim": self.claim,
             "confidence": self.confidence,

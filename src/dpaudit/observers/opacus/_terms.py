@@ -6,6 +6,7 @@ import inspect
 from typing import Any
 
 from opacus.optimizers import DPOptimizer
+from torch.utils.data import BatchSampler
 
 from dpaudit.errors import InputError
 from dpaudit.observers._terms import Terms
@@ -19,27 +20,35 @@ class ReadTerms:
     def __init__(self, optimizer: DPOptimizer, loader: Any) -> None:
         self._optimizer = optimizer
         self._rate = None if loader is None else loader_rate(loader)
-        self._noises: set[float] = set()
+        self._noises: dict[float, None] = {}  # in the order of the steps
 
     def note(self) -> None:
         """The noise of this step."""
-        self._noises.add(float(self._optimizer.noise_multiplier))
+        self._noises[float(self._optimizer.noise_multiplier)] = None
 
     def __call__(self) -> Terms:
-        noises = self._noises or {float(self._optimizer.noise_multiplier)}
+        noises = tuple(self._noises) or (float(self._optimizer.noise_multiplier),)
         rate = self._rate if self._rate is not None else accounted_rate(self._optimizer)
-        # of a noise that changes there is no claim of equal steps: then it has to be given
-        return Terms(noise_multiplier=noises.copy().pop() if len(noises) == 1 else None, sample_rate=rate)
+        if len(noises) > 1:  # there is no claim of equal steps: then it has to be given
+            return Terms(sample_rate=rate, noises=noises)
+        return Terms(noise_multiplier=noises[0], sample_rate=rate)
 
 
 def loader_rate(loader: Any) -> float:
     """The sample rate of the loader that ``make_private`` or ``BatchMemoryManager`` gave."""
-    place = loader
+    place, has_one_size = loader, False
     for name in ("batch_sampler", "sampler", "sampler"):  # a sampler may be inside of one that splits
         rate = getattr(place, "sample_rate", None)
         if rate is not None:
             return float(rate)
         place = getattr(place, name, None)
+        has_one_size = has_one_size or isinstance(place, BatchSampler)
+    if has_one_size:
+        raise InputError(
+            f"Expected a loader that is Poisson-sampled, which the claim counts with, got a "
+            f"{type(loader).__name__} whose batches have one size: make it by make_private with "
+            "poisson_sampling=True."
+        )
     raise InputError(
         f"Expected the loader that make_private returned, which knows its sample rate, got a "
         f"{type(loader).__name__} that does not: pass sample_rate=... instead."
