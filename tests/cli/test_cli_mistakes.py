@@ -81,6 +81,16 @@ FILES: dict[str, tuple[Words, str]] = {
         lambda f: _with(f, f.text("w.csv", "1,1")),
         "got 2 columns without a header",
     ),
+    "semicolons": (
+        lambda f: [f.text("t.csv", "score;present", "1.5;1", "0.5;0")],
+        "t.csv, got semicolons in 'score;present'.",
+    ),
+    "semicolons and decimal commas": (
+        lambda f: [f.text("t.csv", "score;present", "1,5;1")],
+        "t.csv, got semicolons in 'score;present'.",
+    ),
+    "semicolons without a header": (lambda f: [f.text("t.csv", "1;1", "2;0")], "got semicolons in '1;1'."),
+    "tabs": (lambda f: _with(f, f.text("w.csv", "score\tnote", "1\tx")), "Expected commas between"),
     "no column": (lambda f: [f.text("t.csv", "a,b", "1,1")], "Expected a column 'score' in"),
     "no presence": (lambda f: [f.text("t.csv", "score,b", "1,1")], "Expected a column 'present' in"),
     "binary csv": (lambda f: [_bytes(f, "t.csv", b"\xff\xfe1,1")], "comma-separated text in"),

@@ -107,7 +107,9 @@ def test_a_leak_that_no_method_finds_is_said_to_be_one(run: Any, monkeypatch: py
 def test_too_few_scores_find_no_leak(run: Any) -> None:
     result = run("plan", "--epsilon", "8", "--delta", "1e-5", "--observations", "20")
     assert result.exit_code == 3
-    assert "With so few scores no leak is found with 80 % probability." in result.stdout
+    said = " ".join(result.stdout.split())
+    assert "With so few scores no leak is found with 80 % probability. Try more of them" in said
+    assert "or give a leak by --true-epsilon" in said
 
 
 def test_a_plan_is_a_sentence() -> None:
@@ -140,6 +142,8 @@ def test_a_mistake_is_a_sentence(mistake: str, run: Any) -> None:
     assert result.exit_code == 2
     assert result.stdout == ""
     assert expected in result.stderr.splitlines()[-1]
+    # whether an epsilon is above that of a noise takes an accountant: only then is planning announced
+    assert len(result.stderr.splitlines()) == (2 if mistake == "no more" else 1)
 
 
 def test_only_inferences_with_a_known_power_are_planned() -> None:

@@ -35,6 +35,13 @@ def test_the_exit_status_is_the_verdict(
     assert json.loads(result.stdout)["verdict"] == verdict
 
 
+def test_only_an_underpowered_verdict_points_to_the_plan(files: Any, run: Any) -> None:
+    words = "dpaudit plan says how many scores are needed."
+    few = run("scores", *files.sides(), "--normalized", "--epsilon", "50", "--delta", "0")
+    assert f"\n         {words}" in few.stdout
+    assert words not in run("scores", *files.sides(), "--normalized", *HONEST).stdout
+
+
 def test_the_verdict_is_the_library_s_own(files: Any, run: Any) -> None:
     values = json.loads(run("scores", *files.sides(), "--normalized", *DPSGD, "--json").stdout)
     result = dpaudit.audit(

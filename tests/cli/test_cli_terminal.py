@@ -166,6 +166,13 @@ def test_wrong_usage_is_one_sentence(words: list[str], sentence: str, run: Any) 
     assert [one for one in result.stderr.splitlines() if one.startswith("dpaudit: ")] == [line]
 
 
+def test_an_option_without_its_value_is_told_with_the_help_of_its_command(run: Any) -> None:
+    line = run("run", "--example").stderr
+    assert "Option '--example' requires an argument. Print a config to start from: digits, " in line
+    assert line.endswith("black-box-function. See: root run --help\n")  # so is it called in a test
+    assert run("scores", "--confidence").stderr.endswith(" See: root scores --help\n")
+
+
 def test_torch_without_memory_is_a_sentence(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def give_up(*_: object, **__: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")

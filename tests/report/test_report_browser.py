@@ -125,6 +125,48 @@ def test_the_button_changes_the_theme_and_says_what_it_will_do(page: Browser) ->
     assert lightness(colours(page)[0]) > 0.9
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_violation_is_red_and_can_be_read_on_its_band(page: Browser, theme: str) -> None:
+    page.prefer(theme)
+    band, *written = page.run(
+        "const of = (place, key) => getComputedStyle(document.querySelector(place))[key];"
+        "return [of('.verdict.violation', 'backgroundColor'), of('.verdict.violation .word', 'color'),"
+        " of('.verdict.violation .headline', 'color'), of('td .violation', 'color')]"
+    )
+    paper, link = colours(page)[0], colours(page)[3]
+    assert min(contrast(band, colour) for colour in written) >= 4.5
+    assert contrast(paper, written[-1]) >= 4.5
+    assert written[0] == written[-1] != link
+    red, green, blue = (float(part) for part in written[0][4:-1].split(","))
+    assert red > 1.4 * max(green, blue)
+
+
+def test_a_verdict_in_the_table_has_its_sign_beside_the_colour(page: Browser) -> None:
+    told = page.run("return [...document.querySelectorAll('td .violation')].map(one => one.textContent)")
+    assert told == ["\N{BLACK UP-POINTING TRIANGLE} Violation"]
+
+
+def test_a_wide_table_scrolls_in_its_box_to_its_last_column(page: Browser) -> None:
+    page.resize(400, 740)
+    inside, wide, right, shade = page.run(
+        "const box = document.querySelector('.scroll'); box.scrollLeft = 9999;"
+        "return [box.clientWidth, box.scrollWidth, box.querySelector('th:last-child')"
+        ".getBoundingClientRect().right, getComputedStyle(box).backgroundAttachment]"
+    )
+    assert wide > inside
+    assert right <= 400
+    assert shade == "local, local, scroll, scroll"
+    page.run("document.querySelector('.scroll').scrollLeft = 0")
+
+
+def test_the_configuration_is_folded(page: Browser) -> None:
+    folded = page.run(
+        "return [...document.querySelectorAll('summary h3')].map(one =>"
+        " [one.textContent, one.closest('details').open, one.checkVisibility()])"
+    )
+    assert folded == [["Configuration", False, True]] * 2
+
+
 @pytest.mark.parametrize("width", [320, 360, 700])
 def test_a_narrow_screen_has_no_sideways_scroll(page: Browser, width: int) -> None:
     page.resize(width, 740)

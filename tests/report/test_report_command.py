@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,19 @@ def test_a_mistake_is_one_sentence(
     done = run(*words)
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1] == f"dpaudit: {sentence}"
+
+
+def test_the_folder_of_a_demo_is_named_with_its_runs(runs: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "dpaudit-demo"
+    for name in ("too-little-noise", "correct"):
+        shutil.copytree(runs["correct"], folder / name)
+    (folder / "result.json").write_text(json.dumps({"notice": "", "as_expected": True, "trainings": []}))
+    done = run(folder)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == (
+        f"dpaudit: Expected {folder} to be the directory of a run, got that of dpaudit demo; its runs: "
+        f"{folder / 'correct'}, {folder / 'too-little-noise'}."
+    )
 
 
 def test_a_report_loads_neither_torch_nor_matplotlib(copied: Any) -> None:

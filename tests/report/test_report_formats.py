@@ -82,8 +82,8 @@ def test_the_page_can_be_read_by_a_machine_that_reads_aloud(report: Report) -> N
     plots = [one for one in page.named("svg") if one.get("class") == "plot"]
     assert len(plots) == len(page.named("figure")) >= 9
     assert all(one["aria-label"] and one["tabindex"] == "0" for one in plots)
-    # every picture has its numbers as a table
-    assert len(page.named("details")) == len(plots)
+    # every picture has its numbers as a table; all tests and the configuration of a run are folded too
+    assert len(page.named("details")) == len(plots) + 2 * len(report.runs)
     names = [one["id"] for _, one in page.tags if "id" in one]
     assert len(names) == len(set(names))
 
@@ -201,3 +201,10 @@ def test_a_report_is_written_whole_and_by_the_name_of_its_file(report: Report, t
         report.write(tmp_path / "r.pdf")
     with pytest.raises(InputError, match="at least one run"):
         Report(runs=(), title="none")
+
+
+def test_one_run_without_a_tuple_is_one_sentence(report: Report) -> None:
+    with pytest.raises(InputError, match=r"a tuple of Run, as in runs=\(run,\), got Run\.$"):
+        Report(runs=report.runs[0], title="One")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"a tuple of Run, .* got str\.$"):
+        Report(runs="run", title="A path")  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ __all__ = ["read_side", "read_table"]
 _Row: TypeAlias = tuple[int, list[str]]
 
 _LONGEST = 1_000_000  # characters of a line
+_OTHER_SIGNS = {";": "semicolons", "\t": "tabs"}  # as some programs separate columns
 _MOST_LINES = 1_000  # of one row, whose cells may go over several
 
 
@@ -105,10 +106,22 @@ def _with_header(path: Path) -> tuple[list[str] | int, Iterator[_Row]]:
     first = next(rows, None)
     if first is None:
         raise InputError(f"Expected at least one score in {path}, got an empty file.")
+    second = next(rows, None)
+    _require_commas(path, first[1], [] if second is None else second[1])
+    rows = rows if second is None else chain([second], rows)
     # a header has no number in it
     if any(_is_number(cell) for cell in first[1]):
         return len(first[1]), chain([first], rows)
     return first[1], rows
+
+
+def _require_commas(path: Path, first: list[str], second: list[str]) -> None:
+    """Two rows with another separator are no names that happen to have one in them."""
+    for sign, name in _OTHER_SIGNS.items():
+        if len(first) == 1 and sign in first[0] and any(sign in cell for cell in second):
+            raise InputError(
+                f"Expected commas between the columns of {path}, got {name} in {shortened(first[0])}."
+            )
 
 
 def _is_number(word: str) -> bool:

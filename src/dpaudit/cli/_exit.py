@@ -43,18 +43,18 @@ class Sentences(TyperGroup):
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: Any) -> Any:
-        with _sentences():
+        with _sentences(ctx):
             return super().invoke(ctx)
 
 
 @contextmanager
-def _sentences() -> Iterator[None]:
+def _sentences(ctx: Any = None) -> Iterator[None]:
     try:
         yield
     except DpauditError as error:
         raise _refused(str(error)) from error
     except _UsageError as error:
-        raise _refused(_usage(error)) from error
+        raise _refused(_usage(error, ctx)) from error
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and "allocate memory" not in str(error):  # as torch says it
             raise
@@ -75,8 +75,18 @@ def _refused(sentence: str) -> typer.Exit:
     return typer.Exit(BAD_INPUT)
 
 
-def _usage(error: Any) -> str:
+def _usage(error: Any, ctx: Any) -> str:
     """What typer says of the words that it was given, and where to read on."""
     text = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
-    place = "dpaudit" if error.ctx is None else error.ctx.command_path
-    return f"{text}{'' if text.endswith('?') else '.'} See: {place} --help"
+    if error.ctx is not None:
+        return f"{text}{'' if text.endswith('?') else '.'} See: {error.ctx.command_path} --help"
+    if ctx is None or ctx.invoked_subcommand is None:
+        return f"{text}. See: dpaudit --help"
+    return f"{text}.{_about(error, ctx)} See: {ctx.command_path} {ctx.invoked_subcommand} --help"
+
+
+def _about(error: Any, ctx: Any) -> str:
+    """What the help says of an option that lacks its value: it may name the values that there are."""
+    name, command = getattr(error, "option_name", None), ctx.command.get_command(ctx, ctx.invoked_subcommand)
+    found = [option.help for option in command.params if name in option.opts and option.help]
+    return f" {found[0].rstrip('.')}." if found else ""

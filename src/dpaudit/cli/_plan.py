@@ -75,6 +75,7 @@ def plan(
     """
     claimed = ClaimOptions(epsilon, delta, noise_multiplier, sample_rate, num_steps, end_to_end)
     asked = PlanOptions(claimed, noise_factor, true_epsilon, observations, steps, canaries, power, confidence)
+    asked.check()
     with working("Planning"):
         planned = asked.planned()
     if as_json:

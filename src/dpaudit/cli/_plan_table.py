@@ -17,6 +17,10 @@ _NOTE = (
     "together and assume that they are independent, also those of one step; Betting goes step by step and "
     "lets the canaries of a step depend on each other."
 )
+_TRY = (
+    "Try more of them (--observations, or --steps and --canaries), or give a leak by --true-epsilon instead "
+    "of a size, to see how many find it."
+)
 
 
 def print_planned(console: Console, planned: Planned) -> None:
@@ -78,5 +82,5 @@ def _leaks(leaks: tuple[Findable, ...]) -> Table:
 
 def _nothing(planned: Planned) -> str:
     if planned.leaks:
-        return f"With so few scores no leak is found with {100 * planned.power:g} % probability."
+        return f"With so few scores no leak is found with {100 * planned.power:g} % probability. {_TRY}"
     return "No method finds this leak within the sizes that were tried."

@@ -98,6 +98,16 @@ class PlanOptions:
     power: float
     confidence: float
 
+    def check(self) -> None:
+        """Find mistakes in the options before it is said that anything is planned."""
+        claim, leak = self.claimed.required, self._leak()
+        if leak is None:
+            self._size()
+        elif self.claimed.epsilon is not None:  # of a noise an accountant has to tell, which may take long
+            leak.parameter(claim, claim.hypothesis(None))
+        _validate.fraction("power", self.power)
+        _validate.confidence(self.confidence)
+
     def planned(self) -> Planned:
         """The answer."""
         leak = self._leak()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -17,7 +18,7 @@ if TYPE_CHECKING:  # it needs torch, which the command imports when it is called
 
 __all__ = ["Watching"]
 
-_LINES = 20  # in a run, where there is no terminal
+_LINES = 10  # in a training, where there is no terminal
 _PAUSE = 10.0  # seconds between lines about canaries, where there is no terminal
 
 
@@ -30,6 +31,7 @@ class Watching:
         self._bar = _bar(console) if console.is_terminal else None
         self._task = None if self._bar is None else self._bar.add_task("", total=None, visible=False)
         self._line = -1
+        self._speed = _Speed()
         self._told = time.monotonic()
         self.place: str | None = None
         """Where the run is; None as long as it has not begun."""
@@ -54,8 +56,9 @@ class Watching:
     def __call__(self, steps: Steps) -> None:
         """After every step."""
         self.place = f"step {steps.num_done:,}"
+        speed = self._speed.after(steps)
         if self._is_due(steps.num_done, steps.num_steps):
-            self.show(steps.num_done, steps.num_steps, _text(steps))
+            self.show(steps.num_done, steps.num_steps, _text(steps, speed))
 
     def trials(self, running: Running) -> None:
         """After every group of trainings."""
@@ -67,7 +70,7 @@ class Watching:
 
     def _is_due(self, num_done: int, num_all: int) -> bool:
         """A bar can be drawn at any time, lines are to be few."""
-        line = num_done * _LINES // num_all
+        line = _tenth(num_done, num_all)
         if self._bar is None and line == self._line:
             return False
         self._line = line
@@ -90,15 +93,40 @@ class Watching:
             typer.echo(text, err=True)
 
 
+class _Speed:
+    """Steps a second in the newest part of a training: its first step also loads what the others need."""
+
+    def __init__(self) -> None:
+        self._marks: deque[Steps] = deque(maxlen=2)
+
+    def after(self, steps: Steps) -> float | None:
+        """Since the last mark but one; None until two steps of this training have ended."""
+        if self._marks and steps.num_new < self._marks[-1].num_new:  # another training has begun
+            self._marks.clear()
+        if steps.num_new > 0 and (not self._marks or _part(steps) != _part(self._marks[-1])):
+            self._marks.append(steps)
+        if not self._marks:
+            return None
+        seconds = steps.seconds - self._marks[0].seconds
+        return (steps.num_new - self._marks[0].num_new) / seconds if seconds > 0 else None
+
+
+def _part(steps: Steps) -> int:
+    return _tenth(steps.num_done, steps.num_steps)
+
+
+def _tenth(num_done: int, num_all: int) -> int:
+    return num_done * _LINES // num_all
+
+
 def _bar(console: Console) -> Progress:
     columns = BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.description}")
     return Progress(*columns, console=console, transient=True)
 
 
-def _text(steps: Steps) -> str:
+def _text(steps: Steps, speed: float | None) -> str:
     parts = [f"step {steps.num_done:,} of {steps.num_steps:,}"]
-    if steps.num_new > 0 and steps.seconds > 0:
-        speed = steps.num_new / steps.seconds
+    if speed is not None:
         left = (steps.num_steps - steps.num_done) / speed
         parts += [f"{speed:.3g} steps/s", f"{_duration(left)} left"]
     if steps.live is not None:

@@ -28,6 +28,7 @@ _LEGEND = (
     "confidence: above the truth at most as often as stated. credible: depends on a prior. heuristic: no "
     "error rate is known."
 )
+_MORE = "dpaudit plan says how many scores are needed."
 _TRAINING = (
     " training: epsilon of the whole training, if its steps are Gaussian and Poisson-sampled as claimed."
 )
@@ -57,6 +58,7 @@ def print_result(console: Console, values: _Values, more: Sequence[tuple[str, st
         ("verdict", Text.assemble((verdict.name, _STYLE[verdict]), f". {values['sentence']}")),
         *_claim_and_bound(values),
         ("power", str(power(values))),
+        *([("", _MORE)] if verdict is Verdict.UNDERPOWERED else []),
     ]
     labels = ["assumes"] + [""] * len(bound["assumptions"])
     print_labelled(console, [*rows, *zip(labels, bound["assumptions"], strict=False), *more])

@@ -19,6 +19,7 @@ from dpaudit.report.figures import Figures
 __all__ = ["read_run"]
 
 _SCHEMA_VERSION = 1
+_MOST_NAMES = 10  # in a sentence
 
 
 def read_run(path: str | Path, *, name: str | None = None) -> Run:
@@ -59,6 +60,7 @@ def _result(folder: Path) -> Values:
         reason = "but it is not finished: call dpaudit run again" if begun else "but it has no result.json"
         raise InputError(f"Expected a finished run in {folder}, {reason}.")
     values = Values(read_json(path), str(path))
+    _require_no_demo(folder, values)
     version = values.whole("schema_version")
     if version != _SCHEMA_VERSION:
         raise InputError(
@@ -66,6 +68,15 @@ def _result(folder: Path) -> Values:
             "wrote it."
         )
     return values
+
+
+def _require_no_demo(folder: Path, values: Values) -> None:
+    """A demo keeps its runs in folders of their own, and what it found of all of them above."""
+    if values.has("schema_version") or not isinstance(values.raw.get("trainings"), list):
+        return
+    inner = sorted(str(one.parent) for one in folder.glob("*/result.json"))
+    runs = f"its runs: {', '.join(inner[:_MOST_NAMES])}" if inner else "which has no run any more"
+    raise InputError(f"Expected {folder} to be the directory of a run, got that of dpaudit demo; {runs}.")
 
 
 def _settings(folder: Path) -> dict[str, str]:

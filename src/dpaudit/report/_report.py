@@ -48,6 +48,10 @@ class Report:
     notice: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.runs, Sequence) or not all(isinstance(run, Run) for run in self.runs):
+            raise InputError(
+                f"Expected runs to be a tuple of Run, as in runs=(run,), got {type(self.runs).__name__}."
+            )
         if not self.runs:
             raise InputError("Expected at least one run to report, got none.")
 

@@ -8,6 +8,7 @@ from dpaudit._markup import Html, element
 from dpaudit.report._run import Run
 from dpaudit.report._words import smallest_leak, verdict_mark
 from dpaudit.report.plots import compared_figure, number, table
+from dpaudit.stats import Verdict
 
 __all__ = ["comparison"]
 
@@ -37,12 +38,17 @@ _HEADER = (
 
 
 def _row(run: Run) -> list[str]:
-    mark, word = verdict_mark(run.verdict)
     return [
         run.name,
-        f"{mark} {word}",
+        _verdict(run),
         number(run.claim.epsilon),
         number(run.bound.epsilon),
         f"{100 * run.bound.confidence:g} %",
         smallest_leak(run),
     ]
+
+
+def _verdict(run: Run) -> str:
+    mark, word = verdict_mark(run.verdict)
+    text = f"{mark} {word}"
+    return element("span", text, class_="violation") if run.verdict is Verdict.VIOLATION else text

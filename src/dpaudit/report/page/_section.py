@@ -128,16 +128,15 @@ def _diagnosis(found: DiagnosisValues) -> Html:
 
 
 def _settings(run: Run) -> Html | None:
-    parts = [
-        part
-        for title, lines in (
-            ("The training", run.facts),
-            ("Configuration", run.settings),
-            ("Versions", run.versions),
-        )
-        if lines
-        for part in (element("h3", title), _lines(lines))
-    ]
+    """The configuration is long, and folded."""
+    parts: list[Html] = []
+    if run.facts:
+        parts += [element("h3", "The training"), _lines(run.facts)]
+    if run.settings:
+        folded = element("summary", element("h3", "Configuration"))
+        parts.append(element("details", folded, _lines(run.settings)))
+    if run.versions:
+        parts += [element("h3", "Versions"), _lines(run.versions)]
     return element("div", joined(parts), class_="part") if parts else None
 
 
