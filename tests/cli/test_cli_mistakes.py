@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,10 +143,14 @@ def test_a_word_for_a_number_is_a_usage_error(files: Any, run: Any) -> None:
 def test_an_unreadable_file_is_named(files: Any, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     table = files.text("t.csv", "1,1", "2,0")
 
-    def forbid(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
+    opened = os.open
 
-    monkeypatch.setattr(Path, "open", forbid)
+    def forbid(path: Any, *more: Any, **options: Any) -> int:
+        if path == table:
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *more, **options)
+
+    monkeypatch.setattr(os, "open", forbid)
     assert refused("scores", table) == f"Cannot read {table}: Permission denied."
 
 
