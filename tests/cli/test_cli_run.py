@@ -132,17 +132,19 @@ def test_an_interrupted_run_keeps_its_last_step(number: signal.Signals, config: 
     with started([SCRIPT], config, *changes) as process:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
-        assert any(line.startswith("step 250 of") for line in lines)
+        assert any(line.startswith("step 500 of") for line in lines)
         process.send_signal(number)
         said = process.stderr.read()
         assert process.wait() == 130
     saved = steps_saved(tmp_path / "run")
-    assert 250 <= saved < 5000
+    assert 500 <= saved < 5000
     assert f"Interrupted at step {saved:,}. The same command goes on from there.\n" in said
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("command", [MODULE, [SCRIPT]], ids=["module", "script"])
+@pytest.mark.parametrize(
+    "command", [pytest.param(MODULE, marks=pytest.mark.long), [SCRIPT]], ids=["module", "script"]
+)
 def test_training_starts_with_the_environment_that_torch_needs(
     command: list[object], config: Path, tmp_path: Path
 ) -> None:

@@ -110,7 +110,7 @@ def test_forgotten_noise_is_a_violation_of_the_claim(tiny: Make) -> None:
     assert values["claim"]["epsilon"] < values["bound"]["epsilon"] <= values["largest_epsilon"]
 
 
-@pytest.mark.parametrize("pool", ["processes", "ray"])
+@pytest.mark.parametrize("pool", ["processes", pytest.param("ray", marks=pytest.mark.long)])
 def test_scores_do_not_depend_on_who_trains(pool: str, tiny: Make) -> None:
     if pool == "ray":
         pytest.importorskip("ray")

@@ -250,7 +250,9 @@ def test_the_noise_of_a_run_is_tested_with_the_confidence_that_is_asked_for(smal
     [
         (["few-seeds", "training.fault.num_seeds=1"], "repeated-noise"),
         (["noise-too-small", "training.fault.factor=0.9"], "noise-variance"),
-        (["shuffled-batches", "training.sample_rate=0.25"], "batch-sizes"),
+        pytest.param(
+            ["shuffled-batches", "training.sample_rate=0.25"], "batch-sizes", marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_fault_that_no_score_shows_is_found_and_leaves_the_verdict_alone(

@@ -617,7 +617,7 @@ def test_a_rate_that_nobody_knows_is_asked_for(made):
     built.optimizer.attach_step_hook(lambda _: None)
     options = {"loader": built.loader, "sampling": True}
     with (
-        pytest.raises(dpaudit.InputError, match="DataLoader that does not: pass sample_rate"),
+        pytest.raises(dpaudit.InputError, match="Expected a loader that is Poisson-sampled"),
         observe(built.optimizer, **options),
     ):
         pass

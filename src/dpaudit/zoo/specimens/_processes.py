@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import signal
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -189,15 +189,16 @@ def _on_processes(work: _Work, is_broken: bool, seed: int) -> list[_Arrays]:
 
 @contextmanager
 def _unheard_interrupts() -> Iterator[None]:
-    """What is started inside does not hear of Ctrl-C: it would say so by a traceback while it imports."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """What is started inside does not hear of Ctrl-C: it would say so by a traceback while it imports.
+
+    Here an interrupt is heard afterwards.
+    """
+    resource_tracker.ensure_running()  # what starts it lets interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -220,6 +221,7 @@ def _loaded(path: Path) -> _Arrays:
 def _process(rank: int, folder: str, work: _Work, is_broken: bool, seed: int) -> None:
     # from here on an interrupt, or the end of the process that waits, ends this one without a word
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     warnings.simplefilter("ignore")  # Opacus has advice for trainings that are not broken on purpose
     torch.set_num_threads(1)
     distributed.init_process_group(
