@@ -17,7 +17,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 IS_LONG = bool(os.environ.get("DPAUDIT_TEST_LONG"))
 
 # The same examples every time: a check that passes here passes everywhere.
-settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=100 if IS_LONG else 40)
 settings.load_profile("repeatable")
 
 

@@ -37,6 +37,7 @@ def test_the_demo_tells_the_trainings_apart(run: Any, tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == names
 
 
+@pytest.mark.long
 def test_a_demo_that_cannot_tell_says_so(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = ("seed=1", "audit.methods=[]", "training.num_steps=3", "audit.num_canaries=4")
     monkeypatch.setattr("dpaudit.cli._demonstration._CHANGES", short)

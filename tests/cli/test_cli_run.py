@@ -190,6 +190,7 @@ def test_the_environment_is_set_once_and_only_for_training(monkeypatch: pytest.M
     assert prepare(monkeypatch, ["run"], DPAUDIT_ENVIRONMENT="as-is") is None
 
 
+@pytest.mark.long
 def test_a_second_process_in_the_same_directory_is_refused(config: Path, tmp_path: Path) -> None:
     endless = ["--set", "training.num_steps=5000"]
     with started(MODULE, config, *endless) as process:

@@ -62,6 +62,7 @@ def test_the_live_bound_never_falls_and_ends_near_the_truth():
     assert not any(live.is_violation for live in seen)
 
 
+@pytest.mark.long
 def test_at_no_moment_is_a_correct_mechanism_flagged_in_more_than_5_percent_of_runs():
     flagged = 0
     for seed in range(200):

@@ -69,7 +69,7 @@ def test_every_fault_is_expected_by_some_name():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name == "ddp-rank-noise")) for name in CAUGHT_BY]
+    "name", [pytest.param(name, marks=[pytest.mark.long] * name.startswith("ddp")) for name in CAUGHT_BY]
 )
 def test_a_fault_is_caught_within_500_steps(name):
     evidence = BY_NAME[name].observe(is_broken=True, seed=SEED)
