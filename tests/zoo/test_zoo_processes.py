@@ -22,6 +22,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long  # it passes alone, and waits without an end among all tests: not understood yet
 @pytest.mark.usefixtures("no_waiting")
 def test_an_interrupt_while_processes_start_ends_them_without_a_traceback(tmp_path):
     (tmp_path / "main.py").write_text(CODE)
