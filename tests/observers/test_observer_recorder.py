@@ -95,6 +95,34 @@ def test_a_look_after_the_end_changes_nothing(look):
     assert recorder.audit().to_dict() == before
 
 
+@pytest.mark.parametrize(
+    "look",
+    [*LOOKS, lambda seen: seen._repr_html_(), lambda seen: seen.audit()],
+    ids=[*NAMES, "notebook", "audit"],
+)
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_whoever_sees_the_bound_of_an_end_and_goes_on_may_go_on_because_of_it(look, is_resumed):
+    recorder = recorded(20)
+    recorder.close()
+    look(recorder)
+    assert not recorder.state_dict()["looked"]
+    if is_resumed:
+        before, recorder = recorder, recorded(0)
+        recorder.load_state_dict(before.state_dict())
+    recorder.record(np.zeros(16), np.arange(16) < 8)
+    assert recorder.state_dict()["looked"]
+    assert recorder.audit().bound.method == "Betting(horizon=1000)"
+
+
+def test_an_end_that_was_none_hides_the_bound_again():
+    recorder = recorded(20)
+    recorder.close()
+    recorder.record(np.zeros(16), np.arange(16) < 8)
+    assert not recorder.state_dict()["looked"]
+    assert "epsilon &gt;=" not in recorder._repr_html_()
+    assert recorder.audit().bound.method == "Betting(horizon=None)"
+
+
 def test_a_run_of_a_length_that_nobody_planned_is_not_over_at_any_number_of_steps():
     recorder = recorded(1000)  # what the bets prepare for, and no plan
     recorder.live()

@@ -88,6 +88,7 @@ class ObserverRecorder(ArrivingRecorder):
         Their error rate is that of a number of steps that nobody chose by what the noise showed.
         """
         self._require_fixed_length()
+        self._shown = True
         asked = Terms(noise_multiplier=noise_multiplier)
         claimed = self._claims.terms(asked, self.num_done).known("noise_multiplier")["noise_multiplier"]
         return self.noise.diagnose(noise_multiplier=claimed, confidence=confidence)

@@ -66,7 +66,7 @@ class Recorder:
         self._tradeoff = tradeoff
         self._paired = paired
         self._shares_noise, self._may_stop = shares_noise, may_stop
-        self._looked = self._closed = False
+        self._looked = self._closed = self._shown = False
         self._scores: list[FloatArray] = []
         self._present: list[BoolArray] = []
         self._wrong: list[float] = []
@@ -89,6 +89,8 @@ class Recorder:
         """
         values, mask = np.array(scores, dtype=np.float64), np.array(present, dtype=np.bool_)
         require_alike(values, mask, step=self.num_done, first=self._scores[0] if self._scores else values)
+        # whoever saw a bound and goes on may do so because of it: what was taken for the end was none
+        self._looked, self._closed = self._looked or self._shown, False
         self._scores.append(values)
         self._present.append(mask)
         self._wrong.append(share_wrong(values, mask))
@@ -170,6 +172,7 @@ class Recorder:
     def _repr_html_(self) -> str:
         """As a notebook shows it. That may happen unasked, so it is no look: what nobody saw stays unseen."""
         is_free = self._looked or self._is_over
+        self._shown = self._shown or is_free
         return recorder_html(
             type(self).__name__,
             num_done=self.num_done,
@@ -188,6 +191,7 @@ class Recorder:
 
     def _note_look(self) -> None:
         """Whoever sees the bound before the end may end the run because of it."""
+        self._shown = True
         self._looked = self._looked or not self._is_over
 
     @property
@@ -214,6 +218,7 @@ class Recorder:
             require_bets(inference)
         if inference is None and not (self._paired and self._is_of_fixed_length):
             inference = Betting(horizon=self.num_steps)
+        self._shown = True
         usual: dict[str, Any] = {
             "claim": self.claim if claim is None else claim,
             "confidence": self.confidence,
@@ -237,6 +242,7 @@ class Recorder:
             "scores": np.asarray(self._scores),
             "present": np.asarray(self._present),
             "looked": self._looked,
+            "shown": self._shown,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -245,5 +251,5 @@ class Recorder:
         self._present = list(state["present"])
         pairs = zip(self._scores, self._present, strict=True)
         self._wrong = [share_wrong(scores, present) for scores, present in pairs]
-        self._looked = state["looked"]
+        self._looked, self._shown = state["looked"], state["shown"]
         self._live = None
