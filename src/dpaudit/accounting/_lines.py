@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from dpaudit.stats._types import FloatArray
 from dpaudit.stats.tradeoffs._approximate import approximate_fnr
+from dpaudit.stats.tradeoffs._hull import lower_hull
 
 __all__ = ["Lines"]
 
@@ -32,8 +32,7 @@ class Lines:
     @classmethod
     def of(cls, epsilons: FloatArray, deltas: FloatArray) -> Lines:
         """From guarantees in any order."""
-        points = np.asarray(_hull(epsilons, deltas))
-        eps, dels = points[:, 0], points[:, 1]
+        eps, dels = lower_hull(epsilons, deltas).T
         with np.errstate(over="ignore"):  # epsilons that hardly differ cross nowhere
             risen = -np.diff(dels) / np.expm1(np.diff(eps))  # e^eps fpr where two neighbours cross
         return cls(eps, dels, (np.exp(-eps[:-1]) * risen)[::-1], 1 - dels[:-1] - risen)
@@ -46,23 +45,3 @@ class Lines:
         near = np.clip(np.concatenate([place[None] + _NEIGHBOURS for place in (steep, flat)]), 0, last)
         highest: FloatArray = approximate_fnr(self._epsilons[near], self._deltas[near], fpr).max(axis=0)
         return highest
-
-
-def _hull(epsilons: FloatArray, deltas: FloatArray) -> list[tuple[float, float]]:
-    """The guarantees on the lower convex hull over e^eps: no other is the highest line anywhere."""
-    order = np.lexsort((deltas, epsilons))
-    points: list[tuple[float, float]] = []
-    for point in zip(epsilons[order].tolist(), deltas[order].tolist(), strict=True):
-        if points and point[1] >= points[-1][1]:  # more epsilon and no less delta
-            continue
-        while len(points) > 1 and _is_above(points[-1], points[-2], point):
-            points.pop()
-        points.append(point)
-    return points
-
-
-def _is_above(middle: tuple[float, float], left: tuple[float, float], right: tuple[float, float]) -> bool:
-    """Whether a point is on or above the chord of two others, with e^eps on the horizontal axis."""
-    # (e^middle - e^left) / (e^right - e^left) without overflow
-    share = math.exp(middle[0] - right[0]) * math.expm1(left[0] - middle[0]) / math.expm1(left[0] - right[0])
-    return middle[1] - left[1] >= (right[1] - left[1]) * share

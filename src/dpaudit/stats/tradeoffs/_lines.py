@@ -11,6 +11,7 @@ from dpaudit.errors import InputError
 from dpaudit.stats._types import FloatArray
 from dpaudit.stats.tradeoffs._approximate import approximate_fnr
 from dpaudit.stats.tradeoffs._base import TradeOff, ratio_epsilon
+from dpaudit.stats.tradeoffs._hull import lower_hull
 
 __all__ = ["PiecewiseLinear"]
 
@@ -98,27 +99,11 @@ def _profile(eps: FloatArray, deltas: FloatArray) -> tuple[FloatArray, FloatArra
     """The tightest (ln slope, delta) profile from slope 1 up; delta is linear in e^eps between points."""
     mirrored = 1 - np.exp(-eps) * (1 - deltas)
     logs, values = np.concatenate([eps, -eps]), np.concatenate([deltas, mirrored])
-    order = np.lexsort((values, logs))
-    points: list[tuple[float, float]] = []
-    for x, y in zip(logs[order].tolist(), values[order].tolist(), strict=True):
-        if points and y >= points[-1][1]:  # delta never grows with epsilon
-            continue
-        while len(points) > 1 and _above(points[-2], points[-1], (x, y)):
-            points.pop()
-        points.append((x, y))
-    return _from_slope_one(points)
+    return _from_slope_one(lower_hull(logs, values))
 
 
-def _above(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float]) -> bool:
-    """Whether b lies on or above the chord a-c, with e^eps on the horizontal axis."""
-    # (e^b - e^a) / (e^c - e^a) without overflow
-    share = math.exp(b[0] - c[0]) * math.expm1(a[0] - b[0]) / math.expm1(a[0] - c[0])
-    return b[1] - a[1] >= (c[1] - a[1]) * share
-
-
-def _from_slope_one(points: list[tuple[float, float]]) -> tuple[FloatArray, FloatArray]:
-    array = np.asarray(points)
-    logs, values = array[:, 0], array[:, 1]
+def _from_slope_one(points: FloatArray) -> tuple[FloatArray, FloatArray]:
+    logs, values = points.T
     start = np.interp(1.0, np.exp(np.minimum(logs, 700.0)), values)
     keep = logs > 0
     return (
