@@ -185,4 +185,5 @@ def test_the_page_can_be_printed(page: Browser) -> None:
     assert page.pdf().startswith(b"%PDF-")
     page.devtools("Emulation.setEmulatedMedia", media="print")
     assert lightness(colours(page)[0]) > 0.9  # paper is white
+    assert page.run("return document.querySelector('.part > details .settings').offsetHeight") > 0  # unfolded
     page.devtools("Emulation.setEmulatedMedia", media="")

@@ -15,7 +15,7 @@ import pytest
 import dpaudit
 from dpaudit.errors import InputError
 from dpaudit.report import Format, Report, Run, read_run
-from dpaudit.report._words import summary
+from dpaudit.report._words import headline, summary
 
 Copy = Callable[..., Path]
 
@@ -94,6 +94,22 @@ def test_a_result_of_a_training_of_ones_own_has_a_report_as_well() -> None:
     assert "The claim is refuted: the claimed kind of mechanism needs an epsilon of at least" in text
     assert "and 4.377 is claimed, with 95 % confidence" in text
     assert "model.name" in text
+
+
+@pytest.mark.parametrize(
+    ("tradeoff", "is_of_any"),
+    [(dpaudit.ApproximateDP(1e-5), True), (dpaudit.PureDP(), False), (dpaudit.Gaussian(), False)],
+)
+def test_an_epsilon_is_refuted_only_where_no_mechanism_is_assumed(
+    tradeoff: dpaudit.TradeOff, is_of_any: bool
+) -> None:
+    seen = dpaudit.Observations(
+        with_canary=np.full(2000, 10.0), without_canary=np.full(2000, -10.0), normalized=True
+    )
+    claim = dpaudit.Claim.approximate_dp(epsilon=1.0, delta=1e-5)
+    run = Run.of(dpaudit.audit(seen, claim=claim, tradeoff=tradeoff), seen, name="mine")
+    assert run.verdict is dpaudit.Verdict.VIOLATION
+    assert headline(run).startswith("The claim of epsilon 1 is refuted") == is_of_any
 
 
 def test_findings_of_diagnostics_are_shown() -> None:
