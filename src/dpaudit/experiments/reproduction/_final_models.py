@@ -15,7 +15,7 @@ _METHODS = "f-DP(CP)", "f-DP(ZB)", "f-DP(joint)"
 
 
 def final_models(
-    work: Work, column: str, *, canary: str, score: str, training: Mapping[str, Any]
+    work: Work, column: str, *, num_models: int, canary: str, score: str, training: Mapping[str, Any]
 ) -> list[Row]:
     """The paper's rows, and the bound that a verdict rests on."""
     values = audited(
@@ -23,7 +23,7 @@ def final_models(
         column,
         audit={
             "mode": "many-runs",
-            "num_models": work.settings["num_models"],
+            "num_models": num_models,
             "score": score,
             "canary": {"kind": canary},
             "methods": list(_METHODS),

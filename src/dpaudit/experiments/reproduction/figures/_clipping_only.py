@@ -38,7 +38,14 @@ def _measure(key: Key, work: Work) -> list[Row]:
         "max_grad_norm": norm,
         "optimizer": {"name": "sgd", "learning_rate": rate},
     }
-    return final_models(work, column, canary=str(key["canary"]), score="loss", training=training)
+    return final_models(
+        work,
+        column,
+        num_models=work.settings["num_models"],
+        canary=str(key["canary"]),
+        score="loss",
+        training=training,
+    )
 
 
 def largest(method: str, num_models: int, confidence: float) -> float:
@@ -120,7 +127,7 @@ CLIPPING_ONLY = Figure(
     "0.1, 1 and 10; the largest bound of so many models is 44.0.",
     settings={
         Scale.TINY: {**_settings("CIFAR-10 MLP", TINY, 8), "pool": {"kind": "serial"}},
-        Scale.CPU: _settings("CIFAR-10 MLP", sizes(500, 25, 100, 0.05), 2_000),
+        Scale.CPU: _settings("CIFAR-10 MLP", sizes(200, 25, 100, 1.0), 2_000),
         Scale.PAPER: _settings("CIFAR-10 WRN-16", sizes(None, 4096, 2500, 2.0), 2_000),
     },
     cells=_cells,
