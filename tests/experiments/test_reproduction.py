@@ -24,6 +24,8 @@ from dpaudit.experiments.reproduction import (
     figure_named,
     reproduce,
 )
+from dpaudit.experiments.reproduction._data import CIFAR10, PURCHASE
+from dpaudit.experiments.reproduction._labels import Labels
 from dpaudit.experiments.reproduction._mechanism import counted
 from dpaudit.experiments.reproduction._study import PAPERS
 from dpaudit.experiments.reproduction._values import kinds, only, values_of
@@ -187,7 +189,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, folder: Path) -> None:
     found = tiny(name, folder)
     assert found.data == ("digits",)
-    assert [key for key in found.figure.cells(found.settings) if not _of_cell(found, key)] == []
+    labels = Labels(Data(embedded=True).stand_ins(found.figure.needs))
+    keys = labels.rows(found.figure.cells(found.settings))
+    assert [key for key in keys if not _of_cell(found, key)] == []
     _require_kinds(found)
     shown = [one for panel in found.picture.panels for one in panel.series]
     assert shown
@@ -219,7 +223,12 @@ def _require_kinds(found: Reproduced) -> None:
 
 def test_table_1_has_all_its_cells_and_two_steps_refute_no_claim(folder: Path) -> None:
     rows = tiny("table1", folder).rows
-    columns = "CIFAR-10 WRN-16", "CIFAR-10 ConvNet", "Purchase", "Random WRN-16"
+    columns = (
+        "digits for CIFAR-10 WRN-16",
+        "digits for CIFAR-10 ConvNet",
+        "digits for Purchase",
+        "Random WRN-16",
+    )
     for column, method in product(columns, PAPERS):
         [same] = only(rows, variant=column, method=method, rule="same data")
         [half] = only(rows, variant=column, method=method, rule=HALF)
@@ -227,6 +236,20 @@ def test_table_1_has_all_its_cells_and_two_steps_refute_no_claim(folder: Path) -
         assert same["epsilon"] >= half["epsilon"]
     assert max(row["epsilon"] for row in rows if row["kind"] == "confidence") <= 8.0
     assert len(only(rows, method=OURS)) == len(columns)
+
+
+def test_data_that_are_not_the_papers_are_called_by_their_own_name(folder: Path, tmp_path: Path) -> None:
+    found = tiny("black-box", folder)
+    names = ["digits for CIFAR-10 MLP", "digits for Purchase"]
+    assert [panel.title for panel in found.picture.panels] == names
+    assert values_of(found.rows, "column") == names
+    assert {row[0] for row in found.tables[0].rows} == set(names)
+    (tmp_path / "bangkok").touch()
+    (tmp_path / "data_batch_1.bin").touch()
+    needs = CIFAR10, PURCHASE
+    assert Data(tmp_path).stand_ins(needs) == {"Purchase": "location for Purchase"}
+    (tmp_path / "purchase100.npz").touch()
+    assert Data(tmp_path).stand_ins(needs) == {}
 
 
 def test_thirty_steps_show_a_missing_clip_best_by_the_gaussian_curve_and_a_correct_step_shows_none(

@@ -16,20 +16,25 @@ __all__ = ["CIFAR10", "PURCHASE", "Data", "Need"]
 class Need:
     """Files of one data set; the first of several places that has one is taken."""
 
+    paper: str
+    """What the paper calls the data."""
     files: str
     places: tuple[tuple[str, str], ...]
     """A file in the data folder, and the name that configs have for the data."""
 
 
 CIFAR10 = Need(
+    "CIFAR-10",
     "cifar-10-batches-bin, the folder of the binary version of CIFAR-10",
     (("cifar-10-batches-bin/data_batch_1.bin", "cifar10"), ("data_batch_1.bin", "cifar10")),
 )
 PURCHASE = Need(
+    "Purchase",
     "purchase100.npz or dataset_purchase (Purchase-100), or else bangkok (Location)",
     tuple((name, "purchase100") for name in ("purchase100.npz", "purchase100.csv", "dataset_purchase"))
     + tuple((name, "location") for name in ("location.npz", "location.csv", "bangkok")),
 )
+_OFFICIAL = frozenset({"cifar10", "purchase100"})
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,11 @@ class Data:
     def names(self, needs: Sequence[Need]) -> list[str]:
         """Which data are used, as a store tells them apart."""
         return ["digits"] if self.embedded and needs else [str(self._found(need)) for need in needs]
+
+    def stand_ins(self, needs: Iterable[Need]) -> dict[str, str]:
+        """How to call data that are not the paper's, by the paper's name for its own."""
+        used = {need.paper: self.config(need)["name"] for need in needs}
+        return {paper: f"{name} for {paper}" for paper, name in used.items() if name not in _OFFICIAL}
 
     def config(self, need: Need) -> dict[str, Any]:
         """The table ``data`` of a config, for all examples."""

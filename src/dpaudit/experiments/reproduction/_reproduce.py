@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpaudit.experiments.reproduction._data import Data
 from dpaudit.experiments.reproduction._figure import Figure
+from dpaudit.experiments.reproduction._labels import Labels
 from dpaudit.experiments.reproduction._measuring import Measuring
 from dpaudit.experiments.reproduction._picture import Picture, Table
 from dpaudit.experiments.reproduction._scale import Scale
@@ -87,15 +88,16 @@ def reproduce(
     with measuring.cells.locked():
         _measure(measuring, None if figure.has_processes else pool, watch)
     rows, seconds = measuring.finished()
+    labels = Labels(data.stand_ins(figure.needs))
     return Reproduced(
         figure=figure,
         scale=scale,
         seed=seed,
         data=tuple(data.names(figure.needs)),
         settings=measuring.settings,
-        rows=tuple(rows),
-        picture=figure.picture(rows, measuring.settings),
-        tables=tuple(figure.tables(rows, measuring.settings)),
+        rows=tuple(labels.rows(rows)),
+        picture=labels.picture(figure.picture(rows, measuring.settings)),
+        tables=labels.tables(figure.tables(rows, measuring.settings)),
         seconds=seconds,
     )
 

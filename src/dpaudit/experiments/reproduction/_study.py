@@ -160,7 +160,9 @@ class Study:
             if method in (*PAPERS, OURS, "f-DP(joint)")
             for epsilon in settings["epsilons"]
         ]
-        text = f"Mean epsilon of {settings['num_runs']} runs, in brackets the standard deviation"
+        number = settings["num_runs"]
+        several = f"Mean epsilon of {number} runs, in brackets the standard deviation"
+        text = several if number > 1 else "Epsilon of one run"
         text += "; after the stroke the paper's value" if self.printed else ""
         accuracy = ", ".join(f"{name} {mean(only(rows, variant=name), 'accuracy'):.1%}" for name in names)
         return [
