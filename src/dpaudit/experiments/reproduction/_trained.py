@@ -120,7 +120,7 @@ def audited(
             **training,
         },
         "audit": {"confidence": CONFIDENCE, **audit},
-        "pool": work.settings.get("pool"),
+        "pool": work.settings.get("pool") if audit["mode"] == "many-runs" else None,
     }
     return experiments.run(Config.model_validate(raw)).values
 

@@ -2,36 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import product
+
 import numpy as np
 
 from dpaudit._foreign import map_array
 from dpaudit.accounting import Claim
-from dpaudit.experiments.reproduction._bounds import CONFIDENCE, DELTA, METHODS
+from dpaudit.experiments.reproduction._bounds import CONFIDENCE, DELTA
 from dpaudit.experiments.reproduction._curves import bounds_panel
 from dpaudit.experiments.reproduction._data import CIFAR10
 from dpaudit.experiments.reproduction._figure import Figure
 from dpaudit.experiments.reproduction._picture import Picture, Table
 from dpaudit.experiments.reproduction._scale import Scale
-from dpaudit.experiments.reproduction._trained import HALF, SAME_DATA, TINY, audited, claim_of, sizes
-from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, values_of
+from dpaudit.experiments.reproduction._trained import HALF, OURS, SAME_DATA, TINY, audited, claim_of, sizes
+from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, pairs_of, values_of
 from dpaudit.experiments.reproduction._work import Work
-from dpaudit.stats import Fixed, Gaussian, Observations, SameData, lower_bound
+from dpaudit.stats import (
+    Betting,
+    ClopperPearson,
+    Fixed,
+    Gaussian,
+    Inference,
+    JointExact,
+    Observations,
+    Posterior,
+    SameData,
+    ThresholdRule,
+    lower_bound,
+)
 
 __all__ = ["STEPS"]
 
 _COLUMNS = "CIFAR-10 WRN-16", "Random WRN-16"
-_ASKED = (("f-DP(ZB)", SAME_DATA), ("f-DP(CP)", SAME_DATA), ("f-DP(joint)", HALF))
+_PAPERS, _OURS = "paper", "ours"
+# by the way of observing: the name of a method, how it decides, and where it puts the threshold
+_ASKED: Mapping[str, tuple[tuple[str, Inference, ThresholdRule], ...]] = {
+    _PAPERS: (
+        ("f-DP(ZB)", Posterior(), SameData()),
+        ("f-DP(CP)", ClopperPearson(), SameData()),
+        ("f-DP(joint)", JointExact(), Fixed(0.5)),
+    ),
+    _OURS: ((OURS, Betting(), Fixed(0.5)),),
+}
 
 
 def _cells(settings: Settings) -> list[Key]:
-    return [{"column": column, "claimed": epsilon} for column in _COLUMNS for epsilon in settings["epsilons"]]
+    return [
+        {"column": column, "claimed": epsilon, "mode": mode}
+        for column, epsilon, mode in product(_COLUMNS, settings["epsilons"], _ASKED)
+    ]
 
 
 def _measure(key: Key, work: Work) -> list[Row]:
+    one_run = {"mode": "one-run", "num_canaries": work.settings["num_canaries"]}
     values = audited(
         work,
         str(key["column"]),
-        audit={"mode": "paper", "canary": {"kind": "crafted"}, "methods": []},
+        audit={
+            **({"mode": "paper"} if key["mode"] == _PAPERS else one_run),
+            "canary": {"kind": "crafted"},
+            "methods": [],
+        },
         training={"target_epsilon": key["claimed"]},
         threat_model="input",
     )
@@ -40,21 +72,23 @@ def _measure(key: Key, work: Work) -> list[Row]:
     rows = []
     for number in work.settings["first"]:
         first = Observations.from_presence(scores[:number], present[:number], normalized=True)
-        rows += [{"steps": number, **_bound(first, claim, *asked)} for asked in _ASKED]
+        rows += [{"steps": number, **_bound(first, claim, *asked)} for asked in _ASKED[str(key["mode"])]]
     return rows
 
 
-def _bound(observations: Observations, claim: Claim, method: str, rule: str) -> Row:
-    tradeoff, inference = METHODS[method]
+def _bound(
+    observations: Observations, claim: Claim, method: str, inference: Inference, threshold: ThresholdRule
+) -> Row:
     bound = lower_bound(
         observations,
         delta=DELTA,
         confidence=CONFIDENCE,
-        tradeoff=tradeoff,
+        tradeoff=Gaussian(),
         inference=inference,
-        threshold=SameData() if rule == SAME_DATA else Fixed(0.5),
+        threshold=threshold,
     )
     epsilon = claim.hypothesis(Gaussian()).epsilon(bound.parameter)
+    rule = SAME_DATA if isinstance(threshold, SameData) else HALF
     return {"method": method, "rule": rule, "kind": str(bound.kind), "epsilon": epsilon}
 
 
@@ -88,7 +122,7 @@ def _tables(rows: Rows, settings: Settings) -> list[Table]:
         )
         for column in _COLUMNS
         for epsilon in settings["epsilons"]
-        for method, rule in _ASKED
+        for method, rule in pairs_of(rows)
     ]
     header = ("training", "epsilon", "method", *(f"{number:,} steps" for number in numbers))
     return [Table(title="Epsilon by the first steps, composed over all", header=header, rows=lines)]
@@ -104,16 +138,19 @@ STEPS = Figure(
             "columns": dict.fromkeys(_COLUMNS, TINY),
             "epsilons": (8.0,),
             "first": (1, 2),
+            "num_canaries": 16,  # so that some are there in the first step, and some are not
         },
         Scale.CPU: {
             "columns": dict.fromkeys(_COLUMNS, sizes(49, 4, 240, 0.02)),
             "epsilons": (1.0, 8.0),
             "first": (15, 30, 60, 120, 240),
+            "num_canaries": 4,
         },
         Scale.PAPER: {
             "columns": dict.fromkeys(_COLUMNS, sizes(None, 4096, 2500, 2.0)),
             "epsilons": (1.0, 4.0, 8.0, 16.0),
             "first": (50, 100, 250, 500, 1000, 2500),
+            "num_canaries": 64,
         },
     },
     cells=_cells,
