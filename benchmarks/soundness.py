@@ -83,6 +83,7 @@ OTHERS = (
     dpaudit.Laplace(),
     dpaudit.RandomizedResponse(4),
     dpaudit.PiecewiseLinear((0.0, 0.5, 2.0), (0.3, 0.1, 1e-5)),
+    dpaudit.SubsampledGaussian(0.08, 200),
 )
 STEPPED = ((50, 8), (50, 64), (250, 8), (250, 64))
 ON_STEPS = ((dpaudit.Betting(), dpaudit.Fixed(0.5)), (dpaudit.Betting(), dpaudit.Predictable()))
