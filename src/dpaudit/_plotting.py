@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import cycle
 from textwrap import fill
 from typing import Any, BinaryIO
 
@@ -12,6 +13,16 @@ __all__ = ["draw_course", "draw_picture", "draw_plane", "require_plotting"]
 
 # apart also for eyes that do not tell red from green (Okabe and Ito)
 _PALETTE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8a6d3b", "#7f3fbf"
+_OF_METHODS = {
+    "f-DP(joint)": _PALETTE[0],
+    "f-DP(CP)": _PALETTE[1],
+    "f-DP(ZB)": _PALETTE[2],
+    "(eps,delta)(CP)": _PALETTE[3],
+    "(eps,delta)(ZB)": _PALETTE[4],
+    "eps-DP(Katz)": _PALETTE[5],
+    "ours": _PALETTE[6],
+    "(eps,delta)(joint)": _PALETTE[7],
+}
 _PANEL = 4.4, 3.4  # inches
 _CATEGORY = 1.3  # inches that the bars of one need
 _ACCENT, _SOFT, _INK, _MUTED = "#1d5c9c", "#cfe0f2", "#1b1d21", "#59606a"
@@ -60,7 +71,7 @@ def draw_picture(picture: Any, files: dict[str, BinaryIO]) -> None:
     columns = min(picture.columns, len(picture.panels))
     lines = math.ceil(len(picture.panels) / columns)
     labels = list(dict.fromkeys(one.label for panel in picture.panels for one in panel.series))
-    colors = {label: _PALETTE[place % len(_PALETTE)] for place, label in enumerate(labels)}
+    colors = _colors(labels)
     wide = max(_PANEL[0], *(_CATEGORY * len(panel.categories) for panel in picture.panels))
     width = wide * columns + 0.2
     # letters of a legend are about as wide as 1/16 inch, and its lines as mark and gap are high
@@ -73,6 +84,17 @@ def draw_picture(picture: Any, files: dict[str, BinaryIO]) -> None:
         _legend(made, side_by_side)
         for name, file in files.items():
             made.savefig(file, format=name, dpi=150, metadata={"Date": None} if name == "svg" else None)
+
+
+def _colors(labels: list[str]) -> dict[str, str]:
+    """The same one for a method in all pictures; two lines of a method are told apart."""
+    found: dict[str, str] = {}
+    for label in labels:
+        own = next((color for method, color in _OF_METHODS.items() if label.startswith(method)), None)
+        if own is not None and own not in found.values():
+            found[label] = own
+    rest = cycle([color for color in _PALETTE if color not in found.values()] or _PALETTE)
+    return {label: found.get(label) or next(rest) for label in labels}
 
 
 def _draw_panel(ax: Any, panel: Any, colors: dict[str, str]) -> None:
@@ -102,6 +124,8 @@ def _draw_series(ax: Any, one: Any, color: str, bar: tuple[float, float]) -> Non
         ax.errorbar(x, y, yerr=one.spread, fmt="o", markersize=4, color=color, label=label, linewidth=1)
     elif one.mark == "steps":
         ax.stairs(y, x, color=color, label=label, fill=True, alpha=0.45)
+    elif one.mark == "truth":
+        ax.plot(x, y, ":", color=_INK, label=label, linewidth=1)
     else:
         style = "--" if one.mark == "dashes" else "-"
         ax.plot(x, y, style, color=color, label=label, linewidth=1.4)

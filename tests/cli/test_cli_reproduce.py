@@ -65,6 +65,23 @@ def test_mistakes_are_one_sentence(refused: Any) -> None:
     assert refused("reproduce", "pld", "--scale", "huge") == (
         "Expected --scale to be tiny, cpu, paper, got 'huge'."
     )
+    assert refused("reproduce", "table1", "--embedded", "--data-dir", "here") == (
+        "Expected --data-dir or --embedded, got both: --embedded would not use here."
+    )
+    for words in (("regions", "--output"), ("table1", "--data-dir")):
+        assert refused("reproduce", *words, "~nobody-of-this-name/x") == (
+            "Expected ~nobody-of-this-name/x to be a path, but there is no such home directory."
+        )
+
+
+def test_missing_files_are_named_with_where_they_come_from(refused: Any, tmp_path: Path) -> None:
+    for words, got in (((), ""), (("--data-dir", tmp_path), f", got {tmp_path} without them")):
+        text = refused("reproduce", "clipping-only", *words)
+        assert text.startswith(
+            f"Expected --data-dir with the official files that clipping-only needs{got}: cifar-10-batches-bin"
+        )
+        assert "https://www.cs.toronto.edu/~kriz/cifar.html" in text
+        assert "--embedded" in text
 
 
 def test_without_matplotlib_the_line_that_installs_it_comes_before_the_work(

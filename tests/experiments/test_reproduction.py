@@ -63,10 +63,61 @@ def counting() -> tuple[Figure, list[Any]]:
     return figure, seen
 
 
-def test_every_figure_of_the_paper_has_a_name_of_its_own_and_all_scales() -> None:
-    names = [figure.name for figure in FIGURES]
-    assert len(set(names)) == len(names)
+NAMES = [
+    "tradeoffs",
+    "regions",
+    "observations",
+    "pld",
+    "subsampling",
+    "thresholds",
+    "threshold-observations",
+    "table1",
+    "flagship",
+    "bugs",
+    "canary-gradients",
+    "input-canaries",
+    "input-datasets",
+    "steps",
+    "clipping-only",
+    "black-box",
+    "model-size",
+    "augmult",
+]
+
+
+def test_every_figure_of_the_paper_has_its_name_and_all_scales() -> None:
+    assert sorted(figure.name for figure in FIGURES) == sorted(NAMES)
     assert all(set(figure.settings) == set(Scale) for figure in FIGURES)
+
+
+# steps and batches that appendix B prints
+PRINTED = {
+    "CIFAR-10 WRN-16": (4096.0, 2500),
+    "Random WRN-16": (4096.0, 2500),
+    "CIFAR-10 ConvNet": (256.0, 20_000),
+}
+
+
+@pytest.mark.parametrize("figure", [figure for figure in FIGURES if figure.needs], ids=lambda one: one.name)
+def test_at_the_papers_scale_networks_are_trained_as_long_as_the_paper_says(figure: Figure) -> None:
+    columns = figure.settings[Scale.PAPER]["columns"]
+    for name, size in columns.items():
+        assert size["num_examples"] is None
+        assert size["num_test"] is None
+        if name in PRINTED:
+            assert (size["batch_size"], size["num_steps"]) == PRINTED[name]
+
+
+def test_a_bound_by_each_method_of_table_1_stands_beside_the_papers(folder: Path) -> None:
+    [table, *_] = tiny("table1", folder).tables
+    said = {row[0]: [cell.partition(" / ")[2] for cell in row[3:]] for row in table.rows if " / " in row[3]}
+    assert said == {  # the row of epsilon 8
+        "f-DP(CP), same data": ["5.80", "6.12", "6.40", "7.14"],
+        "f-DP(ZB), same data": ["7.09", "7.12", "6.94", "7.12"],
+        "(eps,delta)(CP), same data": ["3.63", "3.85", "3.25", "4.09"],
+        "(eps,delta)(ZB), same data": ["5.07", "5.15", "4.65", "5.09"],
+        "eps-DP(Katz), same data": ["4.17", "3.95", "4.24", "4.15"],
+    }
 
 
 @pytest.mark.parametrize("name", SIMULATED)
@@ -203,6 +254,34 @@ def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, folder: Path
     assert again.to_dict() == found.to_dict()
 
 
+def test_a_cell_that_is_measured_here_tells_how_far_it_is(tmp_path: Path) -> None:
+    told: list[str] = []
+    tiny("clipping-only", tmp_path / "models", within=told.append)
+    assert "8 of 8 models" in told
+    tiny("input-canaries", tmp_path / "steps", within=told.append)
+    assert "step 2 of 2" in told
+    assert any(text.startswith("making canaries, step 2 of") for text in told)
+
+
+@pytest.mark.parametrize(("pool", "expected"), [(None, {"kind": "serial"}), (Processes(num_workers=3), 3)])
+def test_final_models_are_trained_by_as_many_processes_as_are_asked_for(
+    pool: Processes | None, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dpaudit import experiments  # noqa: PLC0415
+
+    asked: list[Any] = []
+
+    def stop(config: Any, **_: Any) -> None:
+        asked.append(config.pool)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(experiments, "run", stop)
+    with pytest.raises(KeyboardInterrupt):
+        tiny("clipping-only", tmp_path, pool=pool)
+    [found] = asked
+    assert (found.model_dump() if pool is None else found.num_workers) == expected
+
+
 def _of_cell(found: Reproduced, key: Any) -> list[Any]:
     """The rows of a cell that have a bound of a known kind."""
     known = {"confidence", "credible", "heuristic"}
@@ -244,6 +323,8 @@ def test_data_that_are_not_the_papers_are_called_by_their_own_name(folder: Path,
     assert [panel.title for panel in found.picture.panels] == names
     assert values_of(found.rows, "column") == names
     assert {row[0] for row in found.tables[0].rows} == set(names)
+    assert found.tables[1].rows[0][:2] == ("CIFAR-10 WRN-16, f-DP(ZB)", "about 1.6")  # of the paper's own
+    assert "mean nothing" in found.remarks[0]
     (tmp_path / "bangkok").touch()
     (tmp_path / "data_batch_1.bin").touch()
     needs = CIFAR10, PURCHASE
@@ -263,8 +344,9 @@ def test_thirty_steps_show_a_missing_clip_best_by_the_gaussian_curve_and_a_corre
     assert broken["f-DP(joint)"] > broken["f-DP(CP)"] > 1.27
     assert broken["f-DP(CP)"] > broken["(eps,delta)(CP)"] > 0
     assert max(correct[name] for name in ("f-DP(joint)", "f-DP(CP)", "(eps,delta)(CP)")) <= 1.27
-    [line] = [row for row in found.tables[2].rows if row[0] == "f-DP(CP)"]
-    assert line[1:] == ("yes and yes / yes",)
+    seen = {row[0]: row[1:] for row in found.tables[2].rows}
+    assert seen["f-DP(CP), same data"] == ("yes / yes",)
+    assert seen["f-DP(CP), t = 1/2"] == ("yes",)
 
 
 def test_cells_in_processes_have_the_rows_of_cells_in_this_one(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Watching:
         self._task = None if self._bar is None else self._bar.add_task("", total=None, visible=False)
         self._line = -1
         self._speed = _Speed()
-        self._told = time.monotonic()
+        self._told, self._shown = time.monotonic(), ""
         self.place: str | None = None
         """Where the run is; None as long as it has not begun."""
 
@@ -85,8 +85,17 @@ class Watching:
             self._told = now
             typer.echo(text, err=True)
 
+    def within(self, text: str) -> None:
+        """How far that is which was shown last."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=f"{self._shown}: {text}")
+        elif (now := time.monotonic()) - self._told >= _PAUSE:
+            self._told = now
+            typer.echo(f"{self._shown}: {text}", err=True)
+
     def show(self, num_done: int, num_all: int, text: str) -> None:
         """So many of all are done, and what else there is to say of it."""
+        self._shown = text
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, total=num_all, completed=num_done, description=text, visible=True)
         else:

@@ -95,6 +95,8 @@ def reproduce(
         return
     if name is None:
         raise InputError("Expected the name of a figure; print all with: dpaudit reproduce --list")
+    if embedded and data_dir is not None:
+        raise InputError(f"Expected --data-dir or --embedded, got both: --embedded would not use {data_dir}.")
     figures = reproduction.FIGURES if name == _ALL else (reproduction.figure_named(name),)
     size = _scale(scale)
     asked = Asked(

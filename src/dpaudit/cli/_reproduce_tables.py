@@ -20,7 +20,8 @@ _WORDS = frozenset({"method", "lines", "canary", "kind"})  # columns that are ea
 
 def print_reproduced(console: Console, found: Reproduced, files: Sequence[Path]) -> None:
     """The tables, which methods are not sound, and where everything is."""
-    console.print(f"{found.figure.title} (scale {found.scale}, seed {found.seed})", soft_wrap=True)
+    data = f", data {', '.join(found.data)}" if found.data else ""
+    console.print(f"{found.figure.title} (scale {found.scale}, seed {found.seed}{data})", soft_wrap=True)
     for one in found.tables:
         console.print()
         console.print(one.title, soft_wrap=True)
@@ -37,7 +38,7 @@ def print_reproduced(console: Console, found: Reproduced, files: Sequence[Path])
     if unsound:
         console.print()
         console.print(f"Not confidence bounds: {'; '.join(unsound)}.")
-    for remark in found.figure.remarks:
+    for remark in found.remarks:
         console.print()
         console.print(remark)
     console.print()

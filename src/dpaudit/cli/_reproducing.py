@@ -84,9 +84,9 @@ class Asked:
                     device=self.device,
                     pool=self._pool(),
                     watch=watch,
-                    say=watching.say,
+                    within=watching.within,
                 )
             except KeyboardInterrupt:
-                kept = f"{num_done} of {total} cells are done and kept in {self.place}"
+                kept = f"{num_done} of {total} cells of {figure.name} are done and kept in {self.place}"
                 watching.say(f"Interrupted: {kept}. The same command goes on from there.")
                 raise

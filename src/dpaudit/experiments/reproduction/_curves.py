@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from dpaudit.experiments.reproduction._picture import Mark, Panel, Series
 from dpaudit.experiments.reproduction._values import Rows, mean, only, pairs_of, spread, values_of
 
-__all__ = ["bars", "bounds_panel", "labelled", "rates_of", "rates_panel", "rates_series", "series_over"]
+__all__ = [
+    "bars",
+    "bounds_panel",
+    "diagonal",
+    "labelled",
+    "rates_of",
+    "rates_panel",
+    "rates_series",
+    "series_over",
+]
 
 
 def labelled(method: str, rule: str) -> str:
@@ -59,6 +68,11 @@ def bounds_panel(
         log_x=log_x,
         y_range=y_range,
     )
+
+
+def diagonal(epsilons: Sequence[float]) -> Series:
+    """Where a bound would be that finds all there is."""
+    return Series(label="theoretical", x=epsilons, y=epsilons, mark=Mark.TRUTH)
 
 
 def bars(rows: Rows, column: str, places: Sequence[float | str]) -> list[Series]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpaudit import _files
 from dpaudit.errors import InputError
 
 __all__ = ["CIFAR10", "PURCHASE", "Data", "Need"]
@@ -25,12 +26,14 @@ class Need:
 
 CIFAR10 = Need(
     "CIFAR-10",
-    "cifar-10-batches-bin, the folder of the binary version of CIFAR-10",
+    "cifar-10-batches-bin, the folder of the binary version of CIFAR-10 "
+    "(https://www.cs.toronto.edu/~kriz/cifar.html)",
     (("cifar-10-batches-bin/data_batch_1.bin", "cifar10"), ("data_batch_1.bin", "cifar10")),
 )
 PURCHASE = Need(
     "Purchase",
-    "purchase100.npz or dataset_purchase (Purchase-100), or else bangkok (Location)",
+    "purchase100.npz or dataset_purchase (Purchase-100), or else bangkok (Location; both are at "
+    "https://github.com/privacytrustlab/datasets)",
     tuple((name, "purchase100") for name in ("purchase100.npz", "purchase100.csv", "dataset_purchase"))
     + tuple((name, "location") for name in ("location.npz", "location.csv", "bangkok")),
 )
@@ -48,10 +51,10 @@ class Data:
         """Refuse a figure whose files are not there, with a sentence that says which."""
         missing = [need.files for need in needs if not self.embedded and self._found(need) is None]
         if missing:
-            where = "a folder" if self.directory is None else str(self.directory)
+            where = "" if self.directory is None else f", got {self.directory} without them"
             raise InputError(
-                f"Expected --data-dir with the official files that {name} needs, in {where}: "
-                f"{' and '.join(missing)}; or give --embedded, to use the digits that come with dpaudit."
+                f"Expected --data-dir with the official files that {name} needs{where}: "
+                f"{' and '.join(missing)}. Or give --embedded, to use the digits that come with dpaudit."
             )
 
     def names(self, needs: Sequence[Need]) -> list[str]:
@@ -73,5 +76,5 @@ class Data:
     def _found(self, need: Need) -> str | None:
         if self.directory is None:
             return None
-        folder = self.directory.expanduser()
+        folder = _files.expanded(self.directory)
         return next((name for file, name in need.places if (folder / file).is_file()), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpaudit.experiments.reproduction._trained import OURS, audited, method_rows
+from dpaudit.experiments.reproduction._trained import OURS, audited, method_rows, our_row
 from dpaudit.experiments.reproduction._values import Row
 from dpaudit.experiments.reproduction._work import Work
 
@@ -31,12 +31,4 @@ def final_models(
         training=training,
         threat_model="black-box",
     )
-    bound = values["bound"]
-    ours: Row = {
-        "method": OURS.partition(",")[0],
-        "rule": bound["threshold_rule"].partition("(")[0].lower(),
-        "kind": bound["kind"],
-        "epsilon": bound["epsilon"],
-        "accuracy": values["accuracy"],
-    }
-    return [*method_rows(values), ours]
+    return [*method_rows(values), {**our_row(values), "method": OURS.partition(",")[0]}]

@@ -45,8 +45,15 @@ class Labels:
         return tuple(self._text(text) for text in texts)
 
     def _panel(self, panel: Panel) -> Panel:
-        return replace(panel, title=self._text(panel.title), categories=self._texts(panel.categories))
+        return replace(
+            panel,
+            title=self._text(panel.title),
+            categories=self._texts(panel.categories),
+            series=[replace(one, label=self._text(one.label)) for one in panel.series],
+        )
 
     def _table(self, table: Table) -> Table:
+        if table.names_papers:
+            return table
         rows = [self._texts(row) for row in table.rows]
         return replace(table, header=self._texts(table.header), rows=rows)

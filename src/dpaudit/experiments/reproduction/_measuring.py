@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import dpaudit
+from dpaudit import _files
 from dpaudit.experiments.reproduction._cells import Cells
 from dpaudit.experiments.reproduction._data import Data
 from dpaudit.experiments.reproduction._figure import Figure
@@ -32,7 +33,8 @@ class Measuring:
     data: Data
     seed: int
     device: str
-    say: Callable[[str], None] = lambda _: None
+    num_workers: int | None = None
+    within: Callable[[str], None] = lambda _: None
 
     @property
     def settings(self) -> Settings:
@@ -56,7 +58,7 @@ class Measuring:
             "data": self.data.names(self.figure.needs),
             "settings": dict(self.settings),
         }
-        return Cells(self.output.expanduser() / f"{self.figure.name}-cells", identity)
+        return Cells(_files.expanded(self.output) / f"{self.figure.name}-cells", identity)
 
     @property
     def missing(self) -> list[int]:
@@ -79,7 +81,8 @@ class Measuring:
             folder=self.cells.place(key),
             data=self.data,
             device=self.device,
-            say=self.say,
+            num_workers=self.num_workers,
+            within=self.within,
         )
 
     def text(self, place: int) -> str:

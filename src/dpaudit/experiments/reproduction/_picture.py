@@ -14,6 +14,7 @@ class Mark(StrEnum):
 
     LINE = "line"
     DASHES = "dashes"
+    TRUTH = "truth"  # what the others should come near to
     POINTS = "points"
     BARS = "bars"
     STEPS = "steps"  # a histogram: y[i] from x[i] to x[i + 1]
@@ -61,3 +62,5 @@ class Table:
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    names_papers: bool = False
+    """Whether data are called what the paper calls its own, also where others stand for them."""

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Reproduced", "reproduce"]
 
+_TINY = (
+    "Scale tiny is there to see that everything works: its numbers mean nothing, and in the place of wide "
+    "networks there is a ConvNet."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduced:
@@ -41,6 +46,11 @@ class Reproduced:
         """Of each method with each threshold rule, whether its numbers are sound."""
         return kinds(self.rows)
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader has to know."""
+        return (*((_TINY,) if self.scale is Scale.TINY else ()), *self.figure.remarks)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
@@ -49,7 +59,7 @@ class Reproduced:
             "seed": self.seed,
             "used_data": list(self.data),
             "settings": dict(self.settings),
-            "remarks": list(self.figure.remarks),
+            "remarks": list(self.remarks),
             "seconds": round(self.seconds, 3),
             "methods": [
                 {"method": method, "rule": rule, "kind": kind} for (method, rule), kind in self.kinds.items()
@@ -72,18 +82,25 @@ def reproduce(
     device: str = "cpu",
     pool: Processes | None = None,
     watch: Callable[[int, int, str], None] = lambda *_: None,
-    say: Callable[[str], None] = lambda _: None,
+    within: Callable[[str], None] = lambda _: None,
 ) -> Reproduced:
     """Measure what is not measured yet, and put all together.
 
-    With a ``pool``, several cells are measured at a time, of a figure that does not itself train in
-    processes. ``watch`` is told how many cells of how many are done, and which one is measured now, or was
-    by the pool; ``say`` what a cell does in this process.
+    With a ``pool``, several cells are measured at a time; a figure that trains in processes itself has as
+    many as the pool. ``watch`` is told how many cells of how many are done, and which one is measured now,
+    or was by the pool; ``within`` how far a cell is that is measured in this process.
     """
     data = data or Data()
     data.require(figure.name, figure.needs)
     measuring = Measuring(
-        figure=figure, output=output, scale=scale, data=data, seed=seed, device=device, say=say
+        figure=figure,
+        output=output,
+        scale=scale,
+        data=data,
+        seed=seed,
+        device=device,
+        num_workers=1 if pool is None else pool.num_workers,
+        within=within,
     )
     with measuring.cells.locked():
         _measure(measuring, None if figure.has_processes else pool, watch)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from dpaudit.experiments.reproduction._curves import bars, labelled, series_over
+from dpaudit.experiments.reproduction._curves import bars, diagonal, labelled, series_over
 from dpaudit.experiments.reproduction._data import Need
 from dpaudit.experiments.reproduction._figure import Figure
-from dpaudit.experiments.reproduction._picture import Mark, Panel, Picture, Series, Table
+from dpaudit.experiments.reproduction._picture import Panel, Picture, Table
 from dpaudit.experiments.reproduction._scale import Scale
 from dpaudit.experiments.reproduction._trained import (
     COLUMNS,
@@ -67,7 +67,11 @@ class Study:
     """Given where single steps are audited: epsilons are then of a step."""
     printed: Mapping[tuple[str, float, str], float] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    axis: str = ""
+    """What the variants are, where their names do not say it."""
     more_tables: Callable[[Rows, Settings], Sequence[Table]] = lambda *_: ()
+    draw: Callable[[Rows], Picture] | None = None
+    """Where the paper's figure has a form of its own."""
 
     def figure(self) -> Figure:
         """The description that is run."""
@@ -114,6 +118,8 @@ class Study:
     def picture(self, rows: Rows, settings: Settings) -> Picture:
         """Over epsilon, a panel for each variant; bars, where there is one epsilon."""
         shown = [row for row in rows if self._is_shown(row)]
+        if self.draw is not None:
+            return self.draw(shown)
         if len(settings["epsilons"]) == 1:
             return Picture(panels=[self._bars(shown, settings["epsilons"][0])])
         names = values_of(rows, "variant")
@@ -127,19 +133,18 @@ class Study:
 
     def _lines(self, rows: Rows, name: str) -> Panel:
         epsilons = sorted(values_of(rows, "claimed"))
-        truth = Series(label="theoretical", x=epsilons, y=epsilons, mark=Mark.DASHES)
         axes = "theoretical epsilon", "epsilon lower bound"
         return Panel(
             title=name,
             x_label=axes[0],
             y_label=axes[1],
-            series=[*series_over(rows, "claimed"), truth],
+            series=[*series_over(rows, "claimed"), diagonal(epsilons)],
         )
 
     def _bars(self, rows: Rows, epsilon: float) -> Panel:
         names = values_of(rows, "variant")
         return Panel(
-            x_label="",
+            x_label=self.axis,
             y_label="epsilon lower bound",
             series=bars(rows, "variant", names),
             categories=names,
@@ -164,7 +169,7 @@ class Study:
         several = f"Mean epsilon of {number} runs, in brackets the standard deviation"
         text = several if number > 1 else "Epsilon of one run"
         text += "; after the stroke the paper's value" if self.printed else ""
-        accuracy = ", ".join(f"{name} {mean(only(rows, variant=name), 'accuracy'):.1%}" for name in names)
+        accuracy = ", ".join(f"{name}: {mean(only(rows, variant=name), 'accuracy'):.1%}" for name in names)
         return [
             Table(title=text, header=("method", "kind", "epsilon", *names), rows=lines),
             Table(title=tested(settings), header=("mean",), rows=[(accuracy,)]),

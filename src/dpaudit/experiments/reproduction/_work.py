@@ -26,7 +26,10 @@ class Work:
     """For what a training keeps, so that it goes on where it was interrupted."""
     data: Data
     device: str = "cpu"
-    say: Callable[[str], None] = lambda _: None
+    num_workers: int | None = None
+    """Processes of a cell that has some: by default one for each core."""
+    within: Callable[[str], None] = lambda _: None
+    """Told how far the cell is."""
 
     def generator(self) -> np.random.Generator:
         """The cell's own chance, whichever cells were measured before it."""

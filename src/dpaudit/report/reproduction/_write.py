@@ -20,12 +20,12 @@ _FORMATS = "png", "svg"
 
 def write_reproduced(found: Reproduced, folder: Path) -> list[Path]:
     """Write data, picture and page; returns where they are."""
-    folder = folder.expanduser()
+    folder = _files.expanded(folder)
     _files.make_folder(folder)
-    texts = {"csv": _csv(found), "md": page(found)}
+    texts, drawn = {"csv": _csv(found), "md": page(found)}, _drawn(found.picture)
     for suffix, text in texts.items():
         _files.write_text(folder / f"{found.figure.name}.{suffix}", text)
-    for suffix, content in _drawn(found.picture).items():
+    for suffix, content in drawn.items():
         _files.write(folder / f"{found.figure.name}.{suffix}", partial(_fill, content))
     return [folder / f"{found.figure.name}.{suffix}" for suffix in (*texts, *_FORMATS)]
 

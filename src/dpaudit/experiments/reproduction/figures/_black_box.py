@@ -10,7 +10,16 @@ from dpaudit.experiments.reproduction._figure import Figure
 from dpaudit.experiments.reproduction._final_models import final_models
 from dpaudit.experiments.reproduction._picture import Panel, Picture, Table
 from dpaudit.experiments.reproduction._scale import Scale
-from dpaudit.experiments.reproduction._trained import TINY, audited, our_row, sizes, tested
+from dpaudit.experiments.reproduction._trained import (
+    PAPER_CONV,
+    PAPER_DENSE,
+    PAPER_WIDE,
+    TINY,
+    audited,
+    our_row,
+    sizes,
+    tested,
+)
 from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, pairs_of, values_of
 from dpaudit.experiments.reproduction._work import Work
 
@@ -57,7 +66,14 @@ def _one_run(column: str, work: Work) -> Row:
 
 def _panel(rows: Rows, column: str) -> Panel:
     series = bars(only(rows, column=column), "canary", _CANARIES)
-    return Panel(title=column, x_label="", y_label="epsilon lower bound", series=series, categories=_CANARIES)
+    return Panel(
+        title=column,
+        x_label="",
+        y_label="epsilon lower bound",
+        series=series,
+        categories=_CANARIES,
+        level=_EPSILON,
+    )
 
 
 def _picture(rows: Rows, _: Settings) -> Picture:
@@ -86,7 +102,12 @@ def _tables(rows: Rows, settings: Settings) -> list[Table]:
             header=header,
             rows=lines,
         ),
-        Table(title="What the paper says, of 2,000 models", header=("", "paper", "here"), rows=said),
+        Table(
+            title="What the paper says, of 2,000 models of its own data",
+            header=("", "paper", "here"),
+            rows=said,
+            names_papers=True,
+        ),
     ]
 
 
@@ -110,18 +131,13 @@ def _settings(trained: dict[str, tuple[dict[str, Any], int]], num_canaries: int 
     }
 
 
-_WIDE = sizes(None, 4096, 2500, 2.0)
-
 BLACK_BOX = Figure(
     name="black-box",
     title="Blank and mislabelled canaries, final models only, epsilon = 8",
     paper="Figure of section 6.4, 1,000 models with the canary and 1,000 without: about 1.6 on CIFAR-10 with "
     "WRN-16 by f-DP(ZB), significantly less on others, nothing on random data.",
     settings={
-        Scale.TINY: {
-            **_settings({"CIFAR-10 MLP": (TINY, 8), "Purchase": (TINY, 8)}, num_canaries=8),
-            "pool": {"kind": "serial"},
-        },
+        Scale.TINY: _settings({"CIFAR-10 MLP": (TINY, 8), "Purchase": (TINY, 8)}, num_canaries=8),
         Scale.CPU: _settings(
             {
                 "CIFAR-10 MLP": (sizes(500, 50, 200, 0.3), 1_000),
@@ -132,10 +148,10 @@ BLACK_BOX = Figure(
         ),
         Scale.PAPER: _settings(
             {
-                "CIFAR-10 WRN-16": (_WIDE, 2_000),
-                "CIFAR-10 ConvNet": (sizes(None, 256, 20_000, 0.5), 2_000),
-                "Purchase": (sizes(None, 256, 2500, 0.5), 2_000),
-                "Random WRN-16": (_WIDE, 2_000),
+                "CIFAR-10 WRN-16": (PAPER_WIDE, 2_000),
+                "CIFAR-10 ConvNet": (PAPER_CONV, 2_000),
+                "Purchase": (PAPER_DENSE, 2_000),
+                "Random WRN-16": (PAPER_WIDE, 2_000),
             }
         ),
     },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dpaudit.experiments.reproduction._scale import Scale
 from dpaudit.experiments.reproduction._study import Study, Variant
-from dpaudit.experiments.reproduction._trained import TINY, sizes
+from dpaudit.experiments.reproduction._trained import PAPER_CONV, TINY, sizes
 
 __all__ = ["CANARY_GRADIENTS"]
 
@@ -42,7 +42,7 @@ CANARY_GRADIENTS = Study(
             "num_canaries": 64,
         },
         Scale.PAPER: {
-            "columns": {"CIFAR-10 ConvNet": sizes(None, 4096, 2500, 2.0)},
+            "columns": {"CIFAR-10 ConvNet": PAPER_CONV},
             "epsilons": (8.0,),
             "num_runs": 10,
             "num_canaries": 512,

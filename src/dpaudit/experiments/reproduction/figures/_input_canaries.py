@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpaudit.experiments.reproduction._curves import diagonal, labelled
+from dpaudit.experiments.reproduction._picture import Panel, Picture, Series
 from dpaudit.experiments.reproduction._scale import Scale
 from dpaudit.experiments.reproduction._study import Study, Variant
-from dpaudit.experiments.reproduction._trained import TINY, sizes
+from dpaudit.experiments.reproduction._trained import (
+    ALL_DATA,
+    PAPER_CONV,
+    PAPER_DENSE,
+    PAPER_WIDE,
+    TINY,
+    on_all_data,
+    sizes,
+)
+from dpaudit.experiments.reproduction._values import Rows, mean, only, pairs_of, values_of
 
 __all__ = ["INPUT_CANARIES", "INPUT_DATASETS"]
 
 _WIDE = "CIFAR-10 WRN-16"
-_COLUMNS = _WIDE, "CIFAR-10 ConvNet", "Purchase", "Random WRN-16"
 _KINDS = "mislabelled", "blank", "adversarial", "crafted"
 _PLAIN = (
     "Scores are plain dot products, in which the other examples are noise too, with the threshold 1/2 that "
@@ -46,7 +56,7 @@ INPUT_CANARIES = Study(
             "num_canaries": 4,
         },
         Scale.PAPER: {
-            "columns": {_WIDE: sizes(None, 4096, 2500, 2.0)},
+            "columns": {_WIDE: PAPER_WIDE},
             "audit": {"first_steps": 250},
             "epsilons": (8.0,),
             "num_runs": 10,
@@ -57,8 +67,28 @@ INPUT_CANARIES = Study(
 ).figure()
 
 
-def _columns(wide: dict[str, Any], conv: dict[str, Any], dense: dict[str, Any]) -> dict[str, Any]:
-    return dict(zip(_COLUMNS, (wide, conv, dense, wide), strict=True))
+def _by_method(rows: Rows) -> Picture:
+    """As in the paper: a panel for each method, a line for each training."""
+    return Picture(panels=[_panel(rows, *pair) for pair in pairs_of(rows)], columns=2)
+
+
+def _panel(rows: Rows, method: str, rule: str) -> Panel:
+    own = only(rows, method=method, rule=rule)
+    epsilons = sorted(values_of(own, "claimed"))
+    lines = [
+        Series(
+            label=name,
+            x=epsilons,
+            y=[mean(only(own, variant=name, claimed=epsilon)) or 0.0 for epsilon in epsilons],
+        )
+        for name in values_of(own, "variant")
+    ]
+    return Panel(
+        title=labelled(method, rule),
+        x_label="theoretical epsilon",
+        y_label="epsilon lower bound",
+        series=[*lines, diagonal(epsilons)],
+    )
 
 
 INPUT_DATASETS = Study(
@@ -66,26 +96,25 @@ INPUT_DATASETS = Study(
     title="Crafted input canaries on all data",
     text="Figure of section 6.4, the first 250 steps: with WRN-16 the bounds are tight for epsilon below 10 "
     "on all data, with the ConvNet they are far below.",
-    variants={name: Variant(column=name, audit=_crafted()) for name in _COLUMNS},
+    variants={name: Variant(column=name, audit=_crafted()) for name in ALL_DATA},
+    draw=_by_method,
     threat_model="input",
     methods=("f-DP(CP)", "f-DP(ZB)"),
     settings={
         Scale.TINY: {
-            "columns": _columns(TINY, TINY, TINY),
+            "columns": on_all_data(TINY, TINY, TINY),
             "epsilons": (8.0,),
             "num_runs": 1,
             "num_canaries": 2,
         },
         Scale.CPU: {
-            "columns": _columns(sizes(49, 4, 30, 0.03), sizes(49, 4, 250, 0.02), sizes(800, 64, 250, 0.2)),
+            "columns": on_all_data(sizes(49, 4, 30, 0.03), sizes(49, 4, 250, 0.02), sizes(800, 64, 250, 0.2)),
             "epsilons": (1.0, 4.0, 8.0, 16.0),
             "num_runs": 1,
             "num_canaries": 4,
         },
         Scale.PAPER: {
-            "columns": _columns(
-                sizes(None, 4096, 2500, 2.0), sizes(None, 256, 20_000, 0.5), sizes(None, 256, 2500, 0.5)
-            ),
+            "columns": on_all_data(PAPER_WIDE, PAPER_CONV, PAPER_DENSE),
             "audit": {"first_steps": 250},
             "epsilons": (1.0, 4.0, 8.0, 16.0),
             "num_runs": 10,

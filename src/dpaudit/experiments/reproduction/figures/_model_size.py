@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dpaudit.experiments.reproduction._scale import Scale
 from dpaudit.experiments.reproduction._study import Study, Variant
-from dpaudit.experiments.reproduction._trained import TINY, sizes
+from dpaudit.experiments.reproduction._trained import PAPER_CONV, PAPER_WIDE, TINY, sizes
 
 __all__ = ["AUGMULT", "MODEL_SIZE"]
 
@@ -32,7 +32,7 @@ MODEL_SIZE = Study(
             "num_canaries": 512,
         },
         Scale.PAPER: {
-            "columns": dict.fromkeys(_SIZES, sizes(None, 4096, 2500, 2.0)),
+            "columns": dict.fromkeys(_SIZES, PAPER_WIDE),
             "epsilons": (8.0,),
             "num_runs": 10,
             "num_canaries": 512,
@@ -44,6 +44,7 @@ MODEL_SIZE = Study(
 AUGMULT = Study(
     name="augmult",
     title="Augmentation multiplicity at epsilon = 8",
+    axis="augmented copies of an example",
     text="Figure of appendix D.3: no clear trend between the number of augmented copies and the bound.",
     variants={f"{copies}": Variant(column=_CONV, training={"multiplicity": copies}) for copies in _COPIES},
     settings={
@@ -61,7 +62,7 @@ AUGMULT = Study(
             "num_canaries": 512,
         },
         Scale.PAPER: {
-            "columns": {_CONV: sizes(None, 4096, 2500, 2.0)},
+            "columns": {_CONV: PAPER_CONV},
             "epsilons": (8.0,),
             "num_runs": 10,
             "num_canaries": 512,

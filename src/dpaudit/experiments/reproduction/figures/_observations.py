@@ -21,7 +21,6 @@ from dpaudit.stats.inference._betting import upper_mean
 __all__ = ["OBSERVATIONS"]
 
 _HALF, _W = "threshold 1/2", "optimal threshold w"
-_CANARIES = 64  # in a step of our one run
 _BETS = 1  # tells its chance from that of the counts
 
 
@@ -45,7 +44,7 @@ def _measure(key: Key, work: Work) -> list[Row]:
     for found in counted(numbers, thresholds, noise, work.generator()):
         rows += [{"observations": found.number, **row} for row in _bounds(found, *places)]
     few = [number for number in numbers if number <= work.settings["most_steps"]]
-    return rows + _bets(few, noise, np.random.default_rng([work.seed, _BETS]))
+    return rows + _bets(few, noise, work.settings["num_canaries"], np.random.default_rng([work.seed, _BETS]))
 
 
 def _bounds(found: Counted, half: int, optimal: int) -> list[Row]:
@@ -59,20 +58,20 @@ def _bounds(found: Counted, half: int, optimal: int) -> list[Row]:
     ]
 
 
-def _bets(numbers: Sequence[int], noise: float, rng: np.random.Generator) -> list[Row]:
+def _bets(numbers: Sequence[int], noise: float, num_canaries: int, rng: np.random.Generator) -> list[Row]:
     """One run of as many steps, with many canaries by fair coins in each: bets on the wrong guesses."""
     curve = Gaussian()
-    wrong = rng.binomial(_CANARIES, curve.balanced_error(1 / noise), max(numbers)) / _CANARIES
+    wrong = rng.binomial(num_canaries, curve.balanced_error(1 / noise), max(numbers)) / num_canaries
     rows: list[Row] = []
     for number in numbers:
-        parameter = curve.from_balanced_error(upper_mean(wrong[:number], 1 - CONFIDENCE, _CANARIES, number))
+        most = upper_mean(wrong[:number], 1 - CONFIDENCE, num_canaries, number)
         rows.append(
             {
                 "observations": number,
                 "method": OURS,
-                "rule": f"{_CANARIES} canaries",
+                "rule": f"{num_canaries} canaries a step",
                 "kind": str(Kind.CONFIDENCE),
-                "epsilon": curve.epsilon(parameter, DELTA),
+                "epsilon": curve.epsilon(curve.from_balanced_error(most), DELTA),
             }
         )
     return rows
@@ -131,6 +130,7 @@ _USUAL = {
     "num_runs": 20,
     "most": 100_000_000,
     "most_steps": 100_000,
+    "num_canaries": 64,
     "num_sizes": 25,
     "num_thresholds": 241,
 }

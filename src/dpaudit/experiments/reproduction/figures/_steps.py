@@ -15,7 +15,16 @@ from dpaudit.experiments.reproduction._data import CIFAR10
 from dpaudit.experiments.reproduction._figure import Figure
 from dpaudit.experiments.reproduction._picture import Picture, Table
 from dpaudit.experiments.reproduction._scale import Scale
-from dpaudit.experiments.reproduction._trained import HALF, OURS, SAME_DATA, TINY, audited, claim_of, sizes
+from dpaudit.experiments.reproduction._trained import (
+    HALF,
+    OURS,
+    PAPER_WIDE,
+    SAME_DATA,
+    TINY,
+    audited,
+    claim_of,
+    sizes,
+)
 from dpaudit.experiments.reproduction._values import Key, Row, Rows, Settings, mean, only, pairs_of, values_of
 from dpaudit.experiments.reproduction._work import Work
 from dpaudit.stats import (
@@ -147,7 +156,7 @@ STEPS = Figure(
             "num_canaries": 4,
         },
         Scale.PAPER: {
-            "columns": dict.fromkeys(_COLUMNS, sizes(None, 4096, 2500, 2.0)),
+            "columns": dict.fromkeys(_COLUMNS, PAPER_WIDE),
             "epsilons": (1.0, 4.0, 8.0, 16.0),
             "first": (50, 100, 250, 500, 1000, 2500),
             "num_canaries": 64,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dpaudit.experiments.reproduction._scale import Scale
 from dpaudit.experiments.reproduction._study import PAPERS, Study, Variant
-from dpaudit.experiments.reproduction._trained import TINY, sizes
+from dpaudit.experiments.reproduction._trained import (
+    ALL_DATA,
+    PAPER_CONV,
+    PAPER_DENSE,
+    PAPER_WIDE,
+    TINY,
+    on_all_data,
+    sizes,
+)
 
 __all__ = ["FLAGSHIP", "TABLE1"]
 
-_COLUMNS = "CIFAR-10 WRN-16", "CIFAR-10 ConvNet", "Purchase", "Random WRN-16"
 _EPSILONS = 1.0, 4.0, 8.0, 16.0
 # by method, then by epsilon, in the order of the columns
 _PRINTED = {
@@ -40,24 +45,20 @@ def _printed() -> dict[tuple[str, float, str], float]:
         (method, epsilon, column): value
         for method in PAPERS
         for epsilon, line in zip(_EPSILONS, _PRINTED[method], strict=True)
-        for column, value in zip(_COLUMNS, line, strict=True)
+        for column, value in zip(ALL_DATA, line, strict=True)
     }
 
 
-def _columns(wide: dict[str, Any], conv: dict[str, Any], dense: dict[str, Any]) -> dict[str, Any]:
-    return dict(zip(_COLUMNS, (wide, conv, dense, wide), strict=True))
-
-
-_TINY = _columns(TINY, TINY, TINY)
-_CPU = _columns(sizes(25, 2, 100, 0.01), sizes(49, 4, 600, 0.01), sizes(800, 64, 1000, 0.1))
-_PAPER = _columns(sizes(None, 4096, 2500, 2.0), sizes(None, 256, 20_000, 0.5), sizes(None, 256, 2500, 0.5))
+_TINY = on_all_data(TINY, TINY, TINY)
+_CPU = on_all_data(sizes(25, 2, 100, 0.01), sizes(49, 4, 600, 0.01), sizes(800, 64, 1000, 0.1))
+_PAPER = on_all_data(PAPER_WIDE, PAPER_CONV, PAPER_DENSE)
 
 TABLE1 = Study(
     name="table1",
     title="Five methods, four epsilons, four trainings: gradient canaries",
     text="Table 1: by the Gaussian curve the bounds are nearly tight on all data, by (epsilon, delta)-DP "
     "they are not.",
-    variants={name: Variant(column=name) for name in _COLUMNS},
+    variants={name: Variant(column=name) for name in ALL_DATA},
     settings={
         Scale.TINY: {"columns": _TINY, "epsilons": (8.0,), "num_runs": 1, "num_canaries": 16},
         Scale.CPU: {"columns": _CPU, "epsilons": _EPSILONS, "num_runs": 1, "num_canaries": 512},

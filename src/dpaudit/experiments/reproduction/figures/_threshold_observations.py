@@ -81,7 +81,7 @@ def _as_good(rows: Rows, pairs: list[tuple[str, str]]) -> tuple[str, str, str]:
     ]
     text = f"f-DP(CP) with as good a bound as w with {sizes[-1]:,} observations"
     least = f"{enough[0]:,} ({sizes[-1] / enough[0]:,.0f} times fewer)" if enough else "not reached"
-    return text, "50,000 (5,000 times fewer)", least
+    return text, "5,000 times fewer", least
 
 
 _USUAL = {
