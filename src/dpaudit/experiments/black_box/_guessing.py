@@ -110,4 +110,5 @@ class GuessJudge:
             return 1 - float(self.curve.fnr(parameter, np.asarray(fpr)))
 
         fpr = last_true(lambda one: one < 1 and one + above(one) < share, start=share / 2, tolerance=1e-4)
-        return above(fpr) / (fpr + above(fpr))
+        # where no rate is small enough, so many are recognised before the first is mistaken
+        return above(fpr) / (fpr + above(fpr)) if fpr > 0 else 1.0
