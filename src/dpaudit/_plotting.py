@@ -25,6 +25,7 @@ _OF_METHODS = {
 }
 _PANEL = 4.4, 3.4  # inches
 _CATEGORY = 1.3  # inches that the bars of one need
+_DECADES = 100.0  # from here on a logarithmic axis has a power of ten and another
 _ACCENT, _SOFT, _INK, _MUTED = "#1d5c9c", "#cfe0f2", "#1b1d21", "#59606a"
 
 
@@ -108,11 +109,19 @@ def _draw_panel(ax: Any, panel: Any, colors: dict[str, str]) -> None:
     if panel.categories:
         ax.set_xticks(range(len(panel.categories)), [fill(name, 14) for name in panel.categories])
     if panel.log_x:
-        ax.set_xscale("log")
+        _log_axis(ax, sorted({place for one in panel.series for place in one.x}))
     ranges = {"xlim": panel.x_range, "ylim": panel.y_range}
     ax.set(xlabel=panel.x_label, ylabel=panel.y_label, **{k: v for k, v in ranges.items() if v is not None})
     ax.set_title(panel.title, fontsize=10)
     ax.spines[["top", "right"]].set_visible(False)
+
+
+def _log_axis(ax: Any, places: list[float]) -> None:
+    """Powers of ten, or the places themselves where they are too near to each other for that."""
+    ax.set_xscale("log")
+    if places[-1] < _DECADES * places[0]:
+        ax.set_xticks(places, [f"{place:,g}" for place in places])
+        ax.minorticks_off()
 
 
 def _draw_series(ax: Any, one: Any, color: str, bar: tuple[float, float]) -> None:
