@@ -364,6 +364,8 @@ def test_cells_in_processes_have_the_rows_of_cells_in_this_one(tmp_path: Path) -
 class _Failing:
     """A pool whose first cell fails."""
 
+    num_workers = 2
+
     def map(self, task: Any, groups: Any) -> Any:
         yield groups[0], Finished.failed(groups[0], "Traceback\nValueError: broken")
         yield from map(task, groups[1:])

@@ -251,5 +251,6 @@ class Recorder:
         self._present = list(state["present"])
         pairs = zip(self._scores, self._present, strict=True)
         self._wrong = [share_wrong(scores, present) for scores, present in pairs]
-        self._looked, self._shown = state["looked"], state["shown"]
+        # who does not know whether the bound was shown supposes that it was
+        self._looked, self._shown = state["looked"], state.get("shown", True)
         self._live = None

@@ -54,7 +54,7 @@ class Data:
             where = "" if self.directory is None else f", got {self.directory} without them"
             raise InputError(
                 f"Expected --data-dir with the official files that {name} needs{where}: "
-                f"{' and '.join(missing)}. Or give --embedded, to use the digits that come with dpaudit."
+                f"{' and '.join(missing)}; or give --embedded, to use the digits that come with dpaudit."
             )
 
     def names(self, needs: Sequence[Need]) -> list[str]:
