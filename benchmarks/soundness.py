@@ -159,6 +159,9 @@ def one_run(repetitions: int) -> Iterator[RunCell]:
         yield RunCell(dpaudit.PureDP(), generic=False, truth=truth, repetitions=repetitions)
     for mu in (0.0, 0.39, 1.0, 3.0):
         yield RunCell(dpaudit.Gaussian(), generic=False, truth=mu, repetitions=repetitions)
+    for mu in (0.5, 1.0):  # a second each
+        family, fewer = dpaudit.SubsampledGaussian(0.08, 200), max(repetitions // 4, 1)
+        yield RunCell(family, generic=False, truth=mu, repetitions=fewer)
 
 
 def sound_cells(repetitions: int) -> list[Cell | RunCell]:

@@ -15,7 +15,8 @@ INTRODUCTION = """# Soundness
 
 Every bound that dpaudit calls a *confidence* bound may exceed the truth in at most 5 % of audits at 95 %
 confidence. This page is written by `make soundness`, which audits mechanisms with a known parameter again
-and again ({repetitions:,} audits a cell; a quarter of that for heuristics).
+and again ({repetitions:,} audits a cell; a quarter of that for heuristics, and for
+one run with the curve of a whole training).
 
 Not on this page: live bounds, bounds of whole runs and of sampled entries, and input canaries, whose smaller
 simulations are in the tests and in `benchmarks/inputs.py`; and black-box audits: 0 of 40 of a correct
