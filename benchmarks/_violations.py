@@ -10,8 +10,8 @@ from dpaudit.canaries import Dirac
 from dpaudit.stats import Betting, ClopperPearson, audit
 from dpaudit.training import faults
 from dpaudit.zoo import judge
-from dpaudit.zoo.specimens import NativeTraining
-from dpaudit.zoo.specimens._claim import EPSILON, noise_of
+from dpaudit.zoo._entry import EPSILON, noise_of
+from dpaudit.zoo._native import NativeTraining
 
 HEAD = ["violation", "steps", "canaries", "bets", "pooled counts", "tests of the noise"]
 CONFIDENCE = 0.95

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 import dpaudit
-from dpaudit._torch.crafting import Crafting
-from dpaudit._torch.crafting._objectives import Cosine, mean_gradient
+from dpaudit._torch._crafting import Cosine, Crafting, mean_gradient
 from dpaudit.training import cross_entropy, initialize
 from dpaudit.training.data import hold_out, random_images
 from dpaudit.training.models import conv_net, purchase_mlp, wide_resnet

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from _violations import CASES, HEAD
 
-from dpaudit._files import write_text
+from dpaudit._io import write_text
 from dpaudit.training import GaussianSum
 from dpaudit.zoo import ENTRIES, Entry, chosen, judge, run_zoo
-from dpaudit.zoo.specimens import NativeTraining
+from dpaudit.zoo._native import NativeTraining
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".zoo-cache"

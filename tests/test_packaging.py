@@ -28,8 +28,8 @@ DATA = {
         for path in ROOT.glob("src/dpaudit/experiments/examples/*")
     ),
     *(
-        f"dpaudit/report/page/{path.name}"
-        for path in ROOT.glob("src/dpaudit/report/page/*[!y]")
+        f"dpaudit/report/assets/{path.name}"
+        for path in ROOT.glob("src/dpaudit/report/assets/*[!y]")
         if path.suffix
     ),
 }

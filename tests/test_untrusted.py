@@ -12,28 +12,27 @@ from pathlib import Path
 
 import pytest
 
-from dpaudit import _files
-from dpaudit._foreign import open_file, read_json
+from dpaudit import _io
+from dpaudit._io import open_file, read_json
 from dpaudit.errors import InputError
 from dpaudit.experiments import load_config
 from dpaudit.report import Report
-from dpaudit.report._files import read_array
+from dpaudit.report._read import read_array
 
 PACKAGE = Path(__file__).parent.parent / "src" / "dpaudit"
 # run code that is in what they read
 UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 # only the name of its error is used, which torch raises
-PICKLE_ERROR = PACKAGE / "experiments" / "_checkpoint.py"
+PICKLE_ERROR = PACKAGE / "experiments" / "_directory.py"
 # the lock, which has no content, and results of a child in a folder that nobody else reads
-NOT_ATOMIC = {PACKAGE / "_files.py", PACKAGE / "zoo" / "specimens" / "_processes.py"}
+NOT_ATOMIC = {PACKAGE / "_io.py", PACKAGE / "zoo" / "_opacus_distributed.py"}
 # looks at what it opens, and reads nothing that is no file
-OPENER = PACKAGE / "_foreign.py"
+OPENER = PACKAGE / "_io.py"
 OPENERS = {"open", "read_text", "read_bytes", "fromfile", "genfromtxt", "loadtxt", "memmap", "ZipFile"}
 # writes; the data that come with dpaudit; the standard output, which is closed
 OPEN_NOTHING = {
-    PACKAGE / "_files.py",
-    PACKAGE / "training" / "data" / "_digits.py",
-    PACKAGE / "cli" / "_exit.py",
+    PACKAGE / "training" / "data" / "_dataset.py",
+    PACKAGE / "cli" / "_console.py",
 }
 WRITERS = {
     "write_text",
@@ -97,11 +96,11 @@ def test_whatever_is_read_is_opened_by_one_function() -> None:
 
 
 def _checkpoint(path: Path) -> object:
-    return importlib.import_module("dpaudit.experiments._checkpoint").restore(path, None)
+    return importlib.import_module("dpaudit.experiments._directory").restore(path, None)
 
 
 def _cell(path: Path) -> object:
-    return importlib.import_module("dpaudit.experiments.reproduction._cells")._read(path)
+    return importlib.import_module("dpaudit.experiments.reproduction._reproduce")._read(path)
 
 
 def _canary(path: Path) -> object:
@@ -110,19 +109,19 @@ def _canary(path: Path) -> object:
 
 def _made(path: Path) -> object:
     path.rename(path.parent / "canary.json")
-    return importlib.import_module("dpaudit.experiments.black_box._made").Made.read(path.parent)
+    return importlib.import_module("dpaudit.experiments.black_box._canary").Made.read(path.parent)
 
 
 def _trials(path: Path) -> object:
-    return importlib.import_module("dpaudit.experiments.trials._database").connect(path)
+    return importlib.import_module("dpaudit.experiments.trials._store").connect(path)
 
 
 def _images(path: Path) -> object:
-    return importlib.import_module("dpaudit.training.data._idx")._read(path, 3)
+    return importlib.import_module("dpaudit.training.data._readers")._read(path, 3)
 
 
 def _zoo(path: Path) -> object:
-    store = importlib.import_module("dpaudit.zoo._store").Store
+    store = importlib.import_module("dpaudit.zoo._run").Store
     path.rename(path.parent / "one.json")
     return store(path.parent, seed=0, confidence=0.95, twin_confidence=0.95).read("one")
 
@@ -166,7 +165,7 @@ def test_what_is_no_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_waiting")
 def test_a_lock_that_is_a_pipe_locks_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / ".lock")
-    with _files.locked(tmp_path), pytest.raises(InputError, match="another process"), _files.locked(tmp_path):
+    with _io.locked(tmp_path), pytest.raises(InputError, match="another process"), _io.locked(tmp_path):
         pass
 
 
@@ -178,12 +177,12 @@ def test_everything_is_written_as_a_whole_or_not_at_all() -> None:
             (isinstance(one, ast.Constant) and "w" in str(one.value)) or "O_CREAT" in ast.unparse(one)
             for one in call.args
         )
-        into_a_file = "file" in map(ast.unparse, call.args)  # of _files.write
+        into_a_file = "file" in map(ast.unparse, call.args)  # of _io.write
         if opened or (
             name in WRITERS and module in ("np", "torch", "json", "path", "file") and not into_a_file
         ):
             found.add(path)
-        if name in ("write_text", "write_bytes") and module not in ("", "_files"):
+        if name in ("write_text", "write_bytes") and module not in ("", "_io"):
             found.add(path)
     assert found == NOT_ATOMIC
 
@@ -195,9 +194,9 @@ def _fails_half_way(file: object) -> None:
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    _files.write_text(path, "old")
+    _io.write_text(path, "old")
     with pytest.raises(InputError, match=r"Cannot write .*result\.json: No space left on device\."):
-        _files.write(path, _fails_half_way)
+        _io.write(path, _fails_half_way)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -208,9 +207,9 @@ def test_a_write_that_is_interrupted_leaves_the_old_file(tmp_path: Path, error: 
         raise error
 
     path = tmp_path / "result.json"
-    _files.write_text(path, "old")
+    _io.write_text(path, "old")
     with pytest.raises(error):
-        _files.write(path, stop)
+        _io.write(path, stop)
     assert [one.read_text() for one in tmp_path.iterdir()] == ["old"]
 
 
@@ -241,10 +240,10 @@ def test_what_is_no_file_is_not_replaced_by_one(
     path = _special(Path("report.html"), kind)
     sentence = rf"^Expected report\.html to be a file, or not there yet, but it is {kind}\.$"
     with pytest.raises(InputError, match=sentence):
-        _files.followed(path)
+        _io.followed(path)
     if not path.is_symlink():
         with pytest.raises(InputError, match=sentence):
-            _files.write_text(path, "new")
+            _io.write_text(path, "new")
     assert not path.is_file()
     assert list(Path().iterdir()) == [path]
 
@@ -254,7 +253,7 @@ def test_a_link_that_the_user_names_stays_and_its_file_is_replaced(tmp_path: Pat
     real.parent.mkdir()
     link.symlink_to(real)
     for text in ("first", "second"):
-        _files.write_text(_files.followed(link), text)
+        _io.write_text(_io.followed(link), text)
         assert link.is_symlink()
         assert real.read_text() == text
     assert list(real.parent.iterdir()) == [real]
@@ -264,7 +263,7 @@ def test_a_link_that_leads_to_itself_is_told(tmp_path: Path) -> None:
     link = tmp_path / "link.html"
     link.symlink_to(link)
     with pytest.raises(InputError, match=r"Cannot write .*link\.html: Too many levels of symbolic links\."):
-        _files.followed(link)
+        _io.followed(link)
 
 
 def test_a_link_in_a_directory_of_anybody_is_not_followed(tmp_path: Path) -> None:
@@ -272,10 +271,10 @@ def test_a_link_in_a_directory_of_anybody_is_not_followed(tmp_path: Path) -> Non
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "result.json").symlink_to(tmp_path / "mine")
-    _files.write_text(folder / "result.json", "new")
+    _io.write_text(folder / "result.json", "new")
     assert (folder / "result.json").read_text() == "new"
     (folder / ".lock").symlink_to(tmp_path / "mine")
-    with pytest.raises(InputError, match="Cannot write"), _files.locked(folder):
+    with pytest.raises(InputError, match="Cannot write"), _io.locked(folder):
         pass
     assert (tmp_path / "mine").read_text() == "mine"
 
@@ -284,8 +283,8 @@ def test_a_link_in_a_directory_of_anybody_is_not_followed(tmp_path: Path) -> Non
 def test_who_may_read_a_file_is_what_the_user_said(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
-        _files.write_text(tmp_path / "report.html", "text")
-        _files.write_text(tmp_path / "config.json", "seeds", private=True)
+        _io.write_text(tmp_path / "report.html", "text")
+        _io.write_text(tmp_path / "config.json", "seeds", private=True)
     finally:
         os.umask(before)
     modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("report.html", "config.json")]
@@ -295,4 +294,4 @@ def test_who_may_read_a_file_is_what_the_user_said(tmp_path: Path, umask: int) -
 @pytest.mark.parametrize("path", ["a\0b", "~nobody-of-this-name/x"])
 def test_a_path_that_cannot_be_is_told(path: str) -> None:
     with pytest.raises(InputError, match="path"):
-        _files.make_folder(_files.expanded(path))
+        _io.make_folder(_io.expanded(path))

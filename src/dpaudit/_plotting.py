@@ -30,7 +30,7 @@ _ACCENT, _SOFT, _INK, _MUTED = "#1d5c9c", "#cfe0f2", "#1b1d21", "#59606a"
 
 
 def draw_plane(plane: Any, ax: Any = None) -> Any:
-    """The two error rates: a :class:`dpaudit.stats._plane.Plane`."""
+    """The two error rates: a :class:`dpaudit.stats._result.Plane`."""
     ax = _axes(ax)
     (left, right), (low, high) = plane.region
     level = f"{100 * plane.confidence:g} %"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpaudit
-from dpaudit.accounting import _pld, _training
+from dpaudit.accounting import _epsilon, _pld
 from dpaudit.accounting._subsampled import _exact_curve
 
 RATE, STEPS, DELTA = 4096 / 50000, 2500, 1e-5
@@ -56,7 +56,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("rate", "steps", "delta"), SETTINGS)
 def test_interpolated_epsilons_are_never_above_the_truth(monkeypatch, rate, steps, delta):
-    monkeypatch.setattr(_training, "_PATIENCE", 0.0)  # nothing in advance
+    monkeypatch.setattr(_epsilon, "_PATIENCE", 0.0)  # nothing in advance
     for mu in np.geomspace(0.45, 2.6, 4):
         above = _pld.epsilon_above(1 / mu, rate, steps, delta)
         quick = dpaudit.training_epsilon(float(mu), rate, steps, delta)
@@ -67,10 +67,10 @@ def test_after_questions_in_three_places_the_accountant_is_not_asked_again(monke
     def composed_again(*setting):
         raise AssertionError(f"composed {setting}")
 
-    monkeypatch.setattr(_training, "_PATIENCE", math.inf)
+    monkeypatch.setattr(_epsilon, "_PATIENCE", math.inf)
     for mu in (0.2, 0.25, 0.15):
         dpaudit.training_epsilon(mu, 1.0, 99, DELTA)
-    monkeypatch.setattr(_training, "epsilon_below", composed_again)
+    monkeypatch.setattr(_epsilon, "epsilon_below", composed_again)
     for mu in np.geomspace(0.04, 0.4, 50):
         assert dpaudit.training_epsilon(float(mu), 1.0, 99, DELTA) > 0
 

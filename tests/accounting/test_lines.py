@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpaudit.accounting._lines import Lines
-from dpaudit.accounting._subsampled import _exact_curve
+from dpaudit.accounting._subsampled import Lines, _exact_curve
 from dpaudit.stats.tradeoffs import PiecewiseLinear
 
 RATES = np.concatenate([[0.0], np.logspace(-13, -0.01, 200), 1 - np.logspace(-13, -0.01, 200), [1.0]])

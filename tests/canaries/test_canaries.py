@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import dpaudit
 from dpaudit._torch import CanaryVectors
 from dpaudit.canaries import GradientCanary
-from dpaudit.observers.jax_privacy._vectors import Vectors
+from dpaudit.observers.jax_privacy._canaries import Vectors
 
 KINDS = [dpaudit.Dirac, dpaudit.Constant, dpaudit.Mixed, dpaudit.RandomDirection]
 

@@ -17,8 +17,8 @@ from damage import damaged, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpaudit.cli._columns import Columns
-from dpaudit.cli._read import Source
+from dpaudit.cli._formats import Columns
+from dpaudit.cli._scores_command import Source
 from dpaudit.errors import InputError
 from dpaudit.stats import Observations
 
@@ -181,7 +181,7 @@ def test_a_file_that_is_made_to_hurt_is_refused_and_takes_no_memory(
 def test_a_packed_array_that_is_too_large_is_not_unpacked(
     refused: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpaudit.cli._sizes.LARGEST_ARRAY", 1_000)
+    monkeypatch.setattr("dpaudit.cli._formats.LARGEST_ARRAY", 1_000)
     path = _zip(tmp_path, score=_npy(np.zeros(2_000)), present=_npy(np.zeros(2_000, dtype=np.bool_)))
     assert ".npy files may be of any size" in refused("scores", path)
 
@@ -189,7 +189,7 @@ def test_a_packed_array_that_is_too_large_is_not_unpacked(
 def test_a_parquet_file_of_too_many_rows_is_not_unpacked(
     files: Any, refused: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpaudit.cli._sizes.LARGEST_ARRAY", 1_000)
+    monkeypatch.setattr("dpaudit.cli._formats.LARGEST_ARRAY", 1_000)
     path = files.parquet("t.parquet", score=np.zeros(2_000), present=np.zeros(2_000, dtype=bool))
     assert "at most 1,000 bytes" in refused("scores", path)
 

@@ -40,7 +40,7 @@ def test_the_demo_tells_the_trainings_apart(run: Any, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_demo_that_cannot_tell_says_so(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = ("seed=1", "audit.methods=[]", "training.num_steps=3", "audit.num_canaries=4")
-    monkeypatch.setattr("dpaudit.cli._demonstration._CHANGES", short)
+    monkeypatch.setattr("dpaudit.cli._demo_command._CHANGES", short)
     result = run("demo", "--output", tmp_path, "--json")
     assert result.exit_code == 1
     values = json.loads(result.stdout)
@@ -68,7 +68,7 @@ def test_a_folder_that_cannot_be_made_is_named(refused: Any, tmp_path: Path) -> 
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpaudit._files import write_text  # noqa: PLC0415
+    from dpaudit._io import write_text  # noqa: PLC0415
     from dpaudit.errors import InputError  # noqa: PLC0415
 
     path = tmp_path / "report.md"

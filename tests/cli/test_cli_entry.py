@@ -79,7 +79,7 @@ def test_an_interrupt_is_quiet(run: Any, tmp_path: Path, monkeypatch: pytest.Mon
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dpaudit.cli._demo.demonstrate", interrupt)
+    monkeypatch.setattr("dpaudit.cli._demo_command.demonstrate", interrupt)
     result = run("demo", "--output", tmp_path, "--json")
     assert result.exit_code == 130
     assert result.stdout == ""

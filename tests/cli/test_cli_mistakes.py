@@ -158,5 +158,5 @@ def test_too_little_memory_is_a_sentence(files: Any, refused: Any, monkeypatch: 
     def give_up(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("dpaudit.cli._scores.examine", give_up)
+    monkeypatch.setattr("dpaudit.cli._scores_command.examine", give_up)
     assert "not enough memory" in refused("scores", *files.sides())

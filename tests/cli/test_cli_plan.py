@@ -94,7 +94,7 @@ def test_whole_runs_can_be_planned(run: Any) -> None:
 
 
 def test_a_leak_that_no_method_finds_is_said_to_be_one(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpaudit.stats._plan._MOST", 50)
+    monkeypatch.setattr("dpaudit.stats._planning._MOST", 50)
     result = run("plan", *GAUSSIAN, "--noise-factor", "0.99")
     assert result.exit_code == 3
     assert "> 50" in result.stdout

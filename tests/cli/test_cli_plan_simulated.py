@@ -65,7 +65,7 @@ def test_betting_has_the_planned_power(num_canaries: int, noise_factor: float) -
 
 def _planned_power(plan: dpaudit.Plan, claim: Claim) -> float:
     """At least what was asked for: the power of a count grows in jumps."""
-    from dpaudit.stats._plan import _Aim  # noqa: PLC0415
+    from dpaudit.stats._planning import _Aim  # noqa: PLC0415
 
     assert plan.num_steps is not None
     assert plan.num_canaries is not None

@@ -161,7 +161,7 @@ class _StartedError(Exception):
 
 def prepare(monkeypatch: pytest.MonkeyPatch, words: list[str], **variables: str) -> dict[str, str] | None:
     """The environment of the program that would be started; None if none would."""
-    from dpaudit.cli._environment import prepare as prepared  # noqa: PLC0415
+    from dpaudit.cli import prepare as prepared  # noqa: PLC0415
 
     given: list[dict[str, str]] = []
 

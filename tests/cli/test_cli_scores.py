@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.stats import _chunks
+from dpaudit.stats import _observations
 
 HONEST = ["--noise-multiplier", "0.5", "--delta", "1e-5"]  # the files' own mu is 2
 BROKEN = ["--noise-multiplier", "2", "--delta", "1e-5"]
@@ -146,15 +146,15 @@ def test_square_brackets_are_printed_as_they_are(files: Any, run: Any) -> None:
 def small_is_large(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Treat every file as too large for the memory; gives the sizes of the pieces that were read."""
     read: list[int] = []
-    original = _chunks._from_file
+    original = _observations._from_file
 
     def counted(scores: np.memmap) -> Any:
         for start, piece in original(scores):
             read.append(piece.size)
             yield start, piece
 
-    monkeypatch.setattr("dpaudit.methods._methods._LARGE", 10)
-    monkeypatch.setattr(_chunks, "_from_file", counted)
+    monkeypatch.setattr("dpaudit.methods._LARGE", 10)
+    monkeypatch.setattr(_observations, "_from_file", counted)
     monkeypatch.setattr(dpaudit.Observations, "in_memory", lambda _: pytest.fail("read into memory"))
     return read
 
@@ -188,7 +188,7 @@ def test_large_files_of_steps_are_bet_on_in_the_same_pass(
 def test_large_files_without_a_fixed_threshold_are_audited_all_the_same(
     files: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpaudit.methods._methods._LARGE", 10)
+    monkeypatch.setattr("dpaudit.methods._LARGE", 10)
     result = run("scores", *files.sides(), *BROKEN)
     assert result.exit_code == 1, result.output
     assert "files of this size are read once" in result.stdout
@@ -197,7 +197,7 @@ def test_large_files_without_a_fixed_threshold_are_audited_all_the_same(
 def test_a_bad_score_in_a_large_file_is_named(
     files: Any, refused: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpaudit.methods._methods._LARGE", 10)
+    monkeypatch.setattr("dpaudit.methods._LARGE", 10)
     files.absent[17] = np.nan
     sentence = refused("scores", *files.sides(), "--normalized")
     assert sentence == "Expected finite scores, got without_canary[17]=nan."
@@ -206,7 +206,7 @@ def test_a_bad_score_in_a_large_file_is_named(
 def test_long_work_is_announced_on_standard_error(
     files: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpaudit.cli._scores._QUICK", 10)
+    monkeypatch.setattr("dpaudit.cli._scores_command._QUICK", 10)
     result = run("scores", *files.sides(), "--normalized", "--json")
     assert result.stderr == "Examining 300 and 250 scores\n"
     json.loads(result.stdout)

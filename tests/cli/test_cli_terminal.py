@@ -177,7 +177,7 @@ def test_torch_without_memory_is_a_sentence(run: Any, monkeypatch: pytest.Monkey
     def give_up(*_: object, **__: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
 
-    monkeypatch.setattr("dpaudit.cli._demo.make_folder", give_up)
+    monkeypatch.setattr("dpaudit.cli._demo_command.make_folder", give_up)
     result = run("demo")
     assert (result.exit_code, result.stderr) == (2, "dpaudit: There is not enough memory for that.\n")
 

@@ -9,11 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dpaudit.diagnostics._exact import RESOLUTION, any_of, below_claim, below_rest, uniform
-from dpaudit.diagnostics._holm import holm
-from dpaudit.diagnostics._signs import correlation, same_signs, sure_signs, swaying
-from dpaudit.diagnostics.noise._shape import cross_ratio_chance
-from dpaudit.diagnostics.participation._draws import at_least, far_from_mean, hypergeometric
+from dpaudit.diagnostics._diagnosis import holm
+from dpaudit.diagnostics._noise_tests import cross_ratio_chance
+from dpaudit.diagnostics._participation import at_least, far_from_mean, hypergeometric
+from dpaudit.diagnostics._tests import (
+    RESOLUTION,
+    any_of,
+    below_claim,
+    below_rest,
+    correlation,
+    same_signs,
+    sure_signs,
+    swaying,
+    uniform,
+)
 
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=8)
 

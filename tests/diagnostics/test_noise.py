@@ -11,7 +11,7 @@ from simulated import LEAVES, SIZE, diagnostics
 
 from dpaudit import InputError
 from dpaudit.diagnostics import Diagnostics
-from dpaudit.diagnostics.noise._layout import Layout
+from dpaudit.diagnostics._noise_record import Layout
 
 
 def record_of(noise, leaves=None):

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from dpaudit import InputError
 from dpaudit.experiments import Config, Running, parse_config, rehearse, run
-from dpaudit.experiments._data import load_data
+from dpaudit.experiments._build import load_data
 from dpaudit.experiments._resolved import Resolved, resolve
 from dpaudit.experiments.black_box import FinalModel, ManyRuns
 from dpaudit.experiments.black_box._verdict import Judge

@@ -13,8 +13,7 @@ import torch
 
 from dpaudit import InputError
 from dpaudit.experiments import Config, Progress, rehearse, run
-from dpaudit.experiments._build import build
-from dpaudit.experiments._data import load_data
+from dpaudit.experiments._build import build, load_data
 from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._resolved import resolve
 from dpaudit.methods import examine
@@ -303,11 +302,11 @@ def test_a_canary_that_is_sometimes_in_is_judged_by_the_curve_of_such_a_step(
 ) -> None:
     curves: list[Any] = []
 
-    def watched(*observations: Any, **question: Any) -> Any:
-        curves.append(question["tradeoff"])
-        return examine(*observations, **question)
+    def watched(*observations: Any, **query: Any) -> Any:
+        curves.append(query["tradeoff"])
+        return examine(*observations, **query)
 
-    monkeypatch.setattr("dpaudit.experiments._outcome.examine", watched)
+    monkeypatch.setattr("dpaudit.experiments._run.examine", watched)
     values = rehearse(small(*changes_of("paper"), "audit.canary_rate=0.5", "training.num_steps=5"))
     assert (curves[0].sample_rate, curves[0].num_steps) == (0.5, 1)  # of the bounds beside the verdict
     assert values["bound"]["tradeoff"].startswith("SubsampledGaussian(sample_rate=0.5, num_steps=1,")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpaudit.accounting import SubsampledGaussian
-from dpaudit.experiments.black_box._guessing import GuessJudge
+from dpaudit.experiments.black_box._final_model import GuessJudge
 from dpaudit.stats import Guesses
 
 CURVE = SubsampledGaussian(0.08, 40)

@@ -24,11 +24,10 @@ from dpaudit.experiments.reproduction import (
     figure_named,
     reproduce,
 )
-from dpaudit.experiments.reproduction._data import CIFAR10, PURCHASE
-from dpaudit.experiments.reproduction._labels import Labels
-from dpaudit.experiments.reproduction._mechanism import counted
+from dpaudit.experiments.reproduction._figure import CIFAR10, PURCHASE, kinds, only, values_of
+from dpaudit.experiments.reproduction._reproduce import Labels
+from dpaudit.experiments.reproduction._simulation import counted
 from dpaudit.experiments.reproduction._study import PAPERS
-from dpaudit.experiments.reproduction._values import kinds, only, values_of
 from dpaudit.experiments.trials import Finished, Processes
 from dpaudit.stats import Gaussian
 

@@ -15,7 +15,7 @@ from jax_runs import DELTA, FAULTS, INPUTS, POISSON, RATE, TARGETS, loop, loss, 
 
 import dpaudit
 from dpaudit.observers.jax_privacy import observe
-from dpaudit.observers.jax_privacy._pending import Pending, Scale
+from dpaudit.observers.jax_privacy._host import Pending, Scale
 
 VIOLATION = dpaudit.Verdict.VIOLATION
 NOISE = 0.8563  # of 300 steps at the sample rate below, for epsilon = 8

@@ -10,7 +10,7 @@ from score_noise import MOST, off, statistics
 
 import dpaudit
 from dpaudit.observers.jax_privacy import Given, hold_out, observe
-from dpaudit.observers.jax_privacy._input_host import InputHost
+from dpaudit.observers.jax_privacy._input_observer import InputHost
 
 VIOLATION = dpaudit.Verdict.VIOLATION
 QUICK = dpaudit.Crafted(num_steps=5)

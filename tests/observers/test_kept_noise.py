@@ -12,9 +12,8 @@ from torch import nn
 
 import dpaudit
 from dpaudit.observers import jax_privacy, opacus
-from dpaudit.observers._kept_noise import KeptNoise, Places
-from dpaudit.observers._recorder import ObserverRecorder
-from dpaudit.observers._terms import Terms
+from dpaudit.observers._claims import Terms
+from dpaudit.observers._observer_recorder import KeptNoise, ObserverRecorder, Places
 
 NOISE, NORM = 0.8, 2.0
 TERMS = {"sample_rate": 0.05, "num_steps": 120, "delta": 1e-5}

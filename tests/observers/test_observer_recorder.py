@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.observers._recorder import ObserverRecorder
-from dpaudit.observers._terms import Terms
-from dpaudit.observers._with_block import with_block
+from dpaudit.observers._claims import Terms
+from dpaudit.observers._observer_recorder import ObserverRecorder
+from dpaudit.observers._patching import with_block
 
 NOTHING = Terms()
 READ = Terms(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)

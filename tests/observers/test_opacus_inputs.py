@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import dpaudit
-from dpaudit.observers.opacus import _inputs, hold_out, observe
+from dpaudit.observers.opacus import _input_canaries, hold_out, observe
 from dpaudit.observers.opacus._observer import Observer
 
 VIOLATION = dpaudit.Verdict.VIOLATION
@@ -73,7 +73,7 @@ class Slow:
 
     def __init__(self, monkeypatch, build):
         self.build, self.scores, self._look = build, [], None
-        original_join, original_update = _inputs.InputCanaries.join, Observer._before_update
+        original_join, original_update = _input_canaries.InputCanaries.join, Observer._before_update
 
         def join(canaries, index, numbers, *, inserts):
             look = original_join(canaries, index, numbers, inserts=inserts)
@@ -84,7 +84,7 @@ class Slow:
             self._score(observer)
             return original_update(observer, *rest)
 
-        monkeypatch.setattr(_inputs.InputCanaries, "join", join)
+        monkeypatch.setattr(_input_canaries.InputCanaries, "join", join)
         monkeypatch.setattr(Observer, "_before_update", update)
 
     @torch.enable_grad()
@@ -157,7 +157,7 @@ def test_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not(audited):
 
 def looked_along(monkeypatch):
     """Keeps what is looked along in every step: directions of length 1, and lengths in clipping norms."""
-    directions, lengths, original = [], [], _inputs.InputCanaries.join
+    directions, lengths, original = [], [], _input_canaries.InputCanaries.join
 
     def join(*args, **options):
         look = original(*args, **options)
@@ -166,7 +166,7 @@ def looked_along(monkeypatch):
         lengths.append((norms / look.reach).numpy())
         return look
 
-    monkeypatch.setattr(_inputs.InputCanaries, "join", join)
+    monkeypatch.setattr(_input_canaries.InputCanaries, "join", join)
     return {"directions": directions, "lengths": lengths}
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.observers.opacus._line import Line
+from dpaudit.observers.opacus._sampling import Line
 
 
 def line_of(*sizes, ahead=0, filled=False):

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, W
 
 import dpaudit
 from dpaudit.observers.opacus import observe
-from dpaudit.observers.opacus._enlarge import enlarge
+from dpaudit.observers.opacus._sampling import enlarge
 
 VIOLATION, NO_VIOLATION = dpaudit.Verdict.VIOLATION, dpaudit.Verdict.NO_VIOLATION
 STEPS, EXAMPLES, BATCH = 100, 250, 10  # one setting: the curve of the whole training is found once

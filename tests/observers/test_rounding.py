@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from dpaudit.diagnostics import Diagnostics
-from dpaudit.observers._residuals import clipped_sum
-from dpaudit.observers._rounding import sum_rounding
+from dpaudit.observers._residuals import clipped_sum, sum_rounding
 
 ROWS = np.ones((8000, 50), np.float32)  # the sum of equal rows is rounded the same way at every row
 NOISE = 0.05

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.observers._sampled import SampledRecorder
-from dpaudit.observers._terms import Terms
+from dpaudit.observers._claims import Terms
+from dpaudit.observers._sampled_recorder import SampledRecorder
 
 VIOLATION = dpaudit.Verdict.VIOLATION
 TERMS = Terms(noise_multiplier=0.5, sample_rate=0.04, delta=1e-5)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.observers._facts import Facts
-from dpaudit.observers._recorder import ObserverRecorder
-from dpaudit.observers._sampled import SampledRecorder
-from dpaudit.observers._terms import Terms
+from dpaudit.observers._claims import Facts, Terms
+from dpaudit.observers._observer_recorder import ObserverRecorder
+from dpaudit.observers._sampled_recorder import SampledRecorder
 from dpaudit.pytest_plugin._fixture import DpAudit
 from dpaudit.pytest_plugin._session import Audits
 

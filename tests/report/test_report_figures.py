@@ -12,9 +12,9 @@ from scipy import stats
 import dpaudit
 from dpaudit.recording import Course
 from dpaudit.report import Report, read_run
-from dpaudit.report.figures import Histogram
-from dpaudit.report.plots._scale import Scale
-from dpaudit.stats._plane import Plane
+from dpaudit.report._figures import Histogram
+from dpaudit.report._svg import Scale
+from dpaudit.stats._result import Plane
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
 

@@ -15,7 +15,7 @@ import pytest
 import dpaudit
 from dpaudit.errors import InputError
 from dpaudit.report import Format, Report, Run, read_run
-from dpaudit.report._words import headline, summary
+from dpaudit.report._run import headline, summary
 
 Copy = Callable[..., Path]
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import dpaudit
+from dpaudit.stats._audit import default_method
 from dpaudit.stats._coverage import ideal_observations
-from dpaudit.stats._defaults import default_method
 
 
 def scores(noise, size, seed=0, **more):
@@ -189,7 +189,7 @@ def test_underpowered_is_what_a_perfect_attack_of_that_size_could_not_refute(siz
             continue
         perfect = dpaudit.Observations(with_canary=np.ones(size), without_canary=np.zeros(size))
         result = dpaudit.audit(perfect, claim=STEP, **method)
-        assert result.design.perfect() == pytest.approx(result.bound.parameter, rel=1e-6)
+        assert result.design.max_refutable() == pytest.approx(result.bound.parameter, rel=1e-6)
 
 
 def test_a_threshold_that_a_leak_moves_away_from_finds_no_leak():

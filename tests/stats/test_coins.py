@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.stats._coins import require_fair
+from dpaudit.stats._observations import require_fair
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=5.0, delta=1e-5)
 

@@ -5,8 +5,8 @@ import pytest
 from scipy import special
 
 import dpaudit
-from dpaudit.stats._question import Question
-from dpaudit.stats._steps import StepErrors
+from dpaudit.stats._bound import BoundQuery
+from dpaudit.stats._counts import StepErrors
 from dpaudit.stats.inference import _betting
 
 RATE, STEPS, DELTA = 4096 / 50000, 2500, 1e-5
@@ -33,10 +33,9 @@ def binomial_counts(mu, repetitions, seed):
     ids=repr,
 )
 def test_one_score_a_step_recovers_most_of_epsilon_8_and_rarely_exceeds_it(inference, mean, within):
-    question = Question(dpaudit.Gaussian(), DELTA, 0.05)
+    query = BoundQuery(dpaudit.Gaussian(), DELTA, 0.05)
     found = [
-        composed(inference.parameter(counts, question))
-        for counts in binomial_counts(1 / NOISE[8], 200, seed=0)
+        composed(inference.parameter(counts, query)) for counts in binomial_counts(1 / NOISE[8], 200, seed=0)
     ]
     assert np.mean(found) == pytest.approx(mean, abs=within)
     assert np.mean(np.asarray(found) > 8) <= 0.05
@@ -60,12 +59,12 @@ def test_scores_go_through_the_front_door_to_the_same_numbers():
 def bets(epsilon, canaries, repetitions):
     rng = np.random.default_rng(epsilon)
     mu = 1 / NOISE[epsilon]
-    question = Question(dpaudit.Gaussian(), DELTA, 0.05)
+    query = BoundQuery(dpaudit.Gaussian(), DELTA, 0.05)
     sizes = np.full(STEPS, canaries)
     for _ in range(repetitions):
         fp, fn = rng.binomial(canaries, special.ndtr(-mu / 2), (2, STEPS))
         errors = StepErrors(fp, sizes, fn, sizes, by_coin=False)
-        yield dpaudit.Betting().from_errors(errors, question)
+        yield dpaudit.Betting().from_errors(errors, query)
 
 
 @pytest.mark.parametrize(("epsilon", "share"), [(1, 0.93), (4, 0.97), (8, 0.97), (16, 0.97)])

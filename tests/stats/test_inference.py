@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import dpaudit
-from dpaudit.stats._question import Question
-from dpaudit.stats.inference._betting import upper_mean
-from dpaudit.stats.inference._stakes import stakes
+from dpaudit.stats._bound import BoundQuery
+from dpaudit.stats.inference._betting import stakes, upper_mean
 
 FAMILIES = [
     dpaudit.Gaussian(),
@@ -29,7 +28,7 @@ def counts(fp, n0, fn, n1):
 
 
 def parameter(inference, family, errors, error=0.05):
-    return inference.parameter(errors, Question(family, 0.0, error))
+    return inference.parameter(errors, BoundQuery(family, 0.0, error))
 
 
 @st.composite

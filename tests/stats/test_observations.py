@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import dpaudit
-from dpaudit.stats._counts import count
-from dpaudit.stats._steps import Steps
+from dpaudit.stats._counts import Steps, count
 
 scores = hnp.arrays(
     st.sampled_from([np.float64, np.float32]),

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 import dpaudit
 from dpaudit.stats._binomial import upper_rate, upper_rate_chords
+from dpaudit.stats._bound import BoundQuery
 from dpaudit.stats._counts import ErrorCounts
-from dpaudit.stats._question import Question
 
 DELTA = 1e-3
 METHODS = [
@@ -106,7 +106,7 @@ def test_simultaneous_takes_the_best_of_its_ranks(sides, num_thresholds):
     rule = dpaudit.Simultaneous(num_thresholds)
     found = bound(observed(present, absent), METHODS[0], rule)
     ranks = rule.ranks(absent.size)
-    question = Question(dpaudit.Gaussian(), DELTA, (1 - 0.95) / ranks.size)
+    query = BoundQuery(dpaudit.Gaussian(), DELTA, (1 - 0.95) / ranks.size)
     bounds = []
     for rank in ranks:
         threshold = sorted(absent)[absent.size - 1 - rank]
@@ -116,7 +116,7 @@ def test_simultaneous_takes_the_best_of_its_ranks(sides, num_thresholds):
             false_negatives=int(sum(score <= threshold for score in present)),
             num_present=present.size,
         )
-        bounds.append(dpaudit.ClopperPearson().parameter(counts, question))
+        bounds.append(dpaudit.ClopperPearson().parameter(counts, query))
     assert found.parameter == max(bounds)
 
 

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import dpaudit
-from dpaudit.stats._counts import count
-from dpaudit.stats._question import Question
-from dpaudit.stats._steps import Steps
-from dpaudit.stats.thresholds._predictable import predictable_thresholds
+from dpaudit.stats._bound import BoundQuery
+from dpaudit.stats._counts import Steps, count
+from dpaudit.stats.thresholds._rules import predictable_thresholds
 
 
 def gaussian_scores(mu, size, seed=0):
@@ -112,7 +111,7 @@ def test_simultaneous_is_the_best_of_its_ranks_at_a_share_of_the_error(size):
     assert ranks.min() >= 0
     assert ranks.max() < size
     absent = np.sort(observations.without_canary)[::-1]
-    share = Question(dpaudit.Gaussian(), 1e-5, 0.05 / ranks.size)
+    share = BoundQuery(dpaudit.Gaussian(), 1e-5, 0.05 / ranks.size)
     slow = max(
         dpaudit.ClopperPearson().parameter(
             dpaudit.ErrorCounts(

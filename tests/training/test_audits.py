@@ -19,7 +19,7 @@ from dpaudit.training import (
     initialize,
 )
 from dpaudit.training.data import digits, random_images
-from dpaudit.training.gradients._flat import flat_parameters
+from dpaudit.training.gradients import flat_parameters
 from dpaudit.training.models import logistic_regression, mlp
 
 DELTA = 1e-5

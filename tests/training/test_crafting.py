@@ -9,7 +9,7 @@ from torch import nn
 
 import dpaudit
 from dpaudit._torch import HeldOutData
-from dpaudit._torch.crafting import Crafting, Domain
+from dpaudit._torch._crafting import Crafting, Domain
 from dpaudit.training import cross_entropy, initialize
 from dpaudit.training.data import Dataset, digits, hold_out, random_images
 from dpaudit.training.models import conv_net, mlp, wide_resnet

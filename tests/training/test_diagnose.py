@@ -7,7 +7,7 @@ import torch
 
 from dpaudit import InputError, Verdict
 from dpaudit.training import Diagnose, GaussianSum, OneRun, Seeds, Training, faults, initialize
-from dpaudit.training.gradients._flat import flat_parameters
+from dpaudit.training.gradients import flat_parameters
 from dpaudit.training.models import mlp
 
 NOISE = {"noise_multiplier": 1.0}  # to look for one that gives an epsilon takes long

@@ -8,8 +8,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from dpaudit.errors import InputError
 from dpaudit.training import Batch, clipped_sum, cross_entropy, initialize
-from dpaudit.training.gradients import num_parameters, per_example
-from dpaudit.training.gradients._book_keeping import LinearRows, is_plain_linear
+from dpaudit.training.gradients import LinearRows, is_plain_linear, num_parameters, per_example
 from dpaudit.training.models import conv_net, logistic_regression, mlp, wide_resnet
 
 

@@ -23,7 +23,7 @@ from dpaudit.training import (
     initialize,
 )
 from dpaudit.training.data import Dataset, digits, hold_out, random_images
-from dpaudit.training.gradients._flat import flat_parameters
+from dpaudit.training.gradients import flat_parameters
 from dpaudit.training.models import mlp
 
 DELTA = 1e-5

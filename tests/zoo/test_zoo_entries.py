@@ -8,9 +8,9 @@ import pytest
 
 from dpaudit.training import faults
 from dpaudit.zoo import ENTRIES, chosen, judge
-from dpaudit.zoo.specimens import LEAVES, NativeTraining, PlainStep
-from dpaudit.zoo.specimens._claim import noise_of
-from dpaudit.zoo.specimens._step import correct_step
+from dpaudit.zoo._entry import noise_of
+from dpaudit.zoo._native import LEAVES, NativeTraining
+from dpaudit.zoo._steps import PlainStep, correct_step
 
 # what has to be among the things that flag the fault
 CAUGHT_BY = {

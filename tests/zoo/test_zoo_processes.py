@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(find_spec("opacus") is None, reason="The process
 
 CODE = """
 from slow_to_import import work
-from dpaudit.zoo.specimens._processes import _on_processes
+from dpaudit.zoo._opacus_distributed import _on_processes
 if __name__ == "__main__":
     try:
         _on_processes(work, False, 0)

@@ -1,6 +1,8 @@
-"""What the native training and the observers of torch libraries share."""
+"""What the native training and the observers of torch libraries share.
 
-from dpaudit._torch._held_out import HeldOutData, fingerprints, held_out, require_fitting
-from dpaudit._torch._vectors import CanaryVectors
+Input canaries as examples: from their descriptions, a model and examples that are held out.
+"""
+
+from dpaudit._torch._canaries import CanaryVectors, HeldOutData, fingerprints, held_out, require_fitting
 
 __all__ = ["CanaryVectors", "HeldOutData", "fingerprints", "held_out", "require_fitting"]

@@ -6,11 +6,10 @@ from functools import cached_property, partial
 from typing import Any
 
 from dpaudit import _validate
-from dpaudit.accounting._event import event_curve
-from dpaudit.accounting._pld import epsilon_above
+from dpaudit.accounting._pld import epsilon_above, event_curve
 from dpaudit.accounting._subsampled import SubsampledGaussian
 from dpaudit.errors import InputError
-from dpaudit.stats._claim import Claimed, Hypothesis
+from dpaudit.stats._result import Claimed, Hypothesis
 from dpaudit.stats.tradeoffs import ApproximateDP, Gaussian, TradeOff
 
 __all__ = ["Claim"]

@@ -1,18 +1,24 @@
-"""The privacy loss distribution of Poisson-sampled Gaussian steps, from dp-accounting."""
+"""The privacy loss distribution of Poisson-sampled Gaussian steps, from dp-accounting.
+
+Any event that dp-accounting can describe, as a curve.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
+from dpaudit._types import FloatArray
 from dpaudit.errors import InputError
-from dpaudit.stats._search import last_true
-from dpaudit.stats._types import FloatArray
+from dpaudit.stats._rootfinding import last_true
+from dpaudit.stats.tradeoffs import PiecewiseLinear
 
-__all__ = ["composed", "epsilon_above", "epsilon_below", "epsilon_near", "profile"]
+__all__ = ["composed", "epsilon_above", "epsilon_below", "epsilon_near", "event_curve", "profile"]
+
 
 _FINE = 1e-3
 _HUGE = 1e12  # an epsilon above all that are asked for
@@ -97,3 +103,39 @@ def profile(noise: float, sample_rate: float, num_steps: int, epsilons: FloatArr
     """Delta at each epsilon, not below the truth."""
     pld = composed(noise, sample_rate, num_steps)
     return np.asarray(pld.get_delta_for_epsilon(epsilons), dtype=np.float64)
+
+
+_NUM_LINES = 200  # each costs a pass over the privacy loss distribution
+
+
+def event_curve(event: Any, delta: float) -> PiecewiseLinear:
+    """The trade-off curve of a ``DpEvent`` from its privacy loss distribution, with a line at ``delta``."""
+    import dp_accounting  # noqa: PLC0415  # imported late: it takes longer than all the rest
+    from dp_accounting.pld import PLDAccountant  # noqa: PLC0415
+
+    if not isinstance(event, dp_accounting.DpEvent):
+        raise InputError(f"Expected event to be a dp_accounting.DpEvent, got {event!r}.")
+    accountant = PLDAccountant()
+    if not accountant.supports(event):
+        raise InputError(f"dp-accounting has no privacy loss distribution for {event!r}.")
+    accountant.compose(event)
+    points = np.linspace(0.0, _largest_epsilon(accountant), _NUM_LINES)
+    here = _finite([accountant.get_epsilon(delta)])
+    if not here:
+        raise InputError(f"The accountant gives {event!r} no finite epsilon at delta={delta:g}.")
+    epsilons = np.unique(np.append(points, here))
+    deltas = [accountant.get_delta(float(epsilon)) for epsilon in epsilons]
+    return PiecewiseLinear(tuple(epsilons), tuple(np.clip(deltas, 0.0, 1.0)))
+
+
+def _largest_epsilon(accountant: Any) -> float:
+    """The epsilon at the smallest delta that has a finite one: 0 for bounded losses, else 1e-12 or so."""
+    deltas = [0.0, *(10.0**-exponent for exponent in range(12, 0, -1))]
+    found = _finite(accountant.get_epsilon(delta) for delta in deltas)
+    if not found:
+        raise InputError("The event has no finite epsilon at any delta up to 0.1: it protects nothing.")
+    return min(found[0], 700.0)
+
+
+def _finite(epsilons: Iterable[float]) -> list[float]:
+    return [max(float(epsilon), 0.0) for epsilon in epsilons if np.isfinite(epsilon)]

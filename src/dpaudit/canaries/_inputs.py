@@ -1,14 +1,22 @@
-"""Examples that an audit adds to the data of a training (Nasr et al. 2023, appendix C.3)."""
+"""Examples that an audit adds to the data of a training (Nasr et al. 2023, appendix C.3).
+
+What the adversary of an audit may do and see. Which examples of a data set are held out of its training, for
+canaries to be made from.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, ClassVar
 
+import numpy as np
+
 from dpaudit import _validate
+from dpaudit._types import IntArray
 from dpaudit.errors import InputError
 
-__all__ = ["Adversarial", "Blank", "Crafted", "InputCanary", "Mislabelled"]
+__all__ = ["Adversarial", "Blank", "Crafted", "InputCanary", "Mislabelled", "ThreatModel", "split_places"]
 
 
 @dataclass(frozen=True)
@@ -96,3 +104,26 @@ class Crafted(InputCanary):
         (0.5, 0.75)
         """
         return cosine + 1 / (1 + norm / max_grad_norm) if self.long else cosine
+
+
+class ThreatModel(Enum):
+    """What the adversary inserts, and what it sees; section 3 of Nasr et al. 2023."""
+
+    GRADIENT = "gradient"
+    """Inserts a gradient, sees the private gradient of every step."""
+    INPUT = "input"
+    """Inserts an example, sees the private gradient of every step."""
+    BLACK_BOX = "black-box"
+    """Inserts an example, sees what the final model answers."""
+
+
+def split_places(num_examples: int, num_held_out: int, seed: int) -> tuple[IntArray, IntArray]:
+    """The places of those that are trained on and of those that are held out, drawn at random, in order.
+
+    >>> split_places(5, 2, seed=0)
+    (array([0, 1, 3]), array([2, 4]))
+    """
+    if not 0 < _validate.whole("num_held_out", num_held_out) < num_examples:
+        raise InputError(f"Expected num_held_out={num_held_out} in [1, {num_examples - 1}].")
+    order = np.random.default_rng(_validate.whole("seed", seed, low=0)).permutation(num_examples)
+    return np.sort(order[num_held_out:]), np.sort(order[:num_held_out])

@@ -1,24 +1,65 @@
-"""The commands, gathered."""
+"""The commands, gathered.
+
+``dpaudit completion``: what a shell needs to complete commands and options.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Annotated
 
 import typer
+from typer._completion_classes import completion_init
+from typer._completion_shared import get_completion_script
 
 import dpaudit
-from dpaudit.cli._completion import completion
-from dpaudit.cli._demo import demo
-from dpaudit.cli._exit import Sentences
-from dpaudit.cli._plan import plan
-from dpaudit.cli._report import report
-from dpaudit.cli._reproduce import reproduce
-from dpaudit.cli._run import run
-from dpaudit.cli._scores import scores
-from dpaudit.cli._zoo import zoo
+from dpaudit.cli._console import Sentences, print_json
+from dpaudit.cli._demo_command import demo
+from dpaudit.cli._options import Json
+from dpaudit.cli._plan_command import plan
+from dpaudit.cli._report_command import report
+from dpaudit.cli._reproduce_command import reproduce
+from dpaudit.cli._run_command import run
+from dpaudit.cli._scores_command import scores
+from dpaudit.cli._zoo_command import zoo
 
-__all__ = ["app"]
+__all__ = ["app", "completion", "prepare_completion"]
+
+
+_PROGRAM = "dpaudit"
+_QUESTION = "_DPAUDIT_COMPLETE"  # set by the script when the shell asks
+
+
+class Shell(StrEnum):
+    """Those that have a script."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+_Shell = Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.", show_default=False)]
+
+
+def completion(*, shell: _Shell, as_json: Json = False) -> None:
+    """Print the script that lets a shell complete commands and options.
+
+    For bash, put this line into ~/.bashrc: source <(dpaudit completion bash)
+    """
+    script = get_completion_script(prog_name=_PROGRAM, complete_var=_QUESTION, shell=shell.value)
+    if as_json:
+        print_json({"shell": shell.value, "script": script})
+    else:
+        typer.echo(script)
+
+
+def prepare_completion() -> None:
+    """Have the question of a shell answered in the words of its script."""
+    if _QUESTION in os.environ:
+        completion_init()
+
 
 app = typer.Typer(
     cls=Sentences,

@@ -1,12 +1,30 @@
-"""Options that several commands share, described once."""
+"""Options that several commands share, described once.
+
+The claim that the options state.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 import typer
 
-__all__ = ["Confidence", "Delta", "EndToEnd", "Epsilon", "Json", "NoiseMultiplier", "NumSteps", "SampleRate"]
+from dpaudit.accounting import Claim, SubsampledGaussian
+from dpaudit.errors import InputError
+
+__all__ = [
+    "ClaimOptions",
+    "Confidence",
+    "Delta",
+    "EndToEnd",
+    "Epsilon",
+    "Json",
+    "NoiseMultiplier",
+    "NumSteps",
+    "SampleRate",
+]
+
 
 _CLAIM = "The claim"
 
@@ -46,3 +64,82 @@ EndToEnd: TypeAlias = Annotated[
 ]
 Confidence: TypeAlias = Annotated[float, typer.Option(help="The confidence of bounds and verdicts.")]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+_WAYS = (
+    "--epsilon and --delta, or --noise-multiplier and --delta, or --noise-multiplier, --sample-rate, "
+    "--num-steps and --delta"
+)
+
+
+@dataclass(frozen=True)
+class ClaimOptions:
+    """The options of a claim as they were given."""
+
+    epsilon: float | None
+    delta: float | None
+    noise_multiplier: float | None
+    sample_rate: float | None
+    num_steps: int | None
+    end_to_end: bool
+
+    @property
+    def claim(self) -> Claim | None:
+        """The claim; None if none was stated."""
+        self._check()
+        if self.epsilon is not None:
+            return Claim.approximate_dp(epsilon=self.epsilon, delta=self._given_delta)
+        if self.noise_multiplier is None:
+            return None
+        if self.sample_rate is None or self.num_steps is None:
+            return Claim.gaussian(noise_multiplier=self.noise_multiplier, delta=self._given_delta)
+        return Claim.dpsgd(
+            noise_multiplier=self.noise_multiplier,
+            sample_rate=self.sample_rate,
+            num_steps=self.num_steps,
+            delta=self._given_delta,
+        )
+
+    @property
+    def required(self) -> Claim:
+        """The claim, for a command that has nothing to do without one."""
+        claim = self.claim
+        if claim is None:
+            raise InputError(f"Expected a claim: {_WAYS}.")
+        return claim
+
+    @property
+    def tradeoff(self) -> SubsampledGaussian | None:
+        """The curve of a whole run; None where the claim's own curve is meant."""
+        if not self.end_to_end or self.sample_rate is None or self.num_steps is None:
+            return None
+        return SubsampledGaussian(self.sample_rate, self.num_steps)
+
+    @property
+    def is_of_steps(self) -> bool:
+        """Whether scores are of single steps of a longer training."""
+        return self.num_steps is not None and not self.end_to_end
+
+    @property
+    def _given_delta(self) -> float:
+        if self.delta is None:
+            raise InputError("Expected --delta with the claim: without it an epsilon says nothing.")
+        return self.delta
+
+    def _check(self) -> None:
+        noise = self._given("--noise-multiplier", "--sample-rate", "--num-steps")
+        if self.epsilon is not None and noise:
+            raise InputError(f"Expected one claim, got --epsilon and {noise[0]}; give {_WAYS}.")
+        if noise and "--noise-multiplier" not in noise:
+            raise InputError(f"Expected --noise-multiplier with {noise[0]}; give {_WAYS}.")
+        if len(noise) == 2:
+            raise InputError(f"Expected --sample-rate and --num-steps together, got only {noise[1]}.")
+        if self.end_to_end and len(noise) < 3:
+            raise InputError(
+                "Expected --end-to-end with a DP-SGD claim: --noise-multiplier, --sample-rate, --num-steps "
+                "and --delta."
+            )
+
+    def _given(self, *names: str) -> list[str]:
+        """Which of these options were given."""
+        return [n for n in names if getattr(self, n.removeprefix("--").replace("-", "_")) is not None]

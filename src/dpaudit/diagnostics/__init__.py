@@ -1,9 +1,12 @@
-"""Cheap tests of the noise and the batches of a training, with a known error rate; numpy and scipy only."""
+"""Cheap tests of the noise and the batches of a training, with a known error rate; numpy and scipy only.
+
+Tests of the residual noise: what a step released, less the sum that is known. Tests of who took part in which
+step, against Poisson sampling.
+"""
 
 from dpaudit.diagnostics._causes import likely_causes
-from dpaudit.diagnostics._check import Check, Finding
-from dpaudit.diagnostics._diagnosis import Diagnosis
-from dpaudit.diagnostics._diagnostics import Diagnostics
-from dpaudit.diagnostics.noise import Amount
+from dpaudit.diagnostics._diagnosis import Diagnosis, Diagnostics
+from dpaudit.diagnostics._noise_tests import Amount
+from dpaudit.diagnostics._tests import Check, Finding
 
 __all__ = ["Amount", "Check", "Diagnosis", "Diagnostics", "Finding", "likely_causes"]

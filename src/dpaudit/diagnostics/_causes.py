@@ -1,17 +1,79 @@
-"""What may have gone wrong, from the numbers that it leaves."""
+"""What may have gone wrong, from the numbers that it leaves.
+
+What may have gone wrong with the clipping, from what arrives of a canary.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
 
-from dpaudit.diagnostics._signal_causes import of_signal
+__all__ = ["IN_PARTS", "likely_causes", "of_signal"]
 
-__all__ = ["IN_PARTS", "likely_causes"]
 
-_NEAR = 0.02  # how far a ratio may be off where no interval is given
+_NEAR = 0.1
+_NOTHING = 1e-5
+_TOGETHER = "is the mean or the sum of the batch clipped, and not each gradient?"
+
+
+def of_signal(
+    signal: float,
+    spread: float | None,
+    is_crowded: bool,
+    canary_scale: float | None,
+    batch_size: float | None,
+) -> list[str]:
+    """Guesses; none if canaries arrive with the clipping norm."""
+    if spread is not None and _near(signal, 1) and spread > 1 + _NEAR:
+        return [
+            f"a canary on one coordinate is clipped, and one on many arrives with {spread:.3g} times the "
+            "clipping norm: is each coordinate, or each parameter, clipped by itself?"
+        ]
+    if _near(signal, 1):
+        return []
+    if is_crowded:
+        return [f"how much of a canary arrives depends on how many others are in the batch: {_TOGETHER}"]
+    known = _of_own_numbers(signal, canary_scale, batch_size)
+    return known or (_of_more(signal) if signal > 1 else _of_less(signal))
+
+
+def _of_own_numbers(signal: float, canary_scale: float | None, batch_size: float | None) -> list[str]:
+    """What the numbers of the audit itself explain."""
+    causes = []
+    if canary_scale and canary_scale > 1 and _near(signal, canary_scale):
+        causes.append("the canary arrives unclipped: is each gradient clipped, before the sum?")
+    if batch_size and batch_size > 1 and _near(signal, batch_size):
+        causes.append("the canary arrives batch_size times: is a sum released, and not the mean?")
+    if batch_size and canary_scale and _near(signal, canary_scale / batch_size):
+        causes.append(f"the canary arrives with its length over the batch size: {_TOGETHER}")
+    return causes
+
+
+def _of_more(signal: float) -> list[str]:
+    arrives = f"the canary arrives with {signal:.3g} times the clipping norm"
+    return [f"{arrives}: is another norm used to clip?", f"{arrives}: {_TOGETHER}"]
+
+
+def _of_less(signal: float) -> list[str]:
+    """Too little is no leak by itself; it may hide one."""
+    if signal < _NOTHING:
+        return ["nothing arrives of the canary: are examples left out, or is another batch released?"]
+    arrives = f"the canary arrives with {signal:.3g} clipping norms"
+    if signal <= 0.5:
+        return [
+            f"{arrives}, which is 1/{1 / signal:.3g}: if a mean is released, give batch_size=...",
+            f"{arrives}: {_TOGETHER}",
+        ]
+    return []
+
+
+def _near(value: float, other: float) -> bool:
+    return abs(value / other - 1) < _NEAR
+
+
+_NEAR_CAUSES = 0.02  # how far a ratio may be off where no interval is given
 _WIDE = 1.1  # the ends of an interval that any number of workers would fit into
-_NOTHING = 1e-3
+_NOTHING_CAUSES = 1e-3
 _WORKERS = (*range(2, 13), 16, 20, 24, 32, 48, 64, 128)
 
 IN_PARTS = frozenset({"step-noise", "leaf-noise", "coordinate-noise", "repeated-noise"})
@@ -65,11 +127,11 @@ def likely_causes(
     names, causes = list(findings), list[str]()
     if signal is not None:
         causes += of_signal(signal, spread_signal, is_crowded, canary_scale, batch_size)
-    is_silent = noise_ratio is not None and noise_ratio < _NOTHING
+    is_silent = noise_ratio is not None and noise_ratio < _NOTHING_CAUSES
     if not is_silent:  # where there is no noise, there is nothing else to say of it
         causes += [_OF_FINDING[name] for name in names if name in _OF_FINDING]
     if noise_ratio is not None and (is_silent or not IN_PARTS.intersection(names)):
-        low, high = interval or (noise_ratio * (1 - _NEAR), noise_ratio * (1 + _NEAR))
+        low, high = interval or (noise_ratio * (1 - _NEAR_CAUSES), noise_ratio * (1 + _NEAR_CAUSES))
         own = _own_ratios(batch_size, noise_multiplier, max_grad_norm)
         causes += _of_noise(noise_ratio, low, high, own)
     return tuple(dict.fromkeys(causes))  # each once
@@ -81,12 +143,12 @@ def _of_noise(ratio: float, low: float, high: float, own: Iterable[tuple[float, 
     text = f"effective noise is {ratio:.3g} of the claim"
     is_wide = high > _WIDE * low
     # an interval of many observations is narrow, and a training's own numbers are rounded
-    low, high = min(low, ratio * (1 - _NEAR / 4)), max(high, ratio * (1 + _NEAR / 4))
+    low, high = min(low, ratio * (1 - _NEAR_CAUSES / 4)), max(high, ratio * (1 + _NEAR_CAUSES / 4))
     # what the training's own numbers explain is likelier than a number of workers that happens to fit
     near = _nearest(own, ratio, low, high) + ([] if is_wide else _nearest(_ratios(), ratio, low, high)[:1])
     if near:
         return [f"{text} = {why}" for why in near]
-    if ratio < _NOTHING:
+    if ratio < _NOTHING_CAUSES:
         return [
             "no noise: was the private step called, or are gradients computed anew after noise was added?"
         ]

@@ -1,4 +1,8 @@
-"""What the tests of one training say together."""
+"""What the tests of one training say together.
+
+Collects what the tests need, while a training runs. Many tests, one error rate: Holm 1979, "A simple
+sequentially rejective multiple test procedure". Which of several findings is told first.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,70 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpaudit.diagnostics._causes import likely_causes
-from dpaudit.diagnostics._check import Check, Finding
-from dpaudit.diagnostics._holm import holm
-from dpaudit.diagnostics._order import certainty
-from dpaudit.diagnostics.noise import Amount
-from dpaudit.errors import FindingError
+import numpy as np
 
-__all__ = ["Diagnosis"]
+from dpaudit import _validate
+from dpaudit._types import ArrayLike, FloatArray
+from dpaudit.diagnostics._causes import likely_causes
+from dpaudit.diagnostics._noise_record import Leaves, NoiseRecord
+from dpaudit.diagnostics._noise_tests import Amount, amount, noise_checks
+from dpaudit.diagnostics._participation import ParticipationRecord, drawn_rate, participation_checks
+from dpaudit.diagnostics._tests import RESOLUTION, SMALLEST, Check, Finding
+from dpaudit.errors import FindingError, InputError
+
+__all__ = ["Diagnosis", "Diagnostics", "certainty", "holm"]
+
+
+def holm(p_values: ArrayLike) -> FloatArray:
+    """The smallest level at which each would be rejected; valid however the tests depend on each other.
+
+    >>> holm([0.01, 0.04, 0.03])
+    array([0.03, 0.06, 0.06])
+    """
+    values = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(values, kind="stable")
+    stepped = values[order] * np.arange(values.size, 0, -1)
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.minimum(np.maximum.accumulate(stepped), 1.0)
+    return adjusted
+
+
+# What a finding brings about comes after it: noise that comes again, or is shared, has odd amounts, too, and
+# shuffled batches are of one size.
+_ORDER = (
+    "repeated-noise",
+    "leaf-correlation",
+    "step-correlation",
+    "coordinate-correlation",
+    "step-noise",
+    "leaf-noise",
+    "coordinate-noise",
+    "noise-shape",
+    "noise-variance",
+    "participation-counts",
+    "batch-overlap",
+    "batch-sizes",
+)
+_PARTS = ("step-noise", "leaf-noise", "coordinate-noise")
+_SHARED = 16.0  # squared sums over a leaf that are so much too large are no chance of noise that comes again
+_SAME = 0.95  # the correlation from which on noise comes again, and is not only alike
+_NOTHING = 1e-3  # of the claim
+
+
+def certainty(finding: Finding) -> tuple[float, float, float, int]:
+    """The most certain first; of those that leave no doubt, causes before what follows from them.
+
+    Of parts without their noise, those that have least of it come first.
+    """
+    place = _ORDER.index(finding.name) if finding.name in _ORDER else len(_ORDER)
+    rank, least = float(place), 0.0
+    if finding.name in _PARTS:
+        rank, least = float(_ORDER.index(_PARTS[0])), max(finding.estimate, _NOTHING)
+    if finding.name == "coordinate-correlation" and finding.estimate > _SHARED:
+        rank = -1.0
+    if finding.name == "repeated-noise" and abs(finding.estimate) < _SAME:
+        rank = _ORDER.index("step-correlation") + 0.5
+    return max(finding.p_value, SMALLEST), rank, least, place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,3 +169,75 @@ class Diagnosis:
             "likely_causes": list(self.likely_causes()),
             "noise": None if noise is None else dict(vars(noise)),
         }
+
+
+class Diagnostics:
+    """Is fed step by step, in bounded memory; ``diagnose()`` makes the tests that the observations allow.
+
+    Several runs may be fed one after another: noise that is equal in two of them is found, too. The number
+    of steps must not be chosen by what they show.
+
+    >>> import numpy as np
+    >>> rng, record = np.random.default_rng(0), Diagnostics(sample_rate=0.1)
+    >>> for _ in range(100):
+    ...     record.observe_noise(0.5 * rng.standard_normal(20))
+    ...     record.observe_batch(np.flatnonzero(rng.random(200) < 0.1), num_examples=200)
+    >>> [finding.name for finding in record.diagnose().findings]
+    ['noise-variance']
+    """
+
+    def __init__(self, *, sample_rate: float | None = None) -> None:
+        self.sample_rate = None if sample_rate is None else _validate.sample_rate(sample_rate)
+        self._noise = NoiseRecord()
+        self._participation = ParticipationRecord()
+
+    def observe_noise(self, residual: Any, leaves: Leaves | None = None, *, rounding: float = 0.0) -> None:
+        """What one step released, less the sum that is known, over the claimed standard deviation.
+
+        ``residual`` is a vector; ``leaves`` are the sizes of the parameters it is made of, one after another,
+        by name if there are names. A few coordinates of every step will do, if they stay the same ones.
+        ``rounding`` is how far a coordinate may be off, in the same units, if that is more than a thousandth:
+        sums of many single-precision numbers are.
+        """
+        self._noise.observe(residual, leaves, _validate.at_least("rounding", rounding, 0.0))
+
+    def observe_batch(self, indices: Any, num_examples: int) -> None:
+        """Which examples were in one batch, as places in a data set of ``num_examples``."""
+        self._participation.observe(indices, num_examples)
+
+    def observe_batch_size(self, size: int, num_examples: int) -> None:
+        """How many examples were in one batch, where it is not known which."""
+        self._participation.observe_size(size, num_examples)
+
+    def diagnose(self, confidence: float = 0.95) -> Diagnosis:
+        """All tests, with a false alarm in 1 - confidence of correct trainings at most."""
+        _validate.confidence(confidence)
+        noise, participation = self._noise, self._participation
+        checks = noise_checks(noise, confidence) + participation_checks(participation, self.sample_rate)
+        if not checks:
+            raise InputError("Expected at least one observed step, got none: did the training run?")
+        found = amount(noise, confidence) if noise.num_steps else None
+        return Diagnosis.of(checks, confidence=confidence, noise=found, notes=self._notes(found))
+
+    def _notes(self, noise: Amount | None) -> list[str]:
+        notes = []
+        if noise is not None and noise.low > 1 + RESOLUTION:
+            notes.append(f"The noise is {noise}: more than claimed costs accuracy, not privacy.")
+        claimed, seen = self.sample_rate, self._participation
+        if claimed is not None and seen.num_steps:
+            trials = seen.num_steps * seen.num_examples
+            rate, error = drawn_rate(seen), (claimed * (1 - claimed) / trials) ** 0.5
+            if rate < claimed * (1 - RESOLUTION) - 4 * error:
+                notes.append(
+                    f"Examples are drawn with a rate of {rate:.4g}, less than the claimed {claimed:.4g}."
+                )
+        return notes
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was observed; give it to ``load_state_dict`` of an equal collector."""
+        return {"noise": self._noise.state_dict(), "participation": self._participation.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where ``state_dict`` was taken."""
+        self._noise.load_state_dict(state["noise"])
+        self._participation.load_state_dict(state["participation"])

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 from dpaudit.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from dpaudit.experiments._build import Experiment, build
-    from dpaudit.experiments._examples import EXAMPLES, example
+    from dpaudit.experiments._build import EXAMPLES, Experiment, build, example
     from dpaudit.experiments._loop import Progress
-    from dpaudit.experiments._run import Outcome, rehearse, run
-    from dpaudit.experiments._threads import use_one_thread
+    from dpaudit.experiments._run import Outcome, rehearse, run, use_one_thread
     from dpaudit.experiments.black_box import Running
     from dpaudit.experiments.config import Config, load_config, parse_config
 
@@ -34,7 +32,7 @@ __all__ = [
     "use_one_thread",
 ]
 
-_HOMES = "config", "black_box", "_build", "_examples", "_loop", "_run", "_threads"
+_HOMES = "config", "black_box", "_build", "_loop", "_run"
 
 
 def __getattr__(name: str) -> Any:

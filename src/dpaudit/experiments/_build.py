@@ -1,41 +1,195 @@
-"""From a config to a training with its audit."""
+"""From a config to a training with its audit.
+
+From a config to its audit. The model that a config names, for given data. The data that a config names, in a
+part for training and one for test. The examples that input canaries are made from. Configs to start from.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import resources
+from typing import Any, TypeAlias
 
 import torch
+from torch import nn
 
+from dpaudit import _io
+from dpaudit._torch._crafting import Tell, nobody
+from dpaudit.canaries import (
+    Adversarial,
+    Blank,
+    Constant,
+    Crafted,
+    Dirac,
+    GradientCanary,
+    InputCanary,
+    Mislabelled,
+    Mixed,
+    RandomDirection,
+)
 from dpaudit.errors import InputError
-from dpaudit.experiments._audits import Audit, Watchers, audit_for
-from dpaudit.experiments._held_out import split_held_out
-from dpaudit.experiments._models import model_for
 from dpaudit.experiments._resolved import Resolved
 from dpaudit.experiments.config import (
+    AuditConfig,
     Config,
+    DataConfig,
+    Digits,
+    EndToEndConfig,
     FewSeedsConfig,
+    ManyRunsConfig,
+    Mlp,
+    ModelConfig,
     NoiseTooSmallConfig,
     OptimizerConfig,
+    PaperConfig,
+    Random,
     SgdConfig,
     ShuffledBatchesConfig,
     TrainingConfig,
 )
+from dpaudit.recording import LiveBound
 from dpaudit.training import (
     DPSGD,
     SGD,
     Adam,
     Diagnose,
+    EndToEnd,
     FlipAndCrop,
     Mechanism,
+    OneRun,
     Optimizer,
     Sampling,
     Training,
+    TwoBatches,
     initialize,
 )
-from dpaudit.training.data import Dataset
+from dpaudit.training.data import (
+    Dataset,
+    HeldOutData,
+    cifar10,
+    digits,
+    hold_out,
+    idx_images,
+    location,
+    purchase100,
+    random_images,
+)
 from dpaudit.training.faults import ClippedAfterMean, FewSeeds, NoiseTooSmall, ShuffledBatches, Unclipped
+from dpaudit.training.models import conv_net, logistic_regression, mlp, purchase_mlp, wide_resnet
 
-__all__ = ["Experiment", "build", "device_of", "mechanism_of", "settings_of"]
+__all__ = [
+    "EXAMPLES",
+    "Audit",
+    "Experiment",
+    "Watchers",
+    "audit_for",
+    "build",
+    "device_of",
+    "example",
+    "load_data",
+    "mechanism_of",
+    "model_for",
+    "settings_of",
+    "split_held_out",
+]
+
+
+Audit: TypeAlias = OneRun | TwoBatches | EndToEnd
+
+_CANARIES: Mapping[str, Callable[..., GradientCanary | InputCanary]] = {
+    "dirac": Dirac,
+    "constant": Constant,
+    "mixed": Mixed,
+    "random-direction": RandomDirection,
+    "blank": Blank,
+    "mislabelled": Mislabelled,
+    "adversarial": Adversarial,
+    "crafted": Crafted,
+}
+
+
+@dataclass(frozen=True)
+class Watchers:
+    """Who hears what an audit does: of the live bound, and of canaries that are being made."""
+
+    live: tuple[Callable[[LiveBound], None], ...] = ()
+    crafting: Tell = nobody
+
+
+def audit_for(config: Config, resolved: Resolved, held_out: HeldOutData | None, watchers: Watchers) -> Audit:
+    """The audit that the config asks for."""
+    audit: AuditConfig = config.audit
+    assert not isinstance(audit, ManyRunsConfig)  # that is of many trainings
+    common: dict[str, Any] = {
+        "delta": config.training.delta,
+        "canary": _canary(audit),
+        "num_canaries": audit.num_canaries,
+        "confidence": audit.confidence,
+        "seed": resolved.audit_seed,
+    }
+    if isinstance(audit, EndToEndConfig):
+        return EndToEnd(**common)
+    common |= {
+        "callbacks": watchers.live,
+        "may_stop": audit.stop_on_violation,
+        "first_steps": audit.first_steps,
+        "held_out": held_out,
+        "tell": watchers.crafting,
+    }
+    if isinstance(audit, PaperConfig):
+        return TwoBatches(canary_rate=audit.canary_rate, residual=audit.residual, **common)
+    return OneRun(**common)
+
+
+def _canary(audit: AuditConfig) -> GradientCanary | InputCanary:
+    """The keys of a canary's table are the fields of the canary."""
+    assert audit.canary is not None  # the config has filled it in
+    values = audit.canary.model_dump()
+    return _CANARIES[values.pop("kind")](**values)
+
+
+def split_held_out(
+    config: Config, resolved: Resolved, train: Dataset, test: Dataset
+) -> tuple[Dataset, HeldOutData | None]:
+    """The examples to test on, without those that are held out: so the training has all of its own."""
+    count = getattr(config.audit, "held_out", None)
+    if count is None:
+        return test, None
+    if count >= len(test):
+        raise InputError(
+            f"Expected audit.held_out={count} to be less than {len(test)}, the number of examples for test."
+        )
+    return hold_out(test, count, seed=resolved.audit_seed, apart_from=train)
+
+
+_SMALLEST = 8  # pixels a side that a convolutional network can halve often enough
+_PURCHASE = 600, 100  # features and classes
+
+
+def model_for(config: ModelConfig, data: Dataset) -> Callable[[], nn.Module]:
+    """What builds the model; sizes of inputs and outputs are those of the data."""
+    features, classes = math.prod(data.shape), data.num_classes
+    if isinstance(config, Mlp):
+        return lambda: mlp(features, *config.hidden, classes)
+    if config.name == "logistic-regression":
+        return lambda: logistic_regression(features, classes)
+    if config.name == "purchase-mlp":
+        _require((features, classes) == _PURCHASE, config.name, "600 features and 100 classes", data)
+        return purchase_mlp
+    images = len(data.shape) == 3 and min(data.shape[1:]) >= _SMALLEST
+    _require(images, config.name, f"images of at least {_SMALLEST} x {_SMALLEST} pixels", data)
+    channels = data.shape[0]
+    if config.name == "conv-net":
+        return lambda: conv_net(in_channels=channels, num_classes=classes)
+    depth = {"wide-resnet-16-4": 16, "wide-resnet-40-4": 40}[config.name]
+    return lambda: wide_resnet(depth, 4, in_channels=channels, num_classes=classes)
+
+
+def _require(ok: bool, model: str, expected: str, data: Dataset) -> None:
+    if not ok:
+        raise InputError(f"Expected data with {expected} for the model {model}, got {data!r}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,3 +274,68 @@ def device_of(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"Expected a device that torch can use here, got device={name!r}.") from error
     return device
+
+
+_WITH_TEST: Mapping[str, Callable[..., Dataset]] = {"cifar10": cifar10, "idx": idx_images}
+_WHOLE: Mapping[str, Callable[..., Dataset]] = {"purchase100": purchase100, "location": location}
+_TEST_SHARE = 6  # one in so many examples, where the data have no test part of their own
+
+
+def load_data(config: DataConfig) -> tuple[Dataset, Dataset]:
+    """The examples to train on, and those to test on."""
+    train, test = _all_for_test(config)
+    return train, _first(test, config.num_test, "num_test")
+
+
+def _all_for_test(config: DataConfig) -> tuple[Dataset, Dataset]:
+    if isinstance(config, Random):
+        for_test = config.num_test or -(-config.num_examples // (_TEST_SHARE - 1))
+        total = config.num_examples + for_test
+        made = random_images(total, shape=config.shape, num_classes=config.num_classes, seed=config.seed)
+        return made.split(config.num_examples)
+    if isinstance(config, Digits):
+        return _split(digits(), config.num_examples)
+    folder = _io.expanded(config.directory)
+    if config.name in _WHOLE:
+        return _split(_WHOLE[config.name](folder), config.num_examples)
+    read = _WITH_TEST[config.name]
+    train = read(folder, train=True)
+    return _first(train, config.num_examples, "num_examples"), read(folder, train=False)
+
+
+def _split(data: Dataset, num_examples: int | None) -> tuple[Dataset, Dataset]:
+    """The first examples, and the rest."""
+    count = len(data) - len(data) // _TEST_SHARE if num_examples is None else num_examples
+    _require_at_most("num_examples", count, len(data) - 1)
+    return data.split(count)
+
+
+def _first(data: Dataset, count: int | None, name: str) -> Dataset:
+    if count is None or count == len(data):
+        return data
+    _require_at_most(name, count, len(data))
+    return data.split(count)[0]
+
+
+def _require_at_most(name: str, count: int, available: int) -> None:
+    if count > available:
+        raise InputError(f"Expected data.{name}={count} to be at most {available}.")
+
+
+EXAMPLES = (
+    "digits",
+    "paper-cifar10",
+    "end-to-end",
+    "purchase",
+    "input",
+    "black-box",
+    "black-box-one-run",
+    "black-box-function",
+)
+
+
+def example(name: str) -> str:
+    """The text of a commented config."""
+    if name not in EXAMPLES:
+        raise InputError(f"Expected an example of {', '.join(EXAMPLES)}, got {name!r}.")
+    return (resources.files("dpaudit.experiments") / "examples" / f"{name}.toml").read_text(encoding="utf-8")

@@ -1,24 +1,45 @@
-"""The directory of one run: what it holds, and who may write to it."""
+"""The directory of one run: what it holds, and who may write to it.
+
+The state of a training on disk, whole or not at all. What a run was made with.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import pickle  # only its error: nothing here unpickles
+import platform
+import struct
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 
-from dpaudit import _files
-from dpaudit._foreign import read_json
+import dpaudit
+from dpaudit import _io
+from dpaudit._io import difference, open_file, read_json
 from dpaudit.errors import InputError
-from dpaudit.experiments._difference import difference
 from dpaudit.experiments._resolved import Resolved
-from dpaudit.experiments._versions import versions
 from dpaudit.experiments.config import Config
+from dpaudit.training import Training
 
-__all__ = ["SCHEMA_VERSION", "RunDirectory"]
+__all__ = ["SCHEMA_VERSION", "RunDirectory", "restore", "save", "versions"]
+
+
+def versions() -> dict[str, str]:
+    """Of everything that its numbers depend on."""
+    return {
+        "dpaudit": dpaudit.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+    }
+
 
 SCHEMA_VERSION = 1
 
@@ -27,7 +48,7 @@ class RunDirectory:
     """Config, versions, checkpoint, observations and result of one run; each file is whole or not there."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = _files.expanded(path)
+        self.path = _io.expanded(path)
         self.checkpoint = self.path / "checkpoint.pt"
         self._config = self.path / "config.json"
         self._versions = self.path / "versions.json"
@@ -36,7 +57,7 @@ class RunDirectory:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Nobody else runs here meanwhile."""
-        with _files.locked(self.path):
+        with _io.locked(self.path):
             yield
 
     def resolved(self, config: Config) -> Resolved | None:
@@ -66,7 +87,7 @@ class RunDirectory:
     def finish(self, arrays: Mapping[str, np.ndarray], result: Mapping[str, Any]) -> None:
         """Keep observations and then the result: where it is, all is."""
         for name, array in arrays.items():
-            _files.write(self.path / f"{name}.npy", lambda file, array=array: np.save(file, array))  # type: ignore[misc]
+            _io.write(self.path / f"{name}.npy", lambda file, array=array: np.save(file, array))  # type: ignore[misc]
         self._write_json(self._result, result)
 
     def replace(
@@ -74,14 +95,88 @@ class RunDirectory:
     ) -> None:
         """Keep a whole run at once, where another one may have been: its result is gone first."""
         with self.locked():
-            _files.remove(self._result)
+            _io.remove(self._result)
             self.begin(config, resolved)
             self.finish(arrays, result)
 
     def _write_json(self, path: Path, values: Mapping[str, Any], *, private: bool = False) -> None:
-        _files.write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n", private=private)
+        _io.write_text(path, json.dumps(values, indent=2, allow_nan=False) + "\n", private=private)
 
     def _require_no_other(self) -> None:
         for path in (self._result, self.checkpoint):
             if path.exists():
                 raise InputError(f"Expected a new directory or one of a run, but {path} is not of a run.")
+
+
+_ARRAY = "numpy array"  # the mark of an array among tensors
+# what torch says of bytes that are no checkpoint, and a training of a state that is not its own
+_DAMAGED = (
+    AssertionError,
+    AttributeError,
+    EOFError,
+    IndexError,
+    KeyError,
+    MemoryError,
+    OSError,
+    OverflowError,
+    RecursionError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+    struct.error,
+    zipfile.BadZipFile,
+)
+
+
+def save(path: Path, training: Training, seconds: float) -> None:
+    """Write the state beside the last one, then put it in its place. Seeds and coins follow from it."""
+    state = _as_tensors({"training": training.state_dict(), "seconds": seconds})
+    _io.write(path, lambda file: torch.save(state, file), private=True)
+
+
+def restore(path: Path, training: Training) -> float:
+    """Put an equal training where the saved one was; returns the seconds that it had taken."""
+    try:
+        with open_file(path) as file:
+            _require_whole(file)
+            # tensors, numbers and words only: reading the file runs nothing that is in it
+            state = _as_arrays(torch.load(file, weights_only=True, map_location="cpu"))
+        training.load_state_dict(state["training"])
+        _require(math.isfinite(state["seconds"]))
+        return float(state["seconds"])
+    except _DAMAGED as error:
+        raise InputError(
+            f"Expected a whole checkpoint in {path}, but it is damaged; delete it to repeat the run from "
+            "its first step, with the same seeds."
+        ) from error
+
+
+def _require_whole(file: BinaryIO) -> None:
+    with zipfile.ZipFile(file) as packed:
+        # torch packs nothing: what unpacks to more than the file has bytes is not of it
+        _require(all(one.compress_type == zipfile.ZIP_STORED for one in packed.infolist()))
+        _require(packed.testzip() is None)  # torch itself does not look at the checksums
+    file.seek(0)
+
+
+def _require(whole: bool) -> None:
+    if not whole:
+        raise zipfile.BadZipFile
+
+
+def _as_tensors(value: Any) -> Any:
+    """Arrays as marked tensors, which is what may be in such a file."""
+    if isinstance(value, np.ndarray):
+        return {_ARRAY: torch.from_numpy(np.ascontiguousarray(value))}
+    if isinstance(value, Mapping):
+        return {key: _as_tensors(one) for key, one in value.items()}
+    return [_as_tensors(one) for one in value] if isinstance(value, list) else value
+
+
+def _as_arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        if _ARRAY in value:
+            return value[_ARRAY].numpy()
+        return {key: _as_arrays(one) for key, one in value.items()}
+    return [_as_arrays(one) for one in value] if isinstance(value, list) else value

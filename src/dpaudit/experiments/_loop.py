@@ -1,21 +1,58 @@
-"""The training itself: steps, checkpoints, and three ways to end."""
+"""The training itself: steps, checkpoints, and three ways to end.
+
+Ctrl-C that waits for the end of a step.
+"""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Protocol, TypeAlias
 
 from dpaudit.experiments._build import Experiment
-from dpaudit.experiments._checkpoint import restore, save
-from dpaudit.experiments._interrupt import between_steps
+from dpaudit.experiments._directory import restore, save
 from dpaudit.experiments.config import Config
 from dpaudit.recording import LiveBound, Recorder
 from dpaudit.training import Training
 
-__all__ = ["Live", "Progress", "Trained", "Watch", "train"]
+__all__ = ["Interrupt", "Live", "Progress", "Trained", "Watch", "between_steps", "train"]
+
+
+_SIGNALS = signal.SIGINT, signal.SIGTERM
+
+
+class Interrupt:
+    """Whether somebody asked to stop. The second time is at once, without waiting."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+
+    def ask(self, _signal: int, _frame: FrameType | None) -> None:
+        """What a signal calls."""
+        if self.is_asked:
+            raise KeyboardInterrupt
+        self.is_asked = True
+
+
+@contextmanager
+def between_steps() -> Iterator[Interrupt]:
+    """Inside, an interrupt only asks: half a step in a checkpoint would make another run of it."""
+    interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt  # signals are the main thread's
+        return
+    before = {number: signal.signal(number, interrupt.ask) for number in _SIGNALS}
+    try:
+        yield interrupt
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True, kw_only=True)

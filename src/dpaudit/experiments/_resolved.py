@@ -14,7 +14,7 @@ import numpy as np
 from dpaudit.accounting import noise_for_epsilon
 from dpaudit.errors import InputError
 from dpaudit.experiments.config import Config, FunctionModel, TrainingConfig
-from dpaudit.experiments.trials._target import source_digest
+from dpaudit.experiments.trials._trial_plan import source_digest
 from dpaudit.training import Seeds
 from dpaudit.training.data import Dataset
 

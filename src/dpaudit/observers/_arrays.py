@@ -1,15 +1,31 @@
-"""Arrays of numpy, torch or jax, told apart without loading what is not there."""
+"""Arrays of numpy, torch or jax, told apart without loading what is not there.
+
+Parameters and batches of jax or torch: arrays in dictionaries, lists and tuples.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from dpaudit._types import FloatArray
 from dpaudit.errors import InputError
-from dpaudit.stats._types import FloatArray
 
-__all__ = ["as_numpy", "is_jax", "is_torch", "like", "require_rows", "require_vector", "with_rows"]
+__all__ = [
+    "as_numpy",
+    "flat",
+    "is_jax",
+    "is_torch",
+    "leaves",
+    "like",
+    "mapped",
+    "product",
+    "require_rows",
+    "require_vector",
+    "with_rows",
+]
 
 
 def _library(array: Any) -> str:
@@ -76,3 +92,41 @@ def require_vector(released: Any, num_parameters: int) -> FloatArray:
     if shape != (num_parameters,):
         raise InputError(f"Expected the step to return a gradient of shape ({num_parameters},), got {shape}.")
     return as_numpy(released)
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The arrays, those of a dictionary in the order of its keys."""
+    if isinstance(tree, dict):
+        return [leaf for key in sorted(tree) for leaf in leaves(tree[key])]
+    if isinstance(tree, list | tuple):
+        return [leaf for part in tree for leaf in leaves(part)]
+    if not hasattr(tree, "shape"):
+        raise InputError(
+            f"Expected arrays in dictionaries, lists and tuples, got a {type(tree).__name__} among them."
+        )
+    return [tree]
+
+
+def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The same with ``function`` of each array."""
+    if isinstance(tree, dict):
+        return {key: mapped(function, value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        parts = [mapped(function, part) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return function(tree)
+
+
+def flat(tree: Any) -> FloatArray:
+    """All numbers, one after the other."""
+    return np.concatenate([as_numpy(leaf).reshape(-1) for leaf in leaves(tree)])
+
+
+def product(vector: Any, tree: Any) -> Any:
+    """The dot product of a flat vector with all numbers of the tree, in the library of both."""
+    total, start = 0.0, 0
+    for leaf in leaves(tree):
+        end = start + int(np.prod(leaf.shape))
+        total = total + (vector[start:end].reshape(leaf.shape) * leaf).sum()
+        start = end
+    return total

@@ -1,14 +1,22 @@
-"""The noise of a step: what it released, less what a correct sum would be."""
+"""The noise of a step: what it released, less what a correct sum would be.
+
+Whether what was taken off a release is the sum of the other examples that is in it. How far a sum of
+gradients is off that was made in their own precision.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from dpaudit._types import BoolArray, FloatArray
 from dpaudit.diagnostics import Diagnosis, Diagnostics
-from dpaudit.diagnostics.noise import Leaves
-from dpaudit.stats._types import FloatArray
+from dpaudit.diagnostics._noise_record import Leaves
+from dpaudit.errors import InputError
+from dpaudit.observers._arrays import as_numpy
 
-__all__ = ["Residuals", "clipped_sum", "residual"]
+__all__ = ["Residuals", "UnknownSumError", "clipped_sum", "require_known_sum", "residual", "sum_rounding"]
 
 
 _TOO_MUCH = 1.5  # of the claim: what a step's noise is by chance only if it has very few coordinates
@@ -72,3 +80,53 @@ class Residuals:
     def diagnose(self, *, arrives: bool, confidence: float) -> Diagnosis:
         """The tests of the noise; ``arrives`` says whether canaries are clipped as claimed."""
         return (self._clipped if arrives else self._apart).diagnose(confidence)
+
+
+_FEW = 20  # scores of a canary, from which on their mean says something
+_ROUNDING = 1e-2  # in clipping norms: a step without noise is not held to the last digit
+
+
+class UnknownSumError(InputError):
+    """A step adds up something else than clipped gradients."""
+
+
+def require_known_sum(scores: FloatArray, present: BoolArray) -> None:
+    """Scores of canaries that stay where they are, steps x canaries: absent ones are 0 on average.
+
+    If they are not, surely, the step adds up something else than clipped gradients. Then every score is off
+    by it, and what is wrong with the clipping would hide a canary.
+    """
+    absent = np.where(present, np.nan, scores)
+    counts = (~present).sum(axis=0)
+    absent, counts = absent[:, counts >= _FEW], counts[counts >= _FEW]
+    if counts.size == 0:
+        return
+    means, spreads = np.nanmean(absent, axis=0), np.maximum(np.nanstd(absent, axis=0), _ROUNDING)
+    squares = counts * (means / spreads) ** 2
+    if squares.mean() > 2 + 10 * np.sqrt(2 / counts.size):  # 1, and ten standard errors
+        off = float(np.abs(means).max())
+        raise UnknownSumError(
+            "Expected the step to release the sum of the clipped gradients and noise, got another sum, off "
+            f"by {off:.3g} clipping norms where no canary is. Audit it with gradients of zeros: they are the "
+            "same with any clipping."
+        )
+
+
+_SAFETY = 4.0  # other orders of summing, and what clipping rounds
+
+
+def sum_rounding(gradients: Any, norm: float) -> float:
+    """How far a coordinate of a single-precision sum of clipped gradients may be off; 0 in double precision.
+
+    A bound that always holds would be thousands of times too large for gradients that point in all
+    directions. So the rows are added up one after another in single precision, and compared; the sum of many
+    equal rows is rounded the same way at every row, and can be off by more than the noise.
+    """
+    if str(gradients.dtype).endswith("float64") or len(gradients) == 0:
+        return 0.0
+    rows = as_numpy(gradients)
+    rows = rows / np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True) / norm)
+    exact = rows.sum(axis=0)
+    # along the first axis, numpy adds row by row
+    error = np.abs(rows.astype(np.float32).sum(axis=0) - exact).max()
+    return float(_SAFETY * error + np.finfo(np.float32).eps * np.abs(exact).max())

@@ -1,7 +1,351 @@
-"""Audits of any step: a function from gradients, or from a loss and a batch, to a privatised gradient."""
+"""Audits of any step: a function from gradients, or from a loss and a batch, to a privatised gradient.
 
-from dpaudit.observers._loss_step import observe_loss_step
-from dpaudit.observers._replay import Sensitivity, replay_step
-from dpaudit.observers._step import observe_step
+Canaries in the steps of any function. Canaries in the steps of a function that finds gradients itself. The
+recorder of an audited step, which knows the noise of every call. The same step twice, with the same noise, on
+two data sets that differ in one example.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpaudit import _validate
+from dpaudit._types import BoolArray, FloatArray
+from dpaudit.accounting import Claim
+from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
+from dpaudit.diagnostics import Diagnosis
+from dpaudit.diagnostics._noise_record import Leaves
+from dpaudit.errors import InputError, ViolationError
+from dpaudit.observers._arrays import (
+    as_numpy,
+    flat,
+    is_jax,
+    is_torch,
+    leaves,
+    like,
+    mapped,
+    product,
+    require_rows,
+    require_vector,
+    with_rows,
+)
+from dpaudit.observers._claims import Facts
+from dpaudit.observers._observer_recorder import ArrivingRecorder, Side, UntestedError, arrives
+from dpaudit.observers._residuals import Residuals, clipped_sum, require_known_sum, sum_rounding
+from dpaudit.recording import LiveBound
+from dpaudit.stats import Gaussian
 
 __all__ = ["Sensitivity", "observe_loss_step", "observe_step", "replay_step"]
+
+
+class StepRecorder(ArrivingRecorder):
+    """A :class:`dpaudit.Recorder` with tests of the noise; ``residuals`` is None where none is claimed."""
+
+    def __init__(self, residuals: Residuals | None, **options: Any) -> None:
+        self._residuals = residuals
+        super().__init__(**options)
+
+    def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
+        """Tests of the noise of all steps; refused where the claim is not of so much normal noise."""
+        kept = self._residuals
+        if kept is None:
+            raise UntestedError(
+                f"Expected a claim of Gaussian noise for tests of the noise, got {self.claim.summary}."
+            )
+        if not math.isclose(noise_multiplier or kept.noise_multiplier, kept.noise_multiplier):
+            raise UntestedError(
+                f"Expected noise_multiplier={kept.noise_multiplier:g}, which the steps were held against, "
+                f"got {noise_multiplier:g}: observe them again with that claim."
+            )
+        seen = self.observations
+        as_claimed = arrives(Side(seen.with_canary), Side(seen.without_canary), self._signal)
+        return kept.diagnose(arrives=as_claimed, confidence=confidence)
+
+
+_DIRAC_STEP = Dirac()
+_OWN_NOISE = 3  # a purpose of chance, besides those of Draws and of the native audits
+
+
+def observe_step(
+    step: Callable[[Any], Any],
+    gradients: Any,
+    *,
+    claim: Claim,
+    max_grad_norm: float,
+    batch_size: float | None = None,
+    num_steps: int = 300,
+    canary: GradientCanary = _DIRAC_STEP,
+    num_canaries: int = 64,
+    leaves: Leaves | None = None,
+    confidence: float = 0.95,
+    seed: int | None = None,
+    callbacks: Sequence[Callable[[LiveBound], None]] = (),
+) -> StepRecorder:
+    """Run ``step`` so many times on ``gradients`` with canaries among them, each present by a fair coin.
+
+    ``step`` takes per-example gradients (examples x parameters, in numpy, torch or jax) and returns a
+    gradient: the noisy sum of the clipped ones, or their mean, if that is what ``batch_size`` says it is
+    divided by. ``gradients`` are those of the other examples; zeros, or none at all, tell most, because the
+    sum of others is only known if they are clipped. The number of rows changes with the coins. The claim
+    is of a single step, or of a training of such steps. ``leaves`` are the sizes of the parameters that a
+    gradient is made of, by name if there are names: for ``diagnose()`` of what this returns.
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> def quiet(rows):  # noise 1 claimed, 0.5 added
+    ...     norms = np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
+    ...     return (rows / norms).sum(axis=0) + 0.5 * rng.standard_normal(rows.shape[1])
+    >>> claim = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+    >>> recorder = observe_step(quiet, np.zeros((4, 100)), claim=claim, max_grad_norm=1.0, seed=0)
+    >>> recorder.audit().verdict.name
+    'VIOLATION'
+    """
+    _, num_parameters = require_rows(gradients)
+    return run_steps(
+        lambda rows, present: require_vector(step(with_rows(gradients, rows[present])), num_parameters),
+        gradients,
+        claim=claim,
+        max_grad_norm=max_grad_norm,
+        batch_size=batch_size,
+        num_steps=num_steps,
+        draws=Draws(canary, num_canaries, fresh_seed(seed)),
+        leaves=leaves,
+        confidence=confidence,
+        callbacks=callbacks,
+    )
+
+
+def run_steps(
+    release: Callable[[FloatArray, BoolArray], FloatArray],
+    gradients: Any,
+    *,
+    claim: Claim,
+    max_grad_norm: float,
+    batch_size: float | None,
+    num_steps: int,
+    draws: Draws,
+    leaves: Leaves | None,
+    confidence: float,
+    callbacks: Sequence[Callable[[LiveBound], None]],
+) -> StepRecorder:
+    """Record so many releases; ``release`` gets the canaries, a row each, and which of them are present."""
+    norm = _validate.positive("max_grad_norm", max_grad_norm)
+    divisor = 1.0 if batch_size is None else _validate.positive("batch_size", batch_size)
+    std = _claimed_noise(claim, norm)
+    residuals = None
+    if std is not None:
+        rounding, own = sum_rounding(gradients, norm), draws.chance(0, _OWN_NOISE)
+        residuals = Residuals(max_grad_norm=norm, std=std, leaves=leaves, rounding=rounding, rng=own)
+    recorder = StepRecorder(
+        residuals,
+        facts=lambda: Facts(canary=draws.canary, max_grad_norm=norm, batch_size=batch_size),
+        claim=claim,
+        num_steps=num_steps,
+        confidence=confidence,
+        callbacks=callbacks,
+        signal=min(draws.canary.scale, 1.0),
+    )
+    others = clipped_sum(as_numpy(gradients), norm)
+    for index in range(num_steps):
+        if index == 0 or draws.canary.moving:
+            directions = draws.directions(index, others.size)
+            rows = draws.canary.scale * norm * directions.dense()
+        present = draws.coins(index)
+        released = divisor * release(rows, present) - others
+        recorder.record(directions.project(released) / norm, present)
+        if residuals is not None:
+            residuals.observe(released, rows[present])
+    if others.any() and not draws.canary.moving:
+        seen = recorder.state_dict()
+        require_known_sum(seen["scores"], seen["present"])
+    return recorder
+
+
+def _claimed_noise(claim: object, norm: float) -> float | None:
+    """The standard deviation that is claimed for the noise of a sum, if the claim is of Gaussian noise."""
+    if not isinstance(claim, Claim):
+        raise InputError(f"Expected claim to be such as Claim.gaussian(...), got {claim!r}.")
+    hypothesis = claim.hypothesis(None)
+    is_known = isinstance(hypothesis.tradeoff, Gaussian) and hypothesis.parameter > 0
+    return norm / hypothesis.parameter if is_known else None
+
+
+_DIRAC_LOSS_STEP = Dirac()
+
+
+def observe_loss_step(
+    step: Callable[[Callable[[Any, Any], Any], Any, Any], Any],
+    loss: Callable[[Any, Any], Any],
+    params: Any,
+    batch: Any,
+    *,
+    claim: Claim,
+    max_grad_norm: float,
+    batch_size: float | None = None,
+    num_steps: int = 300,
+    canary: GradientCanary = _DIRAC_LOSS_STEP,
+    num_canaries: int = 64,
+    confidence: float = 0.95,
+    seed: int | None = None,
+    callbacks: Sequence[Callable[[LiveBound], None]] = (),
+) -> StepRecorder:
+    """Run ``step(loss, params, batch)`` so many times on canaries, each present by a fair coin.
+
+    ``step`` finds the gradient of ``loss(params, example)`` for every example of a batch, by jax or by
+    ``torch.func``, and returns the noisy sum of the clipped ones, like ``params`` (or their mean, if that is
+    what ``batch_size`` says it is divided by). It gets another loss, and a batch of as many examples as there
+    are canaries, taken in turn from ``batch``. Each has a canary beside it, whose dot product with the
+    parameters takes the place of the loss: its gradient is the canary, or zero if that is absent. So the step
+    has to hand the batch on to the loss as it is. ``params`` are the same in all steps.
+    """
+    shapes = [tuple(leaf.shape) for leaf in leaves(params)]
+    if not shapes:
+        raise InputError("Expected parameters of jax or torch, got none.")
+    first = leaves(params)[0]
+    if not (is_jax(first) or is_torch(first)):
+        raise InputError(
+            f"Expected parameters of jax or torch, which find gradients, got a {type(first).__name__}."
+        )
+    size = flat(params).size
+    examples, observed = _repeated(batch, num_canaries), _with_canaries(loss)
+
+    def release(rows: FloatArray, present: BoolArray) -> FloatArray:
+        canaries = like(first, rows * present[:, None])
+        return _released_loss_step(step(observed, params, (examples, canaries)), shapes)
+
+    return run_steps(
+        release,
+        np.empty((0, size)),
+        leaves=[int(np.prod(shape)) for shape in shapes],
+        claim=claim,
+        max_grad_norm=max_grad_norm,
+        batch_size=batch_size,
+        num_steps=num_steps,
+        draws=Draws(canary, num_canaries, fresh_seed(seed)),
+        confidence=confidence,
+        callbacks=callbacks,
+    )
+
+
+def _with_canaries(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The loss of an example with a canary beside it."""
+
+    def observed(params: Any, example: Any) -> Any:
+        own, canary = example
+        vector = canary.reshape(-1)  # a step may give it a dimension of 1 more
+        return 0.0 * loss(params, own) + product(vector, params)
+
+    return observed
+
+
+def _repeated(batch: Any, count: int) -> Any:
+    """So many examples of the batch, the first ones again after the last one."""
+    sizes = {leaf.shape[0] if leaf.shape else 0 for leaf in leaves(batch)}
+    if len(sizes) != 1 or 0 in sizes:
+        raise InputError(f"Expected arrays of one number of examples, and not of none, got {sorted(sizes)}.")
+    places = np.arange(count) % sizes.pop()
+    return mapped(lambda leaf: leaf[places], batch)
+
+
+def _released_loss_step(gradient: Any, shapes: list[tuple[int, ...]]) -> FloatArray:
+    """The numbers of a gradient; its order is only known if it is made like the parameters."""
+    found = [tuple(leaf.shape) for leaf in leaves(gradient)]
+    if found != shapes:
+        raise InputError(
+            f"Expected the step to return a gradient of shapes {shapes}, like the parameters, got {found}."
+        )
+    return flat(gradient)
+
+
+_ROUNDING = 1e-3  # of the clipping norm: sums of many single-precision numbers
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """How far the release moved for each neighbour, in clipping norms; above 1 the noise is too small.
+
+    This needs no statistics: one neighbour that moves it further is a proof.
+    """
+
+    distances: tuple[float, ...]
+
+    @property
+    def largest(self) -> float:
+        """The furthest that one example moved the release."""
+        return max(self.distances)
+
+    @property
+    def is_violation(self) -> bool:
+        """Whether one example counts for more than the clipping norm."""
+        return self.largest > 1 + _ROUNDING
+
+    def raise_for_violation(self) -> None:
+        """Raise a ``ViolationError`` if one example counts for too much."""
+        if self.is_violation:
+            raise ViolationError(str(self))
+
+    def __str__(self) -> str:
+        relation = "more than" if self.is_violation else "of"
+        return f"one example moves the release by {self.largest:.4g} clipping norms, {relation} 1 allowed"
+
+
+def replay_step(
+    release: Callable[[Any], Any],
+    batch: Any,
+    neighbours: Iterable[Any],
+    *,
+    reseed: Callable[[], object],
+    max_grad_norm: float,
+    batch_size: float | None = None,
+) -> Sensitivity:
+    """Release ``batch`` and each of its ``neighbours`` with the same noise, and compare.
+
+    ``release`` goes from a batch, of whatever kind, to a noisy sum of clipped gradients (or to a mean, if
+    that is what ``batch_size`` says it is divided by). It begins at the examples, so that what couples them
+    before their gradients is seen too. A neighbour has one example more, or one less. ``reseed`` makes the
+    noise the same again.
+
+    >>> def clipped_mean(rows):  # divides by how many there are, which is private
+    ...     norms = np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
+    ...     return (rows / norms).mean(axis=0)
+    >>> batch = np.eye(10)
+    >>> neighbours = [batch[1:], np.concatenate([batch, -50 * batch[:1]])]
+    >>> options = {"reseed": lambda: None, "max_grad_norm": 1.0, "batch_size": 10}
+    >>> print(replay_step(clipped_mean, batch, neighbours, **options))
+    one example moves the release by 1.054 clipping norms, more than 1 allowed
+    """
+    norm = _validate.positive("max_grad_norm", max_grad_norm)
+    scale = (1.0 if batch_size is None else _validate.positive("batch_size", batch_size)) / norm
+    first = _released_replay(release, batch, reseed)
+    _require_frozen(first, _released_replay(release, batch, reseed))
+    moved = [_distance(first, _released_replay(release, other, reseed)) * scale for other in neighbours]
+    if not moved:
+        raise InputError("Expected at least one neighbour of the batch, got none.")
+    return Sensitivity(tuple(moved))
+
+
+def _released_replay(release: Callable[[Any], Any], batch: Any, reseed: Callable[[], object]) -> FloatArray:
+    reseed()
+    return as_numpy(release(batch)).reshape(-1)
+
+
+def _distance(first: FloatArray, second: FloatArray) -> float:
+    if first.shape != second.shape:
+        raise InputError(
+            f"Expected releases of one shape, got {first.size} numbers for the batch and {second.size} for "
+            "a neighbour."
+        )
+    return float(np.linalg.norm(first - second))
+
+
+def _require_frozen(first: FloatArray, again: FloatArray) -> None:
+    if not np.array_equal(first, again):
+        raise InputError(
+            "Expected the same release of the same batch after reseed(), got another one: the noise has a "
+            "source that reseed() does not reach."
+        )

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dpaudit.pytest_plugin._options import add_options
-from dpaudit.pytest_plugin._session import AUDITS, Audits
-from dpaudit.pytest_plugin._summary import Summary, note_seed
-from dpaudit.pytest_plugin._warnings import NothingAuditedWarning, UnderpoweredWarning
+from dpaudit.pytest_plugin._session import AUDITS, Audits, add_options
+from dpaudit.pytest_plugin._summary import NothingAuditedWarning, Summary, UnderpoweredWarning, note_seed
 
 if TYPE_CHECKING:
     from dpaudit.pytest_plugin._fixture import DpAudit

@@ -1,33 +1,114 @@
-"""What a test calls."""
+"""What a test calls.
+
+The two things that an audit may find: a bound that refutes the claim, and noise that is not normal. The
+examples beside the canaries of an audited step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import wraps
-from typing import Any, NoReturn, TypeVar, cast, overload
+from typing import Any, NoReturn, Protocol, TypeVar, cast, overload
 
+import numpy as np
 import pytest
 
 from dpaudit import _validate
 from dpaudit.accounting import Claim
 from dpaudit.canaries import GradientCanary, Mixed
 from dpaudit.diagnostics import Diagnosis, Diagnostics
-from dpaudit.diagnostics.noise import Leaves
+from dpaudit.diagnostics._noise_record import Leaves
 from dpaudit.errors import InputError
-from dpaudit.observers._arrival import ArrivalError
-from dpaudit.observers._known_sum import UnknownSumError
+from dpaudit.observers._arrays import require_rows
+from dpaudit.observers._observer_recorder import ArrivalError, ArrivingRecorder, UntestedError
+from dpaudit.observers._residuals import UnknownSumError
+from dpaudit.observers._sampled_recorder import SampledRecorder
 from dpaudit.observers.step import observe_step
-from dpaudit.pytest_plugin._judge import AnyRecorder, Audited, Tests, judge
-from dpaudit.pytest_plugin._message import Frame
-from dpaudit.pytest_plugin._others import others_of, silent, with_hint
-from dpaudit.pytest_plugin._seen import Seen
+from dpaudit.pytest_plugin._message import Frame, Seen, claimed_noise
 from dpaudit.pytest_plugin._session import Audits
-from dpaudit.pytest_plugin._summary import note, note_error
-from dpaudit.pytest_plugin._warnings import UnderpoweredWarning
-from dpaudit.recording import Recorder
+from dpaudit.pytest_plugin._summary import UnderpoweredWarning, note, note_error
+from dpaudit.recording import Recorder, WholeRunRecorder
 from dpaudit.stats import Result, Verdict
 
-__all__ = ["Audited", "DpAudit"]
+__all__ = ["AnyRecorder", "Audited", "DpAudit", "Tests", "judge", "others_of", "silent", "with_hint"]
+
+
+AnyRecorder = Recorder | WholeRunRecorder | SampledRecorder
+
+_TESTS = 0.2  # of the error, for the tests of the noise; the bound has the rest
+
+
+class Tests(Protocol):
+    """Tests of a training that somebody feeds, such as ``dpaudit.Diagnostics``."""
+
+    def diagnose(self, confidence: float = ...) -> Diagnosis:
+        """What they found."""
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What a test that is not failed gets back."""
+
+    result: Result
+    diagnosis: Diagnosis | None
+    """Tests of the noise; None where only scores are known, or where a look may have ended the run."""
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether anything was found."""
+        return self.result.verdict is Verdict.VIOLATION or bool(self.diagnosis and self.diagnosis.findings)
+
+
+def judge(recorder: AnyRecorder, error: float, tests: Tests | None = None, **claim: Any) -> Audited:
+    """The verdict, and the tests of the noise where it is known; both share the error."""
+    kinds = ArrivingRecorder | SampledRecorder
+    rest = 1 - _TESTS if tests is not None or isinstance(recorder, kinds) else 1.0
+    result = recorder.audit(confidence=1 - rest * error, **claim)
+    level, claimed = 1 - _TESTS * error, claimed_noise(result)
+    if tests is not None:
+        return Audited(result, tests.diagnose(level))
+    if isinstance(recorder, kinds) and claimed is not None:
+        with suppress(UntestedError):  # the table says that they were not run
+            return Audited(result, recorder.diagnose(noise_multiplier=claimed, confidence=level))
+    return Audited(result, None)
+
+
+def others_of(gradients: Any, num_parameters: int | None) -> Any:
+    """Their gradients, examples x parameters; none at all if only the number of parameters is given."""
+    if (gradients is None) == (num_parameters is None):
+        raise InputError(
+            "Expected either gradients=..., those of the other examples, or num_parameters=..., got "
+            f"{'neither' if gradients is None else 'both'}."
+        )
+    if num_parameters is not None:
+        return np.zeros((0, _validate.whole("num_parameters", num_parameters)), np.float32)
+    require_rows(gradients)
+    return gradients
+
+
+def silent(gradients: Any) -> Any:
+    """Zeros in their place, which are the same with any clipping."""
+    return 0 * gradients
+
+
+def with_hint(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same step; if it cannot use arrays of numpy, it is said how it gets others."""
+
+    @wraps(step)
+    def called(rows: Any) -> Any:
+        try:
+            return step(rows)
+        except (AttributeError, TypeError) as error:
+            error.add_note(
+                "With num_parameters=..., dp_audit gives the step arrays of numpy. For torch or jax pass "
+                f"gradients=torch.zeros(0, {rows.shape[1]}), or that of jax.numpy."
+            )
+            raise
+
+    return called
+
 
 _MIXED = Mixed()
 _CANARIES = 64

@@ -1,10 +1,14 @@
-"""What the audits of one session share: seed, budget, and the probability of a false alarm."""
+"""What the audits of one session share: seed, budget, and the probability of a false alarm.
+
+What can be set at the command line and in the configuration of pytest.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import secrets
+from argparse import ArgumentTypeError
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,9 +17,78 @@ from pathlib import Path
 import pytest
 
 from dpaudit.errors import InputError
-from dpaudit.pytest_plugin import _options
 
-__all__ = ["AUDITS", "Audits", "Share"]
+__all__ = [
+    "AUDITS",
+    "BUDGETS",
+    "CONFIDENCE",
+    "DEFAULT_BUDGET",
+    "Audits",
+    "Share",
+    "add_options",
+    "confidence",
+    "given_seed",
+]
+
+
+BUDGETS = {"quick": 100, "full": 500}  # steps, where a test does not say how many
+DEFAULT_BUDGET, CONFIDENCE = "full", 0.95
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Three options, all with a default."""
+    group = parser.getgroup("dpaudit", "audits of differential privacy")
+    group.addoption(
+        "--dp-audit-seed",
+        type=_whole,
+        metavar="N",
+        help="seed of canaries and coins; without it one is drawn, and shown at the end",
+    )
+    group.addoption(
+        "--dp-audit-budget",
+        choices=list(BUDGETS),
+        default=DEFAULT_BUDGET,
+        help="steps of an audit whose test does not say how many: "
+        + ", ".join(f"{name} {steps}" for name, steps in BUDGETS.items()),
+    )
+    group.addoption(
+        "--dp-audit-confidence",
+        type=_probability,
+        metavar="P",
+        default=CONFIDENCE,
+        help="that of all audits of the session together (default: 0.95)",
+    )
+
+
+def given_seed(config: pytest.Config) -> int | None:
+    """The seed that was asked for; a worker of pytest-xdist has that of its session."""
+    given = config.getoption("--dp-audit-seed")
+    shared = getattr(config, "workerinput", {}).get("dp_audit_seed")
+    found: int | None = given if shared is None else shared
+    return found
+
+
+def confidence(config: pytest.Config) -> float:
+    """That of the whole session."""
+    found: float = config.getoption("--dp-audit-confidence")
+    return found
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"expected a whole number, got {text!r}")
+    return int(text)
+
+
+def _probability(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise ArgumentTypeError(f"expected a number between 0 and 1, got {text!r}")
+    return value
+
 
 _FIXTURE = "dp_audit"
 
@@ -51,11 +124,11 @@ class Audits:
     @classmethod
     def of(cls, config: pytest.Config) -> Audits:
         """As the options say."""
-        seed = _options.seed(config)
+        seed = given_seed(config)
         return cls(
             seed=secrets.randbits(32) if seed is None else seed,
             budget=config.getoption("--dp-audit-budget"),
-            confidence=_options.confidence(config),
+            confidence=confidence(config),
             root=config.rootpath,
             here=config.invocation_params.dir,
         )
@@ -63,7 +136,7 @@ class Audits:
     @property
     def num_steps(self) -> int:
         """Of an audit whose test does not say."""
-        return _options.BUDGETS[self.budget]
+        return BUDGETS[self.budget]
 
     def share_between(self, items: Sequence[pytest.Item]) -> None:
         """Count the tests that ask for the fixture, themselves or through another fixture."""
@@ -100,10 +173,10 @@ class Audits:
         if self.root is not None and self.here is not None:
             path = os.path.relpath(self.root / path, self.here)
         words = [f"pytest '{path}::{test}' --dp-audit-seed {self.seed}"]
-        if self.budget != _options.DEFAULT_BUDGET:
+        if self.budget != DEFAULT_BUDGET:
             words.append(f"--dp-audit-budget {self.budget}")
         own = 1 - (1 - self.confidence) / max(self.num_tests, 1)
-        if own != _options.CONFIDENCE:
+        if own != CONFIDENCE:
             words.append(f"--dp-audit-confidence {own:.12g}")
         return " ".join(words)
 

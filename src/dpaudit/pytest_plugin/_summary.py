@@ -1,4 +1,7 @@
-"""Audits in the reports of pytest: properties of a test, and a table at the end of the session."""
+"""Audits in the reports of pytest: properties of a test, and a table at the end of the session.
+
+What a green test may still have to say.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,8 @@ if TYPE_CHECKING:
     from dpaudit.pytest_plugin._session import Audits
     from dpaudit.stats import Result
 
-__all__ = ["Summary", "note", "note_error", "note_seed"]
+__all__ = ["NothingAuditedWarning", "Summary", "UnderpoweredWarning", "note", "note_error", "note_seed"]
+
 
 _PREFIX, _SEED = "dp_audit", "seed"
 _COLUMNS = ("verdict", "epsilon", "claimed_epsilon", "sees_noise", "confidence", "findings")
@@ -111,3 +115,11 @@ def _colour(row: Sequence[str]) -> dict[str, bool]:
         return {"bold": True}
     is_bad = row[1] in {"VIOLATION", _ERROR} or row[-1] not in {"none", "not run"}
     return {"red": True} if is_bad else {"yellow": row[1] == "UNDERPOWERED"}
+
+
+class UnderpoweredWarning(UserWarning):
+    """An audit that could not have seen even a serious leak: its green says little."""
+
+
+class NothingAuditedWarning(UserWarning):
+    """A test that asked for ``dp_audit``, passed, and audited nothing."""

@@ -1,26 +1,106 @@
-"""The scores of every step, and the bound they make so far."""
+"""The scores of every step, and the bound they make so far.
+
+The scores of one step: whether they can be recorded, and how many guesses by them are wrong. The bound while
+the training runs. How a recorder shows itself in a notebook.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dpaudit import _validate
+from dpaudit._html import labelled
 from dpaudit._plotting import draw_course
+from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim
 from dpaudit.errors import InputError
-from dpaudit.recording._course import Course
-from dpaudit.recording._epsilon import require_no_epsilon
-from dpaudit.recording._html import recorder_html
-from dpaudit.recording._live import LiveBound
-from dpaudit.recording._step_scores import require_alike, require_bets, share_wrong
+from dpaudit.recording._trajectory import Course
+from dpaudit.recording._whole_run import require_no_epsilon
 from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, audit
-from dpaudit.stats._types import BoolArray, FloatArray
+from dpaudit.stats.inference._base import CountInference
 from dpaudit.stats.inference._betting import upper_mean
 
-__all__ = ["Recorder"]
+__all__ = ["LiveBound", "Recorder", "recorder_html", "require_alike", "require_bets", "share_wrong"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveBound:
+    """A lower bound that holds at this and at every other moment of the run, all together.
+
+    So the run may be stopped because of what it says.
+    """
+
+    num_done: int
+    epsilon: float
+    claimed_epsilon: float
+    delta: float
+    confidence: float
+    is_violation: bool
+
+    def __str__(self) -> str:
+        relation = ">" if self.is_violation else "of"
+        return f"epsilon >= {self.epsilon:.3g} {relation} {self.claimed_epsilon:.3g} claimed"
+
+
+_NOT_SHOWN = "not looked at; live() shows it, and audit() then allows for a run that was ended because of it"
+
+
+def recorder_html(
+    name: str,
+    *,
+    num_done: int,
+    num_scores: int | None,
+    claim: Callable[[], Claim],
+    bound: Callable[[], LiveBound] | None,
+) -> str:
+    """What was recorded, what is claimed, and the ``bound`` where showing it changes nothing."""
+    rows = [("steps", f"{num_done:,}")]
+    if num_scores is not None:
+        rows.append(("scores a step", f"{num_scores:,}"))
+    try:
+        rows.append(("claim", claim().summary))
+        rows.append(("bound so far", _NOT_SHOWN if bound is None else str(bound())))
+    except InputError as error:  # a claim that is not complete yet
+        rows.append(("claim", str(error)))
+    return labelled(name, "", rows)
+
+
+_MIDPOINT = 0.5  # between an absent canary's mean score, 0, and a present one's, 1
+
+
+def require_alike(scores: FloatArray, present: BoolArray, *, step: int, first: FloatArray) -> None:
+    """Refuse scores that are not as many as those of the ``first`` step, or not finite."""
+    expected = first.shape if first.ndim == 1 else (first.size,)
+    if scores.size == 0 or scores.shape != present.shape or scores.shape != expected:
+        raise InputError(
+            f"Expected one score and one presence for each of {expected[0] or 'some'} canaries in step "
+            f"{step}, got shapes {scores.shape} and {present.shape}."
+        )
+    if not np.isfinite(scores).all():
+        index = int(np.flatnonzero(~np.isfinite(scores))[0])
+        raise InputError(
+            f"Expected finite scores in step {step}, got scores[{index}]={scores[index]}: "
+            "did the training diverge?"
+        )
+
+
+def share_wrong(scores: FloatArray, present: BoolArray) -> float:
+    """How often a guess by the midpoint is wrong; counted, which is faster than a mean in every step."""
+    return int(np.count_nonzero((scores > _MIDPOINT) != present)) / scores.size
+
+
+def require_bets(inference: Inference | None) -> None:
+    """Counts of scores that share noise vary more than a binomial: no bound by them holds."""
+    if isinstance(inference, CountInference):
+        raise InputError(
+            "Expected inference=Betting() for scores of one step that share its noise, as those of input "
+            f"canaries do, got {inference!r}, which counts them as independent."
+        )
+
 
 _LOOKS = 100  # how often a run of known length is looked at
 

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import dpaudit
-from dpaudit.report._run import Run
-from dpaudit.report._words import headline, smallest_leak, summary, verdict_mark
-from dpaudit.report.plots._scale import number
+from dpaudit.report._run import Run, headline, smallest_leak, summary, verdict_mark
+from dpaudit.report._svg import number
 
 __all__ = ["markdown"]
 

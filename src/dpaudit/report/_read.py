@@ -1,22 +1,100 @@
-"""The directory of a run, read without trusting it."""
+"""The directory of a run, read without trusting it.
+
+The observations that a run keeps, in whichever form its audit has them. Arrays of a run, which may be of
+anybody: no pickle, and no memory without an end.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from dpaudit import _files
-from dpaudit._foreign import read_json
-from dpaudit.errors import InputError
-from dpaudit.report._observed import read_observations
-from dpaudit.report._rebuild import rebuilt_hypothesis, rebuilt_tradeoff
-from dpaudit.report._run import Run, read_audit
-from dpaudit.report._settings import flattened
-from dpaudit.report._text import fit
-from dpaudit.report._values import Values
-from dpaudit.report.figures import Figures
+import numpy as np
 
-__all__ = ["read_run"]
+from dpaudit import _io
+from dpaudit._io import LARGEST_ARRAY, NOT_AN_ARRAY, map_array, read_json
+from dpaudit.errors import InputError
+from dpaudit.report._figures import Figures, rebuilt_hypothesis, rebuilt_tradeoff
+from dpaudit.report._run import Run, read_audit
+from dpaudit.report._values import Values, fit, flattened
+from dpaudit.stats import Observations
+
+__all__ = ["Observed", "read_array", "read_observations", "read_run"]
+
+
+def read_array(path: Path, kinds: str) -> np.ndarray | None:
+    """An array of one of these kinds of numpy; None if there is no such file."""
+    if not path.exists():
+        return None
+    try:
+        mapped = map_array(path)
+    except InputError:
+        raise
+    except (OSError, *NOT_AN_ARRAY) as error:
+        raise InputError(f"Expected an array in {path}, but it cannot be read.") from error
+    if not isinstance(mapped, np.ndarray) or mapped.dtype.kind not in kinds:
+        raise InputError(f"Expected numbers in {path}, got something else.")
+    if mapped.nbytes > LARGEST_ARRAY:  # a file has as many bytes as it says, and need not fill a disk
+        raise InputError(
+            f"Expected an array of at most {LARGEST_ARRAY:,} bytes in {path}, got one of {mapped.nbytes:,}."
+        )
+    return np.array(mapped)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Observations, if there are any; what each is of; and whether they came one after the other."""
+
+    observations: Observations | None
+    counted: str
+    in_order: bool
+
+
+def read_observations(folder: Path, *, paired: bool) -> Observed:
+    """Scores of steps, scores of whole trainings, or one likelihood ratio a canary.
+
+    ``paired`` says that a step has one score without the canary and one with it, and no coins.
+    """
+    try:
+        return (
+            _of_steps(folder, paired)
+            or _of_trials(folder)
+            or _of_canaries(folder)
+            or Observed(None, "observation", in_order=False)
+        )
+    except InputError as error:
+        if str(folder) in str(error):
+            raise
+        raise InputError(f"The observations in {folder} are damaged. {error}") from error
+
+
+def _of_steps(folder: Path, paired: bool) -> Observed | None:
+    scores, present = read_array(folder / "scores.npy", "f"), read_array(folder / "present.npy", "b")
+    if scores is None or present is None:
+        return None
+    if paired:
+        scores, present = scores.reshape(-1), present.reshape(-1)
+    return Observed(Observations.from_presence(scores, present), "step", in_order=True)
+
+
+def _of_trials(folder: Path) -> Observed | None:
+    """One score a training, of trainings with the canary and without it."""
+    sides = [read_array(folder / f"{name}.npy", "f") for name in ("with_canary", "without_canary")]
+    if sides[0] is None or sides[1] is None:
+        return None
+    found = Observations(with_canary=sides[0], without_canary=sides[1])
+    return Observed(found, "trial", in_order=True)
+
+
+def _of_canaries(folder: Path) -> Observed | None:
+    """One score a canary of the same training: they have no order in time."""
+    ratios = read_array(folder / "log_likelihood_ratios.npy", "f")
+    present = read_array(folder / "present.npy", "b")
+    if ratios is None or present is None:
+        return None
+    return Observed(Observations.from_presence(ratios, present), "canary", in_order=False)
+
 
 _SCHEMA_VERSION = 1
 _MOST_NAMES = 10  # in a sentence
@@ -27,7 +105,7 @@ def read_run(path: str | Path, *, name: str | None = None) -> Run:
 
     Files of anybody can be read: nothing in them is run, and what is not as it should be is refused.
     """
-    folder = _files.expanded(path)
+    folder = _io.expanded(path)
     values = _result(folder)
     audit = read_audit(values)
     observed = read_observations(folder, paired=values.raw.get("mode") == "paper")

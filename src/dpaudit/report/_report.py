@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import dpaudit
-from dpaudit import _files
+from dpaudit import _io
 from dpaudit.errors import InputError
 from dpaudit.report._markdown import markdown
+from dpaudit.report._page import page
 from dpaudit.report._read import read_run
 from dpaudit.report._run import Run
-from dpaudit.report.page import page
 
 __all__ = ["SCHEMA_VERSION", "Format", "Report", "schema"]
 
@@ -60,7 +60,7 @@ class Report:
         cls, paths: Sequence[str | Path], *, title: str | None = None, notice: str | None = None
     ) -> Report:
         """From the directories of finished runs. Runs of the same name are called by their paths."""
-        names = [_files.expanded(path).resolve().name for path in paths]
+        names = [_io.expanded(path).resolve().name for path in paths]
         chosen = [
             name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)
         ]
@@ -89,9 +89,9 @@ class Report:
 
         A link stays, and the file that it leads to is written.
         """
-        file = _files.expanded(path)
-        _files.make_folder(file.parent)
-        _files.write_text(_files.followed(file), self.to_text(format or Format.of(file)))
+        file = _io.expanded(path)
+        _io.make_folder(file.parent)
+        _io.write_text(_io.followed(file), self.to_text(format or Format.of(file)))
 
 
 def schema() -> dict[str, Any]:

@@ -1,18 +1,13 @@
 """Statistics of the audit: from scores to bounds and verdicts. Needs numpy and scipy only."""
 
-from dpaudit.stats._audit import audit
-from dpaudit.stats._bound import Bound
-from dpaudit.stats._counts import ErrorCounts
+from dpaudit.stats._audit import audit, lower_bound
+from dpaudit.stats._bound import Bound, Kind
+from dpaudit.stats._counts import ErrorCounts, Guesses
 from dpaudit.stats._coverage import Coverage, coverage, ideal_observations, tally
-from dpaudit.stats._leak import Leak
-from dpaudit.stats._lower_bound import lower_bound
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._one_run import one_run_bound, one_run_fdp_bound
-from dpaudit.stats._one_run_guesses import Guesses
-from dpaudit.stats._plan import Plan, plan_canaries, plan_observations, plan_steps, smallest_leak
-from dpaudit.stats._question import Kind
-from dpaudit.stats._result import Power, Result
-from dpaudit.stats._verdict import Verdict
+from dpaudit.stats._planning import Leak, Plan, plan_canaries, plan_observations, plan_steps, smallest_leak
+from dpaudit.stats._result import Power, Result, Verdict
 from dpaudit.stats.inference import (
     Betting,
     ClopperPearson,

@@ -8,8 +8,8 @@ from functools import lru_cache
 import numpy as np
 from scipy import special
 
-from dpaudit.stats._search import falling_root
-from dpaudit.stats._types import FloatArray, IntArray
+from dpaudit._types import FloatArray, IntArray
+from dpaudit.stats._rootfinding import falling_root
 
 __all__ = [
     "Region",

@@ -1,16 +1,44 @@
-"""A lower bound with everything that is needed to believe it."""
+"""A lower bound with everything that is needed to believe it.
+
+What is asked of the data, and what was found.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from dpaudit.stats._counts import ErrorCounts
-from dpaudit.stats._one_run_guesses import Guesses
-from dpaudit.stats._question import Kind
+from dpaudit.stats._counts import ErrorCounts, Guesses
 from dpaudit.stats.tradeoffs import TradeOff
 
-__all__ = ["Bound", "plain"]
+__all__ = ["Bound", "BoundQuery", "Kind", "ThresholdResult", "plain"]
+
+
+class Kind(StrEnum):
+    """What a bound's error rate means."""
+
+    CONFIDENCE = "confidence"  # exceeds the truth at most as often as it says
+    CREDIBLE = "credible"  # a posterior probability; depends on a prior
+    HEURISTIC = "heuristic"  # no error rate is known
+
+
+@dataclass(frozen=True)
+class BoundQuery:
+    """The largest parameter of ``tradeoff`` that the data refute with error probability ``error_rate``."""
+
+    tradeoff: TradeOff
+    delta: float
+    error_rate: float
+
+
+@dataclass(frozen=True)
+class ThresholdResult:
+    """The refuted parameter, and the threshold and counts it came from (the last, where they moved)."""
+
+    parameter: float
+    threshold: float | None
+    counts: ErrorCounts
 
 
 @dataclass(frozen=True, kw_only=True)

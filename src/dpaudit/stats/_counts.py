@@ -1,4 +1,7 @@
-"""How often an attack was wrong."""
+"""How often an attack was wrong.
+
+Observations seen step by step. What an attack guessed about the canaries of one run.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from dpaudit import _validate
+from dpaudit._types import ArrayLike, FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
-from dpaudit.stats._chunks import chunks, require_finite
-from dpaudit.stats._observations import Observations
-from dpaudit.stats._types import ScoreArray
+from dpaudit.stats._observations import Observations, chunks, require_finite
 
-__all__ = ["ErrorCounts", "count"]
+__all__ = ["ErrorCounts", "Guesses", "StepErrors", "Steps", "count"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,3 +76,149 @@ def _above(name: str, scores: ScoreArray, threshold: float) -> int:
         require_finite(name, start, piece)
         above += int(np.count_nonzero(piece > threshold))
     return above
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Scores of both sides in the order of their steps.
+
+    One-dimensional observations become min(sizes) steps: the larger side is dealt out evenly, so that
+    every score is used.
+    """
+
+    absent: ScoreArray
+    absent_step: IntArray
+    present: ScoreArray
+    present_step: IntArray
+    num_steps: int
+    by_coin: bool
+
+    @classmethod
+    def of(cls, observations: Observations) -> Steps:
+        """The steps of ``observations``, whatever their shape."""
+        observations = observations.in_memory()
+        absent, present = observations.without_canary, observations.with_canary
+        if observations.with_steps is not None and observations.without_steps is not None:
+            steps = observations.without_steps, observations.with_steps
+            return cls(absent, steps[0], present, steps[1], observations.num_steps, by_coin=True)
+        count = observations.num_steps
+        return cls(
+            absent.reshape(-1),
+            _deal(absent.size, count),
+            present.reshape(-1),
+            _deal(present.size, count),
+            count,
+            by_coin=False,
+        )
+
+    def before(self, step: int) -> tuple[ScoreArray, ScoreArray]:
+        """The absent and present scores of all steps before ``step``."""
+        first, second = (int(np.searchsorted(steps, step)) for steps in (self.absent_step, self.present_step))
+        return self.absent[:first], self.present[:second]
+
+    def errors(self, threshold: FloatArray) -> StepErrors:
+        """Errors of every step at its own threshold."""
+        above = self.absent > threshold[self.absent_step]
+        below = self.present <= threshold[self.present_step]
+        return StepErrors(
+            np.bincount(self.absent_step[above], minlength=self.num_steps),
+            np.bincount(self.absent_step, minlength=self.num_steps),
+            np.bincount(self.present_step[below], minlength=self.num_steps),
+            np.bincount(self.present_step, minlength=self.num_steps),
+            self.by_coin,
+        )
+
+
+@dataclass(frozen=True)
+class StepErrors:
+    """Error counts of every step."""
+
+    false_positives: IntArray
+    num_absent: IntArray
+    false_negatives: IntArray
+    num_present: IntArray
+    by_coin: bool
+
+    def balanced(self) -> FloatArray:
+        """A number in [0, 1] a step, whose mean is (fpr + fnr) / 2.
+
+        Under fair coins that is the share of wrong guesses, whatever the coins showed; for fixed groups
+        it is the average of the two shares.
+        """
+        if self.by_coin:
+            wrong = self.false_positives + self.false_negatives
+            return wrong / (self.num_absent + self.num_present)
+        return (self.false_positives / self.num_absent + self.false_negatives / self.num_present) / 2
+
+    def after_first(self) -> StepErrors:
+        """The same without the first step."""
+        return StepErrors(
+            self.false_positives[1:],
+            self.num_absent[1:],
+            self.false_negatives[1:],
+            self.num_present[1:],
+            self.by_coin,
+        )
+
+    def total(self) -> ErrorCounts:
+        """The counts of all steps together."""
+        return ErrorCounts(
+            false_positives=int(self.false_positives.sum()),
+            num_absent=int(self.num_absent.sum()),
+            false_negatives=int(self.false_negatives.sum()),
+            num_present=int(self.num_present.sum()),
+        )
+
+
+def _deal(size: int, num_steps: int) -> IntArray:
+    """The step of each of ``size`` scores, in order and as even as can be."""
+    return np.arange(size) * num_steps // size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guesses:
+    """Of ``num_canaries`` present by fair coins, ``num_guesses`` were guessed, ``num_correct`` rightly."""
+
+    num_canaries: int
+    num_guesses: int
+    num_correct: int
+
+    def __post_init__(self) -> None:
+        most = _validate.whole("num_canaries", self.num_canaries)
+        for name in ("num_guesses", "num_correct"):
+            value = _validate.whole(name, getattr(self, name), low=0)
+            if value > most:
+                raise InputError(f"Expected {name}={value} to be at most {most}.")
+            most = value
+
+    @classmethod
+    def from_scores(cls, scores: ArrayLike, present: ArrayLike, *, num_guesses: int) -> Guesses:
+        """Guess "present" for the highest scores and "absent" for the lowest, half of the guesses each.
+
+        ``num_guesses`` must be chosen before the data. Ties are broken by position.
+
+        >>> Guesses.from_scores([3.0, 1.0, 2.0, 0.0], [True, False, False, False], num_guesses=2)
+        Guesses(num_canaries=4, num_guesses=2, num_correct=2)
+        """
+        values, truth = np.asarray(scores, dtype=np.float64), np.asarray(present)
+        if values.ndim != 1 or values.shape != truth.shape:
+            raise InputError(
+                f"Expected one score and one presence a canary, got {values.shape} and {truth.shape}."
+            )
+        if not np.isfinite(values).all():
+            index = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise InputError(f"Expected finite scores, got scores[{index}]={values[index]}.")
+        if truth.dtype != np.bool_ and not np.isin(truth, (0, 1)).all():
+            raise InputError("Expected present to hold only 0 and 1 (or False and True).")
+        if _validate.whole("num_guesses", num_guesses, low=0) > values.size:
+            raise InputError(f"Expected num_guesses={num_guesses} to be at most {values.size}.")
+        order = np.argsort(values, kind="stable")
+        low = num_guesses // 2
+        high = num_guesses - low
+        truth = truth.astype(np.bool_)[order]
+        right = int((~truth[:low]).sum() + truth[truth.size - high :].sum())
+        return cls(num_canaries=values.size, num_guesses=num_guesses, num_correct=right)
+
+    def to_dict(self) -> dict[str, int]:
+        """Plain values for JSON."""
+        return asdict(self)

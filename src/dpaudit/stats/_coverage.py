@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dpaudit import _validate
-from dpaudit.stats._lower_bound import lower_bound
+from dpaudit.stats._audit import lower_bound
 from dpaudit.stats._observations import Observations
 from dpaudit.stats.inference import Inference
 from dpaudit.stats.thresholds import ThresholdRule

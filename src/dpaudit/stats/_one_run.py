@@ -9,11 +9,10 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.stats._binomial import binomial_cdf
-from dpaudit.stats._bound import Bound
-from dpaudit.stats._coins import FAIR
-from dpaudit.stats._one_run_guesses import Guesses
-from dpaudit.stats._question import Kind
-from dpaudit.stats._search import last_true
+from dpaudit.stats._bound import Bound, Kind
+from dpaudit.stats._counts import Guesses
+from dpaudit.stats._observations import FAIR
+from dpaudit.stats._rootfinding import last_true
 from dpaudit.stats.tradeoffs import ApproximateDP, TradeOff
 
 __all__ = ["one_run_bound", "one_run_fdp_bound", "too_many_correct"]

@@ -1,23 +1,126 @@
-"""The result of an audit."""
+"""The result of an audit.
+
+What an audit needs to know of a claim. What an audit says. The plane of the two error rates: what the claim
+allows, and what was measured.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from dpaudit._plotting import draw_plane
-from dpaudit.errors import InputError, ViolationError
-from dpaudit.stats._bound import Bound, plain
-from dpaudit.stats._claim import Claimed, Hypothesis
-from dpaudit.stats._counts import ErrorCounts
-from dpaudit.stats._design import Design
-from dpaudit.stats._html import result_html
-from dpaudit.stats._plane import Plane
-from dpaudit.stats._verdict import Verdict
+import numpy as np
 
-__all__ = ["Power", "Result"]
+from dpaudit._html import result_html
+from dpaudit._plotting import draw_plane
+from dpaudit._types import FloatArray
+from dpaudit.errors import InputError, ViolationError
+from dpaudit.stats._binomial import plausible_rate
+from dpaudit.stats._bound import Bound, plain
+from dpaudit.stats._counts import ErrorCounts
+from dpaudit.stats._power import AuditDesign
+from dpaudit.stats.tradeoffs import TradeOff
+
+__all__ = ["Claimed", "Hypothesis", "Plane", "Power", "Result", "Verdict"]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """The claim as seen by one observation: a curve, and what a bound on it means for the whole."""
+
+    tradeoff: TradeOff
+    parameter: float
+    epsilon: Callable[[float], float]  # from a bound on the parameter to the claim's own epsilon
+    assumptions: tuple[str, ...] = ()
+    condition: str | None = None  # what a refutation needs besides the data; None if the claim implies it
+
+
+class Claimed(ABC):
+    """What a training says of itself. The one implementation is :class:`dpaudit.Claim`."""
+
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """The claim in a line."""
+
+    @property
+    @abstractmethod
+    def epsilon(self) -> float:
+        """The claimed epsilon at the claim's delta."""
+
+    @property
+    @abstractmethod
+    def delta(self) -> float:
+        """The claim's delta."""
+
+    @abstractmethod
+    def hypothesis(self, tradeoff: TradeOff | None) -> Hypothesis:
+        """The claim in terms of ``tradeoff``; of its own, if None."""
+
+
+_POINTS = 121
+_LEAKIEST = 500.0  # its curve cannot be told from the axes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plane:
+    """A claimed curve, the curve of the bound, and the measured rates with their region.
+
+    ``region`` holds both true rates with the stated confidence, if all observations are independent: each
+    by Clopper and Pearson's interval, at half of the error.
+    """
+
+    fpr: FloatArray
+    claimed: FloatArray
+    bound: FloatArray
+    counts: ErrorCounts
+    confidence: float
+    region: tuple[tuple[float, float], tuple[float, float]]
+
+    @classmethod
+    def of(
+        cls, counts: ErrorCounts, *, tradeoff: TradeOff, claimed: float, bound: float, confidence: float
+    ) -> Plane:
+        """The curves with the parameters ``claimed`` and ``bound``."""
+        error = (1 - confidence) / 2
+        region = (
+            plausible_rate(counts.false_positives, counts.num_absent, error),
+            plausible_rate(counts.false_negatives, counts.num_present, error),
+        )
+        # dense at both ends, where curves bend, and around what was measured
+        ends = np.sin(np.linspace(0, np.pi / 2, _POINTS)) ** 2
+        near = np.linspace(max(region[0][0] - 0.1, 0.0), min(region[0][1] + 0.1, 1.0), _POINTS)
+        fpr = np.union1d(ends, near)
+        return cls(
+            fpr=fpr,
+            claimed=_curve(tradeoff, claimed, fpr),
+            bound=_curve(tradeoff, bound, fpr),
+            counts=counts,
+            confidence=confidence,
+            region=region,
+        )
+
+
+def _curve(tradeoff: TradeOff, parameter: float, fpr: FloatArray) -> FloatArray:
+    return np.clip(np.nan_to_num(tradeoff.fnr(min(parameter, _LEAKIEST), fpr)), 0.0, 1.0)
+
+
+class Verdict(Enum):
+    """The outcome of an audit; the value is its sentence."""
+
+    VIOLATION = "The observations refute the claim: they tell more of the canary than it allows."
+    NO_VIOLATION = (
+        "The observations do not refute the claim. This does not prove it: a leak below the stated "
+        "power would have gone unseen."
+    )
+    UNDERPOWERED = (
+        "Too few observations: not even an attack without a single error could have refuted the claim."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +175,7 @@ class Result:
     bound: Bound
     verdict: Verdict
     hypothesis: Hypothesis
-    design: Design
+    design: AuditDesign
     not_covered: tuple[str, ...] = ()
 
     @cached_property

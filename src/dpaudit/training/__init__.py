@@ -10,19 +10,12 @@ try:
 except ImportError as _error:
     raise MissingExtraError("Training", "torch") from _error
 
-from dpaudit.training._accuracy import accuracy
-from dpaudit.training._augment import Augmentation, FlipAndCrop
-from dpaudit.training._batch import Batch
-from dpaudit.training._diagnose import Diagnose
-from dpaudit.training._hook import Hook
-from dpaudit.training._mechanism import GaussianSum, Mechanism
-from dpaudit.training._optimizers import SGD, Adam, Optimizer
-from dpaudit.training._sampling import PoissonSampling, Sampling
+from dpaudit.training._mechanism import GaussianSum, Mechanism, PoissonSampling, Sampling
 from dpaudit.training._seeds import Seeds, generator, initialize
-from dpaudit.training._settings import DPSGD
-from dpaudit.training._step import Step
-from dpaudit.training._training import Training
+from dpaudit.training._settings import DPSGD, SGD, Adam, Augmentation, Batch, FlipAndCrop, Optimizer
+from dpaudit.training._training import Hook, Step, Training, accuracy
 from dpaudit.training.audits import EndToEnd, OneRun, TwoBatches
+from dpaudit.training.audits._hooks import Diagnose
 from dpaudit.training.gradients import clipped_sum, cross_entropy
 
 __all__ = [

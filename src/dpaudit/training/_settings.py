@@ -1,15 +1,102 @@
-"""The privacy-relevant settings of a training."""
+"""The privacy-relevant settings of a training.
+
+What happens to the private gradient: descriptions that build torch's own optimizers. Random changes of an
+image that keep its class. The examples of one step.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from dpaudit import _validate
 from dpaudit.errors import InputError
-from dpaudit.training._augment import Augmentation
-from dpaudit.training._optimizers import Optimizer
 
-__all__ = ["DPSGD"]
+__all__ = ["DPSGD", "SGD", "Adam", "Augmentation", "Batch", "FlipAndCrop", "Optimizer"]
+
+
+class Augmentation(Protocol):
+    """A random change, drawn anew for every input of a batch."""
+
+    def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+        """The changed inputs; row i depends on input i only."""
+        ...
+
+
+@dataclass(frozen=True)
+class FlipAndCrop:
+    """Mirror every other image, and shift each by up to ``padding`` pixels (De et al. 2022)."""
+
+    padding: int = 4
+
+    def __post_init__(self) -> None:
+        _validate.whole("padding", self.padding, low=0)
+
+    def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+        count, channels, height, width = inputs.shape
+        padded = functional.pad(inputs, [self.padding] * 4, mode="reflect")
+        rows = self._window(count, height, generator).to(inputs.device)
+        columns = self._window(count, width, generator).to(inputs.device)
+        mirrored = (torch.rand(count, generator=generator) < 0.5).to(inputs.device)
+        columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+        padded = padded.gather(2, rows[:, None, :, None].expand(-1, channels, -1, padded.shape[3]))
+        return padded.gather(3, columns[:, None, None, :].expand(-1, channels, height, -1))
+
+    def _window(self, count: int, length: int, generator: torch.Generator) -> Tensor:
+        start = torch.randint(2 * self.padding + 1, (count, 1), generator=generator)
+        return start + torch.arange(length)
+
+
+class Optimizer(Protocol):
+    """A description of an optimizer."""
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer itself."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """Gradient descent, with momentum if asked for."""
+
+    learning_rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _validate.positive("learning_rate", self.learning_rate)
+        _validate.at_least("momentum", self.momentum, 0.0)
+        _validate.at_least("weight_decay", self.weight_decay, 0.0)
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            parameters, lr=self.learning_rate, momentum=self.momentum, weight_decay=self.weight_decay
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam:
+    """Kingma and Ba 2015, arXiv:1412.6980."""
+
+    learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _validate.positive("learning_rate", self.learning_rate)
+        for beta in self.betas:
+            _validate.fraction("betas", beta)
+        _validate.at_least("weight_decay", self.weight_decay, 0.0)
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(
+            parameters, lr=self.learning_rate, betas=self.betas, weight_decay=self.weight_decay
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,3 +124,32 @@ class DPSGD:
                 f"Expected an augmentation with multiplicity={self.multiplicity}: copies of one input add "
                 "nothing to it."
             )
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Inputs and targets of some examples.
+
+    With ``multiplicity`` > 1 every example has that many inputs, its augmentations, one after another; its
+    gradient is the mean of theirs (De et al. 2022, arXiv:2204.13650), clipped as one.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    multiplicity: int = 1
+
+    def __post_init__(self) -> None:
+        _validate.whole("multiplicity", self.multiplicity)
+        if len(self.inputs) != len(self.targets) * self.multiplicity:
+            raise InputError(
+                f"Expected {self.multiplicity} inputs for each target, "
+                f"got {len(self.inputs)} inputs and {len(self.targets)} targets."
+            )
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @property
+    def views(self) -> Tensor:
+        """The inputs as examples x augmentations x shape."""
+        return self.inputs.view(len(self), self.multiplicity, *self.inputs.shape[1:])

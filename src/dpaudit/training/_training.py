@@ -1,28 +1,96 @@
-"""DP-SGD, step by step as in Algorithm 2 of Nasr et al. 2023 (arXiv:2302.07956)."""
+"""DP-SGD, step by step as in Algorithm 2 of Nasr et al. 2023 (arXiv:2302.07956).
+
+What one step of DP-SGD did. The place where an audit looks into a training. How well a model does.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dpaudit import _validate
-from dpaudit.training._batch import Batch
-from dpaudit.training._hook import Hook
-from dpaudit.training._mechanism import GaussianSum, Mechanism
-from dpaudit.training._sampling import PoissonSampling, Sampling, Stateful
+from dpaudit.training._mechanism import GaussianSum, Mechanism, PoissonSampling, Sampling, Stateful
 from dpaudit.training._seeds import Seeds, generators
-from dpaudit.training._settings import DPSGD
-from dpaudit.training._step import Step
+from dpaudit.training._settings import DPSGD, Batch
 from dpaudit.training.data._dataset import Dataset
-from dpaudit.training.gradients import Loss, cross_entropy, per_example
-from dpaudit.training.gradients._flat import flat_zeros, num_parameters, set_flat_gradient, trainable
-from dpaudit.training.gradients._rows import Rows
+from dpaudit.training.gradients import (
+    Loss,
+    Rows,
+    cross_entropy,
+    flat_zeros,
+    num_parameters,
+    per_example,
+    set_flat_gradient,
+    trainable,
+)
 
-__all__ = ["Training"]
+__all__ = ["Hook", "Step", "Training", "accuracy"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Step:
+    """One step, between the noise and the update: what an audit may read.
+
+    Only ``noisy_sum`` is private. The rest is what the strongest adversary knows, who knows every example but
+    the canary.
+    """
+
+    index: int
+    batch_size: int
+    indices: Tensor
+    """The places of the batch's examples in the data."""
+    clipped_sum: Tensor
+    """Of the examples of the batch."""
+    noise: Tensor
+    """What the mechanism added to the sum."""
+    noisy_sum: Tensor
+    """What the mechanism released: ``joined_sum`` and noise."""
+
+    @property
+    def joined_sum(self) -> Tensor:
+        """Of the batch and of all gradients that hooks let join, up to rounding.
+
+        It is made when it is asked for, because a step that kept it would have one vector more to fill.
+        """
+        return self.noisy_sum - self.noise
+
+
+class Hook:
+    """Lets gradients join a step and sees what comes out; all of it does nothing unless overridden.
+
+    What joins is clipped, summed and noised by the training's own mechanism, like the gradients of examples.
+    It is not part of the update: the model is trained as if there were no hook.
+    """
+
+    @property
+    def num_entries(self) -> int:
+        """How many entries the hook adds to the data set: the training's own sampling draws them too."""
+        return 0
+
+    def attach(self, training: Training) -> None:
+        """Called once, when the training is made."""
+
+    def joining(self, index: int, entries: Sequence[int]) -> Iterable[Rows]:  # noqa: ARG002
+        """Gradients that join step ``index``, not clipped yet; ``entries`` are those that were drawn."""
+        return ()
+
+    def observe(self, step: Step) -> None:
+        """Called in every step, before the model is updated."""
+
+    def after(self, step: Step) -> None:
+        """Called in every step, when all of it is done. It may raise to end the training."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on from here."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where ``state_dict`` was taken."""
 
 
 class Training:
@@ -199,3 +267,19 @@ def _between(indices: Tensor, low: int, high: int) -> list[int]:
     """Those indices from ``low`` on and below ``high``, counted from ``low``."""
     found: list[int] = (indices[(indices >= low) & (indices < high)] - low).tolist()
     return found
+
+
+_AT_ONCE = 1_000
+
+
+def accuracy(model: nn.Module, data: Dataset) -> float:
+    """The share of examples whose class has the largest output. Not private: for data nobody hides."""
+    was_training = model.training
+    model.eval()
+    correct = 0
+    with torch.inference_mode():
+        for indices in torch.arange(len(data)).split(_AT_ONCE):  # type: ignore[no-untyped-call]
+            inputs, targets = data.at(indices)
+            correct += int((model(inputs).argmax(dim=1) == targets).sum())
+    model.train(was_training)
+    return correct / len(data)

@@ -10,11 +10,10 @@ try:
 except ImportError as _error:
     raise MissingExtraError("The zoo", "torch") from _error
 
-from dpaudit.zoo._entry import Entry, Specimen
-from dpaudit.zoo._evidence import Evidence, Replay, Scores
+from dpaudit.zoo._entries import ENTRIES
+from dpaudit.zoo._entry import Entry, Evidence, Replay, Scores, Specimen
 from dpaudit.zoo._judge import Judged, judge
 from dpaudit.zoo._run import chosen, examine_entry, run_zoo
-from dpaudit.zoo.entries import ENTRIES
 
 __all__ = [
     "ENTRIES",

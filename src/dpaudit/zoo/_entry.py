@@ -1,15 +1,108 @@
-"""A fault that was public, and how to see it again."""
+"""A fault that was public, and how to see it again.
+
+What was seen of one training, broken or correct. The claim that most specimens make: that of the paper's
+three violations.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from typing import TypeAlias
 
-from dpaudit.zoo._evidence import Evidence
+from dpaudit._types import BoolArray, FloatArray
+from dpaudit.accounting import Claim
+from dpaudit.diagnostics import Diagnostics
+from dpaudit.recording import Recorder
+from dpaudit.stats import Betting, Gaussian, Inference, Observations, ThresholdRule, TradeOff
 
-__all__ = ["Entry", "Specimen"]
+__all__ = [
+    "DELTA",
+    "EPSILON",
+    "NOISE",
+    "Entry",
+    "Evidence",
+    "Replay",
+    "Scores",
+    "Specimen",
+    "looks",
+    "noise_of",
+    "papers_claim",
+]
+
+
+_LOOKS = (5, 10, 20, 50, 100, 200)
+
+
+def looks(num_steps: int) -> list[int]:
+    """After how many steps it is asked whether they would have been enough; the last is all."""
+    return [*(look for look in _LOOKS if look < num_steps), num_steps]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scores:
+    """Scores of canaries that were present by fair coins: steps x canaries, or one a canary."""
+
+    values: FloatArray
+    present: BoolArray
+    tradeoff: TradeOff | None = None
+    """The curve of one score; None: it is that of the claim."""
+    inference: Inference | None = None
+    """What the verdict rests on; None: bets, for which the canaries of a step may depend on each other.
+
+    Others are for noise that is independent in its coordinates, as that of a correct twin is.
+    """
+    threshold: ThresholdRule | None = None
+    """Known before the data; None: it is chosen from earlier or held-out scores."""
+
+    @classmethod
+    def of(cls, recorder: Recorder) -> Scores:
+        """Those of the steps that an observer recorded."""
+        state = recorder.state_dict()
+        return cls(values=state["scores"], present=state["present"])
+
+    @property
+    def is_stepped(self) -> bool:
+        """Whether there are scores of single steps, so that fewer of them can be looked at."""
+        return self.values.ndim == 2
+
+    def first(self, num_steps: int) -> Observations:
+        """The scores of the first so many steps."""
+        steps = slice(num_steps if self.is_stepped else None)
+        return Observations.from_presence(self.values[steps], self.present[steps])
+
+    def method(self, num_steps: int) -> Inference | None:
+        """What a verdict on so many steps rests on."""
+        return Betting(horizon=num_steps) if self.inference is None and self.is_stepped else self.inference
+
+    def is_enough(self, num_steps: int) -> bool:
+        """Whether so many steps have some scores on both sides, from which a threshold can be chosen."""
+        present = self.present[:num_steps]
+        return min(int(present.sum()), int((~present).sum())) >= 20
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A comparison that needs no statistics: what it says, and whether that refutes the claim."""
+
+    sentence: str
+    is_violation: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evidence:
+    """All that one run gives to judge it by: any of scores, observed noise and a replay."""
+
+    claim: Claim
+    """Of whatever one score is of."""
+    num_steps: int
+    scores: Scores | None = None
+    diagnostics: Mapping[int, Diagnostics] = field(default_factory=dict)
+    """What the tests of noise and batches had seen after so many steps; the last is all."""
+    replay: Replay | None = None
+
 
 Specimen: TypeAlias = Callable[[bool, int], Evidence]
 """Runs the broken training or its correct twin, with this seed."""
@@ -39,3 +132,21 @@ class Entry:
         text = f"{seed} {self.name}"
         own = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
         return self.specimen(is_broken, own)
+
+
+DELTA = 1e-5
+EPSILON = 1.27
+
+
+def noise_of(epsilon: float) -> float:
+    """The noise multiplier of one Gaussian step with this epsilon."""
+    return 1 / Gaussian().with_epsilon(epsilon, DELTA)
+
+
+NOISE = noise_of(EPSILON)
+
+
+@cache
+def papers_claim() -> Claim:
+    """One Gaussian step with epsilon = 1.27."""
+    return Claim.gaussian(noise_multiplier=NOISE, delta=DELTA)

@@ -181,7 +181,7 @@ def ray_runs(tmp_path: Path) -> dict[str, TrialsRun]:
         "killing": plan_of("killing", number=4, folder=marks, times=2, group_size=2),
         "failing": plan_of("failing", numbers=[3]),
     }
-    from dpaudit.experiments.trials.pools._ray import _connected  # noqa: PLC0415
+    from dpaudit.experiments.trials._ray import _connected  # noqa: PLC0415
 
     with _connected(ray, None):
         assert ray.util.get_node_ip_address() == "127.0.0.1"

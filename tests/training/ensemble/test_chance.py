@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dpaudit.training import DPSGD, SGD, Seeds
-from dpaudit.training.ensemble._batches import drawn_batches
+from dpaudit.training.ensemble._stacked import drawn_batches
 from dpaudit.training.models import mlp
 
 

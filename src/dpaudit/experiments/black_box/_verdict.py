@@ -27,10 +27,9 @@ from dpaudit.stats import (
     audit,
     lower_bound,
 )
-from dpaudit.stats._bound import plain
-from dpaudit.stats._defaults import default_method
-from dpaudit.stats._design import Design
-from dpaudit.stats._question import Question
+from dpaudit.stats._audit import default_method
+from dpaudit.stats._bound import BoundQuery, plain
+from dpaudit.stats._power import AuditDesign
 
 __all__ = ["Judge"]
 
@@ -101,8 +100,8 @@ class Judge:
         if failed:
             return self.bound(_without_errors(observations, failed)).epsilon
         inference, rule = default_method(observations, self._curve, None, self.rule)
-        question = Question(self._curve, self.delta, 1 - self.confidence)
-        perfect = Design.of(observations, inference, rule, question).perfect()
+        query = BoundQuery(self._curve, self.delta, 1 - self.confidence)
+        perfect = AuditDesign.of(observations, inference, rule, query).max_refutable()
         return self._curve.epsilon(perfect, self.delta)
 
     def values(self, observations: Observations, failed: Collection[int] = ()) -> dict[str, Any]:

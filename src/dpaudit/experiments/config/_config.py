@@ -1,22 +1,189 @@
-"""A whole experiment as a value."""
+"""A whole experiment as a value.
+
+Tables that do not go together. What each threat model can be audited with; a new one is a line here.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Self, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from dpaudit.canaries import ThreatModel
-from dpaudit.experiments.config._audits import AuditConfig, OneRunConfig
-from dpaudit.experiments.config._data import DataConfig
+from dpaudit.errors import InputError
 from dpaudit.experiments.config._fields import NotNegative, PathText, Section, Seed
-from dpaudit.experiments.config._models import ModelConfig
-from dpaudit.experiments.config._pool import PoolConfig
-from dpaudit.experiments.config._threat_models import available, fitting, noisy, with_mode
-from dpaudit.experiments.config._training import TrainingConfig
-from dpaudit.experiments.config._whole import require_consistent
+from dpaudit.experiments.config._schema import (
+    AdversarialConfig,
+    AuditConfig,
+    CanaryConfig,
+    ClipBkdConfig,
+    CraftedConfig,
+    DataConfig,
+    EndToEndConfig,
+    ExampleConfig,
+    FunctionModel,
+    GivenConfig,
+    ManyRunsConfig,
+    ModelConfig,
+    OneRunConfig,
+    PaperConfig,
+    PoolConfig,
+    PretrainedConfig,
+    RandomConfig,
+    ShuffledBatchesConfig,
+    TrainingConfig,
+)
 
-__all__ = ["Config"]
+__all__ = ["Config", "available", "fitting", "noisy", "require_consistent", "with_mode"]
+
+
+_OF_FINAL_MODEL = "score", "initialization", "num_guesses"
+_OF_STEPS = "first_steps", "stop_on_violation"
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """The modes and canaries of a threat model, and what is usual."""
+
+    modes: tuple[type[Section], ...]
+    canaries: tuple[type[Section], ...]
+    usual_canary: Section
+    unused: tuple[str, ...]
+    """Keys that its modes have for other threat models."""
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    """What keys are, unless said otherwise; ``held_out`` is how many examples are held out."""
+
+    @property
+    def kinds(self) -> str:
+        """The names of the canaries."""
+        names = [name for one in self.canaries for name in get_args(one.model_fields["kind"].annotation)]
+        return ", ".join(map(repr, names))
+
+
+_FITS: Mapping[str, _Fit] = {
+    ThreatModel.GRADIENT.value: _Fit(
+        (OneRunConfig, PaperConfig, EndToEndConfig),
+        (CanaryConfig,),
+        CanaryConfig(),
+        unused=("held_out", *_OF_FINAL_MODEL),
+    ),
+    ThreatModel.INPUT.value: _Fit(
+        (OneRunConfig, PaperConfig),
+        (CraftedConfig, ExampleConfig, AdversarialConfig),
+        CraftedConfig(),
+        unused=_OF_FINAL_MODEL,
+        usual={"held_out": 128},
+    ),
+    ThreatModel.BLACK_BOX.value: _Fit(
+        (ManyRunsConfig, OneRunConfig),
+        (ExampleConfig, ClipBkdConfig, GivenConfig),
+        ExampleConfig(kind="mislabelled"),
+        unused=_OF_STEPS,
+        usual={"held_out": 128, "score": "log-odds", "initialization": RandomConfig()},
+    ),
+}
+
+
+def available(name: str) -> str:
+    """A threat model that a run can have."""
+    known = [model.value for model in ThreatModel]
+    if name not in known:
+        raise InputError(f"Expected threat_model to be {', '.join(map(repr, known))}, got {name!r}.")
+    return name
+
+
+def with_mode(raw: Any, info: ValidationInfo) -> Any:
+    """Of many models, where the final model is all that is seen and nothing else is said."""
+    if info.data.get("threat_model") != ThreatModel.BLACK_BOX.value:
+        return raw
+    if isinstance(raw, OneRunConfig) and not raw.model_fields_set:  # there is no table
+        return ManyRunsConfig()
+    return {"mode": "many-runs", **raw} if isinstance(raw, dict) else raw
+
+
+def noisy(training: TrainingConfig, info: ValidationInfo) -> TrainingConfig:
+    """A training that claims something, or one of which no claim is tested."""
+    silent = training.noise_multiplier == 0
+    if silent and info.data.get("threat_model") != ThreatModel.BLACK_BOX.value:
+        raise InputError(
+            "Expected noise_multiplier=0 in (0, inf): without noise nothing is claimed, and only an audit "
+            "with threat_model = 'black-box' has a bound to report."
+        )
+    return training
+
+
+def fitting(audit: Any, info: ValidationInfo) -> Any:
+    """The audit with what its threat model fills in; refused if the two do not go together."""
+    name = info.data.get("threat_model")
+    if name is None:  # it has a mistake of its own
+        return audit
+    fit = _FITS[name]
+    if type(audit) not in fit.modes:
+        raise InputError(f"Expected a mode that threat_model = {name!r} has, got mode = {audit.mode!r}.")
+    if audit.canary is not None and not isinstance(audit.canary, fit.canaries):
+        raise InputError(
+            f"Expected a canary.kind of {fit.kinds} with threat_model = {name!r}, got {audit.canary.kind!r}."
+        )
+    unused = fit.unused
+    if name == ThreatModel.BLACK_BOX.value and isinstance(audit, OneRunConfig):
+        unused = (*unused, "methods")  # it has two bounds of its own
+    for key in unused:
+        if value := getattr(audit, key, None):
+            said = getattr(value, "kind", value)
+            raise InputError(f"Expected no {key} with threat_model = {name!r}, got {key} = {said}.")
+    usual = {"canary": fit.usual_canary, **fit.usual}
+    missing = {k: v for k, v in usual.items() if k in type(audit).model_fields and getattr(audit, k) is None}
+    return audit.model_copy(update=missing)
+
+
+def require_consistent(config: Config) -> None:
+    """Refuse what single tables cannot know of each other."""
+    if isinstance(config.model, FunctionModel):
+        _require_for_function(config)
+    if config.threat_model == ThreatModel.BLACK_BOX.value:
+        _require_for_black_box(config)
+    if config.pool is not None and not isinstance(config.audit, ManyRunsConfig):
+        raise InputError(f"Expected no pool with mode = {config.audit.mode!r}, which trains one model.")
+
+
+def _require_for_function(config: Config) -> None:
+    if not isinstance(config.audit, ManyRunsConfig):
+        raise InputError("Expected threat_model = 'black-box' and mode = 'many-runs' with a function.")
+    if isinstance(config.audit.initialization, PretrainedConfig):
+        raise InputError("Expected no initialization with a function: it makes its own models.")
+    if isinstance(config.audit.canary, ClipBkdConfig):
+        raise InputError("Expected another canary than 'clip-bkd' with a function: it needs the model.")
+    if config.training.fault is not None:
+        raise InputError("Expected no training.fault with a function, which is as it is.")
+
+
+def _require_for_black_box(config: Config) -> None:
+    if isinstance(config.training.fault, ShuffledBatchesConfig):
+        raise InputError("Expected another fault than 'shuffled-batches' with threat_model = 'black-box'.")
+    canary = config.audit.canary
+    if isinstance(config.audit, ManyRunsConfig):
+        _require_one_example(canary)
+        return
+    many = isinstance(canary, ExampleConfig) and canary.kind == "mislabelled"
+    many = many or (isinstance(canary, GivenConfig) and canary.index is None and canary.file is None)
+    if not many:
+        raise InputError(
+            "Expected the canary kind 'mislabelled', or 'example' without an index, for many different "
+            "canaries in one run."
+        )
+    if config.training.noise_multiplier == 0:
+        raise InputError("Expected mode = 'many-runs' with noise_multiplier=0.")
+
+
+def _require_one_example(canary: object) -> None:
+    if not isinstance(canary, GivenConfig):
+        return
+    if (canary.index is None) == (canary.file is None):
+        raise InputError("Expected exactly one of index and file for the canary kind 'example'.")
+    if canary.file is not None and canary.target is None:
+        raise InputError("Expected a target, its class, for the canary in a file.")
 
 
 class Config(Section):

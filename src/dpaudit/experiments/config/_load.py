@@ -1,24 +1,284 @@
-"""From a TOML file to a config, or to all of its mistakes at once."""
+"""From a TOML file to a config, or to all of its mistakes at once.
+
+TOML of anybody: no number and no nesting that the rest cannot bear. Where in a TOML file a key stands. What
+pydantic found, in dpaudit's sentences.
+"""
 
 from __future__ import annotations
 
+import copy
+import difflib
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from dpaudit._foreign import open_file
+from dpaudit._io import open_file
 from dpaudit.errors import InputError
 from dpaudit.experiments.config._config import Config
-from dpaudit.experiments.config._lines import line_of, lines_of_keys
-from dpaudit.experiments.config._mistakes import all_mistakes
-from dpaudit.experiments.config._toml import parsed, require_plain
 
-__all__ = ["load_config", "parse_config"]
+__all__ = [
+    "Mistake",
+    "all_mistakes",
+    "line_of",
+    "lines_of_keys",
+    "load_config",
+    "parse_config",
+    "parsed",
+    "require_plain",
+]
 
-_LARGEST = 1_000_000  # bytes of a config
+
+Place: TypeAlias = tuple[str, ...]
+
+_TABLE = re.compile(r"^\s*\[([^\[\]]+)\]\s*(?:#.*)?$")
+_PART = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
+# dots between parts, and each part as a whole: a line of letters alone would be cut in every possible way
+_KEY = re.compile(rf"^\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=")
+
+
+def lines_of_keys(text: str) -> dict[Place, int]:
+    """The line of every table and key; keys inside of braces have that of the brace."""
+    found: dict[Place, int] = {}
+    table: Place = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _TABLE.match(line):
+            table = _split(header[1])
+            found.setdefault(table, number)
+        elif key := _KEY.match(line):
+            found.setdefault((*table, *_split(key[1])), number)
+    return found
+
+
+def line_of(lines: dict[Place, int], place: Sequence[str]) -> int | None:
+    """The line of a key, or of the nearest table around it; None if neither is there."""
+    for length in range(len(place), 0, -1):
+        if tuple(place[:length]) in lines:
+            return lines[tuple(place[:length])]
+    return None
+
+
+def _split(dotted: str) -> Place:
+    """The parts of a dotted key, read by the TOML reader itself."""
+    try:
+        nested = tomllib.loads(f"{dotted} = 0")
+    except tomllib.TOMLDecodeError:  # a line inside of a longer text, that only looked like a key
+        return ()
+    parts: list[str] = []
+    value: object = nested
+    while isinstance(value, dict):
+        [(part, value)] = value.items()
+        parts.append(part)
+    return tuple(parts)
+
+
+Mistake = tuple[tuple[str, ...], str]
+
+_LONGEST = 100  # characters of a value that is shown
+_TYPES = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+    "finite_number": "a finite number",
+}
+
+
+def all_mistakes(error: ValidationError, raw: Mapping[str, Any]) -> list[Mistake]:
+    """Each mistake with the place of its key.
+
+    Behind a wrong name pydantic does not look at the rest of its table. So a name that exists stands in
+    for it while the rest is looked at; which keys that name has is not held against the table.
+    """
+    found = [_mistake(one, raw) for one in error.errors(include_url=False)]
+    trial = copy.deepcopy(dict(raw))
+    replaced: set[tuple[str, ...]] = set()
+    while tags := [one for one in error.errors(include_url=False) if _is_tag_of_table(one, trial)]:
+        replaced |= {_replace_tag(trial, one) for one in tags}
+        try:
+            Config.model_validate(trial)
+            break
+        except ValidationError as next_error:
+            error = next_error
+        for one in error.errors(include_url=False):
+            place = _place(one["loc"], trial)
+            guessed = any(place[: len(table)] == table for table in replaced)
+            unfair = one["type"] == "missing" or set(place[-1:]) <= _keys_of_any(place[:-1])
+            if guessed and not (unfair and one["type"] in ("missing", "extra_forbidden")):
+                found.append(_mistake(one, trial))
+    return list(dict.fromkeys(found))
+
+
+def _is_tag_of_table(error: ErrorDetails, trial: Mapping[str, Any]) -> bool:
+    """Whether a wrong name stands in a table; a name alone has nothing beside it to look at."""
+    if error["type"] != "union_tag_invalid":
+        return False
+    table: Any = trial
+    for part in _place(error["loc"], trial):
+        table = table.get(part) if isinstance(table, dict) else None
+    return isinstance(table, dict)
+
+
+def _replace_tag(trial: dict[str, Any], error: ErrorDetails) -> tuple[str, ...]:
+    """Put the nearest name in the place of a wrong one; returns the place of its table."""
+    *table, key = _tag(_place(error["loc"], trial), error)[0]
+    known = re.findall(r"'([^']*)'", error["ctx"]["expected_tags"])
+    near = difflib.get_close_matches(error["ctx"]["tag"], known, n=1, cutoff=0.0)
+    inner: Any = trial
+    for part in table:
+        inner = inner[part]
+    inner[key] = (near or known)[0]
+    return tuple(table)
+
+
+def _mistake(error: ErrorDetails, raw: Mapping[str, Any]) -> Mistake:
+    place = _place(error["loc"], raw)
+    kind, got = error["type"], error["input"]
+    if kind == "missing":
+        return place, "Expected a value, got none."
+    if kind == "extra_forbidden":
+        return place, _unknown(place, error["loc"], raw)
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _tag(place, error)
+    if kind == "literal_error":
+        return place, f"Expected {error['ctx']['expected']}, got {_shown(got)}."
+    if kind in _TYPES:
+        return place, f"Expected {_TYPES[kind]}, got {_shown(got)}."
+    return place, error["msg"].removeprefix("Value error, ")
+
+
+def _shown(value: object) -> str:
+    """A value of the file, which may be long."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _unknown(place: tuple[str, ...], loc: Sequence[str | int], raw: Mapping[str, Any]) -> str:
+    """What is said of a key that its table does not have."""
+    if place[-1] in _keys_of_any(place[:-1]):
+        return f"It has no use{_tag_of(place[:-1], raw)}; remove it."
+    return f"There is no such key; {_suggestion(loc)}"
+
+
+def _tag(place: tuple[str, ...], error: ErrorDetails) -> Mistake:
+    """A name that is none of the known ones."""
+    context = error["ctx"]
+    key = context["discriminator"].strip("'")
+    key = "mode" if key.endswith("()") else key  # the only one that is found by a function
+    if error["type"] == "union_tag_not_found":
+        if not isinstance(error["input"], Mapping):
+            return place, f"Expected a table, got {_shown(error['input'])}."
+        return (*place, key), "Expected a value, got none."
+    got, known = context["tag"], context["expected_tags"]
+    near = difflib.get_close_matches(got, re.findall(r"'([^']*)'", known), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    return (*place, key), f"Expected one of {known}, got {_shown(got)}{hint}"
+
+
+def _place(loc: Sequence[str | int], raw: Mapping[str, Any]) -> tuple[str, ...]:
+    """The keys as they stand in the file: without the tags that pydantic puts between them."""
+    place: list[str] = []
+    value: Any = raw
+    for index, part in enumerate(loc):
+        inside = isinstance(value, Mapping) and part in value
+        if inside:
+            value = value[part]
+        if inside or (index == len(loc) - 1 and isinstance(value, Mapping)):
+            place.append(str(part))
+    return tuple(place)
+
+
+def _suggestion(loc: Sequence[str | int]) -> str:
+    known = _keys(Config, [str(part) for part in loc[:-1]])
+    near = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.75)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+
+
+def _keys(section: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """The keys of the table at this path of fields and tags."""
+    found = [section]
+    for part in path:
+        inner = [one for s in found if part in s.model_fields for one in _sections(s.model_fields[part])]
+        found = inner or [s for s in found if part in _names(s)] or found
+    return list(found[0].model_fields)
+
+
+def _keys_of_any(path: Sequence[str]) -> set[str]:
+    """The keys of all tables that may be at this path, whatever their tag."""
+    found: list[type[BaseModel]] = [Config]
+    for part in path:
+        found = [one for s in found if part in s.model_fields for one in _sections(s.model_fields[part])]
+    return {key for section in found for key in section.model_fields}
+
+
+def _tag_of(path: Sequence[str], raw: Mapping[str, Any]) -> str:
+    """The tag of the table at this path, as it is said: `` with name = "mlp"``."""
+    table: Any = raw
+    for part in path:
+        table = table.get(part, {})
+    given = [f' with {key} = "{table[key]}"' for key in ("name", "mode", "kind") if key in table]
+    return given[0] if given else " here"
+
+
+def _sections(field: Any) -> list[type[BaseModel]]:
+    """The tables that a field may be."""
+
+    def inside(hint: Any) -> list[type[BaseModel]]:
+        if isinstance(hint, type) and issubclass(hint, BaseModel):
+            return [hint]
+        return [one for part in get_args(hint) for one in inside(part)]
+
+    return inside(field.annotation)
+
+
+def _names(section: type[BaseModel]) -> list[str]:
+    """The tags that choose this table."""
+    fields = (section.model_fields[key] for key in ("name", "mode", "kind") if key in section.model_fields)
+    return [tag for field in fields for tag in get_args(field.annotation)]
+
+
+_LARGEST_TOML = 2**128  # a seed has as many bits
+_DEEPEST = 20
+
+
+def parsed(text: str, name: str) -> dict[str, Any]:
+    """The tables in this text; mistakes are told to be in ``name``."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"Expected TOML in {name}: {error}.") from error
+    except ValueError as error:  # of the reader's own numbers
+        raise InputError(f"Expected numbers of fewer digits in {name}.") from error
+    except RecursionError as error:
+        raise InputError(f"Expected at most {_DEEPEST} levels of tables and lists in {name}.") from error
+
+
+def require_plain(raw: dict[str, Any], name: str) -> None:
+    """Refuse what would end in an error about numbers or depth wherever it is used first."""
+    level: list[Any] = [raw]
+    for _ in range(_DEEPEST):
+        if any(isinstance(one, int) and abs(one) > _LARGEST_TOML for one in level):
+            raise InputError(f"Expected whole numbers of at most 2^128 in {name}.")
+        level = [inner for one in level for inner in _inside(one)]
+    if level:
+        raise InputError(f"Expected at most {_DEEPEST} levels of tables and lists in {name}.")
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+_LARGEST_LOAD = 1_000_000  # bytes of a config
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -33,13 +293,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 def _content(path: Path) -> bytes:
     try:
         with open_file(path) as file:
-            content = file.read(_LARGEST + 1)
+            content = file.read(_LARGEST_LOAD + 1)
     except FileNotFoundError as error:
         raise InputError(f"Expected a config, but there is no file {path}.") from error
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
-    if len(content) > _LARGEST:
-        raise InputError(f"Expected a config of at most {_LARGEST:,} bytes, got more in {path}.")
+    if len(content) > _LARGEST_LOAD:
+        raise InputError(f"Expected a config of at most {_LARGEST_LOAD:,} bytes, got more in {path}.")
     return content
 
 

@@ -4,12 +4,19 @@ Simulations need numpy and scipy only. Trainings need torch and pydantic, which 
 cell of one is measured.
 """
 
-from dpaudit.experiments.reproduction._data import Data, Need
-from dpaudit.experiments.reproduction._figure import Figure
-from dpaudit.experiments.reproduction._picture import Mark, Panel, Picture, Series, Table
+from dpaudit.experiments.reproduction._figure import (
+    Data,
+    Figure,
+    Mark,
+    Need,
+    Panel,
+    Picture,
+    Scale,
+    Series,
+    Table,
+    Work,
+)
 from dpaudit.experiments.reproduction._reproduce import Reproduced, reproduce
-from dpaudit.experiments.reproduction._scale import Scale
-from dpaudit.experiments.reproduction._work import Work
 from dpaudit.experiments.reproduction.figures import FIGURES, figure_named
 
 __all__ = [

@@ -1,24 +1,238 @@
-"""A figure from its first cell to its tables; goes on where it was interrupted."""
+"""A figure from its first cell to its tables; goes on where it was interrupted.
+
+The cells of a figure at a scale: which they are, how each is measured, and where it is kept. Finished cells
+on disk, each whole or not there. Several cells at a time, each in a process of its own. The names of data in
+what is shown, where other data than the paper's were used.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dpaudit.experiments.reproduction._data import Data
-from dpaudit.experiments.reproduction._figure import Figure
-from dpaudit.experiments.reproduction._labels import Labels
-from dpaudit.experiments.reproduction._measuring import Measuring
-from dpaudit.experiments.reproduction._picture import Picture, Table
-from dpaudit.experiments.reproduction._scale import Scale
-from dpaudit.experiments.reproduction._values import Row, Settings, kinds
+import dpaudit
+from dpaudit import _io
+from dpaudit._io import difference, read_json
+from dpaudit.errors import InputError
+from dpaudit.experiments.reproduction._figure import (
+    Data,
+    Figure,
+    Key,
+    Panel,
+    Picture,
+    Row,
+    Rows,
+    Scale,
+    Settings,
+    Table,
+    Work,
+    cell_seed,
+    kinds,
+)
+from dpaudit.experiments.trials import Processes, Recipe, Task, Trial
 
-if TYPE_CHECKING:
-    from dpaudit.experiments.trials import Processes
+__all__ = ["Cells", "Labels", "Measuring", "Reproduced", "measure_pooled", "reproduce", "worker"]
 
-__all__ = ["Reproduced", "reproduce"]
+
+class Labels:
+    """Says "location for Purchase" where nothing is Purchase.
+
+    >>> Labels({"Purchase": "location for Purchase"}).rows([{"column": "Purchase", "epsilon": 1.0}])
+    [{'column': 'location for Purchase', 'epsilon': 1.0}]
+    """
+
+    def __init__(self, stand_ins: Mapping[str, str]) -> None:
+        self._stand_ins = stand_ins
+
+    def rows(self, rows: Rows) -> list[Row]:
+        """As they are written."""
+        return [
+            {name: self._text(value) if isinstance(value, str) else value for name, value in row.items()}
+            for row in rows
+        ]
+
+    def picture(self, picture: Picture) -> Picture:
+        """As it is drawn."""
+        return replace(picture, panels=[self._panel(panel) for panel in picture.panels])
+
+    def tables(self, tables: Sequence[Table]) -> tuple[Table, ...]:
+        """As they are printed."""
+        return tuple(self._table(table) for table in tables)
+
+    def _text(self, text: str) -> str:
+        for paper, used in self._stand_ins.items():
+            text = text.replace(paper, used)
+        return text
+
+    def _texts(self, texts: Sequence[str]) -> tuple[str, ...]:
+        return tuple(self._text(text) for text in texts)
+
+    def _panel(self, panel: Panel) -> Panel:
+        return replace(
+            panel,
+            title=self._text(panel.title),
+            categories=self._texts(panel.categories),
+            series=[replace(one, label=self._text(one.label)) for one in panel.series],
+        )
+
+    def _table(self, table: Table) -> Table:
+        if table.names_papers:
+            return table
+        rows = [self._texts(row) for row in table.rows]
+        return replace(table, header=self._texts(table.header), rows=rows)
+
+
+class Cells:
+    """The folder of a figure's cells. Each file says what it was made with: others are refused."""
+
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        self._folder, self._identity = folder, json.loads(json.dumps(identity))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else works on this figure here meanwhile."""
+        with _io.locked(self._folder):
+            yield
+
+    def read(self, key: Key) -> tuple[list[Row], float] | None:
+        """The rows of a finished cell and the seconds that it took; None if it is not."""
+        path = self._file(key)
+        if not path.exists():
+            return None
+        values = _read(path)
+        other = difference(values["identity"], self._identity)
+        if other is not None:
+            raise InputError(
+                f"Expected cells of this reproduction in {self._folder}, got those of another: {other}; "
+                "give another --output."
+            )
+        return values["rows"], float(values["seconds"])
+
+    def write(self, key: Key, rows: list[Row], seconds: float) -> None:
+        """Keep a finished cell."""
+        values = {"identity": self._identity, "key": key, "seconds": seconds, "rows": rows}
+        _io.write_text(self._file(key), json.dumps(values, indent=1, allow_nan=False) + "\n")
+
+    def place(self, key: Key) -> Path:
+        """A folder for what the cell itself keeps."""
+        return self._folder / _slug(key)
+
+    def _file(self, key: Key) -> Path:
+        return self._folder / f"{_slug(key)}.json"
+
+
+def _slug(key: Key) -> str:
+    """A name for files.
+
+    >>> _slug({"epsilon": 1.0, "method": "f-DP (CP)"})
+    'epsilon=1.0,method=f-DP-CP'
+    """
+    return ",".join(f"{name}={re.sub(r'[^A-Za-z0-9.]+', '-', str(key[name])).strip('-')}" for name in key)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = read_json(path)
+        if {"identity", "rows", "seconds"} <= values.keys():
+            return values
+    except InputError:
+        pass
+    raise InputError(f"Expected a cell of a reproduction in {path}, but it cannot be read; delete it.")
+
+
+_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """All that the rows of a figure follow from."""
+
+    figure: Figure
+    output: Path
+    scale: Scale
+    data: Data
+    seed: int
+    device: str
+    num_workers: int | None = None
+    within: Callable[[str], None] = lambda _: None
+
+    @property
+    def settings(self) -> Settings:
+        """Of the figure at this scale."""
+        return self.figure.settings[self.scale]
+
+    @cached_property
+    def keys(self) -> Sequence[Key]:
+        """Of all cells."""
+        return self.figure.cells(self.settings)
+
+    @cached_property
+    def cells(self) -> Cells:
+        """Those that are finished. Code is told apart by its version: changes within one are not seen."""
+        identity = {
+            "schema_version": _SCHEMA_VERSION,
+            "dpaudit": dpaudit.__version__,
+            "name": self.figure.name,
+            "scale": str(self.scale),
+            "seed": self.seed,
+            "data": self.data.names(self.figure.needs),
+            "settings": dict(self.settings),
+        }
+        return Cells(_io.expanded(self.output) / f"{self.figure.name}-cells", identity)
+
+    @property
+    def missing(self) -> list[int]:
+        """The places of the cells that are not finished."""
+        return [place for place, key in enumerate(self.keys) if self.cells.read(key) is None]
+
+    def measure(self, place: int) -> float:
+        """Measure a cell and keep it; the seconds that it took."""
+        key = self.keys[place]
+        started = time.perf_counter()
+        rows: list[Row] = [{**key, **row} for row in self.figure.measure(key, self._work(key))]
+        seconds = time.perf_counter() - started
+        self.cells.write(key, rows, seconds)
+        return seconds
+
+    def _work(self, key: Key) -> Work:
+        return Work(
+            settings=self.settings,
+            seed=cell_seed(self.seed, self.figure.name, key),
+            folder=self.cells.place(key),
+            data=self.data,
+            device=self.device,
+            num_workers=self.num_workers,
+            within=self.within,
+        )
+
+    def text(self, place: int) -> str:
+        """A cell for people."""
+        return ", ".join(f"{name} {value}" for name, value in self.keys[place].items())
+
+    def finished(self) -> tuple[list[Row], float]:
+        """The rows of all cells, and the seconds that they took together."""
+        found = [stored for key in self.keys if (stored := self.cells.read(key)) is not None]
+        return [row for rows, _ in found for row in rows], sum(seconds for _, seconds in found)
+
+    def described(self) -> dict[str, Any]:
+        """Plain values from which another process makes the same, but for who is told."""
+        return {
+            "name": self.figure.name,
+            "output": str(self.output),
+            "scale": str(self.scale),
+            "directory": None if self.data.directory is None else str(self.data.directory),
+            "embedded": self.data.embedded,
+            "seed": self.seed,
+            "device": self.device,
+        }
+
 
 _TINY = (
     "Scale tiny is there to see that everything works: its numbers mean nothing, and in the place of wide "
@@ -122,11 +336,51 @@ def reproduce(
 def _measure(measuring: Measuring, pool: Processes | None, watch: Callable[[int, int, str], None]) -> None:
     missing, total = measuring.missing, len(measuring.keys)
     if pool is not None and len(missing) > 1:
-        from dpaudit.experiments.reproduction._pooled import measure_pooled  # noqa: PLC0415
-
         measure_pooled(measuring, pool, watch)
     else:
         for number, place in enumerate(missing):
             watch(total - len(missing) + number, total, measuring.text(place))
             measuring.measure(place)
     watch(total, total, "done")
+
+
+def measure_pooled(measuring: Measuring, pool: Processes, watch: Callable[[int, int, str], None]) -> None:
+    """Measure what is missing. A cell that fails does not keep the others from being measured."""
+    missing, total = measuring.missing, len(measuring.keys)
+    recipe = Recipe(target="dpaudit:figure-cells", arguments=measuring.described())
+    groups = [(Trial(place, measuring.seed, present=False),) for place in missing]
+    num_done, errors = total - len(missing), []
+    watch(num_done, total, f"{len(missing)} to measure, several at a time")
+    with closing(pool.map(Task.of(recipe), groups)) as results:
+        for (trial,), finished in results:
+            if finished.errors[0] is not None:
+                errors.append(f"{measuring.text(trial.number)}: {_last_line(finished.errors[0])}")
+                continue
+            num_done += 1
+            watch(num_done, total, measuring.text(trial.number))
+    if errors:
+        raise InputError(
+            f"Expected {total} cells of {measuring.figure.name}, but {len(errors)} failed; the others are "
+            f"kept. The first was {errors[0]}"
+        )
+
+
+def _last_line(error: str) -> str:
+    return error.strip().splitlines()[-1]
+
+
+def worker(
+    *, name: str, output: str, scale: str, directory: str | None, embedded: bool, seed: int, device: str
+) -> Callable[[Sequence[Trial]], list[float]]:
+    """What a process does: the number of a trial is the place of a cell, its score the seconds it took."""
+    from dpaudit.experiments.reproduction.figures import figure_named  # noqa: PLC0415  # they import most of this
+
+    measuring = Measuring(
+        figure=figure_named(name),
+        output=Path(output),
+        scale=Scale(scale),
+        data=Data(None if directory is None else Path(directory), embedded),
+        seed=seed,
+        device=device,
+    )
+    return lambda trials: [measuring.measure(trial.number) for trial in trials]

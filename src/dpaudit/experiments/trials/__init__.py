@@ -1,14 +1,10 @@
 """Many trainings for one audit: which they are, who makes them, and where their scores are kept."""
 
-from dpaudit.experiments.trials._function import Neighbours, function_recipe
-from dpaudit.experiments.trials._log_odds import log_odds
-from dpaudit.experiments.trials._plan import TrialPlan
-from dpaudit.experiments.trials._progress import TrialProgress, TrialsRun
-from dpaudit.experiments.trials._recipe import Recipe
-from dpaudit.experiments.trials._runner import run_trials
+from dpaudit.experiments.trials._function import Neighbours, function_recipe, log_odds
+from dpaudit.experiments.trials._runner import TrialProgress, TrialsRun, run_trials
 from dpaudit.experiments.trials._store import Store, open_store
 from dpaudit.experiments.trials._task import Finished, Task
-from dpaudit.experiments.trials._trial import Group, Scorer, Trial
+from dpaudit.experiments.trials._trial_plan import Group, Recipe, Scorer, Trial, TrialPlan
 from dpaudit.experiments.trials.pools import Pool, Processes, Ray, Serial
 
 __all__ = [

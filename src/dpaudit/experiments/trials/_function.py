@@ -1,4 +1,7 @@
-"""Trials of a user's own training function."""
+"""Trials of a user's own training function.
+
+What a model says of the canary.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,51 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dpaudit.errors import InputError
-from dpaudit.experiments.trials._log_odds import log_odds
-from dpaudit.experiments.trials._recipe import Recipe
-from dpaudit.experiments.trials._target import load
-from dpaudit.experiments.trials._trial import Trial
+from dpaudit.experiments.trials._trial_plan import Recipe, Trial, load
 
-__all__ = ["Neighbours", "function_recipe", "function_scorer"]
+__all__ = ["Neighbours", "function_recipe", "function_scorer", "log_odds"]
+
+
+def log_odds(model: Any, example: Any, label: int) -> float:
+    """The logarithm of p / (1 - p), with p the probability of the label (Carlini et al. 2022).
+
+    From the logits it is finite even where p is rounded to 1.
+
+    >>> log_odds(lambda batch: [[100.0, 0.0, 0.0]], [0.5], 0)
+    99.30685281944005
+    """
+    logits = _logits(model, example)
+    if logits.ndim != 1 or not 0 <= label < len(logits) or len(logits) < 2:
+        raise InputError(
+            f"Expected a model that gives one logit for each class, got shape {logits.shape} for "
+            f"class {label}."
+        )
+    with np.errstate(invalid="ignore"):  # the score of a model that has diverged is not finite, which is told
+        return float(logits[label] - np.logaddexp.reduce(np.delete(logits, label)))
+
+
+def _logits(model: Any, example: Any) -> NDArray[np.float64]:
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(model, torch.nn.Module):
+        return _array(model(np.asarray(example)[None]))
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            place = next(iter(model.parameters()), torch.empty(0))
+            return _array(model(torch.as_tensor(example, device=place.device)[None]).cpu())
+    finally:
+        model.train(was_training)
+
+
+def _array(logits: Any) -> NDArray[np.float64]:
+    """The logits of the only example of a batch."""
+    found = np.asarray(logits, dtype=np.float64)
+    return found[0] if found.ndim > 1 and len(found) == 1 else found
+
 
 _BITS = 32  # what torch.manual_seed uses of a seed, and all that numpy.random.seed takes
 
@@ -52,7 +92,7 @@ def function_recipe(
     p / (1 - p), where p is the probability of the canary's label.
     """
     arguments = {"function": function, "data": data, "data_arguments": dict(data_arguments or {})}
-    return Recipe(target=f"{__name__}:{function_scorer.__name__}", arguments={**arguments, "score": score})
+    return Recipe(target="dpaudit:function-scorer", arguments={**arguments, "score": score})
 
 
 def function_scorer(

@@ -1,29 +1,202 @@
-"""The trials of a run, on disk as soon as they end."""
+"""The trials of a run, on disk as soon as they end.
+
+SQLite, with its errors as sentences. A trial as it is stored, and whether it is still what was stored.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self, TypeAlias
 
-from dpaudit import _files
-from dpaudit._foreign import open_file
+from dpaudit import _io
+from dpaudit._io import difference, open_file
 from dpaudit.errors import InputError
-from dpaudit.experiments._difference import difference
-from dpaudit.experiments.trials._database import DAMAGED, connect, is_sound, reading, writing
-from dpaudit.experiments.trials._plan import TrialPlan
-from dpaudit.experiments.trials._row import COLUMNS, Values, mistake, rows, sealed
 from dpaudit.experiments.trials._task import Finished
-from dpaudit.experiments.trials._trial import Group
+from dpaudit.experiments.trials._trial_plan import Group, Trial, TrialPlan, with_stable_targets
 
-__all__ = ["STORE_NAME", "Store", "open_store"]
+__all__ = [
+    "COLUMNS",
+    "DAMAGED",
+    "STORE_NAME",
+    "Row",
+    "Store",
+    "Values",
+    "connect",
+    "is_sound",
+    "mistake",
+    "open_store",
+    "reading",
+    "rows",
+    "sealed",
+    "writing",
+]
+
+
+DAMAGED: Final = sqlite3.DatabaseError, UnicodeDecodeError  # the second where an error quotes the file
+
+_MAGIC = b"SQLite format 3\0"
+_BUSY_SECONDS = 60.0  # somebody who looks at the file while it is written
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open the file, made if it is not there.
+
+    The rollback journal and not a write-ahead log: it needs no shared memory, so that it works on the disks
+    of clusters too, and a commit that fails on a full disk leaves the file as it was. A commit is on the disk
+    when it returns, and so is the journal's end: a group of trials takes longer than that.
+    """
+    _require_database(path)
+    with writing(path):
+        if not path.exists():
+            path.touch(mode=0o600)  # seeds will be in it; SQLite gives its journal the same mode
+        connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
+    # damaged text must be read before it can be told that it is damaged
+    connection.text_factory = lambda data: data.decode(errors="replace")
+    try:
+        with reading(path):
+            connection.execute("PRAGMA journal_mode = DELETE")
+            connection.execute("PRAGMA synchronous = EXTRA")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _require_database(path: Path) -> None:
+    """SQLite takes a small file of anything else for an empty one, and writes over it."""
+    with reading(path):
+        start = b""
+        if path.exists():
+            with open_file(path) as file:
+                start = file.read(len(_MAGIC))
+        if start not in (b"", _MAGIC):
+            raise sqlite3.DatabaseError("file is not a database")
+
+
+def is_sound(connection: sqlite3.Connection) -> bool:
+    """Whether the file's own structure holds."""
+    try:
+        found: tuple[str] = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    except DAMAGED:
+        return False
+    return found[0] == "ok"
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What cannot be read is refused, and stays as it is."""
+    try:
+        yield
+    except (*DAMAGED, OSError) as error:
+        raise InputError(
+            f"Expected the trials of a run in {path}, but it cannot be read: {error}. It was left as it is; "
+            "move it away, or give another output."
+        ) from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What cannot be written is not there; what was written before stays."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise InputError(
+            f"Cannot write {path}: {error}. The trials that were finished before are kept, and the same "
+            "command goes on from there."
+        ) from error
+
+
+COLUMNS = "number", "seed", "present", "score", "duration", "host", "error", "attempts", "checksum"
+
+Values: TypeAlias = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trial that ended, with a score or with an error."""
+
+    number: int
+    seed: str  # 32 hexadecimal digits: too large for the numbers of a database
+    present: int
+    score: float | None
+    duration: float
+    host: str
+    error: str | None
+    attempts: int
+
+
+def rows(group: Group, finished: Finished, attempts: Mapping[int, int]) -> Iterator[Row]:
+    """The rows of a group; its time is shared among them. ``attempts`` are those before."""
+    duration = finished.seconds / len(group)
+    for trial, score, error in zip(group, finished.scores, finished.errors, strict=True):
+        yield Row(
+            trial.number,
+            _seed(trial),
+            int(trial.present),
+            _positive_zero(score),
+            duration,
+            finished.host,
+            error,
+            1 + attempts.get(trial.number, 0),
+        )
+
+
+def _positive_zero(score: float | None) -> float | None:
+    """The database knows no negative one."""
+    return None if score is None else score + 0.0
+
+
+def sealed(row: Row, digest: str) -> Values:
+    """The values of a row and a checksum of them; ``digest`` is the run's, so that it fits no other."""
+    values = astuple(row)
+    return (*values, _checksum(values, digest))
+
+
+def mistake(values: Sequence[Any], trials: Sequence[Trial], digest: str) -> str | None:
+    """What is wrong with a row that was read, as a sentence's part; None if nothing is."""
+    *kept, checksum = values
+    number, seed, present, score, _, _, error, attempts = kept
+    if not isinstance(number, int) or not 0 <= number < len(trials):
+        return "there is no such trial"
+    trial = trials[number]
+    if seed != _seed(trial):
+        return "its seed is not that of its number"
+    if present not in (0, 1) or bool(present) != trial.present:
+        return "its canary is not that of its number"
+    wrong = _wrong_end(score, error, attempts)
+    if wrong is not None:
+        return wrong
+    return None if checksum == _checksum(tuple(kept), digest) else "it was changed after it was written"
+
+
+def _wrong_end(score: Any, error: Any, attempts: Any) -> str | None:
+    if error is None and not (isinstance(score, float) and math.isfinite(score)):
+        return "its score is not a finite number"
+    if error is not None and (score is not None or not isinstance(error, str)):
+        return "it has a score and an error"
+    if not isinstance(attempts, int) or attempts < 1:
+        return "it says that it was never tried"
+    return None
+
+
+def _seed(trial: Trial) -> str:
+    return f"{trial.seed:032x}"
+
+
+def _checksum(values: Values, digest: str) -> str:
+    text = json.dumps([digest, *values], default=repr)  # the text of a float is exact
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
+
 
 STORE_NAME = "trials.sqlite3"
 _TABLES = (
@@ -44,7 +217,7 @@ _WRITE = (
 @contextmanager
 def open_store(folder: Path, plan: TrialPlan) -> Iterator[Store]:
     """The store of a folder that nobody else runs in meanwhile."""
-    with _files.locked(folder), Store(folder, plan) as store:
+    with _io.locked(folder), Store(folder, plan) as store:
         yield store
 
 
@@ -123,12 +296,14 @@ class Store:
                 f"Expected trials of this version of dpaudit in {self.path}, got those of another; give "
                 "another output."
             )
-        other = difference(_plain(found[1]), json.loads(self._identity))
+        other = difference(with_stable_targets(_plain(found[1])), json.loads(self._identity))
         if other is not None:
             raise InputError(
                 f"Expected the trials of this run in {self.path}, got those of another: {other}; give "
                 "another output."
             )
+        self._identity = found[1]  # the same run, as the version that began it wrote it
+        self._digest = hashlib.sha256(self._identity.encode()).hexdigest()
 
     def _rescue(self) -> None:
         """Go on with a copy of the rows that can still be read, which takes the place of the file at once."""
@@ -137,7 +312,7 @@ class Store:
         aside = self.path.with_name(f"{self.path.name}.damaged")
         fresh = self.path.with_name(f".{self.path.name}.unfinished")
         with writing(self.path), open_file(self.path) as damaged:
-            _files.write(aside, partial(shutil.copyfileobj, damaged), private=True)
+            _io.write(aside, partial(shutil.copyfileobj, damaged), private=True)
         self._connection = connect(fresh)
         self._make()
         with writing(self.path), self._transaction():

@@ -16,9 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from dpaudit.errors import InputError
-from dpaudit.experiments.trials._recipe import Recipe
-from dpaudit.experiments.trials._target import extend_search_path, search_path
-from dpaudit.experiments.trials._trial import Group, Scorer
+from dpaudit.experiments.trials._trial_plan import Group, Recipe, Scorer, extend_search_path, search_path
 
 __all__ = ["ONE_THREAD", "Finished", "Task", "perform"]
 

@@ -7,7 +7,7 @@ try:
 except ImportError as _error:
     raise MissingExtraError("Observing JAX Privacy", "jax") from _error
 
-from dpaudit.observers.jax_privacy._held_out import Given, hold_out
+from dpaudit.observers.jax_privacy._canaries import Given, hold_out
 from dpaudit.observers.jax_privacy._keras import observe_model
 from dpaudit.observers.jax_privacy._observe import Observed, observe
 

@@ -1,4 +1,7 @@
-"""Inputs that are moved to where a canary is seen best, at the weights of a step; inside of compiled code."""
+"""Inputs that are moved to where a canary is seen best, at the weights of a step; inside of compiled code.
+
+How inputs are moved through their domain to where an objective is small, inside of compiled code.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,95 @@ import numpy as np
 
 from dpaudit.canaries import Adversarial, Crafted, InputCanary
 from dpaudit.errors import InputError
-from dpaudit.observers.jax_privacy._domain import Domain
-from dpaudit.observers.jax_privacy._held_out import HeldOutArrays
-from dpaudit.observers.jax_privacy._search import Search
+from dpaudit.observers.jax_privacy._canaries import Domain, HeldOutArrays
 
-__all__ = ["Crafting", "OfOne", "mean_gradient"]
+__all__ = ["Crafting", "Look", "OfOne", "Search", "mean_gradient"]
+
+
+Look: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
+"""From inputs and classes to a number for each, the smaller the better, and how it changes with the input."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Search:
+    """``num_steps`` of ``step_size`` spans each, no further than ``radius`` spans from the start.
+
+    It goes the way of the search for models of torch, and like it returns the best input that it met.
+    """
+
+    domain: Domain
+    num_steps: int
+    step_size: float
+    radius: float | None = None
+
+    def __call__(self, look: Look, inputs: Any, targets: Any) -> Any:
+        """The best inputs near these."""
+        moved = self._flip if self.domain.is_binary else self._walk
+        return moved(look, inputs, targets)
+
+    def _walk(self, look: Look, start: Any, targets: Any) -> Any:
+        """Steps along the sign of the slope, shorter and shorter, as projected gradient descent does."""
+
+        def step(number: Any, now: tuple[Any, ...]) -> tuple[Any, ...]:
+            inputs, slopes, best, least = now
+            length = self.step_size * (1 - number / self.num_steps)
+            inputs = self._near(start, inputs - length * self.domain.span * jnp.sign(slopes))
+            values, slopes = look(inputs, targets)
+            ok = values < least  # never, if it is not a number
+            return inputs, slopes, jnp.where(_like(ok, inputs), inputs, best), jnp.where(ok, values, least)
+
+        least, slopes = look(start, targets)
+        return jax.lax.fori_loop(0, self.num_steps, step, (start, slopes, start, least))[2]
+
+    def _near(self, start: Any, inputs: Any) -> Any:
+        if self.radius is not None:
+            reach = self.radius * self.domain.span
+            inputs = jnp.clip(inputs, start - reach, start + reach)
+        return self.domain.nearest(inputs.astype(start.dtype))
+
+    def _flip(self, look: Look, start: Any, targets: Any) -> Any:
+        """Flip those features that promise most; where that fails, fewer of them, then others."""
+        first = start.reshape(len(start), -1)
+
+        def step(_: Any, now: tuple[Any, ...]) -> tuple[Any, ...]:
+            best, least, slopes, counts, failed = now
+            tried = self._flips(best, first, slopes, counts, failed)
+            inputs = jnp.where(tried, self.domain.flipped(best), best)
+            values, new = look(inputs.reshape(start.shape), targets)
+            ok = values < least
+            alone = ~ok & (counts == 1)
+            return (
+                jnp.where(ok[:, None], inputs, best),
+                jnp.where(ok, values, least),
+                jnp.where(ok[:, None], new.reshape(first.shape), slopes),
+                jnp.where(ok, counts, jnp.maximum(counts // 2, 1)),
+                (failed | (tried & alone[:, None])) & ~ok[:, None],
+            )
+
+        least, slopes = look(start, targets)
+        counts = jnp.full(len(start), self._at_once(first.shape[1]))
+        failed = jnp.zeros(first.shape, bool)
+        begin = first, least, slopes.reshape(first.shape), counts, failed
+        return jax.lax.fori_loop(0, self.num_steps, step, begin)[0].reshape(start.shape)
+
+    def _at_once(self, size: int) -> int:
+        share = self.step_size if self.radius is None else min(self.step_size, self.radius)
+        return max(1, round(share * size))
+
+    def _flips(self, now: Any, start: Any, slopes: Any, counts: Any, failed: Any) -> Any:
+        """Which features to flip: the most promising that are allowed, so many of each input."""
+        promise = -slopes * (self.domain.flipped(now) - now)
+        allowed = ~failed
+        if self.radius is not None:  # one that was flipped may always be flipped back
+            room = max(1, round(self.radius * now.shape[1])) - (now != start).sum(axis=1)
+            allowed &= (now != start) | (room >= counts)[:, None]
+        order = jnp.argsort(jnp.where(allowed, promise, -jnp.inf), axis=1, descending=True)
+        return (jnp.argsort(order, axis=1) < counts[:, None]) & allowed
+
+
+def _like(mask: Any, other: Any) -> Any:
+    return mask.reshape(-1, *[1] * (other.ndim - 1))
+
 
 OfOne: TypeAlias = Callable[[Any, Any], jax.Array]
 """From one input and its class to the loss, or to its gradient as a vector."""

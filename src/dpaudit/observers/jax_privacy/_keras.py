@@ -11,14 +11,12 @@ import jax_privacy
 
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
 from dpaudit.errors import InputError
-from dpaudit.observers._facts import Facts
-from dpaudit.observers._recorder import ObserverRecorder
-from dpaudit.observers._terms import Terms
-from dpaudit.observers._with_block import with_block
-from dpaudit.observers.jax_privacy._host import Host
-from dpaudit.observers.jax_privacy._mark import marked, require_unmarked
+from dpaudit.observers._claims import Facts, Terms
+from dpaudit.observers._observer_recorder import ObserverRecorder
+from dpaudit.observers._patching import with_block
+from dpaudit.observers.jax_privacy._clipping import marked, require_unmarked
+from dpaudit.observers.jax_privacy._host import Host, WaitingRecorder
 from dpaudit.observers.jax_privacy._observer import Observer
-from dpaudit.observers.jax_privacy._recorder import WaitingRecorder
 from dpaudit.recording import LiveBound
 
 __all__ = ["observe_model"]

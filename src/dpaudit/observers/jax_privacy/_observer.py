@@ -14,11 +14,10 @@ from jax_privacy.clipping import BoundedSensitivityCallable
 
 from dpaudit import _validate
 from dpaudit.errors import InputError
-from dpaudit.observers._kept_noise import Places
-from dpaudit.observers.jax_privacy._clip import Clip
+from dpaudit.observers._observer_recorder import Places
+from dpaudit.observers.jax_privacy._canaries import Vectors, flat, unflat
+from dpaudit.observers.jax_privacy._clipping import Clip, marked
 from dpaudit.observers.jax_privacy._host import Host
-from dpaudit.observers.jax_privacy._mark import marked
-from dpaudit.observers.jax_privacy._vectors import Vectors, flat, unflat
 
 __all__ = ["Join", "Observer", "tolerance_of"]
 

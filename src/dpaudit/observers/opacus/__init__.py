@@ -7,7 +7,7 @@ try:
 except ImportError as _error:
     raise MissingExtraError("Observing Opacus", "opacus") from _error
 
-from dpaudit.observers.opacus._held_out import hold_out
+from dpaudit.observers.opacus._input_canaries import hold_out
 from dpaudit.observers.opacus._observe import observe
 
 __all__ = ["hold_out", "observe"]

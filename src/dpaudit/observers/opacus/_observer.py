@@ -1,7 +1,12 @@
-"""Canaries in the steps of a private optimizer."""
+"""Canaries in the steps of a private optimizer.
+
+One process, or several that share a step. What a private optimizer, its loader and its accountant say of the
+training.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,20 +15,147 @@ from typing import Any
 import numpy as np
 import torch
 from opacus.optimizers import DPOptimizer
-from torch import Tensor
+from torch import Tensor, distributed
+from torch.utils.data import BatchSampler
 
+from dpaudit._types import BoolArray
 from dpaudit.errors import InputError
-from dpaudit.observers._kept_noise import Places
-from dpaudit.observers._recorder import ObserverRecorder
-from dpaudit.observers._sampled import SampledRecorder
-from dpaudit.observers.opacus._entries import Coins
-from dpaudit.observers.opacus._look import Canaries, Look
-from dpaudit.observers.opacus._ranks import OneProcess
-from dpaudit.observers.opacus._replaced import replaced
-from dpaudit.observers.opacus._terms import ReadTerms
-from dpaudit.stats._types import BoolArray
+from dpaudit.observers._claims import Terms
+from dpaudit.observers._observer_recorder import ObserverRecorder, Places
+from dpaudit.observers._patching import replaced
+from dpaudit.observers._sampled_recorder import SampledRecorder
+from dpaudit.observers.opacus._gradient_canaries import Canaries, Look
+from dpaudit.observers.opacus._sampling import Coins
 
-__all__ = ["Observer", "require_unobserved"]
+__all__ = [
+    "Observer",
+    "OneProcess",
+    "Processes",
+    "ReadTerms",
+    "SamplingProcesses",
+    "accounted_rate",
+    "loader_rate",
+    "ranks_of",
+    "require_unobserved",
+]
+
+
+class OneProcess:
+    """The usual case: nothing to exchange."""
+
+    world_size = 1
+    inserts = True
+
+    def agreed(self, seed: int) -> int:
+        """The same seed on all processes."""
+        return seed
+
+    def total(self, local: Tensor) -> Tensor:
+        """The sum over all processes."""
+        return local
+
+    def inserted(self, local: Tensor) -> Tensor:
+        """The vector that the canaries of all processes add up to, on all of them."""
+        return local
+
+
+class Processes(OneProcess):
+    """Canaries go into the sum of the last process: from there only the reduction takes them to the noise."""
+
+    def __init__(self) -> None:
+        self.world_size = distributed.get_world_size()
+        self._last = self.world_size - 1
+        self.inserts = distributed.get_rank() == self._last
+
+    def agreed(self, seed: int) -> int:
+        seeds: list[Any] = [seed]
+        distributed.broadcast_object_list(seeds, src=0)
+        return int(seeds[0])
+
+    def total(self, local: Tensor) -> Tensor:
+        summed = local.clone()
+        distributed.all_reduce(summed)
+        return summed
+
+    def inserted(self, local: Tensor) -> Tensor:
+        shared = local if self.inserts else torch.empty_like(local)
+        distributed.broadcast(shared, src=self._last)
+        return shared
+
+
+class SamplingProcesses(Processes):
+    """Canaries go into the sum of the process whose sampler drew them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inserts = True
+
+    def inserted(self, local: Tensor) -> Tensor:
+        return self.total(local)
+
+
+def ranks_of(optimizer: DPOptimizer, sampling: bool) -> OneProcess:
+    """Whether the optimizer adds up the gradients of several processes, and who of them has canaries."""
+    if not hasattr(optimizer, "reduce_gradients"):
+        return OneProcess()
+    return SamplingProcesses() if sampling else Processes()
+
+
+class ReadTerms:
+    """Reads the claim of an optimizer, now; ``note`` is to be called in every step."""
+
+    def __init__(self, optimizer: DPOptimizer, loader: Any) -> None:
+        self._optimizer = optimizer
+        self._rate = None if loader is None else loader_rate(loader)
+        self._noises: dict[float, None] = {}  # in the order of the steps
+
+    def note(self) -> None:
+        """The noise of this step."""
+        self._noises[float(self._optimizer.noise_multiplier)] = None
+
+    def __call__(self) -> Terms:
+        noises = tuple(self._noises) or (float(self._optimizer.noise_multiplier),)
+        rate = self._rate if self._rate is not None else accounted_rate(self._optimizer)
+        if len(noises) > 1:  # there is no claim of equal steps: then it has to be given
+            return Terms(sample_rate=rate, noises=noises)
+        return Terms(noise_multiplier=noises[0], sample_rate=rate)
+
+
+def loader_rate(loader: Any) -> float:
+    """The sample rate of the loader that ``make_private`` or ``BatchMemoryManager`` gave."""
+    place, has_one_size = loader, False
+    for name in ("batch_sampler", "sampler", "sampler"):  # a sampler may be inside of one that splits
+        rate = getattr(place, "sample_rate", None)
+        if rate is not None:
+            return float(rate)
+        place = getattr(place, name, None)
+        has_one_size = has_one_size or isinstance(place, BatchSampler)
+    if has_one_size:
+        raise InputError(
+            f"Expected a loader that is Poisson-sampled, which the claim counts with, got a "
+            f"{type(loader).__name__} whose batches have one size: make it by make_private with "
+            "poisson_sampling=True."
+        )
+    raise InputError(
+        f"Expected the loader that make_private returned, which knows its sample rate, got a "
+        f"{type(loader).__name__} that does not: pass sample_rate=... instead."
+    )
+
+
+def accounted_rate(optimizer: DPOptimizer) -> float | None:
+    """The rate that the accountant counts with, if its hook is attached to the optimizer.
+
+    The hook is the only thing that knows both; what it knows are the variables around it.
+    """
+    hook = optimizer.step_hook
+    if not inspect.isfunction(hook):
+        return None
+    known = inspect.getclosurevars(hook).nonlocals
+    rates = {rate for _, rate, _ in getattr(known.get("self"), "history", ())}
+    if len(rates) > 1:
+        return None
+    found = rates.pop() if rates else known.get("sample_rate")
+    return None if found is None else float(found)
 
 
 @dataclass(frozen=True, eq=False)

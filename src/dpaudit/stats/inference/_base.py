@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._binomial import Region
+from dpaudit.stats._bound import BoundQuery, Kind, ThresholdResult
 from dpaudit.stats._counts import ErrorCounts, count
 from dpaudit.stats._observations import Observations
-from dpaudit.stats._question import Finding, Kind, Question
-from dpaudit.stats._types import FloatArray, IntArray
 
 __all__ = ["CountInference", "ExactInference", "Inference"]
 
@@ -22,16 +22,18 @@ class Inference(ABC):
     kind: ClassVar[Kind]
 
     @abstractmethod
-    def at_threshold(self, observations: Observations, threshold: float, question: Question) -> Finding:
+    def at_threshold(
+        self, observations: Observations, threshold: float, query: BoundQuery
+    ) -> ThresholdResult:
         """The finding at a threshold that does not depend on these observations."""
 
     @abstractmethod
     def assumption(self, stepped: bool) -> str:
         """What the observations must satisfy; ``stepped`` if several canaries share a step."""
 
-    def check(self, question: Question) -> None:
+    def check(self, query: BoundQuery) -> None:
         """Refuse a question that this inference cannot answer, with a sentence."""
-        del question
+        del query
 
 
 class CountInference(Inference):
@@ -40,10 +42,10 @@ class CountInference(Inference):
     # Whether rank() is the bound itself; otherwise it is a stand-in.
     rank_is_bound: ClassVar[bool] = False
 
-    def parameter(self, counts: ErrorCounts, question: Question) -> float:
+    def parameter(self, counts: ErrorCounts, query: BoundQuery) -> float:
         """The largest refuted parameter, 0 if none: the rank, where that is the bound itself."""
         fp, fn = np.asarray(counts.false_positives), np.asarray(counts.false_negatives)
-        return float(self.rank(fp, fn, counts, question))
+        return float(self.rank(fp, fn, counts, query))
 
     @abstractmethod
     def rank(
@@ -51,7 +53,7 @@ class CountInference(Inference):
         false_positives: IntArray,
         false_negatives: IntArray,
         sizes: ErrorCounts,
-        question: Question,
+        query: BoundQuery,
     ) -> FloatArray:
         """A number for each pair of counts that orders them as their bounds do; falls with errors.
 
@@ -64,14 +66,16 @@ class CountInference(Inference):
         false_positives: IntArray,
         false_negatives: IntArray,
         sizes: ErrorCounts,
-        question: Question,
+        query: BoundQuery,
     ) -> FloatArray:
         """Not below the rank of these counts, nor of any with more errors; best if close and cheap."""
-        return self.rank(false_positives, false_negatives, sizes, question)
+        return self.rank(false_positives, false_negatives, sizes, query)
 
-    def at_threshold(self, observations: Observations, threshold: float, question: Question) -> Finding:
+    def at_threshold(
+        self, observations: Observations, threshold: float, query: BoundQuery
+    ) -> ThresholdResult:
         counts = count(observations, threshold)
-        return Finding(self.parameter(counts, question), threshold, counts)
+        return ThresholdResult(self.parameter(counts, query), threshold, counts)
 
     def assumption(self, stepped: bool) -> str:
         if stepped:
@@ -86,6 +90,6 @@ class ExactInference(CountInference):
 
     @abstractmethod
     def refuting_region(
-        self, claimed: float, sizes: ErrorCounts, fpr: tuple[float, float], question: Question
+        self, claimed: float, sizes: ErrorCounts, fpr: tuple[float, float], query: BoundQuery
     ) -> Region:
         """The outcomes that refute ``claimed``, as far as they matter for rates in ``fpr``."""

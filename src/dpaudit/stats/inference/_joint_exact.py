@@ -1,22 +1,111 @@
-"""Exact inference on both rates jointly."""
+"""Exact inference on both rates jointly.
+
+Where outcomes stop being rare, in the plane of both error rates.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import special
 
+from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.stats._binomial import Region, plausible_rate, window
+from dpaudit.stats._bound import BoundQuery
 from dpaudit.stats._counts import ErrorCounts
-from dpaudit.stats._question import Question
-from dpaudit.stats._search import last_positive
-from dpaudit.stats._types import FloatArray, IntArray
+from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats.inference._base import ExactInference
-from dpaudit.stats.inference._boundary import Boundary
-from dpaudit.stats.inference._surrogate import surrogate
+from dpaudit.stats.inference._classical import surrogate
+from dpaudit.stats.tradeoffs import TradeOff
 
-__all__ = ["JointExact"]
+__all__ = ["JointExact", "RejectionBoundary"]
+
+
+_CLOSE = 1e-5  # relative, on the parameter
+_HUGE = 1e300  # in the place of infinity
+_HALVINGS = 6  # of the distance of places, at most
+
+
+class RejectionBoundary:
+    """For every fpr the fnr at which the outcomes have probability ``limit``; ``near`` is a guess of one.
+
+    The curve of a larger parameter has a smaller fnr, at which the outcomes are more probable. So they are
+    rare at every fpr for the parameters below those of all points of the boundary.
+    """
+
+    def __init__(self, region: Region, limit: float, tradeoff: TradeOff, near: float) -> None:
+        self._region, self._limit, self._tradeoff, self._near = region, limit, tradeoff, near
+
+    def least_parameter(self, angles: FloatArray) -> float:
+        """The least parameter on the boundary; the fpr is the squared sine of an angle."""
+        angles, fnr = self._with_bend(angles, self._along(angles))
+        values = self._parameters(angles, fnr)
+        least = float(values.min())
+        if least == 0:
+            return least
+        padded = np.pad(values, 1, mode="edge")
+        lower, higher = np.sort([padded[:-2], padded[2:]], axis=0)
+        valleys = np.flatnonzero((values <= lower) & _may_be_deeper(values, higher, least))
+        return min([least, *(self._bottom(angles, fnr, int(valley)) for valley in valleys)])
+
+    def _bottom(self, angles: FloatArray, fnr: FloatArray, valley: int) -> float:
+        """The least parameter between the neighbours of a valley: look halfway to them, and again."""
+        for _ in range(_HALVINGS):
+            around = slice(max(valley - 1, 0), valley + 2)
+            angles, fnr = self._halved(angles[around], fnr[around])
+            values = self._parameters(angles, fnr)
+            valley = int(values.argmin())
+            higher = values[max(valley - 1, 0) : valley + 2].max()
+            if not _may_be_deeper(values[valley], higher, values[valley]):
+                break
+        return float(values[valley])
+
+    def _halved(self, angles: FloatArray, fnr: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The same with the places halfway between."""
+        between = (angles[:-1] + angles[1:]) / 2
+        near = (fnr[:-1] + fnr[1:]) / 2
+        found = [self._fnr(angle, guess) for angle, guess in zip(between, near, strict=True)]
+        places = np.arange(1, angles.size)
+        return np.insert(angles, places, between), np.insert(fnr, places, found)
+
+    def _parameters(self, angles: FloatArray, fnr: FloatArray) -> FloatArray:
+        return np.minimum(self._tradeoff.parameter(np.sin(angles) ** 2, fnr), _HUGE)
+
+    def _with_bend(self, angles: FloatArray, fnr: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Add where both rates are equal: there a curve may bend."""
+
+        def margin(rate: float) -> float:
+            return self._region.probability(rate, rate) - self._limit
+
+        rate = min(last_positive(margin, 0.1, tolerance=1e-6) * (1 + 1e-6), 0.5)
+        bend = math.asin(math.sqrt(rate))
+        place = int(np.searchsorted(angles, bend))
+        if not 0 < place < angles.size:
+            return angles, fnr
+        return np.insert(angles, place, bend), np.insert(fnr, place, rate)
+
+    def _along(self, angles: FloatArray) -> FloatArray:
+        """The boundary at each angle; two points make a guess of the next."""
+        found: list[float] = []
+        near = self._near
+        for angle in angles:
+            found.append(self._fnr(angle, near))
+            if 0 < found[-1] < 1:
+                near = found[-1]
+                if len(found) > 1 and found[-2] > 0:
+                    near *= min(found[-1] / found[-2], 1.0)
+        return np.asarray(found)
+
+    def _fnr(self, angle: float, near: float) -> float:
+        return self._region.fnr(math.sin(angle) ** 2, self._limit, near)
+
+
+def _may_be_deeper(value: FloatArray, higher: FloatArray, least: float) -> BoolArray:
+    """Whether a convex valley may go below ``least``: not below the lines through its neighbours."""
+    return np.asarray(2 * value - higher < (1 - _CLOSE) * least)
+
 
 _GRID = 15  # places of the first look for the least favourable fpr
 _ALLOWANCE = 1e-3  # of the limit, for what the search may miss
@@ -31,27 +120,27 @@ class JointExact(ExactInference):
     1e-3 is added to the probability (Berger and Boos 1994).
     """
 
-    def parameter(self, counts: ErrorCounts, question: Question) -> float:
+    def parameter(self, counts: ErrorCounts, query: BoundQuery) -> float:
         fp, fn = np.asarray(counts.false_positives), np.asarray(counts.false_negatives)
         observed = float(_order(fp, fn, counts))
-        interval = plausible_rate(counts.false_positives, counts.num_absent, _spent(question))
-        return _least_parameter(observed, counts, interval, question)
+        interval = plausible_rate(counts.false_positives, counts.num_absent, _spent(query))
+        return _least_parameter(observed, counts, interval, query)
 
     def rank(
         self,
         false_positives: IntArray,
         false_negatives: IntArray,
         sizes: ErrorCounts,
-        question: Question,
+        query: BoundQuery,
     ) -> FloatArray:
-        return surrogate(false_positives, false_negatives, sizes, question.tradeoff, question.error)
+        return surrogate(false_positives, false_negatives, sizes, query.tradeoff, query.error_rate)
 
     def refuting_region(
-        self, claimed: float, sizes: ErrorCounts, fpr: tuple[float, float], question: Question
+        self, claimed: float, sizes: ErrorCounts, fpr: tuple[float, float], query: BoundQuery
     ) -> Region:
         fp = window(sizes.num_absent, *fpr)
-        curve = _places(claimed, fpr, question)
-        limit = float(special.ndtri(_limit(question)))
+        curve = _places(claimed, fpr, query)
+        limit = float(special.ndtri(_limit(query)))
 
         def region(observed: float) -> Region:
             most_fn = _most_false_negatives(fp, observed, sizes)
@@ -82,14 +171,14 @@ def _most_false_negatives(fp: IntArray, observed: float, sizes: ErrorCounts) -> 
     return np.floor((sizes.num_present + 1) * special.ndtr(rest + 1e-10) - 0.5 + 1e-9)
 
 
-def _spent(question: Question) -> float:
+def _spent(query: BoundQuery) -> float:
     """The error spent on the interval of the fpr."""
-    return min(1e-3, question.error / 50)
+    return min(1e-3, query.error_rate / 50)
 
 
-def _limit(question: Question) -> float:
+def _limit(query: BoundQuery) -> float:
     """How probable an outcome may be at the worst fpr and still refute."""
-    return (question.error - _spent(question)) * (1 - _ALLOWANCE)
+    return (query.error_rate - _spent(query)) * (1 - _ALLOWANCE)
 
 
 def _angles(interval: tuple[float, float], size: int) -> FloatArray:
@@ -98,20 +187,20 @@ def _angles(interval: tuple[float, float], size: int) -> FloatArray:
     return np.linspace(low, high, size)
 
 
-def _places(claimed: float, fpr: tuple[float, float], question: Question) -> list[tuple[float, float]]:
+def _places(claimed: float, fpr: tuple[float, float], query: BoundQuery) -> list[tuple[float, float]]:
     """Points of the claimed curve, those where it may bend among them."""
-    family = question.tradeoff
+    family = query.tradeoff
     bend = min(max(family.balanced_error(claimed), fpr[0]), fpr[1])
     rates = np.append(np.sin(_angles(fpr, 2 * _GRID)) ** 2, bend)
     return list(zip(rates.tolist(), family.fnr(claimed, rates).tolist(), strict=True))
 
 
 def _least_parameter(
-    observed: float, sizes: ErrorCounts, interval: tuple[float, float], question: Question
+    observed: float, sizes: ErrorCounts, interval: tuple[float, float], query: BoundQuery
 ) -> float:
     """The largest parameter at which outcomes ordered at least ``observed`` are too rare at every fpr."""
     fp = window(sizes.num_absent, *interval)
     region = Region(fp, _most_false_negatives(fp, observed, sizes), (sizes.num_absent, sizes.num_present))
     angles = _angles(interval, _GRID)
     middle = float(special.ndtr(-special.ndtri(np.sin(angles[_GRID // 2]) ** 2) - observed))
-    return Boundary(region, _limit(question), question.tradeoff, middle).least_parameter(angles)
+    return RejectionBoundary(region, _limit(query), query.tradeoff, middle).least_parameter(angles)

@@ -1,16 +1,25 @@
-"""The interface of a threshold rule."""
+"""The interface of a threshold rule.
+
+The threshold with the fewest errors, found without following the noise. Going through all thresholds without
+looking at each.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
-from dpaudit.errors import InputError
-from dpaudit.stats._observations import Observations
-from dpaudit.stats._question import Finding, Question
-from dpaudit.stats.inference import Inference
+import numpy as np
 
-__all__ = ["ThresholdRule", "wants"]
+from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
+from dpaudit.errors import InputError
+from dpaudit.stats._bound import BoundQuery, ThresholdResult
+from dpaudit.stats._counts import ErrorCounts
+from dpaudit.stats._observations import Observations
+from dpaudit.stats.inference import CountInference, Inference
+
+__all__ = ["EmpiricalROC", "ThresholdRule", "least_balanced_error", "smooth", "wants"]
 
 
 class ThresholdRule(ABC):
@@ -20,7 +29,7 @@ class ThresholdRule(ABC):
     valid: ClassVar[bool] = True
 
     @abstractmethod
-    def apply(self, observations: Observations, inference: Inference, question: Question) -> Finding:
+    def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         """Place the threshold, count, infer."""
 
     def counted(self, size: int) -> int:
@@ -32,10 +41,10 @@ class ThresholdRule(ABC):
         del num_absent
         return error
 
-    def operating_point(self, question: Question, parameter: float, normalized: bool) -> tuple[float, float]:
+    def operating_point(self, query: BoundQuery, parameter: float, normalized: bool) -> tuple[float, float]:
         """The fpr and fnr at which an ideal attack would be counted: its balanced point."""
         del normalized
-        error = question.tradeoff.balanced_error(parameter)
+        error = query.tradeoff.balanced_error(parameter)
         return error, error
 
 
@@ -44,3 +53,113 @@ def wants(rule: ThresholdRule, inference: Inference, *kinds: type) -> None:
     if not isinstance(inference, kinds):
         names = " or ".join(f"{kind.__name__}()" for kind in kinds)
         raise InputError(f"{rule!r} works with {names}, got {inference!r}.")
+
+
+def least_balanced_error(absent: ScoreArray, present: ScoreArray) -> float:
+    """The best of some quantiles of all scores; few and smoothed, so that noise does not decide."""
+    if not absent.size or not present.size:
+        return 0.0
+    scores = np.concatenate([absent, present])
+    count = int(np.clip(np.sqrt(scores.size), 1, 65)) // 2 * 2 + 1  # odd: the median is one
+    candidates = np.quantile(scores, np.linspace(0, 1, count + 2)[1:-1])
+    fp = 1 - np.searchsorted(np.sort(absent), candidates, side="right") / absent.size
+    fn = np.searchsorted(np.sort(present), candidates, side="right") / present.size
+    errors = smooth(fp + fn)
+    return float(candidates[int(errors.argmin())])
+
+
+def smooth(values: FloatArray) -> FloatArray:
+    """A moving average over a sixth of the places: the extreme of a noisy curve moves less."""
+    half = values.size // 12
+    if half == 0:
+        return values
+    padded = np.pad(values, half, mode="edge")
+    return np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")
+
+
+_FIRST = 256  # places of the first look
+_SPLIT = 8  # parts into which a block that may hold the best threshold is cut
+
+
+@dataclass(frozen=True)
+class EmpiricalROC:
+    """The errors at every threshold that is an absent score; no other threshold can be better.
+
+    (Between two absent scores a higher threshold only adds false negatives.)
+    """
+
+    absent: ScoreArray
+    present: ScoreArray
+    sizes: ErrorCounts
+
+    @classmethod
+    def of(cls, observations: Observations) -> EmpiricalROC:
+        """Sort both sides, once."""
+        observations = observations.in_memory()
+        absent = np.sort(observations.without_canary, axis=None)
+        present = np.sort(observations.with_canary, axis=None)
+        return cls(absent, present, ErrorCounts.perfect(absent.size, present.size))
+
+    def errors(self, places: IntArray) -> tuple[IntArray, IntArray]:
+        """False positives and false negatives at the absent scores of these ranks."""
+        thresholds = self.absent[places]
+        return (
+            self.absent.size - np.searchsorted(self.absent, thresholds, side="right"),
+            np.searchsorted(self.present, thresholds, side="right"),
+        )
+
+    def best(self, inference: CountInference, query: BoundQuery) -> int:
+        """The rank of the best threshold, by branch and bound.
+
+        Along the staircase false positives fall and false negatives grow, so a block of thresholds is
+        no better than the fewest of both at its ends. Blocks that cannot beat the best are dropped.
+        """
+        search = _Search(self, inference, query)
+        places = np.unique(np.linspace(0, self.absent.size - 1, _FIRST).astype(np.int64))
+        starts, ends = places[:-1], places[1:]
+        search.look_at(places)
+        while starts.size:
+            keep = search.could_be_better(ends, starts) & (ends - starts > 1)
+            cuts = _cut(starts[keep], ends[keep])
+            starts, ends = cuts[:, :-1].reshape(-1), cuts[:, 1:].reshape(-1)
+            search.look_at(np.unique(cuts[:, 1:-1]))
+        return search.place
+
+
+class _Search:
+    """The best place so far."""
+
+    def __init__(self, stairs: EmpiricalROC, inference: CountInference, query: BoundQuery) -> None:
+        self._stairs, self._inference, self._query = stairs, inference, query
+        self.place, self._value = stairs.absent.size - 1, -np.inf
+
+    def look_at(self, places: IntArray) -> None:
+        """Take the best of these places, if it is better. Ranks are dear: only of those in query."""
+        if not places.size:
+            return
+        fp, fn = self._stairs.errors(places)
+        limits = self._inference.limit(fp, fn, self._stairs.sizes, self._query)
+        for chosen in (limits == limits.max(), limits > self._value):
+            # the first choice, which is small, raises the bar for the second
+            self._rank(places[chosen & (limits > self._value)])
+
+    def _rank(self, places: IntArray) -> None:
+        if not places.size:
+            return
+        errors = self._stairs.errors(places)
+        values = self._inference.rank(*errors, self._stairs.sizes, self._query)
+        top = int(values.argmax())
+        if values[top] > self._value:
+            self.place, self._value = int(places[top]), float(values[top])
+
+    def could_be_better(self, fewest_fp: IntArray, fewest_fn: IntArray) -> BoolArray:
+        """Whether a block with these ends may hold a better place than the best."""
+        fp, fn = self._stairs.errors(fewest_fp)[0], self._stairs.errors(fewest_fn)[1]
+        limits = self._inference.limit(fp, fn, self._stairs.sizes, self._query)
+        return np.asarray(limits > self._value)
+
+
+def _cut(starts: IntArray, ends: IntArray) -> IntArray:
+    """The ends of the parts of each block, a row a block; short blocks repeat an end."""
+    shares = np.arange(_SPLIT + 1)
+    return starts[:, None] + (ends - starts)[:, None] * shares // _SPLIT

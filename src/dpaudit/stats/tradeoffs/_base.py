@@ -7,10 +7,10 @@ from typing import Self
 
 import numpy as np
 
-from dpaudit.stats._search import last_true
-from dpaudit.stats._types import FloatArray, at_least_zero
+from dpaudit._types import ArrayLike, FloatArray
+from dpaudit.stats._rootfinding import last_true
 
-__all__ = ["TradeOff", "ratio_epsilon"]
+__all__ = ["TradeOff", "at_least_zero", "ratio_epsilon"]
 
 
 class TradeOff(ABC):
@@ -82,3 +82,9 @@ def ratio_epsilon(fpr: FloatArray, fnr: FloatArray, delta: float | FloatArray) -
         one = np.log(np.maximum(1 - delta - fnr, 0)) - np.log(fpr)
         other = np.log(np.maximum(1 - delta - fpr, 0)) - np.log(fnr)
     return at_least_zero(np.fmax(one, other))
+
+
+def at_least_zero(values: ArrayLike) -> FloatArray:
+    """The values, but 0 where they are negative or undefined (0/0 and inf - inf say nothing)."""
+    array = np.asarray(values, dtype=np.float64)
+    return np.where(array > 0, array, 0.0)

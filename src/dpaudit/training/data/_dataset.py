@@ -1,16 +1,24 @@
-"""Examples and their classes, in memory."""
+"""Examples and their classes, in memory.
+
+Examples apart from those of a training, for canaries to be made from. The data set that comes with dpaudit.
+The paper's Random data set: random pixels and random classes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib import resources
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dpaudit import _validate
+from dpaudit._torch import HeldOutData, fingerprints, held_out
+from dpaudit.canaries import split_places
 from dpaudit.errors import InputError
 
-__all__ = ["Dataset", "as_inputs"]
+__all__ = ["Dataset", "as_inputs", "digits", "fingerprints_of", "hold_out", "random_images"]
 
 
 def as_inputs(values: Tensor) -> Tensor:
@@ -73,3 +81,64 @@ class Dataset:
         return tuple(  # type: ignore[return-value]
             replace(self, inputs=self.inputs[part], targets=self.targets[part]) for part in (first, rest)
         )
+
+
+_AT_ONCE = 1_000
+
+
+def hold_out(
+    data: Dataset, num_held_out: int, *, seed: int = 0, apart_from: Dataset | None = None
+) -> tuple[Dataset, HeldOutData]:
+    """The data without ``num_held_out`` examples, drawn at random, and those examples.
+
+    Train on the first part (or test, if the training has other data): an audit refuses held-out examples
+    that the training has. Data sets have duplicates: those that are in the first part too, or in
+    ``apart_from``, are left out of the second.
+
+    >>> from dpaudit.training.data import digits
+    >>> hold_out(digits(), 297)
+    (Dataset(1,500 examples of 1 x 8 x 8, 10 classes), HeldOutData(297 examples, 10 classes))
+    """
+    kept, held = map(torch.from_numpy, split_places(len(data), num_held_out, seed))
+    rest = replace(data, inputs=data.inputs[kept], targets=data.targets[kept])
+    inputs, targets = data.at(held)
+    known = fingerprints_of(rest) | (set() if apart_from is None else fingerprints_of(apart_from))
+    return rest, held_out(inputs, targets, data.num_classes).apart_from(known)
+
+
+def fingerprints_of(data: Dataset) -> set[int]:
+    """Those of all inputs, as a model gets them."""
+    places = torch.arange(len(data)).split(_AT_ONCE)  # type: ignore[no-untyped-call]
+    return {one for part in places for one in fingerprints(data.at(part)[0])}
+
+
+def digits() -> Dataset:
+    """1,797 handwritten digits of 8x8 pixels (Alpaydin and Kaynak 1998, UCI, CC BY 4.0).
+
+    >>> digits()
+    Dataset(1,797 examples of 1 x 8 x 8, 10 classes)
+    """
+    file = resources.files("dpaudit.training.data") / "files" / "digits.npz"
+    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+        images, labels = arrays["images"], arrays["labels"]
+    inputs = torch.from_numpy(images).float().div_(8.0).sub_(1.0)  # 0..16 to [-1, 1]
+    return Dataset(inputs[:, None], torch.from_numpy(labels).long(), num_classes=10)
+
+
+def random_images(
+    num_examples: int = 50_000,
+    *,
+    shape: tuple[int, ...] = (3, 32, 32),
+    num_classes: int = 10,
+    seed: int = 0,
+) -> Dataset:
+    """Nothing to learn, of the size of CIFAR-10 unless told otherwise.
+
+    >>> random_images(100)
+    Dataset(100 examples of 3 x 32 x 32, 10 classes)
+    """
+    _validate.whole("num_examples", num_examples)
+    rng = np.random.default_rng(seed)
+    inputs = rng.integers(0, 256, size=(num_examples, *shape), dtype=np.uint8)
+    targets = rng.integers(0, num_classes, size=num_examples)
+    return Dataset(torch.from_numpy(inputs), torch.from_numpy(targets), num_classes)

@@ -1,4 +1,7 @@
-"""Many models trained with DP-SGD, with and without a canary: Algorithm 1 of Nasr et al. 2023."""
+"""Many models trained with DP-SGD, with and without a canary: Algorithm 1 of Nasr et al. 2023.
+
+The engine for all other models: ``Training``, one model after another.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,53 @@ from torch import Tensor, nn
 from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.training._mechanism import GaussianSum, Mechanism
-from dpaudit.training._seeds import Seeds, initialize
+from dpaudit.training._seeds import Seeds, generator, initialize
 from dpaudit.training._settings import DPSGD
+from dpaudit.training._training import Training
 from dpaudit.training.data import Dataset
-from dpaudit.training.ensemble._batches import drawn_batches
-from dpaudit.training.ensemble._example import Example, joined
-from dpaudit.training.ensemble._one_by_one import train_one
-from dpaudit.training.ensemble._pattern import pattern_of
-from dpaudit.training.ensemble._scores import Score, log_odds
-from dpaudit.training.ensemble._stack import Stack
-from dpaudit.training.ensemble._together import can_train_together, train_together
-from dpaudit.training.ensemble._trained import TrainedModels
+from dpaudit.training.ensemble._layers import Stack
+from dpaudit.training.ensemble._models import Example, Score, TrainedModels, joined, log_odds, pattern_of
+from dpaudit.training.ensemble._stacked import (
+    DrawnBatches,
+    IntArray,
+    can_train_together,
+    drawn_batches,
+    train_together,
+)
 from dpaudit.training.gradients import Loss, cross_entropy, flat_parameters, num_parameters
 
-__all__ = ["Ensemble"]
+__all__ = ["Ensemble", "train_one"]
+
+
+def train_one(
+    model: nn.Module,
+    data: Dataset,
+    batches: Sequence[IntArray],
+    *,
+    seeds: Seeds,
+    settings: DPSGD,
+    mechanism: Mechanism,
+    loss: Loss,
+    expected_batch_size: float,
+) -> Tensor:
+    """Train one model; returns its flat weights."""
+    training = Training(
+        model,
+        data,
+        settings,
+        loss=loss,
+        seeds=seeds,
+        device=data.inputs.device,
+        sampling=DrawnBatches(batches),
+        mechanism=mechanism,
+        expected_batch_size=expected_batch_size,
+    )
+    with torch.random.fork_rng(devices=[]):  # for what draws from torch's own generator, such as dropout
+        torch.set_rng_state(generator(seeds.augmentation).get_state())
+        for _ in training.run():
+            pass
+    return flat_parameters(model)
+
 
 # Measured by benchmarks/ensemble.py: fewer call torch more often, more fall out of the caches.
 _DENSE_AT_ONCE, _CONVOLUTIONS_AT_ONCE = 32, 2

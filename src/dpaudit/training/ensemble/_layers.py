@@ -2,19 +2,26 @@
 
 The rows of a value are those of the first model's batch, then those of the second's, and so on. What a layer
 has to tell of its per-example gradients is their norms and, for each model, a weighted sum of them.
+
+Convolutions of many models at once, as linear layers on patches. Many models of one kind, whose layers are
+computed together.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from dpaudit.training.gradients._rows import without_skipped
+from dpaudit.training.gradients import Loss, chain, checked, without_skipped
 
-__all__ = ["Layer", "Linear", "Seen", "affine", "parts"]
+__all__ = ["Conv", "Layer", "Linear", "Seen", "Stack", "StackedRows", "affine", "parts"]
+
 
 _NARROW = 32  # a product with fewer outputs is up to twice as fast when its transpose is computed
 
@@ -102,3 +109,212 @@ class _SeenByLinear:
         weight.baddbmm_(gradients.mT, inputs)
         if bias is not None:
             bias.add_(gradients.sum(dim=1))
+
+
+@dataclass(frozen=True, eq=False)
+class Conv:
+    """``nn.Conv2d`` of one group, with zeros around it.
+
+    Its outputs have the channels last in memory, where torch's pooling is several times faster.
+    """
+
+    layer: nn.Conv2d
+
+    def forward(self, values: Tensor, flat: Tensor) -> tuple[Tensor, Tensor]:
+        patches = self._patches(values)  # rows x places x features
+        inputs = patches.reshape(len(flat), -1, patches.shape[2])
+        outputs = affine(inputs, *parts(self.layer, flat)).contiguous()
+        height, width = self._size(values)
+        return patches, outputs.view(len(values), height, width, -1).permute(0, 3, 1, 2)
+
+    def seen(self, inputs: Tensor, gradients: Tensor, squares: Tensor | None = None) -> Seen:  # noqa: ARG002
+        outputs = gradients.flatten(2)
+        return _SeenByConv(self.layer, torch.bmm(outputs, inputs), outputs.sum(dim=2))
+
+    def _patches(self, values: Tensor) -> Tensor:
+        (up, left), (down, right) = self.layer.kernel_size, self.layer.stride
+        if values.requires_grad or self.layer.dilation != (1, 1):  # its way back is the faster one
+            return functional.unfold(values, (up, left), self.layer.dilation, self._padding, (down, right)).mT
+        above, beside = self._padding
+        windows = functional.pad(values, (beside, beside, above, above))
+        windows = windows.unfold(2, up, down).unfold(3, left, right).permute(0, 2, 3, 1, 4, 5)
+        return windows.reshape(len(values), windows.shape[1] * windows.shape[2], -1)
+
+    def _size(self, values: Tensor) -> list[int]:
+        layer = self.layer
+        return [
+            (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+            for size, padding, dilation, kernel, stride in zip(
+                values.shape[2:], self._padding, layer.dilation, layer.kernel_size, layer.stride, strict=True
+            )
+        ]
+
+    @property
+    def _padding(self) -> tuple[int, int]:
+        padding = self.layer.padding
+        assert not isinstance(padding, str)  # a word is not taken: see Stack
+        return padding[0], padding[1]
+
+
+@dataclass(frozen=True, eq=False)
+class _SeenByConv:
+    """The gradients as they are: one matrix product an example has found them."""
+
+    layer: nn.Conv2d
+    weights: Tensor
+    """Rows x outputs x features."""
+    biases: Tensor
+
+    def squared_norms(self) -> Tensor:
+        norms: Tensor = torch.linalg.vector_norm(self.weights, dim=(1, 2)).square_()
+        if self.layer.bias is not None:
+            norms += torch.linalg.vector_norm(self.biases, dim=1).square_()
+        return norms
+
+    def add_weighted(self, weights: Tensor, out: Tensor) -> None:
+        weight, bias = parts(self.layer, out)
+        _add(self.weights, weights, weight.flatten(1))
+        if bias is not None:
+            _add(self.biases, weights, bias)
+
+
+def _add(rows: Tensor, weights: Tensor, out: Tensor) -> None:
+    each = without_skipped(rows.flatten(1), weights.flatten()).view(*weights.shape, -1)
+    out.unsqueeze(1).baddbmm_(weights[:, None], each)
+
+
+# Modules without weights or chance that look at one example at a time.
+_PLAIN = (
+    nn.AdaptiveAvgPool2d,
+    nn.AvgPool2d,
+    nn.ELU,
+    nn.GELU,
+    nn.Hardtanh,
+    nn.Identity,
+    nn.LeakyReLU,
+    nn.MaxPool2d,
+    nn.ReLU,
+    nn.Sigmoid,
+    nn.SiLU,
+    nn.Softplus,
+    nn.Tanh,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class StackedRows:
+    """The gradients of all batches: norms are models x examples, ``out`` has a flat row for each model.
+
+    So every mechanism can clip them as it clips those of one model.
+    """
+
+    layers: Sequence[Seen]
+    sizes: Sequence[int]
+    """How many parameters each layer has."""
+    num_models: int
+
+    def norms(self) -> Tensor:
+        total = self.layers[0].squared_norms()
+        for layer in self.layers[1:]:
+            total += layer.squared_norms()
+        return total.sqrt_().view(self.num_models, -1)
+
+    def add_weighted(self, weights: Tensor, out: Tensor) -> None:
+        for layer, part in zip(self.layers, out.split_with_sizes(list(self.sizes), dim=1), strict=True):
+            layer.add_weighted(weights, part)
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """The layers of a model, one after another: some have weights, the others are torch's own modules."""
+
+    leaves: Sequence[Layer | nn.Module]
+    sizes: Sequence[int]
+
+    @classmethod
+    def of(cls, model: nn.Module, shape: Sequence[int]) -> Stack | None:
+        """The pattern of a model for inputs of this shape; None if it has a part that is not known here."""
+        modules = chain(model)
+        if modules is None or not all(value.requires_grad for value in model.parameters()):
+            return None
+        leaves, values = [], next(model.parameters()).new_zeros(1, *shape)
+        for module in modules:
+            leaf = _leaf(module, values.dim())
+            if leaf is None:
+                return None
+            leaves.append(leaf)
+            with torch.no_grad():
+                values = module(values)
+        sizes = [
+            sum(v.numel() for v in m.parameters()) for m in modules if isinstance(m, nn.Linear | nn.Conv2d)
+        ]
+        return cls(leaves, sizes) if sizes else None
+
+    @property
+    def has_convolutions(self) -> bool:
+        """Whether some layer is one."""
+        return any(isinstance(leaf, Conv) for leaf in self.leaves)
+
+    def squares(self, inputs: Tensor) -> Tensor | None:
+        """The squared norms of inputs that go into a linear layer as they are: they need to be found once."""
+        first = next(leaf for leaf in self.leaves if not isinstance(leaf, nn.Flatten))
+        return inputs.flatten(1).square().sum(dim=1) if isinstance(first, Linear) else None
+
+    def rows(
+        self,
+        flat: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        real: Tensor,
+        loss: Loss,
+        squares: Tensor | None = None,
+    ) -> StackedRows:
+        """The gradients of all batches, at the models' ``flat`` weights; rows that are not real get zeros."""
+        outputs, seen = self._forward(flat, inputs)
+        total = checked(loss, outputs, targets) @ real.to(outputs.dtype)
+        gradients = torch.autograd.grad(total, [values for _, _, values in seen])
+        known = [squares, *[None] * (len(seen) - 1)]
+        layers = [
+            layer.seen(before.detach(), gradient, norms)
+            for (layer, before, _), gradient, norms in zip(seen, gradients, known, strict=True)
+        ]
+        return StackedRows(layers, self.sizes, len(flat))
+
+    def _forward(self, flat: Tensor, inputs: Tensor) -> tuple[Tensor, list[tuple[Layer, Tensor, Tensor]]]:
+        weights = iter(flat.split_with_sizes(list(self.sizes), dim=1))
+        values, seen = inputs, []
+        for leaf in self.leaves:
+            if isinstance(leaf, nn.Module):
+                values = leaf(values)
+                continue
+            before, values = leaf.forward(values, next(weights))
+            if not values.requires_grad:  # of the first layer: what comes before needs no gradient
+                values.requires_grad_()
+            seen.append((leaf, before, values))
+        return values, seen
+
+
+def _leaf(module: nn.Module, dimensions: int) -> Layer | nn.Module | None:
+    if type(module) is nn.Linear:
+        return Linear(module) if dimensions == 2 else None
+    if type(module) is nn.Conv2d:
+        return Conv(module) if _is_plain(module) and dimensions == 4 else None
+    if type(module) is nn.Flatten:
+        return module if (module.start_dim, module.end_dim) == (1, -1) else None
+    if type(module) not in _PLAIN or getattr(module, "return_indices", False):
+        return None
+    return _not_in_place(module)
+
+
+def _not_in_place(module: nn.Module) -> nn.Module:
+    """The outputs of a layer are still needed when the next module has read them."""
+    if not getattr(module, "inplace", False):
+        return module
+    other = copy.deepcopy(module)
+    other.inplace = False  # type: ignore[assignment]
+    return other
+
+
+def _is_plain(layer: nn.Conv2d) -> bool:
+    return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)

@@ -4,21 +4,20 @@ import difflib
 
 from dpaudit.errors import InputError
 from dpaudit.experiments.reproduction._figure import Figure
-from dpaudit.experiments.reproduction.figures._black_box import BLACK_BOX
+from dpaudit.experiments.reproduction.figures._black_box import BLACK_BOX, CLIPPING_ONLY
 from dpaudit.experiments.reproduction.figures._bugs import BUGS
-from dpaudit.experiments.reproduction.figures._canary_gradients import CANARY_GRADIENTS
-from dpaudit.experiments.reproduction.figures._clipping_only import CLIPPING_ONLY
-from dpaudit.experiments.reproduction.figures._input_canaries import INPUT_CANARIES, INPUT_DATASETS
-from dpaudit.experiments.reproduction.figures._model_size import AUGMULT, MODEL_SIZE
-from dpaudit.experiments.reproduction.figures._observations import OBSERVATIONS
-from dpaudit.experiments.reproduction.figures._pld import PLD
-from dpaudit.experiments.reproduction.figures._regions import REGIONS
-from dpaudit.experiments.reproduction.figures._steps import STEPS
-from dpaudit.experiments.reproduction.figures._subsampling import SUBSAMPLING
-from dpaudit.experiments.reproduction.figures._table1 import FLAGSHIP, TABLE1
-from dpaudit.experiments.reproduction.figures._threshold_observations import THRESHOLD_OBSERVATIONS
-from dpaudit.experiments.reproduction.figures._thresholds import THRESHOLDS
-from dpaudit.experiments.reproduction.figures._tradeoffs import TRADEOFFS
+from dpaudit.experiments.reproduction.figures._first_steps import STEPS
+from dpaudit.experiments.reproduction.figures._gradient_space import (
+    AUGMULT,
+    CANARY_GRADIENTS,
+    FLAGSHIP,
+    MODEL_SIZE,
+    TABLE1,
+)
+from dpaudit.experiments.reproduction.figures._input_space import INPUT_CANARIES, INPUT_DATASETS
+from dpaudit.experiments.reproduction.figures._observation_counts import OBSERVATIONS, SUBSAMPLING
+from dpaudit.experiments.reproduction.figures._thresholds import THRESHOLD_OBSERVATIONS, THRESHOLDS
+from dpaudit.experiments.reproduction.figures._tradeoff_curves import PLD, REGIONS, TRADEOFFS
 
 __all__ = ["FIGURES", "figure_named"]
 

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dpaudit.experiments.reproduction._bounds import DELTA
-from dpaudit.experiments.reproduction._curves import bars, bounds_panel, diagonal, labelled
-from dpaudit.experiments.reproduction._picture import Panel, Picture, Table
-from dpaudit.experiments.reproduction._scale import Scale
-from dpaudit.experiments.reproduction._study import PAPERS, Study, Variant
-from dpaudit.experiments.reproduction._trained import HALF, OURS, PAPER_CONV, SAME_DATA, sizes
-from dpaudit.experiments.reproduction._values import Rows, Settings, mean, only, values_of
+from dpaudit.experiments.reproduction._figure import (
+    Panel,
+    Picture,
+    Rows,
+    Scale,
+    Settings,
+    Table,
+    mean,
+    only,
+    values_of,
+)
+from dpaudit.experiments.reproduction._simulation import DELTA
+from dpaudit.experiments.reproduction._study import (
+    PAPERS,
+    Study,
+    Variant,
+    bars,
+    bounds_panel,
+    diagonal,
+    labelled,
+)
+from dpaudit.experiments.reproduction._trainings import HALF, OURS, PAPER_CONV, SAME_DATA, sizes
 from dpaudit.stats import Gaussian
 
 __all__ = ["BUGS"]

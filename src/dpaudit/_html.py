@@ -1,0 +1,72 @@
+"""HTML whose text cannot become markup: what is not made here is escaped.
+
+How a result shows itself in a notebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import TypeAlias
+
+__all__ = ["EMPTY", "Child", "Html", "element", "joined", "labelled", "result_html"]
+
+
+_VOID = frozenset({"br", "col", "hr", "meta", "link"})
+
+
+class Html(str):
+    """Markup that is already what it should be. Only :func:`element` and constants of ours make it."""
+
+    __slots__ = ()
+
+
+Child: TypeAlias = str | Html | None
+
+EMPTY = Html()
+
+
+def element(tag: str, /, *children: Child, **attributes: str | float | bool | None) -> Html:
+    """One element. Text and attributes are escaped; ``None`` is left out; ``class_`` is ``class``.
+
+    >>> element("p", "1 < 2", element("b", "so"), class_="note", data_of='"it"')
+    '<p class="note" data-of="&quot;it&quot;">1 &lt; 2<b>so</b></p>'
+    """
+    opened = f"<{tag}{''.join(_attribute(key, value) for key, value in attributes.items())}>"
+    return Html(opened if tag in _VOID else f"{opened}{joined(children)}</{tag}>")
+
+
+def joined(children: Iterable[Child]) -> Html:
+    """Several, one after the other."""
+    return Html("".join(_text(child) for child in children if child is not None))
+
+
+def _text(child: str) -> str:
+    return child if isinstance(child, Html) else escape(child)
+
+
+def _attribute(key: str, value: str | float | bool | None) -> str:
+    if value is None or value is False:
+        return ""
+    name = key.rstrip("_").replace("_", "-")
+    if value is True:
+        return f" {name}"
+    return f' {name}="{escape(value if isinstance(value, str) else f"{value:.6g}")}"'
+
+
+def labelled(heading: str, text: str, rows: Sequence[tuple[str, str]]) -> Html:
+    """A sentence and lines with a label each; its looks are those of the notebook."""
+    lines = [
+        element("tr", element("th", label, scope="row", align="left"), element("td", words, align="left"))
+        for label, words in rows
+    ]
+    body = element("table", element("tbody", *lines)) if lines else None
+    return element("div", element("p", element("strong", heading), " ", text), body)
+
+
+def result_html(
+    verdict: str, sentence: str, rows: Sequence[tuple[str, str]], lists: Sequence[tuple[str, Sequence[str]]]
+) -> Html:
+    """Verdict, lines, and lists whose label stands at their first line only."""
+    more = [(label if place == 0 else "", text) for label, texts in lists for place, text in enumerate(texts)]
+    return labelled(f"{verdict}.", sentence, [*rows, *more])

@@ -1,0 +1,16 @@
+"""Names for the array types of this package."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ArrayLike", "BoolArray", "FloatArray", "IntArray", "ScoreArray"]
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+ScoreArray: TypeAlias = npt.NDArray[np.floating]
+ArrayLike: TypeAlias = npt.ArrayLike

@@ -1,0 +1,169 @@
+"""``dpaudit demo``: what an audit says of a correct training and of a broken one.
+
+The trainings of ``dpaudit demo``: a correct one, and its twin with too little noise.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpaudit._io import make_folder, write_text
+from dpaudit.cli._console import output, print_json
+from dpaudit.cli._options import Json
+from dpaudit.cli._progress import Watching
+from dpaudit.cli._result_table import model_and_steps, print_result, tests_of_noise
+from dpaudit.stats import Verdict
+
+if (
+    TYPE_CHECKING
+):  # they need torch, which is imported when the command is called; imported when the command is called
+    from dpaudit.experiments import Config, Progress
+    from dpaudit.report import Report
+
+__all__ = ["NOTICE", "Audited", "Demo", "demo", "demonstrate"]
+
+
+_FACTOR = 0.8
+_CHANGES = ("seed=20230215",)
+_FAULT = ("training.fault.name=noise-too-small", f"training.fault.factor={_FACTOR}")
+NOTICE = (
+    "Two trainings of a small network on handwritten digits, with DP-SGD that claims epsilon 8 and with 512 "
+    "canaries in every step. The second one has a bug: its noise is 0.8 times what it should be."
+)
+
+
+@dataclass(frozen=True)
+class Audited:
+    """One training and what its audit said."""
+
+    name: str
+    folder: Path
+    noise_factor: float
+    expected: Verdict
+    values: dict[str, Any]
+
+    @property
+    def is_as_expected(self) -> bool:
+        """Whether the audit said what is known to be true."""
+        return Verdict[self.values["verdict"]] is self.expected
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "name": self.name,
+            "folder": self.folder.name,
+            "noise_factor": self.noise_factor,
+            "expected": self.expected.name,
+            "as_expected": self.is_as_expected,
+            **self.values,
+        }
+
+
+@dataclass(frozen=True)
+class Demo:
+    """All trainings of the demonstration."""
+
+    trainings: tuple[Audited, ...]
+
+    @property
+    def is_as_expected(self) -> bool:
+        """Whether every audit said what is known to be true."""
+        return all(training.is_as_expected for training in self.trainings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "notice": NOTICE,
+            "as_expected": self.is_as_expected,
+            "trainings": [training.to_dict() for training in self.trainings],
+        }
+
+
+def demonstrate(folder: Path, say: Callable[[str], None], watch: Callable[[Progress], None]) -> Demo:
+    """Train both, one after the other, each in a directory of its own; the claim is the same."""
+    from dpaudit import experiments  # noqa: PLC0415  # loads torch
+
+    found = []
+    for name, place, factor, fault, expected in (
+        ("a correct training", "correct", 1.0, (), Verdict.NO_VIOLATION),
+        ("its twin with 0.8 of the noise", "too-little-noise", _FACTOR, _FAULT, Verdict.VIOLATION),
+    ):
+        say(f"Training: {name}")
+        config = _config(folder / place, *_CHANGES, *fault)
+        values = experiments.rehearse(config, watch=watch, keep=True)
+        found.append(Audited(name, folder / place, factor, expected, values))
+    return Demo(tuple(found))
+
+
+def _config(folder: Path, *changes: str) -> Config:
+    """The example, changed."""
+    from dpaudit import experiments  # noqa: PLC0415  # loads torch
+
+    text = experiments.example("digits")
+    return experiments.parse_config(
+        text, "the demo's config", (f"output={json.dumps(str(folder))}", *changes)
+    )
+
+
+_Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Where the report and the runs go.")]
+
+
+def demo(*, folder: _Output = Path("dpaudit-demo"), as_json: Json = False) -> None:
+    """Train and audit a correct DP-SGD and a twin with too little noise.
+
+    Writes a report of both; the last line is its path.
+
+    Exit status 0 if the audits tell them apart.
+    """
+    from dpaudit.experiments import use_one_thread  # noqa: PLC0415  # loads torch, or says that it is missing
+
+    use_one_thread()
+    make_folder(folder)
+    with Watching() as watching:
+        found = demonstrate(folder, watching.say, watching)
+        watching.say("Writing the report")
+        made = _report(found)
+    values = found.to_dict()
+    write_text(folder / "result.json", json.dumps(values, indent=2, allow_nan=False) + "\n")
+    for name in ("report.md", "report.html"):
+        made.write(folder / name)
+    if as_json:
+        print_json(values)
+    else:
+        _print(found, folder)
+    if not found.is_as_expected:
+        raise typer.Exit(1)
+
+
+def _print(found: Demo, folder: Path) -> None:
+    console = output()
+    console.print(NOTICE)
+    for training in found.trainings:
+        console.print()
+        console.print(f"{training.name.capitalize()}:", style="bold")
+        print_result(console, training.values, model_and_steps(training.values))
+        console.print(tests_of_noise(training.values))
+    console.print()
+    console.print(_conclusion(found))
+    console.print("The report of both, a page to open in a browser:")
+    console.print(str(folder / "report.html"), soft_wrap=True)
+
+
+def _conclusion(found: Demo) -> str:
+    if found.is_as_expected:
+        return "Both verdicts are as expected."
+    wrong = " and ".join(training.name for training in found.trainings if not training.is_as_expected)
+    return f"The verdict on {wrong} is not as expected."
+
+
+def _report(found: Demo) -> Report:
+    from dpaudit.report import Report, read_run  # noqa: PLC0415
+
+    runs = tuple(read_run(one.folder, name=one.name.capitalize()) for one in found.trainings)
+    return Report(runs=runs, title="The audits of the demo", notice=f"{NOTICE} {_conclusion(found)}")

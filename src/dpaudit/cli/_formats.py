@@ -1,0 +1,416 @@
+"""Which column holds what, and what its presence words mean.
+
+Scores from .csv files, with a header or without. Scores from .npy and .npz files. Scores from .parquet files.
+Files of scores by their names. How much of a file is taken into memory, and how much of it is repeated in a
+sentence.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import zipfile
+import zlib
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import TextIOWrapper
+from itertools import chain
+from pathlib import Path
+from typing import Any, TextIO, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from dpaudit._io import LARGEST_ARRAY, NOT_AN_ARRAY, map_array, open_file
+from dpaudit._types import BoolArray, FloatArray
+from dpaudit.errors import InputError, MissingExtraError
+
+__all__ = [
+    "WORDS",
+    "Archive",
+    "Columns",
+    "as_presence",
+    "listed",
+    "open_npz",
+    "read_csv_side",
+    "read_csv_table",
+    "read_npy",
+    "read_parquet_side",
+    "read_parquet_table",
+    "readable",
+    "reading",
+    "require_moderate",
+    "shortened",
+]
+
+
+_LONGEST_SIZES = 60  # characters of one value
+_MOST = 10  # names
+
+
+def require_moderate(path: Path, size: int) -> None:
+    """Refuse an array of more than so many bytes before it is unpacked."""
+    if size > LARGEST_ARRAY:
+        raise InputError(
+            f"Expected arrays of at most {LARGEST_ARRAY:,} bytes in {path}, got one of {size:,}; .npy files "
+            "may be of any size."
+        )
+
+
+def shortened(word: str) -> str:
+    """A value from a file, as a sentence shows it."""
+    return repr(word if len(word) <= _LONGEST_SIZES else f"{word[:_LONGEST_SIZES]}...")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Some names from a file, as a sentence shows them."""
+    more = f" and {len(names) - _MOST:,} more" if len(names) > _MOST else ""
+    return (", ".join(map(shortened, names[:_MOST])) or "none") + more
+
+
+WORDS = {"0": False, "1": True, "false": False, "true": True, "0.0": False, "1.0": True}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The names of the columns of a table."""
+
+    score: str = "score"
+    presence: str = "present"
+
+    def side(self, path: Path, names: Sequence[str]) -> str:
+        """The column of scores in a file of one side; the only column may have any name."""
+        if self.score in names:
+            return self.score
+        if len(names) == 1 and self.score == Columns.score:
+            return names[0]
+        raise InputError(f"Expected a column {self.score!r} in {path}, got {listed(names)}.")
+
+    def table(self, path: Path, names: Sequence[str]) -> tuple[str, str]:
+        """The columns of scores and of presence in a table."""
+        for name in (self.score, self.presence):
+            if name not in names:
+                raise InputError(f"Expected a column {name!r} in {path}, got {listed(names)}.")
+        return self.score, self.presence
+
+
+def as_presence(path: Path, name: str, values: npt.NDArray[Any]) -> BoolArray:
+    """Truth values from 0, 1, true and false in whatever type the file has them."""
+    if values.dtype.kind == "b":
+        return values
+    found: BoolArray
+    if values.dtype.kind in "iuf":
+        found, known = values == 1, np.isin(values, (0, 1))
+    else:  # one by one: an array of words has room for the longest one in every place
+        meanings = [WORDS.get(_word(value)) for value in values.flat]
+        known = np.array([meaning is not None for meaning in meanings], dtype=np.bool_)
+        found = np.array(meanings, dtype=np.bool_).reshape(values.shape)
+    if not known.all():
+        row = int(np.flatnonzero(~known)[0])
+        word = shortened(str(values.flat[row]))
+        raise InputError(f"Expected 0, 1, true or false in {name!r} of {path}, got {word} in row {row + 1}.")
+    return found
+
+
+def _word(value: object) -> str:
+    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return text.lower()
+
+
+_Row: TypeAlias = tuple[int, list[str]]
+
+_LONGEST_LINE = 1_000_000  # characters of a line
+_OTHER_SIGNS = {";": "semicolons", "\t": "tabs"}  # as some programs separate columns
+_MOST_LINES = 1_000  # of one row, whose cells may go over several
+
+
+def read_csv_side(path: Path, columns: Columns) -> FloatArray:
+    """The scores of one side: the only column, or the one that the header names."""
+    header, rows = _with_header(path)
+    if isinstance(header, int):
+        if header != 1:
+            raise InputError(
+                f"Expected one column, or a header that names {columns.score!r}, in {path}, got {header} "
+                "columns without a header."
+            )
+        place = 0
+    else:
+        place = header.index(columns.side(path, header))
+    scores = array("d", (_number(path, line, _cell(path, line, cells, place)) for line, cells in rows))
+    return _not_empty(path, scores)
+
+
+def read_csv_table(path: Path, columns: Columns) -> tuple[FloatArray, BoolArray]:
+    """Scores and presence, by the names in the header; without one, the first and the second column."""
+    header, rows = _with_header(path)
+    if isinstance(header, int):
+        if header != 2:
+            raise InputError(
+                f"Expected a score and a presence column in {path}, got {header} columns without a header."
+            )
+        places = [0, 1]
+    else:
+        places = [header.index(name) for name in columns.table(path, header)]
+    scores, presence = array("d"), array("b")
+    for line, cells in rows:
+        score, word = (_cell(path, line, cells, place) for place in places)
+        scores.append(_number(path, line, score))
+        presence.append(_presence(path, line, word))
+    return _not_empty(path, scores), np.frombuffer(presence, dtype=np.bool_)
+
+
+def _rows(path: Path) -> Iterator[_Row]:
+    """Each line that is not empty, with its number."""
+    try:
+        with TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as file:
+            lines = _Lines(path, file)
+            reader = csv.reader(lines)
+            for cells in reader:
+                lines.of_row = 0
+                if any(cells):
+                    yield reader.line_num, [cell.strip() for cell in cells]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"Expected comma-separated text in {path}: {error}.") from error
+
+
+class _Lines:
+    """The lines of a file that has some: neither one line nor one row may be all of it."""
+
+    def __init__(self, path: Path, file: TextIO) -> None:
+        self._path, self._file = path, file
+        self.of_row = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        line = self._file.readline(_LONGEST_LINE + 1)
+        if not line:
+            raise StopIteration
+        self.of_row += 1
+        if len(line) > _LONGEST_LINE or self.of_row > _MOST_LINES:
+            raise InputError(
+                f"Expected lines of at most {_LONGEST_LINE:,} characters and rows of at most {_MOST_LINES:,} "
+                f"lines in {self._path}, got a longer one."
+            )
+        return line
+
+
+def _with_header(path: Path) -> tuple[list[str] | int, Iterator[_Row]]:
+    """The names in the header, or the number of columns without one; and the rows of scores."""
+    rows = _rows(path)
+    first = next(rows, None)
+    if first is None:
+        raise InputError(f"Expected at least one score in {path}, got an empty file.")
+    second = next(rows, None)
+    _require_commas(path, first[1], [] if second is None else second[1])
+    rows = rows if second is None else chain([second], rows)
+    # a header has no number in it
+    if any(_is_number(cell) for cell in first[1]):
+        return len(first[1]), chain([first], rows)
+    return first[1], rows
+
+
+def _require_commas(path: Path, first: list[str], second: list[str]) -> None:
+    """Two rows with another separator are no names that happen to have one in them."""
+    for sign, name in _OTHER_SIGNS.items():
+        if len(first) == 1 and sign in first[0] and any(sign in cell for cell in second):
+            raise InputError(
+                f"Expected commas between the columns of {path}, got {name} in {shortened(first[0])}."
+            )
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _cell(path: Path, line: int, cells: list[str], place: int) -> str:
+    if place >= len(cells):
+        raise InputError(f"Expected at least {place + 1} columns in {path}, line {line}, got {len(cells)}.")
+    return cells[place]
+
+
+def _number(path: Path, line: int, word: str) -> float:
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise InputError(f"Expected a finite number in {path}, line {line}, got {shortened(word)}.")
+    return number
+
+
+def _presence(path: Path, line: int, word: str) -> bool:
+    if (lower := word.lower()) not in WORDS:
+        raise InputError(f"Expected 0, 1, true or false in {path}, line {line}, got {shortened(word)}.")
+    return WORDS[lower]
+
+
+def _not_empty(path: Path, scores: array[float]) -> FloatArray:
+    if not scores:
+        raise InputError(f"Expected at least one score in {path}, got only a header.")
+    return np.frombuffer(scores, dtype=np.float64)
+
+
+_NPY, _ZIP = b"\x93NUMPY", b"PK"
+# also what unpackers say
+_DAMAGED = *NOT_AN_ARRAY, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error
+
+
+def read_npy(path: Path) -> npt.NDArray[Any]:
+    """The array, memory-mapped: it may be larger than the memory."""
+    with _whole(path, _NPY, "a .npy file"):
+        return map_array(path)
+
+
+class Archive:
+    """The arrays of an open .npz file, each read when it is asked for."""
+
+    def __init__(self, path: Path, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+        self._path, self._arrays, self._sizes = path, arrays, sizes
+        self.names = list(arrays)
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        require_moderate(self._path, self._sizes.get(f"{name}.npy", 0))
+        array = self._arrays[name]
+        if not isinstance(array, np.ndarray) or array.dtype.itemsize == 0:
+            raise InputError(f"Expected {name!r} in {self._path} to be an array, got something else.")
+        return array
+
+
+@contextmanager
+def open_npz(path: Path) -> Iterator[Archive]:
+    """The arrays by their names."""
+    # opened here, because numpy leaves a damaged file open
+    with (
+        _whole(path, _ZIP, "an .npz file"),
+        open_file(path) as file,
+        np.load(file, allow_pickle=False) as arrays,
+    ):
+        yield Archive(path, arrays, {one.filename: one.file_size for one in arrays.zip.infolist()})
+
+
+@contextmanager
+def _whole(path: Path, start: bytes, kind: str) -> Iterator[None]:
+    """Turn what numpy says of a file into a sentence."""
+    with open_file(path) as file:
+        if file.read(len(start)) != start:
+            raise InputError(f"Expected {kind}, but {path} is not one, whatever its name.")
+    try:
+        yield
+    except InputError:
+        raise
+    except _DAMAGED as error:
+        if "object" in str(error).lower():
+            raise InputError(
+                f"Expected numbers in {path}, got pickled Python objects, which are not read."
+            ) from error
+        raise InputError(f"Expected the whole of {kind}, but {path} is cut off or damaged.") from error
+
+
+_WIDEST = 8  # bytes of a score in memory
+
+
+def read_parquet_side(path: Path, columns: Columns) -> npt.NDArray[Any]:
+    """The scores of one side: the only column, or the named one."""
+    with _opened(path) as file:
+        return _numbers(path, file, columns.side(path, file.schema_arrow.names))
+
+
+def read_parquet_table(path: Path, columns: Columns) -> tuple[npt.NDArray[Any], BoolArray]:
+    """Scores and presence."""
+    with _opened(path) as file:
+        score, presence = columns.table(path, file.schema_arrow.names)
+    with _opened(path, words=[presence]) as file:
+        scores = _numbers(path, file, score)
+        return scores, as_presence(path, presence, _words_or_numbers(path, file, presence))
+
+
+@contextmanager
+def _opened(path: Path, words: Sequence[str] = ()) -> Iterator[Any]:
+    """The file; a text in the columns ``words`` is kept once, however many rows have it."""
+    try:
+        import pyarrow  # noqa: PLC0415  # an extra
+        from pyarrow import parquet  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingExtraError("Reading .parquet files", "parquet") from error
+    damaged = pyarrow.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError
+    with open_file(path):  # what the system says of it is no damage
+        pass
+    try:
+        with parquet.ParquetFile(path, read_dictionary=list(words)) as file:
+            yield file
+    except InputError:
+        raise
+    except damaged as error:
+        raise InputError(f"Expected a whole .parquet file, but {path} is cut off or damaged.") from error
+
+
+def _numbers(path: Path, file: Any, name: str) -> npt.NDArray[Any]:
+    from pyarrow import types  # noqa: PLC0415
+
+    kind = _kind(path, file, name)
+    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+        raise InputError(f"Expected numbers in {name!r} of {path}, got a column of type {kind}.")
+    found: npt.NDArray[Any] = _column(path, file, name).to_numpy()
+    return found
+
+
+def _words_or_numbers(path: Path, file: Any, name: str) -> npt.NDArray[Any]:
+    from pyarrow import types  # noqa: PLC0415
+
+    if not types.is_dictionary(_kind(path, file, name)):
+        return _numbers(path, file, name)
+    chunks = _column(path, file, name).chunks
+    words = [np.array(chunk.dictionary.to_pylist(), dtype=object) for chunk in chunks]
+    return np.concatenate([w[c.indices.to_numpy()] for w, c in zip(words, chunks, strict=True)])
+
+
+def _kind(path: Path, file: Any, name: str) -> Any:
+    names: Sequence[str] = file.schema_arrow.names
+    if names.count(name) > 1:
+        raise InputError(f"Expected one column {name!r} in {path}, got {names.count(name)}.")
+    return file.schema_arrow.field(name).type
+
+
+def _column(path: Path, file: Any, name: str) -> Any:
+    require_moderate(path, file.metadata.num_rows * _WIDEST)
+    column = file.read(columns=[name]).column(name)
+    if empty := column.null_count:
+        raise InputError(f"Expected a value in every row of {name!r} of {path}, got {empty} without.")
+    return column
+
+
+_SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
+_EXPECTED = "a .npy, .npz, .csv or .parquet file"
+
+
+def readable(path: Path) -> str:
+    """The suffix of a file that exists and may hold scores."""
+    with reading(path):
+        if path.is_dir():
+            raise InputError(f"Expected {_EXPECTED}, got the directory {path}.")
+        path.stat()
+        if not path.is_file():  # opening a pipe waits for somebody to write into it
+            raise InputError(f"Expected {_EXPECTED}, but {path} is no file.")
+    suffix = path.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise InputError(f"Expected {_EXPECTED}, got {path}.")
+    return suffix
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what the system says of a file into a sentence."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InputError(f"Expected {_EXPECTED}, but there is no file {path}.") from error
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error

@@ -1,0 +1,351 @@
+"""``dpaudit plan``: how many observations find a leak, or which leak so many find.
+
+What ``dpaudit plan`` is asked, and its answer. How the results of ``dpaudit plan`` look.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dpaudit import _validate
+from dpaudit.accounting import Claim
+from dpaudit.cli._console import (
+    UNDERPOWERED,
+    output,
+    print_json,
+    print_labelled,
+    print_table,
+    slim_table,
+    working,
+)
+from dpaudit.cli._options import (
+    ClaimOptions,
+    Confidence,
+    Delta,
+    EndToEnd,
+    Epsilon,
+    Json,
+    NoiseMultiplier,
+    NumSteps,
+    SampleRate,
+)
+from dpaudit.errors import InputError
+from dpaudit.stats import (
+    Betting,
+    ClopperPearson,
+    Inference,
+    JointExact,
+    Leak,
+    Plan,
+    Power,
+    plan_canaries,
+    plan_steps,
+    smallest_leak,
+)
+from dpaudit.stats._bound import plain
+
+__all__ = ["Findable", "PlanOptions", "Planned", "plan", "print_planned"]
+
+
+_METHODS: tuple[Inference, ...] = (ClopperPearson(), JointExact(), Betting())
+_MORE_CANARIES = (8, 64, 512)
+_EXPECTED = (
+    "Expected either a leak to find (--noise-factor or --true-epsilon) or a size (--observations, or --steps "
+    "and --canaries)"
+)
+
+
+@dataclass(frozen=True)
+class Findable:
+    """The smallest leak that a method finds from so many scores."""
+
+    inference: Inference
+    num_steps: int
+    num_canaries: int
+    leak: Power
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "inference": repr(self.inference),
+            "num_steps": self.num_steps,
+            "num_canaries": self.num_canaries,
+            "num_observations": self.num_steps * self.num_canaries,
+            "leak": self.leak.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Sizes that find a leak, or the leaks that a size finds."""
+
+    claim: Claim
+    confidence: float
+    power: float
+    plans: tuple[Plan, ...] = ()
+    leaks: tuple[Findable, ...] = ()
+
+    @property
+    def is_found(self) -> bool:
+        """Whether any method can do it."""
+        sizes = any(plan.num_observations is not None for plan in self.plans)
+        return sizes or any(one.leak.parameter < float("inf") for one in self.leaks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "claim": {
+                "summary": self.claim.summary,
+                "epsilon": plain(self.claim.epsilon),
+                "delta": self.claim.delta,
+            },
+            "confidence": self.confidence,
+            "power": self.power,
+            "plans": [plan.to_dict() for plan in self.plans],
+            "smallest_leaks": [one.to_dict() for one in self.leaks],
+        }
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """The options of ``dpaudit plan`` as they were given."""
+
+    claimed: ClaimOptions
+    noise_factor: float | None
+    true_epsilon: float | None
+    observations: int | None
+    steps: int | None
+    canaries: int | None
+    power: float
+    confidence: float
+
+    def check(self) -> None:
+        """Find mistakes in the options before it is said that anything is planned."""
+        claim, leak = self.claimed.required, self._leak()
+        if leak is None:
+            self._size()
+        elif self.claimed.epsilon is not None:  # of a noise an accountant has to tell, which may take long
+            leak.parameter(claim, claim.hypothesis(None))
+        _validate.fraction("power", self.power)
+        _validate.confidence(self.confidence)
+
+    def planned(self) -> Planned:
+        """The answer."""
+        leak = self._leak()
+        if leak is None:
+            return self._planned(leaks=self._findable(*self._size()))
+        return self._planned(plans=(*self._by_steps(leak), *self._by_canaries(leak)))
+
+    def _planned(self, plans: tuple[Plan, ...] = (), leaks: tuple[Findable, ...] = ()) -> Planned:
+        return Planned(self.claimed.required, self.confidence, self.power, plans, leaks)
+
+    def _leak(self) -> Leak | None:
+        named = {"--observations": self.observations, "--steps": self.steps, "--canaries": self.canaries}
+        sizes = [_validate.whole(name, size) for name, size in named.items() if size is not None]
+        if self.noise_factor is None and self.true_epsilon is None:
+            if not sizes:
+                raise InputError(f"{_EXPECTED}, got neither.")
+            return None
+        if self.observations is not None or len(sizes) > 1:
+            raise InputError(f"{_EXPECTED}, got both.")
+        if self.noise_factor is not None and self.true_epsilon is not None:
+            raise InputError("Expected one leak to find, got both --noise-factor and --true-epsilon.")
+        return Leak(noise_factor=self.noise_factor, epsilon=self.true_epsilon)
+
+    def _size(self) -> tuple[int, int]:
+        """Steps, and canaries a step and side."""
+        if self.observations is not None and self.steps is None and self.canaries is None:
+            return self.observations, 1
+        if self.observations is None and self.steps is not None and self.canaries is not None:
+            return self.steps, self.canaries
+        raise InputError("Expected as the size either --observations, or --steps and --canaries.")
+
+    def _findable(self, num_steps: int, num_canaries: int) -> tuple[Findable, ...]:
+        find = partial(
+            smallest_leak,
+            self.claimed.required,
+            num_steps=num_steps,
+            num_canaries=num_canaries,
+            power=self.power,
+            confidence=self.confidence,
+            tradeoff=self.claimed.tradeoff,
+        )
+        return tuple(Findable(m, num_steps, num_canaries, find(inference=m)) for m in _METHODS)
+
+    def _by_steps(self, leak: Leak) -> list[Plan]:
+        """All methods with one score a step and side; betting also with more."""
+        steps = partial(
+            plan_steps,
+            self.claimed.required,
+            leak,
+            power=self.power,
+            confidence=self.confidence,
+            tradeoff=self.claimed.tradeoff,
+        )
+        if self.steps is not None:
+            return []
+        if self.canaries is not None:
+            return [steps(inference=method, num_canaries=self.canaries) for method in _METHODS]
+        single = [steps(inference=method, num_canaries=1) for method in _METHODS]
+        return single + [steps(inference=Betting(), num_canaries=more) for more in _MORE_CANARIES]
+
+    def _by_canaries(self, leak: Leak) -> list[Plan]:
+        """How many canaries in the steps that were named, or else in those of the claim."""
+        num_steps = self.steps
+        if num_steps is None and self.canaries is None and self.claimed.is_of_steps:
+            num_steps = self.claimed.num_steps
+        if num_steps is None:
+            return []
+        canaries = partial(
+            plan_canaries,
+            self.claimed.required,
+            leak,
+            num_steps=num_steps,
+            power=self.power,
+            confidence=self.confidence,
+            tradeoff=self.claimed.tradeoff,
+        )
+        return [canaries(inference=method) for method in (JointExact(), Betting())]
+
+
+_NOTE = (
+    "Canaries are those of a step and side; a step is whatever one score is of. For an ideal attack: "
+    "normalised scores, the threshold at their midpoint. ClopperPearson and JointExact count all scores "
+    "together and assume that they are independent, also those of one step; Betting goes step by step and "
+    "lets the canaries of a step depend on each other."
+)
+_TRY = (
+    "Try more of them (--observations, or --steps and --canaries), or give a leak by --true-epsilon instead "
+    "of a size, to see how many find it."
+)
+
+
+def print_planned(console: Console, planned: Planned) -> None:
+    """The claim, the leak where one was asked for, and a row a method."""
+    chances = f"with {100 * planned.power:g} % probability, at {100 * planned.confidence:g} % confidence"
+    rows = [("claim", planned.claim.summary)]
+    if planned.plans:
+        rows.append(("to find", f"{_leak(planned.plans[0].leak)}, {chances}"))
+    else:
+        rows.append(("found", f"the smallest leak {chances}"))
+    print_labelled(console, rows)
+    console.print()
+    print_table(console, _plans(planned.plans) if planned.plans else _leaks(planned.leaks))
+    console.print()
+    console.print(_NOTE)
+    if not planned.is_found:
+        console.print()
+        console.print(_nothing(planned))
+
+
+def _leak(leak: Power) -> str:
+    text = f"a true epsilon of {leak.epsilon:.4g}"
+    if leak.noise_factor is None:
+        return text
+    return f"{text}, noise at {leak.noise_factor:.4g} of the claimed"
+
+
+def _sized(*more: str) -> Table:
+    table = slim_table("method")
+    for name in ("canaries", "steps", "scores a side", *more):
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _plans(plans: tuple[Plan, ...]) -> Table:
+    table = _sized()
+    for plan in plans:
+        canaries, steps, total = (
+            f"> {plan.most:,}" if size is None else f"{size:,}"
+            for size in (plan.num_canaries, plan.num_steps, plan.num_observations)
+        )
+        name = type(plan.inference).__name__
+        table.add_row(name, canaries, steps, total if plan.num_observations else "")
+    return table
+
+
+def _leaks(leaks: tuple[Findable, ...]) -> Table:
+    scaled = any(one.leak.noise_factor is not None for one in leaks)
+    table = _sized("epsilon", *(["noise factor"] if scaled else []))
+    for one in leaks:
+        sizes = one.num_canaries, one.num_steps, one.num_canaries * one.num_steps
+        found = ["none", *(["none"] if scaled else [])]
+        if one.leak.parameter < float("inf"):
+            found = [f"{one.leak.epsilon:.4g}"]
+            found += [] if one.leak.noise_factor is None else [f"{one.leak.noise_factor:.4g}"]
+        table.add_row(type(one.inference).__name__, *(f"{size:,}" for size in sizes), *found)
+    return table
+
+
+def _nothing(planned: Planned) -> str:
+    if planned.leaks:
+        return f"With so few scores no leak is found with {100 * planned.power:g} % probability. {_TRY}"
+    return "No method finds this leak within the sizes that were tried."
+
+
+_LEAK, _SIZE = "The leak to find", "Or the size, to see which leak it finds"
+
+_NoiseFactor = Annotated[
+    float | None, typer.Option(help="The true noise over the claimed, below 1.", rich_help_panel=_LEAK)
+]
+_TrueEpsilon = Annotated[
+    float | None, typer.Option(help="The true epsilon, above the claimed.", rich_help_panel=_LEAK)
+]
+_Observations = Annotated[int | None, typer.Option(help="Independent scores a side.", rich_help_panel=_SIZE)]
+_Steps = Annotated[
+    int | None,
+    typer.Option(
+        help="Observed steps. With a leak: how many canaries find it in these.", rich_help_panel=_SIZE
+    ),
+]
+_Canaries = Annotated[
+    int | None,
+    typer.Option(
+        help="Canaries a step and side. With a leak: how many steps find it with these.",
+        rich_help_panel=_SIZE,
+    ),
+]
+_Power = Annotated[float, typer.Option(help="The probability of finding the leak.")]
+
+
+def plan(
+    *,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    noise_multiplier: NoiseMultiplier = None,
+    sample_rate: SampleRate = None,
+    num_steps: NumSteps = None,
+    end_to_end: EndToEnd = False,
+    noise_factor: _NoiseFactor = None,
+    true_epsilon: _TrueEpsilon = None,
+    observations: _Observations = None,
+    steps: _Steps = None,
+    canaries: _Canaries = None,
+    power: _Power = 0.8,
+    confidence: Confidence = 0.95,
+    as_json: Json = False,
+) -> None:
+    """Plan an audit of a claim: the size that finds a leak, or the leak that a size finds.
+
+    For an ideal attack with the threshold at the scores' midpoint.
+
+    Exit status: 0 if a method finds a leak, 2 bad input, 3 if none does
+    within 10 million observations.
+    """
+    claimed = ClaimOptions(epsilon, delta, noise_multiplier, sample_rate, num_steps, end_to_end)
+    asked = PlanOptions(claimed, noise_factor, true_epsilon, observations, steps, canaries, power, confidence)
+    asked.check()
+    with working("Planning"):
+        planned = asked.planned()
+    if as_json:
+        print_json(planned.to_dict())
+    else:
+        print_planned(output(), planned)
+    if not planned.is_found:
+        raise typer.Exit(UNDERPOWERED)

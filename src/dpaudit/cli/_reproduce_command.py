@@ -1,0 +1,260 @@
+"""``dpaudit reproduce``: the paper's tables and figures again.
+
+Figures of the paper measured, watched and written: one, or one after another. How a reproduced figure is
+printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from dpaudit.cli._console import output, print_json, print_labelled, print_table, slim_table
+from dpaudit.cli._options import Json
+from dpaudit.cli._progress import Watching
+from dpaudit.errors import DpauditError, InputError
+
+if TYPE_CHECKING:  # imported when the command is called, so that the others start faster
+    from dpaudit.experiments.reproduction import Data, Figure, Reproduced, Scale
+    from dpaudit.experiments.trials import Processes
+
+__all__ = ["Asked", "print_reproduced", "reproduce"]
+
+
+_WORDS = frozenset({"method", "lines", "canary", "kind"})  # columns that are easier to read in one line
+
+
+def print_reproduced(console: Console, found: Reproduced, files: Sequence[Path]) -> None:
+    """The tables, which methods are not sound, and where everything is."""
+    data = f", data {', '.join(found.data)}" if found.data else ""
+    console.print(f"{found.figure.title} (scale {found.scale}, seed {found.seed}{data})", soft_wrap=True)
+    for one in found.tables:
+        console.print()
+        console.print(one.title, soft_wrap=True)
+        table = slim_table()
+        for place, name in enumerate(one.header):
+            is_text = place == 0 or name in _WORDS
+            table.add_column(name, justify="left" if is_text else "right", no_wrap=is_text, overflow="fold")
+        for row in one.rows:
+            table.add_row(*row)
+        print_table(console, table)
+    unsound = [
+        f"{method}, {rule} ({kind})" for (method, rule), kind in found.kinds.items() if kind != "confidence"
+    ]
+    if unsound:
+        console.print()
+        console.print(f"Not confidence bounds: {'; '.join(unsound)}.")
+    for remark in found.remarks:
+        console.print()
+        console.print(remark)
+    console.print()
+    for path in files:
+        console.print(f"Written: {path}", soft_wrap=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the words of the command say of every figure."""
+
+    scale: Scale
+    place: Path
+    data: Data
+    seed: int
+    device: str
+    num_workers: int | None
+    """None: one for each core, where it is worth it."""
+
+    def one(self, figure: Figure) -> tuple[Reproduced, list[Path]]:
+        """Measure a figure and write its files."""
+        from dpaudit.report.reproduction import require_plotting, write_reproduced  # noqa: PLC0415
+
+        require_plotting()  # before the work, not after it
+        found = self._measured(figure)
+        return found, write_reproduced(found, self.place)
+
+    def each(self, figures: tuple[Figure, ...]) -> Iterator[tuple[Reproduced, list[Path]]]:
+        """One after another. What goes wrong with one is told, and the next one comes."""
+        failed = []
+        for figure in figures:
+            typer.echo(f"{figure.name}: {figure.title}", err=True)
+            try:
+                yield self.one(figure)
+            except DpauditError as error:
+                typer.echo(f"{figure.name}: {error}", err=True)
+                failed.append(figure.name)
+        if failed:
+            raise InputError(
+                f"Expected {len(figures)} figures, but {len(failed)} could not be made: {', '.join(failed)}."
+            )
+
+    def _pool(self) -> Processes | None:
+        """A GPU has one process at a time, and so has what takes seconds, unless more are asked for."""
+        from dpaudit.experiments.reproduction import Scale  # noqa: PLC0415
+        from dpaudit.experiments.trials import Processes  # noqa: PLC0415
+
+        if self.num_workers is not None:
+            return Processes(num_workers=self.num_workers) if self.num_workers > 1 else None
+        return Processes() if self.device == "cpu" and self.scale is not Scale.TINY else None
+
+    def _measured(self, figure: Figure) -> Reproduced:
+        from dpaudit.experiments.reproduction import reproduce  # noqa: PLC0415
+
+        num_done = total = 0
+        with Watching() as watching:
+
+            def watch(done: int, number: int, text: str) -> None:
+                nonlocal num_done, total
+                num_done, total = done, number
+                watching.show(done, number, f"{done} of {number}: {text}")
+
+            try:
+                return reproduce(
+                    figure,
+                    output=self.place,
+                    scale=self.scale,
+                    data=self.data,
+                    seed=self.seed,
+                    device=self.device,
+                    pool=self._pool(),
+                    watch=watch,
+                    within=watching.within,
+                )
+            except KeyboardInterrupt:
+                kept = f"{num_done} of {total} cells of {figure.name} are done and kept in {self.place}"
+                watching.say(f"Interrupted: {kept}. The same command goes on from there.")
+                raise
+
+
+_ALL = "all"
+
+_Name = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME",
+        help="A figure or table; --list prints them. all: one after another.",
+        show_default=False,
+    ),
+]
+_List = Annotated[bool, typer.Option("--list", help="Print the names of all figures, and run none.")]
+_Scale = Annotated[
+    str,
+    typer.Option(
+        "--scale",
+        metavar="tiny|cpu|paper",
+        help="tiny: seconds; cpu: at most half an hour on two cores; paper: its own numbers, for a GPU.",
+    ),
+]
+_Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        metavar="DIR",
+        help="Where files and finished cells go; by default dpaudit-reproduction/SCALE.",
+        show_default=False,
+    ),
+]
+_DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", metavar="DIR", help="The folder with the official files.", show_default=False),
+]
+_Embedded = Annotated[
+    bool, typer.Option("--embedded", help="Train on the digits that come with dpaudit instead.")
+]
+_Seed = Annotated[int, typer.Option("--seed", min=0, help="The chance of everything.")]
+_Device = Annotated[str, typer.Option("--device", help="Where models are trained, for example cuda.")]
+_Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        help="How many cells are measured at a time; by default one for each core, one on a GPU.",
+        show_default=False,
+    ),
+]
+
+
+def reproduce(
+    *,
+    name: _Name = None,
+    is_list: _List = False,
+    scale: _Scale = "cpu",
+    folder: _Output = None,
+    data_dir: _DataDir = None,
+    embedded: _Embedded = False,
+    seed: _Seed = 0,
+    device: _Device = "cpu",
+    num_workers: _Workers = None,
+    as_json: Json = False,
+) -> None:
+    """Reproduce a table or figure of "Tight Auditing of DP Machine Learning".
+
+    Writes NAME.csv, NAME.png, NAME.svg and NAME.md, which sets it beside the
+    paper and says which numbers are sound. Called again, it goes on where it
+    was interrupted. With all, a figure that cannot be made is told, and the
+    next one comes.
+
+    Exit status: 0 all is written, 2 bad input, 130 interrupted.
+    """
+    from dpaudit.experiments import reproduction  # noqa: PLC0415
+
+    if is_list:
+        _listed(reproduction.FIGURES, as_json=as_json)
+        return
+    if name is None:
+        raise InputError("Expected the name of a figure; print all with: dpaudit reproduce --list")
+    if embedded and data_dir is not None:
+        raise InputError(f"Expected --data-dir or --embedded, got both: --embedded would not use {data_dir}.")
+    figures = reproduction.FIGURES if name == _ALL else (reproduction.figure_named(name),)
+    size = _scale(scale)
+    asked = Asked(
+        scale=size,
+        place=folder or Path("dpaudit-reproduction", size),
+        data=reproduction.Data(data_dir, embedded),
+        seed=seed,
+        device=device,
+        num_workers=num_workers,
+    )
+    if name == _ALL:
+        _all(asked, figures, as_json=as_json)
+        return
+    found, files = asked.one(*figures)
+    if as_json:
+        print_json(_plain(found, files))
+    else:
+        print_reproduced(output(), found, files)
+
+
+def _all(asked: Asked, figures: tuple[Figure, ...], *, as_json: bool) -> None:
+    made = []
+    try:
+        for found, files in asked.each(figures):
+            made.append(_plain(found, files))
+            if not as_json:
+                print_reproduced(output(), found, files)
+    finally:
+        if as_json:
+            print_json({"figures": made})
+
+
+def _plain(found: Reproduced, files: list[Path]) -> dict[str, Any]:
+    return {**found.to_dict(), "files": [str(path) for path in files]}
+
+
+def _scale(name: str) -> Scale:
+    from dpaudit.experiments.reproduction import Scale  # noqa: PLC0415
+
+    if name not in list(Scale):
+        raise InputError(f"Expected --scale to be {', '.join(Scale)}, got {name!r}.")
+    return Scale(name)
+
+
+def _listed(figures: tuple[Figure, ...], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"figures": [figure.described() for figure in figures]})
+        return
+    print_labelled(output(), [(figure.name, figure.title) for figure in figures])

@@ -1,0 +1,212 @@
+"""``dpaudit scores``: from files of scores to bounds and a verdict.
+
+From files to observations.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy.typing as npt
+import typer
+
+from dpaudit import _validate
+from dpaudit.cli._console import output, print_json, status, working
+from dpaudit.cli._formats import (
+    Archive,
+    Columns,
+    as_presence,
+    listed,
+    open_npz,
+    read_csv_side,
+    read_csv_table,
+    read_npy,
+    read_parquet_side,
+    read_parquet_table,
+    readable,
+    reading,
+)
+from dpaudit.cli._options import (
+    ClaimOptions,
+    Confidence,
+    Delta,
+    EndToEnd,
+    Epsilon,
+    Json,
+    NoiseMultiplier,
+    NumSteps,
+    SampleRate,
+)
+from dpaudit.cli._result_table import print_examined
+from dpaudit.errors import InputError
+from dpaudit.methods import examine, is_large
+from dpaudit.stats import Observations
+
+__all__ = ["Source", "scores"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the scores are: a table, or a file for each side."""
+
+    table: Path | None
+    with_canary: Path | None
+    without_canary: Path | None
+    columns: Columns
+
+    def read(self, *, normalized: bool) -> Observations:
+        """The observations; .npy files stay on disk."""
+        both = self.with_canary, self.without_canary
+        if self.table is not None and both == (None, None):
+            return _read_table(self.table, self.columns, normalized)
+        if self.table is None and self.with_canary is not None and self.without_canary is not None:
+            present = _read_side(self.with_canary, self.columns)
+            absent = _read_side(self.without_canary, self.columns)
+            return Observations(with_canary=present, without_canary=absent, normalized=normalized)
+        raise InputError(f"Expected either a TABLE or both --with and --without, got {self._given()}.")
+
+    def _given(self) -> str:
+        named = (("TABLE", self.table), ("--with", self.with_canary), ("--without", self.without_canary))
+        return " and ".join(name for name, path in named if path is not None) or "neither"
+
+
+def _read_side(path: Path, columns: Columns) -> npt.NDArray[Any]:
+    suffix = readable(path)
+    with reading(path):
+        if suffix == ".npy":
+            return read_npy(path)
+        if suffix == ".npz":
+            with open_npz(path) as arrays:
+                return arrays[columns.side(path, arrays.names)]
+        if suffix == ".csv":
+            return read_csv_side(path, columns)
+        return read_parquet_side(path, columns)
+
+
+def _read_table(path: Path, columns: Columns, normalized: bool) -> Observations:
+    suffix = readable(path)
+    with reading(path):
+        if suffix == ".npy":
+            raise InputError(f"Expected a .csv, .parquet or .npz table, or --with and --without, got {path}.")
+        if suffix == ".npz":
+            with open_npz(path) as arrays:
+                return _from_npz(path, arrays, columns, normalized)
+        read_table = read_csv_table if suffix == ".csv" else read_parquet_table
+        scores, present = read_table(path, columns)
+    return Observations.from_presence(scores, present, normalized=normalized)
+
+
+def _from_npz(path: Path, arrays: Archive, columns: Columns, normalized: bool) -> Observations:
+    if {"with_canary", "without_canary"} <= set(arrays.names):
+        sides = {name: arrays[name] for name in ("with_canary", "without_canary")}
+        return Observations(**sides, normalized=normalized)
+    if not {columns.score, columns.presence} <= set(arrays.names):
+        raise InputError(
+            f"Expected arrays 'with_canary' and 'without_canary', or {columns.score!r} and "
+            f"{columns.presence!r}, in {path}, got {listed(arrays.names)}."
+        )
+    present = as_presence(path, columns.presence, arrays[columns.presence])
+    return Observations.from_presence(arrays[columns.score], present, normalized=normalized)
+
+
+_USUAL_DELTA = 1e-5
+_QUICK = 1_000_000  # fewer scores a side take no time
+
+_Table = Annotated[
+    Path | None,
+    typer.Argument(
+        help="A .csv, .parquet or .npz file with a score and a presence column.", show_default=False
+    ),
+]
+_With = Annotated[
+    Path | None,
+    typer.Option("--with", metavar="FILE", help="Scores with the canary: .npy, .npz, .csv or .parquet."),
+]
+_Without = Annotated[
+    Path | None, typer.Option("--without", metavar="FILE", help="Scores without the canary.")
+]
+_Score = Annotated[str, typer.Option(help="The name of the column (or array) of scores.")]
+_Presence = Annotated[
+    str, typer.Option(help="The name of the column of 0/1 or true/false: was the canary present?")
+]
+_Normalized = Annotated[
+    bool,
+    typer.Option(
+        "--normalized",
+        help="White-box scores in units of the canary's signal: 1/2 is the midpoint and the threshold.",
+    ),
+]
+_Threshold = Annotated[
+    float | None,
+    typer.Option(help='Call a score above this "present". It must have been chosen before the data.'),
+]
+
+
+def scores(
+    *,
+    table: _Table = None,
+    with_file: _With = None,
+    without_file: _Without = None,
+    score_column: _Score = Columns.score,
+    presence_column: _Presence = Columns.presence,
+    normalized: _Normalized = False,
+    threshold: _Threshold = None,
+    confidence: Confidence = 0.95,
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    noise_multiplier: NoiseMultiplier = None,
+    sample_rate: SampleRate = None,
+    num_steps: NumSteps = None,
+    end_to_end: EndToEnd = False,
+    as_json: Json = False,
+) -> None:
+    """Bound the leak that scores show, by every method, and test a claim on them.
+
+    Scores are of steps or runs with and without a canary.
+    A higher score means "present". Two-dimensional arrays are steps x canaries.
+
+    Exit status: 0 no violation or no claim, 1 violation, 2 bad input,
+    3 underpowered.
+    """
+    options = ClaimOptions(epsilon, delta, noise_multiplier, sample_rate, num_steps, end_to_end)
+    _check(options, threshold, confidence)
+    source = Source(table, with_file, without_file, Columns(score_column, presence_column))
+    observations = source.read(normalized=normalized)
+    with _announced(observations, options):
+        examined = examine(
+            observations,
+            delta=_USUAL_DELTA if delta is None else delta,
+            confidence=confidence,
+            claim=options.claim,
+            tradeoff=options.tradeoff,
+            of_steps=options.is_of_steps,
+            threshold=threshold,
+        )
+        values = examined.to_dict()  # finds the power too
+    if as_json:
+        print_json(values)
+    else:
+        print_examined(output(), values, left_out=is_large(examined.observations))
+    if examined.result is not None:
+        raise typer.Exit(status(examined.result.verdict))
+
+
+def _check(options: ClaimOptions, threshold: float | None, confidence: float) -> None:
+    """Find mistakes in the options before reading what may be large files."""
+    _ = options.claim
+    _validate.confidence(confidence)
+    if options.delta is not None:
+        _validate.delta(options.delta)
+    if threshold is not None:
+        _validate.finite("threshold", threshold)
+
+
+def _announced(observations: Observations, options: ClaimOptions) -> AbstractContextManager[None]:
+    """Say what is done where it takes more than a few seconds."""
+    sizes = observations.with_canary.size, observations.without_canary.size
+    if max(sizes) < _QUICK and not options.end_to_end:
+        return nullcontext()
+    return working(f"Examining {sizes[0]:,} and {sizes[1]:,} scores")

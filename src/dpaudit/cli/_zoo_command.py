@@ -1,0 +1,203 @@
+"""``dpaudit zoo``: faults that were public, and what catches them.
+
+How the zoo looks: what catches each fault, and every method's epsilon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dpaudit.cli._console import output, print_json, print_labelled, print_table, slim_table
+from dpaudit.cli._options import Json
+from dpaudit.cli._progress import Watching
+
+__all__ = ["print_entries", "print_zoo", "zoo"]
+
+
+_Values: TypeAlias = Mapping[str, Any]
+
+_SHORT = {
+    "f-DP(CP)": "CP",
+    "f-DP(ZB)": "ZB",
+    "(eps,delta)(CP)": "CP e,d",
+    "(eps,delta)(ZB)": "ZB e,d",
+    "eps-DP(Katz)": "Katz",
+    "f-DP(joint)": "joint",
+    "f-DP(betting)": "bets",
+}
+_LEGEND = (
+    "caught by: bound, a lower bound on epsilon above the claim; replay, the same step again on other data; "
+    "else the most certain test of noise or batches, +1 if another one found something too. Bound and tests "
+    "have 5 % error together. steps: how many would have been enough, of 5, 10, 20, 50, 100, 200 and all. "
+    "twin: ok if nothing flags it; all twins of the zoo have 5 % error together."
+)
+_METHODS = (
+    "Lower bounds on epsilon at 95 %, each method alone; * is above the claim. CP, ZB, joint, bets: f-DP, "
+    "Gaussian. e,d: (epsilon, delta)-DP. Katz: delta = 0. Faults without scores are not listed."
+)
+
+
+def print_zoo(console: Console, values: _Values, folder: Path) -> None:
+    """The table of faults, the table of methods, and what was not as it should be."""
+    run = [entry for entry in values["entries"] if entry["left_out"] is None]
+    print_table(console, _faults(run))
+    console.print()
+    console.print(_LEGEND)
+    scored = [entry for entry in run if entry["broken"]["methods"]]
+    if scored:
+        console.print()
+        print_table(console, _methods(scored))
+        console.print()
+        console.print(_METHODS)
+    notes = _notes(values["entries"])
+    if notes:
+        console.print()
+        print_labelled(console, notes)
+    console.print()
+    console.print(_conclusion(values))
+    console.print(f"Written: {folder}", soft_wrap=True)
+
+
+def print_entries(console: Console, entries: Sequence[_Values]) -> None:
+    """Names, and what is wrong with each."""
+    print_labelled(console, [(entry["name"], entry["wrong"]) for entry in entries])
+
+
+def _faults(entries: list[_Values]) -> Table:
+    table = slim_table("fault")
+    for name in ("claim", "bound", "steps"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("caught by", overflow="fold")
+    table.add_column("twin", no_wrap=True)
+    for entry in entries:
+        broken, twin = entry["broken"], entry["correct"]
+        bound = broken["bound"]
+        table.add_row(
+            entry["name"],
+            _number(broken["claimed_epsilon"]),
+            "" if bound is None else _number(bound["epsilon"]),
+            str(broken["steps_needed"] or ""),
+            _caught_by(broken) or "NOT CAUGHT",
+            _caught_by(twin) or "ok",
+            style="" if entry["is_as_expected"] else "bold red",
+        )
+    return table
+
+
+def _caught_by(judged: _Values) -> str:
+    """The bound, a replay and the most certain finding: the others often follow from it."""
+    findings = [finding["name"] for finding in (judged["tests"] or {"findings": []})["findings"]]
+    names = [name for name in judged["caught_by"] if name not in findings[1:]]
+    return ", ".join(names) + (f" +{len(findings) - 1}" if len(findings) > 1 else "")
+
+
+def _methods(entries: list[_Values]) -> Table:
+    table = slim_table("fault")
+    for name in _SHORT.values():
+        table.add_column(name, justify="right", no_wrap=True)
+    for entry in entries:
+        found = {method["name"]: method for method in entry["broken"]["methods"]}
+        table.add_row(entry["name"], *(_cell(found[name]) if name in found else "" for name in _SHORT))
+    return table
+
+
+def _cell(method: _Values) -> str:
+    return _number(method["epsilon"]) + ("*" if method["is_violation"] else " ")
+
+
+def _number(value: float | str) -> str:
+    return f"{float(value):.3g}"
+
+
+def _notes(entries: list[_Values]) -> list[tuple[str, str]]:
+    left_out = [(entry["name"], f"left out. {entry['left_out']}") for entry in entries if entry["left_out"]]
+    known = [
+        (entry["name"], f"not caught. {entry['not_caught']}")
+        for entry in entries
+        if entry["left_out"] is None and entry["not_caught"] and not entry["broken"]["caught_by"]
+    ]
+    return left_out + known
+
+
+def _conclusion(values: _Values) -> str:
+    wrong = [entry["name"] for entry in values["entries"] if not entry["is_as_expected"]]
+    if wrong:
+        return f"Not as it should be: {', '.join(wrong)}."
+    count = sum(entry["left_out"] is None for entry in values["entries"])
+    if count == 1:
+        return "The fault and its twin are as they should be."
+    return f"All {count} faults and their twins are as they should be."
+
+
+_Only = Annotated[
+    list[str] | None,
+    typer.Option("--only", metavar="NAME", help="Run this entry; may be given several times."),
+]
+_List = Annotated[bool, typer.Option("--list", help="Print the names of all entries, and run none.")]
+_Seed = Annotated[int, typer.Option("--seed", min=0, help="The chance of trainings and canaries.")]
+_Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Where finished entries are kept.")]
+
+
+def zoo(
+    *,
+    only: _Only = None,
+    is_list: _List = False,
+    seed: _Seed = 0,
+    folder: _Output = Path("dpaudit-zoo"),
+    as_json: Json = False,
+) -> None:
+    """Put faults that were public into trainings, and show what catches them.
+
+    Each is run beside a correct twin. Called again, it goes on where it
+    was interrupted.
+
+    Exit status: 0 every fault is caught, or known not to be, and no correct
+    twin is flagged; 1 otherwise, 2 bad input, 130 interrupted. A correct
+    zoo ends with 1 because of a twin in 5 % of seeds at most.
+    """
+    if is_list:
+        _listed(only or [], as_json=as_json)
+        return
+    values = _watched(only or [], seed, folder)
+    if as_json:
+        print_json(values)
+    else:
+        print_zoo(output(), values, folder)
+    if not values["is_as_expected"]:
+        raise typer.Exit(1)
+
+
+def _listed(only: list[str], *, as_json: bool) -> None:
+    import dpaudit.zoo as package  # noqa: PLC0415  # loads torch
+
+    entries = [entry.described() for entry in package.chosen(package.ENTRIES, only)]
+    if as_json:
+        print_json({"entries": entries})
+    else:
+        print_entries(output(), entries)
+
+
+def _watched(only: list[str], seed: int, folder: Path) -> dict[str, Any]:
+    import dpaudit.zoo as package  # noqa: PLC0415  # loads torch
+
+    entries = package.chosen(package.ENTRIES, only)
+    num_done = 0
+    with Watching() as watching:
+
+        def watch(done: int, total: int, text: str) -> None:
+            nonlocal num_done
+            num_done = done
+            watching.show(done, total, f"{done} of {total}: {text}")
+
+        try:
+            return package.run_zoo(entries, seed=seed, output=folder, watch=watch)
+        except KeyboardInterrupt:
+            kept = f"{num_done} of {len(entries)} entries are done and kept in {folder}"
+            watching.say(f"Interrupted: {kept}. The same command goes on from there.")
+            raise

@@ -1,0 +1,220 @@
+"""What is kept of the noise of all steps.
+
+Which coordinates of a gradient are looked at, and which leaf each belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpaudit import _validate
+from dpaudit._types import FloatArray, IntArray
+from dpaudit.diagnostics._tests import RESOLUTION, KeptSteps, chance, sure_signs
+from dpaudit.errors import InputError
+
+__all__ = ["Layout", "Leaves", "NoiseRecord"]
+
+
+Leaves = Mapping[str, int] | Sequence[int]
+
+_MOST = 2**20  # coordinates that are kept of a large model
+_PREFIX = 256  # coordinates of each leaf that are compared with those of other leaves
+_COMPARED = 64  # leaves that are compared
+_SKETCH = 512  # coordinates of which every step is kept
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """All coordinates of a small model; of a large one the first of each leaf and a random choice."""
+
+    num_parameters: int
+    leaves: tuple[tuple[str, int], ...]
+    kept: IntArray | None
+    """Which coordinates of the gradient; None: all."""
+    names: tuple[str, ...]
+    starts: IntArray
+    """Where each leaf begins among the kept coordinates."""
+    sizes: IntArray
+    """How many of each leaf are kept."""
+    sketch: IntArray
+    """Where those coordinates are of which every step is kept."""
+    compared: IntArray
+    """Leaves that are compared with each other."""
+    heads: IntArray
+    """Where their first coordinates are: leaves x places, -1 behind the end of a short leaf."""
+
+    @classmethod
+    def of(cls, num_parameters: int, leaves: Leaves | None) -> Layout:
+        """For gradients of this length, cut into these leaves; without them, the gradient is one."""
+        named = _named(leaves, num_parameters)
+        lengths = np.array([size for _, size in named], dtype=np.int64)
+        offsets = np.cumsum(lengths) - lengths
+        kept = _choose(offsets, lengths)
+        places = np.arange(num_parameters) if kept is None else kept
+        starts = np.searchsorted(places, offsets)
+        sizes = np.diff(np.append(starts, places.size))
+        compared = np.unique(np.linspace(0, len(named) - 1, min(len(named), _COMPARED)).astype(np.int64))
+        sketch = chance(1).permutation(places.size)[:_SKETCH]
+        return cls(
+            num_parameters=num_parameters,
+            leaves=named,
+            kept=kept,
+            names=tuple(name for name, _ in named),
+            starts=starts,
+            sizes=sizes,
+            sketch=np.sort(sketch),
+            compared=compared,
+            heads=_heads(starts[compared], sizes[compared]),
+        )
+
+    def is_like(self, leaves: Leaves) -> bool:
+        """Whether these are the leaves."""
+        return _named(leaves, self.num_parameters) == self.leaves
+
+
+def _named(leaves: Leaves | None, num_parameters: int) -> tuple[tuple[str, int], ...]:
+    if leaves is None:
+        return (("all", num_parameters),)
+    pairs = leaves.items() if isinstance(leaves, Mapping) else ((str(i), n) for i, n in enumerate(leaves))
+    named = tuple((name, _validate.whole(f"the size of leaf {name}", size, 0)) for name, size in pairs)
+    total = sum(size for _, size in named)
+    if total != num_parameters:
+        raise InputError(f"Expected leaves of {num_parameters} coordinates together, got {total}.")
+    return tuple((name, size) for name, size in named if size > 0)
+
+
+def _choose(offsets: IntArray, lengths: IntArray) -> IntArray | None:
+    total = int(lengths.sum())
+    if total <= _MOST:
+        return None
+    most = max(1, min(_PREFIX, _MOST // (2 * lengths.size)))
+    firsts = [np.arange(start, start + min(size, most)) for start, size in zip(offsets, lengths, strict=True)]
+    others = chance(2).choice(total, size=_MOST // 2, replace=False, shuffle=False)
+    return np.unique(np.concatenate([*firsts, others]))
+
+
+def _heads(starts: IntArray, sizes: IntArray) -> IntArray:
+    width = int(min(_PREFIX, sizes.max()))
+    steps = np.arange(width)
+    return np.where(steps < sizes[:, None], starts[:, None] + steps, -1)
+
+
+class NoiseRecord:
+    """Sums over the steps, and a few coordinates of each step: no more memory than a few gradients."""
+
+    def __init__(self) -> None:
+        self.layout: Layout
+        self.energies: FloatArray
+        """The sum of squares of each coordinate."""
+        self.step_energies: list[float] = []
+        """The sum of squares of each step."""
+        self.sum_energy = 0.0
+        """Of the sums of signs of each leaf in each step: their squares over the leaf's size."""
+        self.agreeing: FloatArray
+        """How many signs of the first coordinates of each two leaves are the same."""
+        self.differing: FloatArray
+        """How many are not; the rest is too small to have a sign."""
+        self.resolution = RESOLUTION
+        """By how much a number may be rounded, at most."""
+        self.sketches = KeptSteps()
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps were observed."""
+        return len(self.step_energies)
+
+    @property
+    def count(self) -> int:
+        """How many numbers all squares are of."""
+        return self.num_steps * self.energies.size
+
+    @property
+    def energy(self) -> float:
+        """The sum of all squares."""
+        return float(sum(self.step_energies))
+
+    def observe(self, residual: Any, leaves: Leaves | None = None, rounding: float = 0.0) -> None:
+        """The noise of one step, and how far it may be off, in units of the claimed standard deviation."""
+        vector = np.asarray(residual)
+        self._require_alike(vector, leaves)
+        if self.num_steps == 0:
+            self._start(Layout.of(vector.size, leaves))
+        layout = self.layout
+        noise = np.asarray(vector if layout.kept is None else vector[layout.kept], dtype=np.float64)
+        squares = noise * noise
+        energy = float(squares.sum())
+        if not np.isfinite(energy):
+            index = int(np.argmax(~np.isfinite(squares)))
+            raise InputError(
+                f"Expected finite noise in step {self.num_steps}, got {noise[index]} at coordinate "
+                f"{index if layout.kept is None else layout.kept[index]}: did the training diverge?"
+            )
+        self.resolution = max(self.resolution, rounding)
+        self.energies += squares
+        self.step_energies.append(energy)
+        signs = sure_signs(noise, max(RESOLUTION, rounding))
+        self._add_sums(signs)
+        self._add_pairs(signs)
+        self.sketches.add(noise[layout.sketch].astype(np.float32))
+
+    def _require_alike(self, vector: Any, leaves: Leaves | None) -> None:
+        expected = self.layout.num_parameters if self.num_steps else vector.size
+        if vector.ndim != 1 or vector.size != expected or vector.size == 0 or vector.dtype.kind not in "fiu":
+            raise InputError(
+                f"Expected the noise of step {self.num_steps} as a vector of {expected or 'some'} numbers, "
+                f"got shape {vector.shape} of {vector.dtype}."
+            )
+        if self.num_steps and leaves is not None and not self.layout.is_like(leaves):
+            raise InputError(f"Expected the leaves of the first step in step {self.num_steps}, got others.")
+
+    def _start(self, layout: Layout) -> None:
+        self.layout = layout
+        self.energies = np.zeros(int(layout.sizes.sum()))
+        self.agreeing = np.zeros((layout.compared.size, layout.compared.size))
+        self.differing = self.agreeing.copy()
+
+    def _add_sums(self, signs: FloatArray) -> None:
+        starts, sizes = self.layout.starts, self.layout.sizes
+        unsure = sizes - np.add.reduceat(np.abs(signs), starts)
+        sums = np.maximum(np.abs(np.add.reduceat(signs, starts)) - unsure, 0.0)
+        self.sum_energy += float((sums**2 / sizes).sum())
+
+    def _add_pairs(self, signs: FloatArray) -> None:
+        if self.layout.compared.size > 1:
+            heads = self.layout.heads
+            values = np.where(heads >= 0, signs[heads], 0.0)
+            sure, product = np.abs(values) @ np.abs(values).T, values @ values.T
+            self.agreeing += (sure + product) / 2
+            self.differing += (sure - product) / 2
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that was kept."""
+        if self.num_steps == 0:
+            return {}
+        return {
+            "num_parameters": self.layout.num_parameters,
+            "leaves": dict(self.layout.leaves),
+            "energies": self.energies.copy(),
+            "step_energies": list(self.step_energies),
+            "sum_energy": self.sum_energy,
+            "agreeing": self.agreeing.copy(),
+            "differing": self.differing.copy(),
+            "resolution": self.resolution,
+            "sketches": self.sketches.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where ``state_dict`` was taken."""
+        if not state:
+            return
+        self._start(Layout.of(state["num_parameters"], state["leaves"]))
+        self.energies = state["energies"].copy()
+        self.step_energies = list(state["step_energies"])
+        self.sum_energy = state["sum_energy"]
+        self.agreeing, self.differing = state["agreeing"].copy(), state["differing"].copy()
+        self.resolution = state["resolution"]
+        self.sketches.load_state_dict(state["sketches"])

@@ -1,0 +1,221 @@
+"""One test, and what it says if it found something.
+
+The few distributions that p-values of amounts come from; all exact for normal noise, at any size. Tests of
+signs: exact for independent noise of any scale, which need not be the same everywhere. All pairs of many
+rows, a block at a time. Some numbers of every step, in bounded memory.
+
+Real noise is rounded: to float32, or to a grid. So each p-value here is the largest one over all noise
+that differs from normal noise by at most a ``resolution`` in every coordinate: ``RESOLUTION``, a thousandth
+of the claimed standard deviation, unless more is said to be rounded. It costs power only against faults
+that small.
+
+Noise that is as often positive as negative has signs that are fair coins, however much of it there is in
+each coordinate and step. So noise that is larger than claimed in some places, which leaks nothing, looks no
+different from noise of one size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special, stats
+
+from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
+
+__all__ = [
+    "RESOLUTION",
+    "SMALLEST",
+    "Check",
+    "Finding",
+    "KeptSteps",
+    "any_of",
+    "below_claim",
+    "below_rest",
+    "chance",
+    "correlation",
+    "products",
+    "same_signs",
+    "sure_signs",
+    "swaying",
+    "uniform",
+]
+
+
+SMALLEST = 1e-12  # smaller ones tell a reader no more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A test that was run: its p-value is below any level with at most that probability, if all is right.
+
+    The sentence is what the test says if it is a finding; ``estimate`` is the number in it that a
+    developer can act on, such as the ratio of the noise to the claim.
+    """
+
+    name: str
+    p_value: float
+    sentence: str
+    estimate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A test that a correct training would hardly fail, all other tests of the diagnosis considered.
+
+    ``adjusted`` is the p-value corrected for their number: the smallest level at which the diagnosis
+    would still have this finding.
+    """
+
+    name: str
+    p_value: float
+    adjusted: float
+    sentence: str
+    estimate: float
+
+    def __str__(self) -> str:
+        p_value = f"p = {self.p_value:.2g}" if self.p_value >= SMALLEST else f"p < {SMALLEST:g}"
+        return f"{self.name} ({p_value}): {self.sentence}"
+
+
+RESOLUTION = 1e-3
+_SEED = 0x5EED_0F_D1A6  # our own coins: nothing that a training would be seeded with
+
+
+def chance(purpose: int) -> np.random.Generator:
+    """A generator for coins of our own, the same every time: a diagnosis can be repeated."""
+    return np.random.default_rng([_SEED, purpose])
+
+
+def any_of(p_value: float, count: float) -> float:
+    """The p-value of the smallest of ``count`` (Bonferroni): however they depend on each other."""
+    return min(1.0, float(p_value) * count)
+
+
+def below_claim(energy: ArrayLike, count: ArrayLike, resolution: float = RESOLUTION) -> FloatArray:
+    """How likely ``count`` squared normal numbers are to add up to ``energy`` or less."""
+    number = np.asarray(count, dtype=np.float64)
+    highest = (np.sqrt(energy) + resolution * np.sqrt(number)) ** 2
+    return np.asarray(stats.chi2.cdf(highest, number), dtype=np.float64)
+
+
+def below_rest(
+    energy: FloatArray,
+    count: FloatArray,
+    total: float,
+    total_count: float,
+    resolution: float = RESOLUTION,
+) -> FloatArray:
+    """How likely ``count`` of ``total_count`` squares are to be so small a share, whatever the scale is."""
+    rest = np.maximum(total_count - count, 0.0)
+    highest = (np.sqrt(energy) + resolution * np.sqrt(count)) ** 2
+    others = np.sqrt(np.maximum(total - energy, 0.0)) - resolution * np.sqrt(rest)
+    lowest = np.maximum(others, 0.0) ** 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.where(lowest > 0, highest / (highest + lowest), 1.0)
+        p_values = special.betainc(count / 2, rest / 2, share)
+    return np.where((rest > 0) & (lowest > 0), p_values, 1.0)
+
+
+def uniform(values: FloatArray, tolerance: float = 0.0) -> float:
+    """How likely uniform numbers are to be spread so unevenly (Kolmogorov and Smirnov, exact).
+
+    Their distribution may be off by ``tolerance`` anywhere.
+    """
+    count = values.size
+    if count == 0:
+        return 1.0
+    ranks = np.arange(count + 1) / count
+    ordered = np.sort(values)
+    farthest = float(max((ranks[1:] - ordered).max(), (ordered - ranks[:-1]).max()))
+    return float(stats.kstwo.sf(max(farthest - tolerance, 0.0), count))
+
+
+def sure_signs(noise: FloatArray, resolution: float) -> FloatArray:
+    """1 or -1; and 0 where a rounding by ``resolution`` may have turned the sign."""
+    return np.subtract(noise > resolution, noise < -resolution, dtype=np.float64)
+
+
+def same_signs(agreeing: ArrayLike, differing: ArrayLike, count: ArrayLike) -> FloatArray:
+    """How likely so many of ``count`` pairs of signs are to agree, or to differ.
+
+    Pairs that are neither may be either: the p-value is the largest over all that they may be.
+    """
+    most, number = np.maximum(agreeing, differing), np.asarray(count, dtype=np.float64)
+    return np.asarray(np.minimum(1.0, 2 * stats.binom.sf(most - 1, number, 0.5)), dtype=np.float64)
+
+
+def correlation(agreeing: ArrayLike, differing: ArrayLike) -> FloatArray:
+    """That of two normal numbers whose signs agree as often (Sheppard 1899); 0 if there are none."""
+    agree, differ = (np.asarray(value, dtype=np.float64) for value in (agreeing, differing))
+    return np.sin(math.pi / 2 * (agree - differ) / np.maximum(agree + differ, 1.0))
+
+
+def swaying(energy: float, count: int) -> float:
+    """How likely sums of signs are to sway so much: an upper bound, for sums of any length.
+
+    ``energy`` is the sum of ``count`` squared sums, each over the number of its signs. The moments of
+    exp(slope x square) are below those of a squared normal number: Chernoff's bound is that of a chi-square.
+    """
+    share = energy / count
+    return math.exp(-count / 2 * (share - 1 - math.log(share))) if share > 1 else 1.0
+
+
+_BLOCK = 512
+
+
+def products(rows: npt.NDArray[np.float32]) -> Iterator[tuple[IntArray, npt.NDArray[np.float32], BoolArray]]:
+    """Numbers of some rows, their dot products with all rows up to the last of them, and which come before.
+
+    Where the third is true, the column is of an earlier row: so each pair comes once.
+    """
+    for start in range(0, len(rows), _BLOCK):
+        block = np.arange(start, min(start + _BLOCK, len(rows)))
+        found = rows[block] @ rows[: block[-1] + 1].T
+        yield block, found, np.arange(found.shape[1]) < block[:, None]
+
+
+_HALF = 2048
+
+
+class KeptSteps:
+    """The rows of the first and of the last 2,048 steps; of all steps, if there are no more."""
+
+    def __init__(self) -> None:
+        self._head: list[npt.NDArray[Any]] = []
+        self._tail: deque[npt.NDArray[Any]] = deque(maxlen=_HALF)
+        self.num_seen = 0
+
+    def add(self, row: npt.NDArray[Any]) -> None:
+        """The row of the next step."""
+        if len(self._head) < _HALF:
+            self._head.append(row)
+        else:
+            self._tail.append(row)
+        self.num_seen += 1
+
+    @property
+    def steps(self) -> IntArray:
+        """The number of the step of each row."""
+        first = self.num_seen - len(self._tail)
+        return np.concatenate([np.arange(len(self._head)), np.arange(first, self.num_seen)])
+
+    @property
+    def rows(self) -> npt.NDArray[Any]:
+        """All that is kept: steps x numbers."""
+        return np.stack([*self._head, *self._tail])
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is kept, in few arrays, which are written fast; give it to ``load_state_dict``."""
+        return {"head": np.asarray(self._head), "tail": np.asarray(self._tail), "num_seen": self.num_seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where ``state_dict`` was taken."""
+        self._head = list(state["head"])
+        self._tail = deque(state["tail"], maxlen=_HALF)
+        self.num_seen = state["num_seen"]

@@ -1,0 +1,146 @@
+"""Ray, on this machine or on a cluster: the only module that imports it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from dpaudit import _validate
+from dpaudit.errors import DpauditError, InputError, MissingExtraError
+from dpaudit.experiments.trials._task import Finished, Task
+from dpaudit.experiments.trials._trial_plan import Group
+
+__all__ = ["Ray"]
+
+_QUEUED = 4  # tasks for each that can run: the next is there when one ends
+_OBJECT_STORE = 128 * 2**20  # bytes; what is sent is small, Ray's own default is a third of the memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ray:
+    """Tasks of Ray, one for each group.
+
+    Without an ``address`` they run in a cluster of this machine alone, which ends with the run. With one,
+    such as ``"auto"``, in that cluster, whose machines need dpaudit and the module of the training function.
+    A cluster that this process is connected to already is used as it is.
+    """
+
+    address: str | None = None
+    num_cpus: float = 1
+    """That one group takes. It trains with one thread in any case, so that scores stay the same."""
+    num_gpus: float = 0
+    max_retries: int = 3
+    """How often a group is tried again when its worker or its machine died."""
+
+    def __post_init__(self) -> None:
+        _validate.at_least("num_cpus", self.num_cpus, 0)
+        _validate.at_least("num_gpus", self.num_gpus, 0)
+        _validate.whole("max_retries", self.max_retries, low=0)
+
+    def map(self, task: Task, groups: Sequence[Group]) -> Iterator[tuple[Group, Finished]]:
+        """What became of every group, as they end."""
+        ray = _imported()
+        with _connected(ray, self.address):
+            self._require_resources(ray.cluster_resources())
+            needs = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
+            remote = ray.remote(_call).options(**needs, max_retries=self.max_retries)
+            limit = _QUEUED * max(1, int(ray.cluster_resources().get("CPU", 1)))
+            yield from _results(ray, remote, task, groups, limit)
+
+    def _require_resources(self, found: Mapping[str, float]) -> None:
+        """A task that nothing can run would wait for ever."""
+        for name, needed, kind in (("num_cpus", self.num_cpus, "CPU"), ("num_gpus", self.num_gpus, "GPU")):
+            most = found.get(kind, 0)
+            if needed > most:
+                raise InputError(f"Expected {name}={needed:g} to be at most {most:g}, as many as Ray has.")
+
+
+def _call(task: Task, group: Group) -> tuple[Group, Finished]:
+    """What a worker of Ray does."""
+    return task(group)
+
+
+def _results(
+    ray: Any, remote: Any, task: Task, groups: Sequence[Group], limit: int
+) -> Iterator[tuple[Group, Finished]]:
+    shared, waiting = ray.put(task), list(reversed(groups))
+    running: dict[Any, Group] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < limit:
+                group = waiting.pop()
+                running[remote.remote(shared, group)] = group
+            ended, _ = ray.wait(list(running), num_returns=1)
+            for reference in ended:
+                yield _result(ray, reference, running.pop(reference))
+    finally:
+        for reference in running:  # nothing in a cluster of somebody else may go on
+            ray.cancel(reference, force=True)
+
+
+def _result(ray: Any, reference: Any, group: Group) -> tuple[Group, Finished]:
+    try:
+        _, finished = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, DpauditError):  # wrong for every group
+            raise error.cause from error
+        return group, Finished.failed(group, str(error))
+    except ray.exceptions.RayError as error:
+        return group, Finished.failed(group, f"The worker of Ray was lost too often: {error}")
+    return group, finished
+
+
+@contextmanager
+def _connected(ray: Any, address: str | None) -> Iterator[None]:
+    if ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+    quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        with _on_loopback(ray):
+            own = {"_node_ip_address": "127.0.0.1", "object_store_memory": _OBJECT_STORE}
+            ray.init(address="local", include_dashboard=False, **own, **quiet)
+    else:
+        _join(ray, address, quiet)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _join(ray: Any, address: str, quiet: dict[str, Any]) -> None:
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"Expected a Ray cluster at address={address!r}, but it cannot be reached: {error}"
+        ) from error
+
+
+@contextmanager
+def _on_loopback(ray: Any) -> Iterator[None]:
+    """What starts meanwhile is reached from this machine only: whoever reaches Ray can run code.
+
+    Ray turns 127.0.0.1 into the address that others see, unless it thinks that there are no clusters here.
+    """
+    constants = ray._private.ray_constants
+    before = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+def _imported() -> Any:
+    try:
+        import ray  # noqa: PLC0415  # an extra, and slow to load
+        import ray._private.ray_constants  # noqa: PLC0415
+        import ray.exceptions  # noqa: PLC0415
+    except ImportError as error:
+        raise MissingExtraError("Training on Ray", "ray") from error
+    return ray

@@ -1,0 +1,261 @@
+"""One training of a black-box audit, before it is made.
+
+All trials of a run. How any process, on any machine, makes the same scorer. Functions that are named by text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import sys
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from dpaudit import _validate
+from dpaudit._io import open_file
+from dpaudit.errors import InputError
+
+__all__ = [
+    "Group",
+    "Recipe",
+    "Scorer",
+    "Trial",
+    "TrialPlan",
+    "extend_search_path",
+    "load",
+    "search_path",
+    "source_digest",
+    "with_stable_targets",
+]
+
+
+_BRANCH = 2  # of the run's seed; the first is the audit's own
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a training needs to know of itself; everything else of it follows from its seed."""
+
+    number: int
+    seed: int
+    """128 bits: all chance of this trial comes from it."""
+    present: bool
+    """Whether the canary is in its data: in every second trial, so that any share of them is balanced."""
+
+    @classmethod
+    def of(cls, seed: int, number: int) -> Trial:
+        """The trial of this number in a run with this seed.
+
+        >>> Trial.of(1, 0).present, Trial.of(1, 1).present, Trial.of(1, 0) == Trial.of(1, 0)
+        (False, True, True)
+        """
+        words = np.random.SeedSequence(seed, spawn_key=(_BRANCH, number)).generate_state(4, np.uint32)
+        return cls(number, int.from_bytes(words.astype("<u4").tobytes(), "little"), number % 2 == 1)
+
+
+Group: TypeAlias = tuple[Trial, ...]
+
+
+class Scorer(Protocol):
+    """Trains a model for each trial and gives the canary's score in each of them."""
+
+    def __call__(self, trials: Sequence[Trial], /) -> Sequence[float]: ...
+
+
+# dpaudit's own targets. Their names are part of a stored run's identity, so they stay when code moves.
+_BUILT_IN = {
+    "dpaudit:ensemble-scorer": "dpaudit.experiments.black_box._many_runs:scorer",
+    "dpaudit:neighbours": "dpaudit.experiments.black_box._many_runs:neighbours",
+    "dpaudit:log-probability": "dpaudit.experiments.black_box._many_runs:log_probability",
+    "dpaudit:function-scorer": "dpaudit.experiments.trials._function:function_scorer",
+    "dpaudit:figure-cells": "dpaudit.experiments.reproduction._reproduce:worker",
+}
+# What version 0.1 stored in their place.
+_FORMER = {
+    "dpaudit.experiments.black_box._recipe:scorer": "dpaudit:ensemble-scorer",
+    "dpaudit.experiments.black_box._recipe:neighbours": "dpaudit:neighbours",
+    "dpaudit.experiments.black_box._recipe:log_probability": "dpaudit:log-probability",
+    "dpaudit.experiments.trials._function:function_scorer": "dpaudit:function-scorer",
+}
+
+
+def with_stable_targets(identity: Any) -> Any:
+    """Return an identity in which targets that version 0.1 stored have their present names.
+
+    >>> with_stable_targets({"target": "dpaudit.experiments.black_box._recipe:scorer", "seed": 1})
+    {'target': 'dpaudit:ensemble-scorer', 'seed': 1}
+    """
+    if isinstance(identity, dict):
+        return {name: with_stable_targets(value) for name, value in identity.items()}
+    return _FORMER.get(identity, identity) if isinstance(identity, str) else identity
+
+
+def load(target: str) -> Callable[..., Any]:
+    """The function that ``target`` names, as ``module:function``.
+
+    Modules of the current directory are found too.
+
+    >>> load("math:sqrt")(4.0)
+    2.0
+    """
+    target = _BUILT_IN.get(target, target) if isinstance(target, str) else target
+    module_name, colon, name = target.partition(":") if isinstance(target, str) else ("", "", "")
+    if not (module_name and colon and name):
+        raise InputError(f"Expected a function as 'module:function', got {target!r}.")
+    extend_search_path([str(Path.cwd())])
+    module = _module(target, module_name)
+    function = getattr(module, name, None)
+    if not callable(function):
+        place = getattr(module, "__file__", None) or module_name
+        wrong = f"{name} is no function" if hasattr(module, name) else f"there is no {name}"
+        raise InputError(f"Expected a function as 'module:function', got {target!r}: {wrong} in {place}.")
+    return function  # type: ignore[no-any-return]
+
+
+def source_digest(target: str) -> str:
+    """What tells the code of a function from other code: its whole module, as it is on disk."""
+    extend_search_path([str(Path.cwd())])
+    name = target.partition(":")[0]
+    try:
+        found = find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        found = None
+    if found is None or found.origin is None or not Path(found.origin).is_file():
+        return ""
+    with open_file(found.origin) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def search_path() -> tuple[str, ...]:
+    """Where this process finds modules, in a way that another process understands."""
+    return tuple(str(Path(entry or ".").absolute()) for entry in sys.path)
+
+
+def extend_search_path(places: Iterable[str]) -> None:
+    """Find modules in these places first, unless they are known already."""
+    known = set(search_path())
+    sys.path[:0] = [place for place in places if place not in known]
+
+
+def _module(target: str, name: str) -> ModuleType:
+    importlib.invalidate_caches()  # a file that was written a moment ago
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if name == missing or name.startswith(f"{missing}."):
+            raise InputError(
+                f"Expected a function as 'module:function', got {target!r}: there is no module {missing} in "
+                f"{Path.cwd()} or among the installed ones."
+            ) from error
+        raise InputError(
+            f"Expected {target!r} to be importable, but its module {name} needs {missing}."
+        ) from error
+    except Exception as error:  # the user's module may raise anything
+        raise InputError(
+            f"Expected {target!r} to be importable, but its module {name} raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A function, named as ``module:function``, that makes a scorer from plain arguments.
+
+    >>> Recipe(target="builtins:sum").group_size
+    1
+    """
+
+    target: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Only what JSON can hold: it is sent to other processes and other machines."""
+    group_size: int = 1
+    """How many trials its scorer trains at once.
+
+    Trials are cut into groups of so many by their numbers, and a group is always computed as a whole: where
+    rounding depends on the company of a model, it is always in the same company.
+    """
+
+    def __post_init__(self) -> None:
+        _validate.whole("group_size", self.group_size)
+        try:
+            is_plain = json.loads(self.to_json())["arguments"] == self.arguments
+        except (TypeError, ValueError) as error:
+            raise InputError(f"Expected arguments that JSON can hold, got {self.arguments!r}.") from error
+        if not is_plain:  # such as numbers as keys
+            raise InputError(f"Expected arguments that JSON leaves as they are, got {self.arguments!r}.")
+
+    def to_json(self) -> str:
+        """The whole recipe as text."""
+        values = {"target": self.target, "arguments": self.arguments, "group_size": self.group_size}
+        return json.dumps(values, allow_nan=False, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Recipe:
+        """The same again."""
+        return cls(**json.loads(text))
+
+    def build(self) -> Scorer:
+        """Make the scorer; whatever goes wrong here would go wrong for every trial."""
+        function = load(self.target)
+        try:
+            scorer = function(**self.arguments)
+        except InputError:
+            raise
+        except Exception as error:  # the function may raise anything
+            raise InputError(
+                f"Expected {self.target!r} to make a scorer, but it raised {type(error).__name__}: {error}"
+            ) from error
+        if not callable(scorer):
+            raise InputError(
+                f"Expected {self.target!r} to make a scorer, a function of trials, got {scorer!r}."
+            )
+        return scorer  # type: ignore[no-any-return]
+
+
+_MOST = 1_000_000  # each is kept in memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialPlan:
+    """Which trials a run has; whoever makes it again has the same ones."""
+
+    recipe: Recipe
+    num_trials: int
+    seed: int
+    config: Mapping[str, Any] | None = None
+    """What else makes two runs the same run, as plain values; None: the recipe's arguments."""
+
+    def __post_init__(self) -> None:
+        _validate.whole("num_trials", self.num_trials, low=2, high=_MOST)
+        _validate.whole("seed", self.seed, low=0)
+
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
+        """By their numbers."""
+        return tuple(Trial.of(self.seed, number) for number in range(self.num_trials))
+
+    def groups_without(self, done: Container[int]) -> list[Group]:
+        """The groups of which at least one trial is not done."""
+        size = self.recipe.group_size
+        groups = (self.trials[start : start + size] for start in range(0, self.num_trials, size))
+        return [group for group in groups if any(trial.number not in done for trial in group)]
+
+    def identity(self) -> dict[str, Any]:
+        """All that the scores depend on: scores of another identity must not be mixed with these."""
+        name, given = ("arguments", self.recipe.arguments) if self.config is None else ("config", self.config)
+        return {
+            name: dict(given),
+            "target": self.recipe.target,
+            "group_size": self.recipe.group_size,
+            "num_trials": self.num_trials,
+            "seed": self.seed,
+        }

@@ -1,0 +1,283 @@
+"""Every method on the same scores, side by side: what ``dpaudit scores`` and ``dpaudit run`` report.
+
+All methods on the same scores: the paper's, the paper's practice, and ours. What the scores say: every
+method's bound and, where there is a claim, the verdict. A fixed threshold whose errors were counted in one
+pass, for every method that needs them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dpaudit._types import IntArray, ScoreArray
+from dpaudit.accounting import Claim
+from dpaudit.stats import (
+    ApproximateDP,
+    Betting,
+    Bound,
+    ClopperPearson,
+    ErrorCounts,
+    Fixed,
+    Gaussian,
+    Inference,
+    JointExact,
+    KatzLog,
+    Observations,
+    Posterior,
+    PureDP,
+    Result,
+    SameData,
+    Simultaneous,
+    ThresholdRule,
+    TradeOff,
+    audit,
+    lower_bound,
+)
+from dpaudit.stats._audit import default_method
+from dpaudit.stats._bound import BoundQuery, ThresholdResult, plain
+from dpaudit.stats._counts import StepErrors, count
+from dpaudit.stats._observations import chunks, is_on_disk, require_finite
+from dpaudit.stats.inference import CountInference
+
+__all__ = ["NAMES", "REVERSED", "Examined", "Method", "Row", "examine", "is_large", "methods"]
+
+
+NAMES = (
+    "f-DP(CP)",
+    "f-DP(ZB)",
+    "(eps,delta)(CP)",
+    "(eps,delta)(ZB)",
+    "eps-DP(Katz)",
+    "f-DP(joint)",
+    "(eps,delta)(joint)",
+    "f-DP(betting)",
+)
+
+_LARGE = 20_000_000  # scores a side; from here on files are not read into memory
+_Recipe: TypeAlias = tuple[str, TradeOff, Inference]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A trade-off, an inference and a threshold rule, under the name that the field knows them by."""
+
+    name: str
+    tradeoff: TradeOff
+    inference: Inference
+    rule: ThresholdRule
+
+    def is_one_of(self, names: Collection[str] | None) -> bool:
+        """Whether it is asked for; None asks for all."""
+        return names is None or self.name.split()[0] in names  # without the remark on delta
+
+    def bound(self, observations: Observations, delta: float, confidence: float) -> Bound:
+        """What the method finds. Katz's interval is for pure epsilon-DP only, so for delta = 0."""
+        return lower_bound(
+            observations,
+            delta=0.0 if isinstance(self.inference, KatzLog) else delta,
+            confidence=confidence,
+            tradeoff=self.tradeoff,
+            inference=self.inference,
+            threshold=self.rule,
+        )
+
+
+def is_large(observations: Observations) -> bool:
+    """Whether the scores had better stay on disk."""
+    sides = observations.with_canary, observations.without_canary
+    return any(is_on_disk(side) and side.size > _LARGE for side in sides)
+
+
+def methods(observations: Observations, fixed: ThresholdRule | None, curve: TradeOff) -> list[Method]:
+    """The paper's methods and ours with sound threshold rules, then the paper's with its own practice.
+
+    Of scores that stay on disk, those that need no more than counts.
+    """
+    large = is_large(observations)
+    if fixed is not None:
+        recipes = [*_papers(curve), *_ours(curve)]
+        sound = [Method(*recipe, fixed) for recipe in recipes]
+        if not large or observations.is_stepped:
+            sound.append(Method("f-DP(betting)", curve, Betting(), fixed))
+    else:
+        sound = _chosen_on_scores(observations, curve)
+    return sound if large else [*sound, *(Method(*recipe, SameData()) for recipe in _papers(curve))]
+
+
+def _chosen_on_scores(observations: Observations, curve: TradeOff) -> list[Method]:
+    """Where no threshold is fixed: the rule that a verdict by this method would use, and bands."""
+    bands = Method("f-DP(CP)", curve, ClopperPearson(), Simultaneous())
+    if observations.num_steps < 2:
+        return [bands]  # nothing to hold out
+    large = is_large(observations)
+    bets = ("f-DP(betting)", curve, Betting())
+    recipes = _ours(curve) if large else [*_papers(curve), *_ours(curve), bets]
+    found = [Method(*recipe, default_method(observations, *recipe[1:])[1]) for recipe in recipes]
+    return found if large or bands in found else [bands, *found]
+
+
+def _papers(curve: TradeOff) -> list[_Recipe]:
+    return [
+        ("f-DP(CP)", curve, ClopperPearson()),
+        ("f-DP(ZB)", curve, Posterior()),
+        ("(eps,delta)(CP)", ApproximateDP(), ClopperPearson()),
+        ("(eps,delta)(ZB)", ApproximateDP(), Posterior()),
+        ("eps-DP(Katz) delta=0", PureDP(), KatzLog()),
+    ]
+
+
+def _ours(curve: TradeOff) -> list[_Recipe]:
+    return [
+        ("f-DP(joint)", curve, JointExact()),
+        ("(eps,delta)(joint)", ApproximateDP(), JointExact()),
+    ]
+
+
+@dataclass(frozen=True, repr=False)
+class CountedOnce(Fixed):
+    """As :class:`dpaudit.Fixed` on the same observations, which are not read again."""
+
+    counts: ErrorCounts | None = None
+    errors: StepErrors | None = None  # where canaries share steps
+
+    @classmethod
+    def of(cls, observations: Observations, threshold: float) -> CountedOnce:
+        """Go through the scores, piece by piece."""
+        rule = Fixed(threshold)
+        if observations.with_canary.ndim == 1:
+            return cls(rule.threshold, count(observations, rule.threshold))
+        errors = _by_step(observations, rule.threshold)
+        return cls(rule.threshold, errors.total(), errors)
+
+    def __repr__(self) -> str:
+        return repr(Fixed(self.threshold))
+
+    def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
+        if isinstance(inference, CountInference) and self.counts is not None:
+            return ThresholdResult(inference.parameter(self.counts, query), self.threshold, self.counts)
+        if isinstance(inference, Betting) and self.errors is not None:
+            found = inference.from_errors(self.errors, query)
+            return ThresholdResult(found, self.threshold, self.errors.total())
+        return super().apply(observations, inference, query)
+
+
+def _by_step(observations: Observations, threshold: float) -> StepErrors:
+    absent, present = observations.without_canary, observations.with_canary
+    sizes = [np.full(len(side), side.shape[1]) for side in (absent, present)]
+    false_positives = _above("without_canary", absent, threshold)
+    false_negatives = sizes[1] - _above("with_canary", present, threshold)
+    return StepErrors(false_positives, sizes[0], false_negatives, sizes[1], by_coin=False)
+
+
+def _above(name: str, scores: ScoreArray, threshold: float) -> IntArray:
+    """How many scores of each step are above the threshold."""
+    num_steps, num_canaries = scores.shape
+    above = np.zeros(num_steps, dtype=np.int64)
+    for start, piece in chunks(scores):
+        require_finite(name, start, piece)
+        first = start // num_canaries
+        places = start + np.flatnonzero(piece > threshold)
+        found = np.bincount(places // num_canaries - first)
+        above[first : first + found.size] += found
+    return above
+
+
+REVERSED = (
+    "The scores with the canary are lower than those without it. Are the files swapped, or must the score "
+    "be negated (a loss, for example)? A higher score has to mean that the canary was present."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method and what it found."""
+
+    method: Method
+    bound: Bound
+    training_epsilon: float | None  # composed over the steps of the claim, where it is of steps
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        composed = None if self.training_epsilon is None else plain(self.training_epsilon)
+        return {"name": self.method.name, **self.bound.to_dict(), "training_epsilon": composed}
+
+
+@dataclass(frozen=True)
+class Examined:
+    """All that is printed of one set of scores."""
+
+    observations: Observations
+    delta: float
+    confidence: float
+    rows: tuple[Row, ...]
+    result: Result | None
+
+    @property
+    def is_reversed(self) -> bool:
+        """Whether the scores clearly point the wrong way, by more than four standard deviations."""
+        counts = [row.bound.counts for row in self.rows if isinstance(row.bound.counts, ErrorCounts)]
+        return any(
+            one.fpr + one.fnr - 1 > 2 / math.sqrt(one.num_absent) + 2 / math.sqrt(one.num_present)
+            for one in counts
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        nothing = dict.fromkeys(("verdict", "sentence", "claim", "bound", "power"))
+        sides = self.observations.with_canary, self.observations.without_canary
+        return {
+            **(nothing if self.result is None else self.result.to_dict()),
+            "delta": self.delta,
+            "confidence": self.confidence,
+            "shapes": {"with_canary": list(sides[0].shape), "without_canary": list(sides[1].shape)},
+            "notes": [REVERSED] if self.is_reversed else [],
+            "methods": [row.to_dict() for row in self.rows],
+        }
+
+
+def examine(
+    observations: Observations,
+    *,
+    delta: float,
+    confidence: float,
+    claim: Claim | None = None,
+    tradeoff: TradeOff | None = None,
+    of_steps: bool = False,
+    threshold: float | None = None,
+    names: Collection[str] | None = None,
+    result: Result | None = None,
+) -> Examined:
+    """Run every method, or those of these names, and the audit if there is a claim and no ``result`` yet.
+
+    ``tradeoff`` is the curve of one observation where that is not the claim's own; ``of_steps`` says that
+    observations are of single steps of the claimed training, to which bounds are composed.
+    """
+    if not is_large(observations):
+        observations = observations.in_memory()
+    fixed = _fixed(observations, threshold)
+    found = [m for m in methods(observations, fixed, tradeoff or Gaussian()) if m.is_one_of(names)]
+    bounds = [method.bound(observations, delta, confidence) for method in found]
+    steps = claim if of_steps else None
+    rows = tuple(Row(m, b, _composed(m, b, steps)) for m, b in zip(found, bounds, strict=True))
+    if result is None and claim is not None:
+        result = audit(observations, claim=claim, confidence=confidence, tradeoff=tradeoff, threshold=fixed)
+    return Examined(observations, delta, confidence, rows, result)
+
+
+def _fixed(observations: Observations, threshold: float | None) -> CountedOnce | None:
+    """The threshold that was chosen before the data, if one was; counted once for all methods."""
+    if threshold is not None:
+        return CountedOnce.of(observations, threshold)
+    return CountedOnce.of(observations, 0.5) if observations.normalized else None
+
+
+def _composed(method: Method, bound: Bound, claim: Claim | None) -> float | None:
+    """The bound's epsilon for the whole training; delta = 0 has none."""
+    if claim is None or isinstance(method.tradeoff, PureDP):
+        return None
+    return claim.hypothesis(method.tradeoff).epsilon(bound.parameter)

@@ -1,0 +1,241 @@
+"""Canaries as vectors of jax, without their zeros.
+
+Arrays that a training does not get: what canaries are made from. What input canaries start from, as arrays.
+Where the inputs of canaries live.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpaudit import _validate
+from dpaudit.canaries import Adversarial, Blank, Crafted, Directions, InputCanary, Mislabelled, split_places
+from dpaudit.errors import InputError
+
+__all__ = [
+    "Domain",
+    "Given",
+    "HeldOutArrays",
+    "Vectors",
+    "first_examples",
+    "flat",
+    "hold_out",
+    "require_examples",
+    "unflat",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """The directions of a step's canaries; arrays of numpy, or tracers of a compiled step."""
+
+    values: Any  # entries x canaries
+    coordinates: Any  # the same shape, or None: the values lie row after row over all parameters
+    num_parameters: int
+
+    @classmethod
+    def of(cls, directions: Directions) -> Vectors:
+        """The same vectors, in the precision and with the places that jax computes with."""
+        places = directions.coordinates
+        return cls(
+            directions.values.astype(np.float32),
+            None if places is None else places.astype(np.int32),
+            directions.num_parameters,
+        )
+
+    @property
+    def num_canaries(self) -> int:
+        """How many there are."""
+        return int(self.values.shape[1])
+
+    def project(self, vector: jax.Array) -> jax.Array:
+        """The dot product of each direction with ``vector``."""
+        if self.coordinates is not None:
+            entries = vector[self.coordinates]
+        else:
+            missing = self.values.size - self.num_parameters
+            entries = jnp.pad(vector, (0, missing)).reshape(self.values.shape)
+        return jnp.sum(self.values * entries, axis=0)
+
+    def spread(self, weights: jax.Array) -> jax.Array:
+        """The sum of all directions, each times its weight."""
+        weighted = jnp.ravel(self.values * weights)
+        if self.coordinates is None:
+            return weighted[: self.num_parameters]
+        return jnp.zeros(self.num_parameters).at[self.coordinates.reshape(-1)].add(weighted)
+
+    def rows(self, numbers: jax.Array, lengths: jax.Array) -> jax.Array:
+        """The canaries with these numbers as gradients of these lengths, zeros and all: a row each."""
+        chosen = jnp.arange(self.num_canaries)[None, :] == numbers[:, None]
+        return jax.vmap(self.spread)(chosen * lengths[:, None])
+
+
+def flat(tree: Any) -> jax.Array:
+    """All numbers of a gradient, one after the other."""
+    return jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree)])
+
+
+def unflat(vectors: jax.Array, like: Any) -> Any:
+    """The last dimension as a gradient like this one; the dimensions before it stay."""
+    leaves, structure = jax.tree.flatten(like)
+    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+    parts = jnp.split(vectors, ends, axis=-1)
+    shaped = [
+        part.reshape(*vectors.shape[:-1], *leaf.shape).astype(leaf.dtype)
+        for part, leaf in zip(parts, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, shaped)
+
+
+_SPLIT = object()  # the mark of what was split off
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOutArrays:
+    """Inputs and their classes; only :func:`hold_out` makes one, so that nobody passes a batch by mistake."""
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    num_classes: int
+    _mark: object = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self._mark is not _SPLIT:
+            raise InputError(
+                "Expected held-out examples to be split off by hold_out(inputs, targets, ...), got arrays: "
+                "canaries must not be made from what the training sees."
+            )
+
+    def __repr__(self) -> str:
+        return f"HeldOutArrays({len(self):,} examples, {self.num_classes} classes)"
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+@dataclass(frozen=True, eq=False)
+class Given(InputCanary):
+    """Examples of your own: each is a canary."""
+
+    inputs: Any
+    targets: Any
+
+    def __post_init__(self) -> None:
+        _require_pairs(np.asarray(self.inputs), np.asarray(self.targets))
+
+
+def hold_out(
+    inputs: Any, targets: Any, num_held_out: int, *, seed: int = 0, num_classes: int | None = None
+) -> tuple[tuple[np.ndarray, np.ndarray], HeldOutArrays]:
+    """Inputs and targets without ``num_held_out`` examples, drawn at random, and those examples.
+
+    Train on the first part, which nothing else makes sure of: compiled steps show no data set to look into.
+    So never split a batch. Held-out examples that the first part has too, as duplicates, are left out of the
+    second.
+    Classes are those that the targets have, unless ``num_classes`` says how many there are.
+    """
+    inputs, targets = np.asarray(inputs), np.asarray(targets)
+    _require_pairs(inputs, targets)
+    kept, held = split_places(len(targets), num_held_out, seed)
+    known = {row.tobytes() for row in inputs[kept]}
+    held = held[[row.tobytes() not in known for row in inputs[held]]]
+    if len(held) == 0:
+        raise InputError(
+            f"Expected held-out examples that the training does not see, but it sees all {num_held_out}."
+        )
+    count = 1 + int(targets.max()) if num_classes is None else num_classes
+    _validate.whole("num_classes", count, low=2)
+    return (inputs[kept], targets[kept]), HeldOutArrays(inputs[held], targets[held], count, _SPLIT)
+
+
+def _require_pairs(inputs: np.ndarray, targets: np.ndarray) -> None:
+    if targets.ndim != 1 or inputs.ndim < 2 or len(inputs) != len(targets) or len(targets) == 0:
+        raise InputError(
+            f"Expected inputs and a class for each, got arrays of shapes {inputs.shape} and {targets.shape}."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """From ``low`` to ``high`` in each entry, or only these two values, if features are binary.
+
+    Pixels of an image share one range. Features of a table have one each.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    is_binary: bool
+
+    @classmethod
+    def of(cls, inputs: np.ndarray) -> Domain:
+        """The domain of inputs that are known."""
+        low, high = inputs.min(), inputs.max()
+        if low < high and bool(((inputs == low) | (inputs == high)).all()):
+            return cls(low, high, is_binary=True)
+        axis = 0 if inputs.ndim == 2 else None
+        return cls(inputs.min(axis=axis), inputs.max(axis=axis), is_binary=False)
+
+    @property
+    def span(self) -> np.ndarray:
+        """The length of the range: the unit of steps and radii."""
+        return np.asarray(self.high - self.low)
+
+    def nearest(self, inputs: Any) -> Any:
+        """The nearest inputs in the domain, of their type; halfway is low."""
+        # numpy stays numpy: what is called from compiled code must not compute with jax, which would wait
+        array = np if isinstance(inputs, np.ndarray) else jnp
+        if self.is_binary:
+            found = array.where(inputs > (self.low + self.high) / 2, self.high, self.low)
+        else:
+            found = array.clip(inputs, self.low, self.high)
+        return found.astype(inputs.dtype)
+
+    def flipped(self, inputs: Any) -> Any:
+        """Every binary feature as the other one."""
+        return self.low + self.high - inputs
+
+
+def require_examples(canary: InputCanary, data: object) -> None:
+    """Whether canaries of this kind can be made from these data."""
+    if isinstance(canary, Given):
+        if data is not None:
+            raise InputError("Expected no held_out with Given(...), which has examples of its own.")
+        return
+    if not isinstance(canary, Blank | Mislabelled | Adversarial | Crafted):
+        raise InputError(
+            "Expected canary to be Blank(), Mislabelled(), Adversarial(), Crafted() or Given(...), "
+            f"got {canary!r}."
+        )
+    if not isinstance(data, HeldOutArrays):
+        raise InputError(
+            f"Expected held_out, the examples that hold_out() splits off, for {canary!r} to be made from, "
+            f"got {data if data is None else type(data).__name__}."
+        )
+    if canary.looks_at_weights and not np.issubdtype(data.inputs.dtype, np.floating):
+        raise InputError(
+            f"Expected inputs of floating-point numbers for {canary!r}, which needs how the loss changes "
+            f"with them, got {data.inputs.dtype}: use Mislabelled()."
+        )
+
+
+def first_examples(
+    canary: InputCanary, data: HeldOutArrays | None, num_canaries: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """So many inputs and their classes, each from an example of its own while there are enough."""
+    if isinstance(canary, Given):
+        return np.asarray(canary.inputs), np.asarray(canary.targets)
+    assert data is not None  # as required
+    places = rng.choice(len(data), num_canaries, replace=num_canaries > len(data))
+    inputs, targets = data.inputs[places], data.targets[places]
+    if isinstance(canary, Blank):
+        zeros = Domain.of(data.inputs).nearest(np.zeros_like(inputs))
+        return zeros, rng.integers(0, data.num_classes, num_canaries).astype(targets.dtype)
+    if isinstance(canary, Mislabelled):
+        others = rng.integers(1, data.num_classes, num_canaries)
+        return inputs, ((targets + others) % data.num_classes).astype(targets.dtype)
+    return inputs, targets

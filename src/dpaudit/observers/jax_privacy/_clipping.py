@@ -1,0 +1,207 @@
+"""The clipping inside of a gradient function, applied to rows that are no gradients of any loss.
+
+Marks on what an observer made, so that nobody observes it again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from types import CellType, FunctionType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax_privacy.clipping import BoundedSensitivityCallable
+
+from dpaudit.errors import InputError
+
+__all__ = ["Clip", "marked", "require_unmarked"]
+
+
+_MARK = "observed_by_dpaudit"
+
+
+def marked(function: Any) -> Any:
+    """The same function, with the mark."""
+    setattr(function, _MARK, True)
+    return function
+
+
+def require_unmarked(function: Any, name: str) -> None:
+    """Canaries of two observers would be in each other's way."""
+    inner = function
+    while inner is not None:
+        if getattr(inner, _MARK, False):
+            raise InputError(
+                f"Expected a {name} that is not observed yet, got one that an observer made: observe each "
+                "only once, and pass what the library returned."
+            )
+        inner = getattr(inner, "__wrapped__", None) or getattr(inner, "func", None)  # of jit, of partial
+
+
+_LIBRARY = "jax_privacy.clipping"
+_LOSS = "value_and_grad_fn"  # by which name the library's gradient knows the loss and its derivative
+
+
+class Clip:
+    """What ``clipped_grad`` does after the gradient of an example is found: clip, scale, add up, divide.
+
+    The library makes it out of one function that knows what is to be clipped as a variable of its own,
+    ``fun``. Here the same function, and everything that was put around it, is called with another ``fun``,
+    which returns the canary that stands in the place of an example. So a fault of it is a fault here too.
+    """
+
+    def __init__(self, grad_fn: Any) -> None:
+        self._bounded = _bounded(grad_fn)
+        self._found: list[FunctionType] = []
+        self._function = self._copied(grad_fn, set())
+        self._loss: Any = _kept(self._found[0], _LOSS) if self._found else None
+        if self._loss is None:
+            raise InputError(
+                "Expected a gradient function that jax_privacy.clipped_grad made, got one without its "
+                "clipping and its loss inside."
+            )
+        self._settings = inspect.getclosurevars(self._found[0]).nonlocals
+
+    @property
+    def has_aux(self) -> bool:
+        """Whether the gradient is the first of two results."""
+        return bool(self._bounded.has_aux)
+
+    @property
+    def bound(self) -> float:
+        """How much one example can add to the result, as the library says."""
+        return float(self._bounded.l2_norm_bound)
+
+    def norm(self, bound: float) -> float:
+        """How long a gradient may be before it is clipped; if never: so that it adds ``bound``."""
+        norm = float(self._settings["l2_clip_norm"])
+        return norm if 0 < norm < math.inf else bound * float(self._settings["normalize_by"])
+
+    @property
+    def multiple(self) -> int:
+        """What the number of examples has to be a multiple of."""
+        return self._settings["microbatch_size"] or 1
+
+    def total(self, args: tuple[Any, ...], rows: Any) -> Any:
+        """The clipped sum of ``rows``; all that is not a batch is as in the call with ``args``."""
+        size = jax.tree.leaves(rows)[0].shape[0]
+        places = self._settings["batch_argnums"]
+        put = {place: jnp.zeros(size) for place in places} | {places[0]: rows}
+        result = self._function(*[put.get(place, value) for place, value in enumerate(args)])
+        return result[0] if self.has_aux else result
+
+    def with_batch(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> list[Any]:
+        """The arguments of a call with other examples in the places of its batch.
+
+        A batch has two arrays, in any order and structure: the one of the inputs' shape, and the classes.
+        """
+        places = self._settings["batch_argnums"]
+        leaves, structure = jax.tree.flatten([args[place] for place in places])
+        shapes = [tuple(leaf.shape[1:]) for leaf in leaves]
+        if sorted(shapes) != sorted([tuple(inputs.shape[1:]), ()]):
+            raise InputError(
+                f"Expected batches of inputs of shape {tuple(inputs.shape[1:])} and a class for each, like "
+                f"the canaries, got arrays of shapes {[tuple(leaf.shape) for leaf in leaves]}."
+            )
+        new = [targets if shape == () else inputs for shape in shapes]
+        cast = [part.astype(leaf.dtype) for part, leaf in zip(new, leaves, strict=True)]
+        put = dict(zip(places, jax.tree.unflatten(structure, cast), strict=True))
+        return [put.get(place, value) for place, value in enumerate(args)]
+
+    def gradient(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
+        """The gradient of one example, as the library gets it from the loss, before it clips."""
+        return self._settings["fun"](*self._with_one(args, inputs, targets))[0]
+
+    def loss(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
+        """The loss of one example, which the library keeps inside of its gradient."""
+        return self._loss.__wrapped__(*self._with_one(args, inputs, targets))[0]
+
+    def _with_one(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> list[Any]:
+        """The arguments of a call for one example, inside of the library's loop over the batch."""
+        one = self.with_batch(args, inputs[None], targets[None])
+        if not self._settings["keep_batch_dim"]:
+            places = self._settings["batch_argnums"]
+            drop = {place: jax.tree.map(lambda leaf: leaf[0], one[place]) for place in places}
+            one = [drop.get(place, value) for place, value in enumerate(one)]
+        return one
+
+    def _copied(self, value: Any, seen: set[int]) -> Any:
+        """A copy that clips canaries, or None if ``value`` clips nothing."""
+        if id(value) in seen:
+            return None
+        seen.add(id(value))
+        require_unmarked(value, "gradient function")
+        if isinstance(value, BoundedSensitivityCallable):
+            return _replaced(self._copied(value.fun, seen), lambda fun: dataclasses.replace(value, fun=fun))
+        if isinstance(value, functools.partial):
+            return _replaced(
+                self._copied(value.func, seen),
+                lambda func: functools.partial(func, *value.args, **value.keywords),
+            )
+        if not inspect.isfunction(value):  # what jit returns adds nothing to what it wraps
+            wrapped = getattr(value, "__wrapped__", None)
+            return None if wrapped is None else self._copied(wrapped, seen)
+        if _clips(value):
+            self._found.append(value)
+            return _with_cells(value, {"fun": self._canary})
+        copies = {name: self._copied(held, seen) for name, held in _cells(value).items()}
+        copies = {name: copy for name, copy in copies.items() if copy is not None}
+        return _with_cells(value, copies) if copies else None
+
+    def _canary(self, *args: Any, **_: Any) -> tuple[Any, tuple[()]]:
+        """Called for one row, where the library calls the gradient of one example."""
+        row = args[self._settings["batch_argnums"][0]]
+        if self._settings["keep_batch_dim"]:
+            row = jax.tree.map(lambda leaf: leaf[0], row)
+        return row, ()
+
+
+def _bounded(grad_fn: Any) -> BoundedSensitivityCallable:
+    """The function that says its sensitivity, also if it was compiled since."""
+    inner = grad_fn
+    while not isinstance(inner, BoundedSensitivityCallable) and hasattr(inner, "__wrapped__"):
+        inner = inner.__wrapped__
+    if not isinstance(inner, BoundedSensitivityCallable):
+        name = getattr(grad_fn, "__name__", type(grad_fn).__name__)
+        raise InputError(
+            f"Expected the gradient function that jax_privacy.clipped_grad returned, got {name}, which is "
+            "not private."
+        )
+    return inner
+
+
+def _clips(function: FunctionType) -> bool:
+    inside = {"fun", "l2_clip_norm", "batch_argnums", "normalize_by", "keep_batch_dim", "microbatch_size"}
+    return function.__module__ == _LIBRARY and inside <= set(function.__code__.co_freevars)
+
+
+def _cells(function: FunctionType) -> dict[str, Any]:
+    """The variables that a function has from around it."""
+    return dict(inspect.getclosurevars(function).nonlocals)
+
+
+def _kept(function: Any, name: str) -> Any:
+    """What a function of the library, or one that it calls, has under this name from around it."""
+    if not inspect.isfunction(function) or function.__module__ != _LIBRARY:
+        return None
+    cells = _cells(function)
+    return cells.get(name) or next(filter(None, (_kept(held, name) for held in cells.values())), None)
+
+
+def _with_cells(function: FunctionType, new: dict[str, Any]) -> FunctionType:
+    """The same function, but some of the variables that it has from around it."""
+    names = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    cells = tuple(CellType(new[name]) if name in new else cell for name, cell in names)
+    code, name = function.__code__, function.__name__
+    copy = FunctionType(code, function.__globals__, name, function.__defaults__, cells)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+def _replaced(inner: Any, build: Callable[[Any], Any]) -> Any:
+    return None if inner is None else build(inner)

@@ -1,0 +1,88 @@
+"""How a bound came about: what bets on the errors said at each moment of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpaudit._types import FloatArray
+from dpaudit.stats._result import Hypothesis
+from dpaudit.stats.inference._betting import upper_mean
+
+__all__ = ["Course", "Moment"]
+
+_MOMENTS = 60  # on a picture more would not be told apart
+_FAR = 2.0  # in units of the larger of claim and bound: beyond every picture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What was known after so many observations, as epsilons.
+
+    ``epsilon`` is the lower bound. ``estimate`` is the leak that the errors so far stand for, and is not a
+    bound. ``upper`` is where the leak that this attack shows would end; a better attack may show more.
+    """
+
+    num_done: int
+    epsilon: float
+    estimate: float
+    upper: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """Moments from the first observations to the last.
+
+    The lower bounds of all moments hold together, with the stated confidence, and so do the upper ends, if
+    the error rate did not change meanwhile; both together with twice the error.
+    """
+
+    moments: tuple[Moment, ...]
+    confidence: float
+
+    @classmethod
+    def of(
+        cls,
+        shares: FloatArray,
+        *,
+        hypothesis: Hypothesis,
+        confidence: float,
+        guesses: float,
+        horizon: int,
+        num_moments: int = _MOMENTS,
+    ) -> Course:
+        """From the share of wrong guesses of every step; ``horizon`` steps were planned.
+
+        The last lower bound is the one by ``Betting(horizon)``.
+        """
+        error = 1 - confidence
+        hypothesis.epsilon(hypothesis.parameter)  # the accountant's table is made around what is asked first
+
+        def moment(count: int) -> Moment:
+            seen = shares[:count]
+            refuted = hypothesis.tradeoff.from_balanced_error(upper_mean(seen, error, guesses, horizon))
+            far = _FAR * max(refuted, hypothesis.parameter)
+            return Moment(
+                num_done=count,
+                epsilon=hypothesis.epsilon(refuted),
+                estimate=_leak(hypothesis, float(seen.mean()), far),
+                upper=_leak(hypothesis, 1 - upper_mean(1 - seen, error, guesses, horizon), far),
+            )
+
+        return cls(moments=tuple(map(moment, _counts(shares.size, num_moments))), confidence=confidence)
+
+
+def _leak(hypothesis: Hypothesis, error: float, far: float) -> float:
+    """The epsilon of a balanced error; infinite beyond ``far``, where an accountant would take long."""
+    if error <= 0:
+        return math.inf
+    parameter = hypothesis.tradeoff.from_balanced_error(min(error, 0.5))
+    return hypothesis.epsilon(parameter) if parameter <= far else math.inf
+
+
+def _counts(size: int, num_moments: int) -> Iterable[int]:
+    """So many, evenly spaced, the last one among them."""
+    return sorted({int(count) for count in np.linspace(size, 1, min(size, num_moments)).round()})

@@ -1,0 +1,221 @@
+"""Axes and marks of one picture, as SVG.
+
+From numbers to places on a picture. A picture with its title, what it says, its key, and its numbers as a
+table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from dpaudit._html import Html, element, joined
+
+__all__ = ["WIDTH", "Canvas", "Scale", "figure", "key", "number", "path", "table"]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Numbers from ``low`` to ``high`` at places from ``start`` to ``end``."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    counts: bool = False
+    """Whether the numbers are whole."""
+
+    def __call__(self, value: float) -> float:
+        """The place of a number; what lies far outside, or is infinite, is put not so far outside."""
+        share = min(max((value - self.low) / (self.high - self.low), -1.0), 2.0)
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self, most: int = 5) -> list[float]:
+        """Round numbers inside, at most so many and one more."""
+        step = self._step(most)
+        first = math.ceil(self.low / step - 1e-9)
+        last = math.floor(self.high / step + 1e-9)
+        return [round(i * step, 12) for i in range(first, last + 1)]
+
+    def label(self, value: float, most: int = 5) -> str:
+        """The number with the digits that tell ticks apart."""
+        step = self._step(most)
+        digits = max(0, -math.floor(math.log10(step) + 1e-9))
+        return f"{value:,.{digits}f}" if digits <= 6 else f"{value:.3g}"
+
+    def _step(self, most: int) -> float:
+        step = _round_step((self.high - self.low) / most)
+        return max(step, 1.0) if self.counts else step
+
+
+def _round_step(step: float) -> float:
+    """The next of 1, 2 and 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(step))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9))
+
+
+def number(value: float | None) -> str:
+    """Four digits, which is more than any of these numbers is certain to."""
+    if value is None:
+        return "\N{EN DASH}"
+    return "infinite" if math.isinf(value) else f"{value:.4g}"
+
+
+WIDTH = 440  # about half of a page, so that letters have the size of the text's
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 20, 10, 46
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """A picture of this height with room for two axes. All marks are plain shapes with a class."""
+
+    x: Scale
+    y: Scale
+    height: float
+
+    @classmethod
+    def of(
+        cls, x: tuple[float, float], y: tuple[float, float], height: float = 280, *, counts: bool = False
+    ) -> Canvas:
+        """Axes over these ranges; ``counts`` says that those of x are whole numbers."""
+        return cls(Scale(*x, _LEFT, WIDTH - _RIGHT, counts), Scale(*y, height - _BOTTOM, _TOP), height)
+
+    def axes(self, x_label: str, y_label: str) -> Html:
+        """Lines at round numbers, and what they count."""
+        return joined([*self._columns(), *self._rows(), self._names(x_label, y_label)])
+
+    def _columns(self) -> Iterable[Html]:
+        bottom = self.y.start
+        for tick in self.x.ticks():
+            at = self.x(tick)
+            yield element("line", class_="grid", x1=at, x2=at, y1=self.y.end, y2=bottom)
+            yield element("text", self.x.label(tick), class_="tick middle", x=at, y=bottom + 16)
+
+    def _rows(self) -> Iterable[Html]:
+        left = self.x.start
+        for tick in self.y.ticks():
+            at = self.y(tick)
+            yield element("line", class_="grid", x1=left, x2=self.x.end, y1=at, y2=at)
+            yield element("text", self.y.label(tick), class_="tick end", x=left - 7, y=at + 4)
+
+    def _names(self, x_label: str, y_label: str) -> Html:
+        middle = (self.y.start + self.y.end) / 2
+        across = element(
+            "text", x_label, class_="axis middle", x=(self.x.start + self.x.end) / 2, y=self.height - 8
+        )
+        turned = f"rotate(-90 12 {middle:g})"
+        return joined(
+            [across, element("text", y_label, class_="axis middle", x=12, y=middle, transform=turned)]
+        )
+
+    def line(self, xs: Iterable[float], ys: Iterable[float], class_: str) -> Html:
+        """Through these points."""
+        return element("path", class_=class_, d=path(self._places(xs, ys)))
+
+    def area(self, xs: Sequence[float], low: Sequence[float], high: Sequence[float], class_: str) -> Html:
+        """Between two lines."""
+        there, back = self._places(xs, high), self._places(xs, low)
+        return element("path", class_=class_, d=path([*there, *reversed(back)]) + "Z")
+
+    def horizontal(self, value: float, class_: str) -> Html:
+        """A line across."""
+        at = self.y(value)
+        return element("line", class_=class_, x1=self.x.start, x2=self.x.end, y1=at, y2=at)
+
+    def vertical(self, value: float, class_: str) -> Html:
+        """A line from bottom to top."""
+        at = self.x(value)
+        return element("line", class_=class_, x1=at, x2=at, y1=self.y.start, y2=self.y.end)
+
+    def box(
+        self, x: tuple[float, float], y: tuple[float, float], class_: str, tip: str | None = None
+    ) -> Html:
+        """A rectangle, at least so large that it is seen."""
+        left, right, top, bottom = self.x(x[0]), self.x(x[1]), self.y(y[1]), self.y(y[0])
+        return element(
+            "rect", class_=class_, x=left, y=top, width=max(right - left, 1), height=max(bottom - top, 1),
+            data_tip=tip,
+        )  # fmt: skip
+
+    def strips(self, xs: Sequence[float], tips: Sequence[str]) -> Html:
+        """Places to point at, one around each x: what is under them is told in a tip."""
+        places = [self.x(x) for x in xs]
+        middles = [(one + other) / 2 for one, other in pairwise(places)]
+        edges = [self.x.start, *middles, self.x.end]
+        return joined(
+            element(
+                "rect", class_="hit", x=edges[i], y=self.y.end, width=max(edges[i + 1] - edges[i], 0.5),
+                height=self.y.start - self.y.end, data_tip=tip,
+            )
+            for i, tip in enumerate(tips)
+        )  # fmt: skip
+
+    def inside(self, *marks: Html) -> Html:
+        """The same marks, cut off at the axes."""
+        left, top = self.x.start, self.y.end
+        wide, high = self.x.end - left, self.y.start - top
+        box = f"{left:g} {top:g} {wide:g} {high:g}"
+        return element("svg", *marks, x=left, y=top, width=wide, height=high, viewBox=box)
+
+    def hot(self, x: float, y: float, tip: str) -> Html:
+        """A place to point at around one mark, larger than the mark."""
+        return element("circle", class_="hit round", cx=self.x(x), cy=self.y(y), r=12, data_tip=tip)
+
+    def svg(self, *marks: Html, label: str) -> Html:
+        """The whole picture. Its points can be reached with the arrow keys, once it has the focus."""
+        return element(
+            "svg",
+            *marks,
+            class_="plot",
+            viewBox=f"0 0 {WIDTH} {self.height:g}",
+            role="group",
+            aria_label=f"{label}. Arrow keys read its points.",
+            tabindex="0",
+        )
+
+    def _places(self, xs: Iterable[float], ys: Iterable[float]) -> list[tuple[float, float]]:
+        return [(self.x(x), self.y(y)) for x, y in zip(xs, ys, strict=True)]
+
+
+def path(places: Sequence[tuple[float, float]]) -> str:
+    """The ``d`` of a path: a tenth of a pixel is fine enough."""
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+
+
+def figure(title: str, text: str, picture: Html, numbers: Html, *, keys: Html, wide: bool = False) -> Html:
+    """Everything that belongs to one picture; a wide one has its words beside it, where there is room."""
+    caption = element("figcaption", element("h3", title), element("p", text))
+    shown = element("details", element("summary", f"Numbers: {title[0].lower()}{title[1:]}"), numbers)
+    return element("figure", caption, keys, picture, shown, class_="wide" if wide else None)
+
+
+def key(*entries: tuple[str, str]) -> Html:
+    """What each mark stands for: its class, and words."""
+    return element("ul", *(element("li", _swatch(mark), words) for mark, words in entries), class_="key")
+
+
+def _swatch(mark: str) -> Html:
+    shape = {
+        "area": element("rect", class_=mark, x=1, y=2, width=20, height=10),
+        "line": element("line", class_=mark, x1=1, x2=21, y1=7, y2=7),
+        "dot": element("circle", class_=mark, cx=11, cy=7, r=4),
+    }[mark.split(maxsplit=1)[0]]
+    return element("svg", shape, viewBox="0 0 22 14", width=22, height=14, aria_hidden="true")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1, label: str) -> Html:
+    """Numbers to the right, the first ``words`` columns to the left."""
+    heads = [element("th", name, scope="col", class_=_side(i, words)) for i, name in enumerate(header)]
+    body = [
+        element("tr", *(element("td", cell, class_=_side(i, words)) for i, cell in enumerate(row)))
+        for row in rows
+    ]
+    whole = element("table", element("thead", element("tr", *heads)), element("tbody", joined(body)))
+    # wide tables scroll by themselves, so that the page does not
+    return element("div", whole, class_="scroll", tabindex="0", role="region", aria_label=label)
+
+
+def _side(column: int, words: int) -> str | None:
+    return None if column < words else "number"

@@ -1,0 +1,275 @@
+"""How many observations an audit needs, decided before any is made.
+
+The leak that an audit is planned to find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dpaudit import _validate
+from dpaudit.errors import InputError
+from dpaudit.stats._audit import require
+from dpaudit.stats._bound import BoundQuery
+from dpaudit.stats._power import AuditDesign
+from dpaudit.stats._result import Claimed, Hypothesis, Power
+from dpaudit.stats._rootfinding import first_true_integer, last_true
+from dpaudit.stats.inference import Betting, ExactInference, Inference, JointExact
+from dpaudit.stats.thresholds import Fixed
+from dpaudit.stats.tradeoffs import TradeOff
+
+__all__ = ["Leak", "Plan", "plan_canaries", "plan_observations", "plan_steps", "smallest_leak"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leak:
+    """What an audit is to find: noise at ``noise_factor`` of the claimed, or a true ``epsilon``."""
+
+    noise_factor: float | None = None
+    epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.noise_factor is None) == (self.epsilon is None):
+            raise InputError(f"Expected either a noise_factor or an epsilon of the leak, got {self!r}.")
+        if self.epsilon is not None:
+            _validate.positive("epsilon", self.epsilon)
+        elif self.noise_factor is not None and not 0 < self.noise_factor < 1:
+            raise InputError(
+                f"Expected noise_factor={self.noise_factor:g} in (0, 1): only less noise than claimed is "
+                "a leak."
+            )
+
+    def parameter(self, claim: Claimed, hypothesis: Hypothesis) -> float:
+        """The leaky mechanism's parameter in the family of ``hypothesis``."""
+        if self.noise_factor is None:
+            return self._with_epsilon(claim, hypothesis)
+        if not hypothesis.tradeoff.is_inverse_noise:
+            raise InputError(
+                f"Expected the leak as an epsilon, got noise_factor={self.noise_factor:g}: the claim "
+                f"({claim.summary}) says nothing of noise."
+            )
+        return hypothesis.parameter / self.noise_factor
+
+    def _with_epsilon(self, claim: Claimed, hypothesis: Hypothesis) -> float:
+        assert self.epsilon is not None
+        claimed, epsilon = hypothesis.parameter, self.epsilon
+        if epsilon > claim.epsilon:
+            actual = last_true(lambda p: hypothesis.epsilon(p) <= epsilon, 1.1 * claimed)
+            if actual > claimed:
+                return actual
+        raise InputError(
+            f"Expected a true epsilon above the claimed {claim.epsilon:.4g}, got {epsilon:g}, which is no "
+            "leak."
+        )
+
+
+_MOST = 10_000_000  # more than this nobody makes to find one leak
+_MOST_SCORES = 1_000_000_000  # a side; finding the power takes longer with more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The sizes at which an audit finds a leak with ``leak.probability``.
+
+    One of the two sizes was searched for; it is None where no number up to ``most`` is enough.
+    """
+
+    inference: Inference
+    leak: Power
+    num_steps: int | None
+    num_canaries: int | None  # a step and side
+    most: int
+
+    @property
+    def num_observations(self) -> int | None:
+        """Scores a side."""
+        if self.num_steps is None or self.num_canaries is None:
+            return None
+        return self.num_steps * self.num_canaries
+
+    def __str__(self) -> str:
+        leak = f"a true epsilon of {self.leak.epsilon:.4g}"
+        if self.leak.noise_factor is not None:
+            leak = f"noise at {self.leak.noise_factor:.4g} of the claimed ({leak})"
+        verb = "does not find" if self.num_observations is None else "finds"
+        steps = f"in {self.num_steps:,} steps" if self.num_steps else f"within {self.most:,} steps"
+        scores = f"{self.num_canaries:,}" if self.num_canaries else f"up to {self.most:,}"
+        return (
+            f"{type(self.inference).__name__} {verb} {leak} with {100 * self.leak.probability:g} % "
+            f"probability {steps}, canaries a step and side: {scores}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "inference": repr(self.inference),
+            "num_steps": self.num_steps,
+            "num_canaries": self.num_canaries,
+            "num_observations": self.num_observations,
+            "most": self.most,
+            "leak": self.leak.to_dict(),
+            "sentence": str(self),
+        }
+
+
+def plan_observations(
+    claim: Claimed,
+    leak: Leak,
+    *,
+    inference: Inference | None = None,
+    power: float = 0.8,
+    confidence: float = 0.95,
+    tradeoff: TradeOff | None = None,
+) -> Plan:
+    """How many independent scores a side find the leak with probability ``power``.
+
+    As everywhere here, for an ideal attack with its threshold at the midpoint, chosen before the data.
+
+    >>> from dpaudit import Claim
+    >>> claim = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+    >>> plan_observations(claim, Leak(noise_factor=0.5)).num_observations
+    39
+    """
+    method = JointExact() if inference is None else inference
+    aim = _Aim.of(claim, method, confidence, tradeoff)
+    return aim.plan_steps(aim.leak(leak, power), 1)
+
+
+def plan_steps(
+    claim: Claimed,
+    leak: Leak,
+    *,
+    num_canaries: int,
+    inference: Inference | None = None,
+    power: float = 0.8,
+    confidence: float = 0.95,
+    tradeoff: TradeOff | None = None,
+) -> Plan:
+    """How many steps find the leak, with ``num_canaries`` scores a step and side."""
+    method = Betting() if inference is None else inference
+    aim = _Aim.of(claim, method, confidence, tradeoff)
+    return aim.plan_steps(aim.leak(leak, power), _size_of("num_canaries", num_canaries))
+
+
+def plan_canaries(
+    claim: Claimed,
+    leak: Leak,
+    *,
+    num_steps: int,
+    inference: Inference | None = None,
+    power: float = 0.8,
+    confidence: float = 0.95,
+    tradeoff: TradeOff | None = None,
+) -> Plan:
+    """How many canaries a step and side find the leak in ``num_steps`` steps."""
+    method = Betting() if inference is None else inference
+    aim = _Aim.of(claim, method, confidence, tradeoff)
+    return aim.plan_canaries(aim.leak(leak, power), _size_of("num_steps", num_steps))
+
+
+def smallest_leak(
+    claim: Claimed,
+    *,
+    num_steps: int,
+    num_canaries: int = 1,
+    inference: Inference | None = None,
+    power: float = 0.8,
+    confidence: float = 0.95,
+    tradeoff: TradeOff | None = None,
+) -> Power:
+    """The smallest leak found with probability ``power``, from this many scores a step and side."""
+    method = inference or (JointExact() if num_canaries == 1 else Betting())
+    aim = _Aim.of(claim, method, confidence, tradeoff)
+    sizes = _size_of("num_steps", num_steps), _size_of("num_canaries", num_canaries)
+    _validate.whole("num_steps x num_canaries", sizes[0] * sizes[1], high=_MOST_SCORES)
+    claimed = aim.hypothesis.parameter
+    return aim.described(aim.design(*sizes).smallest_leak(claimed, _validate.fraction("power", power)), power)
+
+
+def _size_of(name: str, value: int) -> int:
+    return _validate.whole(name, value, high=_MOST_SCORES)
+
+
+@dataclass(frozen=True)
+class _Aim:
+    """The claim as a question about single scores, and the method that is to answer it."""
+
+    claim: Claimed
+    hypothesis: Hypothesis
+    query: BoundQuery
+    inference: Inference
+
+    @classmethod
+    def of(cls, claim: Claimed, inference: Inference, confidence: float, tradeoff: TradeOff | None) -> _Aim:
+        if not isinstance(inference, ExactInference | Betting):
+            raise InputError(
+                "Expected inference to be one whose power is known, ClopperPearson(), JointExact() or "
+                f"Betting(), got {inference!r}."
+            )
+        require(claim, Claimed, "claim", "Claim.gaussian(...)")
+        hypothesis = claim.hypothesis(tradeoff)
+        error = 1 - _validate.confidence(confidence)
+        return cls(claim, hypothesis, BoundQuery(hypothesis.tradeoff, claim.delta, error), inference)
+
+    def leak(self, leak: Leak, power: float) -> Power:
+        require(leak, Leak, "leak", "Leak(noise_factor=0.8)")
+        parameter = leak.parameter(self.claim, self.hypothesis)
+        return self.described(parameter, _validate.fraction("power", power))
+
+    def described(self, parameter: float, power: float) -> Power:
+        return Power.of(parameter, self.hypothesis, power)
+
+    def design(self, num_steps: int, num_canaries: int) -> AuditDesign:
+        size = num_steps * num_canaries
+        return AuditDesign.sized(
+            num_absent=size,
+            num_present=size,
+            num_steps=num_steps if num_canaries > 1 else None,
+            inference=self.inference,
+            rule=Fixed(0.5),
+            query=self.query,
+        )
+
+    def plan_steps(self, leak: Power, num_canaries: int) -> Plan:
+        most = _MOST if isinstance(self.inference, Betting) else max(_MOST // num_canaries, 1)
+        steps = self._enough(leak, lambda n: self.design(n, num_canaries), most)
+        return Plan(
+            inference=self.inference, leak=leak, num_steps=steps, num_canaries=num_canaries, most=most
+        )
+
+    def plan_canaries(self, leak: Power, num_steps: int) -> Plan:
+        most = max(_MOST // num_steps, 1)
+        canaries = self._enough(leak, lambda n: self.design(num_steps, n), most)
+        return Plan(
+            inference=self.inference, leak=leak, num_steps=num_steps, num_canaries=canaries, most=most
+        )
+
+    def _enough(self, leak: Power, design: Callable[[int], AuditDesign], most: int) -> int | None:
+        """The least size with the power, to four digits: more would only follow the jumps of counts."""
+        claimed, actual = self.hypothesis.parameter, leak.parameter
+        place = first_true_integer(
+            lambda i: design(_size(i)).power(claimed, actual) >= leak.probability, 1, _place(most)
+        )
+        return None if place is None else _size(place)
+
+
+def _size(place: int) -> int:
+    """The numbers of at most four significant digits, in their order.
+
+    >>> [_size(place) for place in (1, 9999, 10_000, 10_001, 19_000)]
+    [1, 9999, 10000, 10010, 100000]
+    """
+    exponent = max((place - 1000) // 9000, 0)
+    return (place - 9000 * exponent) * int(10**exponent)
+
+
+def _place(size: int) -> int:
+    """The place of the largest such number up to ``size``.
+
+    >>> _place(10_005), _place(9_999), _place(7)
+    (10000, 9999, 7)
+    """
+    exponent = max(len(str(size)) - 4, 0)
+    return 9000 * exponent + size // int(10**exponent)

@@ -1,0 +1,228 @@
+"""Clopper and Pearson's exact interval for each rate.
+
+Katz's interval for a ratio of rates (Katz et al. 1978), as Lu et al. 2022 use it. The posterior of Zanella-
+Beguelin et al. 2022, for any trade-off (paper, section 4.2). A stand-in for a joint bound that is cheap
+enough for every threshold.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import numpy as np
+from scipy import special
+
+from dpaudit._types import FloatArray, IntArray
+from dpaudit.errors import InputError
+from dpaudit.stats._binomial import Region, upper_rate, upper_rate_chords, window
+from dpaudit.stats._bound import BoundQuery, Kind
+from dpaudit.stats._counts import ErrorCounts
+from dpaudit.stats._rootfinding import last_positive
+from dpaudit.stats.inference._base import CountInference, ExactInference
+from dpaudit.stats.tradeoffs import PureDP, TradeOff
+from dpaudit.stats.tradeoffs._base import at_least_zero
+
+__all__ = ["ClopperPearson", "KatzLog", "Posterior", "surrogate"]
+
+
+@dataclass(frozen=True)
+class ClopperPearson(ExactInference):
+    """Upper ends of both error rates at half the error each, plugged into the trade-off."""
+
+    rank_is_bound: ClassVar[bool] = True
+
+    def rank(
+        self,
+        false_positives: IntArray,
+        false_negatives: IntArray,
+        sizes: ErrorCounts,
+        query: BoundQuery,
+    ) -> FloatArray:
+        fpr = upper_rate(false_positives, sizes.num_absent, query.error_rate / 2)
+        fnr = upper_rate(false_negatives, sizes.num_present, query.error_rate / 2)
+        return query.tradeoff.parameter(fpr, fnr)
+
+    def limit(
+        self,
+        false_positives: IntArray,
+        false_negatives: IntArray,
+        sizes: ErrorCounts,
+        query: BoundQuery,
+    ) -> FloatArray:
+        fpr = upper_rate_chords(false_positives, sizes.num_absent, query.error_rate / 2)
+        fnr = upper_rate_chords(false_negatives, sizes.num_present, query.error_rate / 2)
+        return query.tradeoff.parameter(fpr, fnr)
+
+    def refuting_region(
+        self, claimed: float, sizes: ErrorCounts, fpr: tuple[float, float], query: BoundQuery
+    ) -> Region:
+        fp = window(sizes.num_absent, *fpr)
+        upper = upper_rate(fp, sizes.num_absent, query.error_rate / 2)
+        allowed = query.tradeoff.fnr(claimed, upper)
+        most_fn = _most_below(allowed, sizes.num_present, query.error_rate / 2)
+        return Region(fp, most_fn, (sizes.num_absent, sizes.num_present))
+
+
+def _most_below(rates: FloatArray, trials: int, error: float) -> FloatArray:
+    """The most errors whose upper end is below each rate, -1 if none."""
+    errors = window(trials, float(rates.min()), float(rates.max()))
+    ends = upper_rate_chords(errors, trials, error)
+    return np.asarray(errors[0] + np.searchsorted(ends, rates, side="left") - 1.0)
+
+
+@dataclass(frozen=True)
+class KatzLog(CountInference):
+    """A normal interval for ln(tpr / fpr) and ln(tnr / fnr). Asymptotic, pure epsilon only.
+
+    A count of zero becomes one half, or the interval would be infinite.
+    """
+
+    kind: ClassVar[Kind] = Kind.HEURISTIC
+
+    rank_is_bound: ClassVar[bool] = True
+
+    def check(self, query: BoundQuery) -> None:
+        if not isinstance(query.tradeoff, PureDP):
+            raise InputError(
+                "KatzLog bounds a ratio of error rates, which only pure epsilon-DP limits: expected "
+                f"tradeoff=PureDP(), got {query.tradeoff!r}."
+            )
+        if query.delta > 0:
+            raise InputError(
+                "KatzLog bounds a ratio of error rates, which (eps, delta)-DP does not limit: "
+                f"expected delta=0, got delta={query.delta:g}."
+            )
+
+    def assumption(self, stepped: bool) -> str:
+        return super().assumption(stepped) + ", and many (the interval is asymptotic)"
+
+    def rank(
+        self,
+        false_positives: IntArray,
+        false_negatives: IntArray,
+        sizes: ErrorCounts,
+        query: BoundQuery,
+    ) -> FloatArray:
+        z = float(-special.ndtri(query.error_rate / 2))
+        absent, present = sizes.num_absent, sizes.num_present
+        forward = _log_ratio(present - false_negatives, present, false_positives, absent, z)
+        backward = _log_ratio(absent - false_positives, absent, false_negatives, present, z)
+        return at_least_zero(np.maximum(forward, backward))
+
+    def limit(
+        self,
+        false_positives: IntArray,
+        false_negatives: IntArray,
+        sizes: ErrorCounts,
+        query: BoundQuery,
+    ) -> FloatArray:
+        # Below (z / 2)^2 errors one more is better: the interval narrows more than the ratio falls.
+        turn = math.ceil(float(special.ndtri(query.error_rate / 2)) ** 2 / 4)
+        best = self.rank(false_positives, false_negatives, sizes, query)
+        for least in range(1, turn + 2):
+            more_fp, more_fn = (np.maximum(n, least) for n in (false_positives, false_negatives))
+            best = np.maximum(best, self.rank(more_fp, false_negatives, sizes, query))
+            best = np.maximum(best, self.rank(false_positives, more_fn, sizes, query))
+        return best
+
+
+def _log_ratio(hits: IntArray, of: int, misses: IntArray, among: int, z: float) -> FloatArray:
+    top, bottom = (np.maximum(n, 0.5) for n in (hits, misses))
+    spread = np.sqrt(np.maximum(1 / top - 1 / of, 0) + np.maximum(1 / bottom - 1 / among, 0))
+    return np.asarray(np.log(top / of) - np.log(bottom / among) - z * spread)
+
+
+def surrogate(
+    false_positives: IntArray,
+    false_negatives: IntArray,
+    sizes: ErrorCounts,
+    tradeoff: TradeOff,
+    error: float,
+) -> FloatArray:
+    """The parameter at Jeffreys' upper ends of both rates, each raised by z / sqrt(2) deviations.
+
+    Two rates that are each off by z / sqrt(2) deviations are off by z together.
+    """
+    level = float(special.ndtr(-special.ndtri(error) / math.sqrt(2)))
+    ends = [
+        np.asarray(special.betaincinv(errors + 0.5, trials - errors + 0.5, level), np.float64)
+        for errors, trials in (
+            (false_positives, sizes.num_absent),
+            (false_negatives, sizes.num_present),
+        )
+    ]
+    return tradeoff.parameter(ends[0], ends[1])
+
+
+_NODES = 200
+
+
+@dataclass(frozen=True)
+class Posterior(CountInference):
+    """The largest parameter whose region of error rates holds at most half the error of the posterior.
+
+    Jeffreys priors on both rates. A statement about that posterior, not a confidence bound: it reports
+    some leak for any data at all.
+    """
+
+    kind: ClassVar[Kind] = Kind.CREDIBLE
+
+    def parameter(self, counts: ErrorCounts, query: BoundQuery) -> float:
+        fp, fn = np.asarray(counts.false_positives), np.asarray(counts.false_negatives)
+        # what chance alone makes of data without a leak, if the stand-in sees none
+        least = 0.05 / math.sqrt(min(counts.num_absent, counts.num_present))
+        guess = max(float(self.rank(fp, fn, counts, query)), least)
+        mass = _RegionMass(counts, query.tradeoff)
+        return last_positive(lambda p: query.error_rate / 2 - mass(p), guess, tolerance=1e-6)
+
+    def rank(
+        self,
+        false_positives: IntArray,
+        false_negatives: IntArray,
+        sizes: ErrorCounts,
+        query: BoundQuery,
+    ) -> FloatArray:
+        return surrogate(false_positives, false_negatives, sizes, query.tradeoff, query.error_rate / 2)
+
+
+class _RegionMass:
+    """Posterior probability of {f(fpr) <= fnr <= 1 - f(1 - fpr)}, as an integral over one rate.
+
+    In quantile space the outer rate has density one, so that Gauss-Legendre nodes need no weights of
+    their own, and nothing is lost where the density is infinite (no errors at all). The region is
+    symmetric, so either rate may be the outer one; the one with the narrower posterior makes the
+    integrand smooth.
+    """
+
+    def __init__(self, counts: ErrorCounts, tradeoff: TradeOff) -> None:
+        one = (counts.false_positives, counts.num_absent)
+        other = (counts.false_negatives, counts.num_present)
+        if _probit_variance(*one) > _probit_variance(*other):
+            one, other = other, one
+        nodes, self._weights = _quantile_nodes()
+        self._tradeoff = tradeoff
+        self._outer = special.betaincinv(one[0] + 0.5, one[1] - one[0] + 0.5, nodes)
+        self._outer_rest = special.betaincinv(one[1] - one[0] + 0.5, one[0] + 0.5, 1 - nodes)
+        self._inner = (other[0] + 0.5, other[1] - other[0] + 0.5)
+
+    def __call__(self, parameter: float) -> float:
+        low = self._tradeoff.fnr(parameter, self._outer)
+        high = self._tradeoff.fnr(parameter, self._outer_rest)  # from the top: 1 - fnr is this
+        a, b = self._inner
+        inside = 1 - special.betainc(a, b, low) - special.betainc(b, a, high)
+        return float(self._weights @ np.maximum(inside, 0.0))
+
+
+def _probit_variance(errors: int, trials: int) -> float:
+    rate = (errors + 0.5) / (trials + 1)
+    height = math.exp(-(float(special.ndtri(rate)) ** 2) / 2)
+    return rate * (1 - rate) / (trials * height**2)
+
+
+@lru_cache(maxsize=1)
+def _quantile_nodes() -> tuple[FloatArray, FloatArray]:
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    return (nodes + 1) / 2, weights / 2

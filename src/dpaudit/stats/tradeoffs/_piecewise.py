@@ -1,0 +1,143 @@
+"""Any curve given as lines, each an (eps, delta) guarantee.
+
+The guarantees that matter among many.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dpaudit._types import FloatArray
+from dpaudit.errors import InputError
+from dpaudit.stats.tradeoffs._base import TradeOff, ratio_epsilon
+from dpaudit.stats.tradeoffs._families import approximate_fnr
+
+__all__ = ["PiecewiseLinear", "lower_hull"]
+
+
+_Point = tuple[float, float]
+
+
+def lower_hull(epsilons: FloatArray, deltas: FloatArray) -> FloatArray:
+    """The (eps, delta) on the lower convex hull over e^eps, a row each, in order: no other says more.
+
+    >>> lower_hull(np.array([2.0, 0.0, 1.0]), np.array([0.0, 0.3, 0.29]))
+    array([[0. , 0.3],
+           [2. , 0. ]])
+    """
+    order = np.lexsort((deltas, epsilons))
+    points: list[_Point] = []
+    for point in zip(epsilons[order].tolist(), deltas[order].tolist(), strict=True):
+        if points and point[1] >= points[-1][1]:  # delta never grows with epsilon
+            continue
+        while len(points) > 1 and _is_above(points[-2], points[-1], point):
+            points.pop()
+        points.append(point)
+    return np.asarray(points)
+
+
+def _is_above(left: _Point, middle: _Point, right: _Point) -> bool:
+    """Whether a point is on or above the chord of its neighbours, with e^eps on the horizontal axis."""
+    # (e^middle - e^left) / (e^right - e^left) without overflow
+    share = math.exp(middle[0] - right[0]) * math.expm1(left[0] - middle[0]) / math.expm1(left[0] - right[0])
+    return middle[1] - left[1] >= (right[1] - left[1]) * share
+
+
+_SHOWN = 8  # lines that are written out
+_BLOCK = 4096  # error rates handled at once: bounds the rates x lines table to a few dozen megabytes
+
+
+@dataclass(frozen=True)
+class PiecewiseLinear(TradeOff):
+    """The largest curve that satisfies every given (eps, delta) guarantee at once.
+
+    The family's parameter is 1 for the curve as given. Below 1 it multiplies all epsilons; above 1 the
+    excess is added to them (a multiple would leave a (0, delta) line where it is, however large).
+
+    >>> curve = PiecewiseLinear(epsilons=(0.5, 2.0), deltas=(0.1, 1e-5))
+    >>> round(float(curve.fnr(1.0, 0.2)), 4), curve.epsilon(1.0, 1e-5)
+    (0.5703, 2.0)
+    """
+
+    epsilons: tuple[float, ...]
+    deltas: tuple[float, ...]
+    _eps: FloatArray = field(init=False, repr=False, compare=False)
+    _del: FloatArray = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        eps, dels = (np.asarray(v, dtype=np.float64) for v in (self.epsilons, self.deltas))
+        if eps.ndim != 1 or eps.shape != dels.shape or not eps.size:
+            raise InputError(f"Expected as many epsilons as deltas, got {eps.size} and {dels.size}.")
+        if not ((eps >= 0) & np.isfinite(eps)).all() or not ((dels >= 0) & (dels <= 1)).all():
+            raise InputError("Expected every epsilon in [0, inf) and every delta in [0, 1].")
+        for name, value in (("_eps", eps), ("_del", dels)):
+            object.__setattr__(self, name, value)
+        for name, value in (("epsilons", eps), ("deltas", dels)):
+            object.__setattr__(self, name, tuple(value.tolist()))
+
+    def _scaled(self, parameter: float) -> FloatArray:
+        return min(parameter, 1.0) * self._eps + max(parameter - 1.0, 0.0)
+
+    def __repr__(self) -> str:
+        if len(self.epsilons) <= _SHOWN:
+            return f"PiecewiseLinear(epsilons={self.epsilons}, deltas={self.deltas})"
+        return f"PiecewiseLinear({len(self.epsilons)} lines)"
+
+    @property
+    def symbol(self) -> str:
+        return "curve parameter"
+
+    def assumption(self, delta: float) -> str | None:
+        del delta
+        return "the mechanism's trade-off curve is the given one, its epsilons scaled or shifted"
+
+    def fnr(self, parameter: float, fpr: FloatArray) -> FloatArray:
+        rate = np.asarray(fpr, dtype=np.float64)
+        flat, eps = rate.reshape(-1), self._scaled(parameter)
+        out = np.empty_like(flat)
+        for start in range(0, flat.size, _BLOCK):
+            piece = flat[start : start + _BLOCK, None]
+            out[start : start + _BLOCK] = approximate_fnr(eps, self._del, piece).max(axis=1)
+        return out.reshape(rate.shape)
+
+    def parameter(self, fpr: FloatArray, fnr: FloatArray) -> FloatArray:
+        first, second = np.broadcast_arrays(fpr, fnr)
+        best = np.zeros(first.shape)
+        for eps, delta in zip(self._eps, self._del, strict=True):
+            refuted = ratio_epsilon(first, second, float(delta))
+            below = refuted / eps if eps > 0 else np.zeros(())
+            np.maximum(best, np.where(refuted > eps, 1 + refuted - eps, below), out=best)
+        return best
+
+    def epsilon(self, parameter: float, delta: float) -> float:
+        """From the lower hull of the guarantees, each with its mirror image, over e^eps."""
+        slopes, hull = _profile(self._scaled(parameter), self._del)
+        if delta >= hull[0]:
+            return 0.0
+        if delta < hull[-1]:
+            return math.inf
+        index = int(np.flatnonzero(hull <= delta)[0])
+        share = (hull[index - 1] - delta) / (hull[index - 1] - hull[index])
+        low, high = slopes[index - 1], slopes[index]
+        with np.errstate(divide="ignore"):
+            return float(max(np.logaddexp(np.log1p(-share) + low, np.log(share) + high), 0.0))
+
+
+def _profile(eps: FloatArray, deltas: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The tightest (ln slope, delta) profile from slope 1 up; delta is linear in e^eps between points."""
+    mirrored = 1 - np.exp(-eps) * (1 - deltas)
+    logs, values = np.concatenate([eps, -eps]), np.concatenate([deltas, mirrored])
+    return _from_slope_one(lower_hull(logs, values))
+
+
+def _from_slope_one(points: FloatArray) -> tuple[FloatArray, FloatArray]:
+    logs, values = points.T
+    start = np.interp(1.0, np.exp(np.minimum(logs, 700.0)), values)
+    keep = logs > 0
+    return (
+        np.concatenate([[0.0], logs[keep]]),
+        np.concatenate([[float(start)], values[keep]]),
+    )

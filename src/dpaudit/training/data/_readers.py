@@ -1,0 +1,165 @@
+"""CIFAR-10 from its official binary files.
+
+Images in the format of MNIST (idx), as Fashion-MNIST, EMNIST and others use it too. Purchase-100 and
+Location: binary features with a class, as CSV or npz. Files that the user has to put in place.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dpaudit._io import NOT_AN_ARRAY, open_file
+from dpaudit.errors import InputError
+from dpaudit.training.data._dataset import Dataset
+
+__all__ = ["cifar10", "first_existing", "idx_images", "location", "purchase100"]
+
+
+def first_existing(directory: str | Path, names: Sequence[str], source: str) -> Path:
+    """The first of these files that is there, or the sentence that says which one to put where."""
+    folder = Path(directory)
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise InputError(f"Expected {' or '.join(names)} in {folder}; put it there, from {source}.")
+
+
+_SOURCE_CIFAR10 = "cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html"
+_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+_TEST = ("test_batch.bin",)
+_RECORD = 1 + 3 * 32 * 32  # the class, then the red, green and blue pixels
+
+
+def cifar10(directory: str | Path, *, train: bool = True) -> Dataset:
+    """The 50,000 images for training, or the 10,000 for test, from the folder with the .bin files."""
+    folder = Path(directory)
+    inner = folder / "cifar-10-batches-bin"  # the folder that the archive makes
+    folder = inner if inner.is_dir() else folder
+    paths = [first_existing(folder, [name], _SOURCE_CIFAR10) for name in (_TRAIN if train else _TEST)]
+    records = np.concatenate([_records(path) for path in paths])
+    images = np.ascontiguousarray(records[:, 1:]).reshape(-1, 3, 32, 32)
+    return Dataset(torch.from_numpy(images), torch.from_numpy(records[:, 0].astype(np.int64)), 10)
+
+
+def _records(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    with open_file(path) as file:
+        values = np.fromfile(file, dtype=np.uint8)
+    if values.size == 0 or values.size % _RECORD:
+        raise InputError(
+            f"Expected whole records of {_RECORD:,} bytes in {path}, got {values.size:,} bytes: it is cut "
+            "off, or not from the binary version of CIFAR-10."
+        )
+    return values.reshape(-1, _RECORD)
+
+
+_SOURCE_IDX = "the MNIST or Fashion-MNIST distribution"
+_GZIP = b"\x1f\x8b"
+_BYTES = 0x08  # idx's code for unsigned bytes
+
+
+def idx_images(directory: str | Path, *, train: bool = True, num_classes: int = 10) -> Dataset:
+    """Images and labels from ``train-images-idx3-ubyte`` and its siblings, gzipped or not."""
+    part = "train" if train else "t10k"
+    images = _read(_find(directory, f"{part}-images", 3), dimensions=3)
+    labels = _read(_find(directory, f"{part}-labels", 1), dimensions=1)
+    inputs = torch.from_numpy(images)[:, None]
+    return Dataset(inputs, torch.from_numpy(labels.astype(np.int64)), num_classes)
+
+
+def _find(directory: str | Path, stem: str, dimensions: int) -> Path:
+    plain = [f"{stem}{mark}idx{dimensions}-ubyte" for mark in "-."]
+    return first_existing(directory, [name + end for name in plain for end in ("", ".gz")], _SOURCE_IDX)
+
+
+def _read(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
+    with open_file(path) as file:
+        content = file.read()
+    if content.startswith(_GZIP):
+        content = _unzipped(path, content)
+    header = 4 * (1 + dimensions)
+    if len(content) < header or content[:4] != bytes((0, 0, _BYTES, dimensions)):
+        raise InputError(f"Expected an idx file of bytes with {dimensions} dimensions in {path}.")
+    shape = struct.unpack(f">{dimensions}I", content[4:header])
+    values = np.frombuffer(content, dtype=np.uint8, offset=header)
+    if values.size != np.prod(shape, dtype=np.int64):
+        raise InputError(f"Expected {shape} values in {path}, got {values.size:,}: the file is cut off.")
+    return values.reshape(shape).copy()
+
+
+def _unzipped(path: Path, content: bytes) -> bytes:
+    try:
+        return gzip.decompress(content)
+    except (EOFError, OSError) as error:
+        raise InputError(f"Expected a whole gzip file, but {path} is cut off or damaged.") from error
+
+
+_SOURCE_TABLES = "https://github.com/privacytrustlab/datasets"
+_INPUTS, _TARGETS = ("features", "inputs", "x"), ("labels", "targets", "y")
+
+
+def purchase100(directory: str | Path) -> Dataset:
+    """600 products bought or not, 100 kinds of buyers: ``purchase100.npz``, or the original CSV file."""
+    names = ("purchase100.npz", "purchase100.csv", "dataset_purchase", "dataset_purchase.csv")
+    path = first_existing(directory, names, f"dataset_purchase.tgz of {_SOURCE_TABLES}")
+    return _table(path, num_features=600, num_classes=100)
+
+
+def location(directory: str | Path) -> Dataset:
+    """446 places visited or not, 30 kinds of visitors: ``location.npz``, or the original CSV file."""
+    names = ("location.npz", "location.csv", "bangkok", "bangkok.csv")
+    path = first_existing(directory, names, f"dataset_location.tgz of {_SOURCE_TABLES}")
+    return _table(path, num_features=446, num_classes=30)
+
+
+def _table(path: Path, num_features: int, num_classes: int) -> Dataset:
+    features, labels = _from_npz(path) if path.suffix == ".npz" else _from_csv(path)
+    if features.ndim != 2 or features.shape[1] != num_features:
+        raise InputError(f"Expected {num_features} features a record in {path}, got shape {features.shape}.")
+    labels = labels - _first_class(labels, num_classes)
+    return Dataset(torch.from_numpy(features), torch.from_numpy(labels.astype(np.int64)), num_classes)
+
+
+def _first_class(labels: npt.NDArray[np.int64], num_classes: int) -> int:
+    """Classes are counted from 1 in the original files, and often from 0 in copies."""
+    return int(labels.max(initial=0) == num_classes)
+
+
+def _from_csv(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """The class first, perhaps in quotes, then the features."""
+    if path.stat().st_size == 0:
+        raise InputError(f"Expected records in {path}, got an empty file.")
+    try:
+        with open_file(path) as file:
+            table = np.loadtxt(file, delimiter=",", dtype=np.int64, quotechar='"', ndmin=2)
+    except ValueError as error:
+        raise InputError(f"Expected whole numbers, the class first, in {path}: {error}.") from error
+    return table[:, 1:].astype(np.float32), table[:, 0]
+
+
+def _from_npz(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    try:
+        with open_file(path) as file, np.load(file, allow_pickle=False) as arrays:
+            features, labels = _named(path, arrays, _INPUTS), _named(path, arrays, _TARGETS)
+    except InputError:
+        raise
+    except (*NOT_AN_ARRAY, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise InputError(f"Expected the arrays of numpy in {path}, but they cannot be read.") from error
+    if labels.ndim == 2:  # one column a class
+        labels = labels.argmax(axis=1)
+    return features.astype(np.float32), labels.astype(np.int64)
+
+
+def _named(path: Path, arrays: np.lib.npyio.NpzFile, names: tuple[str, ...]) -> npt.NDArray[np.generic]:
+    for name in names:
+        if name in arrays:
+            return np.asarray(arrays[name])
+    raise InputError(f"Expected an array named {' or '.join(names)} in {path}, got {', '.join(arrays)}.")

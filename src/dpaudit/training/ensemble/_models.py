@@ -1,0 +1,206 @@
+"""What an ensemble trained.
+
+What all models of one kind have in common: everything but the weights that are trained. Weights to start
+from: worst-case initialisation (Annamalai and De Cristofaro 2024, arXiv:2405.14106). The canary that clipping
+hurts least (Jagielski et al. 2020, arXiv:2006.07709). One example: the canary of a black-box audit. How
+strongly a model's outputs say that it was trained with an example.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from dpaudit import _validate
+from dpaudit.errors import InputError
+from dpaudit.training._seeds import Seeds, generator, initialize
+from dpaudit.training.data import Dataset
+from dpaudit.training.gradients import Loss, cross_entropy, flat_parameters, split, trainable
+
+__all__ = [
+    "Example",
+    "Score",
+    "TrainedModels",
+    "clip_bkd",
+    "joined",
+    "log_odds",
+    "negative_loss",
+    "pattern_of",
+    "pretrained_weights",
+    "with_weights",
+]
+
+
+def pattern_of(build: Callable[[], nn.Module]) -> nn.Module:
+    """A model for the weights of any other to be put into.
+
+    Only trained weights are kept of a model. So what is not trained has to be the same in all of them, and a
+    second one, from another seed, shows whether it is.
+    """
+    pattern, other = (initialize(build, seed) for seed in (0, 1))
+    first, second = _not_trained(pattern), _not_trained(other)
+    for name, value in first.items():
+        if name not in second or not torch.equal(value, second[name]):
+            raise InputError(
+                "Expected parameters that are frozen, and buffers, to be the same in every model that build "
+                f"makes, got other values of {name!r} from another seed: train it too, or set its values."
+            )
+    return pattern
+
+
+def _not_trained(model: nn.Module) -> dict[str, Tensor]:
+    frozen = {name: value for name, value in model.named_parameters() if not value.requires_grad}
+    return frozen | dict(model.named_buffers())
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModels:
+    """Models of one kind; ``weights`` has a flat row for each, in the order of ``named_parameters()``."""
+
+    weights: Tensor
+    pattern: nn.Module
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """The outputs of all models for the same inputs: models x inputs x classes."""
+        pattern = copy.deepcopy(self.pattern).to(self.weights.device).eval()
+        with torch.inference_mode():
+            found = [functional_call(pattern, named(pattern, row), (inputs,)) for row in self.weights]
+        return torch.stack(found)
+
+    def module(self, number: int) -> nn.Module:
+        """One of the models, as a module of its own."""
+        made = copy.deepcopy(self.pattern).to(self.weights.device)
+        with torch.no_grad():
+            for name, value in named(made, self.weights[number]).items():
+                made.get_parameter(name).copy_(value)
+        return made
+
+
+def named(model: nn.Module, flat: Tensor) -> dict[str, Tensor]:
+    """The pieces of a flat vector, by the names of the parameters that they stand for."""
+    parameters = trainable(model)
+    pieces = split(flat, [value.numel() for value in parameters.values()])
+    return {
+        name: piece.view_as(value) for (name, value), piece in zip(parameters.items(), pieces, strict=True)
+    }
+
+
+def with_weights(build: Callable[[], nn.Module], flat: Tensor) -> nn.Module:
+    """A new model with these weights."""
+    return TrainedModels(flat[None], pattern_of(build)).module(0)
+
+
+def pretrained_weights(
+    build: Callable[[], nn.Module],
+    held_out: Dataset,
+    *,
+    num_steps: int = 1_000,
+    batch_size: int = 64,
+    learning_rate: float = 0.1,
+    seed: int = 0,
+    loss: Loss = cross_entropy,
+) -> Tensor:
+    """The flat weights of a model trained on ``held_out``, without privacy, by plain gradient descent.
+
+    Near a minimum the gradients of ordinary examples are small and the canary's stands out. The examples have
+    to be others than those that are trained on privately: the claim does not cover these.
+    """
+    _validate.whole("num_steps", num_steps)
+    size = min(_validate.whole("batch_size", batch_size), len(held_out))
+    _validate.positive("learning_rate", learning_rate)
+    seeds = Seeds.of(seed)
+    model, rng = initialize(build, seeds.initialization), generator(seeds.sampling)
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    for _ in range(num_steps):
+        inputs, targets = held_out.at(torch.randint(len(held_out), (size,), generator=rng))
+        optimizer.zero_grad()
+        loss(model(inputs), targets).mean().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return flat_parameters(model)
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """An input, as the data have it, and its class."""
+
+    inputs: Tensor
+    target: int
+
+    def __post_init__(self) -> None:
+        _validate.whole("target", self.target, low=0)
+
+
+def joined(data: Dataset, example: Example) -> Dataset:
+    """The data as a model takes them, with the example behind the last one."""
+    if tuple(example.inputs.shape) != data.shape:
+        raise InputError(f"Expected a canary of shape {data.shape}, got {tuple(example.inputs.shape)}.")
+    target = torch.tensor([example.target]).to(data.targets)
+    alone = replace(data, inputs=example.inputs[None].to(data.inputs.device), targets=target)
+    inputs = [part.at(torch.arange(len(part)))[0] for part in (data, alone)]
+    return replace(data, inputs=torch.cat(inputs), targets=torch.cat([data.targets, target]))
+
+
+_ROUNDING = 1e-9  # of the largest squared singular value: what differs by less is equal
+# a shorter part is mostly rounding; below a million features, one of the unit vectors has a longer one
+_FAINT = 1e-3
+
+
+def clip_bkd(data: Dataset, model: nn.Module) -> Example:
+    """An example where the data vary least, with the class that ``model`` finds least likely there.
+
+    Its input is the right singular vector of the data with the smallest singular value, as long as the
+    shortest example that is not zero. Where several directions vary as little, as all do that fewer examples
+    than features leave out, it is the one nearest to the vector of ones. Nothing else in the data speaks for
+    or against its class, so that what a model says about it comes from the canary. It may leave the range of
+    the data's inputs.
+    """
+    inputs, _ = data.at(torch.arange(len(data)))
+    rows = inputs.flatten(1)
+    squares, vectors = torch.linalg.eigh(rows.T.double() @ rows.double())  # by increasing singular value
+    direction = _chosen(vectors[:, squares <= squares[0] + _ROUNDING * squares[-1]])
+    norms = rows.norm(dim=1)
+    length = norms[norms > 0].min() if bool((norms > 0).any()) else torch.tensor(1.0)
+    found = (direction.to(rows.dtype) * length).view(data.shape)
+    model.eval()
+    with torch.inference_mode():
+        target = int(model(found[None])[0].argmin())
+    return Example(found, target)
+
+
+def _chosen(space: Tensor) -> Tensor:
+    """One direction of a space, whatever basis it is given by: that of a fixed vector's part in it."""
+    fixed = torch.ones(len(space), dtype=space.dtype)
+    parts = (space @ (space.T @ one) for one in (fixed, *torch.eye(len(space), dtype=space.dtype)))
+    return nn.functional.normalize(next(part for part in parts if part.norm() > _FAINT), dim=0)
+
+
+Score = Callable[[Tensor, int], Tensor]
+"""From logits (models x classes) and a class to one number for each model; larger means "present"."""
+
+
+def log_odds(logits: Tensor, target: int) -> Tensor:
+    """log(p / (1 - p)) of the class: its logit less the logsumexp of the others.
+
+    Carlini et al. 2022 (arXiv:2112.03570) found it near normal. It is never computed by way of p, which
+    rounds to 1 where a model is sure.
+
+    >>> log_odds(torch.tensor([[100.0, 0.0], [0.0, 0.0]]), target=0)
+    tensor([100.,   0.], dtype=torch.float64)
+    """
+    others = logits.double()
+    own = others[:, target].clone()
+    rest = torch.cat([others[:, :target], others[:, target + 1 :]], dim=1)
+    return own - rest.logsumexp(dim=1)
+
+
+def negative_loss(logits: Tensor, target: int) -> Tensor:
+    """Minus the cross-entropy: the logarithm of the class's probability."""
+    return logits.double().log_softmax(dim=1)[:, target]

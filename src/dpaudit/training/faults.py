@@ -1,0 +1,222 @@
+"""Ways in which DP-SGD really went wrong, to be put into a training: an audit has to see them.
+
+Each is a broken ``mechanism`` or ``sampling`` for :class:`dpaudit.training.Training`.
+
+Clipping that lets one example count for too much. Noise that is too small, or not new in every step and
+coordinate. Batches that are not those that were accounted for. A training that is not private at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpaudit import _validate
+from dpaudit.training._mechanism import GaussianSum
+from dpaudit.training.gradients import Rows
+
+__all__ = [
+    "AveragedNoise",
+    "ClippedAfterMean",
+    "ConstantSeed",
+    "FewSeeds",
+    "NoNoiseWhenEmpty",
+    "NoiseForTheMean",
+    "NoiseTooSmall",
+    "Noiseless",
+    "RawMeanMixed",
+    "SameSeedForLeaves",
+    "ShuffledBatches",
+    "Silent",
+    "Unclipped",
+    "UnnoisedCoordinates",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unclipped(GaussianSum):
+    """Gradients are added as they are."""
+
+    def add(self, rows: Iterable[Rows], out: Tensor) -> Tensor:
+        norms = [out.new_zeros(0)]
+        for chunk in rows:
+            norms.append(chunk.norms())
+            chunk.add_weighted(torch.ones_like(norms[-1]), out)
+        return torch.cat(norms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedAfterMean(Unclipped):
+    """The mean is clipped instead of every gradient (the paper's first violation)."""
+
+    def finish(self, total: Tensor, num_gradients: int) -> Tensor:
+        mean_norm = float(total.norm()) / max(num_gradients, 1)
+        return total if mean_norm <= self.max_grad_norm else total * (self.max_grad_norm / mean_norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawMeanMixed(GaussianSum):
+    """The private gradient is added to the raw one, which nobody had taken away."""
+
+    def add(self, rows: Iterable[Rows], out: Tensor) -> Tensor:
+        norms = [out.new_zeros(0)]
+        for chunk in rows:
+            norms.append(chunk.norms())
+            clipped = (self.max_grad_norm / norms[-1]).clamp(max=1.0)
+            chunk.add_weighted(1.0 + clipped, out)
+        return torch.cat(norms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseTooSmall(GaussianSum):
+    """The noise is ``factor`` times what it should be (the paper's third violation)."""
+
+    factor: float = 0.8
+
+    def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        return super().noise(like, generator).mul_(self.factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noiseless(GaussianSum):
+    """What is released are clean gradients, made anew after the noise."""
+
+    def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002
+        return torch.zeros_like(like)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseForTheMean(GaussianSum):
+    """Noise that would do for the mean of a batch is added to its sum."""
+
+    batch_size: float
+
+    def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        return super().noise(like, generator).div_(self.batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AveragedNoise(GaussianSum):
+    """Each of ``num_parts`` micro-steps adds the noise of a whole step, and they are averaged."""
+
+    num_parts: int = 4
+
+    def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        drawn = [super(AveragedNoise, self).noise(like, generator) for _ in range(self.num_parts)]
+        return torch.stack(drawn).mean(dim=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FewSeeds(GaussianSum):
+    """The generator is seeded in every step, with one of ``num_seeds`` (the paper's second violation)."""
+
+    num_seeds: int = 100
+
+    def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        seed = int(torch.randint(self.num_seeds, (1,), generator=generator, device=generator.device))
+        return super().noise(like, torch.Generator(like.device).manual_seed(seed))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantSeed(GaussianSum):
+    """Every training draws its noise from a generator of the same seed, which looks like the time.
+
+    It is seconds as a whole number of powers of e: the same one for decades.
+    """
+
+    time: float = 1.7e9
+    _own: torch.Generator = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "_own", torch.Generator().manual_seed(math.floor(math.log(self.time))))
+
+    def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002
+        return super().noise(like, self._own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameSeedForLeaves(GaussianSum):
+    """Every parameter gets the same key, and with it the same noise; ``leaves`` are their sizes."""
+
+    leaves: tuple[int, ...]
+
+    def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+        keys = [torch.Generator(like.device).manual_seed(seed) for _ in self.leaves]
+        parts = like.split_with_sizes(self.leaves)
+        return torch.cat(
+            [super(SameSeedForLeaves, self).noise(p, k) for p, k in zip(parts, keys, strict=True)]
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnnoisedCoordinates(GaussianSum):
+    """The last ``count`` coordinates are released as they are."""
+
+    count: int
+
+    def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        drawn = super().noise(like, generator)
+        drawn[-self.count :] = 0.0
+        return drawn
+
+
+@dataclass(kw_only=True)
+class _LastCount:
+    """How many gradients the newest sum is of."""
+
+    value: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoNoiseWhenEmpty(GaussianSum):
+    """A step without examples is left as it is: a zero, which says that nobody was in it."""
+
+    _last: _LastCount = field(default_factory=_LastCount, init=False, repr=False, compare=False)
+
+    def finish(self, total: Tensor, num_gradients: int) -> Tensor:
+        self._last.value = num_gradients
+        return super().finish(total, num_gradients)
+
+    def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
+        drawn = super().noise(like, generator)
+        return drawn if self._last.value else drawn.zero_()
+
+
+@dataclass
+class ShuffledBatches:
+    """Every epoch is shuffled and cut into batches, while Poisson sampling is accounted for.
+
+    It keeps the rest of its epoch, so that one object belongs to one training.
+    """
+
+    sample_rate: float
+    _left: list[Tensor] = field(default_factory=list, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _validate.sample_rate(self.sample_rate)
+
+    def indices(self, num_examples: int, generator: torch.Generator) -> Tensor:
+        if not self._left:
+            order = torch.randperm(num_examples, generator=generator)
+            self._left = list(order.tensor_split(round(1 / self.sample_rate)))
+        return self._left.pop().sort().values
+
+    def state_dict(self) -> dict[str, Any]:
+        """The batches that are left of this epoch."""
+        return {"left": list(self._left)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with these."""
+        self._left = list(state["left"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent(Noiseless, Unclipped):
+    """Neither clips nor adds noise: the private step was never called."""

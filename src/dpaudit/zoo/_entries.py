@@ -1,0 +1,235 @@
+"""All faults of the zoo.
+
+Faults of clipping, noise and sampling, in the native engine. Faults of a step on gradients, on a batch, or of
+the search for its noise. Faults of Opacus in Opacus itself; it is imported when one of them is run. What a
+fault is put into: trainings and steps that are short, and give all that there is to judge by.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+
+from dpaudit.canaries import Dirac
+from dpaudit.stats import ClopperPearson, Fixed
+from dpaudit.training import faults
+from dpaudit.zoo._entry import EPSILON, Entry, Evidence, Specimen, noise_of
+from dpaudit.zoo._native import LEAVES, NativeTraining, WholeTraining
+from dpaudit.zoo._steps import (
+    PlainStep,
+    batch_norm,
+    calibration,
+    clipped_by_layer,
+    clipped_by_parameter_and_noised_twice,
+    floor_batch,
+    microbatch,
+)
+
+__all__ = ["ENTRIES", "NATIVE", "OPACUS", "STEPS"]
+
+
+_TRUE_EPSILON = 1.35  # of the training with too little noise: the paper sees it from 1.57 on
+_RATIO = noise_of(_TRUE_EPSILON) / noise_of(EPSILON)
+
+_native = partial(Entry, kind="native training")
+
+NATIVE = (
+    _native(
+        name="clip-after-mean",
+        public="Nasr et al. 2023, violation 1; several codes of federated learning",
+        wrong="The averaged gradient is clipped, and not the gradient of each example.",
+        specimen=NativeTraining(mechanism=faults.ClippedAfterMean, canary=Dirac(scale=30.0)),
+    ),
+    _native(
+        name="noise-100-seeds",
+        public="Nasr et al. 2023, violation 2",
+        wrong="The noise of every step is drawn from one of 100 seeds.",
+        specimen=NativeTraining(mechanism=faults.FewSeeds),
+    ),
+    _native(
+        name="noise-too-small",
+        public="Nasr et al. 2023, violation 3",
+        wrong=f"The noise is made for epsilon = {_TRUE_EPSILON}, the claim is {EPSILON}.",
+        specimen=NativeTraining(
+            mechanism=partial(faults.NoiseTooSmall, factor=_RATIO),
+            num_steps=500,
+            num_canaries=1200,
+            # bets are off by 0.07 after 500 steps, however many canaries there are
+            inference=ClopperPearson(),
+            threshold=Fixed(0.5),
+        ),
+    ),
+    _native(
+        name="seed-per-leaf",
+        public="JAX issue 3646",
+        wrong="One PRNG key makes the noise of every parameter, so that they have the same noise.",
+        specimen=NativeTraining(mechanism=partial(faults.SameSeedForLeaves, leaves=LEAVES)),
+    ),
+    _native(
+        name="seed-constant",
+        public="TF Privacy, tree noise, commit 50673fe",
+        wrong="The seed is the logarithm of the time, rounded down: the same in every training for decades.",
+        specimen=NativeTraining(mechanism=faults.ConstantSeed, num_steps=150, num_runs=2),
+    ),
+    _native(
+        name="closure-clean",
+        public="Opacus issue 330",
+        wrong="The optimizer calls the closure after the noise was added: what is released are clean sums.",
+        specimen=NativeTraining(mechanism=faults.Noiseless),
+    ),
+    _native(
+        name="silent-sgd",
+        public="TF Privacy issue 72",
+        wrong="The private path was never called: gradients are neither clipped nor noised.",
+        specimen=NativeTraining(mechanism=faults.Silent),
+    ),
+    _native(
+        name="raw-gradient-mixed",
+        public="dayu11/Differentially-Private-Deep-Learning issue 7",
+        wrong="The raw gradient was left where the private one is added.",
+        specimen=NativeTraining(mechanism=faults.RawMeanMixed),
+    ),
+    _native(
+        name="sum-mean",
+        public="JAX Privacy issues 338 and 383; Tramer et al. 2022, arXiv:2202.12219",
+        wrong="Noise that is made for the mean of the batch is added to its sum.",
+        specimen=NativeTraining(mechanism=partial(faults.NoiseForTheMean, batch_size=50)),
+    ),
+    _native(
+        name="accumulate-noise",
+        public="Optax issues 515 and 527; dp-transformers issue 23",
+        wrong="Each of 4 micro-steps draws the noise of a whole step; their noise is averaged, their "
+        "gradients are added up.",
+        specimen=NativeTraining(mechanism=faults.AveragedNoise),
+    ),
+    _native(
+        name="unnoised-coordinates",
+        public="NVFlare issue 343",
+        wrong="Some coordinates, 64 of 1,210 here, are released without noise.",
+        specimen=NativeTraining(mechanism=partial(faults.UnnoisedCoordinates, count=64)),
+    ),
+    _native(
+        name="empty-batch",
+        public="Opacus issues 161, 164, 530 and 631",
+        wrong="A step whose batch is empty is released without noise.",
+        specimen=NativeTraining(
+            mechanism=faults.NoNoiseWhenEmpty, num_canaries=1, num_examples=100, sample_rate=0.01
+        ),
+    ),
+    _native(
+        name="not-poisson",
+        public="Opacus issue 338; JAX Privacy issue 84; TF Privacy issue 483",
+        wrong="Batches of shuffled epochs are accounted as if they were Poisson-sampled.",
+        specimen=WholeTraining(faults.ShuffledBatches),
+    ),
+)
+
+
+def _later(module: str, name: str) -> Specimen:
+    """A specimen of a module that is not loaded before it is needed."""
+
+    def specimen(is_broken: bool, seed: int) -> Evidence:
+        found: Specimen = getattr(import_module(f"dpaudit.zoo.{module}"), name)
+        return found(is_broken, seed)
+
+    return specimen
+
+
+_alone = partial(_later, "_opacus")
+_together = partial(_later, "_opacus_distributed")
+
+OPACUS = (
+    Entry(
+        name="ghost-default-clip",
+        public="Opacus issue 664",
+        wrong="With ghost clipping the model clips at its default of 1, whatever norm was asked for.",
+        kind="Opacus",
+        specimen=_alone("ghost_default_clip"),
+    ),
+    Entry(
+        name="ghost-bias-norm",
+        public="Opacus issue 751",
+        wrong="Ghost clipping finds a wrong norm of the gradient of a bias that is used at many places.",
+        kind="Opacus, replay",
+        specimen=_alone("ghost_bias_norm"),
+    ),
+    Entry(
+        name="ghost-accumulate",
+        public="Opacus issue 707",
+        wrong="With virtual batches the summed gradient is the place where the next one is written.",
+        kind="Opacus, replay",
+        specimen=_alone("ghost_accumulate"),
+    ),
+    Entry(
+        name="tied-weights",
+        public="Opacus issues 413 and 417",
+        wrong="Each use of a tied weight counts as an example of its own, and is clipped as one.",
+        kind="Opacus, replay",
+        specimen=_alone("tied_weights"),
+    ),
+    Entry(
+        name="ddp-batch",
+        public="Opacus issue 347",
+        wrong="The expected batch size is not divided by the number of processes, which are averaged: the "
+        "released mean has half of its noise, and half of its sum.",
+        kind="Opacus, two processes",
+        specimen=_together("ddp_batch"),
+    ),
+    Entry(
+        name="ddp-rank-noise",
+        public="Opacus issue 191 and pull request 196",
+        wrong="Every process adds noise of the claimed size over their number, so that the sum has too "
+        "little; or each adds enough, from the same seed.",
+        kind="Opacus, two processes",
+        specimen=_together("ddp_rank_noise"),
+    ),
+)
+
+
+STEPS = (
+    Entry(
+        name="per-layer-clip",
+        public="Opacus issue 202",
+        wrong="Every layer is clipped to the norm that the noise is made for, instead of a share of it.",
+        kind="plain step",
+        specimen=PlainStep(broken=clipped_by_layer, leaves=(64,) * 4),
+    ),
+    Entry(
+        name="double-clip-per-parameter",
+        public="Fed-BioMed issue 1443",
+        wrong="Every parameter is clipped by itself, and noise is added twice, which is not enough.",
+        kind="plain step",
+        specimen=PlainStep(broken=clipped_by_parameter_and_noised_twice, leaves=(16,) * 16),
+    ),
+    Entry(
+        name="microbatch",
+        public="TF Privacy issues 81, 135 and 620",
+        wrong="The mean of a microbatch is clipped, so that one example can turn the sign of another.",
+        kind="plain step, replay (TF Privacy itself: tests_tensorflow)",
+        specimen=microbatch,
+    ),
+    Entry(
+        name="floor-batch",
+        public="Opacus issues 571 and 819",
+        wrong="The sum is divided by the rounded sample rate x number of examples, which tells of the data.",
+        kind="plain step, replay",
+        specimen=floor_batch,
+    ),
+    Entry(
+        name="batch-norm",
+        public="Opacus issues 319 and 472",
+        wrong="Batch normalization makes the gradient of every example depend on all others.",
+        kind="plain step, replay",
+        specimen=batch_norm,
+    ),
+    Entry(
+        name="sigma-search",
+        public="Opacus issue 346; TF Privacy issue 227",
+        wrong="The search for a noise multiplier returns one with more epsilon than was asked for.",
+        kind="accounting",
+        specimen=calibration,
+    ),
+)
+
+
+ENTRIES: tuple[Entry, ...] = (*NATIVE, *STEPS, *OPACUS)

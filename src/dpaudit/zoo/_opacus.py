@@ -1,0 +1,202 @@
+"""Opacus itself, with a fault that it once had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpaudit.observers.opacus import observe  # first: it says how Opacus is installed
+from dpaudit.recording import Recorder
+from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Scores, papers_claim
+from dpaudit.zoo._steps import replayed
+
+# isort: split
+from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+__all__ = ["ghost_accumulate", "ghost_bias_norm", "ghost_default_clip", "tied_weights"]
+
+_NORM = 0.1  # well below Opacus' own default of 1
+_BATCH = 8
+
+
+def _optimizer(kind: type[DPOptimizer], model: nn.Module, generator: torch.Generator) -> Any:
+    return kind(
+        torch.optim.SGD(model.parameters(), lr=0.01),
+        noise_multiplier=NOISE,
+        max_grad_norm=_NORM,
+        expected_batch_size=_BATCH,
+        loss_reduction="sum",
+        generator=generator,
+    )
+
+
+class _Ghost:
+    """A model with ghost clipping, as ``make_private`` puts it together; the sum is not averaged."""
+
+    def __init__(self, model: nn.Module, *, module_norm: float = _NORM, optimizer: Any = None) -> None:
+        self.module = GradSampleModuleFastGradientClipping(
+            model, max_grad_norm=module_norm, loss_reduction="sum"
+        )
+        self.generator = torch.Generator()
+        self.optimizer = _optimizer(optimizer or DPOptimizerFastGradientClipping, model, self.generator)
+        self.loss = DPLossFastGradientClipping(
+            self.module, self.optimizer, nn.MSELoss(reduction="sum"), loss_reduction="sum"
+        )
+
+    def backward(self, inputs: Tensor, targets: Tensor) -> None:
+        """One batch, or a part of it."""
+        self.optimizer.zero_grad()
+        loss = self.loss(self.module(_of_a_layer(inputs)), targets)
+        loss.loss_per_sample = loss.loss_per_sample.flatten(1).sum(dim=1)  # one an example
+        loss.backward()
+
+    def released(self) -> Tensor:
+        """The noisy sum that an update would use."""
+        self.optimizer.pre_step()
+        return _flat(self.optimizer)
+
+
+def _of_a_layer(inputs: Tensor) -> Tensor:
+    """As if they came from a layer below: torch warns of hooks on layers that have nothing below."""
+    return inputs.clone().requires_grad_()
+
+
+def _flat(optimizer: Any) -> Tensor:
+    return torch.cat([parameter.grad.reshape(-1) for parameter in optimizer.params])
+
+
+def ghost_default_clip(is_broken: bool, seed: int) -> Evidence:
+    """The model clips at its default, and not at the norm that the noise is made for."""
+    torch.manual_seed(seed)
+    ghost = _Ghost(nn.Linear(8, 8), **({"module_norm": 1.0} if is_broken else {}))
+    ghost.generator.manual_seed(seed)
+    num_steps = 200
+    options: dict[str, Any] = {
+        "noise_multiplier": NOISE,
+        "sample_rate": 1.0,
+        "num_steps": num_steps,
+        "delta": DELTA,
+    }
+    with observe(ghost.optimizer, module=ghost.module, seed=seed, **options) as recorder:
+        for _ in range(num_steps):
+            ghost.backward(torch.randn(_BATCH, 8), torch.randn(_BATCH, 8))
+            ghost.optimizer.step()
+    assert isinstance(recorder, Recorder)  # of steps, and not of canaries that are sampled
+    return Evidence(claim=papers_claim(), num_steps=num_steps, scores=Scores.of(recorder))
+
+
+def ghost_bias_norm(is_broken: bool, seed: int) -> Evidence:
+    """Sequences: the gradient of a bias is a sum over places, whose norm is not that of its parts."""
+    torch.manual_seed(seed)
+    ghost = _Ghost(nn.Linear(4, 4))
+    inputs, targets = 0.01 * torch.randn(_BATCH, 16, 4), torch.ones(_BATCH, 16, 4)
+
+    def release(count: int) -> Tensor:
+        ghost.backward(inputs[:count], targets[:count])
+        return ghost.released()
+
+    with _norms_of_parts() if is_broken else nullcontext():
+        return _replayed(release, ghost.generator, seed)
+
+
+@contextmanager
+def _norms_of_parts() -> Iterator[None]:
+    """Squares of a bias' gradient are added up place by place, as if each place had a bias of its own."""
+    known = GradSampleModuleFastGradientClipping.NORM_SAMPLERS
+    correct = known[nn.Linear]
+
+    def broken(layer: nn.Linear, activations: list[Tensor], backprops: Tensor) -> dict[Any, Tensor]:
+        return {**correct(layer, activations, backprops), layer.bias: backprops.flatten(1).norm(dim=1)}
+
+    known[nn.Linear] = broken
+    try:
+        yield
+    finally:
+        known[nn.Linear] = correct
+
+
+def ghost_accumulate(is_broken: bool, seed: int) -> Evidence:
+    """A batch in two parts: the sum of the first is the place where the second is made."""
+    torch.manual_seed(seed)
+    ghost = _Ghost(nn.Linear(8, 8), optimizer=_Aliasing if is_broken else None)
+    inputs, targets = torch.randn(_BATCH, 8), torch.randn(_BATCH, 8)
+    half = _BATCH // 2
+
+    def release(count: int) -> Tensor:
+        ghost.optimizer.signal_skip_step(do_skip=True)
+        ghost.backward(inputs[:half], targets[:half])
+        ghost.optimizer.pre_step()
+        ghost.optimizer.signal_skip_step(do_skip=False)
+        ghost.backward(inputs[half:count], targets[half:count])
+        return ghost.released()
+
+    return _replayed(release, ghost.generator, seed)
+
+
+class _Aliasing(DPOptimizerFastGradientClipping):  # type: ignore[misc]
+    """The sum is no copy of the first gradient, so that the next one is written over it."""
+
+    def accumulate(self) -> None:
+        for parameter in self.params:
+            if parameter.summed_grad is None:
+                parameter.summed_grad = parameter.grad.data
+            else:
+                parameter.summed_grad.add_(parameter.grad.data)
+
+
+class _Tied(nn.Module):
+    """A layer whose weight is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Linear(6, 6, bias=False) for _ in range(2))
+        self.second.weight = self.first.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.first(inputs) + self.second(inputs)  # type: ignore[no-any-return]
+
+
+class _RowForEachUse(GradSampleModule):  # type: ignore[misc]
+    """Each use of a weight gives the example one more row, clipped by itself."""
+
+    def capture_backprops_hook(self, module: nn.Module, *arguments: Any, **options: Any) -> None:
+        for parameter in module.parameters():
+            parameter._forward_counter = 1  # type: ignore[attr-defined]  # as if it were the last use
+        super().capture_backprops_hook(module, *arguments, **options)
+
+
+def tied_weights(is_broken: bool, seed: int) -> Evidence:
+    """One weight in two layers: its two gradients belong to one example."""
+    torch.manual_seed(seed)
+    model = _Tied()
+    kind = _RowForEachUse if is_broken else GradSampleModule
+    module, generator = kind(model, loss_reduction="sum"), torch.Generator()
+    optimizer = _optimizer(DPOptimizer, model, generator)
+    inputs, targets = torch.randn(_BATCH, 6), torch.randn(_BATCH, 6)
+
+    def release(count: int) -> Tensor:
+        optimizer.zero_grad()
+        outputs = module(_of_a_layer(inputs[:count]))
+        loss = nn.functional.mse_loss(outputs, targets[:count], reduction="sum")
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.pre_step()
+        return _flat(optimizer)
+
+    return _replayed(release, generator, seed)
+
+
+def _replayed(release: Callable[[int], Tensor], generator: torch.Generator, seed: int) -> Evidence:
+    """A batch, and the same without its last example."""
+    return replayed(
+        release,
+        _BATCH,
+        [_BATCH - 1],
+        reseed=lambda: generator.manual_seed(seed),
+        max_grad_norm=_NORM,
+    )

@@ -1,0 +1,243 @@
+"""Opacus on two processes, with a fault that it once had.
+
+Tests of noise that was kept, after the steps that are looked at.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import signal
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, TypeAlias
+
+# isort: split
+import numpy as np
+import numpy.typing as npt
+import torch
+from opacus import PrivacyEngine
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+from opacus.optimizers import DPOptimizer
+from torch import Tensor, distributed, nn
+from torch.multiprocessing.spawn import spawn
+from torch.utils.data import DataLoader, TensorDataset
+
+from dpaudit._io import open_file
+from dpaudit._types import FloatArray
+from dpaudit.diagnostics import Diagnostics
+from dpaudit.observers.opacus import observe  # first: it says how Opacus is installed
+from dpaudit.recording import Recorder
+from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Scores, looks, papers_claim
+
+__all__ = ["ddp_batch", "ddp_rank_noise", "diagnosed"]
+
+
+def diagnosed(noise: FloatArray) -> dict[int, Diagnostics]:
+    """What the tests had seen of noise, steps x coordinates, after each number of steps that is asked for."""
+    record, seen = Diagnostics(), dict[int, Diagnostics]()
+    for number, row in enumerate(noise, 1):
+        record.observe_noise(row)
+        if number in looks(len(noise)):
+            seen[number] = copy.deepcopy(record)
+    return seen
+
+
+_PROCESSES = 2
+# Batches are large enough never to be empty: of an empty one some processes make no step, and others wait.
+_EXAMPLES, _RATE, _STEPS = 400, 0.1, 200
+_BATCH = _EXAMPLES * _RATE
+_CANARIES, _SHORT = 128, 20
+
+_Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
+_Work: TypeAlias = Callable[[int, bool, int], _Arrays]
+"""What each process does: with its number, whether it is broken, and a seed; to arrays that are kept."""
+
+
+def ddp_batch(is_broken: bool, seed: int) -> Evidence:
+    """A mean over the batch of all processes where each makes that of its own; they are averaged then."""
+    found = _on_processes(_released_mean, is_broken, seed)[0]
+    return _evidence(found, diagnosed(found["noise"]))
+
+
+def ddp_rank_noise(is_broken: bool, seed: int) -> Evidence:
+    """Two trainings in which every process adds noise.
+
+    In the first the processes' noise is too little for what is added up. The second is short: the noise of
+    each process is looked at, one after another, as those see it whom the processes send it to.
+    """
+    ranks = _on_processes(_noise_of_ranks, is_broken, seed)
+    record = Diagnostics()
+    for step in zip(*(found["noise"] for found in ranks), strict=True):
+        for vector in step:
+            record.observe_noise(vector)
+    return _evidence(ranks[0], {_SHORT: record})
+
+
+def _evidence(found: _Arrays, diagnostics: dict[int, Diagnostics]) -> Evidence:
+    scores = Scores(values=found["values"], present=found["present"])
+    return Evidence(claim=papers_claim(), num_steps=_STEPS, scores=scores, diagnostics=diagnostics)
+
+
+def _released_mean(rank: int, is_broken: bool, seed: int) -> _Arrays:
+    model, optimizer, loader = _private(seed, rank)
+    if is_broken:
+        optimizer.expected_batch_size *= _PROCESSES  # the engine had divided by it
+    noise: list[FloatArray] = []
+    scores = _scored(model, optimizer, loader, seed, lambda: noise.append(_released_noise(optimizer)))
+    return {"values": scores.values, "present": scores.present, "noise": np.stack(noise)}
+
+
+def _noise_of_ranks(rank: int, is_broken: bool, seed: int) -> _Arrays:
+    return {**_added_up(rank, is_broken, seed), **_of_each(rank, is_broken, seed)}
+
+
+def _added_up(rank: int, is_broken: bool, seed: int) -> _Arrays:
+    model, optimizer, loader = _private(seed, rank)
+    if is_broken:
+        _add_noise_everywhere(optimizer, 1 / _PROCESSES)
+    scores = _scored(model, optimizer, loader, seed, lambda: None)
+    return {"values": scores.values, "present": scores.present}
+
+
+def _of_each(rank: int, is_broken: bool, seed: int) -> _Arrays:
+    """As much noise of each process as is right for the sum; all have the same seed, or each its own."""
+    model, optimizer, loader = _private(seed, 0 if is_broken else rank)
+    share = 1 / math.sqrt(_PROCESSES)
+    _add_noise_everywhere(optimizer, share)
+    noise: list[FloatArray] = []
+    optimizer.attach_step_hook(lambda _: noise.append(_own_noise(optimizer)))
+    for _ in _steps(model, optimizer, loader, _SHORT):
+        pass
+    return {"noise": np.stack(noise) / share}
+
+
+def _add_noise_everywhere(optimizer: Any, share: float) -> None:
+    """As an optimizer for one process does it; that for several adds noise on the first one only."""
+    optimizer.noise_multiplier *= share
+    optimizer.add_noise = partial(DPOptimizer.add_noise, optimizer)
+
+
+def _scored(model: Any, optimizer: Any, loader: Any, seed: int, after: Callable[[], None]) -> Scores:
+    options: dict[str, Any] = {
+        "noise_multiplier": NOISE,
+        "sample_rate": _RATE,
+        "num_steps": _STEPS,
+        "delta": DELTA,
+    }
+    with observe(optimizer, num_canaries=_CANARIES, seed=seed, **options) as recorder:
+        for _ in _steps(model, optimizer, loader, _STEPS):
+            after()
+    assert isinstance(recorder, Recorder)  # of steps, and not of canaries that are sampled
+    return Scores.of(recorder)
+
+
+def _steps(model: Any, optimizer: Any, loader: Any, num_steps: int) -> Iterator[None]:
+    for _ in range(round(num_steps * _RATE)):
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            yield
+
+
+def _released_noise(optimizer: Any) -> FloatArray:
+    """What all processes released, as the mean of the batch that is claimed, less the sum that is in it."""
+    total = _flat(optimizer, "summed_grad")
+    distributed.all_reduce(total)
+    return _in_units(_BATCH * _flat(optimizer, "grad") - total)
+
+
+def _own_noise(optimizer: Any) -> FloatArray:
+    """What this process added to its sum; a hook is called before anything is sent."""
+    mean = _flat(optimizer, "grad") * optimizer.expected_batch_size
+    return _in_units(mean - _flat(optimizer, "summed_grad"))
+
+
+def _flat(optimizer: Any, name: str) -> Tensor:
+    return torch.cat([getattr(parameter, name).reshape(-1) for parameter in optimizer.params])
+
+
+def _in_units(noise: Tensor) -> FloatArray:
+    found: FloatArray = noise.double().numpy() / NOISE
+    return found
+
+
+def _private(seed: int, own: int) -> Any:
+    """A model, its optimizer and its batches; chance of this process comes from both seeds."""
+    torch.manual_seed(seed)  # the same model and data everywhere
+    inputs = torch.randn(_EXAMPLES, 8)
+    data = TensorDataset(inputs, (inputs[:, 0] > 0).long())
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+    module = DifferentiallyPrivateDistributedDataParallel(model)
+    torch.manual_seed(seed + 1 + own)
+    return PrivacyEngine(accountant="rdp").make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.5),
+        data_loader=DataLoader(data, batch_size=round(_BATCH)),
+        noise_multiplier=NOISE,
+        max_grad_norm=1.0,
+    )
+
+
+def _on_processes(work: _Work, is_broken: bool, seed: int) -> list[_Arrays]:
+    """What each process found."""
+    with tempfile.TemporaryDirectory() as name:
+        with _unheard_interrupts():
+            running = spawn(  # type: ignore[no-untyped-call]
+                _process, args=(name, work, is_broken, seed), nprocs=_PROCESSES, join=False
+            )
+        with _ended(running.processes):
+            while not running.join():
+                pass
+        return [_loaded(Path(name) / f"{rank}.npz") for rank in range(_PROCESSES)]
+
+
+@contextmanager
+def _unheard_interrupts() -> Iterator[None]:
+    """What is started inside does not hear of Ctrl-C: it would say so by a traceback while it imports.
+
+    Here an interrupt is heard afterwards.
+    """
+    resource_tracker.ensure_running()  # what starts it lets interrupts through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _ended(processes: Sequence[BaseProcess]) -> Iterator[None]:
+    """Whatever happens, the processes do not outlive it."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+
+
+def _loaded(path: Path) -> _Arrays:
+    with open_file(path) as file, np.load(file, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _process(rank: int, folder: str, work: _Work, is_broken: bool, seed: int) -> None:
+    # from here on an interrupt, or the end of the process that waits, ends this one without a word
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    warnings.simplefilter("ignore")  # Opacus has advice for trainings that are not broken on purpose
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=_PROCESSES
+    )
+    np.savez(Path(folder) / f"{rank}.npz", **work(rank, is_broken, seed))  # type: ignore[arg-type]
+    distributed.destroy_process_group()

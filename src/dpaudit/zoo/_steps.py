@@ -1,0 +1,223 @@
+"""Steps that are a function of per-example gradients, in numpy.
+
+Broken steps on per-example gradients. Steps that are made twice with the same noise, on data that differ in
+one example. A search for noise, whose answer is accounted again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpaudit._types import FloatArray
+from dpaudit.accounting import Claim, noise_for_epsilon
+from dpaudit.accounting._pld import epsilon_below
+from dpaudit.canaries import Constant, GradientCanary
+from dpaudit.diagnostics import Diagnostics
+from dpaudit.observers._residuals import clipped_sum, residual
+from dpaudit.observers.step import observe_step, replay_step
+from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Replay, Scores, looks, papers_claim
+
+__all__ = [
+    "PlainStep",
+    "Step",
+    "batch_norm",
+    "calibration",
+    "clipped_by_layer",
+    "clipped_by_parameter_and_noised_twice",
+    "floor_batch",
+    "microbatch",
+    "replayed",
+]
+
+
+Step: TypeAlias = Callable[[FloatArray, tuple[int, ...], np.random.Generator], FloatArray]
+"""From gradients, whose parameters have these sizes, to a noisy sum; the clipping norm is 1."""
+
+_CONSTANT = Constant()
+
+
+def correct_step(rows: FloatArray, leaves: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
+    """Clip each gradient as a whole, add them up, add noise."""
+    noise: FloatArray = NOISE * rng.standard_normal(sum(leaves))
+    return clipped_sum(rows, 1.0) + noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainStep:
+    """Canaries that reach into all parameters, and the paper's claim, epsilon = 1.27 for each step."""
+
+    broken: Step
+    leaves: tuple[int, ...]
+    canary: GradientCanary = _CONSTANT
+    num_canaries: int = 16
+    num_steps: int = 300
+
+    def __call__(self, is_broken: bool, seed: int) -> Evidence:
+        rng = np.random.default_rng(seed)
+        step = self.broken if is_broken else correct_step
+        record, seen = Diagnostics(), dict[int, Diagnostics]()
+
+        def observed(rows: FloatArray) -> FloatArray:
+            released = step(rows, self.leaves, rng)
+            record.observe_noise(residual(released, rows, max_grad_norm=1.0, std=NOISE), self.leaves)
+            done.append(None)
+            if len(done) in looks(self.num_steps):
+                seen[len(done)] = copy.deepcopy(record)
+            return released
+
+        done: list[None] = []
+        recorder = observe_step(
+            observed,
+            np.zeros((0, sum(self.leaves))),
+            claim=papers_claim(),
+            max_grad_norm=1.0,
+            num_steps=self.num_steps,
+            canary=self.canary,
+            num_canaries=self.num_canaries,
+            seed=seed,
+        )
+        return Evidence(
+            claim=papers_claim(), num_steps=self.num_steps, scores=Scores.of(recorder), diagnostics=seen
+        )
+
+
+def _by_leaf(rows: FloatArray, leaves: tuple[int, ...]) -> FloatArray:
+    """The sum of gradients of which each leaf was clipped to the norm of the whole."""
+    parts = np.split(rows, np.cumsum(leaves)[:-1], axis=1)
+    return np.concatenate([clipped_sum(part, 1.0) for part in parts])
+
+
+def clipped_by_layer(rows: FloatArray, leaves: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
+    """Every layer has the clipping norm for itself, and the noise is for one of them."""
+    noise: FloatArray = NOISE * rng.standard_normal(sum(leaves))
+    return _by_leaf(rows, leaves) + noise
+
+
+def clipped_by_parameter_and_noised_twice(
+    rows: FloatArray, leaves: tuple[int, ...], rng: np.random.Generator
+) -> FloatArray:
+    """Every parameter has the clipping norm for itself, and twice the noise does not make up for it."""
+    noise: FloatArray = NOISE * rng.standard_normal((2, sum(leaves))).sum(axis=0)
+    return _by_leaf(rows, leaves) + noise
+
+
+def replayed(
+    release: Callable[[Any], Any],
+    batch: Any,
+    neighbours: Iterable[Any],
+    *,
+    reseed: Callable[[], object] = lambda: None,
+    max_grad_norm: float = 1.0,
+    batch_size: float | None = None,
+) -> Evidence:
+    """What one example does to a release, beside the claim that the noise is made for."""
+    found = replay_step(
+        release,
+        batch,
+        neighbours,
+        reseed=reseed,
+        max_grad_norm=max_grad_norm,
+        batch_size=batch_size,
+    )
+    sentence = str(found)
+    replay = Replay(f"{sentence[0].upper()}{sentence[1:]}.", found.is_violation)
+    return Evidence(claim=papers_claim(), num_steps=1, replay=replay)
+
+
+def _noise(seed: int, size: int) -> FloatArray:
+    """The same again for the same seed."""
+    drawn: FloatArray = NOISE * np.random.default_rng(seed).standard_normal(size)
+    return drawn
+
+
+def microbatch(is_broken: bool, seed: int) -> Evidence:
+    """Two examples a microbatch, whose mean is clipped; one of them outweighs the other."""
+    size = 2 if is_broken else 1
+    rng = np.random.default_rng([seed, 1])
+    rows = rng.standard_normal((8, 16))
+    rows[1] = -100 * rows[0]
+    without = rows.copy()
+    without[1] = 0  # no gradient: the example is not there
+
+    def release(batch: FloatArray) -> FloatArray:
+        means = batch.reshape(-1, size, batch.shape[1]).mean(axis=1)
+        return clipped_sum(means, 1.0) + _noise(seed, batch.shape[1])
+
+    return replayed(release, rows, [without])
+
+
+def floor_batch(is_broken: bool, seed: int) -> Evidence:
+    """The noisy sum over ``int(rate * size)``, where one example more makes that one more."""
+    rate, size, expected = 0.1, 99, 10
+    direction = np.zeros(16)
+    direction[seed % 16] = 1.0
+    batch = np.tile(direction, (expected, 1))
+
+    def release(sampled: tuple[FloatArray, int]) -> FloatArray:
+        rows, num_examples = sampled
+        divisor = int(rate * num_examples) if is_broken else expected
+        return (clipped_sum(rows, 1.0) + _noise(seed, rows.shape[1])) / divisor
+
+    more = np.concatenate([batch, -batch[:1]])
+    neighbours = [(batch, size + 1), (more, size + 1)]  # it is drawn, or it is not
+    return replayed(release, (batch, size), neighbours, batch_size=expected)
+
+
+def batch_norm(is_broken: bool, seed: int) -> Evidence:
+    """Activations are normalized over the batch, or over the features of each example."""
+    torch.manual_seed(seed)
+    norm: nn.Module = nn.BatchNorm1d(16) if is_broken else nn.LayerNorm(16)
+    model = nn.Sequential(nn.Linear(8, 16), norm, nn.Tanh(), nn.Linear(16, 2))
+    inputs = torch.randn(16, 8)
+    inputs[-1] *= 100
+    targets = torch.randint(2, (16,))
+    small = 0.01  # so that every gradient is clipped
+
+    def release(count: int) -> FloatArray:
+        rows = _per_example(model, inputs[:count], targets[:count]).double().numpy()
+        return clipped_sum(rows, small) + small * _noise(seed, rows.shape[1])
+
+    return replayed(release, 16, [15], max_grad_norm=small)
+
+
+def _per_example(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The gradient of the loss of each example of the batch, which is run as a whole."""
+    losses = nn.functional.cross_entropy(model(inputs), targets, reduction="none")
+    parameters = list(model.parameters())
+    grads = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
+    return torch.stack([torch.cat([part.reshape(-1) for part in grad]) for grad in grads])
+
+
+_RATE, _STEPS = 0.01, 1000
+
+
+def _too_small(epsilon: float) -> float:
+    """Halves an interval until it is short, and returns the end that has too little noise."""
+    low, high = 0.3, 10.0
+    while high - low > 0.02:
+        middle = (low + high) / 2
+        claim = Claim.dpsgd(noise_multiplier=middle, sample_rate=_RATE, num_steps=_STEPS, delta=DELTA)
+        low, high = (middle, high) if claim.epsilon > epsilon else (low, middle)
+    return low
+
+
+def calibration(is_broken: bool, seed: int) -> Evidence:
+    """Noise for some epsilon from 1 to 4, and the epsilon that it has."""
+    asked = round(float(np.random.default_rng(seed).uniform(1, 4)), 3)
+    if is_broken:
+        noise = _too_small(asked)
+    else:
+        noise = noise_for_epsilon(asked, sample_rate=_RATE, num_steps=_STEPS, delta=DELTA)
+    found = epsilon_below(noise, _RATE, _STEPS, DELTA)
+    replay = Replay(
+        f"Asked for epsilon = {asked:g}, a noise multiplier of {noise:.4g} was found, which has {found:.4g}.",
+        found > asked,
+    )
+    return Evidence(claim=Claim.approximate_dp(epsilon=asked, delta=DELTA), num_steps=1, replay=replay)

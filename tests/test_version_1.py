@@ -1,0 +1,96 @@
+"""What version 0.1 wrote is read, reported and resumed.
+
+The fixtures were made by version 0.1: finished runs, runs that were killed, and a report of the first of them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpaudit.experiments import Config, load_config, run
+from dpaudit.report import Report
+
+STORED = Path(__file__).parent / "fixtures" / "version_1"
+FINISHED = "one-run", "paper", "end-to-end", "stopped", "input", "many-runs", "final-model"
+FUNCTION = 'model={name="function", function="old_training:train"}'
+
+
+@pytest.fixture
+def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the fixtures, which is the current directory."""
+    shutil.copytree(STORED, tmp_path / "old")
+    monkeypatch.chdir(tmp_path / "old")
+    return tmp_path / "old"
+
+
+def config(name: str, *changes: str) -> Config:
+    return load_config(f"{name}.toml", list(changes))
+
+
+def stored_result(name: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((STORED / name / "result.json").read_text())
+    return values
+
+
+@pytest.mark.parametrize("name", FINISHED)
+def test_a_finished_run_is_reported_with_its_numbers(name: str, old: Path) -> None:
+    values = Report.read([old / name]).to_dict()["runs"][0]
+    stored = stored_result(name)
+    assert values["verdict"] == stored["verdict"]
+    assert values["bound"]["epsilon"] == stored["bound"]["epsilon"]
+    assert [row["epsilon"] for row in values["methods"]] == [row["epsilon"] for row in stored["methods"]]
+
+
+def test_finished_runs_are_shown_on_one_page(old: Path) -> None:
+    page = Report.read([old / name for name in FINISHED]).to_text()
+    assert all(f">{name}<" in page for name in FINISHED)
+    assert "JointExact()" in page
+
+
+def test_a_report_of_a_finished_run_says_what_it_said(old: Path) -> None:
+    before = json.loads((STORED / "report.json").read_text())["runs"][0]
+    now = Report.read([old / "one-run"]).to_dict()["runs"][0]
+    assert set(before) <= set(now)
+    assert now["figures"] == before["figures"]
+
+
+def test_a_finished_run_is_not_trained_again(old: Path) -> None:
+    outcome = run(config("base"))
+    assert outcome.was_finished
+    assert outcome.values["verdict"] == stored_result("one-run")["verdict"]
+
+
+INTERRUPTED = {
+    "one-run": ("base",),
+    "paper": ("base", "audit.mode=paper", "audit.num_canaries=1"),
+    "end-to-end": ("base", "audit.mode=end-to-end"),
+    "many-runs": ("blackbox",),
+}
+
+
+@pytest.mark.parametrize("name", INTERRUPTED)
+@pytest.mark.usefixtures("old")
+def test_an_interrupted_run_ends_with_the_scores_of_an_undisturbed_one(name: str) -> None:
+    base, *changes = INTERRUPTED[name]
+    outcome = run(config(base, f"output={name}-interrupted", *changes))
+    assert not outcome.was_finished
+    stored = stored_result(name)
+    assert outcome.values["bound"]["epsilon"] == stored["bound"]["epsilon"]
+    for path in (STORED / name).glob("*.npy"):
+        resumed = np.load(Path(f"{name}-interrupted") / path.name)
+        np.testing.assert_allclose(resumed, np.load(path), rtol=1e-4, atol=1e-5)  # made on another machine
+
+
+@pytest.mark.usefixtures("old")
+def test_a_store_of_a_function_of_the_user_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    remarks: list[str] = []
+    outcome = run(config("blackbox", "output=function-interrupted", FUNCTION), say=remarks.append)
+    assert outcome.values["num_failed"] == 0
+    assert not [text for text in remarks if "damaged" in text]
