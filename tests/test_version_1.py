@@ -1,6 +1,6 @@
 """What version 0.1 wrote is read, reported and resumed.
 
-The fixtures were made by version 0.1: finished runs, runs that were killed, and a report of the first of them.
+The fixtures are its own: finished runs, runs that were killed, and a report of the first of them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def test_a_report_of_a_finished_run_says_what_it_said(old: Path) -> None:
     assert now["figures"] == before["figures"]
 
 
-def test_a_finished_run_is_not_trained_again(old: Path) -> None:
+@pytest.mark.usefixtures("old")
+def test_a_finished_run_is_not_trained_again() -> None:
     outcome = run(config("base"))
     assert outcome.was_finished
     assert outcome.values["verdict"] == stored_result("one-run")["verdict"]

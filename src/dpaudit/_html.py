@@ -9,9 +9,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TypeAlias
 
-__all__ = ["EMPTY", "Child", "Html", "element", "joined", "labelled", "result_html"]
-
-
 _VOID = frozenset({"br", "col", "hr", "meta", "link"})
 
 

@@ -24,23 +24,6 @@ import numpy.typing as npt
 
 from dpaudit.errors import InputError
 
-__all__ = [
-    "LARGEST_ARRAY",
-    "NOT_AN_ARRAY",
-    "difference",
-    "expanded",
-    "followed",
-    "locked",
-    "make_folder",
-    "map_array",
-    "open_file",
-    "read_json",
-    "remove",
-    "write",
-    "write_text",
-]
-
-
 _UNFINISHED = ".unfinished"
 _SPECIAL = (
     (stat.S_ISFIFO, "a pipe"),

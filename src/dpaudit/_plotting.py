@@ -9,8 +9,6 @@ from typing import Any, BinaryIO
 
 from dpaudit.errors import MissingExtraError
 
-__all__ = ["draw_course", "draw_picture", "draw_plane", "require_plotting"]
-
 # apart also for eyes that do not tell red from green (Okabe and Ito)
 _PALETTE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8a6d3b", "#7f3fbf"
 _OF_METHODS = {

@@ -7,18 +7,6 @@ from numbers import Integral, Real
 
 from dpaudit.errors import InputError
 
-__all__ = [
-    "at_least",
-    "confidence",
-    "delta",
-    "finite",
-    "fraction",
-    "num_steps",
-    "positive",
-    "sample_rate",
-    "whole",
-]
-
 _MOST_STEPS = 10_000_000
 
 

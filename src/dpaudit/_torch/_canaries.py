@@ -16,9 +16,6 @@ from torch import Tensor, nn
 from dpaudit.canaries import Directions
 from dpaudit.errors import InputError
 
-__all__ = ["CanaryVectors", "HeldOutData", "fingerprints", "held_out", "require_fitting"]
-
-
 _SPLIT = object()  # the mark of what was split off
 
 

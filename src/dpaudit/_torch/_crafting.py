@@ -20,20 +20,6 @@ from dpaudit._torch._canaries import HeldOutData
 from dpaudit.canaries import Adversarial, Blank, Crafted, InputCanary, Mislabelled
 from dpaudit.errors import InputError
 
-__all__ = [
-    "Cosine",
-    "Crafting",
-    "Domain",
-    "Examples",
-    "Loss",
-    "NegativeLoss",
-    "Objective",
-    "Search",
-    "Tell",
-    "mean_gradient",
-    "nobody",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Domain:

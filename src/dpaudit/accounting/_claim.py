@@ -12,8 +12,6 @@ from dpaudit.errors import InputError
 from dpaudit.stats._result import Claimed, Hypothesis
 from dpaudit.stats.tradeoffs import ApproximateDP, Gaussian, TradeOff
 
-__all__ = ["Claim"]
-
 
 class Claim(Claimed):
     """A privacy claim; make one with ``gaussian``, ``dpsgd``, ``approximate_dp``, ``accounted`` or ``curve``.

@@ -17,8 +17,6 @@ from dpaudit.accounting._pld import epsilon_above, epsilon_below, epsilon_near
 from dpaudit.errors import InputError
 from dpaudit.stats._rootfinding import Remembered, last_positive, last_true
 
-__all__ = ["cubic", "noise_for_epsilon", "training_epsilon"]
-
 
 def cubic(values: FloatArray, at: FloatArray) -> tuple[FloatArray, FloatArray]:
     """The polynomial through the four values (or rows) at 0, 1, 2, 3, and how far it may be off.

@@ -17,9 +17,6 @@ from dpaudit.errors import InputError
 from dpaudit.stats._rootfinding import last_true
 from dpaudit.stats.tradeoffs import PiecewiseLinear
 
-__all__ = ["composed", "epsilon_above", "epsilon_below", "epsilon_near", "event_curve", "profile"]
-
-
 _FINE = 1e-3
 _HUGE = 1e12  # an epsilon above all that are asked for
 _ROUNDING = 1e-5  # of epsilon: what the truncation of tails may add at a delta of 1e-10

@@ -21,9 +21,6 @@ from dpaudit.stats.tradeoffs._base import at_least_zero
 from dpaudit.stats.tradeoffs._families import approximate_fnr
 from dpaudit.stats.tradeoffs._piecewise import lower_hull
 
-__all__ = ["Lines", "SubsampledGaussian"]
-
-
 _NEIGHBOURS = np.array([[-1], [0], [1]])  # of the line that should be the highest: rounding may err by one
 
 

@@ -15,8 +15,6 @@ from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.errors import InputError
 
-__all__ = ["Constant", "Dirac", "Directions", "GradientCanary", "Mixed", "RandomDirection"]
-
 
 @dataclass(frozen=True, eq=False)
 class Directions:

@@ -16,8 +16,6 @@ from dpaudit import _validate
 from dpaudit._types import IntArray
 from dpaudit.errors import InputError
 
-__all__ = ["Adversarial", "Blank", "Crafted", "InputCanary", "Mislabelled", "ThreatModel", "split_places"]
-
 
 @dataclass(frozen=True)
 class InputCanary:

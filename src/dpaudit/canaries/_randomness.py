@@ -12,8 +12,6 @@ from dpaudit._types import BoolArray
 from dpaudit.canaries._gradients import Directions, GradientCanary
 from dpaudit.errors import InputError
 
-__all__ = ["Coins", "Draws", "fresh_seed"]
-
 _AUDIT = 0x617564  # what chance of an audit is told apart by, also if the training has the same seed
 _COINS, _DIRECTIONS = 0, 1  # purposes of chance
 _WHOLE_RUN = 2**32 - 1  # the number of no step

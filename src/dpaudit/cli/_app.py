@@ -25,9 +25,6 @@ from dpaudit.cli._run_command import run
 from dpaudit.cli._scores_command import scores
 from dpaudit.cli._zoo_command import zoo
 
-__all__ = ["app", "completion", "prepare_completion"]
-
-
 _PROGRAM = "dpaudit"
 _QUESTION = "_DPAUDIT_COMPLETE"  # set by the script when the shell asks
 

@@ -23,21 +23,6 @@ from typer.core import TyperGroup
 from dpaudit.errors import DpauditError
 from dpaudit.stats import Verdict
 
-__all__ = [
-    "BAD_INPUT",
-    "INTERRUPTED",
-    "UNDERPOWERED",
-    "Sentences",
-    "output",
-    "print_json",
-    "print_labelled",
-    "print_table",
-    "slim_table",
-    "status",
-    "working",
-]
-
-
 _GAP = 2  # spaces between the columns of a table
 
 

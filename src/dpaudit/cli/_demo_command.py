@@ -26,8 +26,6 @@ if (
     from dpaudit.experiments import Config, Progress
     from dpaudit.report import Report
 
-__all__ = ["NOTICE", "Audited", "Demo", "demo", "demonstrate"]
-
 
 _FACTOR = 0.8
 _CHANGES = ("seed=20230215",)

@@ -27,25 +27,6 @@ from dpaudit._io import LARGEST_ARRAY, NOT_AN_ARRAY, map_array, open_file
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.errors import InputError, MissingExtraError
 
-__all__ = [
-    "WORDS",
-    "Archive",
-    "Columns",
-    "as_presence",
-    "listed",
-    "open_npz",
-    "read_csv_side",
-    "read_csv_table",
-    "read_npy",
-    "read_parquet_side",
-    "read_parquet_table",
-    "readable",
-    "reading",
-    "require_moderate",
-    "shortened",
-]
-
-
 _LONGEST_SIZES = 60  # characters of one value
 _MOST = 10  # names
 

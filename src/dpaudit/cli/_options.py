@@ -13,19 +13,6 @@ import typer
 from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.errors import InputError
 
-__all__ = [
-    "ClaimOptions",
-    "Confidence",
-    "Delta",
-    "EndToEnd",
-    "Epsilon",
-    "Json",
-    "NoiseMultiplier",
-    "NumSteps",
-    "SampleRate",
-]
-
-
 _CLAIM = "The claim"
 
 Epsilon: TypeAlias = Annotated[

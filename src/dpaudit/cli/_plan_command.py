@@ -50,9 +50,6 @@ from dpaudit.stats import (
 )
 from dpaudit.stats._bound import plain
 
-__all__ = ["Findable", "PlanOptions", "Planned", "plan", "print_planned"]
-
-
 _METHODS: tuple[Inference, ...] = (ClopperPearson(), JointExact(), Betting())
 _MORE_CANARIES = (8, 64, 512)
 _EXPECTED = (

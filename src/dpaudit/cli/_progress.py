@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # it needs torch, which the command imports when it is called
     from dpaudit.experiments import Progress as Steps
     from dpaudit.experiments import Running
 
-__all__ = ["Watching"]
 
 _LINES = 10  # in a training, where there is no terminal
 _PAUSE = 10.0  # seconds between lines about canaries, where there is no terminal

@@ -14,7 +14,6 @@ from dpaudit.errors import InputError
 if TYPE_CHECKING:  # imported when the command is called, so that the others start faster
     from dpaudit.report import Format, Report
 
-__all__ = ["report"]
 
 _Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Directories of finished runs.")]
 _Output = Annotated[

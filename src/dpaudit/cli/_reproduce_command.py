@@ -23,8 +23,6 @@ if TYPE_CHECKING:  # imported when the command is called, so that the others sta
     from dpaudit.experiments.reproduction import Data, Figure, Reproduced, Scale
     from dpaudit.experiments.trials import Processes
 
-__all__ = ["Asked", "print_reproduced", "reproduce"]
-
 
 _WORDS = frozenset({"method", "lines", "canary", "kind"})  # columns that are easier to read in one line
 

@@ -12,8 +12,6 @@ from rich.text import Text
 from dpaudit.cli._console import print_labelled, print_table, slim_table
 from dpaudit.stats import Power, Verdict
 
-__all__ = ["model_and_steps", "power", "print_examined", "print_result", "tests_of_noise"]
-
 _Values: TypeAlias = Mapping[str, Any]
 
 _STYLE = {Verdict.VIOLATION: "bold red", Verdict.UNDERPOWERED: "bold yellow", Verdict.NO_VIOLATION: "bold"}

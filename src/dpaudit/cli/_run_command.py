@@ -20,7 +20,6 @@ from dpaudit.stats import Verdict
 if TYPE_CHECKING:  # they need torch, which is imported when the command is called
     from dpaudit.experiments import Config, Outcome
 
-__all__ = ["run"]
 
 _DAMAGED = AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError, NotRenderableError
 

@@ -45,8 +45,6 @@ from dpaudit.errors import InputError
 from dpaudit.methods import examine, is_large
 from dpaudit.stats import Observations
 
-__all__ = ["Source", "scores"]
-
 
 @dataclass(frozen=True)
 class Source:

@@ -17,9 +17,6 @@ from dpaudit.cli._console import output, print_json, print_labelled, print_table
 from dpaudit.cli._options import Json
 from dpaudit.cli._progress import Watching
 
-__all__ = ["print_entries", "print_zoo", "zoo"]
-
-
 _Values: TypeAlias = Mapping[str, Any]
 
 _SHORT = {

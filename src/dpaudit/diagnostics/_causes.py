@@ -8,9 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-__all__ = ["IN_PARTS", "likely_causes", "of_signal"]
-
-
 _NEAR = 0.1
 _NOTHING = 1e-5
 _TOGETHER = "is the mean or the sum of the batch clipped, and not each gradient?"

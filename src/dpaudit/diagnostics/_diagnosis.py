@@ -21,8 +21,6 @@ from dpaudit.diagnostics._participation import ParticipationRecord, drawn_rate, 
 from dpaudit.diagnostics._tests import RESOLUTION, SMALLEST, Check, Finding
 from dpaudit.errors import FindingError, InputError
 
-__all__ = ["Diagnosis", "Diagnostics", "certainty", "holm"]
-
 
 def holm(p_values: ArrayLike) -> FloatArray:
     """The smallest level at which each would be rejected; valid however the tests depend on each other.

@@ -16,9 +16,6 @@ from dpaudit._types import FloatArray, IntArray
 from dpaudit.diagnostics._tests import RESOLUTION, KeptSteps, chance, sure_signs
 from dpaudit.errors import InputError
 
-__all__ = ["Layout", "Leaves", "NoiseRecord"]
-
-
 Leaves = Mapping[str, int] | Sequence[int]
 
 _MOST = 2**20  # coordinates that are kept of a large model

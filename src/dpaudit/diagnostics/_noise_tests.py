@@ -31,23 +31,6 @@ from dpaudit.diagnostics._tests import (
     uniform,
 )
 
-__all__ = [
-    "Amount",
-    "amount",
-    "coordinate_correlation",
-    "coordinate_noise",
-    "cross_ratio_chance",
-    "described",
-    "leaf_correlation",
-    "leaf_noise",
-    "noise_checks",
-    "noise_shape",
-    "noise_variance",
-    "repeated_noise",
-    "step_correlation",
-    "step_noise",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Amount:

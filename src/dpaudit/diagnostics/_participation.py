@@ -23,23 +23,6 @@ from dpaudit._types import FloatArray, IntArray
 from dpaudit.diagnostics._tests import RESOLUTION, Check, KeptSteps, any_of, chance, products
 from dpaudit.errors import InputError
 
-__all__ = [
-    "ParticipationRecord",
-    "at_least",
-    "batch_overlap",
-    "batch_sizes",
-    "drawn_rate",
-    "duplicate_examples",
-    "far_from_mean",
-    "favoured_example",
-    "hypergeometric",
-    "participation_checks",
-    "participation_counts",
-    "repeated_batches",
-    "sample_rate",
-]
-
-
 _WATCHED = 1024  # examples of which every step is kept
 
 

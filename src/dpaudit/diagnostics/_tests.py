@@ -28,25 +28,6 @@ from scipy import special, stats
 
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
 
-__all__ = [
-    "RESOLUTION",
-    "SMALLEST",
-    "Check",
-    "Finding",
-    "KeptSteps",
-    "any_of",
-    "below_claim",
-    "below_rest",
-    "chance",
-    "correlation",
-    "products",
-    "same_signs",
-    "sure_signs",
-    "swaying",
-    "uniform",
-]
-
-
 SMALLEST = 1e-12  # smaller ones tell a reader no more
 
 

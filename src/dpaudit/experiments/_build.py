@@ -79,23 +79,6 @@ from dpaudit.training.data import (
 from dpaudit.training.faults import ClippedAfterMean, FewSeeds, NoiseTooSmall, ShuffledBatches, Unclipped
 from dpaudit.training.models import conv_net, logistic_regression, mlp, purchase_mlp, wide_resnet
 
-__all__ = [
-    "EXAMPLES",
-    "Audit",
-    "Experiment",
-    "Watchers",
-    "audit_for",
-    "build",
-    "device_of",
-    "example",
-    "load_data",
-    "mechanism_of",
-    "model_for",
-    "settings_of",
-    "split_held_out",
-]
-
-
 Audit: TypeAlias = OneRun | TwoBatches | EndToEnd
 
 _CANARIES: Mapping[str, Callable[..., GradientCanary | InputCanary]] = {

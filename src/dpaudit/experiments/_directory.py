@@ -27,8 +27,6 @@ from dpaudit.experiments._resolved import Resolved
 from dpaudit.experiments.config import Config
 from dpaudit.training import Training
 
-__all__ = ["SCHEMA_VERSION", "RunDirectory", "restore", "save", "versions"]
-
 
 def versions() -> dict[str, str]:
     """Of everything that its numbers depend on."""

@@ -21,9 +21,6 @@ from dpaudit.experiments.config import Config
 from dpaudit.recording import LiveBound, Recorder
 from dpaudit.training import Training
 
-__all__ = ["Interrupt", "Live", "Progress", "Trained", "Watch", "between_steps", "train"]
-
-
 _SIGNALS = signal.SIGINT, signal.SIGTERM
 
 

@@ -18,8 +18,6 @@ from dpaudit.experiments.trials._trial_plan import source_digest
 from dpaudit.training import Seeds
 from dpaudit.training.data import Dataset
 
-__all__ = ["Resolved", "require_same_code", "require_same_data", "resolve"]
-
 _KINDS: dict[str, type | UnionType] = {
     "noise_multiplier": int | float,
     "sample_rate": int | float,

@@ -29,9 +29,6 @@ from dpaudit.stats import TradeOff
 from dpaudit.training import OneRun, accuracy
 from dpaudit.training.data import Dataset
 
-__all__ = ["Outcome", "observed", "outcome", "rehearse", "run", "use_one_thread"]
-
-
 _SHARED = (
     "Gradients of input canaries are not orthogonal: scores of one step share their noise. The verdict's "
     "bound allows for that; bounds by counts do not, and are left out."

@@ -13,20 +13,6 @@ import numpy as np
 from dpaudit._types import FloatArray
 from dpaudit.errors import InputError
 
-__all__ = [
-    "as_numpy",
-    "flat",
-    "is_jax",
-    "is_torch",
-    "leaves",
-    "like",
-    "mapped",
-    "product",
-    "require_rows",
-    "require_vector",
-    "with_rows",
-]
-
 
 def _library(array: Any) -> str:
     return type(array).__module__.partition(".")[0]

@@ -16,9 +16,6 @@ from dpaudit.canaries import GradientCanary, InputCanary
 from dpaudit.errors import InputError
 from dpaudit.recording._whole_run import require_no_epsilon
 
-__all__ = ["Claims", "Facts", "Terms", "require_terms", "scale_of"]
-
-
 _MISSING = {
     "noise_multiplier": "the noise over the clipping norm",
     "sample_rate": "how likely an example is to enter a batch, which no loader and no accountant says",

@@ -24,19 +24,6 @@ from dpaudit.observers._claims import Claims, Facts, Terms, require_terms
 from dpaudit.recording import Recorder
 from dpaudit.stats import Betting, Inference, Result
 
-__all__ = [
-    "ArrivalError",
-    "ArrivingRecorder",
-    "KeptNoise",
-    "ObserverRecorder",
-    "Places",
-    "Side",
-    "UntestedError",
-    "arrives",
-    "require_arrival",
-]
-
-
 _ROUNDING = 1e-3  # of a clipping norm
 _FEW, _SURELY = 10, 6.0  # scores, and standard errors, from which on a missing canary is certain
 

@@ -11,8 +11,6 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar
 
-__all__ = ["WithBlock", "replaced", "with_block"]
-
 
 class Closable(Protocol):
     """What is told that the block is over, however it ended."""

@@ -16,9 +16,6 @@ from dpaudit.diagnostics._noise_record import Leaves
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import as_numpy
 
-__all__ = ["Residuals", "UnknownSumError", "clipped_sum", "require_known_sum", "residual", "sum_rounding"]
-
-
 _TOO_MUCH = 1.5  # of the claim: what a step's noise is by chance only if it has very few coordinates
 
 

@@ -16,8 +16,6 @@ from dpaudit.observers._observer_recorder import KeptNoise, Side, require_arriva
 from dpaudit.recording import LikelihoodRatios, LiveBound, WholeRunRecorder
 from dpaudit.stats import Bound, Observations, Result
 
-__all__ = ["SampledRecorder"]
-
 _MANY = 20  # draws expected; to see none of them then has a chance of two in a billion
 
 

@@ -32,9 +32,6 @@ from dpaudit.pytest_plugin._summary import UnderpoweredWarning, note, note_error
 from dpaudit.recording import Recorder, WholeRunRecorder
 from dpaudit.stats import Result, Verdict
 
-__all__ = ["AnyRecorder", "Audited", "DpAudit", "Tests", "judge", "others_of", "silent", "with_hint"]
-
-
 AnyRecorder = Recorder | WholeRunRecorder | SampledRecorder
 
 _TESTS = 0.2  # of the error, for the tests of the noise; the bound has the rest

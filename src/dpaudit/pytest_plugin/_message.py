@@ -23,9 +23,6 @@ from dpaudit.pytest_plugin._session import Audits, Share
 from dpaudit.recording import Recorder
 from dpaudit.stats import Gaussian, Result, Verdict
 
-__all__ = ["Frame", "Seen", "claimed_noise"]
-
-
 _LEVELS = 0.9995, 0.0005  # of the interval of the noise: a guess that is just outside of it is none
 _FEW = 30  # steps, from which on it may be said that the signal depends on how many are present
 _SURELY = 6.0  # standard errors

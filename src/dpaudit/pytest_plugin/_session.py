@@ -18,19 +18,6 @@ import pytest
 
 from dpaudit.errors import InputError
 
-__all__ = [
-    "AUDITS",
-    "BUDGETS",
-    "CONFIDENCE",
-    "DEFAULT_BUDGET",
-    "Audits",
-    "Share",
-    "add_options",
-    "confidence",
-    "given_seed",
-]
-
-
 BUDGETS = {"quick": 100, "full": 500}  # steps, where a test does not say how many
 DEFAULT_BUDGET, CONFIDENCE = "full", 0.95
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from dpaudit.pytest_plugin._session import Audits
     from dpaudit.stats import Result
 
-__all__ = ["NothingAuditedWarning", "Summary", "UnderpoweredWarning", "note", "note_error", "note_seed"]
-
 
 _PREFIX, _SEED = "dp_audit", "seed"
 _COLUMNS = ("verdict", "epsilon", "claimed_epsilon", "sees_noise", "confidence", "findings")

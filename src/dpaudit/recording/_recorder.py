@@ -24,8 +24,6 @@ from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, au
 from dpaudit.stats.inference._base import CountInference
 from dpaudit.stats.inference._betting import upper_mean
 
-__all__ = ["LiveBound", "Recorder", "recorder_html", "require_alike", "require_bets", "share_wrong"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LiveBound:

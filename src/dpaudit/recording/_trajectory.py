@@ -12,8 +12,6 @@ from dpaudit._types import FloatArray
 from dpaudit.stats._result import Hypothesis
 from dpaudit.stats.inference._betting import upper_mean
 
-__all__ = ["Course", "Moment"]
-
 _MOMENTS = 60  # on a picture more would not be told apart
 _FAR = 2.0  # in units of the larger of claim and bound: beyond every picture
 

@@ -18,9 +18,6 @@ from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.errors import InputError
 from dpaudit.stats import Bound, Fixed, Guesses, Observations, Result, Simultaneous, audit, one_run_fdp_bound
 
-__all__ = ["LikelihoodRatios", "WholeRunRecorder", "require_no_epsilon"]
-
-
 _DPSGD = "claim=Claim.dpsgd(noise_multiplier=..., sample_rate=..., num_steps=..., delta=...)"
 
 

@@ -27,9 +27,6 @@ from dpaudit.stats._counts import StepErrors, Steps
 from dpaudit.stats._result import Hypothesis, Plane
 from dpaudit.stats.thresholds._rules import predictable_thresholds
 
-__all__ = ["Figures", "Histogram", "course_of", "planned_steps", "rebuilt_hypothesis", "rebuilt_tradeoff"]
-
-
 _FEWEST = 2
 
 

@@ -9,8 +9,6 @@ import dpaudit
 from dpaudit.report._run import Run, headline, smallest_leak, summary, verdict_mark
 from dpaudit.report._svg import number
 
-__all__ = ["markdown"]
-
 # what Markdown or HTML in it would take for markup, in words of anybody
 _MARKUP = re.compile(r"([\\`*_{}\[\]<#|~!&])")
 # what GitHub and others make a link of

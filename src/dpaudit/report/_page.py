@@ -28,8 +28,6 @@ from dpaudit.report._svg import number, table
 from dpaudit.report._values import DiagnosisValues
 from dpaudit.stats import Verdict
 
-__all__ = ["comparison", "page", "run_section"]
-
 
 def comparison(runs: Sequence[Run]) -> Html:
     """A table of all runs, and their bounds over each other."""

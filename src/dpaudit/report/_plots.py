@@ -22,17 +22,6 @@ from dpaudit.report._svg import WIDTH, Canvas, Scale, figure, key, number, table
 from dpaudit.report._values import BoundValues, ClaimValues
 from dpaudit.stats._result import Plane
 
-__all__ = [
-    "close_figure",
-    "compared_figure",
-    "course_figure",
-    "methods_figure",
-    "needs_close_figure",
-    "plane_figure",
-    "scores_figure",
-]
-
-
 _DASHES = ("one", "two", "three", "four")  # classes of lines, by which runs are told apart
 
 

@@ -20,8 +20,6 @@ from dpaudit.report._run import Run, read_audit
 from dpaudit.report._values import Values, fit, flattened
 from dpaudit.stats import Observations
 
-__all__ = ["Observed", "read_array", "read_observations", "read_run"]
-
 
 def read_array(path: Path, kinds: str) -> np.ndarray | None:
     """An array of one of these kinds of numpy; None if there is no such file."""

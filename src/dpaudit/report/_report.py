@@ -18,8 +18,6 @@ from dpaudit.report._page import page
 from dpaudit.report._read import read_run
 from dpaudit.report._run import Run
 
-__all__ = ["SCHEMA_VERSION", "Format", "Report", "schema"]
-
 SCHEMA_VERSION = 1
 
 

@@ -17,9 +17,6 @@ from dpaudit.report._svg import number
 from dpaudit.report._values import BoundValues, ClaimValues, DiagnosisValues, Values, flattened, read_power
 from dpaudit.stats import Kind, Observations, Power, Result, Verdict
 
-__all__ = ["Run", "headline", "read_audit", "smallest_leak", "summary", "verdict_mark"]
-
-
 _ROUNDING = 0.01  # of epsilon: a claim's is accounted from above, a bound's from below
 _NOTHING = "No verdict: where nothing is claimed, nothing can be refuted."
 

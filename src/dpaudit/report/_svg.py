@@ -13,8 +13,6 @@ from itertools import pairwise
 
 from dpaudit._html import Html, element, joined
 
-__all__ = ["WIDTH", "Canvas", "Scale", "figure", "key", "number", "path", "table"]
-
 
 @dataclass(frozen=True)
 class Scale:

@@ -17,18 +17,6 @@ from dpaudit.stats import ErrorCounts, Kind
 from dpaudit.stats._bound import plain
 from dpaudit.stats._result import Power
 
-__all__ = [
-    "BoundValues",
-    "ClaimValues",
-    "DiagnosisValues",
-    "FindingValues",
-    "Values",
-    "fit",
-    "flattened",
-    "read_power",
-]
-
-
 _KEPT = "\n\t"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

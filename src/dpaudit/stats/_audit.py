@@ -28,9 +28,6 @@ from dpaudit.stats.inference import (
 from dpaudit.stats.thresholds import Fixed, HeldOut, Predictable, SameData, Simultaneous, ThresholdRule
 from dpaudit.stats.tradeoffs import ApproximateDP, PureDP, TradeOff
 
-__all__ = ["audit", "default_method", "lower_bound", "require"]
-
-
 _FEW = 10  # below, a part held out has nothing to choose on
 _MANY = 5000  # from here on bands beat a held-out part, where the threshold matters
 

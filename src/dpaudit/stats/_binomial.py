@@ -11,16 +11,6 @@ from scipy import special
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._rootfinding import falling_root
 
-__all__ = [
-    "Region",
-    "binomial_cdf",
-    "binomial_pmf",
-    "plausible_rate",
-    "upper_rate",
-    "upper_rate_chords",
-    "window",
-]
-
 _TABLE = 1 << 20  # up to here the log-factorials of a sample size are kept
 _DEVIATIONS = 8.0  # how far a sum over counts reaches: it leaves out less than 1e-14
 

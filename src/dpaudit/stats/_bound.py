@@ -12,8 +12,6 @@ from typing import Any
 from dpaudit.stats._counts import ErrorCounts, Guesses
 from dpaudit.stats.tradeoffs import TradeOff
 
-__all__ = ["Bound", "BoundQuery", "Kind", "ThresholdResult", "plain"]
-
 
 class Kind(StrEnum):
     """What a bound's error rate means."""

@@ -14,8 +14,6 @@ from dpaudit._types import ArrayLike, FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
 from dpaudit.stats._observations import Observations, chunks, require_finite
 
-__all__ = ["ErrorCounts", "Guesses", "StepErrors", "Steps", "count"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorCounts:

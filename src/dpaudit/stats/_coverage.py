@@ -15,8 +15,6 @@ from dpaudit.stats.inference import Inference
 from dpaudit.stats.thresholds import ThresholdRule
 from dpaudit.stats.tradeoffs import TradeOff
 
-__all__ = ["Coverage", "coverage", "ideal_observations", "tally"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:

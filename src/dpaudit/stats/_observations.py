@@ -20,9 +20,6 @@ from dpaudit._io import open_file
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
 
-__all__ = ["FAIR", "Observations", "chunks", "is_on_disk", "require_fair", "require_finite"]
-
-
 # One megabyte of float32: a piece stays in the second-level cache while it is checked and compared.
 _CHUNK = 1 << 18
 

@@ -15,8 +15,6 @@ from dpaudit.stats._observations import FAIR
 from dpaudit.stats._rootfinding import last_true
 from dpaudit.stats.tradeoffs import ApproximateDP, TradeOff
 
-__all__ = ["one_run_bound", "one_run_fdp_bound", "too_many_correct"]
-
 _BEFORE = "which canaries to guess was decided without the truth, and how many before the data"
 
 

@@ -20,8 +20,6 @@ from dpaudit.stats.inference import Betting, ExactInference, Inference, JointExa
 from dpaudit.stats.thresholds import Fixed
 from dpaudit.stats.tradeoffs import TradeOff
 
-__all__ = ["Leak", "Plan", "plan_canaries", "plan_observations", "plan_steps", "smallest_leak"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Leak:

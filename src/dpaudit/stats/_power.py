@@ -18,8 +18,6 @@ from dpaudit.stats.inference import Betting, ExactInference, Inference
 from dpaudit.stats.inference._betting import MOST, stake
 from dpaudit.stats.thresholds import ThresholdRule
 
-__all__ = ["AuditDesign"]
-
 _IMPLAUSIBLE = 1e-3  # what an audit would hold for the fpr is left out with this probability
 
 

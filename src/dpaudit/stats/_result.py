@@ -26,8 +26,6 @@ from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.tradeoffs import TradeOff
 
-__all__ = ["Claimed", "Hypothesis", "Plane", "Power", "Result", "Verdict"]
-
 
 @dataclass(frozen=True)
 class Hypothesis:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-__all__ = ["Remembered", "falling_root", "first_true_integer", "last_positive", "last_true"]
-
 _TINY = 1e-9
 _HUGE = 1e9
 

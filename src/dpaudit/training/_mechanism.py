@@ -15,8 +15,6 @@ from torch import Tensor
 from dpaudit import _validate
 from dpaudit.training.gradients import Rows, add_clipped
 
-__all__ = ["GaussianSum", "Mechanism", "PoissonSampling", "Sampling", "Stateful"]
-
 
 class Mechanism(Protocol):
     """A private sum. A training takes any: a broken one is how an audit is tested."""

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from dpaudit import _validate
 
-__all__ = ["Seeds", "generator", "generators", "initialize"]
-
 Model = TypeVar("Model", bound=nn.Module)
 
 _WORDS = 624  # of the Mersenne twister

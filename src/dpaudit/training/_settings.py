@@ -17,8 +17,6 @@ from torch.nn import functional
 from dpaudit import _validate
 from dpaudit.errors import InputError
 
-__all__ = ["DPSGD", "SGD", "Adam", "Augmentation", "Batch", "FlipAndCrop", "Optimizer"]
-
 
 class Augmentation(Protocol):
     """A random change, drawn anew for every input of a batch."""

@@ -29,8 +29,6 @@ from dpaudit.training.gradients import (
     trainable,
 )
 
-__all__ = ["Hook", "Step", "Training", "accuracy"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Step:

@@ -25,9 +25,6 @@ from dpaudit.zoo._steps import (
     microbatch,
 )
 
-__all__ = ["ENTRIES", "NATIVE", "OPACUS", "STEPS"]
-
-
 _TRUE_EPSILON = 1.35  # of the training with too little noise: the paper sees it from 1.57 on
 _RATIO = noise_of(_TRUE_EPSILON) / noise_of(EPSILON)
 

@@ -18,21 +18,6 @@ from dpaudit.diagnostics import Diagnostics
 from dpaudit.recording import Recorder
 from dpaudit.stats import Betting, Gaussian, Inference, Observations, ThresholdRule, TradeOff
 
-__all__ = [
-    "DELTA",
-    "EPSILON",
-    "NOISE",
-    "Entry",
-    "Evidence",
-    "Replay",
-    "Scores",
-    "Specimen",
-    "looks",
-    "noise_of",
-    "papers_claim",
-]
-
-
 _LOOKS = (5, 10, 20, 50, 100, 200)
 
 

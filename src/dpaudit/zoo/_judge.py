@@ -15,8 +15,6 @@ from dpaudit.stats import Fixed, Gaussian, Result, SameData, Verdict, audit
 from dpaudit.stats._bound import plain
 from dpaudit.zoo._entry import Evidence, Scores, looks
 
-__all__ = ["Compared", "Judged", "judge", "side_by_side"]
-
 
 @dataclass(frozen=True)
 class Compared:

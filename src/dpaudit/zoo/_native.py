@@ -30,9 +30,6 @@ from dpaudit.training.data import digits
 from dpaudit.training.models import mlp
 from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Scores, looks, papers_claim
 
-__all__ = ["LEAVES", "NativeTraining", "WholeTraining"]
-
-
 _DIRAC = Dirac()
 _HIDDEN = 16
 LEAVES = 64 * _HIDDEN, _HIDDEN, _HIDDEN * 10, 10

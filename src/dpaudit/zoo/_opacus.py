@@ -19,8 +19,6 @@ from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientCli
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
-__all__ = ["ghost_accumulate", "ghost_bias_norm", "ghost_default_clip", "tied_weights"]
-
 _NORM = 0.1  # well below Opacus' own default of 1
 _BATCH = 8
 

@@ -36,8 +36,6 @@ from dpaudit.observers.opacus import observe  # first: it says how Opacus is ins
 from dpaudit.recording import Recorder
 from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Scores, looks, papers_claim
 
-__all__ = ["ddp_batch", "ddp_rank_noise", "diagnosed"]
-
 
 def diagnosed(noise: FloatArray) -> dict[int, Diagnostics]:
     """What the tests had seen of noise, steps x coordinates, after each number of steps that is asked for."""

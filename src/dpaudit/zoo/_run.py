@@ -21,9 +21,6 @@ from dpaudit.zoo._entries import ENTRIES
 from dpaudit.zoo._entry import Entry
 from dpaudit.zoo._judge import Judged, judge
 
-__all__ = ["Store", "chosen", "examine_entry", "run_zoo"]
-
-
 _KEYS = {"name", "public", "wrong", "kind", "not_caught", "left_out", "is_as_expected", "broken", "correct"}
 
 

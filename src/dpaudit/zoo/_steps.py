@@ -24,19 +24,6 @@ from dpaudit.observers._residuals import clipped_sum, residual
 from dpaudit.observers.step import observe_step, replay_step
 from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Replay, Scores, looks, papers_claim
 
-__all__ = [
-    "PlainStep",
-    "Step",
-    "batch_norm",
-    "calibration",
-    "clipped_by_layer",
-    "clipped_by_parameter_and_noised_twice",
-    "floor_batch",
-    "microbatch",
-    "replayed",
-]
-
-
 Step: TypeAlias = Callable[[FloatArray, tuple[int, ...], np.random.Generator], FloatArray]
 """From gradients, whose parameters have these sizes, to a noisy sum; the clipping norm is 1."""
 

@@ -29,9 +29,6 @@ from dpaudit.training.data import Dataset, HeldOutData, as_inputs
 from dpaudit.training.ensemble import Example, clip_bkd, pretrained_weights, with_weights
 from dpaudit.training.gradients import cross_entropy
 
-__all__ = ["Made", "as_data", "canaries_for", "canary_for", "coins", "first_weights"]
-
-
 Build = Callable[[], nn.Module]
 
 _CANARY, _WEIGHTS, _COINS = 1, 2, 3  # branches of the audit's seed

@@ -32,9 +32,6 @@ from dpaudit.training import Training, accuracy, initialize
 from dpaudit.training.data import Dataset
 from dpaudit.training.ensemble import log_odds, negative_loss, with_weights
 
-__all__ = ["FinalModel", "GuessJudge"]
-
-
 _PROBABILITY = 0.8
 
 

@@ -61,9 +61,6 @@ from dpaudit.training.ensemble import log_odds as ensemble_log_odds
 from dpaudit.training.ensemble._models import joined
 from dpaudit.training.gradients import num_parameters
 
-__all__ = ["ManyRuns", "Running", "pool_for", "recipe_for", "run_many"]
-
-
 _SCORES: Mapping[str, Score] = {"log-odds": ensemble_log_odds, "loss": negative_loss}
 
 

@@ -31,8 +31,6 @@ from dpaudit.stats._audit import default_method
 from dpaudit.stats._bound import BoundQuery, plain
 from dpaudit.stats._power import AuditDesign
 
-__all__ = ["Judge"]
-
 _NOTHING_CLAIMED = (
     "There is no noise, so nothing is claimed and nothing can be refuted: the bound says how much the "
     "training leaks at least."

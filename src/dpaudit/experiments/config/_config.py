@@ -36,9 +36,6 @@ from dpaudit.experiments.config._schema import (
     TrainingConfig,
 )
 
-__all__ = ["Config", "available", "fitting", "noisy", "require_consistent", "with_mode"]
-
-
 _OF_FINAL_MODEL = "score", "initialization", "num_guesses"
 _OF_STEPS = "first_steps", "stop_on_violation"
 

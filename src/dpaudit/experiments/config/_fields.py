@@ -10,22 +10,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from dpaudit import _validate
 from dpaudit.errors import InputError
 
-__all__ = [
-    "Confidence",
-    "Count",
-    "Delta",
-    "NotNegative",
-    "PathText",
-    "Positive",
-    "Rate",
-    "Section",
-    "Seed",
-    "Sizes",
-    "Steps",
-    "Whole",
-    "exactly_one",
-]
-
 
 class Section(BaseModel):
     """A table of the file: nothing but the known keys, and nothing changes afterwards."""

@@ -21,18 +21,6 @@ from dpaudit._io import open_file
 from dpaudit.errors import InputError
 from dpaudit.experiments.config._config import Config
 
-__all__ = [
-    "Mistake",
-    "all_mistakes",
-    "line_of",
-    "lines_of_keys",
-    "load_config",
-    "parse_config",
-    "parsed",
-    "require_plain",
-]
-
-
 Place: TypeAlias = tuple[str, ...]
 
 _TABLE = re.compile(r"^\s*\[([^\[\]]+)\]\s*(?:#.*)?$")

@@ -29,45 +29,6 @@ from dpaudit.experiments.config._fields import (
 )
 from dpaudit.methods import NAMES
 
-__all__ = [
-    "AdamConfig",
-    "AdversarialConfig",
-    "AnyCanary",
-    "AuditConfig",
-    "CanaryConfig",
-    "ClipBkdConfig",
-    "CraftedConfig",
-    "DataConfig",
-    "Digits",
-    "EndToEndConfig",
-    "ExampleConfig",
-    "FaultConfig",
-    "FewSeedsConfig",
-    "Files",
-    "FunctionModel",
-    "GivenConfig",
-    "Initialization",
-    "ManyRunsConfig",
-    "Mlp",
-    "ModelConfig",
-    "NamedModel",
-    "NoiseTooSmallConfig",
-    "OneRunConfig",
-    "OptimizerConfig",
-    "PaperConfig",
-    "PoolConfig",
-    "PretrainedConfig",
-    "ProcessesConfig",
-    "Random",
-    "RandomConfig",
-    "RayConfig",
-    "ScoreName",
-    "SerialConfig",
-    "SgdConfig",
-    "ShuffledBatchesConfig",
-    "TrainingConfig",
-]
-
 
 class CanaryConfig(Section):
     """The gradients that are inserted, ``scale`` times the clipping norm."""

@@ -21,33 +21,6 @@ import numpy as np
 from dpaudit import _io
 from dpaudit.errors import InputError
 
-__all__ = [
-    "CIFAR10",
-    "PURCHASE",
-    "Data",
-    "Figure",
-    "Key",
-    "Mark",
-    "Need",
-    "Panel",
-    "Picture",
-    "Row",
-    "Rows",
-    "Scale",
-    "Series",
-    "Settings",
-    "Table",
-    "Work",
-    "cell_seed",
-    "kinds",
-    "mean",
-    "only",
-    "pairs_of",
-    "simulated",
-    "spread",
-    "values_of",
-]
-
 
 @dataclass(frozen=True)
 class Need:

@@ -38,8 +38,6 @@ from dpaudit.experiments.reproduction._figure import (
 )
 from dpaudit.experiments.trials import Processes, Recipe, Task, Trial
 
-__all__ = ["Cells", "Labels", "Measuring", "Reproduced", "measure_pooled", "reproduce", "worker"]
-
 
 class Labels:
     """Says "location for Purchase" where nothing is Purchase.

@@ -29,19 +29,6 @@ from dpaudit.stats import (
 )
 from dpaudit.stats._bound import BoundQuery, plain
 
-__all__ = [
-    "CONFIDENCE",
-    "DELTA",
-    "METHODS",
-    "Counted",
-    "best_row",
-    "count_row",
-    "counted",
-    "log_spaced",
-    "nearest",
-]
-
-
 DELTA = 1e-5
 CONFIDENCE = 0.95
 METHODS: Mapping[str, tuple[TradeOff, Inference]] = {

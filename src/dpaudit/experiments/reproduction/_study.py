@@ -40,20 +40,6 @@ from dpaudit.experiments.reproduction._trainings import (
     tested,
 )
 
-__all__ = [
-    "PAPERS",
-    "Study",
-    "Variant",
-    "bars",
-    "bounds_panel",
-    "diagonal",
-    "labelled",
-    "rates_of",
-    "rates_panel",
-    "rates_series",
-    "series_over",
-]
-
 
 def labelled(method: str, rule: str) -> str:
     """A method with its threshold rule, as a legend says it."""

@@ -14,28 +14,6 @@ from dpaudit.experiments.reproduction._figure import CIFAR10, PURCHASE, Need, Ro
 from dpaudit.experiments.reproduction._simulation import CONFIDENCE, DELTA
 from dpaudit.stats import ApproximateDP
 
-__all__ = [
-    "ALL_DATA",
-    "COLUMNS",
-    "HALF",
-    "OURS",
-    "PAPER_CONV",
-    "PAPER_DENSE",
-    "PAPER_WIDE",
-    "SAME_DATA",
-    "TINY",
-    "Column",
-    "audited",
-    "claim_of",
-    "final_models",
-    "method_rows",
-    "on_all_data",
-    "our_row",
-    "sizes",
-    "tested",
-]
-
-
 SAME_DATA, HALF = "same data", "t = 1/2"
 _NUM_TEST = 256  # a wide network takes minutes for all of CIFAR-10; canaries are made from half of these
 OURS = "ours, one run"

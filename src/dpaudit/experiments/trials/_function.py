@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from dpaudit.errors import InputError
 from dpaudit.experiments.trials._trial_plan import Recipe, Trial, load
 
-__all__ = ["Neighbours", "function_recipe", "function_scorer", "log_odds"]
-
 
 def log_odds(model: Any, example: Any, label: int) -> float:
     """The logarithm of p / (1 - p), with p the probability of the label (Carlini et al. 2022).

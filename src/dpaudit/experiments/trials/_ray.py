@@ -13,8 +13,6 @@ from dpaudit.errors import DpauditError, InputError, MissingExtraError
 from dpaudit.experiments.trials._task import Finished, Task
 from dpaudit.experiments.trials._trial_plan import Group
 
-__all__ = ["Ray"]
-
 _QUEUED = 4  # tasks for each that can run: the next is there when one ends
 _OBJECT_STORE = 128 * 2**20  # bytes; what is sent is small, Ray's own default is a third of the memory
 

@@ -25,8 +25,6 @@ from dpaudit.experiments.trials.pools import Pool
 if TYPE_CHECKING:  # it needs scipy, for which no worker has to wait
     from dpaudit.stats import Observations
 
-__all__ = ["TrialProgress", "TrialsRun", "observed", "run_trials"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrialProgress:

@@ -24,24 +24,6 @@ from dpaudit.errors import InputError
 from dpaudit.experiments.trials._task import Finished
 from dpaudit.experiments.trials._trial_plan import Group, Trial, TrialPlan, with_stable_targets
 
-__all__ = [
-    "COLUMNS",
-    "DAMAGED",
-    "STORE_NAME",
-    "Row",
-    "Store",
-    "Values",
-    "connect",
-    "is_sound",
-    "mistake",
-    "open_store",
-    "reading",
-    "rows",
-    "sealed",
-    "writing",
-]
-
-
 DAMAGED: Final = sqlite3.DatabaseError, UnicodeDecodeError  # the second where an error quotes the file
 
 _MAGIC = b"SQLite format 3\0"

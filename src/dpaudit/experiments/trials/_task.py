@@ -18,8 +18,6 @@ from typing import Any
 from dpaudit.errors import InputError
 from dpaudit.experiments.trials._trial_plan import Group, Recipe, Scorer, extend_search_path, search_path
 
-__all__ = ["ONE_THREAD", "Finished", "Task", "perform"]
-
 # for processes that are started; and what is loaded later in this one
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _ALONE = threading.RLock()

@@ -23,20 +23,6 @@ from dpaudit import _validate
 from dpaudit._io import open_file
 from dpaudit.errors import InputError
 
-__all__ = [
-    "Group",
-    "Recipe",
-    "Scorer",
-    "Trial",
-    "TrialPlan",
-    "extend_search_path",
-    "load",
-    "search_path",
-    "source_digest",
-    "with_stable_targets",
-]
-
-
 _BRANCH = 2  # of the run's seed; the first is the audit's own
 
 

@@ -15,8 +15,6 @@ from dpaudit.errors import DpauditError
 from dpaudit.experiments.trials._task import Task, perform
 from dpaudit.experiments.trials._trial_plan import Recipe, Trial
 
-__all__ = ["main"]
-
 
 def main(descriptor: int) -> None:
     """Work for whoever holds the other end of this socket."""

@@ -17,18 +17,6 @@ from dpaudit import _validate
 from dpaudit.canaries import Adversarial, Blank, Crafted, Directions, InputCanary, Mislabelled, split_places
 from dpaudit.errors import InputError
 
-__all__ = [
-    "Domain",
-    "Given",
-    "HeldOutArrays",
-    "Vectors",
-    "first_examples",
-    "flat",
-    "hold_out",
-    "require_examples",
-    "unflat",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Vectors:

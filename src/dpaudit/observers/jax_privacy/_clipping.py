@@ -19,9 +19,6 @@ from jax_privacy.clipping import BoundedSensitivityCallable
 
 from dpaudit.errors import InputError
 
-__all__ = ["Clip", "marked", "require_unmarked"]
-
-
 _MARK = "observed_by_dpaudit"
 
 

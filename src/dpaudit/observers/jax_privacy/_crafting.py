@@ -18,9 +18,6 @@ from dpaudit.canaries import Adversarial, Crafted, InputCanary
 from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import Domain, HeldOutArrays
 
-__all__ = ["Crafting", "Look", "OfOne", "Search", "mean_gradient"]
-
-
 Look: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 """From inputs and classes to a number for each, the smaller the better, and how it changes with the input."""
 

@@ -23,8 +23,6 @@ from dpaudit.observers._observer_recorder import ObserverRecorder
 from dpaudit.observers.jax_privacy._canaries import Vectors
 from dpaudit.stats import Observations
 
-__all__ = ["Host", "Pending", "Scale", "WaitingRecorder", "shape_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Pending:

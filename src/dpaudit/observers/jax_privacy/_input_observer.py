@@ -24,9 +24,6 @@ from dpaudit.observers.jax_privacy._crafting import Crafting
 from dpaudit.observers.jax_privacy._host import Host, WaitingRecorder, shape_of
 from dpaudit.observers.jax_privacy._observer import Join, Observer, tolerance_of
 
-__all__ = ["InputHost", "InputObserver", "Seen"]
-
-
 _CRAFTING = 4  # a purpose of chance, besides those of Draws
 _MANY = "does the model have so many? num_classes of hold_out() says how many there are."
 _ROOM = 1e-3  # by how much two directions of length 1 may differ that are the same

@@ -19,8 +19,6 @@ from dpaudit.observers.jax_privacy._host import Host, WaitingRecorder
 from dpaudit.observers.jax_privacy._observer import Observer
 from dpaudit.recording import LiveBound
 
-__all__ = ["observe_model"]
-
 _DIRAC = Dirac()
 _POISSON = ("fit() draws the batches by Poisson sampling, as is claimed: that it does so does not show",)
 _NOT_POISSON = (

@@ -26,9 +26,6 @@ from dpaudit.observers.jax_privacy._input_observer import InputHost, InputObserv
 from dpaudit.observers.jax_privacy._observer import Observer
 from dpaudit.recording import LiveBound
 
-__all__ = ["Observed", "noise_of", "observe", "rate_of"]
-
-
 _ENOUGH = 16  # steps in which noise that steps share shows
 
 

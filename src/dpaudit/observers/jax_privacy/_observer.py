@@ -19,8 +19,6 @@ from dpaudit.observers.jax_privacy._canaries import Vectors, flat, unflat
 from dpaudit.observers.jax_privacy._clipping import Clip, marked
 from dpaudit.observers.jax_privacy._host import Host
 
-__all__ = ["Join", "Observer", "tolerance_of"]
-
 Join: TypeAlias = Callable[[tuple[Any, ...], Any], Any]
 """From the arguments of a call and the sum that it returned to the sum with canaries."""
 

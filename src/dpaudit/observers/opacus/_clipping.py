@@ -17,9 +17,6 @@ from torch import Tensor
 
 from dpaudit.errors import InputError
 
-__all__ = ["Clip", "GhostClip", "RowClip", "attribute_kept", "clip_of", "kept"]
-
-
 _NOT_THERE = object()
 
 

@@ -22,19 +22,6 @@ from dpaudit.canaries import Directions, Draws
 from dpaudit.errors import InputError
 from dpaudit.observers.opacus._clipping import Clip
 
-__all__ = [
-    "Aim",
-    "Aims",
-    "Canaries",
-    "GradientCanaries",
-    "Look",
-    "left_out",
-    "most_canaries",
-    "reached",
-    "require_reach",
-    "usual_canaries",
-]
-
 
 class Look(ABC):
     """One direction for each canary, in units of what the canary may add to the sum."""

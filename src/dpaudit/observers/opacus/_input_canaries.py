@@ -31,9 +31,6 @@ from dpaudit.errors import InputError
 from dpaudit.observers.opacus._clipping import RowClip, attribute_kept, kept
 from dpaudit.observers.opacus._gradient_canaries import Canaries, Look
 
-__all__ = ["GhostPass", "InputCanaries", "Model", "Pass", "RowPass", "hold_out", "require_apart"]
-
-
 _CHUNK = 16  # canaries whose gradients are found together
 _HOOKS = ("_forward_hooks", "_backward_hooks")
 

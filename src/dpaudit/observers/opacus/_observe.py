@@ -50,17 +50,6 @@ from dpaudit.observers.opacus._observer import (
 from dpaudit.observers.opacus._sampling import Coins, Entries
 from dpaudit.recording import LiveBound
 
-__all__ = [
-    "Asked",
-    "Way",
-    "by_inputs",
-    "by_sampling",
-    "by_steps",
-    "input_canaries",
-    "observe",
-    "require_kind",
-]
-
 
 def require_kind(
     canary: object, held_out: object, criterion: object, *, sampling: bool, several: bool

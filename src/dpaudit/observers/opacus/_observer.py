@@ -27,18 +27,6 @@ from dpaudit.observers._sampled_recorder import SampledRecorder
 from dpaudit.observers.opacus._gradient_canaries import Canaries, Look
 from dpaudit.observers.opacus._sampling import Coins
 
-__all__ = [
-    "Observer",
-    "OneProcess",
-    "Processes",
-    "ReadTerms",
-    "SamplingProcesses",
-    "accounted_rate",
-    "loader_rate",
-    "ranks_of",
-    "require_unobserved",
-]
-
 
 class OneProcess:
     """The usual case: nothing to exchange."""

@@ -31,9 +31,6 @@ from dpaudit.errors import InputError
 from dpaudit.observers._patching import replaced
 from dpaudit.observers.opacus._clipping import Clip
 
-__all__ = ["Coins", "Enlarged", "Entries", "Line", "enlarge"]
-
-
 _Changes = dict[tuple[Any, str], Any]  # of an object's attribute
 
 _ODD = ("weights", "num_replicas")  # of samplers whose number of entries is not all that they go by

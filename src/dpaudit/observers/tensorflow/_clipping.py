@@ -19,8 +19,6 @@ from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras_vectorized
 from dpaudit.errors import InputError
 from dpaudit.observers._claims import Terms
 
-__all__ = ["Canaries", "CanaryTape", "Clip", "Noise", "clip_of", "flat", "parts_of"]
-
 
 class Clip(ABC):
     """Clips records with the library's own code, which need not be right."""

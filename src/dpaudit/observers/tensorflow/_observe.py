@@ -22,9 +22,6 @@ from dpaudit.observers._patching import with_block
 from dpaudit.observers.tensorflow._clipping import Canaries, CanaryTape, Clip, Noise, clip_of, flat
 from dpaudit.recording import LiveBound
 
-__all__ = ["NOT_POISSON", "Observer", "Steps", "observe"]
-
-
 NOT_POISSON = (
     "how batches are drawn does not show: those of fit() are shuffled, and the claim is of Poisson sampling"
 )

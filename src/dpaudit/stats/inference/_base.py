@@ -13,8 +13,6 @@ from dpaudit.stats._bound import BoundQuery, Kind, ThresholdResult
 from dpaudit.stats._counts import ErrorCounts, count
 from dpaudit.stats._observations import Observations
 
-__all__ = ["CountInference", "ExactInference", "Inference"]
-
 
 class Inference(ABC):
     """Turns the errors at one threshold into the largest refuted parameter."""

@@ -25,9 +25,6 @@ from dpaudit.stats._observations import Observations
 from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats.inference._base import Inference
 
-__all__ = ["MOST", "Betting", "stake", "stakes", "upper_mean"]
-
-
 # The largest share of the wealth that one step may cost. All of it would end the game at one bad step.
 MOST = 0.99
 _ABOVE = 2.2  # deviations of the final mean: how far above the mean the bound will be, nearly

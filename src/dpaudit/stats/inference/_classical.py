@@ -25,8 +25,6 @@ from dpaudit.stats.inference._base import CountInference, ExactInference
 from dpaudit.stats.tradeoffs import PureDP, TradeOff
 from dpaudit.stats.tradeoffs._base import at_least_zero
 
-__all__ = ["ClopperPearson", "KatzLog", "Posterior", "surrogate"]
-
 
 @dataclass(frozen=True)
 class ClopperPearson(ExactInference):

@@ -20,9 +20,6 @@ from dpaudit.stats.inference._base import ExactInference
 from dpaudit.stats.inference._classical import surrogate
 from dpaudit.stats.tradeoffs import TradeOff
 
-__all__ = ["JointExact", "RejectionBoundary"]
-
-
 _CLOSE = 1e-5  # relative, on the parameter
 _HUGE = 1e300  # in the place of infinity
 _HALVINGS = 6  # of the distance of places, at most

@@ -19,8 +19,6 @@ from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import Observations
 from dpaudit.stats.inference import CountInference, Inference
 
-__all__ = ["EmpiricalROC", "ThresholdRule", "least_balanced_error", "smooth", "wants"]
-
 
 class ThresholdRule(ABC):
     """Where to call a score "present", and what may be counted there."""

@@ -23,17 +23,6 @@ from dpaudit.stats.inference import Betting, ClopperPearson, CountInference, Inf
 from dpaudit.stats.thresholds._base import EmpiricalROC, ThresholdRule, least_balanced_error, smooth, wants
 from dpaudit.stats.tradeoffs import Gaussian
 
-__all__ = [
-    "Fixed",
-    "HeldOut",
-    "Optimal",
-    "Predictable",
-    "SameData",
-    "Simultaneous",
-    "choose",
-    "predictable_thresholds",
-]
-
 
 @dataclass(frozen=True)
 class Fixed(ThresholdRule):

@@ -10,8 +10,6 @@ import numpy as np
 from dpaudit._types import ArrayLike, FloatArray
 from dpaudit.stats._rootfinding import last_true
 
-__all__ = ["TradeOff", "at_least_zero", "ratio_epsilon"]
-
 
 class TradeOff(ABC):
     """A one-parameter family of symmetric trade-off curves; a larger parameter is leakier.

@@ -17,8 +17,6 @@ from dpaudit._types import FloatArray
 from dpaudit.stats._rootfinding import last_true
 from dpaudit.stats.tradeoffs._base import TradeOff, at_least_zero, ratio_epsilon
 
-__all__ = ["ApproximateDP", "Gaussian", "Laplace", "PureDP", "RandomizedResponse", "approximate_fnr"]
-
 
 @dataclass(frozen=True)
 class Gaussian(TradeOff):

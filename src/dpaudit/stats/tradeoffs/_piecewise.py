@@ -15,9 +15,6 @@ from dpaudit.errors import InputError
 from dpaudit.stats.tradeoffs._base import TradeOff, ratio_epsilon
 from dpaudit.stats.tradeoffs._families import approximate_fnr
 
-__all__ = ["PiecewiseLinear", "lower_hull"]
-
-
 _Point = tuple[float, float]
 
 

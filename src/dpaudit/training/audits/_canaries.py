@@ -27,19 +27,6 @@ from dpaudit.training._training import Step, Training
 from dpaudit.training.data._dataset import fingerprints_of
 from dpaudit.training.gradients import Rows, per_example, refuse_batch_norm, trainable, vmap_rows
 
-__all__ = [
-    "AUGMENTING",
-    "CRAFTING",
-    "DROPPING",
-    "SECOND_BATCH",
-    "CanaryRows",
-    "Inserted",
-    "InsertedGradients",
-    "InsertedInputs",
-    "WeighedRows",
-]
-
-
 # purposes of chance, besides those of Draws
 SECOND_BATCH, CRAFTING, AUGMENTING, DROPPING = 2, 3, 4, 5
 

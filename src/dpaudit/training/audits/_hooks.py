@@ -34,8 +34,6 @@ from dpaudit.training.audits._canaries import (
 )
 from dpaudit.training.gradients import Rows, trainable
 
-__all__ = ["AuditOfSteps", "CanaryAudit", "Diagnose", "EndToEnd", "OneRun", "TwoBatches"]
-
 
 class CanaryAudit(Hook):
     """A hook that inserts canaries and records how visible they are.

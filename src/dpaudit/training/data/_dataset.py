@@ -18,8 +18,6 @@ from dpaudit._torch import HeldOutData, fingerprints, held_out
 from dpaudit.canaries import split_places
 from dpaudit.errors import InputError
 
-__all__ = ["Dataset", "as_inputs", "digits", "fingerprints_of", "hold_out", "random_images"]
-
 
 def as_inputs(values: Tensor) -> Tensor:
     """What a model gets: bytes are brought to [-1, 1], everything else stays."""

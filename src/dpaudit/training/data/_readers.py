@@ -21,8 +21,6 @@ from dpaudit._io import NOT_AN_ARRAY, open_file
 from dpaudit.errors import InputError
 from dpaudit.training.data._dataset import Dataset
 
-__all__ = ["cifar10", "first_existing", "idx_images", "location", "purchase100"]
-
 
 def first_existing(directory: str | Path, names: Sequence[str], source: str) -> Path:
     """The first of these files that is there, or the sentence that says which one to put where."""

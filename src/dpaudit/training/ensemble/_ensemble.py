@@ -31,8 +31,6 @@ from dpaudit.training.ensemble._stacked import (
 )
 from dpaudit.training.gradients import Loss, cross_entropy, flat_parameters, num_parameters
 
-__all__ = ["Ensemble", "train_one"]
-
 
 def train_one(
     model: nn.Module,

@@ -20,9 +20,6 @@ from torch.nn import functional
 
 from dpaudit.training.gradients import Loss, chain, checked, without_skipped
 
-__all__ = ["Conv", "Layer", "Linear", "Seen", "Stack", "StackedRows", "affine", "parts"]
-
-
 _NARROW = 32  # a product with fewer outputs is up to twice as fast when its transpose is computed
 
 

@@ -22,19 +22,6 @@ from dpaudit.training._seeds import Seeds, generator, initialize
 from dpaudit.training.data import Dataset
 from dpaudit.training.gradients import Loss, cross_entropy, flat_parameters, split, trainable
 
-__all__ = [
-    "Example",
-    "Score",
-    "TrainedModels",
-    "clip_bkd",
-    "joined",
-    "log_odds",
-    "negative_loss",
-    "pattern_of",
-    "pretrained_weights",
-    "with_weights",
-]
-
 
 def pattern_of(build: Callable[[], nn.Module]) -> nn.Module:
     """A model for the weights of any other to be put into.

@@ -20,17 +20,6 @@ from dpaudit.training.data import Dataset
 from dpaudit.training.ensemble._layers import Stack, StackedRows
 from dpaudit.training.gradients import Loss
 
-__all__ = [
-    "Descent",
-    "DrawnBatches",
-    "can_train_together",
-    "drawn_batches",
-    "private_sum",
-    "side_by_side",
-    "train_together",
-]
-
-
 IntArray = NDArray[np.int64]
 
 

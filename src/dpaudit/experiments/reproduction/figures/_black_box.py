@@ -41,9 +41,6 @@ from dpaudit.experiments.reproduction._trainings import (
 )
 from dpaudit.stats import ErrorCounts, lower_bound
 
-__all__ = ["BLACK_BOX", "CLIPPING_ONLY"]
-
-
 _ONE_RUN = "many, one run"  # mislabelled ones
 _CANARIES_BLACK_BOX = "blank", "mislabelled", _ONE_RUN
 _EPSILON = 8.0

@@ -28,8 +28,6 @@ from dpaudit.experiments.reproduction._study import (
 from dpaudit.experiments.reproduction._trainings import HALF, OURS, PAPER_CONV, SAME_DATA, sizes
 from dpaudit.stats import Gaussian
 
-__all__ = ["BUGS"]
-
 _CLAIMED = 1.27
 _CONV = "CIFAR-10 ConvNet"
 _CORRECT, _CLIPPED, _SEEDS = "correct", "1: clipped after the mean", "2: noise of 100 seeds"

@@ -51,8 +51,6 @@ from dpaudit.stats import (
     lower_bound,
 )
 
-__all__ = ["STEPS"]
-
 _COLUMNS = "CIFAR-10 WRN-16", "Random WRN-16"
 _PAPERS, _OURS = "paper", "ours"
 # by the way of observing: the name of a method, how it decides, and where it puts the threshold

@@ -18,9 +18,6 @@ from dpaudit.experiments.reproduction._trainings import (
     sizes,
 )
 
-__all__ = ["AUGMULT", "CANARY_GRADIENTS", "FLAGSHIP", "MODEL_SIZE", "TABLE1"]
-
-
 _EPSILONS = 1.0, 4.0, 8.0, 16.0
 # by method, then by epsilon, in the order of the columns
 _PRINTED = {

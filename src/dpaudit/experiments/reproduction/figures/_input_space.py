@@ -26,8 +26,6 @@ from dpaudit.experiments.reproduction._trainings import (
     sizes,
 )
 
-__all__ = ["INPUT_CANARIES", "INPUT_DATASETS"]
-
 _WIDE = "CIFAR-10 WRN-16"
 _KINDS = "mislabelled", "blank", "adversarial", "crafted"
 _PLAIN = (

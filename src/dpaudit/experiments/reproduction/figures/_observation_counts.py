@@ -46,9 +46,6 @@ from dpaudit.experiments.reproduction._trainings import OURS
 from dpaudit.stats import Gaussian, Kind, Optimal
 from dpaudit.stats.inference._betting import upper_mean
 
-__all__ = ["OBSERVATIONS", "SUBSAMPLING"]
-
-
 _HALF, _W = "threshold 1/2", "optimal threshold w"
 _BETS = 1  # tells its chance from that of the counts
 

@@ -30,9 +30,6 @@ from dpaudit.experiments.reproduction._simulation import DELTA, count_row, count
 from dpaudit.experiments.reproduction._study import bounds_panel
 from dpaudit.stats import Gaussian, Optimal
 
-__all__ = ["THRESHOLDS", "THRESHOLD_OBSERVATIONS"]
-
-
 _METHODS = "f-DP(CP)", "f-DP(joint)", "(eps,delta)(CP)", "(eps,delta)(joint)"
 
 

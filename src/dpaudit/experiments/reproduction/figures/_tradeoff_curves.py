@@ -35,9 +35,6 @@ from dpaudit.experiments.reproduction._study import rates_of, rates_panel, rates
 from dpaudit.stats import ApproximateDP, Gaussian, Laplace, PiecewiseLinear, RandomizedResponse, TradeOff
 from dpaudit.stats.tradeoffs._base import ratio_epsilon
 
-__all__ = ["PLD", "REGIONS", "TRADEOFFS"]
-
-
 _ANY_TRADEOFFS = "(eps,delta)-DP"
 _RESPONSE = "randomised response"
 _NAMES = _ANY_TRADEOFFS, _RESPONSE, "Laplace", "Gaussian", "DP-SGD"
