@@ -17,7 +17,7 @@ from dpaudit.experiments import Config, Running, parse_config, rehearse, run
 from dpaudit.experiments._build import load_data
 from dpaudit.experiments._resolved import Resolved, resolve
 from dpaudit.experiments.black_box import FinalModel, ManyRuns
-from dpaudit.experiments.black_box._verdict import Judge
+from dpaudit.experiments.black_box._verdict import ManyRunsAnalysis
 from dpaudit.report import Format, Report, schema
 from dpaudit.stats import Observations
 
@@ -148,19 +148,19 @@ def test_another_threshold_rule_is_another_run(tiny: Make) -> None:
 def test_canaries_are_held_out_examples_or_what_is_given(tiny: Make, tmp_path: Path) -> None:
     plain, wrong = runs(tiny("audit.canary.kind=example", "audit.canary.index=5")), runs(tiny())
     held_out = plain._parts[1]
-    assert plain.made.canary.inputs.equal(held_out.inputs[5])
-    assert plain.made.canary.target == int(held_out.targets[5])
-    matches = (held_out.inputs == wrong.made.canary.inputs).flatten(1).all(dim=1)
+    assert plain.shared.canary.inputs.equal(held_out.inputs[5])
+    assert plain.shared.canary.target == int(held_out.targets[5])
+    matches = (held_out.inputs == wrong.shared.canary.inputs).flatten(1).all(dim=1)
     assert int(matches.sum()) == 1
-    assert int(held_out.targets[matches]) != wrong.made.canary.target
-    assert runs(tiny("audit.canary.kind=clip-bkd")).made.canary.inputs.shape == held_out.inputs.shape[1:]
-    assert not runs(tiny("audit.canary.kind=blank")).made.canary.inputs.any()
+    assert int(held_out.targets[matches]) != wrong.shared.canary.target
+    assert runs(tiny("audit.canary.kind=clip-bkd")).shared.canary.inputs.shape == held_out.inputs.shape[1:]
+    assert not runs(tiny("audit.canary.kind=blank")).shared.canary.inputs.any()
     np.save(tmp_path / "mine.npy", np.full((1, 8, 8), 0.25))
     given = f"audit.canary={{kind='example', file='{tmp_path / 'mine.npy'}', target=7}}"
-    assert runs(tiny(given)).made.canary.target == 7
-    assert (runs(tiny(given)).made.canary.inputs == 0.25).all()
+    assert runs(tiny(given)).shared.canary.target == 7
+    assert (runs(tiny(given)).shared.canary.inputs == 0.25).all()
     np.save(tmp_path / "mine.npy", np.full((1, 8, 8), 255, dtype=np.uint8))
-    assert (runs(tiny(given)).made.canary.inputs == 1.0).all()  # as bytes of the data are
+    assert (runs(tiny(given)).shared.canary.inputs == 1.0).all()  # as bytes of the data are
 
 
 def test_a_run_keeps_its_canary_whatever_becomes_of_its_file(tiny: Make, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_failed_trials_are_told_and_count_against_the_audit(of_function: Make) -
     assert any(note.startswith(f"{values['num_failed']} of 40 trials failed") for note in values["notes"])
     perfect = values["largest_epsilon"]
     assert values["bound"]["epsilon"] == pytest.approx(perfect)  # scores are right where there are any
-    whole = Judge(of_function("train", CLAIM), runs(of_function("train", CLAIM)).resolved)
+    whole = ManyRunsAnalysis(of_function("train", CLAIM), runs(of_function("train", CLAIM)).resolved)
     assert perfect < whole.largest(Observations(with_canary=np.ones(20), without_canary=np.zeros(20)))
 
 
@@ -289,16 +289,16 @@ def test_where_every_trial_fails_the_first_error_is_the_answer(of_function: Make
 
 def test_too_many_failures_leave_no_verdict_but_a_violation(tiny: Make) -> None:
     config = tiny(CLAIM)
-    judge = Judge(config, runs(config).resolved)
+    analysis = ManyRunsAnalysis(config, runs(config).resolved)
     same = Observations(with_canary=np.arange(20.0), without_canary=np.arange(20.0))
-    whole, none = judge.values(same, []), judge.values(same, range(20))
+    whole, none = analysis.values(same, []), analysis.values(same, range(20))
     assert whole["verdict"] == "NO_VIOLATION"
     assert none["verdict"] == "UNDERPOWERED"
     assert none["power"]["epsilon"] == "inf"
     assert none["largest_epsilon"] <= none["claim"]["epsilon"] < whole["largest_epsilon"]
-    assert any("no trial fails" in note for note in judge.values(same, [0])["notes"])
+    assert any("no trial fails" in note for note in analysis.values(same, [0])["notes"])
     apart = Observations(with_canary=np.arange(20.0) + 100, without_canary=np.arange(20.0))
-    assert judge.values(apart, [0])["verdict"] == "VIOLATION"
+    assert analysis.values(apart, [0])["verdict"] == "VIOLATION"
 
 
 def test_no_rehearsal_of_many_trainings(tiny: Make) -> None:

@@ -11,9 +11,8 @@ from dpaudit.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from dpaudit.experiments._build import EXAMPLES, Experiment, build, example
-    from dpaudit.experiments._loop import Progress
+    from dpaudit.experiments._listener import Progress, Running
     from dpaudit.experiments._run import Outcome, rehearse, run, use_one_thread
-    from dpaudit.experiments.black_box import Running
     from dpaudit.experiments.config import Config, load_config, parse_config
 
 __all__ = [
@@ -36,12 +35,12 @@ _HOMES = {
     "Config": "config",
     "load_config": "config",
     "parse_config": "config",
-    "Running": "black_box",
+    "Running": "_listener",
     "EXAMPLES": "_build",
     "Experiment": "_build",
     "build": "_build",
     "example": "_build",
-    "Progress": "_loop",
+    "Progress": "_listener",
     "Outcome": "_run",
     "rehearse": "_run",
     "run": "_run",

@@ -1,12 +1,13 @@
 """From a config to a training with its audit.
 
-From a config to its audit. The model that a config names, for given data. The data that a config names, in a
-part for training and one for test. The examples that input canaries are made from. Configs to start from.
+``build`` puts both together from what the tables of a config name: data, model, settings of DP-SGD, faults,
+canaries. Black-box audits use the same parts. ``example`` gives configs to start from.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -16,7 +17,6 @@ import torch
 from torch import nn
 
 from dpaudit import _io
-from dpaudit._torch._crafting import Tell, nobody
 from dpaudit.canaries import (
     Adversarial,
     Blank,
@@ -30,6 +30,7 @@ from dpaudit.canaries import (
     RandomDirection,
 )
 from dpaudit.errors import InputError
+from dpaudit.experiments._listener import Listener
 from dpaudit.experiments._resolved import Resolved
 from dpaudit.experiments.config import (
     AuditConfig,
@@ -81,6 +82,16 @@ from dpaudit.training.models import conv_net, logistic_regression, mlp, purchase
 
 Audit: TypeAlias = OneRun | TwoBatches | EndToEnd
 
+EXAMPLES = (
+    "digits",
+    "paper-cifar10",
+    "end-to-end",
+    "purchase",
+    "input",
+    "black-box",
+    "black-box-one-run",
+    "black-box-function",
+)
 _CANARIES: Mapping[str, Callable[..., GradientCanary | InputCanary]] = {
     "dirac": Dirac,
     "constant": Constant,
@@ -91,18 +102,63 @@ _CANARIES: Mapping[str, Callable[..., GradientCanary | InputCanary]] = {
     "adversarial": Adversarial,
     "crafted": Crafted,
 }
+_WITH_TEST: Mapping[str, Callable[..., Dataset]] = {"cifar10": cifar10, "idx": idx_images}
+_WHOLE: Mapping[str, Callable[..., Dataset]] = {"purchase100": purchase100, "location": location}
+_TEST_SHARE = 6  # one example in six is for test where the data have no test part of their own
+_SMALLEST = 8  # pixels a side that a convolutional network can halve often enough
+_PURCHASE = 600, 100  # features and classes
 
 
-@dataclass(frozen=True)
-class Watchers:
-    """Who hears what an audit does: of the live bound, and of canaries that are being made."""
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A training, its audit, the tests of its noise and batches, and the examples to test the model on."""
 
-    live: tuple[Callable[[LiveBound], None], ...] = ()
-    crafting: Tell = nobody
+    config: Config
+    resolved: Resolved
+    training: Training
+    audit: Audit
+    tests: Diagnose
+    test: Dataset
+    bounds: deque[LiveBound]
+    """The newest live bound of the audit, if there is one."""
+
+    @property
+    def live(self) -> LiveBound | None:
+        """The newest live bound; None before the first."""
+        return self.bounds[-1] if self.bounds else None
 
 
-def audit_for(config: Config, resolved: Resolved, held_out: HeldOutData | None, watchers: Watchers) -> Audit:
-    """The audit that the config asks for."""
+def build(
+    config: Config,
+    resolved: Resolved,
+    data: tuple[Dataset, Dataset],
+    listener: Listener | None = None,
+) -> Experiment:
+    """Return everything in place, with nothing trained yet."""
+    train, (test, held_out) = data[0], split_held_out(config, resolved, *data)
+    seeds, bounds = resolved.training_seeds, deque[LiveBound](maxlen=1)
+    audit, tests = _audit(config, resolved, held_out, bounds, listener or Listener()), Diagnose()
+    training = Training(
+        initialize(model_for(config.model, train), seeds.initialization),
+        train,
+        settings_of(config.training, resolved),
+        seeds=seeds,
+        device=device_of(config.device),
+        hooks=[audit, tests],
+        sampling=_sampling(config.training, resolved),
+        mechanism=mechanism_of(config.training, resolved),
+    )
+    return Experiment(config, resolved, training, audit, tests, test, bounds)
+
+
+def _audit(
+    config: Config,
+    resolved: Resolved,
+    held_out: HeldOutData | None,
+    bounds: deque[LiveBound],
+    listener: Listener,
+) -> Audit:
+    """Return the audit that the config asks for; its live bounds go to ``bounds``."""
     audit: AuditConfig = config.audit
     assert not isinstance(audit, ManyRunsConfig)  # that is of many trainings
     common: dict[str, Any] = {
@@ -115,11 +171,11 @@ def audit_for(config: Config, resolved: Resolved, held_out: HeldOutData | None, 
     if isinstance(audit, EndToEndConfig):
         return EndToEnd(**common)
     common |= {
-        "callbacks": watchers.live,
+        "callbacks": (bounds.append,),
         "may_stop": audit.stop_on_violation,
         "first_steps": audit.first_steps,
         "held_out": held_out,
-        "tell": watchers.crafting,
+        "tell": listener.crafting,
     }
     if isinstance(audit, PaperConfig):
         return TwoBatches(canary_rate=audit.canary_rate, residual=audit.residual, **common)
@@ -127,7 +183,7 @@ def audit_for(config: Config, resolved: Resolved, held_out: HeldOutData | None, 
 
 
 def _canary(audit: AuditConfig) -> GradientCanary | InputCanary:
-    """The keys of a canary's table are the fields of the canary."""
+    """Return the canary that a table describes: its keys are the fields of the canary."""
     assert audit.canary is not None  # the config has filled it in
     values = audit.canary.model_dump()
     return _CANARIES[values.pop("kind")](**values)
@@ -136,7 +192,7 @@ def _canary(audit: AuditConfig) -> GradientCanary | InputCanary:
 def split_held_out(
     config: Config, resolved: Resolved, train: Dataset, test: Dataset
 ) -> tuple[Dataset, HeldOutData | None]:
-    """The examples to test on, without those that are held out: so the training has all of its own."""
+    """Split off the held-out examples from those for test, so that the training keeps all of its own."""
     count = getattr(config.audit, "held_out", None)
     if count is None:
         return test, None
@@ -147,12 +203,8 @@ def split_held_out(
     return hold_out(test, count, seed=resolved.audit_seed, apart_from=train)
 
 
-_SMALLEST = 8  # pixels a side that a convolutional network can halve often enough
-_PURCHASE = 600, 100  # features and classes
-
-
 def model_for(config: ModelConfig, data: Dataset) -> Callable[[], nn.Module]:
-    """What builds the model; sizes of inputs and outputs are those of the data."""
+    """Return what builds the model, with the sizes of inputs and outputs of the data."""
     features, classes = math.prod(data.shape), data.num_classes
     if isinstance(config, Mlp):
         return lambda: mlp(features, *config.hidden, classes)
@@ -175,42 +227,8 @@ def _require(ok: bool, model: str, expected: str, data: Dataset) -> None:
         raise InputError(f"Expected data with {expected} for the model {model}, got {data!r}.")
 
 
-@dataclass(frozen=True, eq=False)
-class Experiment:
-    """A training, its audit, the tests of its noise and batches, and the examples to test the model on."""
-
-    config: Config
-    resolved: Resolved
-    training: Training
-    audit: Audit
-    tests: Diagnose
-    test: Dataset
-
-
-def build(
-    config: Config,
-    resolved: Resolved,
-    data: tuple[Dataset, Dataset],
-    watchers: Watchers | None = None,
-) -> Experiment:
-    """Everything in place, nothing trained yet. ``watchers`` hear what the audit does."""
-    train, (test, held_out) = data[0], split_held_out(config, resolved, *data)
-    seeds = resolved.training_seeds
-    audit, tests = audit_for(config, resolved, held_out, watchers or Watchers()), Diagnose()
-    training = Training(
-        initialize(model_for(config.model, train), seeds.initialization),
-        train,
-        settings_of(config.training, resolved),
-        seeds=seeds,
-        device=device_of(config.device),
-        hooks=[audit, tests],
-        sampling=_sampling(config.training, resolved),
-        mechanism=mechanism_of(config.training, resolved),
-    )
-    return Experiment(config, resolved, training, audit, tests, test)
-
-
 def settings_of(training: TrainingConfig, resolved: Resolved) -> DPSGD:
+    """Return the settings of DP-SGD, with the noise and the sample rate of this run."""
     return DPSGD(
         noise_multiplier=resolved.noise_multiplier,
         max_grad_norm=training.max_grad_norm,
@@ -231,14 +249,13 @@ def _optimizer(config: OptimizerConfig) -> Optimizer:
 
 
 def _sampling(training: TrainingConfig, resolved: Resolved) -> Sampling | None:
-    """A broken one, if the config asks for it."""
-    return (
-        ShuffledBatches(resolved.sample_rate) if isinstance(training.fault, ShuffledBatchesConfig) else None
-    )
+    """Return a faulty one if the config asks for it, else None."""
+    shuffled = isinstance(training.fault, ShuffledBatchesConfig)
+    return ShuffledBatches(resolved.sample_rate) if shuffled else None
 
 
 def mechanism_of(training: TrainingConfig, resolved: Resolved) -> Mechanism | None:
-    """A broken one, if the config asks for it."""
+    """Return a faulty one if the config asks for it, else None."""
     fault = training.fault
     if fault is None or isinstance(fault, ShuffledBatchesConfig):
         return None
@@ -251,6 +268,7 @@ def mechanism_of(training: TrainingConfig, resolved: Resolved) -> Mechanism | No
 
 
 def device_of(name: str) -> torch.device:
+    """Return the device, or raise if torch cannot use it here."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
@@ -259,13 +277,8 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-_WITH_TEST: Mapping[str, Callable[..., Dataset]] = {"cifar10": cifar10, "idx": idx_images}
-_WHOLE: Mapping[str, Callable[..., Dataset]] = {"purchase100": purchase100, "location": location}
-_TEST_SHARE = 6  # one in so many examples, where the data have no test part of their own
-
-
 def load_data(config: DataConfig) -> tuple[Dataset, Dataset]:
-    """The examples to train on, and those to test on."""
+    """Return the examples to train on and those to test on."""
     train, test = _all_for_test(config)
     return train, _first(test, config.num_test, "num_test")
 
@@ -287,7 +300,7 @@ def _all_for_test(config: DataConfig) -> tuple[Dataset, Dataset]:
 
 
 def _split(data: Dataset, num_examples: int | None) -> tuple[Dataset, Dataset]:
-    """The first examples, and the rest."""
+    """Return the first examples and the rest."""
     count = len(data) - len(data) // _TEST_SHARE if num_examples is None else num_examples
     _require_at_most("num_examples", count, len(data) - 1)
     return data.split(count)
@@ -305,20 +318,8 @@ def _require_at_most(name: str, count: int, available: int) -> None:
         raise InputError(f"Expected data.{name}={count} to be at most {available}.")
 
 
-EXAMPLES = (
-    "digits",
-    "paper-cifar10",
-    "end-to-end",
-    "purchase",
-    "input",
-    "black-box",
-    "black-box-one-run",
-    "black-box-function",
-)
-
-
 def example(name: str) -> str:
-    """The text of a commented config."""
+    """Return the text of a commented config."""
     if name not in EXAMPLES:
         raise InputError(f"Expected an example of {', '.join(EXAMPLES)}, got {name!r}.")
     return (resources.files("dpaudit.experiments") / "examples" / f"{name}.toml").read_text(encoding="utf-8")

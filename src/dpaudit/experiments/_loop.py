@@ -1,6 +1,7 @@
-"""The training itself: steps, checkpoints, and three ways to end.
+"""The training loop of a run: steps, checkpoints, and three ways to end.
 
-Ctrl-C that waits for the end of a step.
+It ends after the last step, at the first violation if the config says so, or at an interrupt, which waits
+for the end of a step and writes a checkpoint.
 """
 
 from __future__ import annotations
@@ -8,15 +9,16 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from dpaudit.experiments._build import Experiment
 from dpaudit.experiments._directory import restore, save
+from dpaudit.experiments._listener import Listener, Progress
 from dpaudit.experiments.config import Config
 from dpaudit.recording import LiveBound, Recorder
 from dpaudit.training import Training
@@ -24,73 +26,17 @@ from dpaudit.training import Training
 _SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
-class Interrupt:
-    """Whether somebody asked to stop. The second time is at once, without waiting."""
-
-    def __init__(self) -> None:
-        self.is_asked = False
-
-    def ask(self, _signal: int, _frame: FrameType | None) -> None:
-        """What a signal calls."""
-        if self.is_asked:
-            raise KeyboardInterrupt
-        self.is_asked = True
-
-
-@contextmanager
-def between_steps() -> Iterator[Interrupt]:
-    """Inside, an interrupt only asks: half a step in a checkpoint would make another run of it."""
-    interrupt = Interrupt()
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupt  # signals are the main thread's
-        return
-    before = {number: signal.signal(number, interrupt.ask) for number in _SIGNALS}
-    try:
-        yield interrupt
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """Where a run is."""
-
-    num_done: int
-    num_steps: int
-    num_new: int
-    """Steps since it was started, or started again."""
-    seconds: float
-    """In those steps."""
-    live: LiveBound | None
-
-
-Watch: TypeAlias = Callable[[Progress], None]
-
-
-class Live:
-    """Keeps the newest live bound: a callback of the audit."""
-
-    def __init__(self) -> None:
-        self.newest: LiveBound | None = None
-
-    def __call__(self, bound: LiveBound) -> None:
-        self.newest = bound
-
-    @property
-    def is_violation(self) -> bool:
-        """Whether the claim is refuted already."""
-        return self.newest is not None and self.newest.is_violation
-
-
 class Trainable(Protocol):
-    """What a training and its config are part of."""
+    """A training together with its config, and the newest live bound of its audit."""
 
     @property
     def config(self) -> Config: ...
 
     @property
     def training(self) -> Training: ...
+
+    @property
+    def live(self) -> LiveBound | None: ...
 
 
 @dataclass(frozen=True)
@@ -101,32 +47,33 @@ class Trained:
     stopped_early: bool
 
 
-def train(experiment: Trainable, checkpoint: Path | None, live: Live, watch: Watch) -> Trained:
-    """Go on from the checkpoint, if there is one, to the end or to the first violation, if that is asked.
+def train(experiment: Trainable, checkpoint: Path | None, listener: Listener) -> Trained:
+    """Resume from the checkpoint, if there is one, and train to the end or to the first violation.
 
-    An interrupt ends it too: after the step and a checkpoint, as ``KeyboardInterrupt``.
+    Raise ``KeyboardInterrupt`` after the current step and a checkpoint if the run is interrupted.
     """
     if isinstance(experiment, Experiment):
-        _ask_accountant(experiment)
+        _load_accountant(experiment)
     clock = _Clock(experiment, checkpoint)
     stops = getattr(experiment.config.audit, "stop_on_violation", False)
-    with between_steps() as interrupt:
-        watch(clock.progress(live))
+    with _between_steps() as interrupt:
+        listener.step(clock.progress())
         for _ in experiment.training.run():
-            watch(clock.progress(live))
-            # before the checkpoint: a run that is killed now and goes on has to stop here again
-            if stops and live.is_violation:
+            progress = clock.progress()
+            listener.step(progress)
+            # before the checkpoint: a run that is killed now and resumed has to stop here again
+            if stops and progress.live is not None and progress.live.is_violation:
                 return Trained(clock.seconds, stopped_early=True)
-            if interrupt.is_asked:
+            if interrupt.is_requested:
                 clock.save()
                 raise KeyboardInterrupt
-            clock.save_in_time()
+            clock.save_if_due()
         clock.save()
     return Trained(clock.seconds, stopped_early=False)
 
 
-def _ask_accountant(experiment: Experiment) -> None:
-    """Live bounds need a table of the accountant: made now, its seconds are not taken for those of a step."""
+def _load_accountant(experiment: Experiment) -> None:
+    """Compute the accountant's table for live bounds now, so that its time is not taken for a step's."""
     recorder = experiment.audit.recorder
     if isinstance(recorder, Recorder):
         hypothesis = recorder.claim.hypothesis(None)
@@ -134,11 +81,10 @@ def _ask_accountant(experiment: Experiment) -> None:
 
 
 class _Clock:
-    """The time that a run took, over all its starts, and when a checkpoint is due."""
+    """Measures the time of a run over all its starts, and writes checkpoints when they are due."""
 
     def __init__(self, experiment: Trainable, path: Path | None) -> None:
-        self._training, self._path = experiment.training, path
-        self._every = experiment.config.checkpoint_seconds
+        self._experiment, self._training, self._path = experiment, experiment.training, path
         self._before = 0.0
         if path is not None and path.exists():
             self._before = restore(path, self._training)
@@ -149,21 +95,48 @@ class _Clock:
     def seconds(self) -> float:
         return self._before + time.monotonic() - self._started
 
-    def progress(self, live: Live) -> Progress:
+    def progress(self) -> Progress:
         done = self._training.num_done
         return Progress(
             num_done=done,
             num_steps=self._training.settings.num_steps,
             num_new=done - self._first,
             seconds=time.monotonic() - self._started,
-            live=live.newest,
+            live=self._experiment.live,
         )
 
-    def save_in_time(self) -> None:
-        if time.monotonic() - self._saved >= self._every:
+    def save_if_due(self) -> None:
+        if time.monotonic() - self._saved >= self._experiment.config.checkpoint_seconds:
             self.save()
 
     def save(self) -> None:
         if self._path is not None:
             save(self._path, self._training, self.seconds)
             self._saved = time.monotonic()
+
+
+class _Interrupt:
+    """Notes that a signal asks to stop; a second signal stops at once."""
+
+    def __init__(self) -> None:
+        self.is_requested = False
+
+    def handle(self, _signal: int, _frame: FrameType | None) -> None:
+        if self.is_requested:
+            raise KeyboardInterrupt
+        self.is_requested = True
+
+
+@contextmanager
+def _between_steps() -> Iterator[_Interrupt]:
+    """Defer interrupts: a checkpoint in the middle of a step would make it another run."""
+    interrupt = _Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt  # only the main thread can handle signals
+        return
+    before = {number: signal.signal(number, interrupt.handle) for number in _SIGNALS}
+    try:
+        yield interrupt
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,6 +1,6 @@
 """Black-box audits: the adversary inserts examples, and asks final models only."""
 
 from dpaudit.experiments.black_box._final_model import FinalModel
-from dpaudit.experiments.black_box._many_runs import ManyRuns, Running, run_many
+from dpaudit.experiments.black_box._many_runs import ManyRuns, run_many
 
-__all__ = ["FinalModel", "ManyRuns", "Running", "run_many"]
+__all__ = ["FinalModel", "ManyRuns", "run_many"]

@@ -1,6 +1,7 @@
-"""The canary of many trainings, and the weights that they start from.
+"""The canaries of black-box audits, and the weights that trainings start from.
 
-What all trainings of a run share, made once, kept with the run and handed to every process.
+:class:`SharedCanary` is what all trainings of a run share: made once, kept with the run in ``canary.json``
+and handed to every process. ``canaries_for`` makes the many different canaries of one training.
 """
 
 from __future__ import annotations
@@ -32,16 +33,67 @@ from dpaudit.training.gradients import cross_entropy
 Build = Callable[[], nn.Module]
 
 _CANARY, _WEIGHTS, _COINS = 1, 2, 3  # branches of the audit's seed
+_FILE = "canary.json"
 _EXAMPLES = {"blank": Blank, "mislabelled": Mislabelled}
 
 
+@dataclass(frozen=True, eq=False)
+class SharedCanary:
+    """The canary, and the first weights if all models have the same.
+
+    They are never made a second time: another machine, another number of threads or a changed file would
+    give others, if only in the last digits.
+    """
+
+    canary: Example
+    weights: Tensor | None
+
+    @property
+    def digest(self) -> str:
+        """Return a hash that tells it from others."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "inputs": _packed(self.canary.inputs),
+            "target": self.canary.target,
+            "weights": None if self.weights is None else _packed(self.weights),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SharedCanary:
+        """Return what :meth:`to_dict` came from."""
+        weights = values["weights"]
+        canary = Example(_unpacked(values["inputs"]), values["target"])
+        return cls(canary, None if weights is None else _unpacked(weights))
+
+    def write(self, folder: Path) -> None:
+        """Keep it in the folder of the run."""
+        _io.write_text(folder / _FILE, json.dumps(self.to_dict(), allow_nan=False) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> SharedCanary | None:
+        """Return that of a run; None if the run has not begun."""
+        path = folder / _FILE
+        if not path.exists():
+            return None
+        try:
+            with open_file(path) as file:
+                return cls.from_dict(json.load(file))
+        except (OSError, ValueError, KeyError, TypeError, InputError) as error:
+            raise InputError(
+                f"Expected the canary of the run in {path}, but it cannot be read: {error}."
+            ) from error
+
+
 def as_data(held_out: HeldOutData) -> Dataset:
-    """The held-out examples, to train on."""
+    """Return the held-out examples as data to train on."""
     return Dataset(held_out.inputs, held_out.targets, held_out.num_classes)
 
 
 def first_weights(config: object, build: Build, held_out: HeldOutData, seed: int) -> Tensor | None:
-    """Those that all models have in common, if they do."""
+    """Return the weights that all models start from; None if each has its own."""
     if not isinstance(config, PretrainedConfig):
         return None
     return pretrained_weights(
@@ -57,7 +109,7 @@ def first_weights(config: object, build: Build, held_out: HeldOutData, seed: int
 def canary_for(
     config: object, held_out: HeldOutData, seed: int, build: Build | None, weights: Tensor | None
 ) -> Example:
-    """The example that is inserted; ``build`` makes the model, if there is one, with these ``weights``."""
+    """Return the example to insert; ``build`` makes the model, if there is one, with these ``weights``."""
     if isinstance(config, GivenConfig):
         return _given(config, held_out)
     if isinstance(config, ClipBkdConfig):
@@ -71,7 +123,7 @@ def canary_for(
 def canaries_for(
     config: ExampleConfig | GivenConfig, held_out: HeldOutData, seed: int, count: int
 ) -> tuple[Tensor, Tensor]:
-    """So many examples, each made from another held-out one."""
+    """Return ``count`` examples, each made from a different held-out one."""
     if count > len(held_out):
         raise InputError(
             f"Expected audit.num_canaries={count} to be at most {len(held_out)}, the number of held-out "
@@ -81,13 +133,13 @@ def canaries_for(
     if isinstance(config, GivenConfig):
         places = torch.from_numpy(rng.choice(len(held_out), count, replace=False))
         return held_out.inputs[places], held_out.targets[places]
-    making = Crafting(model=nn.Identity(), loss=cross_entropy, data=held_out, max_grad_norm=1.0)
-    made = making(_EXAMPLES[config.kind](), count, rng)
-    return made.inputs, made.targets
+    craft = Crafting(model=nn.Identity(), loss=cross_entropy, data=held_out, max_grad_norm=1.0)
+    crafted = craft(_EXAMPLES[config.kind](), count, rng)
+    return crafted.inputs, crafted.targets
 
 
 def coins(count: int, seed: int) -> BoolArray:
-    """Which canaries are in the data: each by a fair coin of its own."""
+    """Return which canaries are in the data: each by a fair coin of its own."""
     return np.random.default_rng(_branch(seed, _COINS)).random(count) < 0.5
 
 
@@ -139,59 +191,6 @@ def _model(build: Build, weights: Tensor | None, seed: int) -> nn.Module:
 def _branch(seed: int, number: int) -> int:
     words = np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(4, np.uint32)
     return int.from_bytes(words.tobytes(), "little")
-
-
-_NAME = "canary.json"
-
-
-@dataclass(frozen=True, eq=False)
-class Made:
-    """The canary, and the first weights if all models have the same.
-
-    Another machine, another number of threads or a file that has changed would make others, if only in the
-    last digits: so nobody makes them a second time.
-    """
-
-    canary: Example
-    weights: Tensor | None
-
-    @property
-    def digest(self) -> str:
-        """What tells it from others."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "inputs": _packed(self.canary.inputs),
-            "target": self.canary.target,
-            "weights": None if self.weights is None else _packed(self.weights),
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Made:
-        """The same again."""
-        weights = values["weights"]
-        canary = Example(_unpacked(values["inputs"]), values["target"])
-        return cls(canary, None if weights is None else _unpacked(weights))
-
-    def write(self, folder: Path) -> None:
-        """Keep it with the run."""
-        _io.write_text(folder / _NAME, json.dumps(self.to_dict(), allow_nan=False) + "\n")
-
-    @classmethod
-    def read(cls, folder: Path) -> Made | None:
-        """What a run has; None if it has not begun."""
-        path = folder / _NAME
-        if not path.exists():
-            return None
-        try:
-            with open_file(path) as file:
-                return cls.from_dict(json.load(file))
-        except (OSError, ValueError, KeyError, TypeError, InputError) as error:
-            raise InputError(
-                f"Expected the canary of the run in {path}, but it cannot be read: {error}."
-            ) from error
 
 
 def _packed(values: Tensor) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Many canaries in the data of one training, and one look at its final model.
+"""Black-box audit of one training: many canaries in its data, guessed from its final model.
 
-What guesses about the canaries of one training say of its claim.
+:class:`FinalModel` trains and scores, :class:`OneRunAnalysis` gives bounds, verdict and power.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 import time
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -33,102 +33,6 @@ from dpaudit.training.data import Dataset
 from dpaudit.training.ensemble import log_odds, negative_loss, with_weights
 
 _PROBABILITY = 0.8
-
-
-@dataclass(frozen=True, kw_only=True)
-class GuessJudge:
-    """Two bounds that hold for canaries that share a training, and a verdict that rests on the second.
-
-    The first says nothing of the mechanism (Steinke et al. 2023); the second is of the claimed training's own
-    curve (Mahloujifar et al. 2024).
-    """
-
-    noise_multiplier: float
-    curve: SubsampledGaussian
-    delta: float
-    confidence: float
-
-    @property
-    def _claim(self) -> Claim:
-        return Claim.dpsgd(
-            noise_multiplier=self.noise_multiplier,
-            sample_rate=self.curve.sample_rate,
-            num_steps=self.curve.num_steps,
-            delta=self.delta,
-        )
-
-    def values(self, guesses: Guesses) -> dict[str, Any]:
-        """The result as plain values."""
-        universal = one_run_bound(guesses, delta=self.delta, confidence=self.confidence)
-        bound = one_run_fdp_bound(guesses, tradeoff=self.curve, delta=self.delta, confidence=self.confidence)
-        claim, verdict = self._claim, self._verdict(bound, guesses)
-        rows = {"f-DP(one-run)": bound, "(eps,delta)(one-run)": universal}
-        return {
-            "verdict": verdict.name,
-            "sentence": verdict.value,
-            "claim": {
-                "summary": claim.summary,
-                "epsilon": plain(claim.epsilon),
-                "delta": self.delta,
-                "parameter": self._claimed,
-            },
-            "bound": bound.to_dict(),
-            "power": self._power(guesses).to_dict(),
-            "not_covered": [],
-            "delta": self.delta,
-            "confidence": self.confidence,
-            "notes": [],
-            "methods": [
-                {"name": name, **row.to_dict(), "training_epsilon": None} for name, row in rows.items()
-            ],
-        }
-
-    @property
-    def _claimed(self) -> float:
-        return 1 / self.noise_multiplier
-
-    def _refutes(self, guesses: Guesses, num_correct: int) -> bool:
-        """Whether so many of these guesses, had they been right, would refute the claim."""
-        found = Guesses(
-            num_canaries=guesses.num_canaries, num_guesses=guesses.num_guesses, num_correct=num_correct
-        )
-        return too_many_correct(found, self.curve, self._claimed, 1 - self.confidence)
-
-    def _verdict(self, bound: Bound, guesses: Guesses) -> Verdict:
-        if bound.parameter > self._claimed:
-            return Verdict.VIOLATION
-        if not self._refutes(guesses, guesses.num_guesses):
-            return Verdict.UNDERPOWERED
-        return Verdict.NO_VIOLATION
-
-    def _power(self, guesses: Guesses) -> Power:
-        """Of an attack that reaches the curve of a noisier or leakier training, with independent guesses."""
-        hypothesis = self._claim.hypothesis(self.curve)
-        if not self._refutes(guesses, guesses.num_guesses):
-            return Power.of(math.inf, hypothesis, _PROBABILITY)
-        fewest = guesses.num_guesses
-        while self._refutes(guesses, fewest - 1):
-            fewest -= 1
-
-        def is_seen_less(excess: float) -> bool:
-            right = self._accuracy(guesses, self._claimed + excess)
-            return bool(stats.binom.sf(fewest - 1, guesses.num_guesses, right) < _PROBABILITY)
-
-        smallest = self._claimed + last_true(is_seen_less, tolerance=1e-2)
-        return Power.of(smallest, hypothesis, _PROBABILITY)
-
-    def _accuracy(self, guesses: Guesses, parameter: float) -> float:
-        """The share of the most certain guesses that are right where a training has this parameter."""
-        share = guesses.num_guesses / guesses.num_canaries
-
-        def above(fpr: float) -> float:
-            return 1 - float(self.curve.fnr(parameter, np.asarray(fpr)))
-
-        fpr = last_true(lambda one: one < 1 and one + above(one) < share, start=share / 2, tolerance=1e-4)
-        # where no rate is small enough, so many are recognised before the first is mistaken
-        return above(fpr) / (fpr + above(fpr)) if fpr > 0 else 1.0
-
-
 _SCORES = {"log-odds": log_odds, "loss": negative_loss}
 
 
@@ -143,11 +47,12 @@ class FinalModel:
     present: BoolArray
     test: Dataset
     before: FloatArray
-    """The scores at the first weights, if everybody knows these; else zeros."""
+    """The scores at the first weights, if these are public; else zeros."""
+    live: ClassVar[None] = None  # there is no bound before the last step
 
     @classmethod
     def of(cls, config: Config, resolved: Resolved, data: tuple[Dataset, Dataset]) -> FinalModel:
-        """Everything in place, nothing trained yet."""
+        """Return everything in place, with nothing trained yet."""
         audit, seed = config.audit, resolved.audit_seed
         assert isinstance(audit, OneRunConfig)
         assert isinstance(audit.canary, ExampleConfig | GivenConfig)  # the config has no other here
@@ -180,23 +85,23 @@ class FinalModel:
 
     @cached_property
     def scores(self) -> FloatArray:
-        """How sure the final model is of each canary's class."""
+        """How certain the final model is of each canary's class."""
         assert isinstance(self.config.audit, OneRunConfig)
         model = self.training.model
         return _scores(model, self.canaries.to(self.training.device), self.config.audit.score) - self.before
 
     @property
     def guesses(self) -> Guesses:
-        """Of the canaries that the scores say most about; how many was decided before."""
+        """Guesses for the canaries with the most extreme scores; their number was fixed before."""
         assert isinstance(self.config.audit, OneRunConfig)
         count = self.config.audit.num_guesses or len(self.present)
         return Guesses.from_scores(self.scores, self.present, num_guesses=count)
 
     def outcome(self, seconds: float) -> dict[str, Any]:
-        """Verdict, both bounds, power, accuracy and timing."""
+        """Return verdict, both bounds, power, accuracy and timing."""
         started = time.monotonic()
         settings, audit = self.training.settings, self.config.audit
-        judge = GuessJudge(
+        analysis = OneRunAnalysis(
             noise_multiplier=self.resolved.noise_multiplier,
             curve=SubsampledGaussian(settings.sample_rate, settings.num_steps),
             delta=self.config.training.delta,
@@ -205,7 +110,7 @@ class FinalModel:
         count = int(self.present.sum())
         return {
             "schema_version": SCHEMA_VERSION,
-            **judge.values(self.guesses),
+            **analysis.values(self.guesses),
             "shapes": {"with_canary": [count], "without_canary": [len(self.present) - count]},
             "mode": audit.mode,
             "threat_model": self.config.threat_model,
@@ -226,7 +131,7 @@ class FinalModel:
 
 
 def _with(train: Dataset, canaries: Dataset, present: BoolArray) -> Dataset:
-    """The data with the canaries that are present behind the last example."""
+    """Return the data followed by the canaries that are present."""
     own, there = train.at(torch.arange(len(train))), canaries.at(torch.from_numpy(np.flatnonzero(present)))
     inputs, targets = (torch.cat([one, other.to(one)]) for one, other in zip(own, there, strict=True))
     return Dataset(inputs, targets, train.num_classes)
@@ -243,7 +148,101 @@ def _scores(model: nn.Module, canaries: Dataset, score: str | None) -> FloatArra
 
 
 def _each(logits: Tensor, targets: Tensor, score: str) -> FloatArray:
-    """The score of every row for its own class; a model that has diverged gets the smallest there is."""
+    """Return each row's score for its own class; a diverged model gets the smallest float."""
     found = [_SCORES[score](row[None], int(target))[0] for row, target in zip(logits, targets, strict=True)]
     values: FloatArray = torch.stack(found).double().nan_to_num(nan=torch.finfo(torch.float32).min).numpy()
     return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRunAnalysis:
+    """Two bounds that hold for canaries that share a training, and a verdict that rests on the second.
+
+    The first assumes nothing of the mechanism (Steinke et al. 2023); the second is for the trade-off curve
+    of the claimed training (Mahloujifar et al. 2024).
+    """
+
+    noise_multiplier: float
+    curve: SubsampledGaussian
+    delta: float
+    confidence: float
+
+    @property
+    def _claim(self) -> Claim:
+        return Claim.dpsgd(
+            noise_multiplier=self.noise_multiplier,
+            sample_rate=self.curve.sample_rate,
+            num_steps=self.curve.num_steps,
+            delta=self.delta,
+        )
+
+    def values(self, guesses: Guesses) -> dict[str, Any]:
+        """Return the result as plain values."""
+        universal = one_run_bound(guesses, delta=self.delta, confidence=self.confidence)
+        bound = one_run_fdp_bound(guesses, tradeoff=self.curve, delta=self.delta, confidence=self.confidence)
+        claim, verdict = self._claim, self._verdict(bound, guesses)
+        rows = {"f-DP(one-run)": bound, "(eps,delta)(one-run)": universal}
+        return {
+            "verdict": verdict.name,
+            "sentence": verdict.value,
+            "claim": {
+                "summary": claim.summary,
+                "epsilon": plain(claim.epsilon),
+                "delta": self.delta,
+                "parameter": self._claimed,
+            },
+            "bound": bound.to_dict(),
+            "power": self._power(guesses).to_dict(),
+            "not_covered": [],
+            "delta": self.delta,
+            "confidence": self.confidence,
+            "notes": [],
+            "methods": [
+                {"name": name, **row.to_dict(), "training_epsilon": None} for name, row in rows.items()
+            ],
+        }
+
+    @property
+    def _claimed(self) -> float:
+        return 1 / self.noise_multiplier
+
+    def _refutes(self, guesses: Guesses, num_correct: int) -> bool:
+        """Return whether ``num_correct`` correct guesses would refute the claim."""
+        found = Guesses(
+            num_canaries=guesses.num_canaries, num_guesses=guesses.num_guesses, num_correct=num_correct
+        )
+        return too_many_correct(found, self.curve, self._claimed, 1 - self.confidence)
+
+    def _verdict(self, bound: Bound, guesses: Guesses) -> Verdict:
+        if bound.parameter > self._claimed:
+            return Verdict.VIOLATION
+        if not self._refutes(guesses, guesses.num_guesses):
+            return Verdict.UNDERPOWERED
+        return Verdict.NO_VIOLATION
+
+    def _power(self, guesses: Guesses) -> Power:
+        """Return the power of an attack that reaches the curve of a leakier training, independently."""
+        hypothesis = self._claim.hypothesis(self.curve)
+        if not self._refutes(guesses, guesses.num_guesses):
+            return Power.of(math.inf, hypothesis, _PROBABILITY)
+        fewest = guesses.num_guesses
+        while self._refutes(guesses, fewest - 1):
+            fewest -= 1
+
+        def is_detected_less(excess: float) -> bool:
+            right = self._accuracy(guesses, self._claimed + excess)
+            return bool(stats.binom.sf(fewest - 1, guesses.num_guesses, right) < _PROBABILITY)
+
+        smallest = self._claimed + last_true(is_detected_less, tolerance=1e-2)
+        return Power.of(smallest, hypothesis, _PROBABILITY)
+
+    def _accuracy(self, guesses: Guesses, parameter: float) -> float:
+        """Return the share of correct ones among the most certain guesses about such a training."""
+        share = guesses.num_guesses / guesses.num_canaries
+
+        def above(fpr: float) -> float:
+            return 1 - float(self.curve.fnr(parameter, np.asarray(fpr)))
+
+        fpr = last_true(lambda one: one < 1 and one + above(one) < share, start=share / 2, tolerance=1e-4)
+        # where no rate is small enough, all of these are recognised before the first is mistaken
+        return above(fpr) / (fpr + above(fpr)) if fpr > 0 else 1.0

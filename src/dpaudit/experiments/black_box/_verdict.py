@@ -1,4 +1,4 @@
-"""What the scores of many trainings say of the claim."""
+"""From one score of each of many trainings to bounds, verdict and power."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _POWER_WITHOUT_FAILURES = "The power is that of a run in which no trial fails."
 _RULES: Mapping[str, ThresholdRule] = {"simultaneous": Simultaneous(), "held-out": HeldOut()}
 
 
-class Judge:
+class ManyRunsAnalysis:
     """Bounds, verdict and power from one score of each training.
 
     Each score is of a whole training, so that the curve is that of all its steps, composed. Without noise
@@ -52,11 +52,8 @@ class Judge:
 
     def __init__(self, config: Config, resolved: Resolved) -> None:
         assert isinstance(config.audit, ManyRunsConfig)
-        self._audit, self.delta, self.confidence = (
-            config.audit,
-            config.training.delta,
-            config.audit.confidence,
-        )
+        self._audit, self.delta = config.audit, config.training.delta
+        self.confidence = config.audit.confidence
         self._claim: Claim | None = None
         self._curve: TradeOff = ApproximateDP(self.delta)
         if resolved.noise_multiplier > 0:
@@ -70,16 +67,16 @@ class Judge:
 
     @property
     def claimed_epsilon(self) -> float | None:
-        """None if nothing is claimed."""
+        """The epsilon of the claim; None if nothing is claimed."""
         return None if self._claim is None else self._claim.epsilon
 
     @property
     def rule(self) -> ThresholdRule | None:
-        """How thresholds are chosen; both are sound. None: the number of scores decides."""
+        """How the threshold is chosen; None if the number of scores decides. All choices are sound."""
         return None if self._audit.threshold is None else _RULES[self._audit.threshold]
 
     def bound(self, observations: Observations) -> Bound:
-        """The one that a verdict rests on."""
+        """Return the bound that the verdict rests on."""
         inference, rule = default_method(observations, self._curve, None, self.rule)
         return lower_bound(
             observations,
@@ -91,9 +88,9 @@ class Judge:
         )
 
     def largest(self, observations: Observations, failed: Collection[int] = ()) -> float:
-        """The epsilon that as many scores without a single error would have shown, by the same method.
+        """Return the epsilon that an attack without a single error would have shown, by the same method.
 
-        Trials that failed are errors.
+        Failed trials count as errors.
         """
         if failed:
             return self.bound(_without_errors(observations, failed)).epsilon
@@ -103,7 +100,7 @@ class Judge:
         return self._curve.epsilon(perfect, self.delta)
 
     def values(self, observations: Observations, failed: Collection[int] = ()) -> dict[str, Any]:
-        """The result as plain values; ``failed`` are the numbers of trials that have no score."""
+        """Return the result as plain values; ``failed`` are the numbers of trials without a score."""
         result, notes = self._result(observations, failed)
         found = examine(
             observations,
@@ -144,7 +141,7 @@ class Judge:
 
 
 def _without_errors(observations: Observations, failed: Collection[int]) -> Observations:
-    """Scores of an attack that is right wherever a trial has a score; odd trials have the canary."""
+    """Return the scores of an attack that errs only on failed trials; odd trials have the canary."""
     present, absent = np.ones(observations.with_canary.size), np.zeros(observations.without_canary.size)
     for number in failed:
         side, worst = (present, -1.0) if number % 2 else (absent, 2.0)
