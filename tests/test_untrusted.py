@@ -100,7 +100,9 @@ def _checkpoint(path: Path) -> object:
 
 
 def _cell(path: Path) -> object:
-    return importlib.import_module("dpaudit.experiments.reproduction._reproduce")._read(path)
+    cells = importlib.import_module("dpaudit.experiments.reproduction._reproduce")._finished_cells
+    path.rename(path.parent / "one.json")
+    return cells(path.parent, {}).read("one")
 
 
 def _canary(path: Path) -> object:
@@ -121,9 +123,9 @@ def _images(path: Path) -> object:
 
 
 def _zoo(path: Path) -> object:
-    store = importlib.import_module("dpaudit.zoo._run").Store
+    finished = importlib.import_module("dpaudit.zoo._run")._finished
     path.rename(path.parent / "one.json")
-    return store(path.parent, seed=0, confidence=0.95, twin_confidence=0.95).read("one")
+    return finished(path.parent, seed=0, confidence=0.95, twin_confidence=0.95).read("one")
 
 
 READERS: dict[str, Callable[[Path], object]] = {

@@ -1,7 +1,6 @@
-"""Writing that is never seen half done.
+"""Files: writes that are whole or not there, and reads of files that anybody may have written.
 
-Reading what anybody may have written: nothing in it is run, and nothing is without an end. Where two sets of
-plain values differ.
+Nothing that is read is run, waited for, or without an end. :class:`JsonCache` keeps finished pieces of work.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import secrets
 import stat
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -25,6 +24,19 @@ import numpy.typing as npt
 from dpaudit.errors import InputError
 
 _UNFINISHED = ".unfinished"
+# what numpy and its reader of headers say of bytes that are not what they should be
+NOT_AN_ARRAY: Final = (
+    EOFError,
+    MemoryError,
+    OverflowError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    tokenize.TokenError,
+)
+LARGEST_ARRAY: Final = 2**32  # bytes in memory: a file of a few kilobytes can claim more than there is
+_LARGEST_JSON = 50_000_000  # bytes of a JSON file
 _SPECIAL = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISCHR, "a device"),
@@ -34,7 +46,7 @@ _SPECIAL = (
 
 
 def expanded(path: str | Path) -> Path:
-    """With the home directory in the place of ``~``."""
+    """Return the path with the home directory in the place of ``~``."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -42,10 +54,10 @@ def expanded(path: str | Path) -> Path:
 
 
 def followed(path: Path) -> Path:
-    """The file that a path leads to, so that it is written and the link stays.
+    """Return the file that a path leads to, so that it is written and the link stays.
 
-    For paths that the user names. A file that dpaudit names itself may be a link that somebody else has put
-    there: it is never followed.
+    This is for paths that the user names. A file that dpaudit names itself may be a link that somebody else
+    has put there: it is never followed.
     """
     with _writing(path):
         _require_replaceable(path, path.stat)
@@ -60,7 +72,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Nobody else runs in this folder meanwhile; a lock ends with its process, however that ends."""
+    """Keep other processes out of this folder; a lock ends with its process, however that ends."""
     make_folder(folder)
     with _lock_file(folder) as file:
         try:
@@ -74,7 +86,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _lock_file(folder: Path) -> BinaryIO:
-    """Without content; what somebody else may have put there is not followed, emptied or waited for."""
+    """Open the lock, which is empty; what somebody else put there is not followed, emptied or waited for."""
     with _writing(folder):
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         return os.fdopen(handle, "r+b", buffering=0)
@@ -98,9 +110,9 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def write(path: Path, fill: Callable[[BinaryIO], object], *, private: bool = False) -> None:
-    """Write beside and rename, so that nobody reads half a file, not even after the power fails.
+    """Write beside and rename, so that half a file is never read, not even after a power failure.
 
-    Others may read it as far as the user's umask lets them; nobody else does if it is ``private``.
+    Other users may read the file as far as the umask lets them, and not at all if it is ``private``.
     """
     with _writing(path):
         _require_replaceable(path, path.lstat)
@@ -117,10 +129,10 @@ def write(path: Path, fill: Callable[[BinaryIO], object], *, private: bool = Fal
             raise
 
 
-def _require_replaceable(path: Path, look: Callable[[], os.stat_result]) -> None:
-    """A file takes the place of what is there: of a pipe or a device, nothing would be left."""
+def _require_replaceable(path: Path, status: Callable[[], os.stat_result]) -> None:
+    """Refuse to replace a pipe or a device by a file: nothing of it would be left."""
     try:
-        mode = look().st_mode
+        mode = status().st_mode
     except FileNotFoundError:
         return
     for is_such, name in _SPECIAL:
@@ -140,23 +152,8 @@ def _writing(path: Path) -> Iterator[None]:
         raise
 
 
-# what numpy and its reader of headers say of bytes that are not what they should be
-NOT_AN_ARRAY: Final = (
-    EOFError,
-    MemoryError,
-    OverflowError,
-    RecursionError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    tokenize.TokenError,
-)
-LARGEST_ARRAY: Final = 2**32  # bytes in memory: a file of a few kilobytes can claim more than there is
-_LARGEST = 50_000_000  # bytes of a JSON file
-
-
 def open_file(path: str | Path) -> BufferedReader:
-    """A regular file, to be read: a pipe would wait for somebody to write into it, a device has no end."""
+    """Open a regular file to read: a pipe would wait for a writer, a device has no end."""
     # not to wait concerns the opening of a pipe only; what was opened is looked at, so that it stays the same
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     mode = os.fstat(handle).st_mode
@@ -169,7 +166,7 @@ def open_file(path: str | Path) -> BufferedReader:
 
 
 def map_array(path: Path) -> npt.NDArray[Any]:
-    """The array of a .npy file, not in memory yet: its header's size is checked against the file's first."""
+    """Return the array of a .npy file, not in memory yet: its size is first checked against the file's."""
     with open_file(path):
         pass
     found: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -177,10 +174,10 @@ def map_array(path: Path) -> npt.NDArray[Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """One JSON object."""
+    """Return the JSON object in a file."""
     try:
         with open_file(path) as file:
-            content = file.read(_LARGEST + 1)
+            content = file.read(_LARGEST_JSON + 1)
         values = json.loads(_moderate(path, content), parse_constant=_no_constant)
     except InputError:
         raise
@@ -192,8 +189,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _moderate(path: Path, content: bytes) -> str:
-    if len(content) > _LARGEST:
-        raise InputError(f"Expected {path} to have at most {_LARGEST:,} bytes.")
+    if len(content) > _LARGEST_JSON:
+        raise InputError(f"Expected {path} to have at most {_LARGEST_JSON:,} bytes.")
     return content.decode()
 
 
@@ -202,7 +199,7 @@ def _no_constant(word: str) -> NoReturn:
 
 
 def difference(stored: Any, given: Any, place: str = "") -> str | None:
-    """The first value that is not the same, as a sentence's part.
+    """Return the first value that differs, as part of a sentence; None if there is none.
 
     >>> difference({"a": {"b": 1}}, {"a": {"b": 2}})
     'a.b is 2 here and 1 there'
@@ -214,3 +211,57 @@ def difference(stored: Any, given: Any, place: str = "") -> str | None:
     if stored == given:
         return None
     return f"{place} is {json.dumps(given)} here and {json.dumps(stored)} there"
+
+
+def _foreign(path: Path, key: str, here: Any, there: Any) -> str:
+    return f"Expected {key} = {here} in {path}, got {there}; give another --output."
+
+
+class JsonCache:
+    """Finished pieces of work in a folder: one JSON file a name, each whole or not there.
+
+    Every file begins with the values of ``identity``: what it was made with. With ``keys``, it has these
+    beside them, and no others. ``content`` is what a file holds, for the sentence that refuses a damaged one;
+    ``foreign`` makes the sentence that refuses one of another identity.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        identity: Mapping[str, Any] | None = None,
+        *,
+        keys: Collection[str] | None = None,
+        content: str = "",
+        foreign: Callable[[Path, str, Any, Any], str] = _foreign,
+        indent: int = 2,
+    ) -> None:
+        self.folder, self.identity = folder, json.loads(json.dumps(identity or {}))
+        self._keys, self._content, self._foreign, self._indent = keys, content, foreign, indent
+
+    def path(self, name: str) -> Path:
+        """Return the file of a piece of work."""
+        return self.folder / f"{name}.json"
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """Return a finished piece without its identity; None if it is not there, refused if it is foreign."""
+        path = self.path(name)
+        if not path.exists():
+            return None
+        try:
+            values = read_json(path)
+        except InputError as error:
+            raise self._damaged(path) if self._content else error from error
+        for key, here in self.identity.items():
+            if difference(there := values.pop(key, None), here) is not None:
+                raise InputError(self._foreign(path, key, here, there))
+        if self._keys is not None and values.keys() != set(self._keys):
+            raise self._damaged(path)
+        return values
+
+    def write(self, name: str, values: Mapping[str, Any], *, private: bool = False) -> None:
+        """Keep a finished piece."""
+        text = json.dumps({**self.identity, **values}, indent=self._indent, allow_nan=False)
+        write_text(self.path(name), text + "\n", private=private)
+
+    def _damaged(self, path: Path) -> InputError:
+        return InputError(f"Expected {self._content} in {path}, but it cannot be read; delete it.")

@@ -6,76 +6,33 @@ The directory of a zoo: a file for each finished entry.
 from __future__ import annotations
 
 import difflib
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import dpaudit
 from dpaudit import _io
-from dpaudit._io import read_json
+from dpaudit._io import JsonCache
 from dpaudit.errors import InputError, MissingExtraError
 from dpaudit.zoo._entries import ENTRIES
 from dpaudit.zoo._entry import Entry
 from dpaudit.zoo._judge import Judged, judge
 
+_SCHEMA_VERSION = 2
 _KEYS = {"name", "public", "wrong", "kind", "not_caught", "left_out", "is_as_expected", "broken", "correct"}
 
 
-class Store:
-    """Each file is whole or not there, and says by which seed and with which versions it was made."""
-
-    schema_version: ClassVar[int] = 2
-
-    def __init__(self, path: Path, *, seed: int, confidence: float, twin_confidence: float) -> None:
-        self._path = _io.expanded(path)
-        self.identity: dict[str, Any] = {
-            "schema_version": self.schema_version,
-            "seed": seed,
-            "confidence": confidence,
-            "twin_confidence": twin_confidence,
-            **{f"{name}_version": _version(name) for name in ("dpaudit", "torch", "opacus")},
-        }
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Nobody else runs here meanwhile."""
-        with _io.locked(self._path):
-            yield
-
-    def read(self, name: str) -> dict[str, Any] | None:
-        """A finished entry; None if it is not, refused if it is of another run."""
-        path = self._file(name)
-        if not path.exists():
-            return None
-        values = _read(path)
-        for key, value in self.identity.items():
-            if (made := values.pop(key, None)) != value:
-                raise InputError(f"Expected {key} = {value} in {path}, got {made}; give another --output.")
-        if set(values) != _KEYS:
-            raise _damaged(path)
-        return values
-
-    def write(self, name: str, values: Mapping[str, Any]) -> None:
-        """Keep a finished entry."""
-        text = json.dumps({**self.identity, **values}, indent=2, allow_nan=False)
-        _io.write_text(self._file(name), text + "\n")
-
-    def _file(self, name: str) -> Path:
-        return self._path / f"{name}.json"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return read_json(path)
-    except InputError as error:
-        raise _damaged(path) from error
-
-
-def _damaged(path: Path) -> InputError:
-    return InputError(f"Expected an entry of the zoo in {path}, but it cannot be read; delete it.")
+def _finished(output: Path, *, seed: int, confidence: float, twin_confidence: float) -> JsonCache:
+    """Return the finished entries of a zoo, each with the seed and the versions that it was made with."""
+    identity = {
+        "schema_version": _SCHEMA_VERSION,
+        "seed": seed,
+        "confidence": confidence,
+        "twin_confidence": twin_confidence,
+        **{f"{name}_version": _version(name) for name in ("dpaudit", "torch", "opacus")},
+    }
+    return JsonCache(_io.expanded(output), identity, keys=_KEYS, content="an entry of the zoo")
 
 
 def _version(name: str) -> str | None:
@@ -120,29 +77,29 @@ def run_zoo(
     entries of how many are done, and what is done now.
     """
     twins = 1 - (1 - confidence) / max(len(entries), len(ENTRIES))
-    store, found = Store(output, seed=seed, confidence=confidence, twin_confidence=twins), []
-    with store.locked():
+    cache, found = _finished(output, seed=seed, confidence=confidence, twin_confidence=twins), []
+    with _io.locked(cache.folder):
         for number, entry in enumerate(entries):
-            stored = store.read(entry.name)
+            stored = cache.read(entry.name)
             if stored is None:
                 watch(number, len(entries), entry.name)
-                stored = _examined(entry, store)
+                stored = _examined(entry, cache)
             found.append(stored)
     watch(len(entries), len(entries), "done")
     return {
-        **store.identity,
+        **cache.identity,
         "is_as_expected": all(one["is_as_expected"] for one in found),
         "entries": found,
     }
 
 
-def _examined(entry: Entry, store: Store) -> dict[str, Any]:
-    made = {name: store.identity[name] for name in ("seed", "confidence", "twin_confidence")}
+def _examined(entry: Entry, cache: JsonCache) -> dict[str, Any]:
+    made = {name: cache.identity[name] for name in ("seed", "confidence", "twin_confidence")}
     try:
         values = examine_entry(entry, **made)
     except MissingExtraError as error:  # it is not kept: it may be there the next time
         return {**entry.described(), "left_out": str(error), "is_as_expected": True}
-    store.write(entry.name, values)
+    cache.write(entry.name, values)
     return values
 
 

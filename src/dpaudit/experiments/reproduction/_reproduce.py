@@ -7,11 +7,10 @@ what is shown, where other data than the paper's were used.
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 import dpaudit
 from dpaudit import _io
-from dpaudit._io import difference, read_json
+from dpaudit._io import JsonCache, difference
 from dpaudit.errors import InputError
 from dpaudit.experiments.reproduction._figure import (
     Data,
@@ -87,64 +86,6 @@ class Labels:
         return replace(table, header=self._texts(table.header), rows=rows)
 
 
-class Cells:
-    """The folder of a figure's cells. Each file says what it was made with: others are refused."""
-
-    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
-        self._folder, self._identity = folder, json.loads(json.dumps(identity))
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Nobody else works on this figure here meanwhile."""
-        with _io.locked(self._folder):
-            yield
-
-    def read(self, key: Key) -> tuple[list[Row], float] | None:
-        """The rows of a finished cell and the seconds that it took; None if it is not."""
-        path = self._file(key)
-        if not path.exists():
-            return None
-        values = _read(path)
-        other = difference(values["identity"], self._identity)
-        if other is not None:
-            raise InputError(
-                f"Expected cells of this reproduction in {self._folder}, got those of another: {other}; "
-                "give another --output."
-            )
-        return values["rows"], float(values["seconds"])
-
-    def write(self, key: Key, rows: list[Row], seconds: float) -> None:
-        """Keep a finished cell."""
-        values = {"identity": self._identity, "key": key, "seconds": seconds, "rows": rows}
-        _io.write_text(self._file(key), json.dumps(values, indent=1, allow_nan=False) + "\n")
-
-    def place(self, key: Key) -> Path:
-        """A folder for what the cell itself keeps."""
-        return self._folder / _slug(key)
-
-    def _file(self, key: Key) -> Path:
-        return self._folder / f"{_slug(key)}.json"
-
-
-def _slug(key: Key) -> str:
-    """A name for files.
-
-    >>> _slug({"epsilon": 1.0, "method": "f-DP (CP)"})
-    'epsilon=1.0,method=f-DP-CP'
-    """
-    return ",".join(f"{name}={re.sub(r'[^A-Za-z0-9.]+', '-', str(key[name])).strip('-')}" for name in key)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = read_json(path)
-        if {"identity", "rows", "seconds"} <= values.keys():
-            return values
-    except InputError:
-        pass
-    raise InputError(f"Expected a cell of a reproduction in {path}, but it cannot be read; delete it.")
-
-
 _SCHEMA_VERSION = 1
 
 
@@ -172,7 +113,7 @@ class Measuring:
         return self.figure.cells(self.settings)
 
     @cached_property
-    def cells(self) -> Cells:
+    def cells(self) -> JsonCache:
         """Those that are finished. Code is told apart by its version: changes within one are not seen."""
         identity = {
             "schema_version": _SCHEMA_VERSION,
@@ -183,12 +124,12 @@ class Measuring:
             "data": self.data.names(self.figure.needs),
             "settings": dict(self.settings),
         }
-        return Cells(_io.expanded(self.output) / f"{self.figure.name}-cells", identity)
+        return _finished_cells(_io.expanded(self.output) / f"{self.figure.name}-cells", identity)
 
     @property
     def missing(self) -> list[int]:
         """The places of the cells that are not finished."""
-        return [place for place, key in enumerate(self.keys) if self.cells.read(key) is None]
+        return [place for place, key in enumerate(self.keys) if self.cells.read(_slug(key)) is None]
 
     def measure(self, place: int) -> float:
         """Measure a cell and keep it; the seconds that it took."""
@@ -196,14 +137,14 @@ class Measuring:
         started = time.perf_counter()
         rows: list[Row] = [{**key, **row} for row in self.figure.measure(key, self._work(key))]
         seconds = time.perf_counter() - started
-        self.cells.write(key, rows, seconds)
+        self.cells.write(_slug(key), {"key": key, "seconds": seconds, "rows": rows})
         return seconds
 
     def _work(self, key: Key) -> Work:
         return Work(
             settings=self.settings,
             seed=cell_seed(self.seed, self.figure.name, key),
-            folder=self.cells.place(key),
+            folder=self.cells.folder / _slug(key),
             data=self.data,
             device=self.device,
             num_workers=self.num_workers,
@@ -216,8 +157,9 @@ class Measuring:
 
     def finished(self) -> tuple[list[Row], float]:
         """The rows of all cells, and the seconds that they took together."""
-        found = [stored for key in self.keys if (stored := self.cells.read(key)) is not None]
-        return [row for rows, _ in found for row in rows], sum(seconds for _, seconds in found)
+        found = [stored for key in self.keys if (stored := self.cells.read(_slug(key))) is not None]
+        rows = [row for cell in found for row in cell["rows"]]
+        return rows, sum(float(cell["seconds"]) for cell in found)
 
     def described(self) -> dict[str, Any]:
         """Plain values from which another process makes the same, but for who is told."""
@@ -230,6 +172,35 @@ class Measuring:
             "seed": self.seed,
             "device": self.device,
         }
+
+
+def _finished_cells(folder: Path, identity: dict[str, Any]) -> JsonCache:
+    """Return the finished cells of a figure, each with what it was made with."""
+
+    def foreign(_path: Path, _key: str, here: Any, there: Any) -> str:
+        other = difference(there, here)
+        return (
+            f"Expected cells of this reproduction in {folder}, got those of another: {other}; give another "
+            "--output."
+        )
+
+    return JsonCache(
+        folder,
+        {"identity": identity},
+        keys=("key", "seconds", "rows"),
+        content="a cell of a reproduction",
+        foreign=foreign,
+        indent=1,
+    )
+
+
+def _slug(key: Key) -> str:
+    """A name for files.
+
+    >>> _slug({"epsilon": 1.0, "method": "f-DP (CP)"})
+    'epsilon=1.0,method=f-DP-CP'
+    """
+    return ",".join(f"{name}={re.sub(r'[^A-Za-z0-9.]+', '-', str(key[name])).strip('-')}" for name in key)
 
 
 _TINY = (
@@ -314,7 +285,7 @@ def reproduce(
         num_workers=1 if pool is None else pool.num_workers,
         within=within,
     )
-    with measuring.cells.locked():
+    with _io.locked(measuring.cells.folder):
         _measure(measuring, None if figure.has_processes else pool, watch)
     rows, seconds = measuring.finished()
     labels = Labels(data.stand_ins(figure.needs))
