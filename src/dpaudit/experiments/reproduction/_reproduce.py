@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dpaudit
 from dpaudit import _io
@@ -35,7 +35,9 @@ from dpaudit.experiments.reproduction._figure import (
     cell_seed,
     kinds,
 )
-from dpaudit.experiments.trials import Processes, Recipe, Task, Trial
+
+if TYPE_CHECKING:  # trials load SQLite, which only cells in processes need
+    from dpaudit.experiments.trials import Processes, Trial
 
 
 class Labels:
@@ -315,6 +317,8 @@ def _measure(measuring: Measuring, pool: Processes | None, watch: Callable[[int,
 
 def measure_pooled(measuring: Measuring, pool: Processes, watch: Callable[[int, int, str], None]) -> None:
     """Measure what is missing. A cell that fails does not keep the others from being measured."""
+    from dpaudit.experiments.trials import Recipe, Task, Trial  # noqa: PLC0415
+
     missing, total = measuring.missing, len(measuring.keys)
     recipe = Recipe(target="dpaudit:figure-cells", arguments=measuring.described())
     groups = [(Trial(place, measuring.seed, present=False),) for place in missing]

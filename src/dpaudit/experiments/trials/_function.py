@@ -1,7 +1,4 @@
-"""Trials of a user's own training function.
-
-What a model says of the canary.
-"""
+"""Trials of a user's own training function, and the score of a model that it returns."""
 
 from __future__ import annotations
 
@@ -21,8 +18,39 @@ from dpaudit.errors import InputError
 from dpaudit.experiments.trials._trial_plan import Recipe, Trial, load
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Neighbours:
+    """Two data sets that differ in the canary, of any kind that the training function takes."""
+
+    with_canary: Any
+    without_canary: Any
+    canary: tuple[Any, int] | None = None
+    """Its input, as a model takes it, and its class; needed for functions that return a model."""
+
+
+def function_recipe(
+    function: str,
+    *,
+    data: str,
+    data_arguments: Mapping[str, Any] | None = None,
+    score: str | None = None,
+) -> Recipe:
+    """Return a recipe for ``train(dataset, seed) -> model or score``, named as ``module:function``.
+
+    The function gets the data set with or without the canary, and a seed of 32 bits; it must not change the
+    data set. Python's, numpy's and torch's own generators are seeded before every call, too. It returns a
+    number, higher for "present", or a model: a function from a batch of inputs to logits.
+
+    ``data`` names a function that makes :class:`Neighbours` from ``data_arguments``, once in a process.
+    ``score`` names a function ``(model, input, label) -> float`` to be used instead of the logarithm of
+    p / (1 - p), where p is the probability of the canary's label.
+    """
+    arguments = {"function": function, "data": data, "data_arguments": dict(data_arguments or {})}
+    return Recipe(target="dpaudit:function-scorer", arguments={**arguments, "score": score})
+
+
 def log_odds(model: Any, example: Any, label: int) -> float:
-    """The logarithm of p / (1 - p), with p the probability of the label (Carlini et al. 2022).
+    """Return the logarithm of p / (1 - p), with p the probability of the label (Carlini et al. 2022).
 
     From the logits it is finite even where p is rounded to 1.
 
@@ -35,7 +63,7 @@ def log_odds(model: Any, example: Any, label: int) -> float:
             f"Expected a model that gives one logit for each class, got shape {logits.shape} for "
             f"class {label}."
         )
-    with np.errstate(invalid="ignore"):  # the score of a model that has diverged is not finite, which is told
+    with np.errstate(invalid="ignore"):  # the score of a diverged model is not finite, which is reported
         return float(logits[label] - np.logaddexp.reduce(np.delete(logits, label)))
 
 
@@ -54,49 +82,15 @@ def _logits(model: Any, example: Any) -> NDArray[np.float64]:
 
 
 def _array(logits: Any) -> NDArray[np.float64]:
-    """The logits of the only example of a batch."""
+    """Return the logits of the only example of a batch."""
     found = np.asarray(logits, dtype=np.float64)
     return found[0] if found.ndim > 1 and len(found) == 1 else found
-
-
-_BITS = 32  # what torch.manual_seed uses of a seed, and all that numpy.random.seed takes
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Neighbours:
-    """Two data sets that differ in the canary, of whatever kind the training function takes."""
-
-    with_canary: Any
-    without_canary: Any
-    canary: tuple[Any, int] | None = None
-    """Its input, as a model takes it, and its class; needed for functions that return a model."""
-
-
-def function_recipe(
-    function: str,
-    *,
-    data: str,
-    data_arguments: Mapping[str, Any] | None = None,
-    score: str | None = None,
-) -> Recipe:
-    """A recipe for ``train(dataset, seed) -> model or score``, named as ``module:function``.
-
-    The function gets the data set with or without the canary, and a seed of 32 bits; it must not change the
-    data set. Python's, numpy's and torch's own generators are seeded before every call, too. It returns a
-    number, higher for "present", or a model: a function of a batch of inputs that gives logits.
-
-    ``data`` names a function that makes :class:`Neighbours` from ``data_arguments``, once in a process.
-    ``score`` names a function ``(model, input, label) -> float`` to be used instead of the logarithm of
-    p / (1 - p), where p is the probability of the canary's label.
-    """
-    arguments = {"function": function, "data": data, "data_arguments": dict(data_arguments or {})}
-    return Recipe(target="dpaudit:function-scorer", arguments={**arguments, "score": score})
 
 
 def function_scorer(
     *, function: str, data: str, data_arguments: Mapping[str, Any], score: str | None
 ) -> Callable[[Sequence[Trial]], list[float]]:
-    """The scorer of :func:`function_recipe`."""
+    """Return the scorer of :func:`function_recipe`."""
     train, of_model = load(function), log_odds if score is None else load(score)
     _load_torch()
     neighbours = load(data)(**data_arguments)
@@ -122,7 +116,7 @@ def _part(neighbours: Neighbours, present: bool) -> Any:
 
 
 def _versions(part: Any, depth: int = 2) -> list[int]:
-    """How often each tensor of a data set was changed in place; torch counts it."""
+    """Return how often each tensor of a data set was changed in place, which torch counts."""
     own = getattr(part, "_version", None)
     if isinstance(own, int):
         return [own]
@@ -146,19 +140,19 @@ def _score(
 
 
 def _short(seed: int) -> int:
-    """A seed that every library takes."""
+    """Return a seed of 32 bits: torch uses no more of it, and numpy takes no more."""
     return int(np.random.SeedSequence(seed).generate_state(1, np.uint32)[0])
 
 
 def _load_torch() -> None:
-    """A function that imports it only when it is called would have its first call unseeded."""
+    """Load torch now: the first call of a function that imports it itself would be unseeded."""
     if find_spec("torch") is not None:
         import torch  # noqa: F401, PLC0415
 
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """A function that uses somebody's global generator still depends on nothing but its trial."""
+    """Seed the global generators, so that a function that uses them depends on its trial alone."""
     torch = sys.modules.get("torch")
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
     before = torch.get_rng_state() if torch is not None else None

@@ -1,6 +1,6 @@
-"""From a plan to its observations: what is missing is computed, what is there is not.
+"""From a plan to its observations: run the trials that a store does not have.
 
-Where a run of trials is, and how it ended.
+:class:`TrialProgress` tells where a run of trials is, :class:`TrialsRun` how it ended.
 """
 
 from __future__ import annotations
@@ -26,55 +26,86 @@ if TYPE_CHECKING:  # it needs scipy, for which no worker has to wait
     from dpaudit.stats import Observations
 
 
+def run_trials(
+    plan: TrialPlan,
+    *,
+    pool: Pool,
+    store: Store,
+    retry_failed: bool = False,
+    watch: Callable[[TrialProgress], None] = lambda _: None,
+) -> TrialsRun:
+    """Run the trials that the store does not have; keep each group as soon as it ends.
+
+    The scores depend neither on the pool, nor on the number of its workers, nor on interruptions. A trial
+    that raises is kept as failed, and the others go on. An interrupt or a full disk ends the call, and the
+    next one resumes from there. ``watch`` is called at the start and after each group.
+
+    ``retry_failed`` tries failed trials again. A training whose randomness all comes from its seed then has
+    the score that it would have had. One with other randomness as well, which fails more often with some
+    outcomes than with others, is observed only with those that are left: do not retry that.
+    """
+    done = store.scores if retry_failed else {**store.failures, **store.scores}
+    missing = plan.groups_without(done)
+    progress = _ProgressCounter(plan, store, missing, watch)
+    progress.report()
+    if missing:
+        with _closing(pool.map(Task.of(plan.recipe), missing)) as results:
+            for group, finished in results:
+                store.write(group, finished)
+                progress.count(group)
+    progress.require_all()
+    return TrialsRun.of(store)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrialProgress:
-    """Trials done, failed and to come; the observations so far are made when they are asked for."""
+    """The numbers of trials done, failed and left, and the scores so far."""
 
     num_trials: int
     num_done: int
     """Trials that have a score."""
     num_failed: int
     num_new: int
-    """Trials that ended, with a score or not, since the run was started or started again."""
+    """Trials that ended, with a score or not, since the run was started or resumed."""
     seconds: float
-    """Since then."""
+    """The time since then."""
     num_left: int
-    """Trials that this start has still to make; those of a broken-off group are made again."""
+    """Trials still to be run; those of an interrupted group are run again."""
     scores: Mapping[int, float] = field(repr=False)
     failures: Mapping[int, str] = field(repr=False)
 
     @property
     def models_per_second(self) -> float | None:
-        """None as long as there is none."""
+        """The speed so far; None before the first trial has ended."""
         return self.num_new / self.seconds if self.num_new > 0 and self.seconds > 0 else None
 
     @property
     def seconds_left(self) -> float | None:
-        """At the speed so far."""
+        """The time left at the speed so far."""
         return None if self.models_per_second is None else self.num_left / self.models_per_second
 
     @property
     def observations(self) -> Observations | None:
-        """Those so far; None as long as one side has none."""
-        return observed(self.scores, self.failures)
+        """The observations so far; None as long as one side has none."""
+        return _observed(self.scores, self.failures)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialsRun:
-    """All trials of a run that has come to its end."""
+    """All trials of a finished run."""
 
     scores: Mapping[int, float] = field(repr=False)
-    """By number."""
+    """The scores by number."""
     failures: Mapping[int, str]
     """The errors of those that failed, by number."""
     num_retried: int = 0
-    """Trials that failed, were tried again because somebody asked for it, and have a score now."""
+    """Trials that failed, were tried again on request, and have a score now."""
     remarks: tuple[str, ...] = ()
     """What was wrong with the store."""
 
     @classmethod
     def of(cls, store: Store) -> TrialsRun:
-        """A copy of what a store knows, in the order of the numbers."""
+        """Copy what a store holds, in the order of the numbers."""
         return cls(
             scores=MappingProxyType(dict(sorted(store.scores.items()))),
             failures=MappingProxyType(dict(sorted(store.failures.items()))),
@@ -84,16 +115,16 @@ class TrialsRun:
 
     @property
     def observations(self) -> Observations | None:
-        """In the order of the trials' numbers; None if one side has none.
+        """The observations in the order of the trials' numbers; None if one side has none.
 
-        A trial that failed counts against the audit: without the canary as the highest score, with it as the
+        A failed trial counts against the audit: without the canary as the highest score, with it as the
         lowest. To leave it out would not be sound, because trainings may fail more often with the canary.
         """
-        return observed(self.scores, self.failures)
+        return _observed(self.scores, self.failures)
 
     @property
     def failure_summary(self) -> str | None:
-        """How many failed and why the first did; None if none did."""
+        """The number of failed trials and the error of the first; None if none failed."""
         if not self.failures:
             return None
         number, error = next(iter(self.failures.items()))
@@ -105,70 +136,17 @@ class TrialsRun:
         )
 
 
-def observed(scores: Mapping[int, float], failures: Mapping[int, str]) -> Observations | None:
-    """Both sides by trial number, with failures placed where they help no attack."""
-    if not scores:
-        return None
-    # a model that diverged may have the very lowest number: beside it is near enough
-    highest = min(math.nextafter(max(scores.values()), math.inf), sys.float_info.max)
-    lowest = max(math.nextafter(min(scores.values()), -math.inf), -sys.float_info.max)
-    placed = {number: lowest if number % 2 else highest for number in failures}
-    everything = {**placed, **scores}
-    numbers = np.array(sorted(everything))
-    values, present = np.array([everything[number] for number in numbers]), numbers % 2 == 1
-    if present.all() or not present.any():
-        return None
-    from dpaudit.stats import Observations  # noqa: PLC0415
-
-    return Observations(with_canary=values[present], without_canary=values[~present])
-
-
-def _nobody(_: object) -> None:
-    """Looks on and says nothing."""
-
-
-def run_trials(
-    plan: TrialPlan,
-    *,
-    pool: Pool,
-    store: Store,
-    retry_failed: bool = False,
-    watch: Callable[[TrialProgress], None] = _nobody,
-) -> TrialsRun:
-    """Run the trials that the store does not have, each group kept as soon as it ends.
-
-    The scores do not depend on the pool, nor on the number of its workers, nor on interruptions. A trial that
-    raises is kept as failed, and the others go on. An interrupt or a full disk ends the call, and the next
-    one goes on from there. ``watch`` is called at the start and after each group.
-
-    ``retry_failed`` tries trials again that have failed. A training whose chance all comes from its seed then
-    has the score that it would have had. One that has other chance as well, and fails more often with some
-    outcomes than with others, is observed only with those that are left: do not retry that.
-    """
-    done = store.scores if retry_failed else {**store.failures, **store.scores}
-    missing = plan.groups_without(done)
-    watched = _Watched(plan, store, missing, watch)
-    watched.show()
-    if missing:
-        with _closing(pool.map(Task.of(plan.recipe), missing)) as results:
-            for group, finished in results:
-                store.write(group, finished)
-                watched.count(group)
-    watched.require_all()
-    return TrialsRun.of(store)
-
-
 @contextmanager
 def _closing(results: Any) -> Iterator[Any]:
-    """End the workers with the loop, however it ends: a pool of somebody else may have nothing to close."""
+    """End the workers with the loop, however it ends; other people's pools may have nothing to close."""
     try:
         yield results
     finally:
         getattr(results, "close", lambda: None)()
 
 
-class _Watched:
-    """Counts and tells."""
+class _ProgressCounter:
+    """Counts the trials that have ended, and reports the progress."""
 
     def __init__(
         self, plan: TrialPlan, store: Store, missing: list[Group], watch: Callable[[TrialProgress], None]
@@ -180,9 +158,9 @@ class _Watched:
 
     def count(self, group: Group) -> None:
         self._num_new += self._open.pop(group[0].number, 0)
-        self.show()
+        self.report()
 
-    def show(self) -> None:
+    def report(self) -> None:
         store = self._store
         self._watch(
             TrialProgress(
@@ -200,3 +178,21 @@ class _Watched:
     def require_all(self) -> None:
         if self._open:
             raise InputError(f"Expected the pool to give every group back, {len(self._open)} are missing.")
+
+
+def _observed(scores: Mapping[int, float], failures: Mapping[int, str]) -> Observations | None:
+    """Both sides by trial number, with failures placed where they help no attack."""
+    if not scores:
+        return None
+    # a model that diverged may have the very lowest number: beside it is near enough
+    highest = min(math.nextafter(max(scores.values()), math.inf), sys.float_info.max)
+    lowest = max(math.nextafter(min(scores.values()), -math.inf), -sys.float_info.max)
+    placed = {number: lowest if number % 2 else highest for number in failures}
+    everything = {**placed, **scores}
+    numbers = np.array(sorted(everything))
+    values, present = np.array([everything[number] for number in numbers]), numbers % 2 == 1
+    if present.all() or not present.any():
+        return None
+    from dpaudit.stats import Observations  # noqa: PLC0415
+
+    return Observations(with_canary=values[present], without_canary=values[~present])

@@ -1,6 +1,7 @@
-"""The trials of a run, on disk as soon as they end.
+"""The store of a run's trials: a SQLite file with one row a trial, on disk as soon as the trial ends.
 
-SQLite, with its errors as sentences. A trial as it is stored, and whether it is still what was stored.
+:class:`TrialRow` is the row of a trial; each has a checksum, so that a damaged row is found and its trial
+computed again. Errors of SQLite become sentences.
 """
 
 from __future__ import annotations
@@ -24,200 +25,51 @@ from dpaudit.errors import InputError
 from dpaudit.experiments.trials._task import Finished
 from dpaudit.experiments.trials._trial_plan import Group, Trial, TrialPlan, with_stable_targets
 
-DAMAGED: Final = sqlite3.DatabaseError, UnicodeDecodeError  # the second where an error quotes the file
-
-_MAGIC = b"SQLite format 3\0"
-_BUSY_SECONDS = 60.0  # somebody who looks at the file while it is written
-
-
-def connect(path: Path) -> sqlite3.Connection:
-    """Open the file, made if it is not there.
-
-    The rollback journal and not a write-ahead log: it needs no shared memory, so that it works on the disks
-    of clusters too, and a commit that fails on a full disk leaves the file as it was. A commit is on the disk
-    when it returns, and so is the journal's end: a group of trials takes longer than that.
-    """
-    _require_database(path)
-    with writing(path):
-        if not path.exists():
-            path.touch(mode=0o600)  # seeds will be in it; SQLite gives its journal the same mode
-        connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
-    # damaged text must be read before it can be told that it is damaged
-    connection.text_factory = lambda data: data.decode(errors="replace")
-    try:
-        with reading(path):
-            connection.execute("PRAGMA journal_mode = DELETE")
-            connection.execute("PRAGMA synchronous = EXTRA")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _require_database(path: Path) -> None:
-    """SQLite takes a small file of anything else for an empty one, and writes over it."""
-    with reading(path):
-        start = b""
-        if path.exists():
-            with open_file(path) as file:
-                start = file.read(len(_MAGIC))
-        if start not in (b"", _MAGIC):
-            raise sqlite3.DatabaseError("file is not a database")
-
-
-def is_sound(connection: sqlite3.Connection) -> bool:
-    """Whether the file's own structure holds."""
-    try:
-        found: tuple[str] = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    except DAMAGED:
-        return False
-    return found[0] == "ok"
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """What cannot be read is refused, and stays as it is."""
-    try:
-        yield
-    except (*DAMAGED, OSError) as error:
-        raise InputError(
-            f"Expected the trials of a run in {path}, but it cannot be read: {error}. It was left as it is; "
-            "move it away, or give another output."
-        ) from error
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """What cannot be written is not there; what was written before stays."""
-    try:
-        yield
-    except (sqlite3.Error, OSError) as error:
-        raise InputError(
-            f"Cannot write {path}: {error}. The trials that were finished before are kept, and the same "
-            "command goes on from there."
-        ) from error
-
-
-COLUMNS = "number", "seed", "present", "score", "duration", "host", "error", "attempts", "checksum"
-
-Values: TypeAlias = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One trial that ended, with a score or with an error."""
-
-    number: int
-    seed: str  # 32 hexadecimal digits: too large for the numbers of a database
-    present: int
-    score: float | None
-    duration: float
-    host: str
-    error: str | None
-    attempts: int
-
-
-def rows(group: Group, finished: Finished, attempts: Mapping[int, int]) -> Iterator[Row]:
-    """The rows of a group; its time is shared among them. ``attempts`` are those before."""
-    duration = finished.seconds / len(group)
-    for trial, score, error in zip(group, finished.scores, finished.errors, strict=True):
-        yield Row(
-            trial.number,
-            _seed(trial),
-            int(trial.present),
-            _positive_zero(score),
-            duration,
-            finished.host,
-            error,
-            1 + attempts.get(trial.number, 0),
-        )
-
-
-def _positive_zero(score: float | None) -> float | None:
-    """The database knows no negative one."""
-    return None if score is None else score + 0.0
-
-
-def sealed(row: Row, digest: str) -> Values:
-    """The values of a row and a checksum of them; ``digest`` is the run's, so that it fits no other."""
-    values = astuple(row)
-    return (*values, _checksum(values, digest))
-
-
-def mistake(values: Sequence[Any], trials: Sequence[Trial], digest: str) -> str | None:
-    """What is wrong with a row that was read, as a sentence's part; None if nothing is."""
-    *kept, checksum = values
-    number, seed, present, score, _, _, error, attempts = kept
-    if not isinstance(number, int) or not 0 <= number < len(trials):
-        return "there is no such trial"
-    trial = trials[number]
-    if seed != _seed(trial):
-        return "its seed is not that of its number"
-    if present not in (0, 1) or bool(present) != trial.present:
-        return "its canary is not that of its number"
-    wrong = _wrong_end(score, error, attempts)
-    if wrong is not None:
-        return wrong
-    return None if checksum == _checksum(tuple(kept), digest) else "it was changed after it was written"
-
-
-def _wrong_end(score: Any, error: Any, attempts: Any) -> str | None:
-    if error is None and not (isinstance(score, float) and math.isfinite(score)):
-        return "its score is not a finite number"
-    if error is not None and (score is not None or not isinstance(error, str)):
-        return "it has a score and an error"
-    if not isinstance(attempts, int) or attempts < 1:
-        return "it says that it was never tried"
-    return None
-
-
-def _seed(trial: Trial) -> str:
-    return f"{trial.seed:032x}"
-
-
-def _checksum(values: Values, digest: str) -> str:
-    text = json.dumps([digest, *values], default=repr)  # the text of a float is exact
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
-
-
-STORE_NAME = "trials.sqlite3"
+_FILE = "trials.sqlite3"
 _TABLES = (
     "CREATE TABLE about (schema_version INTEGER NOT NULL, identity TEXT NOT NULL)",
     "CREATE TABLE trials (number INTEGER PRIMARY KEY, seed TEXT NOT NULL, present INTEGER NOT NULL, "
     "score REAL, duration REAL NOT NULL, host TEXT NOT NULL, error TEXT, attempts INTEGER NOT NULL, "
     "checksum TEXT NOT NULL)",
 )
-_READ = f"SELECT {', '.join(COLUMNS)} FROM trials"
+_COLUMNS = "number", "seed", "present", "score", "duration", "host", "error", "attempts", "checksum"
+_READ = f"SELECT {', '.join(_COLUMNS)} FROM trials"
 # a score is never replaced, an error is
 _WRITE = (
-    f"INSERT INTO trials ({', '.join(COLUMNS)}) VALUES ({', '.join('?' for _ in COLUMNS)}) "
-    f"ON CONFLICT (number) DO UPDATE SET ({', '.join(COLUMNS[3:])}) = "
-    f"({', '.join(f'excluded.{name}' for name in COLUMNS[3:])}) WHERE error IS NOT NULL"
+    f"INSERT INTO trials ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' for _ in _COLUMNS)}) "
+    f"ON CONFLICT (number) DO UPDATE SET ({', '.join(_COLUMNS[3:])}) = "
+    f"({', '.join(f'excluded.{name}' for name in _COLUMNS[3:])}) WHERE error IS NOT NULL"
 )
+_DAMAGED: Final = sqlite3.DatabaseError, UnicodeDecodeError  # the second where an error quotes the file
+
+_MAGIC = b"SQLite format 3\0"
+_BUSY_SECONDS = 60.0  # to wait for another process that reads the file
+
+_Values: TypeAlias = tuple[Any, ...]
 
 
 @contextmanager
 def open_store(folder: Path, plan: TrialPlan) -> Iterator[Store]:
-    """The store of a folder that nobody else runs in meanwhile."""
+    """Open the store of a folder and keep other processes out of it."""
     with _io.locked(folder), Store(folder, plan) as store:
         yield store
 
 
 class Store:
-    """One row a trial; only for a plan, and refused if it holds the trials of another.
+    """The trials of one plan, one row each; a file that holds the trials of another plan is refused.
 
-    Rows that were damaged are dropped, so that their trials are computed again; ``remarks`` says which. The
-    folder has to be locked by the caller; :func:`open_store` does that too.
+    Damaged rows are dropped, so that their trials are computed again; ``remarks`` says which. The caller has
+    to lock the folder; :func:`open_store` does that too.
     """
 
     schema_version: ClassVar[int] = 2
 
     def __init__(self, folder: Path, plan: TrialPlan) -> None:
-        self.path = folder / STORE_NAME
+        self.path = folder / _FILE
         self.scores: dict[int, float] = {}
-        """Of the trials that have one, by number."""
+        """The scores of the trials that have one, by number."""
         self.failures: dict[int, str] = {}
-        """Why the others that were tried have none."""
+        """The errors of the trials that failed, by number."""
         self.attempts: dict[int, int] = {}
         """How often each was tried, not counting workers that died."""
         self.remarks: list[str] = []
@@ -239,19 +91,19 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close()
 
     def write(self, group: Group, finished: Finished) -> None:
-        """Keep what became of a group, all or nothing, but never another score for a trial that has one."""
-        new = [row for row in rows(group, finished, self.attempts) if row.number not in self.scores]
-        with writing(self.path), self._transaction():
-            self._connection.executemany(_WRITE, [sealed(row, self._digest) for row in new])
+        """Keep the result of a group, all or nothing; a trial that has a score keeps it."""
+        new = [row for row in _rows(group, finished, self.attempts) if row.number not in self.scores]
+        with _writing(self.path), self._transaction():
+            self._connection.executemany(_WRITE, [_with_checksum(row, self._digest) for row in new])
         for row in new:
-            self._take(row.number, row.score, row.error, row.attempts)
+            self._note(row.number, row.score, row.error, row.attempts)
 
     def _begin(self) -> None:
-        with reading(self.path):
+        with _reading(self.path):
             found = self._connection.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
             if found and [sql for (sql,) in found] != list(_TABLES):  # a view could be without an end
                 raise sqlite3.DatabaseError("it has other tables")
@@ -259,19 +111,19 @@ class Store:
             self._make()
             return
         self._require_same_plan()
-        if not is_sound(self._connection):
+        if not _is_sound(self._connection):
             self._rescue()
         self._read()
 
     def _make(self) -> None:
-        with writing(self.path), self._transaction():
+        with _writing(self.path), self._transaction():
             for statement in _TABLES:
                 self._connection.execute(statement)
             about = self.schema_version, self._identity
             self._connection.execute("INSERT INTO about VALUES (?, ?)", about)
 
     def _require_same_plan(self) -> None:
-        with reading(self.path):
+        with _reading(self.path):
             found = self._connection.execute("SELECT schema_version, identity FROM about").fetchone()
         if found is None or found[0] != self.schema_version:
             raise InputError(
@@ -288,19 +140,19 @@ class Store:
         self._digest = hashlib.sha256(self._identity.encode()).hexdigest()
 
     def _rescue(self) -> None:
-        """Go on with a copy of the rows that can still be read, which takes the place of the file at once."""
-        kept = [values for values in self._salvaged() if self._mistake(values) is None]
+        """Replace the file, in one step, by a copy of the rows that can still be read."""
+        kept = [values for values in self._salvaged() if self._damage(values) is None]
         self._connection.close()
         aside = self.path.with_name(f"{self.path.name}.damaged")
         fresh = self.path.with_name(f".{self.path.name}.unfinished")
-        with writing(self.path), open_file(self.path) as damaged:
+        with _writing(self.path), open_file(self.path) as damaged:
             _io.write(aside, partial(shutil.copyfileobj, damaged), private=True)
         self._connection = connect(fresh)
         self._make()
-        with writing(self.path), self._transaction():
+        with _writing(self.path), self._transaction():
             self._connection.executemany(_WRITE, kept)
         self._connection.close()
-        with writing(self.path):
+        with _writing(self.path):
             fresh.replace(self.path)
         self._connection = connect(self.path)
         self.remarks.append(
@@ -308,31 +160,31 @@ class Store:
             f"again; the damaged file is {aside}."
         )
 
-    def _salvaged(self) -> Iterator[Values]:
-        """The rows that can be read one by one."""
+    def _salvaged(self) -> Iterator[_Values]:
+        """Yield the rows that can be read one by one."""
         for number in range(self._plan.num_trials):
             try:
                 found = self._connection.execute(f"{_READ} WHERE number = ?", (number,)).fetchone()
-            except DAMAGED:
+            except _DAMAGED:
                 continue
             if found is not None:
                 yield found
 
     def _read(self) -> None:
-        with reading(self.path):
+        with _reading(self.path):
             stored = self._connection.execute(_READ).fetchall()
-        broken = {values[0]: text for values in stored if (text := self._mistake(values)) is not None}
+        broken = {values[0]: text for values in stored if (text := self._damage(values)) is not None}
         for values in stored:
             if values[0] not in broken:
-                self._take(values[0], values[3], *values[6:8])
+                self._note(values[0], values[3], *values[6:8])
         if broken:
             self._drop(broken)
 
-    def _mistake(self, values: Values) -> str | None:
-        return mistake(values, self._plan.trials, self._digest)
+    def _damage(self, values: _Values) -> str | None:
+        return _row_damage(values, self._plan.trials, self._digest)
 
     def _drop(self, broken: dict[int, str]) -> None:
-        with writing(self.path), self._transaction():
+        with _writing(self.path), self._transaction():
             numbers = [(number,) for number in broken]
             self._connection.executemany("DELETE FROM trials WHERE number = ?", numbers)
         self.remarks += [
@@ -340,7 +192,7 @@ class Store:
             for number, text in broken.items()
         ]
 
-    def _take(self, number: int, score: float | None, error: str | None, attempts: int) -> None:
+    def _note(self, number: int, score: float | None, error: str | None, attempts: int) -> None:
         self.attempts[number] = attempts
         self.failures.pop(number, None)
         if score is not None:
@@ -371,3 +223,148 @@ def _plain(text: str) -> Any:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError):
         return None
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """The row of a trial in the store: it ended with a score or with an error."""
+
+    number: int
+    seed: str  # 32 hexadecimal digits: too large for the numbers of a database
+    present: int
+    score: float | None
+    duration: float
+    host: str
+    error: str | None
+    attempts: int
+
+
+def _rows(group: Group, finished: Finished, attempts: Mapping[int, int]) -> Iterator[TrialRow]:
+    """Yield the rows of a group, which share its time; ``attempts`` are those before this one."""
+    duration = finished.seconds / len(group)
+    for trial, score, error in zip(group, finished.scores, finished.errors, strict=True):
+        yield TrialRow(
+            trial.number,
+            _seed(trial),
+            int(trial.present),
+            _positive_zero(score),
+            duration,
+            finished.host,
+            error,
+            1 + attempts.get(trial.number, 0),
+        )
+
+
+def _positive_zero(score: float | None) -> float | None:
+    """Return the score with a positive zero, because the database knows no negative one."""
+    return None if score is None else score + 0.0
+
+
+def _with_checksum(row: TrialRow, digest: str) -> _Values:
+    """Return the values of a row and their checksum, which with the run's ``digest`` fits no other run."""
+    values = astuple(row)
+    return (*values, _checksum(values, digest))
+
+
+def _row_damage(values: Sequence[Any], trials: Sequence[Trial], digest: str) -> str | None:
+    """Return what is wrong with a row that was read, as part of a sentence; None if nothing is."""
+    *kept, checksum = values
+    number, seed, present, score, _, _, error, attempts = kept
+    if not isinstance(number, int) or not 0 <= number < len(trials):
+        return "there is no such trial"
+    trial = trials[number]
+    if seed != _seed(trial):
+        return "its seed is not that of its number"
+    if present not in (0, 1) or bool(present) != trial.present:
+        return "its canary is not that of its number"
+    wrong = _result_damage(score, error, attempts)
+    if wrong is not None:
+        return wrong
+    return None if checksum == _checksum(tuple(kept), digest) else "it was changed after it was written"
+
+
+def _result_damage(score: Any, error: Any, attempts: Any) -> str | None:
+    if error is None and not (isinstance(score, float) and math.isfinite(score)):
+        return "its score is not a finite number"
+    if error is not None and (score is not None or not isinstance(error, str)):
+        return "it has a score and an error"
+    if not isinstance(attempts, int) or attempts < 1:
+        return "it says that it was never tried"
+    return None
+
+
+def _seed(trial: Trial) -> str:
+    return f"{trial.seed:032x}"
+
+
+def _checksum(values: _Values, digest: str) -> str:
+    text = json.dumps([digest, *values], default=repr)  # the text of a float is exact
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open the file, which is made if it is not there.
+
+    It has a rollback journal and not a write-ahead log, which needs shared memory: so it works on the disks
+    of clusters too, and a commit that fails on a full disk leaves the file as it was. A commit is on the disk
+    when it returns, and so is the journal's end: a group of trials takes longer than that.
+    """
+    _require_database(path)
+    with _writing(path):
+        if not path.exists():
+            path.touch(mode=0o600)  # seeds will be in it; SQLite gives its journal the same mode
+        connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
+    # damaged text must be read before it can be told that it is damaged
+    connection.text_factory = lambda data: data.decode(errors="replace")
+    try:
+        with _reading(path):
+            connection.execute("PRAGMA journal_mode = DELETE")
+            connection.execute("PRAGMA synchronous = EXTRA")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _require_database(path: Path) -> None:
+    """Refuse other files: SQLite takes a small one for an empty database, and writes over it."""
+    with _reading(path):
+        start = b""
+        if path.exists():
+            with open_file(path) as file:
+                start = file.read(len(_MAGIC))
+        if start not in (b"", _MAGIC):
+            raise sqlite3.DatabaseError("file is not a database")
+
+
+def _is_sound(connection: sqlite3.Connection) -> bool:
+    """Return whether the structure of the file is undamaged."""
+    try:
+        found: tuple[str] = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    except _DAMAGED:
+        return False
+    return found[0] == "ok"
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Refuse what cannot be read; the file stays as it is."""
+    try:
+        yield
+    except (*_DAMAGED, OSError) as error:
+        raise InputError(
+            f"Expected the trials of a run in {path}, but it cannot be read: {error}. It was left as it is; "
+            "move it away, or give another output."
+        ) from error
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Raise if something cannot be written; what was written before stays."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise InputError(
+            f"Cannot write {path}: {error}. The trials that were finished before are kept, and the same "
+            "command goes on from there."
+        ) from error

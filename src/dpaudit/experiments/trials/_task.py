@@ -1,4 +1,4 @@
-"""What a pool does with a group of trials, and what comes back."""
+"""The task of a pool: train and score a group of trials, in any process, and return a result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 from dpaudit.errors import InputError
 from dpaudit.experiments.trials._trial_plan import Group, Recipe, Scorer, extend_search_path, search_path
 
-# for processes that are started; and what is loaded later in this one
+# for new processes, and for libraries that are loaded later in this one
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _ALONE = threading.RLock()
 _LONGEST_ERROR = 10_000  # characters of a traceback, from its end
@@ -26,17 +26,17 @@ _LONGEST_ERROR = 10_000  # characters of a traceback, from its end
 
 @dataclass(frozen=True)
 class Finished:
-    """The end of a group: for each of its trials a score or an error."""
+    """The result of a group: a score or an error for each of its trials."""
 
     scores: tuple[float | None, ...]
     errors: tuple[str | None, ...]
     seconds: float = 0.0
-    """That the whole group took."""
+    """The time that the whole group took."""
     host: str = ""
 
     @classmethod
     def failed(cls, group: Group, error: str, seconds: float = 0.0) -> Finished:
-        """None of its trials has a score."""
+        """Return the result of a group of which no trial has a score."""
         text = error[-_LONGEST_ERROR:].encode(errors="replace").decode()
         nothing = (None,) * len(group)
         return cls(nothing, (text,) * len(group), seconds, socket.gethostname())
@@ -47,17 +47,16 @@ class Finished:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Finished:
-        """The same again."""
+        """Return what :meth:`to_dict` came from."""
         scores, errors = tuple(values["scores"]), tuple(values["errors"])
         return cls(scores, errors, values["seconds"], values["host"])
 
 
 @dataclass(frozen=True)
 class Task:
-    """A function of a group that any process can be given.
+    """A function of a group that can be sent to any process.
 
-    It gives the group back with what became of it, so that anything with a ``map`` can be a pool: the order
-    of what comes back does not matter.
+    It returns the group with its result, so that anything with a ``map`` can be a pool, in any order.
     """
 
     recipe: Recipe
@@ -66,7 +65,7 @@ class Task:
 
     @classmethod
     def of(cls, recipe: Recipe) -> Task:
-        """A task for other processes that are to find what this one finds."""
+        """Return a task for other processes, which then find the same modules as this one."""
         return cls(recipe, search_path())
 
     def build(self) -> Scorer:
@@ -82,12 +81,12 @@ class Task:
 
 @lru_cache(maxsize=1)
 def _built(recipe: str, places: tuple[str, ...]) -> Scorer:
-    """For pools that send the task with every group: reading the data once is enough."""
+    """Return the scorer, made once for pools that send the task with every group."""
     return Task(Recipe.from_json(recipe), places).build()
 
 
 def perform(scorer: Scorer, group: Group) -> Finished:
-    """Score a group; an error is a result like another."""
+    """Score a group; an error is a result, too."""
     started = time.perf_counter()
     try:
         with _quiet_and_alone():
@@ -110,10 +109,9 @@ def _numbers(scores: Sequence[float], count: int) -> tuple[float, ...]:
 
 @contextmanager
 def _quiet_and_alone() -> Iterator[None]:
-    """One thread, so that sums are rounded alike everywhere; and standard output is the result's.
+    """Use one thread, so that sums are rounded alike everywhere, and keep standard output for the result.
 
-    One at a time, too, for pools of threads: all of this, and the generators that are seeded, are the
-    process's own.
+    Pools of threads take turns: all of this, and the seeded generators, belong to the process.
     """
     with _ALONE:
         yield from _changed()

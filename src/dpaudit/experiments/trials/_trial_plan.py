@@ -1,6 +1,6 @@
-"""One training of a black-box audit, before it is made.
+"""The plan of a run of trials: which trials there are, and the recipe by which any process scores them.
 
-All trials of a run. How any process, on any machine, makes the same scorer. Functions that are named by text.
+A :class:`Recipe` names a function as text, so that another process, or another machine, can load it.
 """
 
 from __future__ import annotations
@@ -23,39 +23,8 @@ from dpaudit import _validate
 from dpaudit._io import open_file
 from dpaudit.errors import InputError
 
+_MOST_TRIALS = 1_000_000  # each is kept in memory
 _BRANCH = 2  # of the run's seed; the first is the audit's own
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What a training needs to know of itself; everything else of it follows from its seed."""
-
-    number: int
-    seed: int
-    """128 bits: all chance of this trial comes from it."""
-    present: bool
-    """Whether the canary is in its data: in every second trial, so that any share of them is balanced."""
-
-    @classmethod
-    def of(cls, seed: int, number: int) -> Trial:
-        """The trial of this number in a run with this seed.
-
-        >>> Trial.of(1, 0).present, Trial.of(1, 1).present, Trial.of(1, 0) == Trial.of(1, 0)
-        (False, True, True)
-        """
-        words = np.random.SeedSequence(seed, spawn_key=(_BRANCH, number)).generate_state(4, np.uint32)
-        return cls(number, int.from_bytes(words.astype("<u4").tobytes(), "little"), number % 2 == 1)
-
-
-Group: TypeAlias = tuple[Trial, ...]
-
-
-class Scorer(Protocol):
-    """Trains a model for each trial and gives the canary's score in each of them."""
-
-    def __call__(self, trials: Sequence[Trial], /) -> Sequence[float]: ...
-
-
 # dpaudit's own targets. Their names are part of a stored run's identity, so they stay when code moves.
 _BUILT_IN = {
     "dpaudit:ensemble-scorer": "dpaudit.experiments.black_box._many_runs:scorer",
@@ -73,6 +42,128 @@ _FORMER = {
 }
 
 
+@dataclass(frozen=True)
+class Trial:
+    """One training of a black-box audit; everything random in it follows from its seed."""
+
+    number: int
+    seed: int
+    """The random seed of this trial, 128 bits."""
+    present: bool
+    """Whether the canary is in its data: in every second trial, so that any share of them is balanced."""
+
+    @classmethod
+    def of(cls, seed: int, number: int) -> Trial:
+        """Return the trial of this number in a run with this seed.
+
+        >>> Trial.of(1, 0).present, Trial.of(1, 1).present, Trial.of(1, 0) == Trial.of(1, 0)
+        (False, True, True)
+        """
+        words = np.random.SeedSequence(seed, spawn_key=(_BRANCH, number)).generate_state(4, np.uint32)
+        return cls(number, int.from_bytes(words.astype("<u4").tobytes(), "little"), number % 2 == 1)
+
+
+Group: TypeAlias = tuple[Trial, ...]
+
+
+class Scorer(Protocol):
+    """Trains a model for each trial and returns the canary's score in each of them."""
+
+    def __call__(self, trials: Sequence[Trial], /) -> Sequence[float]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A function, named as ``module:function``, that makes a scorer from plain arguments.
+
+    >>> Recipe(target="builtins:sum").group_size
+    1
+    """
+
+    target: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Only what JSON can hold: it is sent to other processes and other machines."""
+    group_size: int = 1
+    """How many trials its scorer trains at once.
+
+    Trials are grouped by their numbers, and a group is always computed as a whole: where the rounding of a
+    model depends on the others of its group, these are always the same.
+    """
+
+    def __post_init__(self) -> None:
+        _validate.whole("group_size", self.group_size)
+        try:
+            is_plain = json.loads(self.to_json())["arguments"] == self.arguments
+        except (TypeError, ValueError) as error:
+            raise InputError(f"Expected arguments that JSON can hold, got {self.arguments!r}.") from error
+        if not is_plain:  # such as numbers as keys
+            raise InputError(f"Expected arguments that JSON leaves as they are, got {self.arguments!r}.")
+
+    def to_json(self) -> str:
+        """Return the whole recipe as text."""
+        values = {"target": self.target, "arguments": self.arguments, "group_size": self.group_size}
+        return json.dumps(values, allow_nan=False, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Recipe:
+        """Return what :meth:`to_json` came from."""
+        return cls(**json.loads(text))
+
+    def build(self) -> Scorer:
+        """Make the scorer; what goes wrong here would go wrong for every trial."""
+        function = load(self.target)
+        try:
+            scorer = function(**self.arguments)
+        except InputError:
+            raise
+        except Exception as error:  # the function may raise anything
+            raise InputError(
+                f"Expected {self.target!r} to make a scorer, but it raised {type(error).__name__}: {error}"
+            ) from error
+        if not callable(scorer):
+            raise InputError(
+                f"Expected {self.target!r} to make a scorer, a function of trials, got {scorer!r}."
+            )
+        return scorer  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialPlan:
+    """The trials of a run, which follow from these values alone."""
+
+    recipe: Recipe
+    num_trials: int
+    seed: int
+    config: Mapping[str, Any] | None = None
+    """What makes two runs the same run, as plain values; None: the recipe's arguments."""
+
+    def __post_init__(self) -> None:
+        _validate.whole("num_trials", self.num_trials, low=2, high=_MOST_TRIALS)
+        _validate.whole("seed", self.seed, low=0)
+
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
+        """All trials, by their numbers."""
+        return tuple(Trial.of(self.seed, number) for number in range(self.num_trials))
+
+    def groups_without(self, done: Container[int]) -> list[Group]:
+        """Return the groups of which at least one trial is not done."""
+        size = self.recipe.group_size
+        groups = (self.trials[start : start + size] for start in range(0, self.num_trials, size))
+        return [group for group in groups if any(trial.number not in done for trial in group)]
+
+    def identity(self) -> dict[str, Any]:
+        """Return all that the scores depend on; scores of different identities must not be mixed."""
+        name, given = ("arguments", self.recipe.arguments) if self.config is None else ("config", self.config)
+        return {
+            name: dict(given),
+            "target": self.recipe.target,
+            "group_size": self.recipe.group_size,
+            "num_trials": self.num_trials,
+            "seed": self.seed,
+        }
+
+
 def with_stable_targets(identity: Any) -> Any:
     """Return an identity in which targets that version 0.1 stored have their present names.
 
@@ -85,7 +176,7 @@ def with_stable_targets(identity: Any) -> Any:
 
 
 def load(target: str) -> Callable[..., Any]:
-    """The function that ``target`` names, as ``module:function``.
+    """Return the function that ``target`` names, as ``module:function``.
 
     Modules of the current directory are found too.
 
@@ -107,7 +198,7 @@ def load(target: str) -> Callable[..., Any]:
 
 
 def source_digest(target: str) -> str:
-    """What tells the code of a function from other code: its whole module, as it is on disk."""
+    """Return a hash of the module of a function as it is on disk, which tells it from other code."""
     extend_search_path([str(Path.cwd())])
     name = target.partition(":")[0]
     try:
@@ -121,18 +212,18 @@ def source_digest(target: str) -> str:
 
 
 def search_path() -> tuple[str, ...]:
-    """Where this process finds modules, in a way that another process understands."""
+    """Return where this process finds modules, as absolute paths for another process."""
     return tuple(str(Path(entry or ".").absolute()) for entry in sys.path)
 
 
 def extend_search_path(places: Iterable[str]) -> None:
-    """Find modules in these places first, unless they are known already."""
+    """Search for modules in these places first, unless they are known already."""
     known = set(search_path())
     sys.path[:0] = [place for place in places if place not in known]
 
 
 def _module(target: str, name: str) -> ModuleType:
-    importlib.invalidate_caches()  # a file that was written a moment ago
+    importlib.invalidate_caches()  # the file may have been written a moment ago
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -150,98 +241,3 @@ def _module(target: str, name: str) -> ModuleType:
             f"Expected {target!r} to be importable, but its module {name} raised "
             f"{type(error).__name__}: {error}"
         ) from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """A function, named as ``module:function``, that makes a scorer from plain arguments.
-
-    >>> Recipe(target="builtins:sum").group_size
-    1
-    """
-
-    target: str
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Only what JSON can hold: it is sent to other processes and other machines."""
-    group_size: int = 1
-    """How many trials its scorer trains at once.
-
-    Trials are cut into groups of so many by their numbers, and a group is always computed as a whole: where
-    rounding depends on the company of a model, it is always in the same company.
-    """
-
-    def __post_init__(self) -> None:
-        _validate.whole("group_size", self.group_size)
-        try:
-            is_plain = json.loads(self.to_json())["arguments"] == self.arguments
-        except (TypeError, ValueError) as error:
-            raise InputError(f"Expected arguments that JSON can hold, got {self.arguments!r}.") from error
-        if not is_plain:  # such as numbers as keys
-            raise InputError(f"Expected arguments that JSON leaves as they are, got {self.arguments!r}.")
-
-    def to_json(self) -> str:
-        """The whole recipe as text."""
-        values = {"target": self.target, "arguments": self.arguments, "group_size": self.group_size}
-        return json.dumps(values, allow_nan=False, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Recipe:
-        """The same again."""
-        return cls(**json.loads(text))
-
-    def build(self) -> Scorer:
-        """Make the scorer; whatever goes wrong here would go wrong for every trial."""
-        function = load(self.target)
-        try:
-            scorer = function(**self.arguments)
-        except InputError:
-            raise
-        except Exception as error:  # the function may raise anything
-            raise InputError(
-                f"Expected {self.target!r} to make a scorer, but it raised {type(error).__name__}: {error}"
-            ) from error
-        if not callable(scorer):
-            raise InputError(
-                f"Expected {self.target!r} to make a scorer, a function of trials, got {scorer!r}."
-            )
-        return scorer  # type: ignore[no-any-return]
-
-
-_MOST = 1_000_000  # each is kept in memory
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialPlan:
-    """Which trials a run has; whoever makes it again has the same ones."""
-
-    recipe: Recipe
-    num_trials: int
-    seed: int
-    config: Mapping[str, Any] | None = None
-    """What else makes two runs the same run, as plain values; None: the recipe's arguments."""
-
-    def __post_init__(self) -> None:
-        _validate.whole("num_trials", self.num_trials, low=2, high=_MOST)
-        _validate.whole("seed", self.seed, low=0)
-
-    @cached_property
-    def trials(self) -> tuple[Trial, ...]:
-        """By their numbers."""
-        return tuple(Trial.of(self.seed, number) for number in range(self.num_trials))
-
-    def groups_without(self, done: Container[int]) -> list[Group]:
-        """The groups of which at least one trial is not done."""
-        size = self.recipe.group_size
-        groups = (self.trials[start : start + size] for start in range(0, self.num_trials, size))
-        return [group for group in groups if any(trial.number not in done for trial in group)]
-
-    def identity(self) -> dict[str, Any]:
-        """All that the scores depend on: scores of another identity must not be mixed with these."""
-        name, given = ("arguments", self.recipe.arguments) if self.config is None else ("config", self.config)
-        return {
-            name: dict(given),
-            "target": self.recipe.target,
-            "group_size": self.recipe.group_size,
-            "num_trials": self.num_trials,
-            "seed": self.seed,
-        }

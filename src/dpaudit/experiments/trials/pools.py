@@ -1,7 +1,8 @@
-"""Who makes the trials: this process, processes on this machine, or a Ray cluster, behind one ``map``.
+"""Pools run groups of trials: in this process, in processes on this machine, or on Ray, behind one ``map``.
 
-The one seam between trials and whoever makes them. One group after another, in this process. Local processes
-that may be killed. A worker process, seen from the driver.
+The local processes are not those of ``concurrent.futures``: there a worker that is killed breaks all pending
+groups, workers outlive a driver that is killed, and the caller's script is run again in each of them.
+``worker_main`` is their other end.
 """
 
 from __future__ import annotations
@@ -12,29 +13,38 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from multiprocessing import connection
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from dpaudit import _validate
-from dpaudit.errors import InputError
+from dpaudit.errors import DpauditError, InputError
 from dpaudit.experiments.trials._ray import Ray
 from dpaudit.experiments.trials._task import ONE_THREAD, Finished, Task, perform
-from dpaudit.experiments.trials._trial_plan import Group
+from dpaudit.experiments.trials._trial_plan import Group, Recipe, Trial
 
 __all__ = ["Pool", "Processes", "Ray", "Serial"]
+
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from dpaudit.experiments.trials.pools import worker_main; worker_main(int(sys.argv[2]))"
+)
+_STOP_SECONDS = 5.0  # in which a worker has to end by itself
+_POLL_SECONDS = 0.5  # between two looks at whether silent workers are still alive
 
 
 class Pool(Protocol):
     """Anything with this ``map``.
 
-    It gives what ``task(group)`` gives for every group, in any order, once each. The task can be pickled and
-    called in any process. What it gives has errors of trainings in it; it raises only what would be wrong for
-    every group, such as a function that cannot be imported. If what ``map`` returns has a ``close``, as a
-    generator has, it is called at the end and after an interrupt.
+    It yields what ``task(group)`` returns for every group, once each and in any order. The task can be
+    pickled and called in any process. Errors of single trainings are part of what it returns; it raises only
+    what would be wrong for every group, such as a function that cannot be imported. If what ``map`` returns
+    has a ``close``, as a generator has, it is called at the end and after an interrupt.
 
     A pool of your own, with the standard library's::
 
@@ -45,116 +55,19 @@ class Pool(Protocol):
     """
 
     def map(self, task: Task, groups: Sequence[Group]) -> Iterable[tuple[Group, Finished]]:
-        """What became of every group."""
+        """Yield every group with its result."""
         ...
 
 
-_START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from dpaudit.experiments.trials._worker import main; main(int(sys.argv[2]))"
-)
-_LAST_SECONDS = 5.0  # to end by itself
-_LOOK_SECONDS = 0.5  # how often it is asked whether the silent ones still live
+@dataclass(frozen=True)
+class Serial:
+    """No other processes: for few trials, and to debug a training function."""
 
-
-class WorkerProcess:
-    """A new interpreter at the other end of a socket.
-
-    It is no copy of this process (which may have threads and locks), and it does not run the caller's script
-    again. It has a process group of its own: Ctrl-C on a terminal reaches the driver only, which then ends
-    the workers, and a worker is ended with everything it started. When the driver ends, the socket closes.
-    """
-
-    def __init__(self, task: Task) -> None:
-        self.group: Group | None = None
-        """What it works on."""
-        self.is_ready = False
-        mine, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, json.dumps(task.search_path), str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # whatever a training prints: standard output is for the result
-                env={**os.environ, **ONE_THREAD},
-                pass_fds=[theirs.fileno()],
-                process_group=0,
-            )
-        self.channel = mine
-        self._lines = mine.makefile("rb")
-        self._send({"recipe": task.recipe.to_json()})
-
-    @property
-    def is_free(self) -> bool:
-        """Whether it can be given a group."""
-        return self.is_ready and self.group is None
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether its process has ended."""
-        return self._process.poll() is not None
-
-    def give(self, group: Group) -> None:
-        """Let it work on a group."""
-        self.group = group
-        self._send({"group": [astuple(trial) for trial in group]})
-
-    def receive(self) -> dict[str, Any] | None:
-        """What it says; None if it is dead."""
-        try:
-            line = self._lines.readline()
-        except OSError:
-            return None
-        if not line.endswith(b"\n"):
-            return None
-        message: dict[str, Any] = json.loads(line)
-        self.is_ready = self.is_ready or "ready" in message
-        return message
-
-    def stop(self) -> None:
-        """Tell a free worker to end."""
-        if self.is_free:
-            self._send({"stop": True})
-
-    def end(self) -> str:
-        """Wait for its end if it was told to stop, else force it; how it ended, as a sentence's part."""
-        if not self.is_free:
-            self._kill()
-        try:
-            status = self._process.wait(_LAST_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._kill()
-            status = self._process.wait()
-        self._kill()  # what it has left behind
-        self._lines.close()
-        self.channel.close()
-        return f"was killed by {_name(-status)}" if status < 0 else f"ended with status {status}"
-
-    def _kill(self) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    def _send(self, message: Mapping[str, Any]) -> None:
-        with suppress(OSError):  # it is dead, which is noticed where it is listened to
-            self.channel.sendall(json.dumps(message).encode() + b"\n")
-
-
-def heard(workers: Iterable[WorkerProcess]) -> list[tuple[WorkerProcess, dict[str, Any] | None]]:
-    """Wait a moment; who said what, and None for those that died.
-
-    A dead one is also known by its process, because what it started may keep its socket open.
-    """
-    everybody = list(workers)
-    speaking = connection.wait([worker.channel for worker in everybody], timeout=_LOOK_SECONDS)
-    silent = [worker for worker in everybody if worker.channel not in speaking]
-    said = [(worker, worker.receive()) for worker in everybody if worker.channel in speaking]
-    return said + [(worker, None) for worker in silent if worker.is_dead]
-
-
-def _name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    def map(self, task: Task, groups: Sequence[Group]) -> Iterator[tuple[Group, Finished]]:
+        """Yield every group with its result, in the order given."""
+        scorer = task.build()
+        for group in groups:
+            yield group, perform(scorer, group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,39 +87,46 @@ class Processes:
         _validate.whole("max_retries", self.max_retries, low=0)
 
     def map(self, task: Task, groups: Sequence[Group]) -> Generator[tuple[Group, Finished], None, None]:
-        """What became of every group, as they end."""
-        crew = _Crew(task, groups, self.num_workers or _cores(), self.max_retries)
+        """Yield every group with its result, as they end."""
+        workers = _WorkerGroup(task, groups, self.num_workers or _cores(), self.max_retries)
         try:
-            yield from crew.results()
+            yield from workers.results()
         finally:
-            crew.dismiss()
+            workers.shutdown()
 
 
-class _Crew:
-    """The workers of one ``map``, and the groups that wait for them."""
+def _cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
+
+
+class _WorkerGroup:
+    """The workers of one ``map``, and the groups of trials that wait for them."""
 
     def __init__(self, task: Task, groups: Sequence[Group], num_workers: int, max_retries: int) -> None:
         self._task, self._num_workers, self._max_retries = task, num_workers, max_retries
         self._waiting = deque(groups)
         self._deaths: Counter[int] = Counter()  # by the first trial of the group that was being worked on
         self._false_starts = 0
-        self._workers: list[WorkerProcess] = []
+        self._workers: list[_Worker] = []
 
     def results(self) -> Iterator[tuple[Group, Finished]]:
-        """Keep everybody busy and pass on what they say."""
+        """Keep all workers busy and yield their results."""
         while self._waiting or self._num_busy:
-            self._hire()
-            for worker, message in heard(self._workers):
+            self._assign()
+            for worker, message in _poll(self._workers):
                 if message is None:
-                    yield from self._bury(worker)
+                    yield from self._handle_exit(worker)
                 elif "refused" in message:
                     raise InputError(message["refused"])
                 elif worker.group is not None:
                     group, worker.group = worker.group, None
                     yield group, Finished.from_dict(message)
 
-    def dismiss(self) -> None:
-        """End all workers, those in the middle of something too."""
+    def shutdown(self) -> None:
+        """End all workers, also those in the middle of a group."""
         for worker in self._workers:
             worker.stop()
         for worker in self._workers:
@@ -217,16 +137,16 @@ class _Crew:
     def _num_busy(self) -> int:
         return sum(worker.group is not None for worker in self._workers)
 
-    def _hire(self) -> None:
-        """As many workers as there is work for, and work for those that have none."""
+    def _assign(self) -> None:
+        """Start as many workers as there is work for, and give a group to each that is free."""
         while len(self._workers) < min(self._num_workers, len(self._waiting) + self._num_busy):
-            self._workers.append(WorkerProcess(self._task))
+            self._workers.append(_Worker(self._task))
         for worker in self._workers:
             if worker.is_free and self._waiting:
-                worker.give(self._waiting.popleft())
+                worker.assign(self._waiting.popleft())
 
-    def _bury(self, worker: WorkerProcess) -> Iterator[tuple[Group, Finished]]:
-        """Another worker gets the group of a dead one, unless that has gone wrong too often."""
+    def _handle_exit(self, worker: _Worker) -> Iterator[tuple[Group, Finished]]:
+        """Retry the group of a dead worker, or yield it as failed if that has happened too often."""
         self._workers.remove(worker)
         how, group = worker.end(), worker.group
         if group is None:
@@ -238,7 +158,7 @@ class _Crew:
         else:
             yield group, Finished.failed(group, f"The worker process {how}, {deaths} times in a row.")
 
-    def _count_false_start(self, worker: WorkerProcess, how: str) -> None:
+    def _count_false_start(self, worker: _Worker, how: str) -> None:
         self._false_starts += not worker.is_ready
         if self._false_starts > self._max_retries:
             raise InputError(
@@ -247,19 +167,142 @@ class _Crew:
             )
 
 
-def _cores() -> int:
+class _Worker:
+    """A worker process, seen from the driver: a new interpreter at the other end of a socket.
+
+    It is no copy of this process (which may have threads and locks), and it does not run the caller's script
+    again. It has a process group of its own: Ctrl-C on a terminal reaches the driver only, which then ends
+    the workers, and a worker is ended with everything it started. When the driver ends, the socket closes.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.group: Group | None = None
+        """The group it works on."""
+        self.is_ready = False
+        mine, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, json.dumps(task.search_path), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # whatever a training prints: standard output is for the result
+                env={**os.environ, **ONE_THREAD},
+                pass_fds=[theirs.fileno()],
+                process_group=0,
+            )
+        self.channel = mine
+        self._lines = mine.makefile("rb")
+        self._send({"recipe": task.recipe.to_json()})
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is ready for a group."""
+        return self.is_ready and self.group is None
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its process has ended."""
+        return self._process.poll() is not None
+
+    def assign(self, group: Group) -> None:
+        """Send it a group to work on."""
+        self.group = group
+        self._send({"group": [astuple(trial) for trial in group]})
+
+    def receive(self) -> dict[str, Any] | None:
+        """Return its next message; None if it is dead."""
+        try:
+            line = self._lines.readline()
+        except OSError:
+            return None
+        if not line.endswith(b"\n"):
+            return None
+        message: dict[str, Any] = json.loads(line)
+        self.is_ready = self.is_ready or "ready" in message
+        return message
+
+    def stop(self) -> None:
+        """Ask a free worker to end."""
+        if self.is_free:
+            self._send({"stop": True})
+
+    def end(self) -> str:
+        """Wait for its end if it was asked to stop, else kill it; return how it ended, for a sentence."""
+        if not self.is_free:
+            self._kill()
+        try:
+            status = self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            status = self._process.wait()
+        self._kill()  # processes that it has left behind
+        self._lines.close()
+        self.channel.close()
+        return f"was killed by {_name(-status)}" if status < 0 else f"ended with status {status}"
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        with suppress(OSError):  # it is dead, which the next poll finds
+            self.channel.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _poll(workers: Sequence[_Worker]) -> list[tuple[_Worker, dict[str, Any] | None]]:
+    """Wait a moment; return the workers that sent something with their message, None for dead ones.
+
+    A dead worker is also recognised by its process, because what it started may keep its socket open.
+    """
+    ready = connection.wait([worker.channel for worker in workers], timeout=_POLL_SECONDS)
+    messages = [(worker, worker.receive()) for worker in workers if worker.channel in ready]
+    silent = [worker for worker in workers if worker.channel not in ready]
+    return messages + [(worker, None) for worker in silent if worker.is_dead]
+
+
+def _name(number: int) -> str:
     try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        return os.cpu_count() or 1
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
-@dataclass(frozen=True)
-class Serial:
-    """No other processes: for few trials, and to debug a training function."""
+def worker_main(descriptor: int) -> None:
+    """Work in this process for the driver at the other end of this socket, until told to stop."""
+    channel = socket.socket(fileno=descriptor)
+    requests: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
+    threading.Thread(target=_listen, args=(channel, requests), daemon=True).start()
+    first = requests.get()
+    try:
+        scorer = Task(Recipe.from_json(first["recipe"])).build()
+    except DpauditError as error:
+        _send(channel, {"refused": str(error)})
+        return
+    _send(channel, {"ready": True})
+    while "stop" not in (request := requests.get()):
+        group = tuple(Trial(*values) for values in request["group"])
+        _send(channel, perform(scorer, group).to_dict())
 
-    def map(self, task: Task, groups: Sequence[Group]) -> Iterator[tuple[Group, Finished]]:
-        """What became of every group, in their order."""
-        scorer = task.build()
-        for group in groups:
-            yield group, perform(scorer, group)
+
+def _listen(channel: socket.socket, requests: SimpleQueue[Mapping[str, Any]]) -> None:
+    """Read in a thread of its own, so that the end of the driver is noticed in the middle of a training."""
+    with channel.makefile("rb") as lines:
+        for line in lines:
+            request = json.loads(line)
+            requests.put(request)
+            if "stop" in request:
+                return
+    _die()
+
+
+def _die() -> None:
+    """End at once, with everything that a training has started: the driver was killed."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def _send(channel: socket.socket, message: Mapping[str, Any]) -> None:
+    try:
+        channel.sendall(json.dumps(message).encode() + b"\n")
+    except OSError:
+        _die()
