@@ -1,4 +1,4 @@
-"""What a config leaves open, decided once for a run and kept with it."""
+"""The values that a config leaves open: noise, sample rate and seed, decided once and kept with the run."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _AUDIT = 1  # the audit's own branch of the seed
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """The numbers that the run really has."""
+    """The numbers that a run really has, and hashes of its data and code."""
 
     noise_multiplier: float
     sample_rate: float
     num_examples: int
     data_digest: str
     code_digest: str
-    """Of the function of the user; empty if there is none."""
+    """Hash of the user's training function; empty if there is none."""
     seed: int
 
     @property
@@ -47,7 +47,7 @@ class Resolved:
 
     @property
     def audit_seed(self) -> int:
-        """The seed of canaries and coins; another one, because the training must not know them."""
+        """The seed of canaries and their membership; the training must not know it."""
         words = np.random.SeedSequence(self.seed, spawn_key=(_AUDIT,)).generate_state(4, np.uint32)
         return int.from_bytes(words.tobytes(), "little")
 
@@ -57,7 +57,7 @@ class Resolved:
 
     @classmethod
     def from_dict(cls, values: object, source: str = "the config.json of the run") -> Resolved:
-        """The same again; mistakes are told to be in ``source``."""
+        """Return what :meth:`to_dict` came from; errors name ``source``."""
         known = values if isinstance(values, Mapping) else {}
         missing = [name for name in cls.__dataclass_fields__ if name not in known]
         if missing:
@@ -74,7 +74,7 @@ class Resolved:
 
 
 def resolve(config: Config, data: Dataset) -> Resolved:
-    """Calibrate the noise and draw the seed, where the config does not give them."""
+    """Calibrate the noise and draw the seed where the config does not give them."""
     training, num_examples = config.training, len(data)
     rate = _sample_rate(training, num_examples)
     return Resolved(
@@ -88,7 +88,7 @@ def resolve(config: Config, data: Dataset) -> Resolved:
 
 
 def require_same_data(resolved: Resolved, data: Dataset) -> None:
-    """A run must not go on with other examples: its claim and its checkpoint are of the first."""
+    """Raise if the examples have changed: claim and checkpoint of a run are those of the first."""
     if _digest(data) != resolved.data_digest:
         raise InputError(
             f"Expected the {resolved.num_examples} training examples that the run began with, got "
@@ -97,7 +97,7 @@ def require_same_data(resolved: Resolved, data: Dataset) -> None:
 
 
 def require_same_code(resolved: Resolved, config: Config) -> None:
-    """Scores of two versions of a training function are not scores of one training."""
+    """Raise if the training function has changed: the scores would be those of two trainings."""
     if isinstance(config.model, FunctionModel) and _code_digest(config) != resolved.code_digest:
         raise InputError(
             f"Expected model.function={config.model.function!r} to be as it was when the run began, but its "
@@ -110,7 +110,7 @@ def _code_digest(config: Config) -> str:
 
 
 def _digest(data: Dataset) -> str:
-    """What tells these examples from others."""
+    """Return a hash that tells these examples from others."""
     found = hashlib.sha256()
     for part in (data.inputs, data.targets):
         found.update(f"{part.dtype} {tuple(part.shape)}".encode())

@@ -1,6 +1,6 @@
-"""A whole experiment as a value.
+"""A whole experiment as a value, and which of its tables go together.
 
-Tables that do not go together. What each threat model can be audited with; a new one is a line here.
+``_FITS`` says what each threat model can be audited with; a new one is an entry there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OF_STEPS = "first_steps", "stop_on_violation"
 
 @dataclass(frozen=True)
 class _Fit:
-    """The modes and canaries of a threat model, and what is usual."""
+    """The modes and canaries of a threat model, and its defaults."""
 
     modes: tuple[type[Section], ...]
     canaries: tuple[type[Section], ...]
@@ -50,7 +50,7 @@ class _Fit:
     unused: tuple[str, ...]
     """Keys that its modes have for other threat models."""
     usual: Mapping[str, Any] = field(default_factory=dict)
-    """What keys are, unless said otherwise; ``held_out`` is how many examples are held out."""
+    """Defaults of other keys; ``held_out`` is the number of held-out examples."""
 
     @property
     def kinds(self) -> str:
@@ -83,16 +83,16 @@ _FITS: Mapping[str, _Fit] = {
 }
 
 
-def available(name: str) -> str:
-    """A threat model that a run can have."""
+def _known_threat_model(name: str) -> str:
+    """Return the name of a threat model, or raise if there is none of it."""
     known = [model.value for model in ThreatModel]
     if name not in known:
         raise InputError(f"Expected threat_model to be {', '.join(map(repr, known))}, got {name!r}.")
     return name
 
 
-def with_mode(raw: Any, info: ValidationInfo) -> Any:
-    """Of many models, where the final model is all that is seen and nothing else is said."""
+def _with_mode(raw: Any, info: ValidationInfo) -> Any:
+    """Return the audit's table, with many models as the default mode of black-box audits."""
     if info.data.get("threat_model") != ThreatModel.BLACK_BOX.value:
         return raw
     if isinstance(raw, OneRunConfig) and not raw.model_fields_set:  # there is no table
@@ -100,8 +100,8 @@ def with_mode(raw: Any, info: ValidationInfo) -> Any:
     return {"mode": "many-runs", **raw} if isinstance(raw, dict) else raw
 
 
-def noisy(training: TrainingConfig, info: ValidationInfo) -> TrainingConfig:
-    """A training that claims something, or one of which no claim is tested."""
+def _with_noise(training: TrainingConfig, info: ValidationInfo) -> TrainingConfig:
+    """Refuse a training without noise where a claim is tested."""
     silent = training.noise_multiplier == 0
     if silent and info.data.get("threat_model") != ThreatModel.BLACK_BOX.value:
         raise InputError(
@@ -111,8 +111,8 @@ def noisy(training: TrainingConfig, info: ValidationInfo) -> TrainingConfig:
     return training
 
 
-def fitting(audit: Any, info: ValidationInfo) -> Any:
-    """The audit with what its threat model fills in; refused if the two do not go together."""
+def _fitted(audit: Any, info: ValidationInfo) -> Any:
+    """Return the audit with the defaults of its threat model; raise if the two do not go together."""
     name = info.data.get("threat_model")
     if name is None:  # it has a mistake of its own
         return audit
@@ -135,8 +135,8 @@ def fitting(audit: Any, info: ValidationInfo) -> Any:
     return audit.model_copy(update=missing)
 
 
-def require_consistent(config: Config) -> None:
-    """Refuse what single tables cannot know of each other."""
+def _require_consistent(config: Config) -> None:
+    """Raise if tables contradict each other."""
     if isinstance(config.model, FunctionModel):
         _require_for_function(config)
     if config.threat_model == ThreatModel.BLACK_BOX.value:
@@ -186,27 +186,27 @@ def _require_one_example(canary: object) -> None:
 class Config(Section):
     """What ``dpaudit run`` does.
 
-    Without a ``seed``, chance is taken from the operating system. ``output`` is the run's directory.
+    Without a ``seed``, the random seed comes from the operating system. ``output`` is the run's directory.
     """
 
     output: PathText
     seed: Seed | None = None
-    threat_model: Annotated[str, AfterValidator(available)] = ThreatModel.GRADIENT.value
+    threat_model: Annotated[str, AfterValidator(_known_threat_model)] = ThreatModel.GRADIENT.value
     device: str = "cpu"
     checkpoint_seconds: NotNegative = 30.0
     model: ModelConfig
     data: DataConfig
-    training: Annotated[TrainingConfig, AfterValidator(noisy)]
-    audit: Annotated[AuditConfig, AfterValidator(fitting), BeforeValidator(with_mode)] = Field(
+    training: Annotated[TrainingConfig, AfterValidator(_with_noise)]
+    audit: Annotated[AuditConfig, AfterValidator(_fitted), BeforeValidator(_with_mode)] = Field(
         OneRunConfig(), validate_default=True
     )
     pool: PoolConfig | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        require_consistent(self)
+        _require_consistent(self)
         return self
 
     def identity(self) -> dict[str, Any]:
-        """All that makes two runs the same run: not where it is kept, nor how often, nor who trains."""
+        """Return all that makes two runs the same run: not the output, the checkpoints or the pool."""
         return self.model_dump(mode="json", exclude={"output", "checkpoint_seconds", "pool"})

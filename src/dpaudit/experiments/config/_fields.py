@@ -1,9 +1,9 @@
-"""Types of single values, checked by the sentences that all of dpaudit uses."""
+"""Types of the values in a config, checked by the same functions as arguments of dpaudit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
@@ -12,13 +12,13 @@ from dpaudit.errors import InputError
 
 
 class Section(BaseModel):
-    """A table of the file: nothing but the known keys, and nothing changes afterwards."""
+    """A table of the file: immutable, with no keys but the known ones."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def _named(check: Callable[..., Any], **more: Any) -> AfterValidator:
-    """One of the checks of single values, with the key as the name."""
+    """Return one of the checks of single values, with the key as the name."""
 
     def checked(value: Any, info: ValidationInfo) -> Any:
         return check(info.field_name, value, **more)
@@ -31,7 +31,7 @@ def _each_whole(value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]
 
 
 def _path(value: str) -> str:
-    """An empty one would stand for the current directory, which nobody has named."""
+    """Refuse an empty path, which would stand for the current directory."""
     if not value.strip():
         raise InputError(f"Expected a path, got {value!r}; the current directory is '.'.")
     return value
@@ -51,17 +51,13 @@ Sizes: TypeAlias = Annotated[tuple[int, ...], Field(strict=False), AfterValidato
 
 
 def exactly_one(other: str) -> AfterValidator:
-    """Refuses a value beside ``other``, the key before it, and the lack of both."""
+    """Return a check that exactly one of this value and ``other``, the key before it, is given."""
 
     def checked(value: Any, info: ValidationInfo) -> Any:
         if other not in info.data:  # it has a mistake of its own
             return value
-        given: Literal["both", "neither"] | None = None
-        if value is None and info.data[other] is None:
-            given = "neither"
-        elif value is not None and info.data[other] is not None:
-            given = "both"
-        if given is not None:
+        if (value is None) == (info.data[other] is None):
+            given = "neither" if value is None else "both"
             raise InputError(f"Expected exactly one of {other} and {info.field_name}, got {given}.")
         return value
 

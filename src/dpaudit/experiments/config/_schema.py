@@ -1,8 +1,6 @@
-"""How the training is audited.
+"""The tables of a config: model, data, training, audit with its canary, and the pool of many trainings.
 
-What is inserted: gradients, or examples. Which data are trained on. Which model is trained. Where many
-trainings run. Where the trained models of a black-box audit begin, and how they are asked. How it is trained:
-the numbers of DP-SGD, the optimizer, and a fault if one is to be put in.
+Each is a section with its keys and their defaults; how they go together is in ``_config``.
 """
 
 from __future__ import annotations
@@ -30,188 +28,27 @@ from dpaudit.experiments.config._fields import (
 from dpaudit.methods import NAMES
 
 
-class CanaryConfig(Section):
-    """The gradients that are inserted, ``scale`` times the clipping norm."""
+class NamedModel(Section):
+    """A model without settings; inputs and classes are those of the data."""
 
-    kind: Literal["dirac", "constant", "mixed", "random-direction"] = "dirac"
-    scale: Positive = 10.0
-    moving: bool = False
+    name: Literal["wide-resnet-16-4", "wide-resnet-40-4", "conv-net", "purchase-mlp", "logistic-regression"]
 
 
-class ExampleConfig(Section):
-    """Examples that need no search."""
+class Mlp(Section):
+    """Linear layers with ReLU between them."""
 
-    kind: Literal["blank", "mislabelled"]
-
-
-class AdversarialConfig(Section):
-    """Examples moved to where their loss is large."""
-
-    kind: Literal["adversarial"]
-    num_steps: Whole = 20
-    step_size: Positive = 0.01
-    radius: Positive = 0.03
+    name: Literal["mlp"]
+    hidden: Sizes = (128,)
 
 
-class CraftedConfig(Section):
-    """Examples moved to where their gradients are orthogonal to those of others."""
+class FunctionModel(Section):
+    """A training function of your own, named as ``module:function``."""
 
-    kind: Literal["crafted"] = "crafted"
-    num_steps: Whole = 50
-    step_size: Positive = 0.1
-    every: Whole | None = None
-    long: bool = False
+    name: Literal["function"]
+    function: str
 
 
-class ClipBkdConfig(Section):
-    """An example where the data vary least, with an unlikely class."""
-
-    kind: Literal["clip-bkd"]
-
-
-class GivenConfig(Section):
-    """A given example: that of an ``index`` among the held-out ones, or a ``file`` of numpy.
-
-    Without ``target`` a held-out example has its own class.
-    """
-
-    kind: Literal["example"]
-    index: Seed | None = None
-    file: str | None = None
-    target: Seed | None = None
-
-
-def _with_kind_canaries(raw: Any) -> Any:
-    """A table without a kind is of gradients."""
-    return {"kind": "dirac", **raw} if isinstance(raw, Mapping) else raw
-
-
-AnyCanary: TypeAlias = Annotated[
-    Annotated[
-        CanaryConfig | ExampleConfig | AdversarialConfig | CraftedConfig | ClipBkdConfig | GivenConfig,
-        Field(discriminator="kind"),
-    ]
-    | None,
-    BeforeValidator(_with_kind_canaries),
-]
-
-
-ScoreName: TypeAlias = Literal["log-odds", "loss"]
-
-
-class RandomConfig(Section):
-    """Every model has random first weights of its own."""
-
-    kind: Literal["random"] = "random"
-
-
-class PretrainedConfig(Section):
-    """All models start from the same weights, trained on the held-out examples without privacy."""
-
-    kind: Literal["pre-trained"]
-    num_steps: Whole = 1_000
-    batch_size: Whole = 64
-    learning_rate: Positive = 0.1
-
-
-def _as_table(raw: Any) -> Any:
-    """Its kind alone is enough."""
-    return {"kind": raw} if isinstance(raw, str) else raw
-
-
-Initialization: TypeAlias = Annotated[
-    Annotated[RandomConfig | PretrainedConfig, Field(discriminator="kind")] | None,
-    BeforeValidator(_as_table),
-]
-
-
-def _known(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    for name in names or ():
-        if name not in NAMES:
-            raise InputError(f"Expected methods of {', '.join(map(repr, NAMES))}, got {name!r}.")
-    return names
-
-
-Methods: TypeAlias = Annotated[tuple[str, ...] | None, Field(strict=False), AfterValidator(_known)]
-
-
-class _Audit(Section):
-    """What all modes have. Without ``methods``, bounds of all of them are reported.
-
-    Without ``canary`` there is the usual one of the threat model.
-    """
-
-    confidence: Confidence = 0.95
-    methods: Methods = None
-    canary: AnyCanary = None
-
-
-class _OfSteps(_Audit):
-    """What modes that look at single steps have.
-
-    ``held_out`` is how many examples input canaries are made from.
-    """
-
-    first_steps: Whole | None = None
-    held_out: Whole | None = None
-    stop_on_violation: bool = False
-
-
-class OneRunConfig(_OfSteps):
-    """Many canaries in one training.
-
-    What only the final model is asked for: ``score``, how many of the canaries are guessed, and where the
-    model starts.
-    """
-
-    mode: Literal["one-run"] = "one-run"
-    num_canaries: Whole | None = None
-    num_guesses: Whole | None = None
-    score: ScoreName | None = None
-    initialization: Initialization = None
-
-
-class PaperConfig(_OfSteps):
-    """The paper's two batches a step, with one canary."""
-
-    mode: Literal["paper"]
-    num_canaries: Literal[1] = 1
-    canary_rate: Rate = 1.0
-    residual: bool = False
-
-
-class EndToEndConfig(_Audit):
-    """One observation of the whole training from each canary."""
-
-    mode: Literal["end-to-end"]
-    num_canaries: Whole | None = None
-
-
-class ManyRunsConfig(_Audit):
-    """One observation from each of many trainings; the canary is in every second one's data.
-
-    Without ``threshold`` the rule is chosen by the number of scores.
-    """
-
-    mode: Literal["many-runs"] = "many-runs"
-    num_models: Count = 2_000
-    score: ScoreName | None = None
-    threshold: Literal["simultaneous", "held-out"] | None = None
-    held_out: Whole | None = None
-    initialization: Initialization = None
-
-
-def _mode(raw: Any) -> Any:
-    return raw.get("mode", "one-run") if isinstance(raw, dict) else getattr(raw, "mode", "one-run")
-
-
-AuditConfig: TypeAlias = Annotated[
-    Annotated[OneRunConfig, Tag("one-run")]
-    | Annotated[PaperConfig, Tag("paper")]
-    | Annotated[EndToEndConfig, Tag("end-to-end")]
-    | Annotated[ManyRunsConfig, Tag("many-runs")],
-    Discriminator(_mode),
-]
+ModelConfig: TypeAlias = Annotated[NamedModel | Mlp | FunctionModel, Field(discriminator="name")]
 
 
 class _Sized(Section):
@@ -246,66 +83,6 @@ class Random(Section):
 
 
 DataConfig: TypeAlias = Annotated[Digits | Files | Random, Field(discriminator="name")]
-
-
-class NamedModel(Section):
-    """A model that its name says all of; inputs and classes are those of the data."""
-
-    name: Literal["wide-resnet-16-4", "wide-resnet-40-4", "conv-net", "purchase-mlp", "logistic-regression"]
-
-
-class Mlp(Section):
-    """Linear layers with ReLU between them."""
-
-    name: Literal["mlp"]
-    hidden: Sizes = (128,)
-
-
-class FunctionModel(Section):
-    """A training function of your own, named as ``module:function``."""
-
-    name: Literal["function"]
-    function: str
-
-
-ModelConfig: TypeAlias = Annotated[NamedModel | Mlp | FunctionModel, Field(discriminator="name")]
-
-
-class SerialConfig(Section):
-    """One after another, in this process."""
-
-    kind: Literal["serial"]
-
-
-class ProcessesConfig(Section):
-    """Processes of this machine; without ``num_workers``, one for each core."""
-
-    kind: Literal["processes"] = "processes"
-    num_workers: Whole | None = None
-    max_retries: Seed = 3
-
-
-class RayConfig(Section):
-    """Ray, on this machine or in the cluster at ``address``; the numbers are those of one group of models."""
-
-    kind: Literal["ray"]
-    address: str | None = None
-    num_cpus: NotNegative = 1.0
-    num_gpus: NotNegative = 0.0
-    max_retries: Seed = 3
-
-
-def _with_kind_pool(raw: Any) -> Any:
-    """The kind alone is enough, and so is a table without one: of processes."""
-    if isinstance(raw, str):
-        return {"kind": raw}
-    return {"kind": "processes", **raw} if isinstance(raw, dict) else raw
-
-
-PoolConfig: TypeAlias = Annotated[
-    Annotated[SerialConfig | ProcessesConfig | RayConfig, Field(discriminator="kind")],
-    BeforeValidator(_with_kind_pool),
-]
 
 
 class SgdConfig(Section):
@@ -360,10 +137,10 @@ FaultConfig: TypeAlias = Annotated[
 
 
 class TrainingConfig(Section):
-    """DP-SGD. The claim is made of these numbers.
+    """DP-SGD, with the numbers that the claim follows from.
 
     Without noise nothing is claimed: only black-box audits take a noise multiplier of zero. With
-    ``multiplicity`` the gradients of so many mirrored and shifted copies of an image are averaged before
+    ``multiplicity``, the gradients of that many mirrored and shifted copies of an image are averaged before
     they are clipped.
     """
 
@@ -379,3 +156,222 @@ class TrainingConfig(Section):
     multiplicity: Whole | None = None
     optimizer: OptimizerConfig = SgdConfig(name="sgd")
     fault: FaultConfig | None = None
+
+
+class CanaryConfig(Section):
+    """The gradients that are inserted, ``scale`` times the clipping norm."""
+
+    kind: Literal["dirac", "constant", "mixed", "random-direction"] = "dirac"
+    scale: Positive = 10.0
+    moving: bool = False
+
+
+class ExampleConfig(Section):
+    """Examples that need no search."""
+
+    kind: Literal["blank", "mislabelled"]
+
+
+class AdversarialConfig(Section):
+    """Examples moved to where their loss is large."""
+
+    kind: Literal["adversarial"]
+    num_steps: Whole = 20
+    step_size: Positive = 0.01
+    radius: Positive = 0.03
+
+
+class CraftedConfig(Section):
+    """Examples moved to where their gradients are orthogonal to those of others."""
+
+    kind: Literal["crafted"] = "crafted"
+    num_steps: Whole = 50
+    step_size: Positive = 0.1
+    every: Whole | None = None
+    long: bool = False
+
+
+class ClipBkdConfig(Section):
+    """An example where the data vary least, with an unlikely class."""
+
+    kind: Literal["clip-bkd"]
+
+
+class GivenConfig(Section):
+    """A given example: that of an ``index`` among the held-out ones, or a ``file`` of numpy.
+
+    Without ``target`` a held-out example has its own class.
+    """
+
+    kind: Literal["example"]
+    index: Seed | None = None
+    file: str | None = None
+    target: Seed | None = None
+
+
+def _gradient_by_default(raw: Any) -> Any:
+    """Take a table without a kind for one of gradients."""
+    return {"kind": "dirac", **raw} if isinstance(raw, Mapping) else raw
+
+
+AnyCanary: TypeAlias = Annotated[
+    Annotated[
+        CanaryConfig | ExampleConfig | AdversarialConfig | CraftedConfig | ClipBkdConfig | GivenConfig,
+        Field(discriminator="kind"),
+    ]
+    | None,
+    BeforeValidator(_gradient_by_default),
+]
+
+
+ScoreName: TypeAlias = Literal["log-odds", "loss"]
+
+
+class RandomConfig(Section):
+    """Every model has random first weights of its own."""
+
+    kind: Literal["random"] = "random"
+
+
+class PretrainedConfig(Section):
+    """All models start from the same weights, trained on the held-out examples without privacy."""
+
+    kind: Literal["pre-trained"]
+    num_steps: Whole = 1_000
+    batch_size: Whole = 64
+    learning_rate: Positive = 0.1
+
+
+def _as_table(raw: Any) -> Any:
+    """Take a kind alone for a table."""
+    return {"kind": raw} if isinstance(raw, str) else raw
+
+
+Initialization: TypeAlias = Annotated[
+    Annotated[RandomConfig | PretrainedConfig, Field(discriminator="kind")] | None,
+    BeforeValidator(_as_table),
+]
+
+
+def _known(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    for name in names or ():
+        if name not in NAMES:
+            raise InputError(f"Expected methods of {', '.join(map(repr, NAMES))}, got {name!r}.")
+    return names
+
+
+Methods: TypeAlias = Annotated[tuple[str, ...] | None, Field(strict=False), AfterValidator(_known)]
+
+
+class _Audit(Section):
+    """The keys of all modes. Without ``methods``, bounds of all of them are reported.
+
+    Without ``canary``, it is the usual one of the threat model.
+    """
+
+    confidence: Confidence = 0.95
+    methods: Methods = None
+    canary: AnyCanary = None
+
+
+class _OfSteps(_Audit):
+    """The keys of modes that observe single steps.
+
+    ``held_out`` is the number of examples that input canaries are made from.
+    """
+
+    first_steps: Whole | None = None
+    held_out: Whole | None = None
+    stop_on_violation: bool = False
+
+
+class OneRunConfig(_OfSteps):
+    """Many canaries in one training.
+
+    Only for audits of the final model: ``score``, ``num_guesses`` and ``initialization``.
+    """
+
+    mode: Literal["one-run"] = "one-run"
+    num_canaries: Whole | None = None
+    num_guesses: Whole | None = None
+    score: ScoreName | None = None
+    initialization: Initialization = None
+
+
+class PaperConfig(_OfSteps):
+    """The paper's two batches a step, with one canary."""
+
+    mode: Literal["paper"]
+    num_canaries: Literal[1] = 1
+    canary_rate: Rate = 1.0
+    residual: bool = False
+
+
+class EndToEndConfig(_Audit):
+    """One observation of the whole training from each canary."""
+
+    mode: Literal["end-to-end"]
+    num_canaries: Whole | None = None
+
+
+class ManyRunsConfig(_Audit):
+    """One observation from each of many trainings; the canary is in every second one's data.
+
+    Without ``threshold`` the rule is chosen by the number of scores.
+    """
+
+    mode: Literal["many-runs"] = "many-runs"
+    num_models: Count = 2_000
+    score: ScoreName | None = None
+    threshold: Literal["simultaneous", "held-out"] | None = None
+    held_out: Whole | None = None
+    initialization: Initialization = None
+
+
+def _mode(raw: Any) -> Any:
+    return raw.get("mode", "one-run") if isinstance(raw, dict) else getattr(raw, "mode", "one-run")
+
+
+AuditConfig: TypeAlias = Annotated[
+    Annotated[OneRunConfig, Tag("one-run")]
+    | Annotated[PaperConfig, Tag("paper")]
+    | Annotated[EndToEndConfig, Tag("end-to-end")]
+    | Annotated[ManyRunsConfig, Tag("many-runs")],
+    Discriminator(_mode),
+]
+
+
+class SerialConfig(Section):
+    """One after another, in this process."""
+
+    kind: Literal["serial"]
+
+
+class ProcessesConfig(Section):
+    """Processes of this machine; without ``num_workers``, one for each core."""
+
+    kind: Literal["processes"] = "processes"
+    num_workers: Whole | None = None
+    max_retries: Seed = 3
+
+
+class RayConfig(Section):
+    """Ray, on this machine or in the cluster at ``address``; the numbers are those of one group of models."""
+
+    kind: Literal["ray"]
+    address: str | None = None
+    num_cpus: NotNegative = 1.0
+    num_gpus: NotNegative = 0.0
+    max_retries: Seed = 3
+
+
+def _processes_by_default(raw: Any) -> Any:
+    """Take a kind alone for a table, and a table without a kind for one of processes."""
+    raw = _as_table(raw)
+    return {"kind": "processes", **raw} if isinstance(raw, dict) else raw
+
+
+PoolConfig: TypeAlias = Annotated[
+    Annotated[SerialConfig | ProcessesConfig | RayConfig, Field(discriminator="kind")],
+    BeforeValidator(_processes_by_default),
+]
