@@ -1,7 +1,7 @@
-"""From a TOML file to a config, or to all of its mistakes at once.
+"""From a TOML file to a config, or to all of its mistakes at once, each with its line.
 
-TOML of anybody: no number and no nesting that the rest cannot bear. Where in a TOML file a key stands. What
-pydantic found, in dpaudit's sentences.
+The file may be anybody's: numbers and nesting that other code cannot handle are refused. What pydantic finds
+is told in dpaudit's own sentences.
 """
 
 from __future__ import annotations
@@ -22,51 +22,12 @@ from dpaudit.errors import InputError
 from dpaudit.experiments.config._config import Config
 
 Place: TypeAlias = tuple[str, ...]
+Mistake: TypeAlias = tuple[Place, str]
 
-_TABLE = re.compile(r"^\s*\[([^\[\]]+)\]\s*(?:#.*)?$")
-_PART = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
-# dots between parts, and each part as a whole: a line of letters alone would be cut in every possible way
-_KEY = re.compile(rf"^\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=")
-
-
-def lines_of_keys(text: str) -> dict[Place, int]:
-    """The line of every table and key; keys inside of braces have that of the brace."""
-    found: dict[Place, int] = {}
-    table: Place = ()
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := _TABLE.match(line):
-            table = _split(header[1])
-            found.setdefault(table, number)
-        elif key := _KEY.match(line):
-            found.setdefault((*table, *_split(key[1])), number)
-    return found
-
-
-def line_of(lines: dict[Place, int], place: Sequence[str]) -> int | None:
-    """The line of a key, or of the nearest table around it; None if neither is there."""
-    for length in range(len(place), 0, -1):
-        if tuple(place[:length]) in lines:
-            return lines[tuple(place[:length])]
-    return None
-
-
-def _split(dotted: str) -> Place:
-    """The parts of a dotted key, read by the TOML reader itself."""
-    try:
-        nested = tomllib.loads(f"{dotted} = 0")
-    except tomllib.TOMLDecodeError:  # a line inside of a longer text, that only looked like a key
-        return ()
-    parts: list[str] = []
-    value: object = nested
-    while isinstance(value, dict):
-        [(part, value)] = value.items()
-        parts.append(part)
-    return tuple(parts)
-
-
-Mistake = tuple[tuple[str, ...], str]
-
-_LONGEST = 100  # characters of a value that is shown
+_LARGEST_FILE = 1_000_000  # bytes of a config
+_LARGEST_INTEGER = 2**128  # a seed has as many bits
+_MAX_DEPTH = 20
+_LONGEST_VALUE = 100  # characters of a value that is shown
 _TYPES = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -78,17 +39,153 @@ _TYPES = {
     "model_attributes_type": "a table",
     "finite_number": "a finite number",
 }
+_TABLE = re.compile(r"^\s*\[([^\[\]]+)\]\s*(?:#.*)?$")
+_PART = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
+# dots between parts, and each part as a whole: a line of letters alone would be cut in every possible way
+_KEY = re.compile(rf"^\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=")
 
 
-def all_mistakes(error: ValidationError, raw: Mapping[str, Any]) -> list[Mistake]:
-    """Each mistake with the place of its key.
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Return the config in this file; ``overrides`` are such as ``training.num_steps=50``."""
+    try:
+        text = _content(Path(path)).decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"Expected text in UTF-8 in {path}: {error}.") from error
+    return parse_config(text, str(path), overrides)
 
-    Behind a wrong name pydantic does not look at the rest of its table. So a name that exists stands in
-    for it while the rest is looked at; which keys that name has is not held against the table.
+
+def _content(path: Path) -> bytes:
+    try:
+        with open_file(path) as file:
+            content = file.read(_LARGEST_FILE + 1)
+    except FileNotFoundError as error:
+        raise InputError(f"Expected a config, but there is no file {path}.") from error
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
+    if len(content) > _LARGEST_FILE:
+        raise InputError(f"Expected a config of at most {_LARGEST_FILE:,} bytes, got more in {path}.")
+    return content
+
+
+def parse_config(text: str, name: str, overrides: Sequence[str] = ()) -> Config:
+    """Return the config in this text; errors name ``name`` as its place."""
+    raw = _parsed(text, name)
+    changed = {_override(raw, override) for override in overrides}
+    _require_plain(raw, name)
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        lines = _lines_of_keys(text)
+        ordered = sorted(_all_mistakes(error, raw), key=lambda one: _line_of(lines, one[0]) or 0)
+        found = [_located(place, sentence, lines, changed) for place, sentence in ordered]
+    if len(found) == 1:
+        raise InputError(f"{name}, {found[0]}")
+    raise InputError(f"{name} has {len(found)} mistakes:\n" + "\n".join(f"  {text}" for text in found))
+
+
+def _located(place: Place, sentence: str, lines: dict[Place, int], changed: set[Place]) -> str:
+    line = _line_of(lines, place)
+    where = "--set " if place in changed else "" if line is None else f"line {line}, "
+    key = f"{'.'.join(place)}: " if place else ""  # some are of the whole
+    return f"{where}{key}{sentence}"
+
+
+def _override(raw: dict[str, Any], text: str) -> Place:
+    """Put one value in its place; return the place."""
+    key, equals, value = text.partition("=")
+    place = tuple(part.strip() for part in key.split("."))
+    if not equals or not all(place):
+        raise InputError(f"Expected a key and a value such as training.num_steps=50, got {text!r}.")
+    table: Any = raw
+    for part in place[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise InputError(f"Expected {part} in {text!r} to be a table, but it is {table!r}.")
+    table[place[-1]] = _value(value.strip())
+    return place
+
+
+def _value(text: str) -> Any:
+    """Return the value as TOML reads it; what it cannot read is a text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+
+
+def _parsed(text: str, name: str) -> dict[str, Any]:
+    """Return the tables in this text; errors name ``name`` as its place."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"Expected TOML in {name}: {error}.") from error
+    except ValueError as error:  # of the reader's own numbers
+        raise InputError(f"Expected numbers of fewer digits in {name}.") from error
+    except RecursionError as error:
+        raise InputError(f"Expected at most {_MAX_DEPTH} levels of tables and lists in {name}.") from error
+
+
+def _require_plain(raw: dict[str, Any], name: str) -> None:
+    """Refuse numbers and depths that would raise wherever they are first used."""
+    level: list[Any] = [raw]
+    for _ in range(_MAX_DEPTH):
+        if any(isinstance(one, int) and abs(one) > _LARGEST_INTEGER for one in level):
+            raise InputError(f"Expected whole numbers of at most 2^128 in {name}.")
+        level = [inner for one in level for inner in _inside(one)]
+    if level:
+        raise InputError(f"Expected at most {_MAX_DEPTH} levels of tables and lists in {name}.")
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def _lines_of_keys(text: str) -> dict[Place, int]:
+    """Return the line of every table and key; keys inside braces have that of the brace."""
+    found: dict[Place, int] = {}
+    table: Place = ()
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _TABLE.match(line):
+            table = _split(header[1])
+            found.setdefault(table, number)
+        elif key := _KEY.match(line):
+            found.setdefault((*table, *_split(key[1])), number)
+    return found
+
+
+def _line_of(lines: dict[Place, int], place: Sequence[str]) -> int | None:
+    """Return the line of a key, or of the nearest table around it; None if neither is there."""
+    for length in range(len(place), 0, -1):
+        if tuple(place[:length]) in lines:
+            return lines[tuple(place[:length])]
+    return None
+
+
+def _split(dotted: str) -> Place:
+    """Return the parts of a dotted key, as the TOML reader itself reads them."""
+    try:
+        nested = tomllib.loads(f"{dotted} = 0")
+    except tomllib.TOMLDecodeError:  # a line inside a longer text that only looked like a key
+        return ()
+    parts: list[str] = []
+    value: object = nested
+    while isinstance(value, dict):
+        [(part, value)] = value.items()
+        parts.append(part)
+    return tuple(parts)
+
+
+def _all_mistakes(error: ValidationError, raw: Mapping[str, Any]) -> list[Mistake]:
+    """Return each mistake with the place of its key.
+
+    Pydantic does not check the rest of a table whose name is wrong. So an existing name stands in for it
+    while the rest is checked; keys that only that name has, or lacks, are no mistakes.
     """
     found = [_mistake(one, raw) for one in error.errors(include_url=False)]
     trial = copy.deepcopy(dict(raw))
-    replaced: set[tuple[str, ...]] = set()
+    replaced: set[Place] = set()
     while tags := [one for one in error.errors(include_url=False) if _is_tag_of_table(one, trial)]:
         replaced |= {_replace_tag(trial, one) for one in tags}
         try:
@@ -106,7 +203,7 @@ def all_mistakes(error: ValidationError, raw: Mapping[str, Any]) -> list[Mistake
 
 
 def _is_tag_of_table(error: ErrorDetails, trial: Mapping[str, Any]) -> bool:
-    """Whether a wrong name stands in a table; a name alone has nothing beside it to look at."""
+    """Return whether a wrong name stands in a table; a name alone has nothing beside it to check."""
     if error["type"] != "union_tag_invalid":
         return False
     table: Any = trial
@@ -115,8 +212,8 @@ def _is_tag_of_table(error: ErrorDetails, trial: Mapping[str, Any]) -> bool:
     return isinstance(table, dict)
 
 
-def _replace_tag(trial: dict[str, Any], error: ErrorDetails) -> tuple[str, ...]:
-    """Put the nearest name in the place of a wrong one; returns the place of its table."""
+def _replace_tag(trial: dict[str, Any], error: ErrorDetails) -> Place:
+    """Put the nearest name in the place of a wrong one; return the place of its table."""
     *table, key = _tag(_place(error["loc"], trial), error)[0]
     known = re.findall(r"'([^']*)'", error["ctx"]["expected_tags"])
     near = difflib.get_close_matches(error["ctx"]["tag"], known, n=1, cutoff=0.0)
@@ -144,20 +241,20 @@ def _mistake(error: ErrorDetails, raw: Mapping[str, Any]) -> Mistake:
 
 
 def _shown(value: object) -> str:
-    """A value of the file, which may be long."""
+    """Return a value of the file, shortened if it is long."""
     text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
-def _unknown(place: tuple[str, ...], loc: Sequence[str | int], raw: Mapping[str, Any]) -> str:
-    """What is said of a key that its table does not have."""
+def _unknown(place: Place, loc: Sequence[str | int], raw: Mapping[str, Any]) -> str:
+    """Return what is said of a key that its table does not have."""
     if place[-1] in _keys_of_any(place[:-1]):
         return f"It has no use{_tag_of(place[:-1], raw)}; remove it."
     return f"There is no such key; {_suggestion(loc)}"
 
 
-def _tag(place: tuple[str, ...], error: ErrorDetails) -> Mistake:
-    """A name that is none of the known ones."""
+def _tag(place: Place, error: ErrorDetails) -> Mistake:
+    """Return the mistake of a name that is none of the known ones."""
     context = error["ctx"]
     key = context["discriminator"].strip("'")
     key = "mode" if key.endswith("()") else key  # the only one that is found by a function
@@ -171,8 +268,8 @@ def _tag(place: tuple[str, ...], error: ErrorDetails) -> Mistake:
     return (*place, key), f"Expected one of {known}, got {_shown(got)}{hint}"
 
 
-def _place(loc: Sequence[str | int], raw: Mapping[str, Any]) -> tuple[str, ...]:
-    """The keys as they stand in the file: without the tags that pydantic puts between them."""
+def _place(loc: Sequence[str | int], raw: Mapping[str, Any]) -> Place:
+    """Return the keys as they stand in the file, without the tags that pydantic puts between them."""
     place: list[str] = []
     value: Any = raw
     for index, part in enumerate(loc):
@@ -191,7 +288,7 @@ def _suggestion(loc: Sequence[str | int]) -> str:
 
 
 def _keys(section: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """The keys of the table at this path of fields and tags."""
+    """Return the keys of the table at this path of fields and tags."""
     found = [section]
     for part in path:
         inner = [one for s in found if part in s.model_fields for one in _sections(s.model_fields[part])]
@@ -200,7 +297,7 @@ def _keys(section: type[BaseModel], path: Sequence[str]) -> list[str]:
 
 
 def _keys_of_any(path: Sequence[str]) -> set[str]:
-    """The keys of all tables that may be at this path, whatever their tag."""
+    """Return the keys of all tables that may be at this path, whatever their tag."""
     found: list[type[BaseModel]] = [Config]
     for part in path:
         found = [one for s in found if part in s.model_fields for one in _sections(s.model_fields[part])]
@@ -208,7 +305,7 @@ def _keys_of_any(path: Sequence[str]) -> set[str]:
 
 
 def _tag_of(path: Sequence[str], raw: Mapping[str, Any]) -> str:
-    """The tag of the table at this path, as it is said: `` with name = "mlp"``."""
+    """Return the tag of the table at this path for a sentence: `` with name = "mlp"``."""
     table: Any = raw
     for part in path:
         table = table.get(part, {})
@@ -217,7 +314,7 @@ def _tag_of(path: Sequence[str], raw: Mapping[str, Any]) -> str:
 
 
 def _sections(field: Any) -> list[type[BaseModel]]:
-    """The tables that a field may be."""
+    """Return the tables that a field may be."""
 
     def inside(hint: Any) -> list[type[BaseModel]]:
         if isinstance(hint, type) and issubclass(hint, BaseModel):
@@ -228,112 +325,6 @@ def _sections(field: Any) -> list[type[BaseModel]]:
 
 
 def _names(section: type[BaseModel]) -> list[str]:
-    """The tags that choose this table."""
+    """Return the tags that choose this table."""
     fields = (section.model_fields[key] for key in ("name", "mode", "kind") if key in section.model_fields)
     return [tag for field in fields for tag in get_args(field.annotation)]
-
-
-_LARGEST_TOML = 2**128  # a seed has as many bits
-_DEEPEST = 20
-
-
-def parsed(text: str, name: str) -> dict[str, Any]:
-    """The tables in this text; mistakes are told to be in ``name``."""
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"Expected TOML in {name}: {error}.") from error
-    except ValueError as error:  # of the reader's own numbers
-        raise InputError(f"Expected numbers of fewer digits in {name}.") from error
-    except RecursionError as error:
-        raise InputError(f"Expected at most {_DEEPEST} levels of tables and lists in {name}.") from error
-
-
-def require_plain(raw: dict[str, Any], name: str) -> None:
-    """Refuse what would end in an error about numbers or depth wherever it is used first."""
-    level: list[Any] = [raw]
-    for _ in range(_DEEPEST):
-        if any(isinstance(one, int) and abs(one) > _LARGEST_TOML for one in level):
-            raise InputError(f"Expected whole numbers of at most 2^128 in {name}.")
-        level = [inner for one in level for inner in _inside(one)]
-    if level:
-        raise InputError(f"Expected at most {_DEEPEST} levels of tables and lists in {name}.")
-
-
-def _inside(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []
-
-
-_LARGEST_LOAD = 1_000_000  # bytes of a config
-
-
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The config in this file; ``overrides`` are such as ``training.num_steps=50``."""
-    try:
-        text = _content(Path(path)).decode()
-    except UnicodeDecodeError as error:
-        raise InputError(f"Expected text in UTF-8 in {path}: {error}.") from error
-    return parse_config(text, str(path), overrides)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        with open_file(path) as file:
-            content = file.read(_LARGEST_LOAD + 1)
-    except FileNotFoundError as error:
-        raise InputError(f"Expected a config, but there is no file {path}.") from error
-    except OSError as error:
-        raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
-    if len(content) > _LARGEST_LOAD:
-        raise InputError(f"Expected a config of at most {_LARGEST_LOAD:,} bytes, got more in {path}.")
-    return content
-
-
-def parse_config(text: str, name: str, overrides: Sequence[str] = ()) -> Config:
-    """The config in this text; mistakes are told to be in ``name``."""
-    raw = parsed(text, name)
-    changed = {_override(raw, override) for override in overrides}
-    require_plain(raw, name)
-    try:
-        return Config.model_validate(raw)
-    except ValidationError as error:
-        lines = lines_of_keys(text)
-        ordered = sorted(all_mistakes(error, raw), key=lambda one: line_of(lines, one[0]) or 0)
-        found = [_located(place, sentence, lines, changed) for place, sentence in ordered]
-    if len(found) == 1:
-        raise InputError(f"{name}, {found[0]}")
-    raise InputError(f"{name} has {len(found)} mistakes:\n" + "\n".join(f"  {text}" for text in found))
-
-
-def _located(
-    place: tuple[str, ...], sentence: str, lines: dict[tuple[str, ...], int], changed: set[tuple[str, ...]]
-) -> str:
-    line = line_of(lines, place)
-    where = "--set " if place in changed else "" if line is None else f"line {line}, "
-    key = f"{'.'.join(place)}: " if place else ""  # some are of the whole
-    return f"{where}{key}{sentence}"
-
-
-def _override(raw: dict[str, Any], text: str) -> tuple[str, ...]:
-    """Put one value in its place; returns the place."""
-    key, equals, value = text.partition("=")
-    place = tuple(part.strip() for part in key.split("."))
-    if not equals or not all(place):
-        raise InputError(f"Expected a key and a value such as training.num_steps=50, got {text!r}.")
-    table: Any = raw
-    for part in place[:-1]:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise InputError(f"Expected {part} in {text!r} to be a table, but it is {table!r}.")
-    table[place[-1]] = _value(value.strip())
-    return place
-
-
-def _value(text: str) -> Any:
-    """As TOML reads it; what it cannot read is a text."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        return text
