@@ -24,9 +24,9 @@ from dpaudit._io import JsonCache, difference, open_file
 from dpaudit.errors import InputError
 from dpaudit.experiments._resolved import Resolved
 from dpaudit.experiments.config import Config
+from dpaudit.stats._serialization import SCHEMA_VERSION, upgraded
 from dpaudit.training import Training
 
-SCHEMA_VERSION = 1
 _ARRAY = "numpy array"  # the mark of an array among tensors
 # what torch says of bytes that are no checkpoint, and a training of a state that is not its own
 _DAMAGED = (
@@ -84,7 +84,8 @@ class RunDirectory:
 
     def result(self) -> dict[str, Any] | None:
         """Return the result of a finished run; None if it is not finished."""
-        return self._json.read("result")
+        values = self._json.read("result")
+        return None if values is None else upgraded(values)
 
     def finish(self, arrays: Mapping[str, np.ndarray], result: Mapping[str, Any]) -> None:
         """Keep observations and then the result: where the result is, everything is."""

@@ -18,7 +18,7 @@ from dpaudit.accounting import SubsampledGaussian
 from dpaudit.canaries import InputCanary, ThreatModel
 from dpaudit.errors import InputError
 from dpaudit.experiments._build import Experiment, build, load_data
-from dpaudit.experiments._directory import SCHEMA_VERSION, RunDirectory
+from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._listener import Listener, Progress, Running, ignore
 from dpaudit.experiments._loop import Trainable, Trained, train
 from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data, resolve
@@ -27,6 +27,7 @@ from dpaudit.experiments.config import Config, EndToEndConfig, ManyRunsConfig, P
 from dpaudit.methods import examine
 from dpaudit.recording import WholeRunRecorder
 from dpaudit.stats import TradeOff
+from dpaudit.stats._serialization import SCHEMA_VERSION
 from dpaudit.training import OneRun, accuracy
 from dpaudit.training.data import Dataset
 
