@@ -127,6 +127,11 @@ class Experiment:
         """The newest live bound; None before the first."""
         return self.bounds[-1] if self.bounds else None
 
+    @property
+    def num_canaries(self) -> int:
+        """The number of canaries in a step."""
+        return self.audit.num_canaries
+
 
 def build(
     config: Config,
@@ -241,11 +246,9 @@ def settings_of(training: TrainingConfig, resolved: Resolved) -> DPSGD:
 
 
 def _optimizer(config: OptimizerConfig) -> Optimizer:
-    if isinstance(config, SgdConfig):
-        return SGD(
-            learning_rate=config.learning_rate, momentum=config.momentum, weight_decay=config.weight_decay
-        )
-    return Adam(learning_rate=config.learning_rate, weight_decay=config.weight_decay)
+    """Return the optimizer that a table describes: its keys are the fields of the optimizer."""
+    values = config.model_dump(exclude={"name"})
+    return SGD(**values) if isinstance(config, SgdConfig) else Adam(**values)
 
 
 def _sampling(training: TrainingConfig, resolved: Resolved) -> Sampling | None:

@@ -10,8 +10,8 @@ import pickle  # only its error: nothing here unpickles
 import platform
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -56,11 +56,9 @@ class RunDirectory:
         self.checkpoint = self.path / "checkpoint.pt"
         self._json = JsonCache(self.path)  # its identity is the config, in a file of its own
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Keep other processes out."""
-        with _io.locked(self.path):
-            yield
+        return _io.locked(self.path)
 
     def resolved(self, config: Config) -> Resolved | None:
         """Return what was decided when the run began; None if there is none yet, refused if it is another."""

@@ -14,26 +14,37 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 from dpaudit.experiments._build import Experiment
 from dpaudit.experiments._directory import restore, save
 from dpaudit.experiments._listener import Listener, Progress
+from dpaudit.experiments._resolved import Resolved
 from dpaudit.experiments.config import Config
 from dpaudit.recording import LiveBound, Recorder
-from dpaudit.training import Training
+from dpaudit.training import Training, accuracy
+from dpaudit.training.data import Dataset
 
 _SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
 class Trainable(Protocol):
-    """A training together with its config, and the newest live bound of its audit."""
+    """A training with its config and its canaries, and the newest live bound of its audit."""
 
     @property
     def config(self) -> Config: ...
 
     @property
+    def resolved(self) -> Resolved: ...
+
+    @property
     def training(self) -> Training: ...
+
+    @property
+    def test(self) -> Dataset: ...
+
+    @property
+    def num_canaries(self) -> int: ...
 
     @property
     def live(self) -> LiveBound | None: ...
@@ -70,6 +81,28 @@ def train(experiment: Trainable, checkpoint: Path | None, listener: Listener) ->
             clock.save_if_due()
         clock.save()
     return Trained(clock.seconds, stopped_early=False)
+
+
+def summary(experiment: Trainable, trained: Trained, audit_started: float) -> dict[str, Any]:
+    """Return what a result says of the training itself: settings, accuracy and timing."""
+    training, resolved = experiment.training, experiment.resolved
+    return {
+        "mode": experiment.config.audit.mode,
+        "threat_model": experiment.config.threat_model,
+        "noise_multiplier": resolved.noise_multiplier,
+        "sample_rate": resolved.sample_rate,
+        "num_steps": training.settings.num_steps,
+        "num_done": training.num_done,
+        "stopped_early": trained.stopped_early,
+        "num_parameters": training.num_parameters,
+        "num_canaries": experiment.num_canaries,
+        "accuracy": accuracy(training.model, experiment.test.to(training.device)),
+        "timing": {
+            "training_seconds": round(trained.seconds, 3),
+            "steps_per_second": round(training.num_done / max(trained.seconds, 1e-9), 3),
+            "audit_seconds": round(time.monotonic() - audit_started, 3),
+        },
+    }
 
 
 def _load_accountant(experiment: Experiment) -> None:

@@ -20,7 +20,7 @@ from dpaudit.errors import InputError
 from dpaudit.experiments._build import Experiment, build, load_data
 from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._listener import Listener, Progress, Running, ignore
-from dpaudit.experiments._loop import Trainable, Trained, train
+from dpaudit.experiments._loop import Trainable, Trained, summary, train
 from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data, resolve
 from dpaudit.experiments.black_box import FinalModel, ManyRuns, run_many
 from dpaudit.experiments.config import Config, EndToEndConfig, ManyRunsConfig, PaperConfig
@@ -28,7 +28,7 @@ from dpaudit.methods import examine
 from dpaudit.recording import WholeRunRecorder
 from dpaudit.stats import TradeOff
 from dpaudit.stats._serialization import SCHEMA_VERSION
-from dpaudit.training import OneRun, accuracy
+from dpaudit.training import OneRun
 from dpaudit.training.data import Dataset
 
 _SHARED = (
@@ -158,9 +158,10 @@ class _PreparedRun:
 
     def _final_model(self) -> dict[str, Any]:
         final = FinalModel.of(self.config, self.resolved, self.data)
-        seconds = self._train(final).seconds
+        trained = self._train(final)
         self.listener.message("Finding the bounds")
-        values = final.outcome(seconds)
+        started = time.monotonic()
+        values = {"schema_version": SCHEMA_VERSION, **final.values(), **summary(final, trained, started)}
         self.directory.finish({"scores": final.scores, "present": final.present}, values)
         return values
 
@@ -193,26 +194,11 @@ def _outcome(experiment: Experiment, trained: Trained) -> dict[str, Any]:
     """Return verdict, all bounds, power, tests of the noise, accuracy and timing."""
     started = time.monotonic()
     values = _bounds(experiment, trained)
-    training, resolved = experiment.training, experiment.resolved
     return {
         "schema_version": SCHEMA_VERSION,
         **values,
         "diagnosis": _diagnosis(experiment, trained),
-        "mode": experiment.config.audit.mode,
-        "threat_model": experiment.config.threat_model,
-        "noise_multiplier": resolved.noise_multiplier,
-        "sample_rate": resolved.sample_rate,
-        "num_steps": training.settings.num_steps,
-        "num_done": training.num_done,
-        "stopped_early": trained.stopped_early,
-        "num_parameters": training.num_parameters,
-        "num_canaries": experiment.audit.num_canaries,
-        "accuracy": accuracy(training.model, experiment.test.to(training.device)),
-        "timing": {
-            "training_seconds": round(trained.seconds, 3),
-            "steps_per_second": round(training.num_done / max(trained.seconds, 1e-9), 3),
-            "audit_seconds": round(time.monotonic() - started, 3),
-        },
+        **summary(experiment, trained, started),
     }
 
 

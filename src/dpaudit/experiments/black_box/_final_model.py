@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -27,13 +27,12 @@ from dpaudit.stats import Bound, Guesses, Power, Verdict, one_run_bound, one_run
 from dpaudit.stats._bound import plain
 from dpaudit.stats._one_run import too_many_correct
 from dpaudit.stats._rootfinding import last_true
-from dpaudit.stats._serialization import SCHEMA_VERSION
-from dpaudit.training import Training, accuracy, initialize
+from dpaudit.training import Training, initialize
 from dpaudit.training.data import Dataset
-from dpaudit.training.ensemble import log_odds, negative_loss, with_weights
+from dpaudit.training.ensemble import Score, log_odds, negative_loss, with_weights
 
 _PROBABILITY = 0.8
-_SCORES = {"log-odds": log_odds, "loss": negative_loss}
+SCORES: Mapping[str, Score] = {"log-odds": log_odds, "loss": negative_loss}
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,37 +96,22 @@ class FinalModel:
         count = self.config.audit.num_guesses or len(self.present)
         return Guesses.from_scores(self.scores, self.present, num_guesses=count)
 
-    def outcome(self, seconds: float) -> dict[str, Any]:
-        """Return verdict, both bounds, power, accuracy and timing."""
-        started = time.monotonic()
-        settings, audit = self.training.settings, self.config.audit
+    @property
+    def num_canaries(self) -> int:
+        """The number of canaries, in the data or not."""
+        return len(self.present)
+
+    def values(self) -> dict[str, Any]:
+        """Return verdict, both bounds and power."""
+        settings, count = self.training.settings, int(self.present.sum())
         analysis = OneRunAnalysis(
             noise_multiplier=self.resolved.noise_multiplier,
             curve=SubsampledGaussian(settings.sample_rate, settings.num_steps),
             delta=self.config.training.delta,
-            confidence=audit.confidence,
+            confidence=self.config.audit.confidence,
         )
-        count = int(self.present.sum())
-        return {
-            "schema_version": SCHEMA_VERSION,
-            **analysis.values(self.guesses),
-            "shapes": {"with_canary": [count], "without_canary": [len(self.present) - count]},
-            "mode": audit.mode,
-            "threat_model": self.config.threat_model,
-            "noise_multiplier": self.resolved.noise_multiplier,
-            "sample_rate": settings.sample_rate,
-            "num_steps": settings.num_steps,
-            "num_done": self.training.num_done,
-            "stopped_early": False,
-            "num_parameters": self.training.num_parameters,
-            "num_canaries": len(self.present),
-            "accuracy": accuracy(self.training.model, self.test.to(self.training.device)),
-            "timing": {
-                "training_seconds": round(seconds, 3),
-                "steps_per_second": round(self.training.num_done / max(seconds, 1e-9), 3),
-                "audit_seconds": round(time.monotonic() - started, 3),
-            },
-        }
+        shapes = {"with_canary": [count], "without_canary": [self.num_canaries - count]}
+        return {**analysis.values(self.guesses), "shapes": shapes}
 
 
 def _with(train: Dataset, canaries: Dataset, present: BoolArray) -> Dataset:
@@ -149,7 +133,7 @@ def _scores(model: nn.Module, canaries: Dataset, score: str | None) -> FloatArra
 
 def _each(logits: Tensor, targets: Tensor, score: str) -> FloatArray:
     """Return each row's score for its own class; a diverged model gets the smallest float."""
-    found = [_SCORES[score](row[None], int(target))[0] for row, target in zip(logits, targets, strict=True)]
+    found = [SCORES[score](row[None], int(target))[0] for row, target in zip(logits, targets, strict=True)]
     values: FloatArray = torch.stack(found).double().nan_to_num(nan=torch.finfo(torch.float32).min).numpy()
     return values
 

@@ -30,6 +30,7 @@ from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._listener import Listener, Running
 from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data
 from dpaudit.experiments.black_box._canary import SharedCanary, canary_for, first_weights
+from dpaudit.experiments.black_box._final_model import SCORES
 from dpaudit.experiments.black_box._verdict import ManyRunsAnalysis
 from dpaudit.experiments.config import (
     Config,
@@ -58,12 +59,10 @@ from dpaudit.experiments.trials import (
 from dpaudit.stats._serialization import SCHEMA_VERSION
 from dpaudit.training import accuracy
 from dpaudit.training.data import Dataset, HeldOutData
-from dpaudit.training.ensemble import Ensemble, Score, negative_loss
-from dpaudit.training.ensemble import log_odds as ensemble_log_odds
+from dpaudit.training.ensemble import Ensemble
 from dpaudit.training.ensemble._models import joined
 from dpaudit.training.gradients import num_parameters
 
-_SCORES: Mapping[str, Score] = {"log-odds": ensemble_log_odds, "loss": negative_loss}
 _PAUSE = 5.0  # seconds between two running bounds
 _SHARE = 20  # and 20 times as long as a bound takes: meanwhile no worker gets work
 _FEW = 20  # scores; fewer give no running bound
@@ -280,7 +279,7 @@ def scorer(
 ) -> Callable[[Sequence[Trial]], list[float]]:
     """Return the scorer that trains groups of models as an ensemble."""
     runs = ManyRuns.again(values, resolved, shared)
-    ensemble, score = runs.ensemble, _SCORES[runs.audit.score or "log-odds"]
+    ensemble, score = runs.ensemble, SCORES[runs.audit.score or "log-odds"]
 
     def scored(trials: Sequence[Trial]) -> list[float]:
         found = ensemble.scores([one.seed for one in trials], [one.present for one in trials], score)
