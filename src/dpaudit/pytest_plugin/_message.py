@@ -17,7 +17,7 @@ from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import SubsampledGaussian
 from dpaudit.canaries import Mixed
 from dpaudit.diagnostics import Diagnosis, likely_causes
-from dpaudit.diagnostics._causes import IN_PARTS
+from dpaudit.diagnostics._causes import LOCALIZING
 from dpaudit.observers._claims import Facts
 from dpaudit.pytest_plugin._session import Audits, Share
 from dpaudit.recording import Recorder
@@ -212,7 +212,7 @@ def _guesses(diagnosis: Diagnosis | None, known: dict[str, Any]) -> tuple[str, .
     How much noise there is in all says nothing more if it is known where it is missing.
     """
     names = [] if diagnosis is None else [finding.name for finding in diagnosis.findings]
-    if IN_PARTS.intersection(names):
+    if LOCALIZING.intersection(names):
         names = [name for name in names if name != "noise-variance"]
         known = {name: value for name, value in known.items() if name != "noise_ratio"}
     elif diagnosis is not None and diagnosis.noise is not None and "noise-variance" in names:
