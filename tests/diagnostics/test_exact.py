@@ -62,7 +62,7 @@ def test_a_share_is_as_rare_as_simulated_whatever_the_scale():
             assert found[0] == pytest.approx((share < limit).mean(), abs=0.01)
 
 
-def test_a_part_without_noise_has_no_chance_and_one_that_is_all_has_no_rest():
+def test_a_part_without_noise_has_a_tiny_p_value_and_one_that_is_all_has_no_rest():
     assert share_p_value(np.array([0.0]), np.array([20.0]), 100.0, 120.0)[0] < 1e-40
     assert share_p_value(np.array([5.0]), np.array([20.0]), 5.0, 20.0)[0] == 1.0
     assert share_p_value(np.array([0.0]), np.array([20.0]), 0.0, 40.0)[0] == 1.0
@@ -125,7 +125,7 @@ def test_nothing_is_even():
 
 
 @given(st.integers(1, 8), st.data())
-def test_hypergeometric_chances_are_those_of_counting_all_draws(total, data):
+def test_hypergeometric_probabilities_are_those_of_counting_all_draws(total, data):
     marked = data.draw(st.integers(0, total))
     drawn = data.draw(st.integers(0, total))
     draws = [sum(item < marked for item in chosen) for chosen in itertools.combinations(range(total), drawn)]
@@ -138,7 +138,7 @@ def test_hypergeometric_chances_are_those_of_counting_all_draws(total, data):
         )
 
 
-def test_large_hypergeometric_chances_are_those_of_scipy():
+def test_large_hypergeometric_probabilities_are_those_of_scipy():
     values, probabilities = hypergeometric(2_000_000, 150_000, 1_000_000)
     assert probabilities == pytest.approx(
         stats.hypergeom.pmf(values, 2_000_000, 150_000, 1_000_000), abs=1e-8

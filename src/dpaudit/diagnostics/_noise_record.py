@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ _MAX_COORDINATES = 2**20  # that are kept of a large model
 _PREFIX = 256  # coordinates of each leaf that are compared with those of other leaves
 _MAX_COMPARED = 64  # leaves that are compared
 _SKETCH = 512  # coordinates of which every step is kept
+# attributes of a record that its state holds as they are
+_SUMS = ("energies", "step_energies", "sum_energy", "agreeing", "differing", "resolution")
 
 
 class NoiseRecord:
@@ -121,12 +124,7 @@ class NoiseRecord:
         return {
             "num_parameters": self.layout.num_parameters,
             "leaves": dict(self.layout.leaves),
-            "energies": self.energies.copy(),
-            "step_energies": list(self.step_energies),
-            "sum_energy": self.sum_energy,
-            "agreeing": self.agreeing.copy(),
-            "differing": self.differing.copy(),
-            "resolution": self.resolution,
+            **{name: copy(getattr(self, name)) for name in _SUMS},
             "sketches": self.sketches.state_dict(),
         }
 
@@ -135,11 +133,8 @@ class NoiseRecord:
         if not state:
             return
         self._start(Layout.of(state["num_parameters"], state["leaves"]))
-        self.energies = state["energies"].copy()
-        self.step_energies = list(state["step_energies"])
-        self.sum_energy = state["sum_energy"]
-        self.agreeing, self.differing = state["agreeing"].copy(), state["differing"].copy()
-        self.resolution = state["resolution"]
+        for name in _SUMS:
+            setattr(self, name, copy(state[name]))
         self.sketches.load_state_dict(state["sketches"])
 
 

@@ -30,7 +30,7 @@ from dpaudit.errors import InputError
 
 _WATCHED = 1024  # examples of which every step is kept
 _MAX_PAIRS = 2**15  # pairs of counts that are compared
-_CANDIDATES = 32  # pairs of batches of a block that are looked at more closely
+_CANDIDATES = 32  # pairs of batches of a block whose p-values are computed
 _WIDTH = 40  # standard deviations, beyond which nothing is left that a double could hold
 _STEEPEST = 30.0  # slope of a Chernoff bound
 
@@ -200,8 +200,7 @@ def _spread(name: str, text: str, counts: IntArray, trials: int) -> Check | None
 
     def log_mgf(slopes: FloatArray) -> FloatArray:
         parts = [_log_mgf(slopes, row, weight) for row, weight in zip(squares, probabilities, strict=True)]
-        value: FloatArray = np.asarray(parts).T @ how_often.astype(np.float64)
-        return value
+        return np.asarray(np.asarray(parts).T @ how_often.astype(np.float64))
 
     expected = float(how_often @ means)
     ratio = math.sqrt(seen / expected) if expected > 0 else 1.0
@@ -224,8 +223,7 @@ def _log_mgf(slopes: FloatArray, values: FloatArray, probabilities: FloatArray) 
     """Return the logarithm of the mean of exp(slope x value)."""
     logs = slopes[:, None] * values + np.log(probabilities)
     top = logs.max(axis=1)
-    result: FloatArray = top + np.log(np.exp(logs - top[:, None]).sum(axis=1))
-    return result
+    return np.asarray(top + np.log(np.exp(logs - top[:, None]).sum(axis=1)))
 
 
 def sample_rate(record: ParticipationRecord, claimed: float) -> Check:
@@ -280,8 +278,7 @@ def batch_overlap(record: ParticipationRecord) -> Check | None:
     drawn, shares = sizes[1:], sizes[:-1] / record.num_examples
 
     def log_mgf(slopes: FloatArray) -> FloatArray:
-        value: FloatArray = np.log1p(np.expm1(slopes)[:, None] * shares) @ drawn
-        return value
+        return np.asarray(np.log1p(np.expm1(slopes)[:, None] * shares) @ drawn)
 
     expected = float(drawn @ shares)
     ratio = seen / expected if expected > 0 else 1.0
@@ -364,7 +361,5 @@ def chernoff_p_value(log_mgf: Callable[[FloatArray], FloatArray], seen: float, v
 
 
 def _log_choose(number: int, chosen: IntArray) -> FloatArray:
-    value: FloatArray = (
-        special.gammaln(number + 1) - special.gammaln(chosen + 1) - special.gammaln(number - chosen + 1)
-    )
-    return value
+    gammaln = special.gammaln
+    return np.asarray(gammaln(number + 1) - gammaln(chosen + 1) - gammaln(number - chosen + 1))

@@ -46,7 +46,7 @@ def judge(evidence: Evidence, *, confidence: float = 0.95, in_depth: bool = Fals
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What bound, tests and replay say of one run; a correct one is flagged by chance in 5 % at most.
+    """What bound, tests and replay say of one run; a correct one is flagged in 5 % of runs at most.
 
     ``bound_steps`` and ``tests_steps`` are how few steps would have been enough, None if none were.
     """

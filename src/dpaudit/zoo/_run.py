@@ -111,7 +111,7 @@ def run_zoo(
 ) -> dict[str, Any]:
     """Return the matrix of all entries, as plain values.
 
-    The twins of the whole zoo share the error: that any of them is flagged by chance has a probability of
+    The twins of the whole zoo share the error rate: any of them is flagged with a probability of
     1 - confidence at most. So a twin is judged alike, whichever entries are run with it. What is in
     ``output`` already, of the same seed, confidence and versions, is reused. ``watch`` is called with how
     many entries of how many are done, and the name of the current one.
