@@ -52,7 +52,7 @@ def test_a_run_leaves_everything_and_nothing_half_written(small: Small) -> None:
     outcome = run(config)
     assert sorted(path.name for path in Path(config.output).iterdir()) == [".lock", *FILES]
     assert stored(config, "result.json") == outcome.values
-    assert outcome.values["schema_version"] == 1
+    assert outcome.values["schema_version"] == 2
     assert outcome.values["num_done"] == 20
     assert 0 < outcome.values["accuracy"] <= 1
     assert outcome.values["bound"]["confidence"] == 0.9
