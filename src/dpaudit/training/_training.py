@@ -267,17 +267,13 @@ def _between(indices: Tensor, low: int, high: int) -> list[int]:
     return found
 
 
-_AT_ONCE = 1_000
-
-
 def accuracy(model: nn.Module, data: Dataset) -> float:
     """The share of examples whose class has the largest output. Not private: for data nobody hides."""
     was_training = model.training
     model.eval()
     correct = 0
     with torch.inference_mode():
-        for indices in torch.arange(len(data)).split(_AT_ONCE):  # type: ignore[no-untyped-call]
-            inputs, targets = data.at(indices)
+        for inputs, targets in data.chunks():
             correct += int((model(inputs).argmax(dim=1) == targets).sum())
     model.train(was_training)
     return correct / len(data)
