@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dpaudit import _validate
+from dpaudit.training._settings import DPSGD
 from dpaudit.training.gradients import Rows, add_clipped
 
 
@@ -39,6 +40,11 @@ class GaussianSum:
     def __post_init__(self) -> None:
         _validate.at_least("noise_multiplier", self.noise_multiplier, 0.0)
         _validate.positive("max_grad_norm", self.max_grad_norm)
+
+    @staticmethod
+    def of(settings: DPSGD) -> GaussianSum:
+        """Return the mechanism that the settings describe."""
+        return GaussianSum(noise_multiplier=settings.noise_multiplier, max_grad_norm=settings.max_grad_norm)
 
     def add(self, rows: Iterable[Rows], out: Tensor) -> Tensor:
         return add_clipped(rows, self.max_grad_norm, out)

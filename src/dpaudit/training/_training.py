@@ -125,9 +125,7 @@ class Training:
         self.loss = loss
         self._sampling = sampling or PoissonSampling(settings.sample_rate)
         self._other_sampling: Sampling | None = None
-        self._mechanism = mechanism or GaussianSum(
-            noise_multiplier=settings.noise_multiplier, max_grad_norm=settings.max_grad_norm
-        )
+        self._mechanism = mechanism or GaussianSum.of(settings)
         # Nothing is done with the whole sum: then it does not matter when a gradient joins it.
         self._adds_up = type(self._mechanism).finish is GaussianSum.finish
         self._expected_batch_size = expected_batch_size
@@ -205,8 +203,9 @@ class Training:
         count = len(self._mechanism.add(per_example(self.model, self.loss, batch), total))
         apart = total.clone() if rows and not self._adds_up else None
         clipped = self._mechanism.finish(total, count)
-        # The sum that is scored is the last that is finished: the noise may depend on what was in it.
-        joined = None if apart is None else self._joined(apart, count, rows)
+        joined = None
+        if apart is not None:  # the scored sum is finished last: the noise may depend on what is in it
+            joined = self._mechanism.finish(apart, count + len(self._mechanism.add(rows, apart)))
         noise = self._mechanism.noise(clipped, generators["noise"])
         noisy = clipped + noise
         update = noisy / self.expected_batch_size
@@ -223,10 +222,6 @@ class Training:
             noisy_sum=noisy,
         )
         return step, update
-
-    def _joined(self, total: Tensor, count: int, rows: Sequence[Rows]) -> Tensor:
-        """Return what becomes of the sum of ``count`` gradients if rows join it."""
-        return self._mechanism.finish(total, count + len(self._mechanism.add(rows, total)))
 
     def _update(self, gradient: Tensor) -> None:
         set_flat_gradient(self.model, gradient)

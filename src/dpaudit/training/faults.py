@@ -36,20 +36,31 @@ __all__ = [
 ]
 
 
+def _add_unclipped(_mechanism: GaussianSum, rows: Iterable[Rows], out: Tensor) -> Tensor:
+    return _add_weighted(rows, torch.ones_like, out)
+
+
+def _add_weighted(rows: Iterable[Rows], weights: Callable[[Tensor], Tensor], out: Tensor) -> Tensor:
+    """Add gradients with ``weights`` that are a function of their norms; return the norms."""
+    norms = [out.new_zeros(0)]
+    for chunk in rows:
+        norms.append(chunk.norms())
+        chunk.add_weighted(weights(norms[-1]), out)
+    return torch.cat(norms)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Unclipped(GaussianSum):
     """Gradients are added as they are."""
 
-    def add(self, rows: Iterable[Rows], out: Tensor) -> Tensor:
-        return _add_weighted(rows, torch.ones_like, out)
+    add = _add_unclipped
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedAfterMean(GaussianSum):
     """The mean is clipped instead of every gradient (the paper's first violation)."""
 
-    def add(self, rows: Iterable[Rows], out: Tensor) -> Tensor:
-        return _add_weighted(rows, torch.ones_like, out)
+    add = _add_unclipped
 
     def finish(self, total: Tensor, num_gradients: int) -> Tensor:
         mean_norm = float(total.norm()) / max(num_gradients, 1)
@@ -64,21 +75,11 @@ class RawMeanMixed(GaussianSum):
         return _add_weighted(rows, lambda norms: 1.0 + (self.max_grad_norm / norms).clamp(max=1.0), out)
 
 
-def _add_weighted(rows: Iterable[Rows], weights: Callable[[Tensor], Tensor], out: Tensor) -> Tensor:
-    """Add gradients with ``weights`` that are a function of their norms; return the norms."""
-    norms = [out.new_zeros(0)]
-    for chunk in rows:
-        norms.append(chunk.norms())
-        chunk.add_weighted(weights(norms[-1]), out)
-    return torch.cat(norms)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Silent(GaussianSum):
     """Neither clips nor adds noise: the private step was never called."""
 
-    def add(self, rows: Iterable[Rows], out: Tensor) -> Tensor:
-        return _add_weighted(rows, torch.ones_like, out)
+    add = _add_unclipped
 
     def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002
         return torch.zeros_like(like)

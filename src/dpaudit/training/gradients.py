@@ -48,8 +48,7 @@ _LARGEST_CHUNK = 128
 _MOST_NUMBERS = 2**27  # of a chunk's gradients: half a gigabyte
 # Modules that treat every entry alike. Any other module might let one example see another, and then the
 # norms of book-keeping would be wrong.
-_ENTRYWISE = (
-    nn.Dropout,
+ENTRYWISE = (
     nn.ELU,
     nn.GELU,
     nn.Hardtanh,
@@ -143,7 +142,7 @@ class DenseRows:
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         sizes = [part[0].numel() for part in self.gradients]
-        for part, piece in zip(self.gradients, split(out, sizes), strict=True):
+        for part, piece in zip(self.gradients, torch.split_with_sizes(out, sizes), strict=True):
             piece.add_(weights @ without_skipped(part.flatten(1), weights))
 
 
@@ -220,7 +219,7 @@ class LinearRows:
         return torch.stack([layer.squared_norms() for layer in self.layers]).sum(dim=0).sqrt()
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        parts = split(out, [value.numel() for value in self.parameters])
+        parts = torch.split_with_sizes(out, [value.numel() for value in self.parameters])
         pieces = {id(value): part.view_as(value) for value, part in zip(self.parameters, parts, strict=True)}
         for layer in self.layers:
             layer.add_weighted(weights, pieces)
@@ -293,7 +292,7 @@ def _is_known(leaf: nn.Module) -> bool:
         return (leaf.start_dim, leaf.end_dim) == (1, -1)
     if getattr(leaf, "inplace", False):  # it overwrites the output whose gradient is asked for
         return False
-    return type(leaf) is nn.Linear or type(leaf) in _ENTRYWISE
+    return type(leaf) in (nn.Linear, nn.Dropout, *ENTRYWISE)
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -340,11 +339,6 @@ def flat_parameters(model: nn.Module) -> Tensor:
 def set_flat_gradient(model: nn.Module, gradient: Tensor) -> None:
     """Set every parameter's ``grad`` to its piece of ``gradient``, without a copy."""
     parameters = list(trainable(model).values())
-    pieces = split(gradient, [value.numel() for value in parameters])
+    pieces = torch.split_with_sizes(gradient, [value.numel() for value in parameters])
     for value, piece in zip(parameters, pieces, strict=True):
         value.grad = piece.view_as(value)
-
-
-def split(vector: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """Split a flat vector into pieces that share its memory."""
-    return torch.split_with_sizes(vector, sizes)

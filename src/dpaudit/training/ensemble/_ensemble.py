@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpaudit import _validate
+from dpaudit._types import IntArray
 from dpaudit.errors import InputError
 from dpaudit.training._mechanism import GaussianSum, Mechanism
 from dpaudit.training._seeds import Seeds, generator, initialize
@@ -21,7 +22,6 @@ from dpaudit.training.ensemble._layers import Stack
 from dpaudit.training.ensemble._models import Example, Score, TrainedModels, joined, log_odds, pattern_of
 from dpaudit.training.ensemble._stacked import (
     DrawnBatches,
-    IntArray,
     can_train_together,
     drawn_batches,
     train_together,
@@ -139,13 +139,11 @@ class Ensemble:
     @property
     def _common(self) -> dict[str, Any]:
         """Arguments of the training that all models have in common."""
-        settings = self.settings
         return {
-            "settings": settings,
+            "settings": self.settings,
             "loss": self.loss,
             "expected_batch_size": self.expected_batch_size,
-            "mechanism": self.mechanism
-            or GaussianSum(noise_multiplier=settings.noise_multiplier, max_grad_norm=settings.max_grad_norm),
+            "mechanism": self.mechanism or GaussianSum.of(self.settings),
         }
 
     @cached_property

@@ -16,25 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpaudit.training.gradients import Loss, chain, checked, without_skipped
+from dpaudit.training.gradients import ENTRYWISE, Loss, chain, checked, without_skipped
 
 _NARROW = 32  # a product with fewer outputs is up to twice as fast when its transpose is computed
 # Modules without weights or randomness that treat each example by itself.
-_PLAIN = (
-    nn.AdaptiveAvgPool2d,
-    nn.AvgPool2d,
-    nn.ELU,
-    nn.GELU,
-    nn.Hardtanh,
-    nn.Identity,
-    nn.LeakyReLU,
-    nn.MaxPool2d,
-    nn.ReLU,
-    nn.Sigmoid,
-    nn.SiLU,
-    nn.Softplus,
-    nn.Tanh,
-)
+_PLAIN = (*ENTRYWISE, nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.MaxPool2d)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.training._seeds import Seeds, generator, initialize
 from dpaudit.training.data import Dataset
-from dpaudit.training.gradients import Loss, cross_entropy, flat_parameters, split, trainable
+from dpaudit.training.gradients import Loss, cross_entropy, flat_parameters, trainable
 
 Score = Callable[[Tensor, int], Tensor]
 """From logits (models x classes) and a class to one number for each model; larger means "present"."""
@@ -58,7 +58,7 @@ class TrainedModels:
 def named(model: nn.Module, flat: Tensor) -> dict[str, Tensor]:
     """Return the pieces of a flat vector by the names of their parameters."""
     parameters = trainable(model)
-    pieces = split(flat, [value.numel() for value in parameters.values()])
+    pieces = torch.split_with_sizes(flat, [value.numel() for value in parameters.values()])
     return {
         name: piece.view_as(value) for (name, value), piece in zip(parameters.items(), pieces, strict=True)
     }

@@ -10,17 +10,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from dpaudit._types import IntArray
 from dpaudit.training._mechanism import GaussianSum, Mechanism
 from dpaudit.training._seeds import Seeds, generator
 from dpaudit.training._settings import DPSGD, SGD
 from dpaudit.training.data import Dataset
 from dpaudit.training.ensemble._layers import Stack, StackedRows
 from dpaudit.training.gradients import Loss
-
-IntArray = NDArray[np.int64]
 
 
 def can_train_together(settings: DPSGD) -> bool:
