@@ -93,13 +93,13 @@ class _BothScores(TwoBatches):
 
     def attach(self, training):
         super().attach(training)
-        self.residual = self._record(training, paired=True, may_stop=False)
+        self.residual = self._step_recorder(training, None, paired=True, may_stop=False)
 
-    def _look(self, step):
-        rows = self._inserted.rows(step.index, [0])
+    def observe(self, step):
+        rows = self._inserter.rows(step.index, [0])
         steps = step, self._training.draw(rows, self._generators)
         for recorder, residual in ((self.recorder, False), (self.residual, True)):
-            scores = [self._inserted.scores(one, residual=residual)[0] for one in steps]
+            scores = [self._inserter.scores(one, residual=residual)[0] for one in steps]
             recorder.record(scores, [False, True], tell=False)
 
 

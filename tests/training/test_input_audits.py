@@ -92,8 +92,8 @@ class Slow(Hook):
 
     def observe(self, step):
         model, limit = self.training.model, self.training.settings.max_grad_norm
-        made = self.audit._inserted.examples(step.index)
-        present = self.audit._inserted.coins(step.index)
+        made = self.audit._inserter.examples(step.index)
+        present = self.audit._inserter.draws.coins(step.index)
         clipped = []
         for one, target in zip(made.inputs, made.targets, strict=True):
             loss = nn.functional.cross_entropy(model(one[None]), target[None])
@@ -147,7 +147,7 @@ class Directions(Hook):
         self.norm = training.settings.max_grad_norm
 
     def observe(self, _):
-        gradients = self.audit._inserted._gradients.double()
+        gradients = self.audit._inserter._gradients.double()
         norms = gradients.norm(dim=1)
         self.directions.append((gradients / norms[:, None]).numpy())
         self.lengths.append((norms.clamp(max=self.norm) / self.norm).numpy())
@@ -263,10 +263,10 @@ def test_the_order_of_canaries_does_not_matter():
     def scores(order):
         audit = one_run(dpaudit.Mislabelled())
         training = make(audit, num_steps=3)
-        inserted = audit._inserted
-        made = inserted.examples(0)
-        inserted._examples = type(made)(made.inputs[order], made.targets[order])
-        inserted.coins = lambda _: np.arange(8)[order] % 2 == 0
+        inserter = audit._inserter
+        made = inserter.examples(0)
+        inserter._examples = type(made)(made.inputs[order], made.targets[order])
+        object.__setattr__(inserter.draws, "coins", lambda _: np.arange(8)[order] % 2 == 0)
         for _ in training.run():
             pass
         return audit.recorder.state_dict()["scores"]
@@ -329,7 +329,7 @@ def test_canaries_are_crafted_anew_every_so_many_steps_and_others_stay():
         seen[name] = []
         training = make(audit, num_steps=7)
         for _ in training.run():
-            seen[name].append(audit._inserted._examples.inputs)
+            seen[name].append(audit._inserter._examples.inputs)
     changes = [not torch.equal(*pair) for pair in zip(seen["anew"], seen["anew"][1:], strict=False)]
     assert changes == [False, False, True, False, False, True]
     assert all(torch.equal(one, seen["once"][0]) for one in seen["once"])
