@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from dpaudit.experiments.reproduction._figure import (
-    Panel,
-    Picture,
-    Rows,
-    Scale,
-    Series,
+from dpaudit.experiments.reproduction._figure import CIFAR10, PURCHASE, Panel, Picture, Rows, Scale, Series
+from dpaudit.experiments.reproduction._panels import (
+    epsilon_panel,
+    labelled,
     mean,
     only,
     pairs_of,
     values_of,
 )
-from dpaudit.experiments.reproduction._study import Study, Variant, diagonal, labelled
 from dpaudit.experiments.reproduction._trainings import (
     ALL_DATA,
     PAPER_CONV,
     PAPER_DENSE,
     PAPER_WIDE,
     TINY,
+    Study,
+    Variant,
     on_all_data,
     sizes,
+    study_settings,
 )
 
 _WIDE = "CIFAR-10 WRN-16"
@@ -35,45 +33,28 @@ _PLAIN = (
 )
 
 
-def _crafted(kind: str = "crafted", **more: Any) -> dict[str, Any]:
-    return {"canary": {"kind": kind, **more}}
-
-
 INPUT_CANARIES = Study(
     name="input-canaries",
     title="Four kinds of input canaries on CIFAR-10 with WRN-16",
-    text="Figure of appendix C.3: crafted canaries give clearly larger bounds than mislabelled, blank and "
+    paper="Figure of appendix C.3: crafted canaries give clearly larger bounds than mislabelled, blank and "
     "adversarial ones.",
-    variants={kind: Variant(column=_WIDE, audit=_crafted(kind)) for kind in _KINDS},
+    needs=(CIFAR10,),
+    variants={kind: Variant(column=_WIDE, audit={"canary": {"kind": kind}}) for kind in _KINDS},
     threat_model="input",
     methods=("f-DP(CP)", "f-DP(ZB)"),
     settings={
-        Scale.TINY: {
-            "columns": {_WIDE: TINY},
-            "epsilons": (8.0,),
-            "num_runs": 1,
-            "num_canaries": 2,
-        },
-        Scale.CPU: {
-            "columns": {_WIDE: sizes(49, 4, 60, 0.03)},
-            "epsilons": (8.0,),
-            "num_runs": 2,
-            "num_canaries": 4,
-        },
-        Scale.PAPER: {
-            "columns": {_WIDE: PAPER_WIDE},
-            "audit": {"first_steps": 250},
-            "epsilons": (8.0,),
-            "num_runs": 10,
-            "num_canaries": 64,
-        },
+        Scale.TINY: study_settings({_WIDE: TINY}, num_runs=1, num_canaries=2),
+        Scale.CPU: study_settings({_WIDE: sizes(49, 4, 60, 0.03)}, num_runs=2, num_canaries=4),
+        Scale.PAPER: study_settings(
+            {_WIDE: PAPER_WIDE}, num_runs=10, num_canaries=64, audit={"first_steps": 250}
+        ),
     },
     remarks=(_PLAIN,),
-).figure()
+)
 
 
 def _by_method(rows: Rows) -> Picture:
-    """As in the paper: a panel for each method, a line for each training."""
+    """Return a panel for each method, a line for each training, as in the paper."""
     return Picture(panels=[_panel(rows, *pair) for pair in pairs_of(rows)], columns=2)
 
 
@@ -88,47 +69,38 @@ def _panel(rows: Rows, method: str, rule: str) -> Panel:
         )
         for name in values_of(own, "variant")
     ]
-    return Panel(
-        title=labelled(method, rule),
-        x_label="theoretical epsilon",
-        y_label="epsilon lower bound",
-        series=[*lines, diagonal(epsilons)],
-    )
+    return epsilon_panel(lines, epsilons, labelled(method, rule))
 
 
 INPUT_DATASETS = Study(
     name="input-datasets",
     title="Crafted input canaries on all data",
-    text="Figure of section 6.4, the first 250 steps: with WRN-16 the bounds are tight for epsilon below 10 "
+    paper="Figure of section 6.4, the first 250 steps: with WRN-16 the bounds are tight for epsilon below 10 "
     "on all data, with the ConvNet they are far below.",
-    variants={name: Variant(column=name, audit=_crafted()) for name in ALL_DATA},
+    needs=(CIFAR10, PURCHASE),
+    variants={name: Variant(column=name, audit={"canary": {"kind": "crafted"}}) for name in ALL_DATA},
     draw=_by_method,
     threat_model="input",
     methods=("f-DP(CP)", "f-DP(ZB)"),
     settings={
-        Scale.TINY: {
-            "columns": on_all_data(TINY, TINY, TINY),
-            "epsilons": (8.0,),
-            "num_runs": 1,
-            "num_canaries": 2,
-        },
-        Scale.CPU: {
-            "columns": on_all_data(sizes(49, 4, 30, 0.03), sizes(49, 4, 250, 0.02), sizes(800, 64, 250, 0.2)),
-            "epsilons": (1.0, 4.0, 8.0, 16.0),
-            "num_runs": 1,
-            "num_canaries": 4,
-        },
-        Scale.PAPER: {
-            "columns": on_all_data(PAPER_WIDE, PAPER_CONV, PAPER_DENSE),
-            "audit": {"first_steps": 250},
-            "epsilons": (1.0, 4.0, 8.0, 16.0),
-            "num_runs": 10,
-            "num_canaries": 64,
-        },
+        Scale.TINY: study_settings(on_all_data(TINY, TINY, TINY), num_runs=1, num_canaries=2),
+        Scale.CPU: study_settings(
+            on_all_data(sizes(49, 4, 30, 0.03), sizes(49, 4, 250, 0.02), sizes(800, 64, 250, 0.2)),
+            num_runs=1,
+            num_canaries=4,
+            epsilons=(1.0, 4.0, 8.0, 16.0),
+        ),
+        Scale.PAPER: study_settings(
+            on_all_data(PAPER_WIDE, PAPER_CONV, PAPER_DENSE),
+            num_runs=10,
+            num_canaries=64,
+            epsilons=(1.0, 4.0, 8.0, 16.0),
+            audit={"first_steps": 250},
+        ),
     },
     remarks=(
         _PLAIN,
         "The paper looks at the first 250 of 2,500 steps, with noise for all of them. Below its scale the "
         "training ends where the looking ends, so there is less noise in a step at the same epsilon.",
     ),
-).figure()
+)
