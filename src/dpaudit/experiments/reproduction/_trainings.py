@@ -37,12 +37,12 @@ from dpaudit.experiments.reproduction._panels import (
     values_of,
 )
 from dpaudit.experiments.reproduction._simulation import CONFIDENCE, DELTA
-from dpaudit.stats import ApproximateDP
+from dpaudit.stats import ApproximateDP, Fixed, SameData, ThresholdRule
 
 PAPER_METHODS = "f-DP(CP)", "f-DP(ZB)", "(eps,delta)(CP)", "(eps,delta)(ZB)", "eps-DP(Katz)"
 OURS = "ours, one run"
 SAME_DATA, HALF = "same data", "t = 1/2"
-_RULES = {"SameData()": SAME_DATA, "Fixed(threshold=0.5)": HALF}
+_RULES: dict[object, str] = {SameData(): SAME_DATA, Fixed(0.5): HALF}
 _NUM_TEST = 256  # a wide network takes minutes for all of CIFAR-10; canaries are made from half of these
 _CRAFTED = frozenset({"adversarial", "crafted"})
 
@@ -196,9 +196,9 @@ def our_row(values: Mapping[str, Any], *, of_step: bool = False) -> Row:
 
 
 def _row(bound: Mapping[str, Any], epsilon: Any, values: Mapping[str, Any]) -> Row:
-    rule = bound["threshold_rule"]
+    rule = ThresholdRule.from_dict(bound["threshold_rule"])
     return {
-        "rule": _RULES.get(rule, rule.partition("(")[0].lower()),
+        "rule": _RULES.get(rule, bound["threshold_rule"]["type"].lower()),
         "kind": bound["kind"],
         "epsilon": epsilon,
         "accuracy": values["accuracy"],
