@@ -5,26 +5,22 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from digits_training import dpsgd_training, finished
 from score_noise import MOST, off, statistics
 from torch import nn
 
 import dpaudit
 from dpaudit.training import (
-    DPSGD,
-    SGD,
     EndToEnd,
     FlipAndCrop,
     Hook,
     OneRun,
-    Seeds,
     Training,
     TwoBatches,
     faults,
-    initialize,
 )
 from dpaudit.training.data import Dataset, digits, hold_out, random_images
 from dpaudit.training.gradients import flat_parameters
-from dpaudit.training.models import mlp
 
 DELTA = 1e-5
 VIOLATION, NO_VIOLATION = dpaudit.Verdict.VIOLATION, dpaudit.Verdict.NO_VIOLATION
@@ -33,42 +29,13 @@ KINDS = [dpaudit.Blank(), dpaudit.Mislabelled(), dpaudit.Adversarial(num_steps=5
 REST, HELD = hold_out(digits(), 297)
 
 
-def make(
-    *hooks,
-    noise_multiplier=0.7,
-    max_grad_norm=1.0,
-    sample_rate=0.03,
-    num_steps=60,
-    seed=0,
-    fault=None,
-    build=lambda: mlp(64, 16, 10),
-    data=REST,
-    **more,
-):
-    settings = DPSGD(
-        noise_multiplier=noise_multiplier,
-        max_grad_norm=max_grad_norm,
-        sample_rate=sample_rate,
-        num_steps=num_steps,
-        optimizer=SGD(learning_rate=0.2),
-        **more,
-    )
-    seeds = Seeds.of(seed)
-    return Training(
-        initialize(build, seeds.initialization),
-        data,
-        settings,
-        seeds=seeds,
-        hooks=hooks,
-        mechanism=fault and fault(noise_multiplier=noise_multiplier, max_grad_norm=max_grad_norm),
-    )
+def make(*hooks, data=REST, **options):
+    usual = {"noise_multiplier": 0.7, "sample_rate": 0.03, "num_steps": 60, "learning_rate": 0.2}
+    return dpsgd_training(*hooks, data=data, **(usual | options))
 
 
 def train(*hooks, **options):
-    training = make(*hooks, **options)
-    for _ in training.run():
-        pass
-    return training
+    return finished(make(*hooks, **options))
 
 
 def one_run(canary=QUICK, **options):
@@ -252,8 +219,7 @@ def test_scores_do_not_depend_on_the_unit_of_the_gradients():
         )
         for group in training._optimizer.param_groups:
             group["lr"] /= scale
-        for _ in training.run():
-            pass
+        finished(training)
         return audit.recorder.state_dict()["scores"]
 
     np.testing.assert_allclose(scores(1.0), scores(4.0), rtol=1e-2, atol=2e-3)
@@ -267,8 +233,7 @@ def test_the_order_of_canaries_does_not_matter():
         made = inserter.examples(0)
         inserter._examples = type(made)(made.inputs[order], made.targets[order])
         object.__setattr__(inserter.draws, "coins", lambda _: np.arange(8)[order] % 2 == 0)
-        for _ in training.run():
-            pass
+        finished(training)
         return audit.recorder.state_dict()["scores"]
 
     order = np.random.default_rng(0).permutation(8)
@@ -309,13 +274,11 @@ def test_an_interrupted_audit_goes_on_with_the_same_canaries_and_scores(mode, ev
 
     for stop_at in (0, 5, 8):
         (whole, straight), (_, stopped), (second, resumed) = made(), made(), made()
-        for _ in straight.run():
-            pass
+        finished(straight)
         for _ in range(stop_at):
             stopped.step()
         resumed.load_state_dict(stopped.state_dict())
-        for _ in resumed.run():
-            pass
+        finished(resumed)
         for name in ("scores", "present"):
             np.testing.assert_array_equal(
                 second.recorder.state_dict()[name], whole.recorder.state_dict()[name]
@@ -342,8 +305,7 @@ def test_an_audit_that_took_its_seed_from_chance_goes_on_with_it():
         first.step()
     second.load_state_dict(first.state_dict())
     for training in (first, second):
-        for _ in training.run():
-            pass
+        finished(training)
     first_scores, second_scores = (audit.recorder.state_dict()["scores"] for audit in made)
     np.testing.assert_array_equal(first_scores, second_scores)
 
