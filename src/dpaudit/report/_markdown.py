@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import dpaudit
-from dpaudit.report._run import Run, headline, smallest_leak, summary, verdict_mark
+from dpaudit.report._run import COMPARISON_HEADER, Run, comparison_row, headline, summary
 from dpaudit.report._svg import number
 
 # what Markdown or HTML in it would take for markup, in words of anybody
@@ -23,32 +23,11 @@ def markdown(runs: Sequence[Run], *, title: str, notice: str | None = None) -> s
     if notice is not None:
         parts.append(_plain(notice))
     if len(runs) > 1:
-        parts.append(_table(_HEADER, [_row(run) for run in runs]))
+        parts.append(_table(COMPARISON_HEADER, [comparison_row(run) for run in runs]))
     for run in runs:
         parts += _section(run)
     parts.append(f"Made by dpaudit {dpaudit.__version__}.")
     return "\n\n".join(parts) + "\n"
-
-
-_HEADER = (
-    "run",
-    "verdict",
-    "claimed epsilon",
-    "epsilon at least",
-    "confidence",
-    "smallest leak that would show",
-)
-
-
-def _row(run: Run) -> list[str]:
-    return [
-        run.name,
-        verdict_mark(run.verdict)[1],
-        number(run.claim.epsilon),
-        number(run.bound.epsilon),
-        f"{100 * run.bound.confidence:g} %",
-        smallest_leak(run),
-    ]
 
 
 def _section(run: Run) -> Iterator[str]:

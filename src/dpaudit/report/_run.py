@@ -174,6 +174,28 @@ def smallest_leak(run: Run) -> str:
     return "none" if run.power is None or math.isinf(run.power.epsilon) else number(run.power.epsilon)
 
 
+COMPARISON_HEADER = (
+    "run",
+    "verdict",
+    "claimed epsilon",
+    "epsilon at least",
+    "confidence",
+    "smallest leak that would show",
+)
+
+
+def comparison_row(run: Run) -> list[str]:
+    """One run in the table of several."""
+    return [
+        run.name,
+        verdict_mark(run.verdict)[1],
+        number(run.claim.epsilon),
+        number(run.bound.epsilon),
+        f"{100 * run.bound.confidence:g} %",
+        smallest_leak(run),
+    ]
+
+
 def headline(run: Run) -> str:
     """The verdict in a sentence, with its numbers."""
     claimed, least, sureness = number(run.claim.epsilon), number(run.bound.epsilon), _sureness(run)
