@@ -6,7 +6,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import dpaudit
-from dpaudit.report._run import COMPARISON_HEADER, Run, comparison_row, headline, summary
+from dpaudit.report._run import (
+    COMPARISON_HEADER,
+    Run,
+    comparison_row,
+    diagnosis_sentences,
+    headline,
+    summary,
+)
 from dpaudit.report._svg import number
 
 # what Markdown or HTML in it would take for markup, in words of anybody
@@ -62,12 +69,15 @@ def _diagnosis(run: Run) -> Sequence[str]:
     assert run.diagnosis is not None
     tests = run.diagnosis
     found = [f"{one.name}: {one.sentence}" for one in tests.findings]
-    return [tests.sentence, tests.meaning, *found, *tests.causes, *tests.notes]
+    return [*diagnosis_sentences(tests), *found, *tests.likely_causes(), *tests.notes]
 
 
 def _methods(run: Run) -> str:
     header = ("method", "threshold rule", "kind", "epsilon", "for the claim")
-    rows = [(m.name, m.rule, str(m.kind), number(m.epsilon), number(m.whole)) for m in run.methods]
+    rows = [
+        (one.name, one.bound.rule, str(one.bound.kind), number(one.epsilon), number(one.claim_epsilon))
+        for one in run.methods
+    ]
     return _table(header, rows)
 
 

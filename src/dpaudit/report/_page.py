@@ -13,11 +13,13 @@ from importlib import resources
 
 import dpaudit
 from dpaudit._html import Html, element, joined
+from dpaudit.diagnostics import Diagnosis
 from dpaudit.report._plots import ComparisonPlot, MethodsPlot, ScoresPlot, TrajectoryPlot
 from dpaudit.report._run import (
     COMPARISON_HEADER,
     Run,
     comparison_row,
+    diagnosis_sentences,
     headline,
     smallest_leak,
     summary,
@@ -25,7 +27,6 @@ from dpaudit.report._run import (
 )
 from dpaudit.report._svg import number, table
 from dpaudit.report._tradeoff_plot import TradeoffPlot
-from dpaudit.report._values import DiagnosisValues
 from dpaudit.stats import Verdict
 
 
@@ -187,7 +188,7 @@ def _plots(run: Run) -> Html:
     draw = list(_drawable(run))
     found = [one(wide=len(draw) % 2 == 1 and place == len(draw) - 1) for place, one in enumerate(draw)]
     if run.methods:
-        found.append(MethodsPlot(run.bound, run.methods, run.claim).html())
+        found.append(MethodsPlot(run).html())
     return element("div", *found, class_="figures")
 
 
@@ -205,14 +206,14 @@ def _drawable(run: Run) -> Iterator[Callable[..., Html]]:
             yield plot.closeup
 
 
-def _diagnosis(found: DiagnosisValues) -> Html:
+def _diagnosis(found: Diagnosis) -> Html:
     flagged = {one.name for one in found.findings}
-    rows = [(name, f"{p_value:.2g}", "found" if name in flagged else "") for name, p_value in found.tests]
-    parts = [element("h3", "Diagnostics"), element("p", f"{found.sentence} {found.meaning}")]
+    rows = [(one.name, f"{one.p_value:.2g}", "found" if one.name in flagged else "") for one in found.checks]
+    parts = [element("h3", "Diagnostics"), element("p", " ".join(diagnosis_sentences(found)))]
     if found.findings:
         parts.append(_list([f"{one.name}: {one.sentence}" for one in found.findings]))
-    if found.causes:
-        parts += [element("p", "What may be the cause:"), _list(found.causes)]
+    if causes := found.likely_causes():
+        parts += [element("p", "What may be the cause:"), _list(causes)]
     parts += [element("p", f"Note: {note}") for note in found.notes]
     tests = table(("test", "p-value", ""), rows, label="All tests")
     parts.append(element("details", element("summary", "Numbers: all tests"), tests))

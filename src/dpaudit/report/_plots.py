@@ -20,9 +20,8 @@ import numpy as np
 from dpaudit._html import Html, element, joined
 from dpaudit.recording import Course, Moment
 from dpaudit.report._figures import Histogram
-from dpaudit.report._run import Run
+from dpaudit.report._run import MethodBound, Run
 from dpaudit.report._svg import WIDTH, AxisScale, Canvas, figure, key, number, table
-from dpaudit.report._values import BoundValues, ClaimValues
 
 
 @dataclass(frozen=True)
@@ -217,12 +216,6 @@ def _percent(course: Course) -> list[float]:
 _ROW = 24  # the height of a bar with its room
 _TOP, _AXIS = 4, 46  # room above the bars and below them
 _NAMES, _NUMBERS = 168, 52  # room for text on the left and on the right
-_RULES = {
-    "Simultaneous": "bands",
-    "Predictable": "predictable",
-    "SameData": "same data",
-    "HeldOut": "held out",
-}
 _METHODS = (
     "Lower bounds on epsilon from the same scores. A confidence bound exceeds the truth at most as often as "
     "it says, each for itself; a credible one depends on a prior, and of a heuristic one no error rate is "
@@ -234,24 +227,24 @@ _METHODS = (
 class MethodsPlot:
     """A bar a method: what lies under it is refuted. The verdict's own bound comes first."""
 
-    verdict: BoundValues
-    methods: Sequence[BoundValues]
-    claim: ClaimValues
+    run: Run
 
     def html(self) -> Html:
         """Draw the plot, with its text and its numbers."""
-        bars = [self.verdict, *(row for row in self.methods if row.whole is not None)]
-        claimed = self.claim.epsilon
-        ends = [row.whole for row in bars if row.whole is not None and math.isfinite(row.whole)]
-        most = 1.05 * max([*ends, claimed if math.isfinite(claimed) else 0.0, 1e-9])
+        claimed, rows = self.run.claim.epsilon, [self.run.verdict_bound, *self.run.methods]
+        bars = [(row, row.claim_epsilon) for row in rows if row.claim_epsilon is not None]
+        ends = [end for end in (*(end for _, end in bars), claimed) if math.isfinite(end)]
         height = _TOP + _ROW * len(bars) + _AXIS
-        x, y = AxisScale(0.0, most, _NAMES, WIDTH - _NUMBERS), AxisScale(0.0, 1.0, height - _AXIS, _TOP)
-        canvas = Canvas(x, y, height)
+        canvas = Canvas(
+            AxisScale(0.0, 1.05 * max([*ends, 1e-9]), _NAMES, WIDTH - _NUMBERS),
+            AxisScale(0.0, 1.0, height - _AXIS, _TOP),
+            height,
+        )
         picture = canvas.svg(
             canvas.x_axis("epsilon", 4),
-            joined(self._bar(canvas, row, place) for place, row in enumerate(bars)),
+            joined(_bar(canvas, row, end, place) for place, (row, end) in enumerate(bars)),
             canvas.vertical(claimed, "line claim"),
-            joined(self._hit(row, place) for place, row in enumerate(bars)),
+            joined(_bar_tip(row, end, place) for place, (row, end) in enumerate(bars)),
             label="Lower bounds of all methods",
         )
         keys = key(
@@ -260,37 +253,36 @@ class MethodsPlot:
             ("area heuristic", "heuristic"),
             ("line claim", f"claim {number(claimed)}"),
         )
-        return figure("All methods", _METHODS, picture, self._table(), keys=keys, wide=True)
-
-    def _bar(self, canvas: Canvas, row: BoundValues, place: int) -> Html:
-        is_verdict, top = row is self.verdict, _TOP + place * _ROW
-        width = max(canvas.x(row.whole or 0.0) - canvas.x.start, 1)
-        name = "verdict" if is_verdict else f"{row.name}, {_rule(row)}"
-        text = "tick end strong" if is_verdict else "tick end"
-        return joined(
-            [
-                element("text", name, class_=text, x=_NAMES - 8, y=top + 16),
-                element("rect", class_=f"area {row.kind}", x=_NAMES, y=top + 6, width=width, height=12),
-                element("text", number(row.whole), class_=text, x=WIDTH - 2, y=top + 16),
-            ]
-        )
-
-    def _hit(self, row: BoundValues, place: int) -> Html:
-        # a kind is part of the statement
-        whole = "" if row.whole is None else f"\nfor the claim: epsilon >= {number(row.whole)}"
-        tip = f"{row.name}\n{row.statement}{whole}\n{row.method}"
-        top = _TOP + place * _ROW
-        return element("rect", class_="hit", x=0, y=top, width=WIDTH, height=_ROW, data_tip=tip)
-
-    def _table(self) -> Html:
         header = ("method", "threshold", "kind", "epsilon", "for the claim")
-        rows = [
-            (row.name, _rule(row), str(row.kind), number(row.epsilon), number(row.whole))
-            for row in (self.verdict, *self.methods)
+        cells = [
+            (row.name, _rule(row), str(row.bound.kind), number(row.epsilon), number(row.claim_epsilon))
+            for row in rows
         ]
-        return table(header, rows, words=3, label="Bounds of all methods, as a table")
+        numbers = table(header, cells, words=3, label="Bounds of all methods, as a table")
+        return figure("All methods", _METHODS, picture, numbers, keys=keys, wide=True)
 
 
-def _rule(row: BoundValues) -> str:
-    name = row.rule.split("(")[0]
-    return f"at {number(row.threshold)}" if name == "Fixed" else _RULES.get(name, name[:12])
+def _bar(canvas: Canvas, row: MethodBound, end: float, place: int) -> Html:
+    top, kind = _TOP + place * _ROW, row.bound.kind
+    width = max(canvas.x(end) - canvas.x.start, 1)
+    name = f"{row.name}, {_rule(row)}" if place else "verdict"
+    text = "tick end" if place else "tick end strong"
+    return joined(
+        [
+            element("text", name, class_=text, x=_NAMES - 8, y=top + 16),
+            element("rect", class_=f"area {kind}", x=_NAMES, y=top + 6, width=width, height=12),
+            element("text", number(end), class_=text, x=WIDTH - 2, y=top + 16),
+        ]
+    )
+
+
+def _bar_tip(row: MethodBound, end: float, place: int) -> Html:
+    # a kind is part of the statement
+    tip = f"{row.name}\n{row.bound.statement}\nfor the claim: epsilon >= {number(end)}\n{row.bound.label}"
+    top = _TOP + place * _ROW
+    return element("rect", class_="hit", x=0, y=top, width=WIDTH, height=_ROW, data_tip=tip)
+
+
+def _rule(row: MethodBound) -> str:
+    """The threshold rule in the few letters that there is room for."""
+    return row.bound.threshold_rule.label.replace("fixed ", "at ")[:14]

@@ -18,7 +18,7 @@ from dpaudit.report._page import page
 from dpaudit.report._read import read_run
 from dpaudit.report._run import Run
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Format(StrEnum):
@@ -92,9 +92,12 @@ class Report:
         _io.write_text(_io.followed(file), self.to_text(format or Format.of(file)))
 
 
-def schema() -> dict[str, Any]:
-    """The JSON Schema of :meth:`Report.to_dict`."""
-    text = (resources.files("dpaudit.report") / "schema" / "report-1.json").read_text(encoding="utf-8")
+def schema(version: int = SCHEMA_VERSION) -> dict[str, Any]:
+    """The JSON Schema of :meth:`Report.to_dict`, or of the reports of an earlier version."""
+    if version not in range(1, SCHEMA_VERSION + 1):
+        raise InputError(f"Expected a version from 1 to {SCHEMA_VERSION}, got {version!r}.")
+    name = f"report-{version}.json"
+    text = (resources.files("dpaudit.report") / "schema" / name).read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -21,7 +21,7 @@ from dpaudit._plotting import draw_plane
 from dpaudit._types import FloatArray
 from dpaudit.errors import InputError, ViolationError
 from dpaudit.stats._binomial import plausible_rate
-from dpaudit.stats._bound import Bound, plain
+from dpaudit.stats._bound import LARGEST, Bound, number, plain
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.tradeoffs import TradeOff
@@ -161,6 +161,23 @@ class Power:
             "noise_factor": self.noise_factor,
         }
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Power:
+        """Make the power that :meth:`to_dict` described; values that none has raise ``InputError``."""
+        scales = values.get("noise_factor") is not None
+        return cls(
+            probability=number(values, "probability", high=1.0),
+            epsilon=number(values, "epsilon"),
+            parameter=number(values, "parameter"),
+            noise_factor=number(values, "noise_factor", high=LARGEST) if scales else None,
+        )
+
+
+def summary(claim: str, bound: Bound, power: Power | None) -> list[tuple[str, str]]:
+    """Return what every form of a result shows, with a label each: claim, bound, method and power."""
+    lines = [("claim", claim), ("bound", bound.statement), ("method", bound.label)]
+    return lines if power is None else [*lines, ("power", str(power))]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
@@ -194,13 +211,8 @@ class Result:
             raise ViolationError(str(self))
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.verdict.name}. {self.sentence}",
-            f"  claim: {self.claim.summary}",
-            f"  bound: {self.bound.statement}",
-            f"  method: {self.bound.label}",
-            f"  power: {self.power}",
-        ]
+        lines = [f"{self.verdict.name}. {self.sentence}"]
+        lines += [f"  {label}: {text}" for label, text in self._summary()]
         lines += [f"  assumes: {text}" for text in self.bound.assumptions]
         return "\n".join(lines + [f"  not covered: {text}" for text in self.not_covered])
 
@@ -209,14 +221,12 @@ class Result:
         return result_html(
             self.verdict.name,
             self.sentence,
-            [
-                ("claim", self.claim.summary),
-                ("bound", self.bound.statement),
-                ("method", self.bound.label),
-                ("power", str(self.power)),
-            ],
+            self._summary(),
             [("assumes", self.bound.assumptions), ("not covered", self.not_covered)],
         )
+
+    def _summary(self) -> list[tuple[str, str]]:
+        return summary(self.claim.summary, self.bound, self.power)
 
     def plot(self, *, ax: Any = None) -> Any:
         """Draw the claimed curve, that of the bound, and the measured rates with their region.
