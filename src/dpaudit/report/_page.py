@@ -126,7 +126,7 @@ def _run_section(run: Run, place: int, *, alone: bool) -> Html:
         _numbers(run),
         _grounds(run),
         _plots(run),
-        None if run.diagnosis is None else _diagnosis(run.diagnosis),
+        None if run.diagnosis is None else _diagnosis(run.diagnosis, run.likely_causes),
         _settings(run),
         class_="run",
         aria_labelledby=None if alone else name,
@@ -206,13 +206,13 @@ def _drawable(run: Run) -> Iterator[Callable[..., Html]]:
             yield plot.closeup
 
 
-def _diagnosis(found: Diagnosis) -> Html:
+def _diagnosis(found: Diagnosis, causes: Sequence[str]) -> Html:
     flagged = {one.name for one in found.findings}
     rows = [(one.name, f"{one.p_value:.2g}", "found" if one.name in flagged else "") for one in found.checks]
     parts = [element("h3", "Diagnostics"), element("p", " ".join(diagnosis_sentences(found)))]
     if found.findings:
         parts.append(_list([f"{one.name}: {one.sentence}" for one in found.findings]))
-    if causes := found.likely_causes():
+    if causes:
         parts += [element("p", "What may be the cause:"), _list(causes)]
     parts += [element("p", f"Note: {note}") for note in found.notes]
     tests = table(("test", "p-value", ""), rows, label="All tests")

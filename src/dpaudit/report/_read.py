@@ -1,7 +1,8 @@
 """Read the directory of a run, which may come from anybody.
 
-Nothing in it is run, no pickle is opened, and nothing takes memory without an end. What is damaged is refused
-in one sentence.
+Nothing in it is run, no pickle is opened, and nothing takes memory without an end. A result is checked once
+for texts and numbers without an end; what is missing, or of another type, is refused where an object is made
+of it, in one sentence.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ import numpy as np
 
 from dpaudit import _io
 from dpaudit._io import LARGEST_ARRAY, NOT_AN_ARRAY, map_array, read_json
-from dpaudit.diagnostics import Amount, Check, Diagnosis, Finding
+from dpaudit.diagnostics import Check, Diagnosis, Finding
 from dpaudit.errors import InputError
 from dpaudit.report._figures import Figures, drawable, rebuilt_hypothesis
-from dpaudit.report._run import ClaimSummary, MethodBound, Run
-from dpaudit.report._values import checked, fit, flattened, items, section, text
+from dpaudit.report._run import ClaimSummary, MethodBound, Run, fit, flattened
 from dpaudit.stats import Bound, Kind, Observations, Power, Verdict
 from dpaudit.stats._bound import LARGEST, number
 from dpaudit.stats._serialization import SCHEMA_VERSION, upgraded
 
+_LONGEST_TEXT = 10_000  # characters
+_LARGEST_WHOLE = 2**63
+_DEEPEST = 32  # objects and lists inside of each other
 _MOST_NAMES = 10  # in a sentence
 _ROUNDING = 0.01  # of epsilon: a claim's is accounted from above, a bound's from below
 _NOTHING_CLAIMED = "No verdict: where nothing is claimed, nothing can be refuted."
@@ -85,7 +88,7 @@ def _result(folder: Path, file: Path) -> dict[str, Any]:
     stored = read_json(file)
     _require_no_demo(folder, stored)
     with _named(str(file)):
-        values = upgraded(checked(stored))
+        values = upgraded(_checked(stored))
         version = values.get("schema_version")
         if version != SCHEMA_VERSION:
             raise InputError(
@@ -106,26 +109,28 @@ def _require_no_demo(folder: Path, values: Mapping[str, Any]) -> None:
 
 def _audit(name: str, values: Mapping[str, Any], file: Path) -> Run:
     """The parts of a run that come from its result."""
-    bound = Bound.from_dict(section(values, "bound"))
-    claimed = section(values, "claim")
+    bound = Bound.from_dict(_section(values, "bound"))
+    claimed = _section(values, "claim")
     claim = ClaimSummary(
-        summary=text(claimed, "summary"),
+        summary=_text(claimed, "summary"),
         epsilon=number(claimed, "epsilon"),
         delta=number(claimed, "delta", high=1.0),
         parameter=number(claimed, "parameter"),
     )
     verdict = _verdict(values, claim, bound, file)
+    tests = {} if values.get("diagnosis") is None else _section(values, "diagnosis")
     return Run(
         name=name,
         verdict=verdict,
-        sentence=_NOTHING_CLAIMED if verdict is None else _sentence(verdict, text(values, "sentence")),
+        sentence=_NOTHING_CLAIMED if verdict is None else _sentence(verdict, _text(values, "sentence")),
         claim=claim,
         bound=bound,
-        power=None if verdict is None else Power.from_dict(section(values, "power")),
-        methods=tuple(_methods(items(values, "methods", Mapping), claim.delta)),
-        notes=tuple(items(values, "notes", str)),
-        not_covered=tuple(items(values, "not_covered", str)),
-        diagnosis=None if values.get("diagnosis") is None else _diagnosis(section(values, "diagnosis")),
+        power=None if verdict is None else Power.from_dict(_section(values, "power")),
+        methods=tuple(_methods(_items(values, "methods", Mapping), claim.delta)),
+        notes=tuple(_items(values, "notes", str)),
+        not_covered=tuple(_items(values, "not_covered", str)),
+        diagnosis=_diagnosis(tests) if tests else None,
+        likely_causes=tuple(_items(tests, "likely_causes", str)),
     )
 
 
@@ -141,47 +146,41 @@ def _methods(rows: list[Mapping[str, Any]], delta: float) -> Iterator[MethodBoun
         if of_steps:
             composed = row.get("training_epsilon") is not None
             compared = number(row, "training_epsilon") if composed else None
-        yield MethodBound(text(row, "name"), bound, compared)
+        yield MethodBound(_text(row, "name"), bound, compared)
 
 
 def _diagnosis(values: Mapping[str, Any]) -> Diagnosis:
     """All tests, and what they found; of those that found nothing, no sentence is stored."""
-    noise = values.get("noise")
     return Diagnosis(
         confidence=number(values, "confidence", high=1.0),
         checks=tuple(
             Check(
-                name=text(one, "name"),
+                name=_text(one, "name"),
                 p_value=number(one, "p_value", high=1.0),
                 sentence="",
                 estimate=number(one, "estimate", low=-LARGEST, high=LARGEST),
             )
-            for one in items(values, "tests", Mapping)
+            for one in _items(values, "tests", Mapping)
         ),
         findings=tuple(
             Finding(
-                name=text(one, "name"),
+                name=_text(one, "name"),
                 p_value=number(one, "p_value", high=1.0),
                 adjusted=number(one, "adjusted", high=LARGEST),
-                sentence=text(one, "sentence"),
+                sentence=_text(one, "sentence"),
                 estimate=number(one, "estimate", low=-LARGEST, high=LARGEST),
             )
-            for one in items(values, "findings", Mapping)
+            for one in _items(values, "findings", Mapping)
         ),
-        notes=tuple(items(values, "notes", str)),
-        noise=None if noise is None else _noise(section(values, "noise")),
+        notes=tuple(_items(values, "notes", str)),
     )
-
-
-def _noise(values: Mapping[str, Any]) -> Amount:
-    return Amount(**{name: number(values, name) for name in ("ratio", "low", "high", "confidence")})
 
 
 def _verdict(values: Mapping[str, Any], claim: ClaimSummary, bound: Bound, file: Path) -> Verdict | None:
     """The stored verdict, None where nothing is claimed; refused if no audit gives it for such numbers."""
     if values.get("verdict") is None and claim.epsilon == math.inf:
         return None
-    word = text(values, "verdict")
+    word = _text(values, "verdict")
     if word not in Verdict.__members__:
         names = ", ".join(Verdict.__members__)
         raise InputError(f"Expected verdict to be {names} in {file}, got {word[:60]!a}.")
@@ -217,7 +216,7 @@ def _facts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     known = {key for key, value in values.items() if value is not None}
     for key in ("mode", "threat_model"):
         if key in known:
-            yield key.replace("_", " "), text(values, key)
+            yield key.replace("_", " "), _text(values, key)
     if {"num_done", "num_steps"} <= known:
         early = ", stopped at the first violation" if values.get("stopped_early") is True else ""
         yield "steps", f"{number(values, 'num_done'):,.0f} of {number(values, 'num_steps'):,.0f}{early}"
@@ -230,8 +229,8 @@ def _facts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     ):
         if key in known:
             yield label, f"{number(values, key):{form}}"
-    if "timing" in known and section(values, "timing").get("training_seconds") is not None:
-        yield "training took", f"{number(section(values, 'timing'), 'training_seconds'):,.1f} s"
+    if "timing" in known and _section(values, "timing").get("training_seconds") is not None:
+        yield "training took", f"{number(_section(values, 'timing'), 'training_seconds'):,.1f} s"
 
 
 def _settings(folder: Path) -> dict[str, str]:
@@ -240,9 +239,9 @@ def _settings(folder: Path) -> dict[str, str]:
         return {}
     stored = read_json(path)
     with _named(str(path)):
-        resolved = {} if stored.get("resolved") is None else section(stored, "resolved")
+        resolved = {} if stored.get("resolved") is None else _section(stored, "resolved")
         lines = {f"resolved.{label}": value for label, value in flattened(resolved).items()}
-        return flattened(section(stored, "config")) | lines
+        return flattened(_section(stored, "config")) | lines
 
 
 def _versions(folder: Path) -> dict[str, str]:
@@ -321,3 +320,59 @@ def read_array(path: Path, kinds: str) -> np.ndarray | None:
             f"Expected an array of at most {LARGEST_ARRAY:,} bytes in {path}, got one of {mapped.nbytes:,}."
         )
     return np.array(mapped)
+
+
+def _checked(value: Any, place: str = "", depth: int = 0) -> Any:
+    """Return plain values with all texts fit to be shown; raise ``InputError`` where one has no end.
+
+    >>> _checked({"name": "a" + chr(27), "sizes": [1, 2.5]}) == {"name": "a" + chr(0xFFFD), "sizes": [1, 2.5]}
+    True
+    """
+    if depth > _DEEPEST:
+        raise _refused(place, f"to have at most {_DEEPEST} levels", value)
+    if isinstance(value, Mapping):
+        inside = {key: _checked(one, f"{place}.{key}".lstrip("."), depth + 1) for key, one in value.items()}
+        return {fit(key[:_LONGEST_TEXT]): one for key, one in inside.items()}
+    if isinstance(value, list):
+        return [_checked(one, f"{place}.{number}", depth + 1) for number, one in enumerate(value)]
+    if isinstance(value, str):
+        if len(value) > _LONGEST_TEXT:
+            raise _refused(place, f"to be a text of at most {_LONGEST_TEXT:,} characters", value)
+        return fit(value)
+    if isinstance(value, int) and abs(value) >= _LARGEST_WHOLE:
+        raise _refused(place, "to be a smaller number", value)
+    if isinstance(value, float) and math.isinf(value):  # JSON has none, but numbers that are read as one
+        raise _refused(place, "to be a finite number", value)
+    return value
+
+
+def _section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the object under a key, or raise ``InputError``."""
+    value = values.get(key)
+    if not isinstance(value, Mapping):
+        raise _refused(key, "to be an object", value)
+    return value
+
+
+def _text(values: Mapping[str, Any], key: str) -> str:
+    """Return the text under a key, or raise ``InputError``."""
+    value = values.get(key)
+    if not isinstance(value, str):
+        raise _refused(key, "to be a text", value)
+    return value
+
+
+def _items(values: Mapping[str, Any], key: str, kind: type) -> list[Any]:
+    """Return the list of texts or objects under a key, no list as an empty one, or raise ``InputError``."""
+    value = values.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(one, kind) for one in value):
+        raise _refused(key, f"to be a list of {'texts' if kind is str else 'objects'}", value)
+    return value
+
+
+def _refused(place: str, expected: str, value: object) -> InputError:
+    """The error that says what is wrong with a value of a file."""
+    got = "nothing" if value is None else f"{value!a:.60}"  # it goes to a terminal
+    return InputError(f"Expected {ascii(place)[1:-1]:.200} {expected}, got {got}.")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.report._figures import Figures
 from dpaudit.report._svg import number
-from dpaudit.report._values import flattened
 from dpaudit.stats import ApproximateDP, Bound, ErrorCounts, Kind, Observations, Power, Result, Verdict
 from dpaudit.stats._bound import plain
 from dpaudit.stats._result import summary as result_summary
@@ -75,6 +75,8 @@ class Run:
     notes: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
     diagnosis: Diagnosis | None = None
+    likely_causes: tuple[str, ...] = ()
+    """What may be behind the findings of the diagnosis."""
     facts: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -115,6 +117,7 @@ class Run:
             power=result.power,
             not_covered=result.not_covered,
             diagnosis=diagnosis,
+            likely_causes=() if diagnosis is None else diagnosis.likely_causes(),
             settings=flattened(settings or {}),
             figures=figures,
             counted="step" if stepped else "observation",
@@ -137,7 +140,7 @@ class Run:
             "methods": [method.to_dict() for method in self.methods],
             "notes": list(self.notes),
             "not_covered": list(self.not_covered),
-            "diagnosis": None if self.diagnosis is None else _diagnosis(self.diagnosis),
+            "diagnosis": None if self.diagnosis is None else self._diagnosis_values(self.diagnosis),
             "facts": dict(self.facts),
             "settings": dict(self.settings),
             "versions": dict(self.versions),
@@ -145,17 +148,15 @@ class Run:
             "figures": self.figures.to_dict(),
         }
 
-
-def _diagnosis(found: Diagnosis) -> dict[str, Any]:
-    """Plain values for JSON."""
-    shown = ("name", "p_value", "adjusted", "sentence")
-    return {
-        "confidence": found.confidence,
-        "tests": [{"name": one.name, "p_value": one.p_value} for one in found.checks],
-        "findings": [{key: getattr(one, key) for key in shown} for one in found.findings],
-        "likely_causes": list(found.likely_causes()),
-        "notes": list(found.notes),
-    }
+    def _diagnosis_values(self, found: Diagnosis) -> dict[str, Any]:
+        shown = ("name", "p_value", "adjusted", "sentence")
+        return {
+            "confidence": found.confidence,
+            "tests": [{"name": one.name, "p_value": one.p_value} for one in found.checks],
+            "findings": [{key: getattr(one, key) for key in shown} for one in found.findings],
+            "likely_causes": list(self.likely_causes),
+            "notes": list(found.notes),
+        }
 
 
 _MARKS = {
@@ -254,3 +255,57 @@ def diagnosis_sentences(diagnosis: Diagnosis) -> tuple[str, str]:
     if diagnosis.findings:
         meaning += " A finding says that the training is not what was accounted for, nothing of epsilon."
     return f"{found} by {len(diagnosis.checks)} tests, {level}.", meaning
+
+
+# Who knows a seed knows the noise. A report is for showing around.
+_SECRET = ("seed", "seeds")
+_DEEPEST_SETTING = 8
+_LONGEST_SETTING = 400  # characters of one value
+_KEPT = "\n\t"
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def flattened(values: Mapping[str, Any]) -> dict[str, str]:
+    """Labels joined by dots; what was left open is left out, and so are seeds.
+
+    >>> flattened({"seed": 7, "model": {"name": "mlp", "hidden": [128, 64], "bias": None}})
+    {'model.name': 'mlp', 'model.hidden': '128, 64'}
+    """
+    return dict(_lines(values, "", 0))
+
+
+def _lines(values: Mapping[str, Any], place: str, depth: int) -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        if key in _SECRET or value is None:
+            continue
+        label = f"{place}.{key}" if place else str(key)
+        if isinstance(value, Mapping) and depth < _DEEPEST_SETTING:
+            yield from _lines(value, label, depth + 1)
+        else:
+            yield fit(label[:_LONGEST_SETTING]), fit(_shown(value))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        shown = ", ".join(map(_shown, value[:50]))
+    elif isinstance(value, bool):
+        shown = "yes" if value else "no"
+    elif isinstance(value, float):
+        shown = f"{value:.6g}"
+    else:
+        shown = str(value)
+    return shown if len(shown) <= _LONGEST_SETTING else f"{shown[:_LONGEST_SETTING]}..."
+
+
+def fit(text: str) -> str:
+    """Return the text without what moves a terminal's cursor, turns the direction of letters, or is none.
+
+    >>> fit("a" + chr(27) + "[2J") == "a" + chr(0xFFFD) + "[2J"
+    True
+    """
+    return "".join(one if one in _KEPT or _is_shown(one) else _REPLACEMENT for one in text)
+
+
+def _is_shown(one: str) -> bool:
+    # control characters, those of format such as a change of direction, and halves of a pair
+    return unicodedata.category(one) not in ("Cc", "Cf", "Cs")
