@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpaudit._html import result_html
-from dpaudit._plotting import draw_plane
+from dpaudit._plotting import draw_tradeoff
 from dpaudit._types import FloatArray
 from dpaudit.errors import InputError, ViolationError
 from dpaudit.stats._binomial import plausible_rate
@@ -100,7 +100,7 @@ class Result:
             bound=self.bound.parameter,
             confidence=self.bound.confidence,
         )
-        return draw_plane(plane, ax)
+        return draw_tradeoff(plane, ax)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
