@@ -12,7 +12,7 @@ from dpaudit.observers._claims import Facts, Terms
 from dpaudit.observers._observer_recorder import ObserverRecorder
 from dpaudit.observers._sampled_recorder import SampledRecorder
 from dpaudit.pytest_plugin._fixture import DpAudit
-from dpaudit.pytest_plugin._session import Audits
+from dpaudit.pytest_plugin._session import AuditSession
 
 READ = Terms(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)
 COUNT = 64
@@ -20,8 +20,8 @@ FACTS = Facts(canary=dpaudit.Dirac(), max_grad_norm=4.0, batch_size=32)
 
 
 def fixture():
-    session = Audits(seed=0, budget="full", confidence=0.95)
-    session.share_between([SimpleNamespace(nodeid="t.py::test", fixturenames=["dp_audit"])])
+    session = AuditSession(seed=0, budget="full", confidence=0.95)
+    session.count_tests([SimpleNamespace(nodeid="t.py::test", fixturenames=["dp_audit"])])
     node = SimpleNamespace(nodeid="t.py::test", user_properties=[], warn=lambda warning: None)  # noqa: ARG005
     return DpAudit(node, session)
 

@@ -18,7 +18,7 @@ import numpy as np
 from dpaudit._types import IntArray, ScoreArray
 from dpaudit.accounting import Claim
 from dpaudit.diagnostics import Diagnosis, Diagnostics
-from dpaudit.diagnostics._tests import KeptSteps
+from dpaudit.diagnostics._tests import HeadTailBuffer
 from dpaudit.errors import InputError
 from dpaudit.observers._claims import Claims, Facts, Terms, require_terms
 from dpaudit.recording import Recorder
@@ -152,7 +152,7 @@ class KeptNoise:
     """The noise of the first and the last 2,048 steps in clipping norms; what is claimed is known later."""
 
     def __init__(self) -> None:
-        self._rows = KeptSteps()
+        self._rows = HeadTailBuffer()
         self._leaves: tuple[int, ...] = ()
         self._rounding = 0.0
 

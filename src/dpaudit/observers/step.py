@@ -139,7 +139,7 @@ def run_steps(
     std = _claimed_noise(claim, norm)
     residuals = None
     if std is not None:
-        rounding, own = sum_rounding(gradients, norm), draws.chance(0, _OWN_NOISE)
+        rounding, own = sum_rounding(gradients, norm), draws.rng(0, _OWN_NOISE)
         residuals = Residuals(max_grad_norm=norm, std=std, leaves=leaves, rounding=rounding, rng=own)
     recorder = StepRecorder(
         residuals,

@@ -54,7 +54,7 @@ class InputHost(Host):
         self._seen: Seen | None = None
 
     def _first(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        rng = self.draws.chance(index, _CRAFTING)
+        rng = self.draws.rng(index, _CRAFTING)
         made = first_examples(self.canary, self.data, self.draws.num_canaries, rng)
         # numpy alone: what is called from compiled code must not compute with jax, which would wait for it
         inputs, targets = (part.astype(jax.dtypes.canonicalize_dtype(part.dtype)) for part in made)

@@ -15,7 +15,7 @@ from jax_privacy.batch_selection import CyclicPoissonSampling
 from jax_privacy.clipping import BoundedSensitivityCallable
 from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
 
-from dpaudit.canaries import Coins, Dirac, Draws, GradientCanary, InputCanary, fresh_seed
+from dpaudit.canaries import Coins, Dirac, Draws, GradientCanary, InputCanary, fresh_seed, refuse_held_out
 from dpaudit.errors import InputError
 from dpaudit.observers._claims import Facts, Terms, scale_of
 from dpaudit.observers._observer_recorder import ObserverRecorder
@@ -142,7 +142,7 @@ def observe(
         coins = Coins(_num_inputs(canary, num_canaries), chance)
         observer = InputObserver(InputHost(recorder, coins, canary, held_out), max_grad_norm)
     else:
-        _refuse_data(canary, held_out)
+        refuse_held_out(canary, held_out)
         draws = Draws(canary, _GRADIENTS if num_canaries is None else num_canaries, chance)
         observer = Observer(Host(recorder, draws), max_grad_norm)
     return Observed(observer.gradient(grad_fn), observer.privatizer(privatizer), recorder)
@@ -154,8 +154,3 @@ def _num_inputs(canary: InputCanary, asked: int | None) -> int:
     if asked not in (None, len(canary.targets)):
         raise InputError(f"Expected num_canaries={asked} to be {len(canary.targets)}, the examples given.")
     return len(canary.targets)
-
-
-def _refuse_data(canary: GradientCanary, held_out: object) -> None:
-    if held_out is not None:
-        raise InputError(f"Expected no held_out with {canary!r}, which is made from no example.")
