@@ -22,6 +22,7 @@ NAME = f"dpaudit-{dpaudit.__version__}"
 DATA = {
     "dpaudit/py.typed",
     "dpaudit/report/schema/report-1.json",
+    "dpaudit/report/schema/report-2.json",
     "dpaudit/training/data/files/digits.npz",
     *(
         f"dpaudit/experiments/examples/{path.name}"

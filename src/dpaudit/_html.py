@@ -1,7 +1,4 @@
-"""HTML whose text cannot become markup: what is not made here is escaped.
-
-How a result shows itself in a notebook.
-"""
+"""HTML whose text cannot become markup, for reports and for results in a notebook."""
 
 from __future__ import annotations
 

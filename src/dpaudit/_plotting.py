@@ -27,7 +27,7 @@ _DECADES = 100.0  # from here on a logarithmic axis has a power of ten and anoth
 _ACCENT, _SOFT, _INK, _MUTED = "#1d5c9c", "#cfe0f2", "#1b1d21", "#59606a"
 
 
-def draw_plane(plane: Any, ax: Any = None) -> Any:
+def draw_tradeoff(plane: Any, ax: Any = None) -> Any:
     """The two error rates: a :class:`dpaudit.stats._result.Plane`."""
     ax = _axes(ax)
     (left, right), (low, high) = plane.region

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpaudit.cli._formats import Columns
-from dpaudit.cli._scores_command import Source
+from dpaudit.cli._scores_command import ScoreFiles
 from dpaudit.errors import InputError
 from dpaudit.stats import Observations
 
@@ -62,7 +62,7 @@ def _npy_that_claims(shape: str, kind: str = "<f8", content: bytes = b"") -> byt
 def _read_or_refuse(path: Path) -> None:
     """What must hold of any content."""
     sides = path.suffix == ".npy"
-    source = Source(None if sides else path, path if sides else None, path if sides else None, Columns())
+    source = ScoreFiles(None if sides else path, path if sides else None, path if sides else None, Columns())
     try:
         found: object = source.read(normalized=False)
     except InputError as error:

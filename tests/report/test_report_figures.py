@@ -13,7 +13,7 @@ import dpaudit
 from dpaudit.recording import Course
 from dpaudit.report import Report, read_run
 from dpaudit.report._figures import Histogram
-from dpaudit.report._svg import Scale
+from dpaudit.report._svg import AxisScale
 from dpaudit.stats._result import Plane
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
@@ -106,7 +106,7 @@ def test_curves_stay_in_the_plane_whatever_was_bound() -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-3.2, 8.9), (0.4, 0.40001), (0.0, 1e9)])
 def test_ticks_are_round_few_and_inside(low: float, high: float) -> None:
-    scale = Scale(low, high, 0.0, 100.0)
+    scale = AxisScale(low, high, 0.0, 100.0)
     ticks = scale.ticks()
     assert 2 <= len(ticks) <= 6
     assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in ticks)

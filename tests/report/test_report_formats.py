@@ -175,12 +175,28 @@ def test_a_number_in_a_table_is_not_escaped(copied: Copy) -> None:
 
 def test_words_cannot_move_the_cursor_of_a_terminal(copied: Copy) -> None:
     def change(values: dict[str, Any]) -> None:
-        values["bound"]["statement"] = "\x1b[2J\u202eepsilon \ud800"
+        values["bound"]["statement"] = "\x1b[2J"
+        values["bound"]["assumptions"] = ["\x1b[2J\u202eepsilon \ud800"]
 
     found = read_run(copied(change), name="a\x1bb")
-    assert found.bound.statement == "\ufffd[2J\ufffdepsilon \ufffd"
+    assert found.bound.assumptions == ("\ufffd[2J\ufffdepsilon \ufffd",)
+    assert found.bound.statement.isprintable()
     assert found.name == "a\ufffdb"
     Report(runs=(found,), title="t").to_text().encode()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_schema_of_every_version_is_there(version: int) -> None:
+    found = schema(version)
+    jsonschema.Draft202012Validator.check_schema(found)
+    assert found["properties"]["schema_version"] == {"const": version}
+    with pytest.raises(InputError, match="Expected a version from 1 to 2, got 3"):
+        schema(3)
+
+
+def test_a_report_of_version_1_is_as_its_schema_says() -> None:
+    stored = Path(__file__).parents[1] / "fixtures" / "version_1" / "report.json"
+    jsonschema.Draft202012Validator(schema(1)).validate(json.loads(stored.read_text()))
 
 
 def test_json_is_as_the_published_schema_says(report: Report, runs: dict[str, Path]) -> None:

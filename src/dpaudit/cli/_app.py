@@ -1,7 +1,4 @@
-"""The commands, gathered.
-
-``dpaudit completion``: what a shell needs to complete commands and options.
-"""
+"""All commands in one application, and ``dpaudit completion``, by which a shell completes their options."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from typer._completion_classes import completion_init
 from typer._completion_shared import get_completion_script
 
 import dpaudit
-from dpaudit.cli._console import Sentences, print_json
+from dpaudit.cli._console import ErrorSentences, print_json
 from dpaudit.cli._demo_command import demo
 from dpaudit.cli._options import Json
 from dpaudit.cli._plan_command import plan
@@ -59,7 +56,7 @@ def prepare_completion() -> None:
 
 
 app = typer.Typer(
-    cls=Sentences,
+    cls=ErrorSentences,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -1,6 +1,7 @@
-"""Where text goes: results to standard output, progress to standard error.
+"""What commands print and how they end.
 
-How a command ends: its exit status, and mistakes as one sentence on standard error.
+Results go to standard output, what takes long is said on standard error. A mistake of the user ends in one
+sentence and an exit status, never in a traceback.
 """
 
 from __future__ import annotations
@@ -113,20 +114,20 @@ def _printable(text: str) -> str:
     return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
 
 
-class Sentences(TyperGroup):
+class ErrorSentences(TyperGroup):
     """Commands whose mistakes end in a sentence instead of a traceback."""
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-        with _sentences():
+        with _errors_as_sentences():
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: Any) -> Any:
-        with _sentences(ctx):
+        with _errors_as_sentences(ctx):
             return super().invoke(ctx)
 
 
 @contextmanager
-def _sentences(ctx: Any = None) -> Iterator[None]:
+def _errors_as_sentences(ctx: Any = None) -> Iterator[None]:
     try:
         yield
     except DpauditError as error:

@@ -1,7 +1,4 @@
-"""``dpaudit demo``: what an audit says of a correct training and of a broken one.
-
-The trainings of ``dpaudit demo``: a correct one, and its twin with too little noise.
-"""
+"""``dpaudit demo``: what an audit says of a correct training, and of its twin with too little noise."""
 
 from __future__ import annotations
 
@@ -16,13 +13,11 @@ import typer
 from dpaudit._io import make_folder, write_text
 from dpaudit.cli._console import output, print_json
 from dpaudit.cli._options import Json
-from dpaudit.cli._progress import Watching
+from dpaudit.cli._progress import ProgressDisplay
 from dpaudit.cli._result_table import model_and_steps, print_result, tests_of_noise
 from dpaudit.stats import Verdict
 
-if (
-    TYPE_CHECKING
-):  # they need torch, which is imported when the command is called; imported when the command is called
+if TYPE_CHECKING:  # they need torch, or are slow to load: imported when the command is called
     from dpaudit.experiments import Config, Progress
     from dpaudit.report import Report
 
@@ -37,7 +32,7 @@ NOTICE = (
 
 
 @dataclass(frozen=True)
-class Audited:
+class DemoTraining:
     """One training and what its audit said."""
 
     name: str
@@ -67,7 +62,7 @@ class Audited:
 class Demo:
     """All trainings of the demonstration."""
 
-    trainings: tuple[Audited, ...]
+    trainings: tuple[DemoTraining, ...]
 
     @property
     def is_as_expected(self) -> bool:
@@ -95,7 +90,7 @@ def demonstrate(folder: Path, say: Callable[[str], None], watch: Callable[[Progr
         say(f"Training: {name}")
         config = _config(folder / place, *_CHANGES, *fault)
         values = experiments.rehearse(config, watch=watch, keep=True)
-        found.append(Audited(name, folder / place, factor, expected, values))
+        found.append(DemoTraining(name, folder / place, factor, expected, values))
     return Demo(tuple(found))
 
 
@@ -123,9 +118,9 @@ def demo(*, folder: _Output = Path("dpaudit-demo"), as_json: Json = False) -> No
 
     use_one_thread()
     make_folder(folder)
-    with Watching() as watching:
-        found = demonstrate(folder, watching.say, watching)
-        watching.say("Writing the report")
+    with ProgressDisplay() as display:
+        found = demonstrate(folder, display.say, display)
+        display.say("Writing the report")
         made = _report(found)
     values = found.to_dict()
     write_text(folder / "result.json", json.dumps(values, indent=2, allow_nan=False) + "\n")

@@ -1,8 +1,8 @@
-"""Which column holds what, and what its presence words mean.
+"""Files of scores: .csv, .npy, .npz and .parquet, read in bounded memory.
 
-Scores from .csv files, with a header or without. Scores from .npy and .npz files. Scores from .parquet files.
-Files of scores by their names. How much of a file is taken into memory, and how much of it is repeated in a
-sentence.
+:func:`readable` says what a file is by its name, :class:`Columns` which of its columns are meant. Each format
+is read as the scores of one side, or as a table of scores and presence. What is damaged, or too large to be
+unpacked, is refused in a sentence that repeats only a little of it.
 """
 
 from __future__ import annotations
@@ -27,31 +27,45 @@ from dpaudit._io import LARGEST_ARRAY, NOT_AN_ARRAY, map_array, open_file
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.errors import InputError, MissingExtraError
 
-_LONGEST_SIZES = 60  # characters of one value
-_MOST = 10  # names
+_SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
+_EXPECTED = "a .npy, .npz, .csv or .parquet file"
+_PRESENCE = {"0": False, "1": True, "false": False, "true": True, "0.0": False, "1.0": True}
+_LONGEST_WORD = 60  # characters of one value in a sentence
+_MOST_NAMES = 10  # in a sentence
+_LONGEST_LINE = 1_000_000  # characters of a line
+_OTHER_SIGNS = {";": "semicolons", "\t": "tabs"}  # as some programs separate columns
+_MOST_LINES = 1_000  # of one row, whose cells may go over several
+_NPY, _ZIP = b"\x93NUMPY", b"PK"
+# also what unpackers say
+_DAMAGED = *NOT_AN_ARRAY, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error
+_WIDEST_SCORE = 8  # bytes of a score in memory
+
+_Row: TypeAlias = tuple[int, list[str]]
 
 
-def require_moderate(path: Path, size: int) -> None:
-    """Refuse an array of more than so many bytes before it is unpacked."""
-    if size > LARGEST_ARRAY:
-        raise InputError(
-            f"Expected arrays of at most {LARGEST_ARRAY:,} bytes in {path}, got one of {size:,}; .npy files "
-            "may be of any size."
-        )
+def readable(path: Path) -> str:
+    """The suffix of a file that exists and may hold scores."""
+    with reading(path):
+        if path.is_dir():
+            raise InputError(f"Expected {_EXPECTED}, got the directory {path}.")
+        path.stat()
+        if not path.is_file():  # opening a pipe waits for somebody to write into it
+            raise InputError(f"Expected {_EXPECTED}, but {path} is no file.")
+    suffix = path.suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise InputError(f"Expected {_EXPECTED}, got {path}.")
+    return suffix
 
 
-def shortened(word: str) -> str:
-    """A value from a file, as a sentence shows it."""
-    return repr(word if len(word) <= _LONGEST_SIZES else f"{word[:_LONGEST_SIZES]}...")
-
-
-def listed(names: Sequence[str]) -> str:
-    """Some names from a file, as a sentence shows them."""
-    more = f" and {len(names) - _MOST:,} more" if len(names) > _MOST else ""
-    return (", ".join(map(shortened, names[:_MOST])) or "none") + more
-
-
-WORDS = {"0": False, "1": True, "false": False, "true": True, "0.0": False, "1.0": True}
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn an error of the system into a sentence."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InputError(f"Expected {_EXPECTED}, but there is no file {path}.") from error
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
 @dataclass(frozen=True)
@@ -85,12 +99,12 @@ def as_presence(path: Path, name: str, values: npt.NDArray[Any]) -> BoolArray:
     if values.dtype.kind in "iuf":
         found, known = values == 1, np.isin(values, (0, 1))
     else:  # one by one: an array of words has room for the longest one in every place
-        meanings = [WORDS.get(_word(value)) for value in values.flat]
+        meanings = [_PRESENCE.get(_word(value)) for value in values.flat]
         known = np.array([meaning is not None for meaning in meanings], dtype=np.bool_)
         found = np.array(meanings, dtype=np.bool_).reshape(values.shape)
     if not known.all():
         row = int(np.flatnonzero(~known)[0])
-        word = shortened(str(values.flat[row]))
+        word = _shortened(str(values.flat[row]))
         raise InputError(f"Expected 0, 1, true or false in {name!r} of {path}, got {word} in row {row + 1}.")
     return found
 
@@ -98,13 +112,6 @@ def as_presence(path: Path, name: str, values: npt.NDArray[Any]) -> BoolArray:
 def _word(value: object) -> str:
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     return text.lower()
-
-
-_Row: TypeAlias = tuple[int, list[str]]
-
-_LONGEST_LINE = 1_000_000  # characters of a line
-_OTHER_SIGNS = {";": "semicolons", "\t": "tabs"}  # as some programs separate columns
-_MOST_LINES = 1_000  # of one row, whose cells may go over several
 
 
 def read_csv_side(path: Path, columns: Columns) -> FloatArray:
@@ -146,7 +153,7 @@ def _rows(path: Path) -> Iterator[_Row]:
     """Each line that is not empty, with its number."""
     try:
         with TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as file:
-            lines = _Lines(path, file)
+            lines = _BoundedLines(path, file)
             reader = csv.reader(lines)
             for cells in reader:
                 lines.of_row = 0
@@ -156,7 +163,7 @@ def _rows(path: Path) -> Iterator[_Row]:
         raise InputError(f"Expected comma-separated text in {path}: {error}.") from error
 
 
-class _Lines:
+class _BoundedLines:
     """The lines of a file that has some: neither one line nor one row may be all of it."""
 
     def __init__(self, path: Path, file: TextIO) -> None:
@@ -199,7 +206,7 @@ def _require_commas(path: Path, first: list[str], second: list[str]) -> None:
     for sign, name in _OTHER_SIGNS.items():
         if len(first) == 1 and sign in first[0] and any(sign in cell for cell in second):
             raise InputError(
-                f"Expected commas between the columns of {path}, got {name} in {shortened(first[0])}."
+                f"Expected commas between the columns of {path}, got {name} in {_shortened(first[0])}."
             )
 
 
@@ -223,14 +230,14 @@ def _number(path: Path, line: int, word: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"Expected a finite number in {path}, line {line}, got {shortened(word)}.")
+        raise InputError(f"Expected a finite number in {path}, line {line}, got {_shortened(word)}.")
     return number
 
 
 def _presence(path: Path, line: int, word: str) -> bool:
-    if (lower := word.lower()) not in WORDS:
-        raise InputError(f"Expected 0, 1, true or false in {path}, line {line}, got {shortened(word)}.")
-    return WORDS[lower]
+    if (lower := word.lower()) not in _PRESENCE:
+        raise InputError(f"Expected 0, 1, true or false in {path}, line {line}, got {_shortened(word)}.")
+    return _PRESENCE[lower]
 
 
 def _not_empty(path: Path, scores: array[float]) -> FloatArray:
@@ -239,18 +246,13 @@ def _not_empty(path: Path, scores: array[float]) -> FloatArray:
     return np.frombuffer(scores, dtype=np.float64)
 
 
-_NPY, _ZIP = b"\x93NUMPY", b"PK"
-# also what unpackers say
-_DAMAGED = *NOT_AN_ARRAY, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error
-
-
 def read_npy(path: Path) -> npt.NDArray[Any]:
     """The array, memory-mapped: it may be larger than the memory."""
     with _whole(path, _NPY, "a .npy file"):
         return map_array(path)
 
 
-class Archive:
+class NpzArchive:
     """The arrays of an open .npz file, each read when it is asked for."""
 
     def __init__(self, path: Path, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
@@ -258,7 +260,7 @@ class Archive:
         self.names = list(arrays)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        require_moderate(self._path, self._sizes.get(f"{name}.npy", 0))
+        _require_moderate(self._path, self._sizes.get(f"{name}.npy", 0))
         array = self._arrays[name]
         if not isinstance(array, np.ndarray) or array.dtype.itemsize == 0:
             raise InputError(f"Expected {name!r} in {self._path} to be an array, got something else.")
@@ -266,7 +268,7 @@ class Archive:
 
 
 @contextmanager
-def open_npz(path: Path) -> Iterator[Archive]:
+def open_npz(path: Path) -> Iterator[NpzArchive]:
     """The arrays by their names."""
     # opened here, because numpy leaves a damaged file open
     with (
@@ -274,12 +276,12 @@ def open_npz(path: Path) -> Iterator[Archive]:
         open_file(path) as file,
         np.load(file, allow_pickle=False) as arrays,
     ):
-        yield Archive(path, arrays, {one.filename: one.file_size for one in arrays.zip.infolist()})
+        yield NpzArchive(path, arrays, {one.filename: one.file_size for one in arrays.zip.infolist()})
 
 
 @contextmanager
 def _whole(path: Path, start: bytes, kind: str) -> Iterator[None]:
-    """Turn what numpy says of a file into a sentence."""
+    """Turn an error of numpy into a sentence."""
     with open_file(path) as file:
         if file.read(len(start)) != start:
             raise InputError(f"Expected {kind}, but {path} is not one, whatever its name.")
@@ -293,9 +295,6 @@ def _whole(path: Path, start: bytes, kind: str) -> Iterator[None]:
                 f"Expected numbers in {path}, got pickled Python objects, which are not read."
             ) from error
         raise InputError(f"Expected the whole of {kind}, but {path} is cut off or damaged.") from error
-
-
-_WIDEST = 8  # bytes of a score in memory
 
 
 def read_parquet_side(path: Path, columns: Columns) -> npt.NDArray[Any]:
@@ -361,37 +360,28 @@ def _kind(path: Path, file: Any, name: str) -> Any:
 
 
 def _column(path: Path, file: Any, name: str) -> Any:
-    require_moderate(path, file.metadata.num_rows * _WIDEST)
+    _require_moderate(path, file.metadata.num_rows * _WIDEST_SCORE)
     column = file.read(columns=[name]).column(name)
     if empty := column.null_count:
         raise InputError(f"Expected a value in every row of {name!r} of {path}, got {empty} without.")
     return column
 
 
-_SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
-_EXPECTED = "a .npy, .npz, .csv or .parquet file"
+def _require_moderate(path: Path, size: int) -> None:
+    """Refuse an array of more than so many bytes before it is unpacked."""
+    if size > LARGEST_ARRAY:
+        raise InputError(
+            f"Expected arrays of at most {LARGEST_ARRAY:,} bytes in {path}, got one of {size:,}; .npy files "
+            "may be of any size."
+        )
 
 
-def readable(path: Path) -> str:
-    """The suffix of a file that exists and may hold scores."""
-    with reading(path):
-        if path.is_dir():
-            raise InputError(f"Expected {_EXPECTED}, got the directory {path}.")
-        path.stat()
-        if not path.is_file():  # opening a pipe waits for somebody to write into it
-            raise InputError(f"Expected {_EXPECTED}, but {path} is no file.")
-    suffix = path.suffix.lower()
-    if suffix not in _SUFFIXES:
-        raise InputError(f"Expected {_EXPECTED}, got {path}.")
-    return suffix
+def _shortened(word: str) -> str:
+    """A value from a file, as a sentence shows it."""
+    return repr(word if len(word) <= _LONGEST_WORD else f"{word[:_LONGEST_WORD]}...")
 
 
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn what the system says of a file into a sentence."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise InputError(f"Expected {_EXPECTED}, but there is no file {path}.") from error
-    except OSError as error:
-        raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
+def listed(names: Sequence[str]) -> str:
+    """Some names from a file, as a sentence shows them."""
+    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
+    return (", ".join(map(_shortened, names[:_MOST_NAMES])) or "none") + more

@@ -1,7 +1,4 @@
-"""Options that several commands share, described once.
-
-The claim that the options state.
-"""
+"""Options that several commands share, described once, and the claim that they state."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
-"""``dpaudit plan``: how many observations find a leak, or which leak so many find.
-
-What ``dpaudit plan`` is asked, and its answer. How the results of ``dpaudit plan`` look.
-"""
+"""``dpaudit plan``: how many observations find a leak, or the smallest leak that a given number finds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -51,6 +49,7 @@ from dpaudit.stats import (
 from dpaudit.stats._bound import plain
 
 _METHODS: tuple[Inference, ...] = (ClopperPearson(), JointExact(), Betting())
+_Found = TypeVar("_Found")
 _MORE_CANARIES = (8, 64, 512)
 _EXPECTED = (
     "Expected either a leak to find (--noise-factor or --true-epsilon) or a size (--observations, or --steps "
@@ -59,8 +58,8 @@ _EXPECTED = (
 
 
 @dataclass(frozen=True)
-class Findable:
-    """The smallest leak that a method finds from so many scores."""
+class MethodLeak:
+    """The smallest leak that a method finds from a number of scores."""
 
     inference: Inference
     num_steps: int
@@ -79,14 +78,14 @@ class Findable:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlanResult:
     """Sizes that find a leak, or the leaks that a size finds."""
 
     claim: Claim
     confidence: float
     power: float
     plans: tuple[Plan, ...] = ()
-    leaks: tuple[Findable, ...] = ()
+    leaks: tuple[MethodLeak, ...] = ()
 
     @property
     def is_found(self) -> bool:
@@ -132,15 +131,16 @@ class PlanOptions:
         _validate.fraction("power", self.power)
         _validate.confidence(self.confidence)
 
-    def planned(self) -> Planned:
-        """The answer."""
+    def result(self) -> PlanResult:
+        """The answer: sizes where a leak was given, leaks where a size was."""
         leak = self._leak()
-        if leak is None:
-            return self._planned(leaks=self._findable(*self._size()))
-        return self._planned(plans=(*self._by_steps(leak), *self._by_canaries(leak)))
-
-    def _planned(self, plans: tuple[Plan, ...] = (), leaks: tuple[Findable, ...] = ()) -> Planned:
-        return Planned(self.claimed.required, self.confidence, self.power, plans, leaks)
+        return PlanResult(
+            self.claimed.required,
+            self.confidence,
+            self.power,
+            plans=() if leak is None else (*self._by_steps(leak), *self._by_canaries(leak)),
+            leaks=self._smallest_leaks(*self._size()) if leak is None else (),
+        )
 
     def _leak(self) -> Leak | None:
         named = {"--observations": self.observations, "--steps": self.steps, "--canaries": self.canaries}
@@ -163,34 +163,19 @@ class PlanOptions:
             return self.steps, self.canaries
         raise InputError("Expected as the size either --observations, or --steps and --canaries.")
 
-    def _findable(self, num_steps: int, num_canaries: int) -> tuple[Findable, ...]:
-        find = partial(
-            smallest_leak,
-            self.claimed.required,
-            num_steps=num_steps,
-            num_canaries=num_canaries,
-            power=self.power,
-            confidence=self.confidence,
-            tradeoff=self.claimed.tradeoff,
-        )
-        return tuple(Findable(m, num_steps, num_canaries, find(inference=m)) for m in _METHODS)
+    def _smallest_leaks(self, num_steps: int, num_canaries: int) -> tuple[MethodLeak, ...]:
+        find = self._of_claim(smallest_leak, num_steps=num_steps, num_canaries=num_canaries)
+        return tuple(MethodLeak(m, num_steps, num_canaries, find(inference=m)) for m in _METHODS)
 
     def _by_steps(self, leak: Leak) -> list[Plan]:
         """All methods with one score a step and side; betting also with more."""
-        steps = partial(
-            plan_steps,
-            self.claimed.required,
-            leak,
-            power=self.power,
-            confidence=self.confidence,
-            tradeoff=self.claimed.tradeoff,
-        )
         if self.steps is not None:
             return []
+        plan = self._of_claim(plan_steps, leak=leak)
         if self.canaries is not None:
-            return [steps(inference=method, num_canaries=self.canaries) for method in _METHODS]
-        single = [steps(inference=method, num_canaries=1) for method in _METHODS]
-        return single + [steps(inference=Betting(), num_canaries=more) for more in _MORE_CANARIES]
+            return [plan(inference=method, num_canaries=self.canaries) for method in _METHODS]
+        single = [plan(inference=method, num_canaries=1) for method in _METHODS]
+        return single + [plan(inference=Betting(), num_canaries=more) for more in _MORE_CANARIES]
 
     def _by_canaries(self, leak: Leak) -> list[Plan]:
         """How many canaries in the steps that were named, or else in those of the claim."""
@@ -199,16 +184,19 @@ class PlanOptions:
             num_steps = self.claimed.num_steps
         if num_steps is None:
             return []
-        canaries = partial(
-            plan_canaries,
+        plan = self._of_claim(plan_canaries, leak=leak, num_steps=num_steps)
+        return [plan(inference=method) for method in (JointExact(), Betting())]
+
+    def _of_claim(self, function: Callable[..., _Found], **sizes: Any) -> Callable[..., _Found]:
+        """The function with the claim and what else all methods have in common."""
+        return partial(
+            function,
             self.claimed.required,
-            leak,
-            num_steps=num_steps,
             power=self.power,
             confidence=self.confidence,
             tradeoff=self.claimed.tradeoff,
+            **sizes,
         )
-        return [canaries(inference=method) for method in (JointExact(), Betting())]
 
 
 _NOTE = (
@@ -223,7 +211,7 @@ _TRY = (
 )
 
 
-def print_planned(console: Console, planned: Planned) -> None:
+def print_planned(console: Console, planned: PlanResult) -> None:
     """The claim, the leak where one was asked for, and a row a method."""
     chances = f"with {100 * planned.power:g} % probability, at {100 * planned.confidence:g} % confidence"
     rows = [("claim", planned.claim.summary)]
@@ -267,7 +255,7 @@ def _plans(plans: tuple[Plan, ...]) -> Table:
     return table
 
 
-def _leaks(leaks: tuple[Findable, ...]) -> Table:
+def _leaks(leaks: tuple[MethodLeak, ...]) -> Table:
     scaled = any(one.leak.noise_factor is not None for one in leaks)
     table = _sized("epsilon", *(["noise factor"] if scaled else []))
     for one in leaks:
@@ -280,7 +268,7 @@ def _leaks(leaks: tuple[Findable, ...]) -> Table:
     return table
 
 
-def _nothing(planned: Planned) -> str:
+def _nothing(planned: PlanResult) -> str:
     if planned.leaks:
         return f"With so few scores no leak is found with {100 * planned.power:g} % probability. {_TRY}"
     return "No method finds this leak within the sizes that were tried."
@@ -336,10 +324,12 @@ def plan(
     within 10 million observations.
     """
     claimed = ClaimOptions(epsilon, delta, noise_multiplier, sample_rate, num_steps, end_to_end)
-    asked = PlanOptions(claimed, noise_factor, true_epsilon, observations, steps, canaries, power, confidence)
-    asked.check()
+    options = PlanOptions(
+        claimed, noise_factor, true_epsilon, observations, steps, canaries, power, confidence
+    )
+    options.check()
     with working("Planning"):
-        planned = asked.planned()
+        planned = options.result()
     if as_json:
         print_json(planned.to_dict())
     else:

@@ -1,10 +1,11 @@
-"""How a training is watched: a bar on a terminal, some lines elsewhere, all on standard error."""
+"""The progress of long commands: a bar on a terminal, a few lines elsewhere, all on standard error."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 if TYPE_CHECKING:  # it needs torch, which the command imports when it is called
-    from dpaudit.experiments import Progress as Steps
+    from dpaudit.experiments import Progress as TrainingProgress
     from dpaudit.experiments import Running
 
 
@@ -21,7 +22,7 @@ _LINES = 10  # in a training, where there is no terminal
 _PAUSE = 10.0  # seconds between lines about canaries, where there is no terminal
 
 
-class Watching:
+class ProgressDisplay:
     """Shows steps, speed, the time that is left and the live bound beside the claim."""
 
     def __init__(self) -> None:
@@ -34,6 +35,8 @@ class Watching:
         self._told, self._shown = time.monotonic(), ""
         self.place: str | None = None
         """Where the run is; None as long as it has not begun."""
+        self.num_done, self.num_all = 0, 0
+        """How many parts of the work are finished, and of how many; see :meth:`part`."""
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -45,14 +48,24 @@ class Watching:
     ) -> None:
         self._stack.close()
 
+    @contextmanager
+    def resumable(self, describe: Callable[[], str | None]) -> Iterator[None]:
+        """Say on an interrupt that the same command goes on, and how far it came, unless that is None."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if (kept := describe()) is not None:
+                self.say(f"Interrupted{kept}. The same command goes on from there.")
+            raise
+
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line of its own."""
         if self._bar is None:
             typer.echo(text, err=True)
         else:
             self._bar.console.print(text)
 
-    def __call__(self, steps: Steps) -> None:
+    def __call__(self, steps: TrainingProgress) -> None:
         """After every step."""
         self.place = f"step {steps.num_done:,}"
         speed = self._speed.after(steps)
@@ -84,8 +97,13 @@ class Watching:
             self._told = now
             typer.echo(text, err=True)
 
+    def part(self, num_done: int, num_all: int, text: str) -> None:
+        """Before every part of the work that is kept when it is finished, such as a cell of a figure."""
+        self.num_done, self.num_all = num_done, num_all
+        self.show(num_done, num_all, f"{num_done} of {num_all}: {text}")
+
     def within(self, text: str) -> None:
-        """How far that is which was shown last."""
+        """Inside of the part that was shown last."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=f"{self._shown}: {text}")
         elif (now := time.monotonic()) - self._told >= _PAUSE:
@@ -93,7 +111,7 @@ class Watching:
             typer.echo(f"{self._shown}: {text}", err=True)
 
     def show(self, num_done: int, num_all: int, text: str) -> None:
-        """So many of all are done, and what else there is to say of it."""
+        """Show how many of all are done, and a text."""
         self._shown = text
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, total=num_all, completed=num_done, description=text, visible=True)
@@ -105,9 +123,9 @@ class _Speed:
     """Steps a second in the newest part of a training: its first step also loads what the others need."""
 
     def __init__(self) -> None:
-        self._marks: deque[Steps] = deque(maxlen=2)
+        self._marks: deque[TrainingProgress] = deque(maxlen=2)
 
-    def after(self, steps: Steps) -> float | None:
+    def after(self, steps: TrainingProgress) -> float | None:
         """Since the last mark but one; None until two steps of this training have ended."""
         if self._marks and steps.num_new < self._marks[-1].num_new:  # another training has begun
             self._marks.clear()
@@ -119,7 +137,7 @@ class _Speed:
         return (steps.num_new - self._marks[0].num_new) / seconds if seconds > 0 else None
 
 
-def _part(steps: Steps) -> int:
+def _part(steps: TrainingProgress) -> int:
     return _tenth(steps.num_done, steps.num_steps)
 
 
@@ -132,7 +150,7 @@ def _bar(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True)
 
 
-def _text(steps: Steps, speed: float | None) -> str:
+def _text(steps: TrainingProgress, speed: float | None) -> str:
     parts = [f"step {steps.num_done:,} of {steps.num_steps:,}"]
     if speed is not None:
         left = (steps.num_steps - steps.num_done) / speed

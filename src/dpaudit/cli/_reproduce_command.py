@@ -1,8 +1,4 @@
-"""``dpaudit reproduce``: the paper's tables and figures again.
-
-Figures of the paper measured, watched and written: one, or one after another. How a reproduced figure is
-printed.
-"""
+"""``dpaudit reproduce``: measure the paper's tables and figures again, print them and write their files."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from rich.console import Console
 
 from dpaudit.cli._console import output, print_json, print_labelled, print_table, slim_table
 from dpaudit.cli._options import Json
-from dpaudit.cli._progress import Watching
+from dpaudit.cli._progress import ProgressDisplay
 from dpaudit.errors import DpauditError, InputError
 
 if TYPE_CHECKING:  # imported when the command is called, so that the others start faster
@@ -56,32 +52,50 @@ def print_reproduced(console: Console, found: Reproduced, files: Sequence[Path])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What the words of the command say of every figure."""
+class ReproduceOptions:
+    """The options of ``dpaudit reproduce`` that hold for every figure."""
 
     scale: Scale
-    place: Path
+    output: Path
     data: Data
     seed: int
     device: str
     num_workers: int | None
     """None: one for each core, where it is worth it."""
 
-    def one(self, figure: Figure) -> tuple[Reproduced, list[Path]]:
+    def reproduce(self, figure: Figure) -> tuple[Reproduced, list[Path]]:
         """Measure a figure and write its files."""
+        from dpaudit.experiments import reproduction  # noqa: PLC0415
         from dpaudit.report.reproduction import require_plotting, write_reproduced  # noqa: PLC0415
 
         require_plotting()  # before the work, not after it
-        found = self._measured(figure)
-        return found, write_reproduced(found, self.place)
+        with ProgressDisplay() as display:
 
-    def each(self, figures: tuple[Figure, ...]) -> Iterator[tuple[Reproduced, list[Path]]]:
-        """One after another. What goes wrong with one is told, and the next one comes."""
+            def kept() -> str:
+                cells = f"{display.num_done} of {display.num_all} cells of {figure.name}"
+                return f": {cells} are done and kept in {self.output}"
+
+            with display.resumable(kept):
+                found = reproduction.reproduce(
+                    figure,
+                    output=self.output,
+                    scale=self.scale,
+                    data=self.data,
+                    seed=self.seed,
+                    device=self.device,
+                    pool=self._pool(),
+                    watch=display.part,
+                    within=display.within,
+                )
+        return found, write_reproduced(found, self.output)
+
+    def reproduce_each(self, figures: tuple[Figure, ...]) -> Iterator[tuple[Reproduced, list[Path]]]:
+        """One after another. An error with one is printed, and the next one comes."""
         failed = []
         for figure in figures:
             typer.echo(f"{figure.name}: {figure.title}", err=True)
             try:
-                yield self.one(figure)
+                yield self.reproduce(figure)
             except DpauditError as error:
                 typer.echo(f"{figure.name}: {error}", err=True)
                 failed.append(figure.name)
@@ -98,34 +112,6 @@ class Asked:
         if self.num_workers is not None:
             return Processes(num_workers=self.num_workers) if self.num_workers > 1 else None
         return Processes() if self.device == "cpu" and self.scale is not Scale.TINY else None
-
-    def _measured(self, figure: Figure) -> Reproduced:
-        from dpaudit.experiments.reproduction import reproduce  # noqa: PLC0415
-
-        num_done = total = 0
-        with Watching() as watching:
-
-            def watch(done: int, number: int, text: str) -> None:
-                nonlocal num_done, total
-                num_done, total = done, number
-                watching.show(done, number, f"{done} of {number}: {text}")
-
-            try:
-                return reproduce(
-                    figure,
-                    output=self.place,
-                    scale=self.scale,
-                    data=self.data,
-                    seed=self.seed,
-                    device=self.device,
-                    pool=self._pool(),
-                    watch=watch,
-                    within=watching.within,
-                )
-            except KeyboardInterrupt:
-                kept = f"{num_done} of {total} cells of {figure.name} are done and kept in {self.place}"
-                watching.say(f"Interrupted: {kept}. The same command goes on from there.")
-                raise
 
 
 _ALL = "all"
@@ -201,7 +187,7 @@ def reproduce(
     from dpaudit.experiments import reproduction  # noqa: PLC0415
 
     if is_list:
-        _listed(reproduction.FIGURES, as_json=as_json)
+        _print_names(reproduction.FIGURES, as_json=as_json)
         return
     if name is None:
         raise InputError("Expected the name of a figure; print all with: dpaudit reproduce --list")
@@ -209,28 +195,28 @@ def reproduce(
         raise InputError(f"Expected --data-dir or --embedded, got both: --embedded would not use {data_dir}.")
     figures = reproduction.FIGURES if name == _ALL else (reproduction.figure_named(name),)
     size = _scale(scale)
-    asked = Asked(
+    options = ReproduceOptions(
         scale=size,
-        place=folder or Path("dpaudit-reproduction", size),
+        output=folder or Path("dpaudit-reproduction", size),
         data=reproduction.Data(data_dir, embedded),
         seed=seed,
         device=device,
         num_workers=num_workers,
     )
     if name == _ALL:
-        _all(asked, figures, as_json=as_json)
+        _reproduce_all(options, figures, as_json=as_json)
         return
-    found, files = asked.one(*figures)
+    found, files = options.reproduce(*figures)
     if as_json:
         print_json(_plain(found, files))
     else:
         print_reproduced(output(), found, files)
 
 
-def _all(asked: Asked, figures: tuple[Figure, ...], *, as_json: bool) -> None:
+def _reproduce_all(options: ReproduceOptions, figures: tuple[Figure, ...], *, as_json: bool) -> None:
     made = []
     try:
-        for found, files in asked.each(figures):
+        for found, files in options.reproduce_each(figures):
             made.append(_plain(found, files))
             if not as_json:
                 print_reproduced(output(), found, files)
@@ -251,7 +237,7 @@ def _scale(name: str) -> Scale:
     return Scale(name)
 
 
-def _listed(figures: tuple[Figure, ...], *, as_json: bool) -> None:
+def _print_names(figures: tuple[Figure, ...], *, as_json: bool) -> None:
     if as_json:
         print_json({"figures": [figure.described() for figure in figures]})
         return

@@ -10,15 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from dpaudit.cli._console import print_labelled, print_table, slim_table
-from dpaudit.stats import Power, ThresholdRule, Verdict
+from dpaudit.stats import Bound, Kind, Power, ThresholdRule, Verdict
+from dpaudit.stats._result import summary
 
 _Values: TypeAlias = Mapping[str, Any]
 
 _STYLE = {Verdict.VIOLATION: "bold red", Verdict.UNDERPOWERED: "bold yellow", Verdict.NO_VIOLATION: "bold"}
 _LEGEND = (
     "CP: Clopper-Pearson. ZB: the posterior of Zanella-Beguelin et al. joint, betting: dpaudit's own. "
-    "confidence: above the truth at most as often as stated. credible: depends on a prior. heuristic: no "
-    "error rate is known."
+    + " ".join(f"{kind}: {kind.meaning}." for kind in Kind)
 )
 _MORE = "dpaudit plan says how many scores are needed."
 _TRAINING = (
@@ -35,45 +35,32 @@ def print_examined(
     for text in values["notes"]:
         console.print()
         print_labelled(console, [("note", text)])
-    if values["verdict"] is not None:
+    if values["bound"] is not None:
         console.print()
         print_result(console, values, more)
-    elif values["bound"] is not None:  # where nothing is claimed
-        console.print()
-        _print_labelled_bound(console, values, more)
 
 
 def print_result(console: Console, values: _Values, more: Sequence[tuple[str, str]] = ()) -> None:
     """Verdict, claim, bound, method, power, assumptions, and more of the same form."""
-    verdict, bound = Verdict[values["verdict"]], values["bound"]
+    bound, claim = Bound.from_dict(values["bound"]), values["claim"]["summary"]
+    if values["verdict"] is None:  # where nothing is claimed
+        print_labelled(console, [*summary(claim, bound, None), *more])
+        return
+    verdict = Verdict[values["verdict"]]
     rows: list[tuple[str, str | Text]] = [
         ("verdict", Text.assemble((verdict.name, _STYLE[verdict]), f". {values['sentence']}")),
-        *_claim_and_bound(values),
-        ("power", str(power(values))),
+        *summary(claim, bound, Power.from_dict(values["power"])),
         *([("", _MORE)] if verdict is Verdict.UNDERPOWERED else []),
     ]
-    labels = ["assumes"] + [""] * len(bound["assumptions"])
-    print_labelled(console, [*rows, *zip(labels, bound["assumptions"], strict=False), *more])
-
-
-def _print_labelled_bound(console: Console, values: _Values, more: Sequence[tuple[str, str]]) -> None:
-    print_labelled(console, [*_claim_and_bound(values), *more])
-
-
-def _claim_and_bound(values: _Values) -> list[tuple[str, str | Text]]:
-    bound = values["bound"]
-    return [
-        ("claim", values["claim"]["summary"]),
-        ("bound", bound["statement"]),
-        ("method", f"{bound['tradeoff']} + {bound['inference']} + {bound['threshold_rule']}"),
-    ]
+    labels = ["assumes"] + [""] * len(bound.assumptions)
+    print_labelled(console, [*rows, *zip(labels, bound.assumptions, strict=False), *more])
 
 
 def model_and_steps(values: _Values) -> list[tuple[str, str]]:
     """What a run has beside its verdict."""
     timing = values["timing"]
     if "num_models" in values:
-        return _of_many(values)
+        return _many_models(values)
     return [
         ("model", f"{values['num_parameters']:,} parameters, test accuracy {values['accuracy']:.3f}"),
         (
@@ -93,7 +80,7 @@ def tests_of_noise(values: _Values) -> str:
     return f"tests of the noise: {'found ' + names if names else 'nothing found'} ({level})"
 
 
-def _of_many(values: _Values) -> list[tuple[str, str]]:
+def _many_models(values: _Values) -> list[tuple[str, str]]:
     trained = f"{values['num_models'] - values['num_failed']:,} of {values['num_models']:,}"
     if (speed := values["timing"]["models_per_second"]) is not None:
         trained += f", {speed:.3g} a second"
@@ -107,26 +94,20 @@ def _of_many(values: _Values) -> list[tuple[str, str]]:
     return rows
 
 
-def power(values: _Values) -> Power:
-    """The power of a result; JSON has no infinity, and has a word for it."""
-    numbers = {name: None if value is None else float(value) for name, value in values["power"].items()}
-    return Power(**numbers)  # type: ignore[arg-type]
-
-
-class _Notes:
+class _NumberedAssumptions:
     """Assumptions, each with a number at its first use."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
 
-    def of(self, assumptions: list[str]) -> str:
+    def cell(self, assumptions: list[str]) -> str:
         for text in assumptions:
             self.numbers.setdefault(text, len(self.numbers) + 1)
         return " ".join(map(str, sorted(self.numbers[text] for text in assumptions)))
 
 
 def _print_methods(console: Console, values: _Values, left_out: bool) -> None:
-    notes = _Notes()
+    notes = _NumberedAssumptions()
     composed = any(row["training_epsilon"] is not None for row in values["methods"])
     table = _table(values, notes, composed)
     console.print(_heading(values, left_out))
@@ -152,7 +133,7 @@ def _sizes(shapes: _Values) -> str:
     return f"scores with the canary: {first}, without: {second}"
 
 
-def _table(values: _Values, notes: _Notes, composed: bool) -> Table:
+def _table(values: _Values, notes: _NumberedAssumptions, composed: bool) -> Table:
     table = slim_table("method", "threshold")
     for name in (_symbol(values), "epsilon", "training") if composed else (_symbol(values), "epsilon"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -174,11 +155,11 @@ def _symbol(values: _Values) -> str:
     return "1/noise" if symbol.startswith("1/") else symbol
 
 
-def _cells(row: _Values, notes: _Notes, composed: bool) -> list[str]:
+def _cells(row: _Values, notes: _NumberedAssumptions, composed: bool) -> list[str]:
     parameter = "" if row["symbol"] == "epsilon" else _number(row["parameter"])
     cells = [row["name"], _rule(row), parameter, _number(row["epsilon"])]
     training = [_number(row["training_epsilon"])] if composed else []
-    return [*cells, *training, row["kind"], notes.of(row["assumptions"])]
+    return [*cells, *training, row["kind"], notes.cell(row["assumptions"])]
 
 
 def _number(value: float | str | None) -> str:

@@ -12,7 +12,7 @@ from rich.errors import NotRenderableError
 
 from dpaudit.cli._console import output, print_json, status
 from dpaudit.cli._options import Json
-from dpaudit.cli._progress import Watching
+from dpaudit.cli._progress import ProgressDisplay
 from dpaudit.cli._result_table import model_and_steps, print_examined, tests_of_noise
 from dpaudit.errors import InputError
 from dpaudit.stats import Verdict
@@ -71,7 +71,7 @@ def run(
     if config is None:
         raise InputError("Expected a config; print one to start from with: dpaudit run --example digits")
     loaded = experiments.load_config(config, changes or ())
-    found = _watched(loaded, retry_failed=retry_failed)
+    found = _run(loaded, retry_failed=retry_failed)
     if found.was_finished:
         _require_whole(loaded, found)
     if as_json:
@@ -102,29 +102,25 @@ def _require_whole(config: Config, found: Outcome) -> None:
         )
 
 
-def _watched(config: Config, *, retry_failed: bool) -> Outcome:
+def _run(config: Config, *, retry_failed: bool) -> Outcome:
     from dpaudit import experiments  # noqa: PLC0415  # loads torch
 
     experiments.use_one_thread()
-    with Watching() as watching:
-        watching.say(
+    with ProgressDisplay() as display:
+        display.say(
             f"{config.model.name} on {config.data.name}, audited by {config.audit.mode}, in {config.output}"
         )
-        try:
+        with display.resumable(lambda: None if display.place is None else f" at {display.place}"):
             found = experiments.run(
                 config,
-                watch=watching,
-                say=watching.say,
-                crafting=watching.crafting,
-                trials=watching.trials,
+                watch=display,
+                say=display.say,
+                crafting=display.crafting,
+                trials=display.trials,
                 retry_failed=retry_failed,
             )
-        except KeyboardInterrupt:
-            if watching.place is not None:
-                watching.say(f"Interrupted at {watching.place}. The same command goes on from there.")
-            raise
         if found.was_finished:
-            watching.say("This run is finished; here is its result again.")
+            display.say("This run is finished; here is its result again.")
     return found
 
 

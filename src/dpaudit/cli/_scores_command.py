@@ -1,7 +1,4 @@
-"""``dpaudit scores``: from files of scores to bounds and a verdict.
-
-From files to observations.
-"""
+"""``dpaudit scores``: from files of scores to bounds and a verdict."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ import typer
 from dpaudit import _validate
 from dpaudit.cli._console import output, print_json, status, working
 from dpaudit.cli._formats import (
-    Archive,
     Columns,
+    NpzArchive,
     as_presence,
     listed,
     open_npz,
@@ -47,7 +44,7 @@ from dpaudit.stats import Observations
 
 
 @dataclass(frozen=True)
-class Source:
+class ScoreFiles:
     """Where the scores are: a table, or a file for each side."""
 
     table: Path | None
@@ -97,7 +94,7 @@ def _read_table(path: Path, columns: Columns, normalized: bool) -> Observations:
     return Observations.from_presence(scores, present, normalized=normalized)
 
 
-def _from_npz(path: Path, arrays: Archive, columns: Columns, normalized: bool) -> Observations:
+def _from_npz(path: Path, arrays: NpzArchive, columns: Columns, normalized: bool) -> Observations:
     if {"with_canary", "without_canary"} <= set(arrays.names):
         sides = {name: arrays[name] for name in ("with_canary", "without_canary")}
         return Observations(**sides, normalized=normalized)
@@ -171,8 +168,8 @@ def scores(
     """
     options = ClaimOptions(epsilon, delta, noise_multiplier, sample_rate, num_steps, end_to_end)
     _check(options, threshold, confidence)
-    source = Source(table, with_file, without_file, Columns(score_column, presence_column))
-    observations = source.read(normalized=normalized)
+    files = ScoreFiles(table, with_file, without_file, Columns(score_column, presence_column))
+    observations = files.read(normalized=normalized)
     with _announced(observations, options):
         examined = examine(
             observations,

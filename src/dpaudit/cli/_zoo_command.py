@@ -1,11 +1,8 @@
-"""``dpaudit zoo``: faults that were public, and what catches them.
-
-How the zoo looks: what catches each fault, and every method's epsilon.
-"""
+"""``dpaudit zoo``: a table of faults that were public with what catches each, and every method's epsilon."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -15,7 +12,7 @@ from rich.table import Table
 
 from dpaudit.cli._console import output, print_json, print_labelled, print_table, slim_table
 from dpaudit.cli._options import Json
-from dpaudit.cli._progress import Watching
+from dpaudit.cli._progress import ProgressDisplay
 
 _Values: TypeAlias = Mapping[str, Any]
 
@@ -59,11 +56,6 @@ def print_zoo(console: Console, values: _Values, folder: Path) -> None:
     console.print()
     console.print(_conclusion(values))
     console.print(f"Written: {folder}", soft_wrap=True)
-
-
-def print_entries(console: Console, entries: Sequence[_Values]) -> None:
-    """Names, and what is wrong with each."""
-    print_labelled(console, [(entry["name"], entry["wrong"]) for entry in entries])
 
 
 def _faults(entries: list[_Values]) -> Table:
@@ -159,9 +151,9 @@ def zoo(
     zoo ends with 1 because of a twin in 5 % of seeds at most.
     """
     if is_list:
-        _listed(only or [], as_json=as_json)
+        _print_names(only or [], as_json=as_json)
         return
-    values = _watched(only or [], seed, folder)
+    values = _run(only or [], seed, folder)
     if as_json:
         print_json(values)
     else:
@@ -170,31 +162,24 @@ def zoo(
         raise typer.Exit(1)
 
 
-def _listed(only: list[str], *, as_json: bool) -> None:
+def _print_names(only: list[str], *, as_json: bool) -> None:
     import dpaudit.zoo as package  # noqa: PLC0415  # loads torch
 
     entries = [entry.described() for entry in package.chosen(package.ENTRIES, only)]
     if as_json:
         print_json({"entries": entries})
     else:
-        print_entries(output(), entries)
+        print_labelled(output(), [(str(entry["name"]), str(entry["wrong"])) for entry in entries])
 
 
-def _watched(only: list[str], seed: int, folder: Path) -> dict[str, Any]:
+def _run(only: list[str], seed: int, folder: Path) -> dict[str, Any]:
     import dpaudit.zoo as package  # noqa: PLC0415  # loads torch
 
     entries = package.chosen(package.ENTRIES, only)
-    num_done = 0
-    with Watching() as watching:
+    with ProgressDisplay() as display:
 
-        def watch(done: int, total: int, text: str) -> None:
-            nonlocal num_done
-            num_done = done
-            watching.show(done, total, f"{done} of {total}: {text}")
+        def kept() -> str:
+            return f": {display.num_done} of {len(entries)} entries are done and kept in {folder}"
 
-        try:
-            return package.run_zoo(entries, seed=seed, output=folder, watch=watch)
-        except KeyboardInterrupt:
-            kept = f"{num_done} of {len(entries)} entries are done and kept in {folder}"
-            watching.say(f"Interrupted: {kept}. The same command goes on from there.")
-            raise
+        with display.resumable(kept):
+            return package.run_zoo(entries, seed=seed, output=folder, watch=display.part)

@@ -1,24 +1,59 @@
-"""One audit as a report shows it.
-
-What a report says, in every format alike.
-"""
+"""One audit as a report shows it, and what a report says of it in every format alike."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dpaudit.diagnostics import Diagnosis
-from dpaudit.errors import InputError
 from dpaudit.report._figures import Figures
 from dpaudit.report._svg import number
-from dpaudit.report._values import BoundValues, ClaimValues, DiagnosisValues, Values, flattened, read_power
-from dpaudit.stats import Kind, Observations, Power, Result, Verdict
+from dpaudit.stats import ApproximateDP, Bound, ErrorCounts, Kind, Observations, Power, Result, Verdict
+from dpaudit.stats._bound import plain
+from dpaudit.stats._result import summary as result_summary
 
-_ROUNDING = 0.01  # of epsilon: a claim's is accounted from above, a bound's from below
-_NOTHING = "No verdict: where nothing is claimed, nothing can be refuted."
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimSummary:
+    """The claim in a line, and its numbers; ``parameter`` is in terms of the bound's trade-off."""
+
+    summary: str
+    epsilon: float
+    delta: float
+    parameter: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "summary": self.summary,
+            "epsilon": plain(self.epsilon),
+            "delta": self.delta,
+            "parameter": plain(self.parameter),
+        }
+
+
+@dataclass(frozen=True)
+class MethodBound:
+    """A bound by one method, and its epsilon for what the claim is of, None where that cannot be compared."""
+
+    name: str
+    bound: Bound
+    claim_epsilon: float | None
+
+    @property
+    def epsilon(self) -> float:
+        """The epsilon of the bound itself."""
+        return self.bound.epsilon
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; guesses have no rates, and so no counts."""
+        values = self.bound.to_dict()
+        counts = values["counts"] if isinstance(self.bound.counts, ErrorCounts) else None
+        compared = None if self.claim_epsilon is None else plain(self.claim_epsilon)
+        return {"name": self.name, **values, "claim_epsilon": compared, "counts": counts}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +68,15 @@ class Run:
     verdict: Verdict | None
     """None where nothing is claimed."""
     sentence: str
-    claim: ClaimValues
-    bound: BoundValues
+    claim: ClaimSummary
+    bound: Bound
     power: Power | None
-    methods: tuple[BoundValues, ...] = ()
+    methods: tuple[MethodBound, ...] = ()
     notes: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
-    diagnosis: DiagnosisValues | None = None
+    diagnosis: Diagnosis | None = None
+    likely_causes: tuple[str, ...] = ()
+    """What may be behind the findings of the diagnosis."""
     facts: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -57,23 +94,39 @@ class Run:
         settings: Mapping[str, Any] | None = None,
     ) -> Run:
         """From an audit that was not made by ``dpaudit run``: an observer's, or one of given scores."""
-        raw = {**result.to_dict(), "diagnosis": None if diagnosis is None else diagnosis.to_dict()}
-        audit = read_audit(Values(raw, name))
+        claim = ClaimSummary(
+            summary=result.claim.summary,
+            epsilon=result.claim.epsilon,
+            delta=result.claim.delta,
+            parameter=result.hypothesis.parameter,
+        )
         figures = Figures.of(
             observations,
-            claim=audit["claim"],
-            bound=audit["bound"],
+            claimed=claim.parameter,
+            bound=result.bound,
             tradeoff=result.hypothesis.tradeoff,
             hypothesis=result.hypothesis,
         )
         stepped = observations is not None and observations.is_stepped
         return cls(
             name=name,
-            figures=figures,
+            verdict=result.verdict,
+            sentence=result.sentence,
+            claim=claim,
+            bound=result.bound,
+            power=result.power,
+            not_covered=result.not_covered,
+            diagnosis=diagnosis,
+            likely_causes=() if diagnosis is None else diagnosis.likely_causes(),
             settings=flattened(settings or {}),
+            figures=figures,
             counted="step" if stepped else "observation",
-            **audit,
         )
+
+    @property
+    def verdict_bound(self) -> MethodBound:
+        """The bound that the verdict rests on, as one among the methods."""
+        return MethodBound("the verdict's", self.bound, self.bound.epsilon)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, as the schema says."""
@@ -82,12 +135,12 @@ class Run:
             "verdict": None if self.verdict is None else self.verdict.name,
             "sentence": self.sentence,
             "claim": self.claim.to_dict(),
-            "bound": self.bound.to_dict(),
+            "bound": self.verdict_bound.to_dict(),
             "power": None if self.power is None else self.power.to_dict(),
             "methods": [method.to_dict() for method in self.methods],
             "notes": list(self.notes),
             "not_covered": list(self.not_covered),
-            "diagnosis": None if self.diagnosis is None else self.diagnosis.to_dict(),
+            "diagnosis": None if self.diagnosis is None else self._diagnosis_values(self.diagnosis),
             "facts": dict(self.facts),
             "settings": dict(self.settings),
             "versions": dict(self.versions),
@@ -95,68 +148,17 @@ class Run:
             "figures": self.figures.to_dict(),
         }
 
-
-def read_audit(values: Values) -> dict[str, Any]:
-    """The parts of a run that come from its result, checked."""
-    section = values.section("bound")
-    diagnosed = values.has("diagnosis")
-    claim, verdict = ClaimValues.read(values.section("claim")), _verdict(values)
-    bound = BoundValues.read(section, section.number("epsilon"), name="the verdict's")
-    if verdict is not None:
-        _require_consistent(verdict, claim, bound, values.source)
-    return {
-        "verdict": verdict,
-        "sentence": _NOTHING if verdict is None else _sentence(verdict, values.text("sentence")),
-        "claim": claim,
-        "bound": bound,
-        "power": None if verdict is None else read_power(values.section("power")),
-        "methods": BoundValues.read_all(values, claim.delta),
-        "notes": values.texts("notes"),
-        "not_covered": values.texts("not_covered"),
-        "diagnosis": DiagnosisValues.read(values.section("diagnosis")) if diagnosed else None,
-    }
+    def _diagnosis_values(self, found: Diagnosis) -> dict[str, Any]:
+        shown = ("name", "p_value", "adjusted", "sentence")
+        return {
+            "confidence": found.confidence,
+            "tests": [{"name": one.name, "p_value": one.p_value} for one in found.checks],
+            "findings": [{key: getattr(one, key) for key in shown} for one in found.findings],
+            "likely_causes": list(self.likely_causes),
+            "notes": list(found.notes),
+        }
 
 
-def _verdict(values: Values) -> Verdict | None:
-    if not values.has("verdict") and values.section("claim").number("epsilon") == math.inf:
-        return None
-    word = values.text("verdict")
-    if word not in Verdict.__members__:
-        raise InputError(
-            f"Expected verdict to be {', '.join(Verdict.__members__)} in {values.source}, got {word[:60]!a}."
-        )
-    return Verdict[word]
-
-
-def _sentence(verdict: Verdict, text: str) -> str:
-    """The verdict's own, whatever the file says; only the condition of a violation is the file's."""
-    _, holds, condition = text.partition(" This holds if ")
-    return f"{verdict.value}{holds}{condition}" if verdict is Verdict.VIOLATION else verdict.value
-
-
-def _require_consistent(verdict: Verdict, claim: ClaimValues, bound: BoundValues, source: str) -> None:
-    """Refuse a verdict that no audit gives for such a bound and such a claim."""
-    if bound.kind is not Kind.CONFIDENCE:
-        raise InputError(
-            f"Expected the verdict in {source} to rest on a confidence bound, got a {bound.kind} one."
-        )
-    refutes = verdict is Verdict.VIOLATION
-    if refutes is not (bound.parameter > claim.parameter) or _is_wrong_side(refutes, claim, bound):
-        raise InputError(
-            f"Expected the verdict in {source} to follow from its bound and its claim, got {verdict.name} "
-            f"with a parameter of {bound.parameter:.4g} (epsilon {bound.epsilon:.4g}) where "
-            f"{claim.parameter:.4g} (epsilon {claim.epsilon:.4g}) is claimed."
-        )
-
-
-def _is_wrong_side(refutes: bool, claim: ClaimValues, bound: BoundValues) -> bool:
-    """Whether the epsilons say the opposite; a bound of 0 says nothing, and none is above infinity."""
-    if refutes:
-        return 0 < bound.epsilon < claim.epsilon * (1 - _ROUNDING) < math.inf
-    return bound.epsilon > claim.epsilon * (1 + _ROUNDING)
-
-
-_OF_ANY_MECHANISM = "ApproximateDP"  # the one curve that assumes no mechanism at any delta
 _MARKS = {
     Verdict.VIOLATION: ("\N{BLACK UP-POINTING TRIANGLE}", "Violation"),
     Verdict.NO_VIOLATION: ("\N{WHITE CIRCLE}", "No violation"),
@@ -174,6 +176,28 @@ def smallest_leak(run: Run) -> str:
     return "none" if run.power is None or math.isinf(run.power.epsilon) else number(run.power.epsilon)
 
 
+COMPARISON_HEADER = (
+    "run",
+    "verdict",
+    "claimed epsilon",
+    "epsilon at least",
+    "confidence",
+    "smallest leak that would show",
+)
+
+
+def comparison_row(run: Run) -> list[str]:
+    """One run in the table of several."""
+    return [
+        run.name,
+        verdict_mark(run.verdict)[1],
+        number(run.claim.epsilon),
+        number(run.bound.epsilon),
+        f"{100 * run.bound.confidence:g} %",
+        smallest_leak(run),
+    ]
+
+
 def headline(run: Run) -> str:
     """The verdict in a sentence, with its numbers."""
     claimed, least, sureness = number(run.claim.epsilon), number(run.bound.epsilon), _sureness(run)
@@ -183,7 +207,7 @@ def headline(run: Run) -> str:
         return f"The claim of epsilon {claimed} could not be tested: there are too few observations."
     if run.verdict is Verdict.NO_VIOLATION:
         return f"The claim of epsilon {claimed} is not refuted: epsilon is at least {least}, {sureness}."
-    if run.bound.tradeoff.startswith(_OF_ANY_MECHANISM):
+    if isinstance(run.bound.tradeoff, ApproximateDP):  # the one curve that assumes no mechanism at any delta
         return f"The claim of epsilon {claimed} is refuted: epsilon is at least {least}, {sureness}."
     # what is refuted is the claimed curve: a mechanism of another kind might leak that and keep its epsilon
     return (
@@ -204,19 +228,84 @@ def _sureness(run: Run) -> str:
 
 
 def summary(run: Run) -> list[tuple[str, str]]:
-    """Claim, bound, method, power and tests of the noise, a sentence each."""
-    return [
-        ("claim", run.claim.summary),
-        ("bound", run.bound.statement),
-        ("kind", _KINDS[run.bound.kind.value]),
-        ("method", run.bound.method),
-        *(() if run.power is None else [("power", str(run.power))]),
-        ("tests of the noise", "not run" if run.diagnosis is None else run.diagnosis.short),
-    ]
+    """Claim, bound, its kind, method, power and tests of the noise, a sentence each."""
+    claim, bound, *rest = result_summary(run.claim.summary, run.bound, run.power)
+    tests = "not run" if run.diagnosis is None else _findings(run.diagnosis)
+    return [claim, bound, ("kind", _KINDS[run.bound.kind]), *rest, ("tests of the noise", tests)]
 
 
 _KINDS = {
-    "confidence": "a confidence bound: it exceeds the truth at most as often as it says",
-    "credible": "a credible bound: it depends on a prior",
-    "heuristic": "a heuristic: no error rate is known",
+    Kind.CONFIDENCE: "a confidence bound: it exceeds the truth at most as often as it says",
+    Kind.CREDIBLE: "a credible bound: it depends on a prior",
+    Kind.HEURISTIC: "a heuristic: no error rate is known",
 }
+
+
+def _findings(diagnosis: Diagnosis) -> str:
+    names = ", ".join(one.name for one in diagnosis.findings)
+    return f"found {names}" if names else "nothing found"
+
+
+def diagnosis_sentences(diagnosis: Diagnosis) -> tuple[str, str]:
+    """How many findings there are, and how they stand to the verdict."""
+    count = len(diagnosis.findings)
+    found = {0: "Nothing was found", 1: "1 finding"}.get(count, f"{count} findings")
+    level = f"{100 * diagnosis.confidence:g} % confidence for all together"
+    meaning = "Their error is beside that of the bound, and the verdict does not rest on them."
+    if diagnosis.findings:
+        meaning += " A finding says that the training is not what was accounted for, nothing of epsilon."
+    return f"{found} by {len(diagnosis.checks)} tests, {level}.", meaning
+
+
+# Who knows a seed knows the noise. A report is for showing around.
+_SECRET = ("seed", "seeds")
+_DEEPEST_SETTING = 8
+_LONGEST_SETTING = 400  # characters of one value
+_KEPT = "\n\t"
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+def flattened(values: Mapping[str, Any]) -> dict[str, str]:
+    """Labels joined by dots; what was left open is left out, and so are seeds.
+
+    >>> flattened({"seed": 7, "model": {"name": "mlp", "hidden": [128, 64], "bias": None}})
+    {'model.name': 'mlp', 'model.hidden': '128, 64'}
+    """
+    return dict(_lines(values, "", 0))
+
+
+def _lines(values: Mapping[str, Any], place: str, depth: int) -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        if key in _SECRET or value is None:
+            continue
+        label = f"{place}.{key}" if place else str(key)
+        if isinstance(value, Mapping) and depth < _DEEPEST_SETTING:
+            yield from _lines(value, label, depth + 1)
+        else:
+            yield fit(label[:_LONGEST_SETTING]), fit(_shown(value))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        shown = ", ".join(map(_shown, value[:50]))
+    elif isinstance(value, bool):
+        shown = "yes" if value else "no"
+    elif isinstance(value, float):
+        shown = f"{value:.6g}"
+    else:
+        shown = str(value)
+    return shown if len(shown) <= _LONGEST_SETTING else f"{shown[:_LONGEST_SETTING]}..."
+
+
+def fit(text: str) -> str:
+    """Return the text without what moves a terminal's cursor, turns the direction of letters, or is none.
+
+    >>> fit("a" + chr(27) + "[2J") == "a" + chr(0xFFFD) + "[2J"
+    True
+    """
+    return "".join(one if one in _KEPT or _is_shown(one) else _REPLACEMENT for one in text)
+
+
+def _is_shown(one: str) -> bool:
+    # control characters, those of format such as a change of direction, and halves of a pair
+    return unicodedata.category(one) not in ("Cc", "Cf", "Cs")

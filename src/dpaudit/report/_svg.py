@@ -1,8 +1,4 @@
-"""Axes and marks of one picture, as SVG.
-
-From numbers to places on a picture. A picture with its title, what it says, its key, and its numbers as a
-table.
-"""
+"""What every plot of a report is made of, as SVG: axes, marks, a key, and the numbers as a table."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from dpaudit._html import Html, element, joined
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """Numbers from ``low`` to ``high`` at places from ``start`` to ``end``."""
 
     low: float
@@ -69,8 +65,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 20, 10, 46
 class Canvas:
     """A picture of this height with room for two axes. All marks are plain shapes with a class."""
 
-    x: Scale
-    y: Scale
+    x: AxisScale
+    y: AxisScale
     height: float
 
     @classmethod
@@ -78,18 +74,27 @@ class Canvas:
         cls, x: tuple[float, float], y: tuple[float, float], height: float = 280, *, counts: bool = False
     ) -> Canvas:
         """Axes over these ranges; ``counts`` says that those of x are whole numbers."""
-        return cls(Scale(*x, _LEFT, WIDTH - _RIGHT, counts), Scale(*y, height - _BOTTOM, _TOP), height)
+        return cls(
+            AxisScale(*x, _LEFT, WIDTH - _RIGHT, counts), AxisScale(*y, height - _BOTTOM, _TOP), height
+        )
 
     def axes(self, x_label: str, y_label: str) -> Html:
         """Lines at round numbers, and what they count."""
-        return joined([*self._columns(), *self._rows(), self._names(x_label, y_label)])
+        middle = (self.y.start + self.y.end) / 2
+        turned = f"rotate(-90 12 {middle:g})"
+        y_name = element("text", y_label, class_="axis middle", x=12, y=middle, transform=turned)
+        return joined([*self._columns(), *self._rows(), self._x_name(x_label), y_name])
 
-    def _columns(self) -> Iterable[Html]:
+    def x_axis(self, label: str, most: int) -> Html:
+        """The same of x alone, at most so many lines and one more."""
+        return joined([*self._columns(most), self._x_name(label)])
+
+    def _columns(self, most: int = 5) -> Iterable[Html]:
         bottom = self.y.start
-        for tick in self.x.ticks():
+        for tick in self.x.ticks(most):
             at = self.x(tick)
             yield element("line", class_="grid", x1=at, x2=at, y1=self.y.end, y2=bottom)
-            yield element("text", self.x.label(tick), class_="tick middle", x=at, y=bottom + 16)
+            yield element("text", self.x.label(tick, most), class_="tick middle", x=at, y=bottom + 16)
 
     def _rows(self) -> Iterable[Html]:
         left = self.x.start
@@ -98,15 +103,9 @@ class Canvas:
             yield element("line", class_="grid", x1=left, x2=self.x.end, y1=at, y2=at)
             yield element("text", self.y.label(tick), class_="tick end", x=left - 7, y=at + 4)
 
-    def _names(self, x_label: str, y_label: str) -> Html:
-        middle = (self.y.start + self.y.end) / 2
-        across = element(
-            "text", x_label, class_="axis middle", x=(self.x.start + self.x.end) / 2, y=self.height - 8
-        )
-        turned = f"rotate(-90 12 {middle:g})"
-        return joined(
-            [across, element("text", y_label, class_="axis middle", x=12, y=middle, transform=turned)]
-        )
+    def _x_name(self, label: str) -> Html:
+        middle = (self.x.start + self.x.end) / 2
+        return element("text", label, class_="axis middle", x=middle, y=self.height - 8)
 
     def line(self, xs: Iterable[float], ys: Iterable[float], class_: str) -> Html:
         """Through these points."""
@@ -127,15 +126,11 @@ class Canvas:
         at = self.x(value)
         return element("line", class_=class_, x1=at, x2=at, y1=self.y.start, y2=self.y.end)
 
-    def box(
-        self, x: tuple[float, float], y: tuple[float, float], class_: str, tip: str | None = None
-    ) -> Html:
+    def box(self, x: tuple[float, float], y: tuple[float, float], class_: str) -> Html:
         """A rectangle, at least so large that it is seen."""
         left, right, top, bottom = self.x(x[0]), self.x(x[1]), self.y(y[1]), self.y(y[0])
-        return element(
-            "rect", class_=class_, x=left, y=top, width=max(right - left, 1), height=max(bottom - top, 1),
-            data_tip=tip,
-        )  # fmt: skip
+        width, height = max(right - left, 1), max(bottom - top, 1)
+        return element("rect", class_=class_, x=left, y=top, width=width, height=height)
 
     def strips(self, xs: Sequence[float], tips: Sequence[str]) -> Html:
         """Places to point at, one around each x: what is under them is told in a tip."""

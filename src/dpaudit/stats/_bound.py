@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from dpaudit.errors import InputError
 from dpaudit.stats._counts import ErrorCounts, Guesses
@@ -14,6 +15,7 @@ from dpaudit.stats.inference import Inference, Kind
 from dpaudit.stats.thresholds import ThresholdRule
 from dpaudit.stats.tradeoffs import TradeOff
 
+LARGEST: Final = sys.float_info.max  # a range that ends here leaves out infinity
 _LONGEST = 10_000  # characters of an assumption that is read
 
 
@@ -96,7 +98,7 @@ class Bound:
             tradeoff=TradeOff.from_dict(_part(values, "tradeoff")),
             inference=Inference.from_dict(_part(values, "inference")),
             threshold_rule=ThresholdRule.from_dict(_part(values, "threshold_rule")),
-            threshold=None if threshold is None else number(values, "threshold", low=-math.inf),
+            threshold=None if threshold is None else number(values, "threshold", low=-LARGEST, high=LARGEST),
             counts=_counts(values),
             kind=_kind(values),
             assumptions=_texts(values, "assumptions"),
@@ -136,8 +138,9 @@ def _counts(values: Mapping[str, Any]) -> ErrorCounts | Guesses:
     if not isinstance(found, Mapping):
         raise _refused("counts", "to be an object", found)
     kind = ErrorCounts if "false_positives" in found else Guesses
+    known: dict[str, Any] = {one.name: found[one.name] for one in fields(kind) if one.name in found}
     try:
-        return kind(**found)
+        return kind(**known)
     except TypeError as error:
         raise _refused("counts", f"to be those of {kind.__name__}", dict(found)) from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from dpaudit._html import result_html
-from dpaudit._plotting import draw_plane
+from dpaudit._plotting import draw_tradeoff
 from dpaudit._types import FloatArray
 from dpaudit.errors import InputError, ViolationError
 from dpaudit.stats._binomial import plausible_rate
-from dpaudit.stats._bound import Bound, plain
+from dpaudit.stats._bound import LARGEST, Bound, number, plain
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.tradeoffs import TradeOff
@@ -71,13 +71,8 @@ class Result:
             raise ViolationError(str(self))
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.verdict.name}. {self.sentence}",
-            f"  claim: {self.claim.summary}",
-            f"  bound: {self.bound.statement}",
-            f"  method: {self.bound.label}",
-            f"  power: {self.power}",
-        ]
+        lines = [f"{self.verdict.name}. {self.sentence}"]
+        lines += [f"  {label}: {text}" for label, text in self._summary()]
         lines += [f"  assumes: {text}" for text in self.bound.assumptions]
         return "\n".join(lines + [f"  not covered: {text}" for text in self.not_covered])
 
@@ -86,14 +81,12 @@ class Result:
         return result_html(
             self.verdict.name,
             self.sentence,
-            [
-                ("claim", self.claim.summary),
-                ("bound", self.bound.statement),
-                ("method", self.bound.label),
-                ("power", str(self.power)),
-            ],
+            self._summary(),
             [("assumes", self.bound.assumptions), ("not covered", self.not_covered)],
         )
+
+    def _summary(self) -> list[tuple[str, str]]:
+        return summary(self.claim.summary, self.bound, self.power)
 
     def plot(self, *, ax: Any = None) -> Any:
         """Draw the claimed curve, that of the bound, and the measured rates with their region.
@@ -107,7 +100,7 @@ class Result:
             bound=self.bound.parameter,
             confidence=self.bound.confidence,
         )
-        return draw_plane(plane, ax)
+        return draw_tradeoff(plane, ax)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -165,6 +158,23 @@ class Power:
             "parameter": plain(self.parameter),
             "noise_factor": self.noise_factor,
         }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Power:
+        """Make the power that :meth:`to_dict` described; values that none has raise ``InputError``."""
+        scales = values.get("noise_factor") is not None
+        return cls(
+            probability=number(values, "probability", high=1.0),
+            epsilon=number(values, "epsilon"),
+            parameter=number(values, "parameter"),
+            noise_factor=number(values, "noise_factor", high=LARGEST) if scales else None,
+        )
+
+
+def summary(claim: str, bound: Bound, power: Power | None) -> list[tuple[str, str]]:
+    """Return what every form of a result shows, with a label each: claim, bound, method and power."""
+    lines = [("claim", claim), ("bound", bound.statement), ("method", bound.label)]
+    return lines if power is None else [*lines, ("power", str(power))]
 
 
 @dataclass(frozen=True)

@@ -164,11 +164,14 @@ def _read(values: Any, depth: int) -> Any:
     if kind is None:
         return Named(values["type"], tuple(rest.items()))
     try:
-        return kind(**rest)
+        found = kind(**rest)
+        _ = repr(found), found.label  # where fields of a wrong type show
     except InputError:
         raise
-    except (TypeError, ValueError, OverflowError) as error:  # fields of another version, or edited ones
+    # fields of another version, or edited ones
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"Expected fields of a {kind.__name__}, got {values!a:.80}: {error}.") from error
+    return found
 
 
 def _field(value: Any, depth: int) -> Any:
