@@ -23,6 +23,7 @@ from dpaudit.recording._signal_and_noise import (
 )
 from dpaudit.recording._trajectory import LiveBound
 from dpaudit.stats import Bound, Fixed, Guesses, Observations, Result, Simultaneous, audit, one_run_fdp_bound
+from dpaudit.stats.thresholds import BestOf
 
 # Sampling needs all the error it can have; too little noise is seen with less.
 _SHARES = {Fixed(0.0): 0.8, Simultaneous(): 0.2}
@@ -280,9 +281,9 @@ def _larger(observations: Observations, *, confidence: float, **method: Any) -> 
         for rule, share in _SHARES.items()
     ]
     best = max(found, key=lambda result: result.bound.parameter)
-    shares = " and ".join(f"{rule!r} with {share:g} of the error" for rule, share in _SHARES.items())
+    rule = BestOf(best.bound.threshold_rule, tuple(_SHARES), tuple(_SHARES.values()))
     return replace(
         best,
-        bound=replace(best.bound, confidence=confidence, rule=f"{best.bound.rule}, the better of {shares}"),
+        bound=replace(best.bound, confidence=confidence, threshold_rule=rule),
         design=found[-1].design,  # its power does not rest on the noise being the claimed one
     )
