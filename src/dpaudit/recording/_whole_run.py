@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Any
 
 import numpy as np
@@ -256,15 +256,14 @@ class WholeRunRecorder:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was recorded; give it to ``load_state_dict`` of an equal recorder."""
-        moments = {"joined": self._joined.state(), "absent": self._absent.state()}
+        moments = {"joined": astuple(self._joined), "absent": astuple(self._absent)}
         return self._ratios.state_dict() | (moments if self._absent.count else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where ``state_dict`` was taken."""
         self._ratios.load_state_dict(state)
         if "joined" in state:
-            self._joined = RunningMoments.restored(state["joined"])
-            self._absent = RunningMoments.restored(state["absent"])
+            self._joined, self._absent = (RunningMoments(*state[side]) for side in ("joined", "absent"))
 
 
 def _curve(claim: Claim) -> SubsampledGaussian:
