@@ -43,10 +43,10 @@ class Slow:
         self.scores, self.norm, self.divisor = [], max_grad_norm, divisor
         note = InputInsertion._note_inputs
 
-        def noted(host, made, *rest):
-            self.made = np.asarray(made), host._examples[1]
-            self.present = np.array(host._present)
-            return note(host, made, *rest)
+        def noted(insertion, made, *rest):
+            self.made = np.asarray(made), insertion._examples[1]
+            self.present = np.array(insertion._host._present)
+            return note(insertion, made, *rest)
 
         monkeypatch.setattr(InputInsertion, "_note_inputs", noted)
 

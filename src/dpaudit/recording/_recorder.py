@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
@@ -37,6 +37,7 @@ _MIDPOINT = 0.5  # between an absent canary's mean score, 0, and a present one's
 _NOT_SHOWN = "not looked at; live() shows it, and audit() then allows for a run that was ended because of it"
 
 
+@final
 class Recorder:
     """Collects, step by step, scores in units of the canary's own signal, and which canaries are present.
 

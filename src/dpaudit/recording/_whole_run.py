@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import astuple, replace
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
@@ -75,6 +75,7 @@ class LikelihoodRatios:
         self.values = np.array(state["ratios"])
 
 
+@final
 class WholeRunRecorder:
     """Adds up, for every canary, how much more likely its scores are if it is in the data set.
 
