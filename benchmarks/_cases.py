@@ -30,6 +30,7 @@ __all__ = [
     "WIDE_RESNET",
     "Case",
     "Step",
+    "cpu_seconds",
     "fixed_indices",
     "in_turns",
     "ratio",
@@ -117,7 +118,7 @@ def in_turns(case: Case, make: Mapping[str, Callable[[Case], Step]]) -> dict[str
         steps = {name: build(case) for name, build in make.items()}
         for turn in range(WARM_UP + case.turns):
             for name in _rotated(list(steps), turn):
-                seconds = _cpu_seconds(steps[name], case.steps)
+                seconds = cpu_seconds(steps[name], case.steps)
                 if turn >= WARM_UP:
                     times[name].append(seconds)
     return times
@@ -129,7 +130,8 @@ def _rotated(names: list[str], by: int) -> list[str]:
     return names[first:] + names[:first]
 
 
-def _cpu_seconds(step: Step, count: int) -> float:
+def cpu_seconds(step: Step, count: int = 1) -> float:
+    """Of one step, on average over ``count``."""
     start = time.process_time()
     for _ in range(count):
         step()

@@ -6,13 +6,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from dpaudit.canaries import Dirac
-from dpaudit.stats import Betting, ClopperPearson, audit
+from dpaudit.stats import Betting, ClopperPearson, Gaussian, audit
 from dpaudit.training import faults
-from dpaudit.zoo import judge
-from dpaudit.zoo._entry import EPSILON, noise_of
-from dpaudit.zoo._native import NativeTraining
+from dpaudit.zoo import ENTRIES, judge
 
+EPSILON, DELTA = 1.27, 1e-5
 HEAD = ["violation", "steps", "canaries", "bets", "pooled counts", "tests of the noise"]
 CONFIDENCE = 0.95
 
@@ -22,7 +20,7 @@ class Case:
     """A violation, and whether scores of a step depend on each other because of it."""
 
     name: str
-    specimen: NativeTraining
+    specimen: Any  # a training with the native engine, as in the zoo
     is_dependent: bool = False
 
     def measured(self, seed: int = 0) -> dict[str, Any]:
@@ -49,19 +47,19 @@ class Case:
         return [self.name, *size, bets, pooled + mark, ", ".join(found["findings"])]
 
 
-def _noise_for(epsilon: float, **options: int) -> NativeTraining:
-    mechanism = partial(faults.NoiseTooSmall, factor=noise_of(epsilon) / noise_of(EPSILON))
-    return NativeTraining(mechanism=mechanism, num_steps=500, **options)
+def _noise_for(epsilon: float, **options: int) -> Any:
+    used, claimed = (1 / Gaussian().with_epsilon(value, DELTA) for value in (epsilon, EPSILON))
+    return replace(_FEW_SEEDS, mechanism=partial(faults.NoiseTooSmall, factor=used / claimed), **options)
 
 
-_AFTER_MEAN = NativeTraining(mechanism=faults.ClippedAfterMean, canary=Dirac(scale=30.0), num_steps=500)
+_SPECIMENS: dict[str, Any] = {entry.name: entry.specimen for entry in ENTRIES}
+_AFTER_MEAN = replace(_SPECIMENS["clip-after-mean"], num_steps=500)
+_FEW_SEEDS = replace(_SPECIMENS["noise-100-seeds"], num_steps=500)
 
 CASES = (
     Case("1: the mean is clipped", _AFTER_MEAN, is_dependent=True),
     Case("1: the mean is clipped", replace(_AFTER_MEAN, num_steps=2000), is_dependent=True),
-    Case(
-        "2: noise of 100 seeds", NativeTraining(mechanism=faults.FewSeeds, num_steps=500), is_dependent=True
-    ),
+    Case("2: noise of 100 seeds", _FEW_SEEDS, is_dependent=True),
     Case("3: noise for 1.57", _noise_for(1.57)),
     Case("3: noise for 1.35", _noise_for(1.35, num_canaries=1200)),
 )

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import dpaudit
-from dpaudit._torch._crafting import Cosine, Crafting, mean_gradient
+from dpaudit._torch._crafting import Crafting, cosine_objective, mean_gradient
 from dpaudit.training import cross_entropy, initialize
 from dpaudit.training.data import hold_out, random_images
 from dpaudit.training.models import conv_net, purchase_mlp, wide_resnet
@@ -30,7 +30,8 @@ def _measure(name, build, shape, canary):
     started = time.perf_counter()
     made = make(canary, 1, np.random.default_rng(0))
     seconds = time.perf_counter() - started
-    cosine = Cosine(model, cross_entropy, mean_gradient(model, cross_entropy, held))
+    reference = mean_gradient(model, cross_entropy, held)
+    cosine = cosine_objective(model, cross_entropy, reference, dpaudit.Crafted(), 1.0)
     value = float(cosine(made.inputs, made.targets)[0])
     print(f"{name:12} {type(canary).__name__:12} {seconds:7.2f} s   |cos| {value:.4f}", flush=True)
     return seconds

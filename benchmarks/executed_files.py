@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from _digits import digits_config
 from opacus import PrivacyEngine
 
 import dpaudit
@@ -30,14 +31,6 @@ from dpaudit import cli
 from dpaudit.observers.opacus import observe
 
 PACKAGE = Path(dpaudit.__file__).parent
-CONFIG = """
-output = "run"
-seed = 1
-model = {name = "mlp", hidden = [16]}
-data = {name = "digits", num_examples = 200}
-training = {noise_multiplier = 1.0, sample_rate = 0.1, num_steps = 20}
-audit = {num_canaries = 32}
-"""
 
 
 @contextlib.contextmanager
@@ -104,7 +97,7 @@ def report() -> set[str]:
 
 
 def _command(*arguments: str) -> set[str]:
-    Path("config.toml").write_text(CONFIG)
+    Path("config.toml").write_text(digits_config("run", num_examples=200, audit="num_canaries = 32"))
     sys.argv = ["dpaudit", *arguments]
     with profiled() as found, contextlib.suppress(SystemExit), contextlib.redirect_stdout(sys.stderr):
         cli.main()

@@ -24,13 +24,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from _digits import DELTA, dpsgd_training, finished
 
 import dpaudit
-from dpaudit.training import DPSGD, SGD, OneRun, Seeds, Training, TwoBatches, initialize
+from dpaudit.training import OneRun, TwoBatches
 from dpaudit.training.data import cifar10, digits, hold_out, idx_images, location
 from dpaudit.training.models import conv_net, mlp, wide_resnet
 
-_DELTA = 1e-5
 _NOISE = 0.5
 _HELD_OUT = 128
 _CANARIES = {
@@ -93,34 +93,34 @@ class _BothScores(TwoBatches):
 
     def attach(self, training):
         super().attach(training)
-        self.residual = self._record(training, paired=True, may_stop=False)
+        self.residual = self._step_recorder(training, None, paired=True, may_stop=False)
 
-    def _look(self, step):
-        rows = self._inserted.rows(step.index, [0])
+    def observe(self, step):
+        rows = self._inserter.rows(step.index, [0])
         steps = step, self._training.draw(rows, self._generators)
         for recorder, residual in ((self.recorder, False), (self.residual, True)):
-            scores = [self._inserted.scores(one, residual=residual)[0] for one in steps]
+            scores = [self._inserter.scores(one, residual=residual)[0] for one in steps]
             recorder.record(scores, [False, True], tell=False)
 
 
 def _train(audit, case, train, build, seed):
-    settings = DPSGD(
+    training = dpsgd_training(
+        audit,
+        build=build,
+        data=train,
+        seed=seed,
         noise_multiplier=_NOISE,
-        max_grad_norm=1.0,
         sample_rate=case.batch_size / len(train),
         num_steps=case.num_steps,
-        optimizer=SGD(learning_rate=case.learning_rate),
+        learning_rate=case.learning_rate,
     )
-    seeds = Seeds.of(seed)
-    model = initialize(build, seeds.initialization)
-    for _ in Training(model, train, settings, seeds=seeds, hooks=[audit]).run():
-        pass
+    finished(training)
 
 
 def _mu(recorder, threshold, inference):
     bound = dpaudit.lower_bound(
         recorder.observations,
-        delta=_DELTA,
+        delta=DELTA,
         tradeoff=dpaudit.Gaussian(),
         inference=inference,
         threshold=threshold,
@@ -130,7 +130,7 @@ def _mu(recorder, threshold, inference):
 
 def _cell(case, data, canary, seed):
     train, held_out = data
-    audit = _BothScores(delta=_DELTA, canary=canary, held_out=held_out, seed=seed)
+    audit = _BothScores(delta=DELTA, canary=canary, held_out=held_out, seed=seed)
     started = time.perf_counter()
     _train(audit, case, train, _build(case, train), seed)
     seconds = time.perf_counter() - started
@@ -202,7 +202,7 @@ _MODES = {
 
 
 def _is_flagged(case, data, mode, canary, seed):
-    audit = _MODES[mode](delta=_DELTA, canary=canary, held_out=data[1], seed=seed)
+    audit = _MODES[mode](delta=DELTA, canary=canary, held_out=data[1], seed=seed)
     _train(audit, case, data[0], lambda: mlp(64, 16, 10), seed)
     return audit.recorder.audit().verdict is dpaudit.Verdict.VIOLATION
 

@@ -14,15 +14,15 @@ import sys
 from collections.abc import Callable
 
 import torch
+from _digits import DELTA, dpsgd_training, finished
 from _measure import Table, finish
 from torch import nn
 
 import dpaudit
-from dpaudit.training import DPSGD, SGD, OneRun, Seeds, Training, initialize
+from dpaudit.training import OneRun
 from dpaudit.training.data import Dataset, digits, random_images
 from dpaudit.training.models import mlp
 
-DELTA = 1e-5
 RATE, STEPS = 0.08, 2000
 SMALLEST_RATIO, LARGEST_SHARE = 0.95, 0.05
 
@@ -51,19 +51,9 @@ def _cases() -> list[tuple[str, Dataset, Callable[[], nn.Module]]]:
 
 
 def _bound(data: Dataset, build: Callable[[], nn.Module], epsilon: float, seed: int) -> dpaudit.Bound:
-    noise = dpaudit.noise_for_epsilon(epsilon, sample_rate=RATE, num_steps=STEPS, delta=DELTA)
-    settings = DPSGD(
-        noise_multiplier=noise,
-        max_grad_norm=1.0,
-        sample_rate=RATE,
-        num_steps=STEPS,
-        optimizer=SGD(learning_rate=0.2),
-    )
-    seeds = Seeds.of(seed)
     audit = OneRun(delta=DELTA, num_canaries=512, seed=seed)
-    model = initialize(build, seeds.initialization)
-    for _ in Training(model, data, settings, seeds=seeds, hooks=[audit]).run():
-        pass
+    terms = {"epsilon": epsilon, "sample_rate": RATE, "num_steps": STEPS, "learning_rate": 0.2}
+    finished(dpsgd_training(audit, build=build, data=data, seed=seed, **terms))
     return audit.recorder.audit().bound
 
 

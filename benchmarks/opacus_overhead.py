@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import statistics
 import sys
-import time
 import warnings
 from collections.abc import Callable
 
 import torch
-from _measure import ONE_THREAD, Table, finish, milliseconds
+from _cases import cpu_seconds, ratio, restart_in_environment
+from _measure import Table, finish, milliseconds
 from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -25,13 +24,6 @@ from dpaudit.observers.opacus import observe
 from dpaudit.training.models import conv_net
 
 LIMIT, CANARIES, BATCH = 1.15, 64, 128
-# The C library reads these before Python starts; see dpsgd_step.py.
-MALLOC = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": "17179869184",
-    "MALLOC_TOP_PAD_": "67108864",
-}
-ENVIRONMENT = MALLOC | ONE_THREAD
 
 
 def stepper(mode: str, observed: contextlib.ExitStack | None) -> Callable[[], None]:
@@ -61,18 +53,13 @@ def stepper(mode: str, observed: contextlib.ExitStack | None) -> Callable[[], No
     return step
 
 
-def cpu_seconds(step: Callable[[], None]) -> float:
-    start = time.process_time()
-    step()
-    return time.process_time() - start
-
-
-def measure(mode: str, repetitions: int) -> list[tuple[float, float]]:
+def measure(mode: str, repetitions: int) -> tuple[list[float], list[float]]:
     """Seconds of steps without and with an observer, after two of each to warm up."""
     with contextlib.ExitStack() as stack:
         plain, observed = stepper(mode, None), stepper(mode, stack)
         pairs = [(cpu_seconds(plain), cpu_seconds(observed)) for _ in range(2 + repetitions)]
-    return pairs[2:]
+    plain_times, observed_times = (list(times) for times in zip(*pairs[2:], strict=True))
+    return plain_times, observed_times
 
 
 def main() -> int:
@@ -84,15 +71,15 @@ def main() -> int:
     columns = ("mode", "batch", "canaries", "without", "with", "ratio", "limit")
     table = Table("A step of Opacus, ConvNet", columns)
     for mode in ("hooks", "ghost"):
-        pairs = measure(mode, repetitions)
-        plain, observed = (milliseconds(statistics.median(times)) for times in zip(*pairs, strict=True))
-        ratio = statistics.median(b / a for a, b in pairs)
-        cells = mode, str(BATCH), str(CANARIES), plain, observed, f"{ratio:.2f}x", f"{LIMIT:g}x"
-        table.add(*cells, met=ratio <= LIMIT)
+        plain, observed = measure(mode, repetitions)
+        slower = ratio(observed, plain)
+        times = (milliseconds(statistics.median(times)) for times in (plain, observed))
+        table.add(
+            mode, str(BATCH), str(CANARIES), *times, f"{slower:.2f}x", f"{LIMIT:g}x", met=slower <= LIMIT
+        )
     return finish(table)
 
 
 if __name__ == "__main__":
-    if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ENVIRONMENT)
+    restart_in_environment()
     sys.exit(main())

@@ -15,14 +15,14 @@ import sys
 from pathlib import Path
 
 import torch
+from _digits import DELTA, dpsgd_training, finished
 from _measure import Table, finish
 
 import dpaudit
-from dpaudit.training import DPSGD, SGD, Seeds, Training, TwoBatches, initialize
+from dpaudit.training import TwoBatches
 from dpaudit.training.data import cifar10
 from dpaudit.training.models import conv_net
 
-DELTA = 1e-5
 RATE, STEPS = 4096 / 50000, 1000
 # from the largest bound to the smallest, as in the paper's column "CIFAR-10 ConvNet"
 ROWS = (
@@ -55,20 +55,9 @@ def main() -> int:
 
 
 def _audited(directory: Path, epsilon: float, seed: int) -> dpaudit.Recorder:
-    noise = dpaudit.noise_for_epsilon(epsilon, sample_rate=RATE, num_steps=STEPS, delta=DELTA)
-    settings = DPSGD(
-        noise_multiplier=noise,
-        max_grad_norm=1.0,
-        sample_rate=RATE,
-        num_steps=STEPS,
-        optimizer=SGD(learning_rate=0.5),
-    )
-    seeds = Seeds.of(seed)
-    audit = TwoBatches(delta=DELTA, seed=seed)
-    model = initialize(conv_net, seeds.initialization)
-    images = cifar10(directory).split(200)[0]
-    for _ in Training(model, images, settings, seeds=seeds, hooks=[audit]).run():
-        pass
+    audit, images = TwoBatches(delta=DELTA, seed=seed), cifar10(directory).split(200)[0]
+    terms = {"epsilon": epsilon, "sample_rate": RATE, "num_steps": STEPS}
+    finished(dpsgd_training(audit, build=conv_net, data=images, seed=seed, **terms))
     return audit.recorder
 
 

@@ -21,10 +21,8 @@ from typing import Any
 import torch
 from _violations import CASES, HEAD
 
-from dpaudit._io import write_text
 from dpaudit.training import GaussianSum
 from dpaudit.zoo import ENTRIES, Entry, chosen, judge, run_zoo
-from dpaudit.zoo._native import NativeTraining
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".zoo-cache"
@@ -48,8 +46,15 @@ def flagged(entry: Entry, *, is_broken: bool, num_seeds: int) -> list[list[str]]
     while len(found) < num_seeds:
         seed = 1 + len(found)
         found.append(list(judge(entry.observe(is_broken=is_broken, seed=seed)).caught_by))
-        write_text(file, json.dumps(found))
+        keep(file, found)
     return found
+
+
+def keep(file: Path, found: object) -> None:
+    """Write what is finished so far; an interrupted run leaves the file whole."""
+    new = file.with_suffix(".new")
+    new.write_text(json.dumps(found))
+    new.replace(file)
 
 
 def counted(entries: list[Entry], num_seeds: dict[bool, int]) -> dict[str, dict[bool, str]]:
@@ -72,10 +77,8 @@ def same_twin(entry: Entry) -> Entry:
 
 def twin(entry: Entry) -> object:
     """What tells a twin apart from others."""
-    specimen = entry.specimen
-    if isinstance(specimen, NativeTraining):
-        return replace(specimen, mechanism=GaussianSum)
-    return entry.name
+    specimen: Any = entry.specimen
+    return replace(specimen, mechanism=GaussianSum) if hasattr(specimen, "mechanism") else entry.name
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -187,7 +190,7 @@ def violations() -> str:
     found = json.loads(file.read_text()) if file.exists() else []
     for case in CASES[len(found) :]:
         found.append(case.measured())
-        write_text(file, json.dumps(found))
+        keep(file, found)
         print(case.name, found[-1], flush=True)
     return table(HEAD, [case.row(one) for case, one in zip(CASES, found, strict=True)])
 

@@ -1,5 +1,6 @@
 """The public names: a change here is a change for users, and belongs into the changelog."""
 
+import importlib
 import inspect
 
 import dpaudit
@@ -81,6 +82,30 @@ SURFACE = {
     "Verdict": ["VIOLATION", "NO_VIOLATION", "UNDERPOWERED"],
     "Kind": ["CONFIDENCE", "CREDIBLE", "HEURISTIC"],
 }
+
+
+# what authors of trade-offs, inferences, threshold rules and observers import besides
+EXTENSIONS = {
+    "dpaudit.stats": [
+        "BoundQuery",
+        "CountInference",
+        "ExactInference",
+        "FloatArray",
+        "IntArray",
+        "Region",
+        "ThresholdResult",
+        "plausible_counts",
+    ],
+    "dpaudit.canaries": ["Directions", "Draws", "GradientCanary"],
+    "dpaudit.recording": ["Recorder", "WholeRunRecorder"],
+}
+
+
+def test_what_extensions_need_is_public() -> None:
+    for home, names in EXTENSIONS.items():
+        module = importlib.import_module(home)
+        assert set(names) <= set(module.__all__), home
+        assert all(hasattr(module, name) for name in names), home
 
 
 def test_the_public_names_are_these() -> None:

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         smallest_leak,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Adversarial",

@@ -1,9 +1,10 @@
 """Input canaries are frozen descriptions, whose numbers are checked."""
 
+import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.canaries import InputCanary
+from dpaudit.canaries import InputCanary, fingerprints, split_places, unseen_places
 
 KINDS = [dpaudit.Blank, dpaudit.Mislabelled, dpaudit.Adversarial, dpaudit.Crafted]
 
@@ -52,3 +53,19 @@ def test_a_crafted_canary_is_due_once_in_every_so_manieth_step():
             made_at = index
             due.append(index)
     assert due == [0, 3, 6]
+
+
+def test_examples_are_held_out_at_random_and_none_is_lost():
+    kept, held = split_places(50, 20, seed=3)
+    assert len(held) == 20
+    np.testing.assert_array_equal(np.sort(np.concatenate([kept, held])), np.arange(50))
+    np.testing.assert_array_equal(held, split_places(50, 20, seed=3)[1])
+    assert held.tolist() != split_places(50, 20, seed=4)[1].tolist()
+
+
+def test_held_out_examples_that_the_training_has_too_are_left_out():
+    rows = np.arange(12.0).reshape(6, 2)
+    seen = set(fingerprints(rows[[1, 4]].T.copy().T))  # in another order in memory
+    np.testing.assert_array_equal(unseen_places(fingerprints(rows), seen), [0, 2, 3, 5])
+    with pytest.raises(dpaudit.InputError, match="does not see, but it sees all 2"):
+        unseen_places(fingerprints(rows[[1, 4]]), seen)

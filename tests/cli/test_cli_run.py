@@ -14,28 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from digits_config import digits_config
 
-SMALL = """
-output = "{output}"
-seed = 3
-checkpoint_seconds = 0
-
-[model]
-name = "mlp"
-hidden = [16]
-
-[data]
-name = "digits"
-num_examples = 400
-
-[training]
-noise_multiplier = 1.0
-sample_rate = 0.1
-num_steps = 300
-
-[audit]
-methods = []
-"""
 MODES = {"one-run": 32, "paper": 1, "end-to-end": 32}
 SCRIPT = Path(sys.executable).parent / "dpaudit"
 MODULE = [sys.executable, "-m", "dpaudit"]
@@ -51,7 +31,9 @@ PREPARED = (
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.toml"
-    path.write_text(SMALL.format(output=tmp_path / "run"))
+    path.write_text(
+        digits_config(tmp_path / "run", top="checkpoint_seconds = 0", num_steps=300, audit="methods = []")
+    )
     return path
 
 

@@ -31,6 +31,13 @@ def test_there_is_a_finding_only_if_one_p_value_is_small_for_their_number(p_valu
     assert bool(diagnosis.findings) == (min(p_values) * len(p_values) <= 1 - confidence)
 
 
+def test_every_test_has_a_likely_cause_of_its_own():
+    names = [check.name for check in diagnostics(num_steps=30).diagnose().checks]
+    assert [name for name in names if not likely_causes(findings=[name])] == [
+        "noise-variance"
+    ]  # by its ratio
+
+
 def test_a_diagnosis_without_findings_raises_nothing_and_never_says_private():
     diagnosis = diagnostics(num_steps=30).diagnose()
     diagnosis.raise_for_findings()

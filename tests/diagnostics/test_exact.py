@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpaudit.diagnostics._diagnosis import holm
-from dpaudit.diagnostics._noise_tests import cross_ratio_chance
-from dpaudit.diagnostics._participation import at_least, far_from_mean, hypergeometric
+from dpaudit.diagnostics._noise_tests import cross_ratio_cdf
+from dpaudit.diagnostics._participation import chernoff_p_value, hypergeometric, hypergeometric_tail
 from dpaudit.diagnostics._tests import (
     RESOLUTION,
-    any_of,
-    below_claim,
-    below_rest,
-    correlation,
-    same_signs,
+    bonferroni,
+    claim_p_value,
+    share_p_value,
+    sign_correlation,
+    sign_p_value,
+    sign_sum_p_value,
     sure_signs,
-    swaying,
-    uniform,
+    uniform_p_value,
 )
 
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=8)
@@ -41,7 +41,7 @@ def test_holm_rejects_what_the_step_down_procedure_rejects(p_values, level):
 @pytest.mark.parametrize("energy", [0.0, 0.01, 1.0, 5.0])
 def test_two_squares_are_below_the_claim_as_an_exponential_number_is(energy):
     blurred = (math.sqrt(energy) + RESOLUTION * math.sqrt(2)) ** 2
-    assert below_claim(energy, 2) == pytest.approx(1 - math.exp(-blurred / 2))
+    assert claim_p_value(energy, 2) == pytest.approx(1 - math.exp(-blurred / 2))
 
 
 def test_noise_below_the_claim_is_as_rare_as_simulated():
@@ -49,7 +49,7 @@ def test_noise_below_the_claim_is_as_rare_as_simulated():
     squares = (rng.standard_normal((40_000, 7)) ** 2).sum(axis=1)
     limits = np.array([1.0, 3.0, 7.0])
     simulated = (squares < limits[:, None]).mean(axis=1)
-    assert below_claim(limits, 7) == pytest.approx(simulated, abs=0.01)
+    assert claim_p_value(limits, 7) == pytest.approx(simulated, abs=0.01)
 
 
 def test_a_share_is_as_rare_as_simulated_whatever_the_scale():
@@ -58,14 +58,14 @@ def test_a_share_is_as_rare_as_simulated_whatever_the_scale():
     share = squares[:, :3].sum(axis=1) / squares.sum(axis=1)
     for limit in (0.05, 0.2, 0.4):
         for scale in (1.0, 100.0):
-            found = below_rest(np.array([limit * scale]), np.array([3.0]), scale, 9.0)
+            found = share_p_value(np.array([limit * scale]), np.array([3.0]), scale, 9.0)
             assert found[0] == pytest.approx((share < limit).mean(), abs=0.01)
 
 
-def test_a_part_without_noise_has_no_chance_and_one_that_is_all_has_no_rest():
-    assert below_rest(np.array([0.0]), np.array([20.0]), 100.0, 120.0)[0] < 1e-40
-    assert below_rest(np.array([5.0]), np.array([20.0]), 5.0, 20.0)[0] == 1.0
-    assert below_rest(np.array([0.0]), np.array([20.0]), 0.0, 40.0)[0] == 1.0
+def test_a_part_without_noise_has_a_tiny_p_value_and_one_that_is_all_has_no_rest():
+    assert share_p_value(np.array([0.0]), np.array([20.0]), 100.0, 120.0)[0] < 1e-40
+    assert share_p_value(np.array([5.0]), np.array([20.0]), 5.0, 20.0)[0] == 1.0
+    assert share_p_value(np.array([0.0]), np.array([20.0]), 0.0, 40.0)[0] == 1.0
 
 
 @given(st.integers(1, 10), st.data())
@@ -78,7 +78,7 @@ def test_signs_that_agree_are_as_likely_as_counting_all_coins(count, data):
         np.mean(np.maximum(heads, count - heads) >= max(now, count - now)) if 2 * now != count else 1.0
         for now in range(agreeing, agreeing + unsure + 1)
     ]
-    assert same_signs(agreeing, differing, count) == pytest.approx(max(tails))
+    assert sign_p_value(agreeing, differing, count) == pytest.approx(max(tails))
 
 
 def test_numbers_that_rounding_can_turn_have_no_sign():
@@ -89,8 +89,8 @@ def test_numbers_that_rounding_can_turn_have_no_sign():
 def test_the_correlation_is_that_of_normal_numbers_with_these_signs(rho):
     first, rest = np.random.default_rng(3).standard_normal((2, 200_000))
     product = first * (rho * first + math.sqrt(1 - rho**2) * rest)
-    assert correlation((product > 0).sum(), (product < 0).sum()) == pytest.approx(rho, abs=0.01)
-    assert correlation(0, 0) == 0.0
+    assert sign_correlation((product > 0).sum(), (product < 0).sum()) == pytest.approx(rho, abs=0.01)
+    assert sign_correlation(0, 0) == 0.0
 
 
 @pytest.mark.parametrize(("length", "count"), [(1, 5), (3, 4), (40, 1), (40, 30)])
@@ -99,48 +99,50 @@ def test_sums_of_signs_sway_less_often_than_the_bound_says(length, count):
     sums = 2.0 * rng.binomial(length, 0.5, size=(100_000, count)) - length
     energies = (sums**2 / length).sum(axis=1)
     for energy in np.quantile(energies, [0.5, 0.9, 0.99, 0.999]):
-        assert np.mean(energies >= energy) <= swaying(energy, count) + 1e-9
-    assert swaying(3.0 * count, count) < 0.7  # it is not just 1
-    assert swaying(0.5 * count, count) == 1.0
+        assert np.mean(energies >= energy) <= sign_sum_p_value(energy, count) + 1e-9
+    assert sign_sum_p_value(3.0 * count, count) < 0.7  # it is not just 1
+    assert sign_sum_p_value(0.5 * count, count) == 1.0
 
 
 def test_cross_ratios_of_normal_numbers_are_uniform_on_their_scale_whatever_the_scales_are():
     numbers = np.random.default_rng(5).standard_normal((40_000, 2, 2))
     numbers *= np.array([1.0, 7.0])[:, None] * np.array([0.1, 3.0])
     logs = np.log(np.abs(numbers))
-    places = cross_ratio_chance(np.abs(logs[:, 0, 0] + logs[:, 1, 1] - logs[:, 0, 1] - logs[:, 1, 0]))
-    assert uniform(places) > 0.01
-    assert cross_ratio_chance(np.array([0.0, np.inf])).tolist() == [0.0, 1.0]
+    places = cross_ratio_cdf(np.abs(logs[:, 0, 0] + logs[:, 1, 1] - logs[:, 0, 1] - logs[:, 1, 0]))
+    assert uniform_p_value(places) > 0.01
+    assert cross_ratio_cdf(np.array([0.0, np.inf])).tolist() == [0.0, 1.0]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
 def test_unevenness_is_that_of_the_exact_test_of_scipy(values):
-    found = uniform(np.array(values))
+    found = uniform_p_value(np.array(values))
     assert found == pytest.approx(stats.kstest(values, "uniform", method="exact").pvalue, abs=1e-9)
-    assert uniform(np.array(values), 0.01) >= found - 1e-12
+    assert uniform_p_value(np.array(values), 0.01) >= found - 1e-12
 
 
 def test_nothing_is_even():
-    assert uniform(np.array([])) == 1.0
+    assert uniform_p_value(np.array([])) == 1.0
 
 
 @given(st.integers(1, 8), st.data())
-def test_hypergeometric_chances_are_those_of_counting_all_draws(total, data):
+def test_hypergeometric_probabilities_are_those_of_counting_all_draws(total, data):
     marked = data.draw(st.integers(0, total))
     drawn = data.draw(st.integers(0, total))
     draws = [sum(item < marked for item in chosen) for chosen in itertools.combinations(range(total), drawn)]
-    values, chances = hypergeometric(total, marked, drawn)
+    values, probabilities = hypergeometric(total, marked, drawn)
     assert set(draws) == set(values)
-    for value, chance in zip(values, chances, strict=True):
-        assert chance == pytest.approx(draws.count(value) / len(draws))
-        assert at_least(total, marked, drawn, int(value)) == pytest.approx(
+    for value, probability in zip(values, probabilities, strict=True):
+        assert probability == pytest.approx(draws.count(value) / len(draws))
+        assert hypergeometric_tail(total, marked, drawn, int(value)) == pytest.approx(
             sum(seen >= value for seen in draws) / len(draws)
         )
 
 
-def test_large_hypergeometric_chances_are_those_of_scipy():
-    values, chances = hypergeometric(2_000_000, 150_000, 1_000_000)
-    assert chances == pytest.approx(stats.hypergeom.pmf(values, 2_000_000, 150_000, 1_000_000), abs=1e-8)
+def test_large_hypergeometric_probabilities_are_those_of_scipy():
+    values, probabilities = hypergeometric(2_000_000, 150_000, 1_000_000)
+    assert probabilities == pytest.approx(
+        stats.hypergeom.pmf(values, 2_000_000, 150_000, 1_000_000), abs=1e-8
+    )
 
 
 @given(st.integers(1, 12), st.floats(0.05, 0.95), st.integers(0, 12))
@@ -151,7 +153,7 @@ def test_a_chernoff_bound_is_never_below_the_exact_two_sided_tail(trials, rate, 
     def log_mgf(slopes):
         return trials * np.log1p(rate * np.expm1(slopes))
 
-    bound = far_from_mean(log_mgf, seen, trials * rate * (1 - rate))
+    bound = chernoff_p_value(log_mgf, seen, trials * rate * (1 - rate))
     assert min(1.0, 2 * tail) <= bound + 1e-12
     assert bound <= 1.0
 
@@ -162,9 +164,9 @@ def test_a_chernoff_bound_is_of_the_right_order_far_out():
 
     for seen in (20, 200):
         tail = min(stats.binom.sf(seen - 1, 1000, 0.1), stats.binom.cdf(seen, 1000, 0.1))
-        assert math.log(far_from_mean(log_mgf, seen, 90.0)) == pytest.approx(math.log(tail), rel=0.1)
+        assert math.log(chernoff_p_value(log_mgf, seen, 90.0)) == pytest.approx(math.log(tail), rel=0.1)
 
 
 @given(st.floats(0, 1), st.integers(1, 1000))
 def test_the_smallest_of_many_is_corrected_for_all_of_them(p_value, count):
-    assert any_of(p_value, count) == min(1.0, p_value * count)
+    assert bonferroni(p_value, count) == min(1.0, p_value * count)

@@ -36,8 +36,8 @@ def all_trainings():
     for bits in itertools.product((False, True), repeat=8):
         present = np.array(bits).reshape(2, 4)
         made = checks(map(np.flatnonzero, present), 4, rate)
-        chance = rate ** present.sum() * (1 - rate) ** (8 - present.sum())
-        found.append((chance, {name: check.p_value for name, check in made.items()}))
+        probability = rate ** present.sum() * (1 - rate) ** (8 - present.sum())
+        found.append((probability, {name: check.p_value for name, check in made.items()}))
     return found
 
 
@@ -54,8 +54,8 @@ def all_trainings():
 )
 def test_p_values_are_valid_over_all_trainings_of_a_tiny_size(all_trainings, name):
     for level in sorted({p_values[name] for _, p_values in all_trainings}):
-        chance = sum(chance for chance, p_values in all_trainings if p_values[name] <= level)
-        assert chance <= level + 1e-12
+        probability = sum(probability for probability, p_values in all_trainings if p_values[name] <= level)
+        assert probability <= level + 1e-12
 
 
 def test_rate_and_most_frequent_example_are_binomial():

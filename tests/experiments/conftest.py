@@ -6,30 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from digits_config import digits_config
 
 from dpaudit.experiments import Config, parse_config
-
-SMALL = """
-output = "{output}"
-seed = 3
-
-[model]
-name = "mlp"
-hidden = [16]
-
-[data]
-name = "digits"
-num_examples = 400
-
-[training]
-noise_multiplier = 1.0
-sample_rate = 0.1
-num_steps = 20
-
-[audit]
-num_canaries = 32
-methods = []
-"""
 
 
 @pytest.fixture
@@ -37,7 +16,7 @@ def small(tmp_path: Path) -> Callable[..., Config]:
     """The small config, with changes such as ``training.num_steps=5``."""
 
     def make(*changes: str) -> Config:
-        return parse_config(SMALL.format(output=tmp_path / "run"), "small.toml", changes)
+        return parse_config(digits_config(tmp_path / "run"), "small.toml", changes)
 
     return make
 
@@ -46,5 +25,5 @@ def small(tmp_path: Path) -> Callable[..., Config]:
 def small_file(tmp_path: Path) -> Path:
     """The same as a file."""
     path = tmp_path / "small.toml"
-    path.write_text(SMALL.format(output=tmp_path / "run"))
+    path.write_text(digits_config(tmp_path / "run"))
     return path

@@ -6,33 +6,14 @@ from pathlib import Path
 
 import pytest
 from damage import damaged, examples
+from digits_config import digits_config
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpaudit.errors import InputError
 from dpaudit.experiments import Config, load_config, parse_config
 
-TEXT = """
-output = "run"
-seed = 3
-
-[model]
-name = "mlp"
-hidden = [16]
-
-[data]
-name = "digits"
-num_examples = 400
-
-[training]
-noise_multiplier = 1.0
-sample_rate = 0.1
-num_steps = 20
-
-[audit]
-num_canaries = 32
-methods = []
-"""
+TEXT = digits_config("run")
 KEYS = (
     "seed",
     "output",

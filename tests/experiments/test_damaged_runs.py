@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from damage import altered, damaged, examples
+from digits_config import digits_config
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -22,34 +23,16 @@ from dpaudit.cli._app import app
 from dpaudit.errors import InputError
 from dpaudit.experiments import Config, load_config, run
 
-TEXT = """
-output = "{output}"
-seed = 3
-
-[model]
-name = "mlp"
-hidden = [4]
-
-[data]
-name = "digits"
-num_examples = 100
-
-[training]
-noise_multiplier = 1.0
-sample_rate = 0.1
-num_steps = 2
-
-[audit]
-num_canaries = 4
-methods = ["f-DP(CP)"]
-"""
+AUDIT = 'num_canaries = 4\nmethods = ["f-DP(CP)"]'
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a config and its finished run."""
     folder = tmp_path_factory.mktemp("finished")
-    (folder / "c.toml").write_text(TEXT.format(output=folder / "run"))
+    (folder / "c.toml").write_text(
+        digits_config(folder / "run", hidden=4, num_examples=100, num_steps=2, audit=AUDIT)
+    )
     run(load_config(folder / "c.toml"))
     shutil.copytree(folder / "run", folder / "kept")
     return folder

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,11 @@ from dpaudit.experiments.reproduction import (
     figure_named,
     reproduce,
 )
-from dpaudit.experiments.reproduction._figure import CIFAR10, PURCHASE, kinds, only, values_of
-from dpaudit.experiments.reproduction._reproduce import Labels
-from dpaudit.experiments.reproduction._simulation import counted
-from dpaudit.experiments.reproduction._study import PAPERS
+from dpaudit.experiments.reproduction._figure import CIFAR10, PURCHASE
+from dpaudit.experiments.reproduction._panels import kinds, only, values_of
+from dpaudit.experiments.reproduction._reproduce import DataLabels
+from dpaudit.experiments.reproduction._simulation import simulate_counts
+from dpaudit.experiments.reproduction._trainings import PAPER_METHODS
 from dpaudit.experiments.trials import Finished, Processes
 from dpaudit.stats import Gaussian
 
@@ -38,28 +38,38 @@ def tiny(name: str, folder: Path, **more: Any) -> Reproduced:
     return reproduce(figure_named(name), output=folder, scale=Scale.TINY, data=Data(embedded=True), **more)
 
 
-@pytest.fixture
-def counting() -> tuple[Figure, list[Any]]:
-    """A figure of three cells that notes which of them it measures."""
-    seen: list[Any] = []
+@dataclass(frozen=True, kw_only=True)
+class Counting(Figure):
+    """Three cells; notes which of them it measures, and may be interrupted at one."""
 
-    def measure(key: Any, work: Any) -> list[Any]:
-        seen.append(key["number"])
-        if work.settings.get("fails_at") == key["number"]:
+    measured: list[Any]
+    fails_at: int | None = None
+
+    def cells(self, settings: Any) -> list[Any]:
+        return [{"number": number} for number in range(settings["numbers"])]
+
+    def measure(self, key: Any, work: Any) -> list[Any]:
+        if key["number"] == self.fails_at:
             raise KeyboardInterrupt
+        self.measured.append(key["number"])
         return [{"drawn": float(work.generator().random())}]
 
-    figure = Figure(
+    def picture(self, *_: Any) -> Picture:
+        return Picture(panels=[])
+
+    def tables(self, *_: Any) -> list[Any]:
+        return []
+
+
+@pytest.fixture
+def counting() -> Counting:
+    return Counting(
         name="counting",
         title="Counting",
         paper="Nothing.",
         settings={scale: {"numbers": 3} for scale in Scale},
-        cells=lambda settings: [{"number": number} for number in range(settings["numbers"])],
-        measure=measure,
-        picture=lambda *_: Picture(panels=[]),
-        tables=lambda *_: [],
+        measured=[],
     )
-    return figure, seen
 
 
 NAMES = [
@@ -133,46 +143,31 @@ def test_a_simulated_figure_runs_and_its_picture_holds_finite_numbers(name: str,
 
 
 def test_cells_are_measured_once_and_the_rest_goes_on_after_an_interrupt(
-    counting: tuple[Figure, list[Any]], tmp_path: Path
+    counting: Counting, tmp_path: Path
 ) -> None:
-    figure, seen = counting
-    whole = reproduce(figure, output=tmp_path / "whole")
-    seen.clear()
-    broken = replace(figure, measure=_failing(figure, at=1))
+    whole = reproduce(counting, output=tmp_path / "whole")
+    counting.measured.clear()
     with pytest.raises(KeyboardInterrupt):
-        reproduce(broken, output=tmp_path / "cut")
-    resumed = reproduce(figure, output=tmp_path / "cut")
-    assert seen == [0, 1, 2]
+        reproduce(replace(counting, fails_at=1), output=tmp_path / "cut")
+    resumed = reproduce(counting, output=tmp_path / "cut")
+    assert counting.measured == [0, 1, 2]
     assert resumed.rows == whole.rows
 
 
-def _failing(figure: Figure, at: int) -> Callable[..., Any]:
-    def measure(key: Any, work: Any) -> Any:
-        if key["number"] == at:
-            raise KeyboardInterrupt
-        return figure.measure(key, work)
-
-    return measure
-
-
-def test_cells_of_another_seed_or_scale_are_refused(
-    counting: tuple[Figure, list[Any]], tmp_path: Path
-) -> None:
-    figure, _ = counting
-    reproduce(figure, output=tmp_path, seed=1)
+def test_cells_of_another_seed_or_scale_are_refused(counting: Counting, tmp_path: Path) -> None:
+    reproduce(counting, output=tmp_path, seed=1)
     with pytest.raises(InputError, match="seed is 2 here and 1 there; give another --output"):
-        reproduce(figure, output=tmp_path, seed=2)
+        reproduce(counting, output=tmp_path, seed=2)
     with pytest.raises(InputError, match=r'scale is "tiny" here and "cpu" there'):
-        reproduce(figure, output=tmp_path, seed=1, scale=Scale.TINY)
+        reproduce(counting, output=tmp_path, seed=1, scale=Scale.TINY)
 
 
-def test_a_damaged_cell_is_told_by_its_path(counting: tuple[Figure, list[Any]], tmp_path: Path) -> None:
-    figure, _ = counting
-    reproduce(figure, output=tmp_path)
+def test_a_damaged_cell_is_told_by_its_path(counting: Counting, tmp_path: Path) -> None:
+    reproduce(counting, output=tmp_path)
     path = tmp_path / "counting-cells" / "number=1.json"
     path.write_text("{")
     with pytest.raises(InputError, match=r"number=1\.json, but it cannot be read; delete it"):
-        reproduce(figure, output=tmp_path)
+        reproduce(counting, output=tmp_path)
 
 
 def test_a_name_that_is_nearly_right_is_answered_with_the_right_one() -> None:
@@ -183,7 +178,7 @@ def test_a_name_that_is_nearly_right_is_answered_with_the_right_one() -> None:
 def test_counts_of_a_growing_sample_are_those_of_scores() -> None:
     thresholds = np.array([-0.4, 0.5, 1.3])
     noise, number = 0.7, 400_000
-    steps = list(counted([1000, number], thresholds, noise, np.random.default_rng(5)))
+    steps = list(simulate_counts([1000, number], thresholds, noise, np.random.default_rng(5)))
     rng = np.random.default_rng(6)
     absent, present = noise * rng.standard_normal(number), 1 + noise * rng.standard_normal(number)
     for place, threshold in enumerate(thresholds):
@@ -239,7 +234,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, folder: Path) -> None:
     found = tiny(name, folder)
     assert found.data == ("digits",)
-    labels = Labels(Data(embedded=True).stand_ins(found.figure.needs))
+    labels = DataLabels(Data(embedded=True).stand_ins(found.figure.needs))
     keys = labels.rows(found.figure.cells(found.settings))
     assert [key for key in keys if not _of_cell(found, key)] == []
     _require_kinds(found)
@@ -307,7 +302,7 @@ def test_table_1_has_all_its_cells_and_two_steps_refute_no_claim(folder: Path) -
         "digits for Purchase",
         "Random WRN-16",
     )
-    for column, method in product(columns, PAPERS):
+    for column, method in product(columns, PAPER_METHODS):
         [same] = only(rows, variant=column, method=method, rule="same data")
         [half] = only(rows, variant=column, method=method, rule=HALF)
         assert same["claimed"] == half["claimed"] == 8.0

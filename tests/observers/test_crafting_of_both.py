@@ -9,7 +9,7 @@ from jax_runs import loss, start
 from torch import nn
 
 import dpaudit
-from dpaudit._torch import held_out
+from dpaudit._torch import HeldOutData
 from dpaudit._torch._crafting import Crafting
 from dpaudit._torch._crafting import mean_gradient as torch_mean_gradient
 from dpaudit.observers.jax_privacy import hold_out
@@ -37,7 +37,7 @@ BLANKS = {"bits": 0.0, "signs": -1.0, "negative and positive": 1.0, "images of s
 def held(name):
     """The same held-out examples for both; 67 are not a multiple of any size of chunks."""
     arrays = hold_out(INPUTS[name], CLASSES, 67, num_classes=10)[1]
-    tensors = held_out(torch.from_numpy(arrays.inputs), torch.from_numpy(arrays.targets), 10)
+    tensors = HeldOutData.split_off(torch.from_numpy(arrays.inputs), torch.from_numpy(arrays.targets), 10)
     return arrays, tensors
 
 

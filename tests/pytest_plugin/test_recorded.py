@@ -9,7 +9,7 @@ import pytest
 
 import dpaudit
 from dpaudit.pytest_plugin._fixture import DpAudit
-from dpaudit.pytest_plugin._session import Audits
+from dpaudit.pytest_plugin._session import AuditSession
 from dpaudit.recording import DPSGDParams, NoiseLog, ReadClaim, Recorder, TrainingInfo, WholeRunRecorder
 
 READ = DPSGDParams(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)
@@ -18,8 +18,8 @@ FACTS = TrainingInfo(canary=dpaudit.Dirac(), max_grad_norm=4.0, batch_size=32)
 
 
 def fixture():
-    session = Audits(seed=0, budget="full", confidence=0.95)
-    session.share_between([SimpleNamespace(nodeid="t.py::test", fixturenames=["dp_audit"])])
+    session = AuditSession(seed=0, budget="full", confidence=0.95)
+    session.count_tests([SimpleNamespace(nodeid="t.py::test", fixturenames=["dp_audit"])])
     node = SimpleNamespace(nodeid="t.py::test", user_properties=[], warn=lambda warning: None)  # noqa: ARG005
     return DpAudit(node, session)
 

@@ -12,36 +12,36 @@ from scipy import stats
 
 import dpaudit
 from dpaudit.pytest_plugin._fixture import DpAudit
-from dpaudit.pytest_plugin._session import Audits
+from dpaudit.pytest_plugin._session import AuditSession
 
 
-def audits(num_tests: int, seed: int = 0) -> Audits:
-    found = Audits(seed=seed, budget="quick", confidence=0.95)
-    found.share_between([SimpleNamespace(nodeid=str(n), fixturenames=["dp_audit"]) for n in range(num_tests)])
+def audits(num_tests: int, seed: int = 0) -> AuditSession:
+    found = AuditSession(seed=seed, budget="quick", confidence=0.95)
+    found.count_tests([SimpleNamespace(nodeid=str(n), fixturenames=["dp_audit"]) for n in range(num_tests)])
     return found
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=20))
 def test_all_calls_together_never_use_more_than_the_error(calls: list[int]) -> None:
     session = audits(len(calls))
-    used = sum(session.take(str(test)).of_error for test, count in enumerate(calls) for _ in range(count))
+    used = sum(
+        session.next_call(str(test)).error_share for test, count in enumerate(calls) for _ in range(count)
+    )
     assert used <= 1 + 1e-12
 
 
 def test_tests_without_the_fixture_do_not_count() -> None:
     session = audits(1)
-    session.share_between(
-        [SimpleNamespace(nodeid="a", fixturenames=["dp_audit"]), SimpleNamespace(nodeid="b")]
-    )
+    session.count_tests([SimpleNamespace(nodeid="a", fixturenames=["dp_audit"]), SimpleNamespace(nodeid="b")])
     assert session.num_tests == 1
-    assert session.take("a").of_error == 0.5
+    assert session.next_call("a").error_share == 0.5
 
 
 def test_each_call_has_a_seed_of_its_own_that_does_not_depend_on_the_rest() -> None:
     few, many = audits(2), audits(9)
-    seeds = {session.take(test).seed for session in (few, many) for test in ("0", "1", "0")}
+    seeds = {session.next_call(test).seed for session in (few, many) for test in ("0", "1", "0")}
     assert len(seeds) == 3
-    assert audits(2, seed=1).take("0").seed not in seeds
+    assert audits(2, seed=1).next_call("0").seed not in seeds
 
 
 @given(st.integers(0, 2**32), st.text())

@@ -9,30 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from digits_config import digits_config
 
 from dpaudit.experiments import parse_config, rehearse
 from dpaudit.report import Report
 
-SMALL = """
-output = "{output}"
-seed = 314159265358979
-
-[model]
-name = "mlp"
-hidden = [16]
-
-[data]
-name = "digits"
-num_examples = 400
-
-[training]
-noise_multiplier = 1.0
-sample_rate = 0.1
-num_steps = 20
-
-[audit]
-num_canaries = 32
-"""
 CHANGES = {
     "correct": (),
     "broken": ("training.fault.name=noise-too-small", "training.fault.factor=0.4"),
@@ -47,7 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Directories of finished runs."""
     folder = tmp_path_factory.mktemp("runs")
     for name, changes in CHANGES.items():
-        text = SMALL.format(output=folder / name)
+        text = digits_config(folder / name, seed=314159265358979, audit="num_canaries = 32")
         rehearse(parse_config(text, "small.toml", changes), keep=True)
     return {name: folder / name for name in CHANGES}
 

@@ -3,24 +3,21 @@
 import numpy as np
 import pytest
 import torch
+from digits_training import dpsgd_training, finished
 from torch import nn
 
 import dpaudit
 from dpaudit.training import (
-    DPSGD,
     SGD,
     EndToEnd,
     Hook,
     OneRun,
-    Seeds,
-    Training,
     TwoBatches,
     faults,
-    initialize,
 )
 from dpaudit.training.data import digits, random_images
 from dpaudit.training.gradients import flat_parameters
-from dpaudit.training.models import logistic_regression, mlp
+from dpaudit.training.models import logistic_regression
 
 DELTA = 1e-5
 KINDS = [dpaudit.Dirac, dpaudit.Constant, dpaudit.RandomDirection]
@@ -202,27 +199,19 @@ def test_the_paper_rows_rank_as_in_its_table_1(train):
 def test_an_interrupted_audit_goes_on_with_the_same_observations(audit):
     def made():
         hook = audit(delta=DELTA, canary=dpaudit.Dirac(moving=True), seed=5)
-        settings = DPSGD(
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            sample_rate=0.1,
-            num_steps=30,
-            optimizer=SGD(learning_rate=0.5, momentum=0.9),
+        optimizer = SGD(learning_rate=0.5, momentum=0.9)
+        return hook, dpsgd_training(
+            hook, data=digits().split(500)[0], noise_multiplier=1.0, optimizer=optimizer
         )
-        seeds = Seeds.of(0)
-        model = initialize(lambda: mlp(64, 16, 10), seeds.initialization)
-        return hook, Training(model, digits().split(500)[0], settings, seeds=seeds, hooks=[hook])
 
     (whole, straight), (first, stopped), (second, resumed) = made(), made(), made()
-    for _ in straight.run():
-        pass
+    finished(straight)
     for _ in range(11):
         stopped.step()
     kept = stopped.state_dict()
     stopped.step()  # what happened after the checkpoint is made again
     resumed.load_state_dict(kept)
-    for _ in resumed.run():
-        pass
+    finished(resumed)
     np.testing.assert_array_equal(
         second.recorder.observations.with_canary, whole.recorder.observations.with_canary
     )
@@ -261,22 +250,13 @@ def test_a_second_audit_of_the_same_training_is_refused_and_so_is_a_second_train
 def test_an_audit_with_a_seed_of_chance_goes_on_with_that_seed():
     def made():
         hook = EndToEnd(delta=DELTA, num_canaries=64)
-        settings = DPSGD(
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            sample_rate=0.1,
-            num_steps=4,
-            optimizer=SGD(learning_rate=0.5),
-        )
-        model = initialize(lambda: mlp(64, 16, 10), 0)
-        return hook, Training(model, digits().split(100)[0], settings, seeds=Seeds.of(0), hooks=[hook])
+        return hook, dpsgd_training(hook, data=digits().split(100)[0], noise_multiplier=1.0, num_steps=4)
 
     (first, stopped), (second, resumed) = made(), made()
     stopped.step()
     resumed.load_state_dict(stopped.state_dict())
     for training in (stopped, resumed):
-        for _ in training.run():
-            pass
+        finished(training)
     np.testing.assert_array_equal(first.recorder.present, second.recorder.present)
     np.testing.assert_array_equal(
         first.recorder.observations.with_canary, second.recorder.observations.with_canary
@@ -285,22 +265,14 @@ def test_an_audit_with_a_seed_of_chance_goes_on_with_that_seed():
 
 def test_shuffled_batches_go_on_where_they_were_and_a_second_batch_takes_none_of_them():
     def weights(*hooks, stop_at=None):
-        settings = DPSGD(
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            sample_rate=0.25,
-            num_steps=6,
-            optimizer=SGD(learning_rate=0.5),
-        )
-
         def made():
-            return Training(
-                initialize(lambda: mlp(64, 16, 10), 0),
-                digits().split(100)[0],
-                settings,
-                seeds=Seeds.of(0),
-                hooks=hooks,
-                sampling=faults.ShuffledBatches(0.25),
+            return dpsgd_training(
+                *hooks,
+                data=digits().split(100)[0],
+                noise_multiplier=1.0,
+                sample_rate=0.25,
+                num_steps=6,
+                sampling=faults.ShuffledBatches,
             )
 
         training = made()

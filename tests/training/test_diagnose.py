@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from digits_training import dpsgd_training, finished
 
 from dpaudit import InputError, Verdict
-from dpaudit.training import Diagnose, GaussianSum, OneRun, Seeds, Training, faults, initialize
+from dpaudit.training import Diagnose, GaussianSum, OneRun, Training, faults
 from dpaudit.training.gradients import flat_parameters
 from dpaudit.training.models import mlp
 
@@ -92,20 +93,13 @@ def test_a_diagnosis_goes_on_after_a_checkpoint(train):
     training = train(whole, num_steps=20, build=small, **NOISE)
 
     def again(hook):
-        return Training(
-            initialize(small, Seeds.of(0).initialization),
-            training.data,
-            training.settings,
-            seeds=Seeds.of(0),
-            hooks=[hook],
-        )
+        return dpsgd_training(hook, build=small, data=training.data, num_steps=20, **NOISE)
 
     stopped, resumed = again(first), again(second)
     for _ in range(8):
         stopped.step()
     resumed.load_state_dict(stopped.state_dict())
-    for _ in resumed.run():
-        pass
+    finished(resumed)
     assert second.diagnose() == whole.diagnose() != first.diagnose()
 
 

@@ -5,26 +5,22 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from digits_training import dpsgd_training, finished
 from score_noise import MOST, off, statistics
 from torch import nn
 
 import dpaudit
 from dpaudit.training import (
-    DPSGD,
-    SGD,
     EndToEnd,
     FlipAndCrop,
     Hook,
     OneRun,
-    Seeds,
     Training,
     TwoBatches,
     faults,
-    initialize,
 )
 from dpaudit.training.data import Dataset, digits, hold_out, random_images
 from dpaudit.training.gradients import flat_parameters
-from dpaudit.training.models import mlp
 
 DELTA = 1e-5
 VIOLATION, NO_VIOLATION = dpaudit.Verdict.VIOLATION, dpaudit.Verdict.NO_VIOLATION
@@ -33,42 +29,13 @@ KINDS = [dpaudit.Blank(), dpaudit.Mislabelled(), dpaudit.Adversarial(num_steps=5
 REST, HELD = hold_out(digits(), 297)
 
 
-def make(
-    *hooks,
-    noise_multiplier=0.7,
-    max_grad_norm=1.0,
-    sample_rate=0.03,
-    num_steps=60,
-    seed=0,
-    fault=None,
-    build=lambda: mlp(64, 16, 10),
-    data=REST,
-    **more,
-):
-    settings = DPSGD(
-        noise_multiplier=noise_multiplier,
-        max_grad_norm=max_grad_norm,
-        sample_rate=sample_rate,
-        num_steps=num_steps,
-        optimizer=SGD(learning_rate=0.2),
-        **more,
-    )
-    seeds = Seeds.of(seed)
-    return Training(
-        initialize(build, seeds.initialization),
-        data,
-        settings,
-        seeds=seeds,
-        hooks=hooks,
-        mechanism=fault and fault(noise_multiplier=noise_multiplier, max_grad_norm=max_grad_norm),
-    )
+def make(*hooks, data=REST, **options):
+    usual = {"noise_multiplier": 0.7, "sample_rate": 0.03, "num_steps": 60, "learning_rate": 0.2}
+    return dpsgd_training(*hooks, data=data, **(usual | options))
 
 
 def train(*hooks, **options):
-    training = make(*hooks, **options)
-    for _ in training.run():
-        pass
-    return training
+    return finished(make(*hooks, **options))
 
 
 def one_run(canary=QUICK, **options):
@@ -92,8 +59,8 @@ class Slow(Hook):
 
     def observe(self, step):
         model, limit = self.training.model, self.training.settings.max_grad_norm
-        made = self.audit._inserted.examples(step.index)
-        present = self.audit._inserted.coins(step.index)
+        made = self.audit._inserter.examples(step.index)
+        present = self.audit._inserter.draws.coins(step.index)
         clipped = []
         for one, target in zip(made.inputs, made.targets, strict=True):
             loss = nn.functional.cross_entropy(model(one[None]), target[None])
@@ -147,7 +114,7 @@ class Directions(Hook):
         self.norm = training.settings.max_grad_norm
 
     def observe(self, _):
-        gradients = self.audit._inserted._gradients.double()
+        gradients = self.audit._inserter._gradients.double()
         norms = gradients.norm(dim=1)
         self.directions.append((gradients / norms[:, None]).numpy())
         self.lengths.append((norms.clamp(max=self.norm) / self.norm).numpy())
@@ -252,8 +219,7 @@ def test_scores_do_not_depend_on_the_unit_of_the_gradients():
         )
         for group in training._optimizer.param_groups:
             group["lr"] /= scale
-        for _ in training.run():
-            pass
+        finished(training)
         return audit.recorder.state_dict()["scores"]
 
     np.testing.assert_allclose(scores(1.0), scores(4.0), rtol=1e-2, atol=2e-3)
@@ -263,12 +229,11 @@ def test_the_order_of_canaries_does_not_matter():
     def scores(order):
         audit = one_run(dpaudit.Mislabelled())
         training = make(audit, num_steps=3)
-        inserted = audit._inserted
-        made = inserted.examples(0)
-        inserted._examples = type(made)(made.inputs[order], made.targets[order])
-        inserted.coins = lambda _: np.arange(8)[order] % 2 == 0
-        for _ in training.run():
-            pass
+        inserter = audit._inserter
+        made = inserter.examples(0)
+        inserter._examples = type(made)(made.inputs[order], made.targets[order])
+        object.__setattr__(inserter.draws, "coins", lambda _: np.arange(8)[order] % 2 == 0)
+        finished(training)
         return audit.recorder.state_dict()["scores"]
 
     order = np.random.default_rng(0).permutation(8)
@@ -309,13 +274,11 @@ def test_an_interrupted_audit_goes_on_with_the_same_canaries_and_scores(mode, ev
 
     for stop_at in (0, 5, 8):
         (whole, straight), (_, stopped), (second, resumed) = made(), made(), made()
-        for _ in straight.run():
-            pass
+        finished(straight)
         for _ in range(stop_at):
             stopped.step()
         resumed.load_state_dict(stopped.state_dict())
-        for _ in resumed.run():
-            pass
+        finished(resumed)
         for name in ("scores", "present"):
             np.testing.assert_array_equal(
                 second.recorder.state_dict()[name], whole.recorder.state_dict()[name]
@@ -329,7 +292,7 @@ def test_canaries_are_crafted_anew_every_so_many_steps_and_others_stay():
         seen[name] = []
         training = make(audit, num_steps=7)
         for _ in training.run():
-            seen[name].append(audit._inserted._examples.inputs)
+            seen[name].append(audit._inserter._examples.inputs)
     changes = [not torch.equal(*pair) for pair in zip(seen["anew"], seen["anew"][1:], strict=False)]
     assert changes == [False, False, True, False, False, True]
     assert all(torch.equal(one, seen["once"][0]) for one in seen["once"])
@@ -342,8 +305,7 @@ def test_an_audit_that_took_its_seed_from_chance_goes_on_with_it():
         first.step()
     second.load_state_dict(first.state_dict())
     for training in (first, second):
-        for _ in training.run():
-            pass
+        finished(training)
     first_scores, second_scores = (audit.recorder.state_dict()["scores"] for audit in made)
     np.testing.assert_array_equal(first_scores, second_scores)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 import torch
+from digits_training import dpsgd, finished
 from torch import Tensor
 
 from dpaudit.errors import InputError
@@ -38,14 +39,8 @@ SEEDS = Seeds.of(1)
 
 
 def settings(**changes: object) -> DPSGD:
-    values: dict[str, object] = {
-        "noise_multiplier": 1.0,
-        "max_grad_norm": 0.5,
-        "sample_rate": 0.05,
-        "num_steps": 5,
-        "optimizer": SGD(learning_rate=0.5),
-    }
-    return DPSGD(**(values | changes))  # type: ignore[arg-type]
+    usual = {"noise_multiplier": 1.0, "max_grad_norm": 0.5, "sample_rate": 0.05, "num_steps": 5}
+    return dpsgd(**(usual | changes))
 
 
 def training(seeds: Seeds | None = SEEDS, hooks: Iterable[Hook] = (), **changes: object) -> Training:
@@ -55,8 +50,7 @@ def training(seeds: Seeds | None = SEEDS, hooks: Iterable[Hook] = (), **changes:
 
 def trained(seeds: Seeds | None = SEEDS, hooks: Iterable[Hook] = (), **changes: object) -> Tensor:
     run = training(seeds, hooks, **changes)
-    for _ in run.run():
-        pass
+    finished(run)
     return flat_parameters(run.model)
 
 
@@ -272,8 +266,7 @@ def test_a_training_goes_on_from_its_saved_state() -> None:
 
 def test_the_digits_are_learned_privately() -> None:
     run = training(sample_rate=0.1, num_steps=150, max_grad_norm=1.0, optimizer=SGD(learning_rate=1.0))
-    for _ in run.run():
-        pass
+    finished(run)
     assert accuracy(run.model, DIGITS) > 0.85
     assert run.model.training
     assert num_parameters(run.model) == 1210

@@ -139,7 +139,7 @@ def test_an_entry_that_breaks_off_leaves_nothing_behind(tmp_path):
     assert [path.name for path in tmp_path.glob("*.json")] == ["one.json"]
 
 
-def test_a_missing_library_is_told_and_not_kept(tmp_path):
+def test_a_missing_library_is_reported_and_not_kept(tmp_path):
     def missing(*_):
         raise MissingExtraError("This", "opacus")
 
@@ -164,7 +164,7 @@ def test_a_flagged_twin_is_not_as_expected():
     assert not examine_entry(entry(specimen=loud), seed=0)["is_as_expected"]
 
 
-def test_entries_have_names_of_their_own_and_chance_of_their_own():
+def test_entries_have_names_and_seeds_of_their_own():
     seeds = []
     for name in ("one", "two"):
         entry(name, specimen=lambda _, seed: seeds.append(seed)).observe(is_broken=True, seed=0)

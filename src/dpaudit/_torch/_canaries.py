@@ -1,79 +1,54 @@
-"""Examples that no training sees: what canaries are made from.
-
-Canaries as vectors of torch, without their zeros.
-"""
+"""What canaries are made of in torch: held-out examples as tensors, and directions without their zeros."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpaudit.canaries import Directions
+from dpaudit.canaries import Directions, HeldOutExamples, fingerprints, unseen_places
 from dpaudit.errors import InputError
 
-_SPLIT = object()  # the mark of what was split off
 
+@dataclass(frozen=True, eq=False, repr=False)
+class HeldOutData(HeldOutExamples[Tensor]):
+    """Inputs, ready for a model, and their classes; only splitting a data set makes one."""
 
-@dataclass(frozen=True, eq=False)
-class HeldOutData:
-    """Inputs, ready for a model, and their classes; only splitting a data set makes one.
-
-    Canaries are crafted from this type and from nothing else. So nobody crafts them from a batch by mistake:
-    the adversary of the paper knows examples like those of the training, and not the training's own.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    num_classes: int
-    _mark: object = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if self._mark is not _SPLIT:
-            raise InputError(
-                "Expected held-out examples to be split off by hold_out(data, ...), got tensors: canaries "
-                "must not be made from what the training sees."
-            )
-
-    def __repr__(self) -> str:
-        return f"HeldOutData({len(self):,} examples, {self.num_classes} classes)"
-
-    def __len__(self) -> int:
-        return len(self.targets)
+    _expected: ClassVar[str] = "hold_out(data, ...), got tensors"
 
     def to(self, device: torch.device | str) -> HeldOutData:
-        """The same on another device."""
+        """Return a copy on another device."""
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
-    def num_among(self, others: set[int]) -> int:
-        """How many of the inputs have one of these fingerprints."""
-        return sum(one in others for one in fingerprints(self.inputs))
-
-    def apart_from(self, others: set[int]) -> HeldOutData:
-        """Those whose inputs have none of these fingerprints."""
-        kept = torch.tensor([one not in others for one in fingerprints(self.inputs)])
-        if not kept.any():
-            raise InputError(
-                f"Expected held-out examples that the training does not see, but it sees all {len(self)}."
-            )
-        places = kept.nonzero().view(-1).to(self.inputs.device)
+    def apart_from(self, seen: set[int]) -> HeldOutData:
+        """Return the examples whose inputs have none of the fingerprints ``seen``."""
+        found = unseen_places(tensor_fingerprints(self.inputs), seen)
+        places = torch.from_numpy(found).to(self.inputs.device)
         return replace(self, inputs=self.inputs[places], targets=self.targets[places])
 
+    def require_apart(self, seen: set[int], data: str, advice: str = "") -> None:
+        """Raise if one of the inputs has a fingerprint ``seen`` in the ``data`` of a training."""
+        count = sum(one in seen for one in tensor_fingerprints(self.inputs))
+        if count:
+            raise InputError(
+                f"Expected held_out to be apart from {data}, but {count} of its {len(self)} examples are in "
+                f"both; train on the first part that hold_out() returns{advice}."
+            )
 
-def held_out(inputs: Tensor, targets: Tensor, num_classes: int) -> HeldOutData:
-    """For those who split a data set: the part that its training does not get."""
-    return HeldOutData(inputs, targets, num_classes, _SPLIT)
+
+def tensor_fingerprints(inputs: Tensor) -> list[int]:
+    """Return a number for each input, the same for equal ones."""
+    return fingerprints(inputs.detach().cpu().numpy())
 
 
 def require_fitting(model: nn.Module, loss: Callable[..., Any], data: HeldOutData) -> None:
-    """Let the model and its loss look at one example, so that others than it takes are told at once."""
+    """Raise before the training if the model or its loss does not take such examples: try one of them."""
     target = torch.full_like(data.targets[:1], data.num_classes - 1)
     was_training = model.training
-    model.eval()  # nothing is remembered of what is only looked at
+    model.eval()  # so that running statistics do not change
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             loss(model(data.inputs[:1]), target)
@@ -87,12 +62,6 @@ def require_fitting(model: nn.Module, loss: Callable[..., Any], data: HeldOutDat
         model.train(was_training)
 
 
-def fingerprints(inputs: Tensor) -> list[int]:
-    """A number for each input, the same for equal ones; others have the same once in 2**64."""
-    rows: Any = np.ascontiguousarray(inputs.detach().cpu().numpy())
-    return [hash(row.tobytes()) for row in rows]
-
-
 @dataclass(frozen=True, eq=False)
 class CanaryVectors:
     """The directions of a step's canaries, on the training's device."""
@@ -103,7 +72,7 @@ class CanaryVectors:
 
     @classmethod
     def of(cls, directions: Directions, like: Tensor) -> CanaryVectors:
-        """The same vectors, for gradients like this one."""
+        """Return the vectors with the dtype and device of the gradient ``like``."""
         values = torch.as_tensor(directions.values, dtype=like.dtype, device=like.device)
         places = directions.coordinates
         coordinates = None if places is None else torch.as_tensor(places, device=like.device)
@@ -111,11 +80,11 @@ class CanaryVectors:
 
     @property
     def num_canaries(self) -> int:
-        """How many there are."""
+        """The number of canaries."""
         return self.values.shape[1]
 
     def project(self, vector: Tensor, without: Tensor | None = None) -> Tensor:
-        """The dot product of each canary's direction with ``vector``, or with its difference to another."""
+        """Return the dot product of each direction with ``vector``, less ``without`` if given."""
         entries = self._entries(vector)
         if without is not None:
             entries = entries - self._entries(without)
@@ -123,14 +92,14 @@ class CanaryVectors:
         return products[0] if len(products) == 1 else products.sum(dim=0)
 
     def _entries(self, vector: Tensor) -> Tensor:
-        """The entries of ``vector`` that the values stand on."""
+        """Return the entries of ``vector`` at the coordinates of the values."""
         if self.coordinates is not None:
             return vector.index_select(0, self.coordinates.view(-1)).view_as(self.values)
         missing = self.values.numel() - vector.numel()
         return torch.nn.functional.pad(vector, (0, missing)).view_as(self.values)
 
     def add(self, weights: Tensor, out: Tensor) -> None:
-        """Add each direction times its weight."""
+        """Add each direction times its weight to ``out``."""
         weighted = (self.values * weights).view(-1)
         if self.coordinates is not None:
             out.index_add_(0, self.coordinates.view(-1), weighted)
@@ -138,7 +107,7 @@ class CanaryVectors:
             out.add_(weighted[: self.num_parameters])
 
     def rows(self, numbers: Tensor, length: float) -> Tensor:
-        """The canaries with these numbers as gradients of ``length``, zeros and all: a row each."""
+        """Return the canaries with these numbers as dense gradients of ``length``, a row each."""
         values = self.values[:, numbers].T * length
         if self.coordinates is not None:
             out = values.new_zeros(len(numbers), self.num_parameters)

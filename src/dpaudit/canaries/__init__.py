@@ -5,10 +5,15 @@ from dpaudit.canaries._inputs import (
     Adversarial,
     Blank,
     Crafted,
+    HeldOutExamples,
     InputCanary,
     Mislabelled,
     ThreatModel,
+    fingerprints,
+    refuse_held_out,
+    require_held_out,
     split_places,
+    unseen_places,
 )
 from dpaudit.canaries._randomness import Coins, Draws, fresh_seed
 
@@ -22,11 +27,16 @@ __all__ = [
     "Directions",
     "Draws",
     "GradientCanary",
+    "HeldOutExamples",
     "InputCanary",
     "Mislabelled",
     "Mixed",
     "RandomDirection",
     "ThreatModel",
+    "fingerprints",
     "fresh_seed",
+    "refuse_held_out",
+    "require_held_out",
     "split_places",
+    "unseen_places",
 ]

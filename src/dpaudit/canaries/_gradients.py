@@ -1,7 +1,4 @@
-"""Gradients that an audit inserts into a step of DP-SGD.
-
-Where the canaries of one step point.
-"""
+"""Gradient canaries: gradients that an audit inserts into a step of DP-SGD, and where they point."""
 
 from __future__ import annotations
 
@@ -20,23 +17,23 @@ from dpaudit.errors import InputError
 class Directions:
     """Unit vectors, one a canary, no two of which share a coordinate: so they are orthogonal.
 
-    Only the coordinates that are not zero are held, and a few to fill up: together never more than twice as
-    many numbers as the model has parameters, whatever the number of canaries.
+    Only nonzero coordinates are stored, and some zeros as padding: at most twice as many numbers as the
+    model has parameters, for any number of canaries.
     """
 
     values: FloatArray
-    """Entries x canaries. A column is a vector, without its zeros (or with some, to fill it up)."""
+    """Entries x canaries. A column is a vector, without its zeros except for padding."""
     coordinates: IntArray | None
-    """The place of each value; None: the values lie row after row over all parameters."""
+    """The coordinate of each value; None: the values lie row after row over all parameters."""
     num_parameters: int
 
     @property
     def num_canaries(self) -> int:
-        """How many there are."""
+        """The number of directions."""
         return int(self.values.shape[1])
 
     def dense(self) -> FloatArray:
-        """Canaries x parameters, zeros and all: for looking at, and for tests."""
+        """Return the full matrix, canaries x parameters."""
         full = np.zeros((self.num_canaries, self.num_parameters))
         places = self._places
         inside = places < self.num_parameters
@@ -45,8 +42,8 @@ class Directions:
         return full
 
     def project(self, vector: FloatArray) -> FloatArray:
-        """The dot product of each direction with ``vector``."""
-        places = np.minimum(self._places, self.num_parameters - 1)  # what fills up is zero, wherever it is
+        """Return the dot product of each direction with ``vector``."""
+        places = np.minimum(self._places, self.num_parameters - 1)  # padding is zero, wherever it points
         products: FloatArray = (self.values * vector[places]).sum(axis=0)
         return products
 
@@ -59,10 +56,10 @@ class Directions:
 
 @dataclass(frozen=True)
 class GradientCanary(ABC):
-    """A gradient of ``scale`` times the clipping norm; it points elsewhere in each step if ``moving``.
+    """A gradient of ``scale`` times the clipping norm, with a new direction in each step if ``moving``.
 
     By default it is longer than the clipping norm, so that a clip that is missing or comes too late shows.
-    A shorter one scores less than 1 and tells less. Several canaries of one step never share a coordinate.
+    A shorter one scores less than 1 and reveals less. Canaries of one step never share a coordinate.
     """
 
     scale: float = 10.0
@@ -72,7 +69,7 @@ class GradientCanary(ABC):
         _validate.positive("scale", self.scale)
 
     def directions(self, num_canaries: int, num_parameters: int, rng: np.random.Generator) -> Directions:
-        """Unit vectors for as many canaries as asked."""
+        """Return unit vectors for ``num_canaries`` canaries."""
         if _validate.whole("num_canaries", num_canaries) > num_parameters:
             raise InputError(
                 f"Expected num_canaries={num_canaries} to be at most {num_parameters}, the number of the "
@@ -101,7 +98,7 @@ class Dirac(GradientCanary):
 
 @dataclass(frozen=True)
 class Constant(GradientCanary):
-    """The same number on all coordinates; of several canaries each has every so-manieth coordinate.
+    """The same number on all coordinates, which several canaries share by turns.
 
     A moving one changes its sign at random.
 
@@ -118,7 +115,7 @@ class Constant(GradientCanary):
 
 @dataclass(frozen=True)
 class RandomDirection(GradientCanary):
-    """Evenly distributed over all directions; of several canaries each has every so-manieth coordinate.
+    """Uniform over all directions; several canaries share the coordinates by turns.
 
     >>> found = RandomDirection().directions(3, 9, np.random.default_rng(0)).dense()
     >>> bool(np.allclose(found @ found.T, np.eye(3)))
@@ -132,11 +129,11 @@ class RandomDirection(GradientCanary):
 
 @dataclass(frozen=True)
 class Mixed(GradientCanary):
-    """The first half of the canaries are Diracs; the others share all coordinates that are left, evenly.
+    """The first half of the canaries are Diracs; the others share the remaining coordinates evenly.
 
-    So a wrong norm shows, which is right on one coordinate and wrong on many; and so does a single coordinate
-    that is treated unlike the others. Each half needs coordinates: have at most half as many canaries as
-    parameters, or the others are Diracs, too.
+    This reveals a norm that is right on one coordinate and wrong on many, and also a single coordinate that
+    is treated unlike the others. Each half needs coordinates: with more than half as many canaries as
+    parameters, the others are Diracs too.
 
     >>> np.abs(Mixed().directions(2, 5, np.random.default_rng(0)).dense())
     array([[0. , 0. , 0. , 0. , 1. ],
@@ -145,7 +142,7 @@ class Mixed(GradientCanary):
 
     @staticmethod
     def num_narrow(num_canaries: int) -> int:
-        """How many are Diracs: the first ones."""
+        """Return how many are Diracs: the first ones."""
         return num_canaries // 2
 
     def _directions(self, num_canaries: int, num_parameters: int, rng: np.random.Generator) -> Directions:
@@ -162,7 +159,7 @@ class Mixed(GradientCanary):
 
 
 def _places(coordinates: IntArray, num_canaries: int) -> IntArray:
-    """Coordinates dealt out like cards: a column for each canary, filled up with -1."""
+    """Deal out coordinates like cards: a column for each canary, padded with -1."""
     rows = math.ceil(coordinates.size / num_canaries)
     filled = np.full(rows * num_canaries, -1)
     filled[: coordinates.size] = coordinates
@@ -170,7 +167,7 @@ def _places(coordinates: IntArray, num_canaries: int) -> IntArray:
 
 
 def _dealt(values: np.ndarray, num_parameters: int) -> Directions:
-    """Parameters dealt out to the canaries like cards, so that each canary reaches into every layer."""
+    """Deal out parameters to the canaries like cards, so that each canary reaches into every layer."""
     filled = np.array(values, dtype=np.float32, order="C")  # so that the flat view below is no copy
     filled.reshape(-1)[num_parameters:] = 0.0
     norms = np.sqrt(np.einsum("rc,rc->c", filled, filled, dtype=np.float64))

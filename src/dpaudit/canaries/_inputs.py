@@ -1,20 +1,25 @@
-"""Examples that an audit adds to the data of a training (Nasr et al. 2023, appendix C.3).
+"""Input canaries: examples that an audit adds to a training (Nasr et al. 2023, appendix C.3).
 
-What the adversary of an audit may do and see. Which examples of a data set are held out of its training, for
-canaries to be made from.
+They are made from held-out examples. Which ones are held out, and what every framework checks of them, is
+here too; the examples themselves are tensors or arrays, and are split by the framework's own ``hold_out``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
 from dpaudit import _validate
 from dpaudit._types import IntArray
 from dpaudit.errors import InputError
+
+Array = TypeVar("Array")
+HeldOut = TypeVar("HeldOut", bound="HeldOutExamples[Any]")
+_SPLIT = object()  # marks examples that were split off a data set
 
 
 @dataclass(frozen=True)
@@ -26,10 +31,10 @@ class InputCanary:
     """
 
     looks_at_weights: ClassVar[bool] = False
-    """Whether it is made for the weights that a model has at that moment."""
+    """Whether it is made for the model's weights at that moment."""
 
     def is_due(self, index: int, made_at: int | None) -> bool:  # noqa: ARG002
-        """Whether to make it in step ``index``, if it was made in step ``made_at``; None: not yet."""
+        """Return whether to make it in step ``index``, if it was made in step ``made_at`` (None: not yet)."""
         return made_at is None
 
 
@@ -68,10 +73,10 @@ class Adversarial(InputCanary):
 class Crafted(InputCanary):
     """A held-out example, moved to where its gradient is orthogonal to the mean gradient of the others.
 
-    Algorithm 3 of the paper: it descends the absolute cosine of the two, at the weights of that moment.
-    ``every`` so many steps of the training it is crafted anew; None: once, before the first step. ``long``
-    also makes its gradient long: one that is shorter than the clipping norm tells less, and gradients become
-    shorter as a model learns.
+    Algorithm 3 of the paper: descend the absolute cosine of the two, at the current weights. It is crafted
+    again ``every`` so many steps of the training; None: once, before the first step. ``long`` also makes its
+    gradient long: one that is shorter than the clipping norm reveals less, and gradients become shorter as a
+    model learns.
     """
 
     num_steps: int = 50
@@ -93,10 +98,10 @@ class Crafted(InputCanary):
         return again or super().is_due(index, made_at)
 
     def objective(self, cosine: Any, norm: Any, max_grad_norm: float) -> Any:
-        """What is made small, from |cos| and norm of the canary's gradient; of numbers or any arrays.
+        """Return what to minimize, from |cos| and norm of the canary's gradient: numbers or any arrays.
 
         If it is to be ``long``, 1 / (1 + norm / max_grad_norm) is added: the longer the gradient, the better,
-        and beyond the clipping norm ever less so.
+        with a decreasing benefit beyond the clipping norm.
 
         >>> Crafted().objective(0.5, 3.0, 1.0), Crafted(long=True).objective(0.5, 3.0, 1.0)
         (0.5, 0.75)
@@ -115,8 +120,41 @@ class ThreatModel(Enum):
     """Inserts an example, sees what the final model answers."""
 
 
+@dataclass(frozen=True, eq=False)
+class HeldOutExamples(Generic[Array]):
+    """Inputs, ready for a model, and their classes; only a ``hold_out`` makes one, by :meth:`split_off`.
+
+    Canaries are crafted from this type and from nothing else, so that no batch is passed by mistake: the
+    adversary of the paper knows examples like those of the training, and not the training's own.
+    """
+
+    inputs: Array
+    targets: Array
+    num_classes: int
+    _mark: object = field(default=None, repr=False)
+    _expected: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if self._mark is not _SPLIT:
+            raise InputError(
+                f"Expected held-out examples to be split off by {self._expected}: canaries must not be made "
+                "from what the training sees."
+            )
+
+    @classmethod
+    def split_off(cls, inputs: Array, targets: Array, num_classes: int) -> Self:
+        """Mark the part of a data set that its training does not get."""
+        return cls(inputs, targets, _validate.whole("num_classes", num_classes, low=2), _SPLIT)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self):,} examples, {self.num_classes} classes)"
+
+    def __len__(self) -> int:
+        return len(self.targets)  # type: ignore[arg-type]  # arrays of any framework have a length
+
+
 def split_places(num_examples: int, num_held_out: int, seed: int) -> tuple[IntArray, IntArray]:
-    """The places of those that are trained on and of those that are held out, drawn at random, in order.
+    """Return the places of examples to train on and of those to hold out, drawn at random, in order.
 
     >>> split_places(5, 2, seed=0)
     (array([0, 1, 3]), array([2, 4]))
@@ -125,3 +163,37 @@ def split_places(num_examples: int, num_held_out: int, seed: int) -> tuple[IntAr
         raise InputError(f"Expected num_held_out={num_held_out} in [1, {num_examples - 1}].")
     order = np.random.default_rng(_validate.whole("seed", seed, low=0)).permutation(num_examples)
     return np.sort(order[num_held_out:]), np.sort(order[:num_held_out])
+
+
+def fingerprints(rows: np.ndarray) -> list[int]:
+    """Return a number for each row; equal rows have the same, others collide once in 2**64."""
+    return [hash(row.tobytes()) for row in np.ascontiguousarray(rows)]
+
+
+def unseen_places(held_out: Iterable[int], seen: set[int]) -> IntArray:
+    """Return the places of held-out fingerprints that are not among those the training has ``seen``.
+
+    Data sets have duplicates, so that an example can be held out and trained on.
+    """
+    is_new = np.array([one not in seen for one in held_out])
+    if not is_new.any():
+        raise InputError(
+            f"Expected held-out examples that the training does not see, but it sees all {is_new.size}."
+        )
+    return np.flatnonzero(is_new)
+
+
+def require_held_out(canary: object, held_out: object, kind: type[HeldOut]) -> HeldOut:
+    """Return the held-out examples; raise if there are none of this ``kind`` to make an input canary from."""
+    if not isinstance(held_out, kind):
+        raise InputError(
+            f"Expected held_out, the examples that hold_out() splits off, for {canary!r} to be made from, "
+            f"got {held_out if held_out is None else type(held_out).__name__}."
+        )
+    return held_out
+
+
+def refuse_held_out(canary: object, held_out: object) -> None:
+    """Refuse held-out examples with a gradient canary."""
+    if held_out is not None:
+        raise InputError(f"Expected no held_out with {canary!r}, which is made from no example.")

@@ -1,6 +1,6 @@
-"""What may have gone wrong, from the numbers that it leaves.
+"""What may have gone wrong, guessed from the numbers that it leaves: hints for a developer, no proof.
 
-What may have gone wrong with the clipping, from what arrives of a canary.
+Three sources: how much noise there is, which tests have a finding, and how much of a canary arrives.
 """
 
 from __future__ import annotations
@@ -8,75 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-_NEAR = 0.1
-_NOTHING = 1e-5
+NO_NOISE = 1e-3  # of the claim; less is called none
+_NO_SIGNAL = 1e-5  # of the clipping norm
+_RATIO_TOLERANCE = 0.02  # how far a ratio of noise may be off where no interval is given
+_SIGNAL_TOLERANCE = 0.1
+_WIDE = 1.1  # the ends of an interval that any number of workers would fit into
+_WORKERS = (*range(2, 13), 16, 20, 24, 32, 48, 64, 128)
 _TOGETHER = "is the mean or the sum of the batch clipped, and not each gradient?"
 
-
-def of_signal(
-    signal: float,
-    spread: float | None,
-    is_crowded: bool,
-    canary_scale: float | None,
-    batch_size: float | None,
-) -> list[str]:
-    """Guesses; none if canaries arrive with the clipping norm."""
-    if spread is not None and _near(signal, 1) and spread > 1 + _NEAR:
-        return [
-            f"a canary on one coordinate is clipped, and one on many arrives with {spread:.3g} times the "
-            "clipping norm: is each coordinate, or each parameter, clipped by itself?"
-        ]
-    if _near(signal, 1):
-        return []
-    if is_crowded:
-        return [f"how much of a canary arrives depends on how many others are in the batch: {_TOGETHER}"]
-    known = _of_own_numbers(signal, canary_scale, batch_size)
-    return known or (_of_more(signal) if signal > 1 else _of_less(signal))
-
-
-def _of_own_numbers(signal: float, canary_scale: float | None, batch_size: float | None) -> list[str]:
-    """What the numbers of the audit itself explain."""
-    causes = []
-    if canary_scale and canary_scale > 1 and _near(signal, canary_scale):
-        causes.append("the canary arrives unclipped: is each gradient clipped, before the sum?")
-    if batch_size and batch_size > 1 and _near(signal, batch_size):
-        causes.append("the canary arrives batch_size times: is a sum released, and not the mean?")
-    if batch_size and canary_scale and _near(signal, canary_scale / batch_size):
-        causes.append(f"the canary arrives with its length over the batch size: {_TOGETHER}")
-    return causes
-
-
-def _of_more(signal: float) -> list[str]:
-    arrives = f"the canary arrives with {signal:.3g} times the clipping norm"
-    return [f"{arrives}: is another norm used to clip?", f"{arrives}: {_TOGETHER}"]
-
-
-def _of_less(signal: float) -> list[str]:
-    """Too little is no leak by itself; it may hide one."""
-    if signal < _NOTHING:
-        return ["nothing arrives of the canary: are examples left out, or is another batch released?"]
-    arrives = f"the canary arrives with {signal:.3g} clipping norms"
-    if signal <= 0.5:
-        return [
-            f"{arrives}, which is 1/{1 / signal:.3g}: if a mean is released, give batch_size=...",
-            f"{arrives}: {_TOGETHER}",
-        ]
-    return []
-
-
-def _near(value: float, other: float) -> bool:
-    return abs(value / other - 1) < _NEAR
-
-
-_NEAR_CAUSES = 0.02  # how far a ratio may be off where no interval is given
-_WIDE = 1.1  # the ends of an interval that any number of workers would fit into
-_NOTHING_CAUSES = 1e-3
-_WORKERS = (*range(2, 13), 16, 20, 24, 32, 48, 64, 128)
-
-IN_PARTS = frozenset({"step-noise", "leaf-noise", "coordinate-noise", "repeated-noise"})
+LOCALIZING = frozenset({"step-noise", "leaf-noise", "coordinate-noise", "repeated-noise"})
 """Findings that say where noise is missing or comes again: its amount in all only follows from that."""
 
-_OF_FINDING = {
+_CAUSE_OF_FINDING = {
     "step-noise": "is a step released without noise, such as one with an empty batch, or a micro-step?",
     "leaf-noise": "is a parameter left out when noise is added, or scaled by itself?",
     "coordinate-noise": "are some coordinates, such as a mask or a sparse update, released without noise?",
@@ -110,7 +53,7 @@ def likely_causes(
     max_grad_norm: float | None = None,
     findings: Iterable[str] = (),
 ) -> tuple[str, ...]:
-    """Guesses, the nearest first; hints for a developer, no part of any proof.
+    """Return guesses, the nearest first; hints for a developer, no part of any proof.
 
     ``noise_ratio`` is the noise over the claim, in ``interval``; ``signal`` is how much more a present canary
     scores, 1 if it was clipped, ``canary_scale`` if not, and ``spread_signal`` the same of canaries that are
@@ -123,12 +66,12 @@ def likely_causes(
     """
     names, causes = list(findings), list[str]()
     if signal is not None:
-        causes += of_signal(signal, spread_signal, is_crowded, canary_scale, batch_size)
-    is_silent = noise_ratio is not None and noise_ratio < _NOTHING_CAUSES
+        causes += _of_signal(signal, spread_signal, is_crowded, canary_scale, batch_size)
+    is_silent = noise_ratio is not None and noise_ratio < NO_NOISE
     if not is_silent:  # where there is no noise, there is nothing else to say of it
-        causes += [_OF_FINDING[name] for name in names if name in _OF_FINDING]
-    if noise_ratio is not None and (is_silent or not IN_PARTS.intersection(names)):
-        low, high = interval or (noise_ratio * (1 - _NEAR_CAUSES), noise_ratio * (1 + _NEAR_CAUSES))
+        causes += [_CAUSE_OF_FINDING[name] for name in names if name in _CAUSE_OF_FINDING]
+    if noise_ratio is not None and (is_silent or not LOCALIZING.intersection(names)):
+        low, high = interval or (noise_ratio * (1 - _RATIO_TOLERANCE), noise_ratio * (1 + _RATIO_TOLERANCE))
         own = _own_ratios(batch_size, noise_multiplier, max_grad_norm)
         causes += _of_noise(noise_ratio, low, high, own)
     return tuple(dict.fromkeys(causes))  # each once
@@ -140,12 +83,13 @@ def _of_noise(ratio: float, low: float, high: float, own: Iterable[tuple[float, 
     text = f"effective noise is {ratio:.3g} of the claim"
     is_wide = high > _WIDE * low
     # an interval of many observations is narrow, and a training's own numbers are rounded
-    low, high = min(low, ratio * (1 - _NEAR_CAUSES / 4)), max(high, ratio * (1 + _NEAR_CAUSES / 4))
+    low, high = min(low, ratio * (1 - _RATIO_TOLERANCE / 4)), max(high, ratio * (1 + _RATIO_TOLERANCE / 4))
     # what the training's own numbers explain is likelier than a number of workers that happens to fit
-    near = _nearest(own, ratio, low, high) + ([] if is_wide else _nearest(_ratios(), ratio, low, high)[:1])
+    near = _nearest(own, ratio, low, high)
+    near += [] if is_wide else _nearest(_common_ratios(), ratio, low, high)[:1]
     if near:
         return [f"{text} = {why}" for why in near]
-    if ratio < _NOTHING_CAUSES:
+    if ratio < NO_NOISE:
         return [
             "no noise: was the private step called, or are gradients computed anew after noise was added?"
         ]
@@ -153,13 +97,13 @@ def _of_noise(ratio: float, low: float, high: float, own: Iterable[tuple[float, 
 
 
 def _nearest(known: Iterable[tuple[float, str]], ratio: float, low: float, high: float) -> list[str]:
-    """The sentences of the numbers in the interval."""
+    """Return the sentences of those numbers that are in the interval, the nearest first."""
     inside = [(abs(value - ratio), why) for value, why in known if low <= value <= high]
     return [why for _, why in sorted(inside, key=lambda pair: pair[0])]
 
 
-def _ratios() -> Iterator[tuple[float, str]]:
-    """Mistakes that could happen to any training: what each makes of the noise, and its sentence."""
+def _common_ratios() -> Iterator[tuple[float, str]]:
+    """Yield what mistakes that any training may have make of the noise, each with its sentence."""
     for workers in _WORKERS:
         averaged = f"1/sqrt({workers}): added by each of {workers} workers, then averaged?"
         if workers == 4:
@@ -174,7 +118,7 @@ def _ratios() -> Iterator[tuple[float, str]]:
 def _own_ratios(
     batch_size: float | None, noise_multiplier: float | None, max_grad_norm: float | None
 ) -> Iterator[tuple[float, str]]:
-    """The same of mistakes with numbers of this training."""
+    """Yield the same for mistakes with numbers of this training."""
     if max_grad_norm and max_grad_norm != 1:
         yield 1 / max_grad_norm, "1/max_grad_norm: noise not scaled by the clipping norm?"
         yield max_grad_norm, "max_grad_norm: noise scaled by the clipping norm twice?"
@@ -188,3 +132,58 @@ def _own_ratios(
         if std != 1:
             yield 1 / math.sqrt(std), "1/sqrt(std): is the square root of the standard deviation used?"
             yield std, "std: is the variance used as a standard deviation?"
+
+
+def _of_signal(
+    signal: float,
+    spread: float | None,
+    is_crowded: bool,
+    canary_scale: float | None,
+    batch_size: float | None,
+) -> list[str]:
+    """Return guesses by what arrives of a canary; none if that is the clipping norm."""
+    if spread is not None and _near(signal, 1) and spread > 1 + _SIGNAL_TOLERANCE:
+        return [
+            f"a canary on one coordinate is clipped, and one on many arrives with {spread:.3g} times the "
+            "clipping norm: is each coordinate, or each parameter, clipped by itself?"
+        ]
+    if _near(signal, 1):
+        return []
+    if is_crowded:
+        return [f"how much of a canary arrives depends on how many others are in the batch: {_TOGETHER}"]
+    known = _of_own_signal(signal, canary_scale, batch_size)
+    return known or (_of_large_signal(signal) if signal > 1 else _of_small_signal(signal))
+
+
+def _of_own_signal(signal: float, canary_scale: float | None, batch_size: float | None) -> list[str]:
+    """Return what the numbers of this audit explain."""
+    causes = []
+    if canary_scale and canary_scale > 1 and _near(signal, canary_scale):
+        causes.append("the canary arrives unclipped: is each gradient clipped, before the sum?")
+    if batch_size and batch_size > 1 and _near(signal, batch_size):
+        causes.append("the canary arrives batch_size times: is a sum released, and not the mean?")
+    if batch_size and canary_scale and _near(signal, canary_scale / batch_size):
+        causes.append(f"the canary arrives with its length over the batch size: {_TOGETHER}")
+    return causes
+
+
+def _of_large_signal(signal: float) -> list[str]:
+    arrives = f"the canary arrives with {signal:.3g} times the clipping norm"
+    return [f"{arrives}: is another norm used to clip?", f"{arrives}: {_TOGETHER}"]
+
+
+def _of_small_signal(signal: float) -> list[str]:
+    """Return causes of too small a signal, which is no leak by itself, but may hide one."""
+    if signal < _NO_SIGNAL:
+        return ["nothing arrives of the canary: are examples left out, or is another batch released?"]
+    arrives = f"the canary arrives with {signal:.3g} clipping norms"
+    if signal <= 0.5:
+        return [
+            f"{arrives}, which is 1/{1 / signal:.3g}: if a mean is released, give batch_size=...",
+            f"{arrives}: {_TOGETHER}",
+        ]
+    return []
+
+
+def _near(value: float, other: float) -> bool:
+    return abs(value / other - 1) < _SIGNAL_TOLERANCE

@@ -1,7 +1,7 @@
-"""What the tests of one training say together.
+"""All tests of one training together, with one error rate, also beside a bound of the same training.
 
-Collects what the tests need, while a training runs. Many tests, one error rate: Holm 1979, "A simple
-sequentially rejective multiple test procedure". Which of several findings is told first.
+``Diagnostics`` is fed while the training runs, and its ``diagnose()`` gives a ``Diagnosis``: the tests that
+were run, and those that remain findings after Holm's correction.
 """
 
 from __future__ import annotations
@@ -14,28 +14,18 @@ import numpy as np
 
 from dpaudit import _validate
 from dpaudit._types import ArrayLike, FloatArray
-from dpaudit.diagnostics._causes import likely_causes
+from dpaudit.diagnostics._causes import NO_NOISE, likely_causes
 from dpaudit.diagnostics._noise_record import Leaves, NoiseRecord
-from dpaudit.diagnostics._noise_tests import Amount, amount, noise_checks
-from dpaudit.diagnostics._participation import ParticipationRecord, drawn_rate, participation_checks
-from dpaudit.diagnostics._tests import RESOLUTION, SMALLEST, Check, Finding
+from dpaudit.diagnostics._noise_tests import Amount, noise_amount, noise_checks
+from dpaudit.diagnostics._participation import ParticipationRecord, participation_checks
+from dpaudit.diagnostics._tests import RESOLUTION, SMALLEST_P_VALUE, Check, Finding
 from dpaudit.errors import FindingError, InputError
+from dpaudit.stats import Result, Verdict
 
-
-def holm(p_values: ArrayLike) -> FloatArray:
-    """The smallest level at which each would be rejected; valid however the tests depend on each other.
-
-    >>> holm([0.01, 0.04, 0.03])
-    array([0.03, 0.06, 0.06])
-    """
-    values = np.asarray(p_values, dtype=np.float64)
-    order = np.argsort(values, kind="stable")
-    stepped = values[order] * np.arange(values.size, 0, -1)
-    adjusted = np.empty_like(values)
-    adjusted[order] = np.minimum(np.maximum.accumulate(stepped), 1.0)
-    return adjusted
-
-
+_SHARE_OF_TESTS = 0.2  # of the error rate, for the tests of noise and batches; a bound has the rest
+_SHARED = 16.0  # squared sums over a leaf this many times too large do not come from repeated noise
+_SAME = 0.95  # the correlation from which on noise comes again, and is not only alike
+_PARTS = ("step-noise", "leaf-noise", "coordinate-noise")
 # What a finding brings about comes after it: noise that comes again, or is shared, has odd amounts, too, and
 # shuffled batches are of one size.
 _ORDER = (
@@ -43,35 +33,84 @@ _ORDER = (
     "leaf-correlation",
     "step-correlation",
     "coordinate-correlation",
-    "step-noise",
-    "leaf-noise",
-    "coordinate-noise",
+    *_PARTS,
     "noise-shape",
     "noise-variance",
     "participation-counts",
     "batch-overlap",
     "batch-sizes",
 )
-_PARTS = ("step-noise", "leaf-noise", "coordinate-noise")
-_SHARED = 16.0  # squared sums over a leaf that are so much too large are no chance of noise that comes again
-_SAME = 0.95  # the correlation from which on noise comes again, and is not only alike
-_NOTHING = 1e-3  # of the claim
 
 
-def certainty(finding: Finding) -> tuple[float, float, float, int]:
-    """The most certain first; of those that leave no doubt, causes before what follows from them.
+class Diagnostics:
+    """Collect noise and batches step by step, in bounded memory; ``diagnose()`` runs the tests they allow.
 
-    Of parts without their noise, those that have least of it come first.
+    Several runs may be fed one after another: noise that is equal in two of them is found, too. The number
+    of steps must not be chosen by what they show.
+
+    >>> import numpy as np
+    >>> rng, record = np.random.default_rng(0), Diagnostics(sample_rate=0.1)
+    >>> for _ in range(100):
+    ...     record.observe_noise(0.5 * rng.standard_normal(20))
+    ...     record.observe_batch(np.flatnonzero(rng.random(200) < 0.1), num_examples=200)
+    >>> [finding.name for finding in record.diagnose().findings]
+    ['noise-variance']
     """
-    place = _ORDER.index(finding.name) if finding.name in _ORDER else len(_ORDER)
-    rank, least = float(place), 0.0
-    if finding.name in _PARTS:
-        rank, least = float(_ORDER.index(_PARTS[0])), max(finding.estimate, _NOTHING)
-    if finding.name == "coordinate-correlation" and finding.estimate > _SHARED:
-        rank = -1.0
-    if finding.name == "repeated-noise" and abs(finding.estimate) < _SAME:
-        rank = _ORDER.index("step-correlation") + 0.5
-    return max(finding.p_value, SMALLEST), rank, least, place
+
+    def __init__(self, *, sample_rate: float | None = None) -> None:
+        self.sample_rate = None if sample_rate is None else _validate.sample_rate(sample_rate)
+        self._noise = NoiseRecord()
+        self._participation = ParticipationRecord()
+
+    def observe_noise(self, residual: Any, leaves: Leaves | None = None, *, rounding: float = 0.0) -> None:
+        """Add what one step released, less the sum that is known, over the claimed standard deviation.
+
+        ``residual`` is a vector; ``leaves`` are the sizes of the parameters it is made of, one after another,
+        by name if there are names. A few coordinates of every step will do, if they stay the same ones.
+        ``rounding`` is how far a coordinate may be off, in the same units, if that is more than a thousandth:
+        sums of many single-precision numbers are.
+        """
+        self._noise.observe(residual, leaves, _validate.at_least("rounding", rounding, 0.0))
+
+    def observe_batch(self, indices: Any, num_examples: int) -> None:
+        """Add one batch: the indices of its examples in a data set of ``num_examples``."""
+        self._participation.observe(indices, num_examples)
+
+    def observe_batch_size(self, size: int, num_examples: int) -> None:
+        """Add the size of one batch, where it is not known which examples were in it."""
+        self._participation.observe_size(size, num_examples)
+
+    def diagnose(self, confidence: float = 0.95) -> Diagnosis:
+        """Run all tests, with a false alarm in 1 - confidence of correct trainings at most."""
+        _validate.confidence(confidence)
+        noise, participation = self._noise, self._participation
+        checks = noise_checks(noise, confidence) + participation_checks(participation, self.sample_rate)
+        if not checks:
+            raise InputError("Expected at least one observed step, got none: did the training run?")
+        found = noise_amount(noise, confidence) if noise.num_steps else None
+        return Diagnosis.of(checks, confidence=confidence, noise=found, notes=self._notes(found))
+
+    def _notes(self, noise: Amount | None) -> list[str]:
+        notes = []
+        if noise is not None and noise.low > 1 + RESOLUTION:
+            notes.append(f"The noise is {noise}: more than claimed costs accuracy, not privacy.")
+        claimed, seen = self.sample_rate, self._participation
+        if claimed is not None and seen.num_steps:
+            rate, error = seen.drawn_rate, (claimed * (1 - claimed) / seen.num_trials) ** 0.5
+            if rate < claimed * (1 - RESOLUTION) - 4 * error:
+                notes.append(
+                    f"Examples are drawn with a rate of {rate:.4g}, less than the claimed {claimed:.4g}."
+                )
+        return notes
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was observed; give it to ``load_state_dict`` of an equal collector."""
+        return {"noise": self._noise.state_dict(), "participation": self._participation.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from where ``state_dict`` was taken."""
+        self._noise.load_state_dict(state["noise"])
+        self._participation.load_state_dict(state["participation"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,29 +138,23 @@ class Diagnosis:
         notes: Sequence[str] = (),
         noise: Amount | None = None,
     ) -> Diagnosis:
-        """The findings of these tests, by Holm's correction."""
+        """Return the findings of these tests, by Holm's correction."""
         adjusted = holm([check.p_value for check in checks])
         findings = [
-            Finding(
-                name=check.name,
-                p_value=check.p_value,
-                adjusted=float(level),
-                sentence=check.sentence,
-                estimate=check.estimate,
-            )
+            Finding(adjusted=float(level), **vars(check))
             for check, level in zip(checks, adjusted, strict=True)
             if level <= 1 - confidence
         ]
         return cls(
             confidence=confidence,
             checks=tuple(checks),
-            findings=tuple(sorted(findings, key=certainty)),
+            findings=tuple(sorted(findings, key=_by_certainty)),
             notes=tuple(notes),
             noise=noise,
         )
 
     def likely_causes(self, **known: Any) -> tuple[str, ...]:
-        """What may be behind the findings; keywords are those of :func:`likely_causes`."""
+        """Return what may be behind the findings; keywords are those of :func:`likely_causes`."""
         names = [finding.name for finding in self.findings]
         if self.noise is not None and "noise-variance" in names:
             known = {"noise_ratio": self.noise.ratio, "interval": (self.noise.low, self.noise.high), **known}
@@ -144,7 +177,7 @@ class Diagnosis:
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
     def table(self) -> str:
-        """Every test with its p-value, a line each."""
+        """Return every test with its p-value, a line each."""
         found = {finding.name for finding in self.findings}
         width = max((len(check.name) for check in self.checks), default=0)
         lines = [
@@ -154,7 +187,7 @@ class Diagnosis:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         noise = self.noise
         return {
             "confidence": self.confidence,
@@ -169,73 +202,48 @@ class Diagnosis:
         }
 
 
-class Diagnostics:
-    """Is fed step by step, in bounded memory; ``diagnose()`` makes the tests that the observations allow.
+def share_error(error_rate: float, *, has_bound: bool, has_tests: bool) -> tuple[float, float]:
+    """Return the confidence of a bound and that of the tests, which err with ``error_rate`` together at most.
 
-    Several runs may be fed one after another: noise that is equal in two of them is found, too. The number
-    of steps must not be chosen by what they show.
-
-    >>> import numpy as np
-    >>> rng, record = np.random.default_rng(0), Diagnostics(sample_rate=0.1)
-    >>> for _ in range(100):
-    ...     record.observe_noise(0.5 * rng.standard_normal(20))
-    ...     record.observe_batch(np.flatnonzero(rng.random(200) < 0.1), num_examples=200)
-    >>> [finding.name for finding in record.diagnose().findings]
-    ['noise-variance']
+    That is a union bound, valid however they depend on each other; one alone has all of the error.
     """
+    bound, tests = 1 - _SHARE_OF_TESTS if has_tests else 1.0, _SHARE_OF_TESTS if has_bound else 1.0
+    return 1 - bound * error_rate, 1 - tests * error_rate
 
-    def __init__(self, *, sample_rate: float | None = None) -> None:
-        self.sample_rate = None if sample_rate is None else _validate.sample_rate(sample_rate)
-        self._noise = NoiseRecord()
-        self._participation = ParticipationRecord()
 
-    def observe_noise(self, residual: Any, leaves: Leaves | None = None, *, rounding: float = 0.0) -> None:
-        """What one step released, less the sum that is known, over the claimed standard deviation.
+def flagged_by(result: Result | None, diagnosis: Diagnosis | None) -> tuple[str, ...]:
+    """Return the names of what refutes the claim: the bound, and the findings of the tests."""
+    found = ["bound"] if result is not None and result.verdict is Verdict.VIOLATION else []
+    return (*found, *(() if diagnosis is None else (finding.name for finding in diagnosis.findings)))
 
-        ``residual`` is a vector; ``leaves`` are the sizes of the parameters it is made of, one after another,
-        by name if there are names. A few coordinates of every step will do, if they stay the same ones.
-        ``rounding`` is how far a coordinate may be off, in the same units, if that is more than a thousandth:
-        sums of many single-precision numbers are.
-        """
-        self._noise.observe(residual, leaves, _validate.at_least("rounding", rounding, 0.0))
 
-    def observe_batch(self, indices: Any, num_examples: int) -> None:
-        """Which examples were in one batch, as places in a data set of ``num_examples``."""
-        self._participation.observe(indices, num_examples)
+def holm(p_values: ArrayLike) -> FloatArray:
+    """Return the smallest level at which each test would be rejected, however they depend on each other.
 
-    def observe_batch_size(self, size: int, num_examples: int) -> None:
-        """How many examples were in one batch, where it is not known which."""
-        self._participation.observe_size(size, num_examples)
+    Holm 1979, "A simple sequentially rejective multiple test procedure".
 
-    def diagnose(self, confidence: float = 0.95) -> Diagnosis:
-        """All tests, with a false alarm in 1 - confidence of correct trainings at most."""
-        _validate.confidence(confidence)
-        noise, participation = self._noise, self._participation
-        checks = noise_checks(noise, confidence) + participation_checks(participation, self.sample_rate)
-        if not checks:
-            raise InputError("Expected at least one observed step, got none: did the training run?")
-        found = amount(noise, confidence) if noise.num_steps else None
-        return Diagnosis.of(checks, confidence=confidence, noise=found, notes=self._notes(found))
+    >>> holm([0.01, 0.04, 0.03])
+    array([0.03, 0.06, 0.06])
+    """
+    values = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(values, kind="stable")
+    stepped = values[order] * np.arange(values.size, 0, -1)
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.minimum(np.maximum.accumulate(stepped), 1.0)
+    return adjusted
 
-    def _notes(self, noise: Amount | None) -> list[str]:
-        notes = []
-        if noise is not None and noise.low > 1 + RESOLUTION:
-            notes.append(f"The noise is {noise}: more than claimed costs accuracy, not privacy.")
-        claimed, seen = self.sample_rate, self._participation
-        if claimed is not None and seen.num_steps:
-            trials = seen.num_steps * seen.num_examples
-            rate, error = drawn_rate(seen), (claimed * (1 - claimed) / trials) ** 0.5
-            if rate < claimed * (1 - RESOLUTION) - 4 * error:
-                notes.append(
-                    f"Examples are drawn with a rate of {rate:.4g}, less than the claimed {claimed:.4g}."
-                )
-        return notes
 
-    def state_dict(self) -> dict[str, Any]:
-        """What was observed; give it to ``load_state_dict`` of an equal collector."""
-        return {"noise": self._noise.state_dict(), "participation": self._participation.state_dict()}
+def _by_certainty(finding: Finding) -> tuple[float, float, float, int]:
+    """Sort key: the most certain first; of those beyond doubt, causes before what follows from them.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where ``state_dict`` was taken."""
-        self._noise.load_state_dict(state["noise"])
-        self._participation.load_state_dict(state["participation"])
+    Of parts without their noise, those that have least of it come first.
+    """
+    place = _ORDER.index(finding.name) if finding.name in _ORDER else len(_ORDER)
+    rank, least = float(place), 0.0
+    if finding.name in _PARTS:
+        rank, least = float(_ORDER.index(_PARTS[0])), max(finding.estimate, NO_NOISE)
+    if finding.name == "coordinate-correlation" and finding.estimate > _SHARED:
+        rank = -1.0
+    if finding.name == "repeated-noise" and abs(finding.estimate) < _SAME:
+        rank = _ORDER.index("step-correlation") + 0.5
+    return max(finding.p_value, SMALLEST_P_VALUE), rank, least, place

@@ -1,11 +1,13 @@
-"""What is kept of the noise of all steps.
+"""What is kept of the noise of all steps, in bounded memory: the statistics that tests of the noise need.
 
-Which coordinates of a gradient are looked at, and which leaf each belongs to.
+``NoiseRecord`` holds them; its ``Layout`` says which coordinates of a gradient are kept, and to which leaf
+(parameter) each belongs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,95 +15,22 @@ import numpy as np
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.diagnostics._tests import RESOLUTION, KeptSteps, chance, sure_signs
+from dpaudit.diagnostics._tests import RESOLUTION, HeadTailBuffer, fixed_rng, sure_signs
 from dpaudit.errors import InputError
 
 Leaves = Mapping[str, int] | Sequence[int]
+"""The sizes of the parameters that a gradient is made of, one after another; by name if there are names."""
 
-_MOST = 2**20  # coordinates that are kept of a large model
+_MAX_COORDINATES = 2**20  # that are kept of a large model
 _PREFIX = 256  # coordinates of each leaf that are compared with those of other leaves
-_COMPARED = 64  # leaves that are compared
+_MAX_COMPARED = 64  # leaves that are compared
 _SKETCH = 512  # coordinates of which every step is kept
-
-
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """All coordinates of a small model; of a large one the first of each leaf and a random choice."""
-
-    num_parameters: int
-    leaves: tuple[tuple[str, int], ...]
-    kept: IntArray | None
-    """Which coordinates of the gradient; None: all."""
-    names: tuple[str, ...]
-    starts: IntArray
-    """Where each leaf begins among the kept coordinates."""
-    sizes: IntArray
-    """How many of each leaf are kept."""
-    sketch: IntArray
-    """Where those coordinates are of which every step is kept."""
-    compared: IntArray
-    """Leaves that are compared with each other."""
-    heads: IntArray
-    """Where their first coordinates are: leaves x places, -1 behind the end of a short leaf."""
-
-    @classmethod
-    def of(cls, num_parameters: int, leaves: Leaves | None) -> Layout:
-        """For gradients of this length, cut into these leaves; without them, the gradient is one."""
-        named = _named(leaves, num_parameters)
-        lengths = np.array([size for _, size in named], dtype=np.int64)
-        offsets = np.cumsum(lengths) - lengths
-        kept = _choose(offsets, lengths)
-        places = np.arange(num_parameters) if kept is None else kept
-        starts = np.searchsorted(places, offsets)
-        sizes = np.diff(np.append(starts, places.size))
-        compared = np.unique(np.linspace(0, len(named) - 1, min(len(named), _COMPARED)).astype(np.int64))
-        sketch = chance(1).permutation(places.size)[:_SKETCH]
-        return cls(
-            num_parameters=num_parameters,
-            leaves=named,
-            kept=kept,
-            names=tuple(name for name, _ in named),
-            starts=starts,
-            sizes=sizes,
-            sketch=np.sort(sketch),
-            compared=compared,
-            heads=_heads(starts[compared], sizes[compared]),
-        )
-
-    def is_like(self, leaves: Leaves) -> bool:
-        """Whether these are the leaves."""
-        return _named(leaves, self.num_parameters) == self.leaves
-
-
-def _named(leaves: Leaves | None, num_parameters: int) -> tuple[tuple[str, int], ...]:
-    if leaves is None:
-        return (("all", num_parameters),)
-    pairs = leaves.items() if isinstance(leaves, Mapping) else ((str(i), n) for i, n in enumerate(leaves))
-    named = tuple((name, _validate.whole(f"the size of leaf {name}", size, 0)) for name, size in pairs)
-    total = sum(size for _, size in named)
-    if total != num_parameters:
-        raise InputError(f"Expected leaves of {num_parameters} coordinates together, got {total}.")
-    return tuple((name, size) for name, size in named if size > 0)
-
-
-def _choose(offsets: IntArray, lengths: IntArray) -> IntArray | None:
-    total = int(lengths.sum())
-    if total <= _MOST:
-        return None
-    most = max(1, min(_PREFIX, _MOST // (2 * lengths.size)))
-    firsts = [np.arange(start, start + min(size, most)) for start, size in zip(offsets, lengths, strict=True)]
-    others = chance(2).choice(total, size=_MOST // 2, replace=False, shuffle=False)
-    return np.unique(np.concatenate([*firsts, others]))
-
-
-def _heads(starts: IntArray, sizes: IntArray) -> IntArray:
-    width = int(min(_PREFIX, sizes.max()))
-    steps = np.arange(width)
-    return np.where(steps < sizes[:, None], starts[:, None] + steps, -1)
+# attributes of a record that its state holds as they are
+_SUMS = ("energies", "step_energies", "sum_energy", "agreeing", "differing", "resolution")
 
 
 class NoiseRecord:
-    """Sums over the steps, and a few coordinates of each step: no more memory than a few gradients."""
+    """Sums over all steps, and a few coordinates of every step: no more memory than a few gradients."""
 
     def __init__(self) -> None:
         self.layout: Layout
@@ -110,14 +39,14 @@ class NoiseRecord:
         self.step_energies: list[float] = []
         """The sum of squares of each step."""
         self.sum_energy = 0.0
-        """Of the sums of signs of each leaf in each step: their squares over the leaf's size."""
+        """The squared sum of signs of each leaf in each step, over the leaf's size, summed."""
         self.agreeing: FloatArray
-        """How many signs of the first coordinates of each two leaves are the same."""
+        """How many signs of the first coordinates of every two leaves agree."""
         self.differing: FloatArray
-        """How many are not; the rest is too small to have a sign."""
+        """How many differ; the rest is too small to have a sign."""
         self.resolution = RESOLUTION
         """By how much a number may be rounded, at most."""
-        self.sketches = KeptSteps()
+        self.sketches = HeadTailBuffer()
 
     @property
     def num_steps(self) -> int:
@@ -126,7 +55,7 @@ class NoiseRecord:
 
     @property
     def count(self) -> int:
-        """How many numbers all squares are of."""
+        """How many numbers were squared."""
         return self.num_steps * self.energies.size
 
     @property
@@ -135,7 +64,7 @@ class NoiseRecord:
         return float(sum(self.step_energies))
 
     def observe(self, residual: Any, leaves: Leaves | None = None, rounding: float = 0.0) -> None:
-        """The noise of one step, and how far it may be off, in units of the claimed standard deviation."""
+        """Add the noise of one step, and how far it may be off, in claimed standard deviations."""
         vector = np.asarray(residual)
         self._require_alike(vector, leaves)
         if self.num_steps == 0:
@@ -148,7 +77,7 @@ class NoiseRecord:
             index = int(np.argmax(~np.isfinite(squares)))
             raise InputError(
                 f"Expected finite noise in step {self.num_steps}, got {noise[index]} at coordinate "
-                f"{index if layout.kept is None else layout.kept[index]}: did the training diverge?"
+                f"{layout.coordinate(index)}: did the training diverge?"
             )
         self.resolution = max(self.resolution, rounding)
         self.energies += squares
@@ -189,18 +118,13 @@ class NoiseRecord:
             self.differing += (sure - product) / 2
 
     def state_dict(self) -> dict[str, Any]:
-        """All that was kept."""
+        """Return all that was kept."""
         if self.num_steps == 0:
             return {}
         return {
             "num_parameters": self.layout.num_parameters,
             "leaves": dict(self.layout.leaves),
-            "energies": self.energies.copy(),
-            "step_energies": list(self.step_energies),
-            "sum_energy": self.sum_energy,
-            "agreeing": self.agreeing.copy(),
-            "differing": self.differing.copy(),
-            "resolution": self.resolution,
+            **{name: copy(getattr(self, name)) for name in _SUMS},
             "sketches": self.sketches.state_dict(),
         }
 
@@ -209,9 +133,89 @@ class NoiseRecord:
         if not state:
             return
         self._start(Layout.of(state["num_parameters"], state["leaves"]))
-        self.energies = state["energies"].copy()
-        self.step_energies = list(state["step_energies"])
-        self.sum_energy = state["sum_energy"]
-        self.agreeing, self.differing = state["agreeing"].copy(), state["differing"].copy()
-        self.resolution = state["resolution"]
+        for name in _SUMS:
+            setattr(self, name, copy(state[name]))
         self.sketches.load_state_dict(state["sketches"])
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """All coordinates of a small model; of a large one the first of each leaf and a random choice."""
+
+    num_parameters: int
+    leaves: tuple[tuple[str, int], ...]
+    kept: IntArray | None
+    """The coordinates of the gradient that are kept; None: all."""
+    starts: IntArray
+    """Where each leaf begins among the kept coordinates."""
+    sizes: IntArray
+    """How many of each leaf are kept."""
+    sketch: IntArray
+    """The kept coordinates of which every step is kept."""
+    compared: IntArray
+    """The leaves that are compared with each other."""
+    heads: IntArray
+    """Their first kept coordinates: leaves x coordinates, -1 beyond the end of a short leaf."""
+
+    @classmethod
+    def of(cls, num_parameters: int, leaves: Leaves | None) -> Layout:
+        """Lay out gradients of this length, cut into these leaves; without them, the gradient is one leaf."""
+        named = _named(leaves, num_parameters)
+        lengths = np.array([size for _, size in named], dtype=np.int64)
+        offsets = np.cumsum(lengths) - lengths
+        kept = _choose(offsets, lengths)
+        places = np.arange(num_parameters) if kept is None else kept
+        starts = np.searchsorted(places, offsets)
+        sizes = np.diff(np.append(starts, places.size))
+        compared = np.unique(np.linspace(0, len(named) - 1, min(len(named), _MAX_COMPARED)).astype(np.int64))
+        sketch = fixed_rng(1).permutation(places.size)[:_SKETCH]
+        return cls(
+            num_parameters=num_parameters,
+            leaves=named,
+            kept=kept,
+            starts=starts,
+            sizes=sizes,
+            sketch=np.sort(sketch),
+            compared=compared,
+            heads=_heads(starts[compared], sizes[compared]),
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of the leaves."""
+        return tuple(name for name, _ in self.leaves)
+
+    def coordinate(self, place: int) -> int:
+        """Return which coordinate of the gradient is kept at this place."""
+        return place if self.kept is None else int(self.kept[place])
+
+    def is_like(self, leaves: Leaves) -> bool:
+        """Return whether these are the leaves."""
+        return _named(leaves, self.num_parameters) == self.leaves
+
+
+def _named(leaves: Leaves | None, num_parameters: int) -> tuple[tuple[str, int], ...]:
+    if leaves is None:
+        return (("all", num_parameters),)
+    pairs = leaves.items() if isinstance(leaves, Mapping) else ((str(i), n) for i, n in enumerate(leaves))
+    named = tuple((name, _validate.whole(f"the size of leaf {name}", size, 0)) for name, size in pairs)
+    total = sum(size for _, size in named)
+    if total != num_parameters:
+        raise InputError(f"Expected leaves of {num_parameters} coordinates together, got {total}.")
+    return tuple((name, size) for name, size in named if size > 0)
+
+
+def _choose(offsets: IntArray, lengths: IntArray) -> IntArray | None:
+    total = int(lengths.sum())
+    if total <= _MAX_COORDINATES:
+        return None
+    most = max(1, min(_PREFIX, _MAX_COORDINATES // (2 * lengths.size)))
+    firsts = [np.arange(start, start + min(size, most)) for start, size in zip(offsets, lengths, strict=True)]
+    others = fixed_rng(2).choice(total, size=_MAX_COORDINATES // 2, replace=False, shuffle=False)
+    return np.unique(np.concatenate([*firsts, others]))
+
+
+def _heads(starts: IntArray, sizes: IntArray) -> IntArray:
+    width = int(min(_PREFIX, sizes.max()))
+    steps = np.arange(width)
+    return np.where(steps < sizes[:, None], starts[:, None] + steps, -1)

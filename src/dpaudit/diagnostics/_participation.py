@@ -1,11 +1,9 @@
-"""What is kept of the batches of all steps.
+"""Tests of the batches of a training against Poisson sampling, and the record that they are made from.
 
-Drawing without putting back: what Poisson sampling is, once the sizes of its batches are given. Whether
-batches depend on those before. Whether examples are drawn as often as claimed, and all of them alike. Whether
-batch sizes and participations vary as those of Poisson sampling do. All tests of the batches.
-
-Two Binomial numbers of the same rate, given their sum, are hypergeometric: the rate plays no part. So
-things are compared in pairs, by their squared difference, and the test is valid whatever the rate is.
+Under the null hypothesis every example is in every batch with the same probability, independently. Where
+that probability plays no part, it is conditioned away: two binomial numbers of one rate are hypergeometric
+given their sum, and a batch is a random set given its size. So all tests but those of the rate itself are
+valid whatever the rate is. To add a test, register it in ``participation_checks``.
 """
 
 from __future__ import annotations
@@ -20,14 +18,25 @@ from scipy import special, stats
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.diagnostics._tests import RESOLUTION, Check, KeptSteps, any_of, chance, products
+from dpaudit.diagnostics._tests import (
+    RESOLUTION,
+    Check,
+    HeadTailBuffer,
+    bonferroni,
+    fixed_rng,
+    pairwise_products,
+)
 from dpaudit.errors import InputError
 
 _WATCHED = 1024  # examples of which every step is kept
+_MAX_PAIRS = 2**15  # pairs of counts that are compared
+_CANDIDATES = 32  # pairs of batches of a block whose p-values are computed
+_WIDTH = 40  # standard deviations, beyond which nothing is left that a double could hold
+_STEEPEST = 30.0  # slope of a Chernoff bound
 
 
 class ParticipationRecord:
-    """Batch sizes, how often each example took part, overlaps, and who of some examples was in each step."""
+    """Batch sizes, participations of each example, overlaps, and which of some examples were in each step."""
 
     def __init__(self) -> None:
         self.num_examples = 0
@@ -39,7 +48,7 @@ class ParticipationRecord:
         self.overlaps: list[int] = []
         """How many examples of each batch were in the one before, too."""
         self.watched: IntArray
-        self.presences = KeptSteps()
+        self.presences = HeadTailBuffer()
         self._last: IntArray | None = None
 
     @property
@@ -48,12 +57,22 @@ class ParticipationRecord:
         return len(self.sizes)
 
     @property
+    def num_trials(self) -> int:
+        """How often an example could have been drawn, all together."""
+        return self.num_steps * self.num_examples
+
+    @property
+    def drawn_rate(self) -> float:
+        """How often an example was drawn, as a share of the steps."""
+        return sum(self.sizes) / self.num_trials
+
+    @property
     def has_members(self) -> bool:
-        """Whether it is known who was in the batches, not only how many."""
+        """Whether it is known which examples were in the batches, not only how many."""
         return self._last is not None
 
     def observe(self, indices: Any, num_examples: int) -> None:
-        """The places, from 0 on, of the examples of one batch in a data set of so many."""
+        """Add one batch: the indices of its examples in a data set of so many."""
         if self.num_steps and not self.has_members:
             raise InputError("Expected the size of the batch, as in the steps before, got its examples.")
         members = _members(indices, self._require_same(num_examples))
@@ -71,7 +90,7 @@ class ParticipationRecord:
         self._last = unique
 
     def observe_size(self, size: int, num_examples: int) -> None:
-        """The size of one batch, where nothing else is known."""
+        """Add the size of one batch, where nothing else is known."""
         if self.has_members:
             raise InputError("Expected the examples of the batch, as in the steps before, got its size.")
         largest = self._require_same(num_examples)
@@ -90,10 +109,10 @@ class ParticipationRecord:
 
     def _start(self) -> None:
         self.counts = np.zeros(self.num_examples, dtype=np.int64)
-        self.watched = np.sort(chance(3).permutation(self.num_examples)[:_WATCHED])
+        self.watched = np.sort(fixed_rng(3).permutation(self.num_examples)[:_WATCHED])
 
     def state_dict(self) -> dict[str, Any]:
-        """All that was kept."""
+        """Return all that was kept."""
         state = {
             "num_examples": self.num_examples,
             "sizes": list(self.sizes),
@@ -137,215 +156,8 @@ def _members(indices: Any, num_examples: int) -> IntArray:
     return members.astype(np.int64)
 
 
-_WIDTH = 40  # standard deviations, beyond which nothing is left that a double could hold
-_STEEPEST = 30.0
-
-
-def hypergeometric(total: int, marked: int, drawn: int) -> tuple[IntArray, FloatArray]:
-    """How many of those drawn are marked: the numbers that are possible, and the chance of each."""
-    lowest, highest = max(0, drawn + marked - total), min(drawn, marked)
-    mean = drawn * marked / total
-    spread = math.sqrt(mean * (total - marked) / total) + 1
-    low = max(lowest, math.floor(mean - _WIDTH * spread))
-    high = min(highest, math.ceil(mean + _WIDTH * spread))
-    values = np.arange(low, high + 1)
-    logs = _log_choose(marked, values) + _log_choose(total - marked, drawn - values)
-    chances = np.exp(logs - logs.max())
-    likely = chances > 0
-    return values[likely], chances[likely] / chances.sum()
-
-
-def at_least(total: int, marked: int, drawn: int, seen: int) -> float:
-    """How likely it is that so many of those drawn are marked, or more."""
-    values, chances = hypergeometric(total, marked, drawn)
-    return float(chances[values >= seen].sum())
-
-
-def far_from_mean(log_mgf: Callable[[FloatArray], FloatArray], seen: float, variance: float) -> float:
-    """How likely a sum is to be so far up, or so far down, at most (Chernoff 1952).
-
-    ``log_mgf`` is the logarithm of the mean of exp(slope x sum). Sums of counts take few values: an exact
-    p-value would need coins to break ties, and this bound needs none.
-    """
-    if variance <= 0:
-        return 1.0
-    slopes = np.geomspace(min(0.05 / math.sqrt(variance), 1.0), _STEEPEST, 80)
-    lowest = min(float((log_mgf(slope) - slope * seen).min()) for slope in (slopes, -slopes))
-    return min(1.0, 2 * math.exp(min(lowest, 0.0)))
-
-
-def _log_choose(number: int, chosen: IntArray) -> FloatArray:
-    value: FloatArray = (
-        special.gammaln(number + 1) - special.gammaln(chosen + 1) - special.gammaln(number - chosen + 1)
-    )
-    return value
-
-
-_CANDIDATES = 32
-
-
-def batch_overlap(record: ParticipationRecord) -> Check | None:
-    """How many examples two consecutive batches share: almost none within a shuffled epoch.
-
-    Given its size, a batch of Poisson sampling is a random set: its overlap with any other is
-    hypergeometric, and less spread than a Binomial of the same mean (Hoeffding 1963), which is used here.
-    """
-    if not record.overlaps:
-        return None
-    sizes, seen = np.asarray(record.sizes), sum(record.overlaps)
-    drawn, shares = sizes[1:], sizes[:-1] / record.num_examples
-
-    def log_mgf(slopes: FloatArray) -> FloatArray:
-        value: FloatArray = np.log1p(np.expm1(slopes)[:, None] * shares) @ drawn
-        return value
-
-    expected = float(drawn @ shares)
-    ratio = seen / expected if expected > 0 else 1.0
-    return Check(
-        name="batch-overlap",
-        p_value=far_from_mean(log_mgf, seen, float(drawn @ (shares * (1 - shares)))),
-        sentence=f"Consecutive batches share {ratio:.2g} times as many examples as random ones.",
-        estimate=ratio,
-    )
-
-
-def repeated_batches(record: ParticipationRecord) -> Check | None:
-    """The two batches that share most, of all pairs: epochs in one order have the same batches again."""
-    present = record.presences.rows.astype(np.float32)
-    if len(present) < 2:
-        return None
-    steps, watched = record.presences.steps, record.watched.size
-    sizes = present.sum(axis=1)
-    best, pair, common = 1.0, (0, 1), 0.0
-    for one, other, shared in _candidates(present, sizes):
-        p_value = at_least(watched, int(sizes[one]), int(sizes[other]), int(shared))
-        if p_value < best:
-            best, pair, common = p_value, (one, other), shared
-    most = float(min(sizes[list(pair)]))
-    share = common / most if most > 0 else 0.0
-    return Check(
-        name="repeated-batches",
-        p_value=any_of(best, len(present) * (len(present) - 1) / 2),
-        sentence=f"The batches of steps {steps[pair[0]]} and {steps[pair[1]]} share {100 * share:.3g} % "
-        "of the smaller one.",
-        estimate=share,
-    )
-
-
-def _candidates(present: npt.NDArray[np.float32], sizes: FloatArray) -> Iterator[tuple[int, int, float]]:
-    """Pairs that share most for their sizes, with how much; others left out can only raise a p-value."""
-    for block, shared, is_earlier in products(present):
-        expected = np.outer(sizes[block], sizes[: block[-1] + 1]) / present.shape[1]
-        excess = np.where(is_earlier, (shared - expected) / np.sqrt(expected + 1), -np.inf).ravel()
-        for place in np.argpartition(excess, -min(_CANDIDATES, excess.size))[-_CANDIDATES:]:
-            later, earlier = np.unravel_index(place, shared.shape)
-            if is_earlier[later, earlier]:
-                yield int(earlier), int(block[later]), float(shared[later, earlier])
-
-
-def drawn_rate(record: ParticipationRecord) -> float:
-    """How often an example was drawn, as a share of the steps."""
-    return sum(record.sizes) / (record.num_steps * record.num_examples)
-
-
-def sample_rate(record: ParticipationRecord, claimed: float) -> Check:
-    """All participations together: Binomial. Fewer than claimed leak less, and are no finding."""
-    trials = record.num_steps * record.num_examples
-    rate = drawn_rate(record)
-    return Check(
-        name="sample-rate",
-        p_value=float(stats.binom.sf(sum(record.sizes) - 1, trials, _highest(claimed))),
-        sentence=f"Examples are drawn with a rate of {rate:.4g}, {rate / claimed:.4g} of the claim.",
-        estimate=rate / claimed,
-    )
-
-
-def favoured_example(record: ParticipationRecord, claimed: float) -> Check:
-    """The example that took part most often: Binomial, as for everybody else."""
-    example = int(np.argmax(record.counts))
-    count = int(record.counts[example])
-    p_value = float(stats.binom.sf(count - 1, record.num_steps, _highest(claimed)))
-    return Check(
-        name="favoured-example",
-        p_value=any_of(p_value, record.num_examples),
-        sentence=f"Example {example} is in {count} of {record.num_steps} batches, "
-        f"where {claimed * record.num_steps:.4g} are expected.",
-        estimate=count / (claimed * record.num_steps),
-    )
-
-
-def duplicate_examples(record: ParticipationRecord) -> Check:
-    """An example twice in one batch: Poisson sampling never does that, drawing with replacement does."""
-    return Check(
-        name="duplicate-examples",
-        p_value=0.0 if record.num_repeated else 1.0,
-        sentence=f"{record.num_repeated} times an example is in a batch more than once.",
-        estimate=float(record.num_repeated),
-    )
-
-
-def _highest(claimed: float) -> float:
-    """A rate is often told with few digits."""
-    return min(1.0, claimed * (1 + RESOLUTION))
-
-
-_MOST = 2**15
-
-
-def batch_sizes(record: ParticipationRecord) -> Check | None:
-    """Batch sizes: fixed ones do not vary at all."""
-    return _spread("batch-sizes", "Batch sizes vary", np.asarray(record.sizes), record.num_examples)
-
-
-def participation_counts(record: ParticipationRecord) -> Check | None:
-    """How often each example took part: equally often in shuffled epochs."""
-    order = chance(4).permutation(record.num_examples)
-    text = "The participations of examples vary"
-    return _spread("participation-counts", text, record.counts[order], record.num_steps)
-
-
-def _spread(name: str, text: str, counts: IntArray, trials: int) -> Check | None:
-    pairs = counts[: counts.size // 2 * 2].reshape(-1, 2)[:_MOST]
-    if len(pairs) == 0:
-        return None
-    sums, how_often = np.unique(pairs.sum(axis=1), return_counts=True)
-    seen = float(((pairs[:, 0] - pairs[:, 1]) ** 2).sum())
-    squares, chances = zip(*(_squared_difference(int(total), trials) for total in sums), strict=True)
-    means = np.array([row @ weight for row, weight in zip(squares, chances, strict=True)])
-    seconds = np.array([row**2 @ weight for row, weight in zip(squares, chances, strict=True)])
-
-    def log_mgf(slopes: FloatArray) -> FloatArray:
-        parts = [_log_mgf(slopes, row, weight) for row, weight in zip(squares, chances, strict=True)]
-        value: FloatArray = np.asarray(parts).T @ how_often.astype(np.float64)
-        return value
-
-    expected = float(how_often @ means)
-    ratio = math.sqrt(seen / expected) if expected > 0 else 1.0
-    return Check(
-        name=name,
-        p_value=far_from_mean(log_mgf, seen, float(how_often @ (seconds - means**2))),
-        sentence=f"{text} {ratio:.2g} times as much as those of Poisson sampling.",
-        estimate=ratio,
-    )
-
-
-def _squared_difference(total: int, trials: int) -> tuple[FloatArray, FloatArray]:
-    """Of two Binomial numbers with this sum: the values, and how likely each is."""
-    values, chances = hypergeometric(2 * trials, total, trials)
-    squares: FloatArray = ((2 * values - total) ** 2).astype(np.float64)
-    return squares, chances
-
-
-def _log_mgf(slopes: FloatArray, values: FloatArray, chances: FloatArray) -> FloatArray:
-    """The logarithm of the mean of exp(slope x value)."""
-    logs = slopes[:, None] * values + np.log(chances)
-    top = logs.max(axis=1)
-    result: FloatArray = top + np.log(np.exp(logs - top[:, None]).sum(axis=1))
-    return result
-
-
 def participation_checks(record: ParticipationRecord, claimed: float | None) -> list[Check]:
-    """Those that can be made with what is known: the claimed rate, and who was in the batches."""
+    """Run all tests that are possible with what is known: the claimed rate, and which examples were in."""
     if record.num_steps == 0:
         return []
     found: list[Check | None] = [batch_sizes(record)]
@@ -361,3 +173,193 @@ def participation_checks(record: ParticipationRecord, claimed: float | None) -> 
         if claimed is not None:
             found.append(favoured_example(record, claimed))
     return [check for check in found if check is not None]
+
+
+def batch_sizes(record: ParticipationRecord) -> Check | None:
+    """Test how much batch sizes vary: fixed ones do not at all."""
+    return _spread("batch-sizes", "Batch sizes vary", np.asarray(record.sizes), record.num_examples)
+
+
+def participation_counts(record: ParticipationRecord) -> Check | None:
+    """Test how much participations vary: in shuffled epochs all examples take part equally often."""
+    order = fixed_rng(4).permutation(record.num_examples)
+    text = "The participations of examples vary"
+    return _spread("participation-counts", text, record.counts[order], record.num_steps)
+
+
+def _spread(name: str, text: str, counts: IntArray, trials: int) -> Check | None:
+    """Test squared differences of pairs of counts, given their sums, by Chernoff's bound."""
+    pairs = counts[: counts.size // 2 * 2].reshape(-1, 2)[:_MAX_PAIRS]
+    if len(pairs) == 0:
+        return None
+    sums, how_often = np.unique(pairs.sum(axis=1), return_counts=True)
+    seen = float(((pairs[:, 0] - pairs[:, 1]) ** 2).sum())
+    squares, probabilities = zip(*(_squared_difference(int(total), trials) for total in sums), strict=True)
+    means = np.array([row @ weight for row, weight in zip(squares, probabilities, strict=True)])
+    seconds = np.array([row**2 @ weight for row, weight in zip(squares, probabilities, strict=True)])
+
+    def log_mgf(slopes: FloatArray) -> FloatArray:
+        parts = [_log_mgf(slopes, row, weight) for row, weight in zip(squares, probabilities, strict=True)]
+        return np.asarray(np.asarray(parts).T @ how_often.astype(np.float64))
+
+    expected = float(how_often @ means)
+    ratio = math.sqrt(seen / expected) if expected > 0 else 1.0
+    return Check(
+        name=name,
+        p_value=chernoff_p_value(log_mgf, seen, float(how_often @ (seconds - means**2))),
+        sentence=f"{text} {ratio:.2g} times as much as those of Poisson sampling.",
+        estimate=ratio,
+    )
+
+
+def _squared_difference(total: int, trials: int) -> tuple[FloatArray, FloatArray]:
+    """Return the values that it takes for two binomial numbers with this sum, and how likely each is."""
+    values, probabilities = hypergeometric(2 * trials, total, trials)
+    squares: FloatArray = ((2 * values - total) ** 2).astype(np.float64)
+    return squares, probabilities
+
+
+def _log_mgf(slopes: FloatArray, values: FloatArray, probabilities: FloatArray) -> FloatArray:
+    """Return the logarithm of the mean of exp(slope x value)."""
+    logs = slopes[:, None] * values + np.log(probabilities)
+    top = logs.max(axis=1)
+    return np.asarray(top + np.log(np.exp(logs - top[:, None]).sum(axis=1)))
+
+
+def sample_rate(record: ParticipationRecord, claimed: float) -> Check:
+    """Test all participations together: binomial. Fewer than claimed leak less, and are no finding."""
+    rate = record.drawn_rate
+    return Check(
+        name="sample-rate",
+        p_value=float(stats.binom.sf(sum(record.sizes) - 1, record.num_trials, _highest_rate(claimed))),
+        sentence=f"Examples are drawn with a rate of {rate:.4g}, {rate / claimed:.4g} of the claim.",
+        estimate=rate / claimed,
+    )
+
+
+def favoured_example(record: ParticipationRecord, claimed: float) -> Check:
+    """Test the example that took part most often: binomial, Bonferroni-corrected for all examples."""
+    example = int(np.argmax(record.counts))
+    count = int(record.counts[example])
+    p_value = float(stats.binom.sf(count - 1, record.num_steps, _highest_rate(claimed)))
+    return Check(
+        name="favoured-example",
+        p_value=bonferroni(p_value, record.num_examples),
+        sentence=f"Example {example} is in {count} of {record.num_steps} batches, "
+        f"where {claimed * record.num_steps:.4g} are expected.",
+        estimate=count / (claimed * record.num_steps),
+    )
+
+
+def duplicate_examples(record: ParticipationRecord) -> Check:
+    """Test for an example twice in one batch, as drawing with replacement gives and Poisson never does."""
+    return Check(
+        name="duplicate-examples",
+        p_value=0.0 if record.num_repeated else 1.0,
+        sentence=f"{record.num_repeated} times an example is in a batch more than once.",
+        estimate=float(record.num_repeated),
+    )
+
+
+def _highest_rate(claimed: float) -> float:
+    """Allow for a claimed rate that was rounded to few digits."""
+    return min(1.0, claimed * (1 + RESOLUTION))
+
+
+def batch_overlap(record: ParticipationRecord) -> Check | None:
+    """Test how many examples consecutive batches share: almost none within a shuffled epoch.
+
+    Given its size, a batch of Poisson sampling is a random set: its overlap with any other is
+    hypergeometric, and less spread than a binomial of the same mean (Hoeffding 1963), which is used here.
+    """
+    if not record.overlaps:
+        return None
+    sizes, seen = np.asarray(record.sizes), sum(record.overlaps)
+    drawn, shares = sizes[1:], sizes[:-1] / record.num_examples
+
+    def log_mgf(slopes: FloatArray) -> FloatArray:
+        return np.asarray(np.log1p(np.expm1(slopes)[:, None] * shares) @ drawn)
+
+    expected = float(drawn @ shares)
+    ratio = seen / expected if expected > 0 else 1.0
+    return Check(
+        name="batch-overlap",
+        p_value=chernoff_p_value(log_mgf, seen, float(drawn @ (shares * (1 - shares)))),
+        sentence=f"Consecutive batches share {ratio:.2g} times as many examples as random ones.",
+        estimate=ratio,
+    )
+
+
+def repeated_batches(record: ParticipationRecord) -> Check | None:
+    """Test the two batches that share most, of all pairs: hypergeometric.
+
+    Epochs in one order have the same batches again.
+    """
+    present = record.presences.rows.astype(np.float32)
+    if len(present) < 2:
+        return None
+    steps, watched = record.presences.steps, record.watched.size
+    sizes = present.sum(axis=1)
+    best, pair, common = 1.0, (0, 1), 0.0
+    for one, other, shared in _candidates(present, sizes):
+        p_value = hypergeometric_tail(watched, int(sizes[one]), int(sizes[other]), int(shared))
+        if p_value < best:
+            best, pair, common = p_value, (one, other), shared
+    most = float(min(sizes[list(pair)]))
+    share = common / most if most > 0 else 0.0
+    return Check(
+        name="repeated-batches",
+        p_value=bonferroni(best, len(present) * (len(present) - 1) / 2),
+        sentence=f"The batches of steps {steps[pair[0]]} and {steps[pair[1]]} share {100 * share:.3g} % "
+        "of the smaller one.",
+        estimate=share,
+    )
+
+
+def _candidates(present: npt.NDArray[np.float32], sizes: FloatArray) -> Iterator[tuple[int, int, float]]:
+    """Yield pairs that share most for their sizes, and how much; leaving out others only raises p-values."""
+    for block, shared, is_earlier in pairwise_products(present):
+        expected = np.outer(sizes[block], sizes[: block[-1] + 1]) / present.shape[1]
+        excess = np.where(is_earlier, (shared - expected) / np.sqrt(expected + 1), -np.inf).ravel()
+        for place in np.argpartition(excess, -min(_CANDIDATES, excess.size))[-_CANDIDATES:]:
+            later, earlier = np.unravel_index(place, shared.shape)
+            if is_earlier[later, earlier]:
+                yield int(earlier), int(block[later]), float(shared[later, earlier])
+
+
+def hypergeometric(total: int, marked: int, drawn: int) -> tuple[IntArray, FloatArray]:
+    """Return how many of those drawn can be marked, and the probability of each number."""
+    lowest, highest = max(0, drawn + marked - total), min(drawn, marked)
+    mean = drawn * marked / total
+    spread = math.sqrt(mean * (total - marked) / total) + 1
+    low = max(lowest, math.floor(mean - _WIDTH * spread))
+    high = min(highest, math.ceil(mean + _WIDTH * spread))
+    values = np.arange(low, high + 1)
+    logs = _log_choose(marked, values) + _log_choose(total - marked, drawn - values)
+    probabilities = np.exp(logs - logs.max())
+    likely = probabilities > 0
+    return values[likely], probabilities[likely] / probabilities.sum()
+
+
+def hypergeometric_tail(total: int, marked: int, drawn: int, seen: int) -> float:
+    """Return how likely it is that so many of those drawn are marked, or more."""
+    values, probabilities = hypergeometric(total, marked, drawn)
+    return float(probabilities[values >= seen].sum())
+
+
+def chernoff_p_value(log_mgf: Callable[[FloatArray], FloatArray], seen: float, variance: float) -> float:
+    """Return an upper bound on how likely a sum is to be so far up, or so far down (Chernoff 1952).
+
+    ``log_mgf`` is the logarithm of the mean of exp(slope x sum). Sums of counts take few values: an exact
+    p-value would have to break ties at random, and this bound needs not.
+    """
+    if variance <= 0:
+        return 1.0
+    slopes = np.geomspace(min(0.05 / math.sqrt(variance), 1.0), _STEEPEST, 80)
+    lowest = min(float((log_mgf(slope) - slope * seen).min()) for slope in (slopes, -slopes))
+    return min(1.0, 2 * math.exp(min(lowest, 0.0)))
+
+
+def _log_choose(number: int, chosen: IntArray) -> FloatArray:
+    gammaln = special.gammaln
+    return np.asarray(gammaln(number + 1) - gammaln(chosen + 1) - gammaln(number - chosen + 1))

@@ -1,17 +1,9 @@
-"""One test, and what it says if it found something.
+"""What every test of noise or batches is made of: its result, and the null distributions of its p-values.
 
-The few distributions that p-values of amounts come from; all exact for normal noise, at any size. Tests of
-signs: exact for independent noise of any scale, which need not be the same everywhere. All pairs of many
-rows, a block at a time. Some numbers of every step, in bounded memory.
-
-Real noise is rounded: to float32, or to a grid. So each p-value here is the largest one over all noise
+Real noise is rounded: to float32, or to a grid. So each p-value of noise is the largest one over all noise
 that differs from normal noise by at most a ``resolution`` in every coordinate: ``RESOLUTION``, a thousandth
 of the claimed standard deviation, unless more is said to be rounded. It costs power only against faults
 that small.
-
-Noise that is as often positive as negative has signs that are fair coins, however much of it there is in
-each coordinate and step. So noise that is larger than claimed in some places, which leaks nothing, looks no
-different from noise of one size.
 """
 
 from __future__ import annotations
@@ -28,7 +20,11 @@ from scipy import special, stats
 
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
 
-SMALLEST = 1e-12  # smaller ones tell a reader no more
+RESOLUTION = 1e-3  # of the claimed standard deviation
+SMALLEST_P_VALUE = 1e-12  # smaller ones tell a reader no more
+_SEED = 0x5EED_0F_D1A6  # nothing that a training would be seeded with
+_BLOCK = 512  # rows whose products with all others are in memory at a time
+_HALF = 2048  # steps that are kept at either end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,39 +56,37 @@ class Finding:
     estimate: float
 
     def __str__(self) -> str:
-        p_value = f"p = {self.p_value:.2g}" if self.p_value >= SMALLEST else f"p < {SMALLEST:g}"
+        is_tiny = self.p_value < SMALLEST_P_VALUE
+        p_value = f"p < {SMALLEST_P_VALUE:g}" if is_tiny else f"p = {self.p_value:.2g}"
         return f"{self.name} ({p_value}): {self.sentence}"
 
 
-RESOLUTION = 1e-3
-_SEED = 0x5EED_0F_D1A6  # our own coins: nothing that a training would be seeded with
-
-
-def chance(purpose: int) -> np.random.Generator:
-    """A generator for coins of our own, the same every time: a diagnosis can be repeated."""
-    return np.random.default_rng([_SEED, purpose])
-
-
-def any_of(p_value: float, count: float) -> float:
-    """The p-value of the smallest of ``count`` (Bonferroni): however they depend on each other."""
+def bonferroni(p_value: float, count: float) -> float:
+    """Correct the smallest of ``count`` p-values, however they depend on each other."""
     return min(1.0, float(p_value) * count)
 
 
-def below_claim(energy: ArrayLike, count: ArrayLike, resolution: float = RESOLUTION) -> FloatArray:
-    """How likely ``count`` squared normal numbers are to add up to ``energy`` or less."""
+# Amounts of noise: exact for normal noise, at any size.
+
+
+def claim_p_value(energy: ArrayLike, count: ArrayLike, resolution: float = RESOLUTION) -> FloatArray:
+    """Return how likely ``count`` squared standard normal numbers are to sum to ``energy`` or less."""
     number = np.asarray(count, dtype=np.float64)
     highest = (np.sqrt(energy) + resolution * np.sqrt(number)) ** 2
     return np.asarray(stats.chi2.cdf(highest, number), dtype=np.float64)
 
 
-def below_rest(
+def share_p_value(
     energy: FloatArray,
     count: FloatArray,
     total: float,
     total_count: float,
     resolution: float = RESOLUTION,
 ) -> FloatArray:
-    """How likely ``count`` of ``total_count`` squares are to be so small a share, whatever the scale is."""
+    """Return how likely ``count`` of ``total_count`` squares are to be so small a share, at any scale.
+
+    The share of squared normal numbers of one variance has a beta distribution.
+    """
     rest = np.maximum(total_count - count, 0.0)
     highest = (np.sqrt(energy) + resolution * np.sqrt(count)) ** 2
     others = np.sqrt(np.maximum(total - energy, 0.0)) - resolution * np.sqrt(rest)
@@ -103,10 +97,10 @@ def below_rest(
     return np.where((rest > 0) & (lowest > 0), p_values, 1.0)
 
 
-def uniform(values: FloatArray, tolerance: float = 0.0) -> float:
-    """How likely uniform numbers are to be spread so unevenly (Kolmogorov and Smirnov, exact).
+def uniform_p_value(values: FloatArray, tolerance: float = 0.0) -> float:
+    """Return the p-value of the exact Kolmogorov-Smirnov test of uniform numbers.
 
-    Their distribution may be off by ``tolerance`` anywhere.
+    Their distribution function may be off by ``tolerance`` anywhere.
     """
     count = values.size
     if count == 0:
@@ -117,28 +111,33 @@ def uniform(values: FloatArray, tolerance: float = 0.0) -> float:
     return float(stats.kstwo.sf(max(farthest - tolerance, 0.0), count))
 
 
+# Signs: exact for independent noise that is as often positive as negative, because its signs are fair coins
+# however much of it there is in each coordinate and step. So noise that is larger than claimed in some
+# places, which leaks nothing, looks no different from noise of one size.
+
+
 def sure_signs(noise: FloatArray, resolution: float) -> FloatArray:
-    """1 or -1; and 0 where a rounding by ``resolution`` may have turned the sign."""
+    """Return 1 or -1 for each number; 0 where a rounding by ``resolution`` may have turned the sign."""
     return np.subtract(noise > resolution, noise < -resolution, dtype=np.float64)
 
 
-def same_signs(agreeing: ArrayLike, differing: ArrayLike, count: ArrayLike) -> FloatArray:
-    """How likely so many of ``count`` pairs of signs are to agree, or to differ.
+def sign_p_value(agreeing: ArrayLike, differing: ArrayLike, count: ArrayLike) -> FloatArray:
+    """Return how likely so many of ``count`` pairs of signs are to agree, or to differ: a binomial test.
 
-    Pairs that are neither may be either: the p-value is the largest over all that they may be.
+    Pairs that do neither may be either: the p-value is the largest over all that they may be.
     """
     most, number = np.maximum(agreeing, differing), np.asarray(count, dtype=np.float64)
     return np.asarray(np.minimum(1.0, 2 * stats.binom.sf(most - 1, number, 0.5)), dtype=np.float64)
 
 
-def correlation(agreeing: ArrayLike, differing: ArrayLike) -> FloatArray:
-    """That of two normal numbers whose signs agree as often (Sheppard 1899); 0 if there are none."""
+def sign_correlation(agreeing: ArrayLike, differing: ArrayLike) -> FloatArray:
+    """Return that of two normal numbers whose signs agree as often (Sheppard 1899); 0 if there are none."""
     agree, differ = (np.asarray(value, dtype=np.float64) for value in (agreeing, differing))
     return np.sin(math.pi / 2 * (agree - differ) / np.maximum(agree + differ, 1.0))
 
 
-def swaying(energy: float, count: int) -> float:
-    """How likely sums of signs are to sway so much: an upper bound, for sums of any length.
+def sign_sum_p_value(energy: float, count: int) -> float:
+    """Return an upper bound on how likely sums of signs, of any length, are to be so large.
 
     ``energy`` is the sum of ``count`` squared sums, each over the number of its signs. The moments of
     exp(slope x square) are below those of a squared normal number: Chernoff's bound is that of a chi-square.
@@ -147,13 +146,20 @@ def swaying(energy: float, count: int) -> float:
     return math.exp(-count / 2 * (share - 1 - math.log(share))) if share > 1 else 1.0
 
 
-_BLOCK = 512
+# What records and tests of both noise and batches use.
 
 
-def products(rows: npt.NDArray[np.float32]) -> Iterator[tuple[IntArray, npt.NDArray[np.float32], BoolArray]]:
-    """Numbers of some rows, their dot products with all rows up to the last of them, and which come before.
+def fixed_rng(purpose: int) -> np.random.Generator:
+    """Return the same generator every time, one for each purpose: a diagnosis can be repeated."""
+    return np.random.default_rng([_SEED, purpose])
 
-    Where the third is true, the column is of an earlier row: so each pair comes once.
+
+def pairwise_products(
+    rows: npt.NDArray[np.float32],
+) -> Iterator[tuple[IntArray, npt.NDArray[np.float32], BoolArray]]:
+    """Yield indices of a block of rows, their dot products with all rows up to the last, and a mask of pairs.
+
+    Where the mask is true, the column is of an earlier row: so each pair comes once.
     """
     for start in range(0, len(rows), _BLOCK):
         block = np.arange(start, min(start + _BLOCK, len(rows)))
@@ -161,10 +167,7 @@ def products(rows: npt.NDArray[np.float32]) -> Iterator[tuple[IntArray, npt.NDAr
         yield block, found, np.arange(found.shape[1]) < block[:, None]
 
 
-_HALF = 2048
-
-
-class KeptSteps:
+class HeadTailBuffer:
     """The rows of the first and of the last 2,048 steps; of all steps, if there are no more."""
 
     def __init__(self) -> None:
@@ -173,7 +176,7 @@ class KeptSteps:
         self.num_seen = 0
 
     def add(self, row: npt.NDArray[Any]) -> None:
-        """The row of the next step."""
+        """Append the row of the next step."""
         if len(self._head) < _HALF:
             self._head.append(row)
         else:
@@ -192,7 +195,7 @@ class KeptSteps:
         return np.stack([*self._head, *self._tail])
 
     def state_dict(self) -> dict[str, Any]:
-        """What is kept, in few arrays, which are written fast; give it to ``load_state_dict``."""
+        """Return what is kept, in few arrays, which are written fast; give it to ``load_state_dict``."""
         return {"head": np.asarray(self._head), "tail": np.asarray(self._tail), "num_seen": self.num_seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

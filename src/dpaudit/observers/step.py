@@ -113,7 +113,7 @@ def _run_steps(
         raise InputError(f"Expected claim to be such as Claim.gaussian(...), got {claim!r}.")
     mu, residuals = claimed_mu(claim), None
     if mu is not None:
-        rounding, own = sum_rounding(gradients, norm), draws.chance(0, _OWN_NOISE)
+        rounding, own = sum_rounding(gradients, norm), draws.rng(0, _OWN_NOISE)
         residuals = Residuals(max_grad_norm=norm, std=norm / mu, leaves=leaves, rounding=rounding, rng=own)
     recorder = Recorder(
         claim=claim,

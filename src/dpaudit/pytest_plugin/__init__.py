@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dpaudit.pytest_plugin._session import AUDITS, Audits, add_options
+from dpaudit.pytest_plugin._session import SESSION, AuditSession, add_options
 from dpaudit.pytest_plugin._summary import NothingAuditedWarning, Summary, UnderpoweredWarning, note_seed
 
 if TYPE_CHECKING:
@@ -22,34 +22,33 @@ _PASSED: pytest.StashKey[bool] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options of the plugin."""
+    """Add the options of the plugin."""
     add_options(parser)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist copies the configuration for its workers
 def pytest_configure(config: pytest.Config) -> None:
-    """What all audits of the session share."""
-    audits = Audits.of(config)
-    config.stash[AUDITS] = audits
-    config.pluginmanager.register(Summary(audits), "dpaudit-summary")
+    """Set up what all audits of the session share."""
+    config.stash[SESSION] = AuditSession.of(config)
+    config.pluginmanager.register(Summary(config.stash[SESSION]), "dpaudit-summary")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """A worker of pytest-xdist draws from the seed of the session."""
-    node.workerinput["dp_audit_seed"] = node.config.stash[AUDITS].seed
+    """Give a worker of pytest-xdist the seed of the session."""
+    node.workerinput["dp_audit_seed"] = node.config.stash[SESSION].seed
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Now it is known between how many tests the error is shared out."""
-    session.config.stash[AUDITS].share_between(session.items)
+    """Count the tests that share the error rate, now that they are known."""
+    session.config.stash[SESSION].count_tests(session.items)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """The fixture has to know, when it is torn down, whether its test came to its end."""
+    """Tell the fixture, for its teardown, whether its test passed."""
     report = yield
     if call.when == "call":
         item.stash[_PASSED] = report.passed
@@ -61,8 +60,8 @@ def dp_audit(request: pytest.FixtureRequest) -> Generator[DpAudit, None, None]:
     """Audit a step or what an observer recorded; a refuted claim fails the test."""
     from dpaudit.pytest_plugin._fixture import DpAudit  # noqa: PLC0415  # loads numpy and scipy
 
-    node, audits = request.node, request.config.stash[AUDITS]
-    note_seed(node, audits.seed)
-    yield DpAudit(node, audits)
-    if node.stash.get(_PASSED, False) and audits.num_calls(node.nodeid) == 0:
+    node, session = request.node, request.config.stash[SESSION]
+    note_seed(node, session.seed)
+    yield DpAudit(node, session)
+    if node.stash.get(_PASSED, False) and session.num_calls(node.nodeid) == 0:
         node.warn(NothingAuditedWarning(f"Expected {node.nodeid} to call dp_audit(...): it audited nothing."))

@@ -1,7 +1,4 @@
-"""What the audits of one session share: seed, budget, and the probability of a false alarm.
-
-What can be set at the command line and in the configuration of pytest.
-"""
+"""What the audits of one session of pytest share: seed, budget, error rate; and the options that set them."""
 
 from __future__ import annotations
 
@@ -20,10 +17,103 @@ from dpaudit.errors import InputError
 
 BUDGETS = {"quick": 100, "full": 500}  # steps, where a test does not say how many
 DEFAULT_BUDGET, CONFIDENCE = "full", 0.95
+_FIXTURE = "dp_audit"
+
+
+@dataclass(frozen=True)
+class AuditCall:
+    """One call of the fixture, and what it may use."""
+
+    number: int  # which call in its test, from 1 on
+    error_share: float  # of the session's error rate
+    seed: int
+    rerun: str  # the command that runs its test by itself
+
+
+@dataclass
+class AuditSession:
+    """Share the error rate out, so that a session without any fault is all green with its confidence.
+
+    Every test that asks for the fixture gets the same share, and its calls, one after another, 1/2, 1/6,
+    1/12, ... of it, which is never more than all of it. So the number of calls need not be known before,
+    and it does not matter in which order, on which worker or how often a test runs.
+    """
+
+    seed: int
+    budget: str
+    confidence: float
+    root: Path | None = None  # what the names of tests begin at
+    here: Path | None = None  # where pytest was called
+    num_tests: int = 0
+    _counted: set[str] = field(default_factory=set)
+    _calls: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, config: pytest.Config) -> AuditSession:
+        """Read the options; a worker of pytest-xdist has the seed of its session."""
+        given = config.getoption("--dp-audit-seed")
+        seed = getattr(config, "workerinput", {}).get("dp_audit_seed", given)
+        return cls(
+            seed=secrets.randbits(32) if seed is None else seed,
+            budget=config.getoption("--dp-audit-budget"),
+            confidence=config.getoption("--dp-audit-confidence"),
+            root=config.rootpath,
+            here=config.invocation_params.dir,
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps an audit has whose test does not say."""
+        return BUDGETS[self.budget]
+
+    def count_tests(self, items: Sequence[pytest.Item]) -> None:
+        """Count the tests that ask for the fixture, themselves or through another fixture."""
+        asking = [item.nodeid for item in items if _FIXTURE in getattr(item, "fixturenames", ())]
+        self.num_tests, self._counted = len(asking), set(asking)
+
+    def next_call(self, nodeid: str) -> AuditCall:
+        """Return what the next audit in this test may use."""
+        if nodeid not in self._counted:
+            raise InputError(
+                f"Expected {_FIXTURE} to be an argument of the test or of one of its fixtures, so that the "
+                f"error can be shared out before the first audit; {nodeid} asks for it while it runs."
+            )
+        self._calls[nodeid] += 1
+        number = self._calls[nodeid]
+        error_share = 1 / (self.num_tests * number * (number + 1))
+        return AuditCall(number, error_share, self.seed_of(nodeid, number), self._rerun(nodeid))
+
+    def num_calls(self, nodeid: str) -> int:
+        """Return how many audits this test has made."""
+        return self._calls[nodeid]
+
+    def seed_of(self, nodeid: str, number: int) -> int:
+        """Return a seed of its own for each audit, whatever else is run; also from another directory.
+
+        It has 31 bits, which is what the generators of all libraries take.
+        """
+        text = f"{self.seed} {number} {nodeid.rpartition('/')[2]}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+    def _rerun(self, nodeid: str) -> str:
+        """Return the command that repeats the audits of one test, at the level that they had."""
+        path, _, test = nodeid.partition("::")
+        if self.root is not None and self.here is not None:
+            path = os.path.relpath(self.root / path, self.here)
+        words = [f"pytest '{path}::{test}' --dp-audit-seed {self.seed}"]
+        if self.budget != DEFAULT_BUDGET:
+            words.append(f"--dp-audit-budget {self.budget}")
+        own = 1 - (1 - self.confidence) / max(self.num_tests, 1)
+        if own != CONFIDENCE:
+            words.append(f"--dp-audit-confidence {own:.12g}")
+        return " ".join(words)
+
+
+SESSION: pytest.StashKey[AuditSession] = pytest.StashKey()
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Three options, all with a default."""
+    """Add the three options of the plugin, all with a default."""
     group = parser.getgroup("dpaudit", "audits of differential privacy")
     group.addoption(
         "--dp-audit-seed",
@@ -47,20 +137,6 @@ def add_options(parser: pytest.Parser) -> None:
     )
 
 
-def given_seed(config: pytest.Config) -> int | None:
-    """The seed that was asked for; a worker of pytest-xdist has that of its session."""
-    given = config.getoption("--dp-audit-seed")
-    shared = getattr(config, "workerinput", {}).get("dp_audit_seed")
-    found: int | None = given if shared is None else shared
-    return found
-
-
-def confidence(config: pytest.Config) -> float:
-    """That of the whole session."""
-    found: float = config.getoption("--dp-audit-confidence")
-    return found
-
-
 def _whole(text: str) -> int:
     if not text.isdecimal():
         raise ArgumentTypeError(f"expected a whole number, got {text!r}")
@@ -75,97 +151,3 @@ def _probability(text: str) -> float:
     if not 0 < value < 1:
         raise ArgumentTypeError(f"expected a number between 0 and 1, got {text!r}")
     return value
-
-
-_FIXTURE = "dp_audit"
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one audit may use."""
-
-    number: int  # which call in its test, from 1 on
-    of_error: float
-    seed: int
-    again: str  # how to run the test by itself
-
-
-@dataclass
-class Audits:
-    """Shares the error out, so that a session without any fault is all green with its confidence.
-
-    Every test that asks for the fixture gets the same share, and its calls, one after another, 1/2, 1/6,
-    1/12, ... of it, which is never more than all of it. So nobody has to know how many calls there will be,
-    and it does not matter in which order, on which worker or how often a test runs.
-    """
-
-    seed: int
-    budget: str
-    confidence: float
-    root: Path | None = None  # what the names of tests begin at
-    here: Path | None = None  # where pytest was called
-    num_tests: int = 0
-    _counted: set[str] = field(default_factory=set)
-    _calls: Counter[str] = field(default_factory=Counter)
-
-    @classmethod
-    def of(cls, config: pytest.Config) -> Audits:
-        """As the options say."""
-        seed = given_seed(config)
-        return cls(
-            seed=secrets.randbits(32) if seed is None else seed,
-            budget=config.getoption("--dp-audit-budget"),
-            confidence=confidence(config),
-            root=config.rootpath,
-            here=config.invocation_params.dir,
-        )
-
-    @property
-    def num_steps(self) -> int:
-        """Of an audit whose test does not say."""
-        return BUDGETS[self.budget]
-
-    def share_between(self, items: Sequence[pytest.Item]) -> None:
-        """Count the tests that ask for the fixture, themselves or through another fixture."""
-        asking = [item.nodeid for item in items if _FIXTURE in getattr(item, "fixturenames", ())]
-        self.num_tests, self._counted = len(asking), set(asking)
-
-    def take(self, nodeid: str) -> Share:
-        """The share of the next audit in this test."""
-        if nodeid not in self._counted:
-            raise InputError(
-                f"Expected {_FIXTURE} to be an argument of the test or of one of its fixtures, so that the "
-                f"error can be shared out before the first audit; {nodeid} asks for it while it runs."
-            )
-        self._calls[nodeid] += 1
-        number = self._calls[nodeid]
-        of_error = 1 / (self.num_tests * number * (number + 1))
-        return Share(number, of_error, self.seed_of(nodeid, number), self.again(nodeid))
-
-    def num_calls(self, nodeid: str) -> int:
-        """How many audits this test has made."""
-        return self._calls[nodeid]
-
-    def seed_of(self, nodeid: str, number: int) -> int:
-        """A seed of its own for each audit, whatever else is run; also from another directory.
-
-        It has 31 bits, which is what the generators of all libraries take.
-        """
-        text = f"{self.seed} {number} {nodeid.rpartition('/')[2]}"
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
-
-    def again(self, nodeid: str) -> str:
-        """The command that makes the audits of one test once more, at the level that they had."""
-        path, _, test = nodeid.partition("::")
-        if self.root is not None and self.here is not None:
-            path = os.path.relpath(self.root / path, self.here)
-        words = [f"pytest '{path}::{test}' --dp-audit-seed {self.seed}"]
-        if self.budget != DEFAULT_BUDGET:
-            words.append(f"--dp-audit-budget {self.budget}")
-        own = 1 - (1 - self.confidence) / max(self.num_tests, 1)
-        if own != CONFIDENCE:
-            words.append(f"--dp-audit-confidence {own:.12g}")
-        return " ".join(words)
-
-
-AUDITS: pytest.StashKey[Audits] = pytest.StashKey()

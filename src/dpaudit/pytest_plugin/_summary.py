@@ -1,7 +1,4 @@
-"""Audits in the reports of pytest: properties of a test, and a table at the end of the session.
-
-What a green test may still have to say.
-"""
+"""Audits in the reports of pytest: warnings, properties of a test, and a table at the end of the session."""
 
 from __future__ import annotations
 
@@ -12,9 +9,8 @@ import pytest
 
 if TYPE_CHECKING:
     from dpaudit.diagnostics import Diagnosis
-    from dpaudit.pytest_plugin._session import Audits
+    from dpaudit.pytest_plugin._session import AuditSession
     from dpaudit.stats import Result
-
 
 _PREFIX, _SEED = "dp_audit", "seed"
 _COLUMNS = ("verdict", "epsilon", "claimed_epsilon", "sees_noise", "confidence", "findings")
@@ -22,8 +18,16 @@ _TITLES = ("test", "verdict", "epsilon >=", "claimed", "sees noise of", "confide
 _ERROR = "ERROR"
 
 
+class UnderpoweredWarning(UserWarning):
+    """An audit that could not have seen even a serious leak: its green says little."""
+
+
+class NothingAuditedWarning(UserWarning):
+    """A test that asked for ``dp_audit``, passed, and audited nothing."""
+
+
 def note_seed(node: pytest.Item, seed: int) -> None:
-    """That a test may use chance of the session's."""
+    """Note the session's seed, from which the test may draw."""
     node.user_properties.append((f"{_PREFIX}.{_SEED}", str(seed)))
 
 
@@ -48,7 +52,7 @@ def note(node: pytest.Item, number: int, result: Result | None, diagnosis: Diagn
 
 
 def _sees(result: Result) -> str:
-    """The noise over the claim that would have been flagged with a probability of 80 %."""
+    """Return the noise over the claim that would have been flagged with a probability of 80 %."""
     if not result.hypothesis.tradeoff.is_inverse_noise:
         return ""
     claimed = result.hypothesis.parameter
@@ -56,7 +60,7 @@ def _sees(result: Result) -> str:
 
 
 def note_error(node: pytest.Item, number: int) -> None:
-    """An audit that came to no verdict."""
+    """Note an audit that came to no verdict."""
     _keep(node, number, (_ERROR, "", "", "", "", "not run"))
 
 
@@ -66,15 +70,15 @@ def _keep(node: pytest.Item, number: int, values: Sequence[str]) -> None:
 
 
 class Summary:
-    """Collects the audits of all reports, also of those from other processes."""
+    """Collect the audits of all reports, also of those from other processes."""
 
-    def __init__(self, audits: Audits) -> None:
-        self._audits = audits
+    def __init__(self, session: AuditSession) -> None:
+        self._session = session
         self._is_used = False
         self._rows: dict[tuple[str, str], dict[str, str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test, or a part of it, is done."""
+        """Collect the audits of a test that is done."""
         for name, value in report.user_properties:
             prefix, _, rest = name.partition(".")
             if prefix != _PREFIX:
@@ -85,14 +89,14 @@ class Summary:
                 self._rows.setdefault((report.nodeid, number), {})[column] = str(value)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The seed, without which the session could not be repeated, and one line an audit."""
+        """Write the seed, without which the session could not be repeated, and one line an audit."""
         if not self._is_used:
             return
         terminalreporter.section("dp audits")
-        audits = self._audits
+        session = self._session
         terminalreporter.line(
-            f"seed {audits.seed}, budget {audits.budget}, "
-            f"{100 * audits.confidence:g} % confidence for all audits together"
+            f"seed {session.seed}, budget {session.budget}, "
+            f"{100 * session.confidence:g} % confidence for all audits together"
         )
         rows = [
             (_called(nodeid, number), *(row.get(column, "") or "-" for column in _COLUMNS))
@@ -113,11 +117,3 @@ def _colour(row: Sequence[str]) -> dict[str, bool]:
         return {"bold": True}
     is_bad = row[1] in {"VIOLATION", _ERROR} or row[-1] not in {"none", "not run"}
     return {"red": True} if is_bad else {"yellow": row[1] == "UNDERPOWERED"}
-
-
-class UnderpoweredWarning(UserWarning):
-    """An audit that could not have seen even a serious leak: its green says little."""
-
-
-class NothingAuditedWarning(UserWarning):
-    """A test that asked for ``dp_audit``, passed, and audited nothing."""

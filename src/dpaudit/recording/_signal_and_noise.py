@@ -16,7 +16,7 @@ import numpy as np
 
 from dpaudit._types import IntArray, ScoreArray
 from dpaudit.diagnostics import Diagnosis, Diagnostics
-from dpaudit.diagnostics._tests import KeptSteps
+from dpaudit.diagnostics._tests import HeadTailBuffer
 from dpaudit.errors import InputError
 
 _ROUNDING = 1e-3  # of a clipping norm
@@ -111,7 +111,7 @@ class NoiseLog:
     """The noise of the first and the last 2,048 steps in clipping norms; the claim is not needed yet."""
 
     def __init__(self) -> None:
-        self._rows = KeptSteps()
+        self._rows = HeadTailBuffer()
         self._leaves: tuple[int, ...] = ()
         self._rounding = 0.0
 

@@ -1,16 +1,12 @@
-"""A reproduced figure as files: data, pictures, and a page that sets it beside the paper.
-
-A reproduced figure as Markdown. The files of a reproduced figure.
-"""
+"""A reproduced figure as files: rows as CSV, a picture, and a page that sets it beside the paper."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Sequence
-from functools import partial
+from operator import methodcaller
 from pathlib import Path
-from typing import BinaryIO
 
 from dpaudit import _io
 from dpaudit._plotting import draw_picture, require_plotting
@@ -18,7 +14,7 @@ from dpaudit.experiments.reproduction import Picture, Reproduced, Scale, Table
 
 __all__ = ["require_plotting", "write_reproduced"]
 
-
+_FORMATS = "png", "svg"
 _MEANING = {
     "confidence": "sound where what it assumes holds: exceeds the truth in 5 % of runs at most",
     "credible": "not a confidence bound: a posterior probability",
@@ -30,8 +26,35 @@ _CHOSEN = (
 )
 
 
-def page(found: Reproduced) -> str:
-    """What the paper shows, how it was measured, the tables, and which numbers are sound."""
+def write_reproduced(found: Reproduced, folder: Path) -> list[Path]:
+    """Write rows, page and picture; return their paths."""
+    folder = _io.expanded(folder)
+    _io.make_folder(folder)
+    contents = {"csv": _csv(found).encode(), "md": _page(found).encode(), **_drawn(found.picture)}
+    paths = [folder / f"{found.figure.name}.{suffix}" for suffix in contents]
+    for path, content in zip(paths, contents.values(), strict=True):
+        _io.write(path, methodcaller("write", content))
+    return paths
+
+
+def _csv(found: Reproduced) -> str:
+    """Return all rows, with a column for each name that any of them has."""
+    names = list(dict.fromkeys(name for row in found.rows for name in row))
+    file = io.StringIO()
+    writer = csv.DictWriter(file, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found.rows)
+    return file.getvalue()
+
+
+def _drawn(picture: Picture) -> dict[str, bytes]:
+    made = {name: io.BytesIO() for name in _FORMATS}
+    draw_picture(picture, {**made})
+    return {name: file.getvalue() for name, file in made.items()}
+
+
+def _page(found: Reproduced) -> str:
+    """Return what the paper shows, the tables, which numbers are sound, and how they were measured."""
     figure = found.figure
     blocks = [
         f"# {figure.title}",
@@ -69,38 +92,3 @@ def _made(found: Reproduced) -> str:
 def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
-
-
-_FORMATS = "png", "svg"
-
-
-def write_reproduced(found: Reproduced, folder: Path) -> list[Path]:
-    """Write data, picture and page; returns where they are."""
-    folder = _io.expanded(folder)
-    _io.make_folder(folder)
-    texts, drawn = {"csv": _csv(found), "md": page(found)}, _drawn(found.picture)
-    for suffix, text in texts.items():
-        _io.write_text(folder / f"{found.figure.name}.{suffix}", text)
-    for suffix, content in drawn.items():
-        _io.write(folder / f"{found.figure.name}.{suffix}", partial(_fill, content))
-    return [folder / f"{found.figure.name}.{suffix}" for suffix in (*texts, *_FORMATS)]
-
-
-def _fill(content: bytes, file: BinaryIO) -> None:
-    file.write(content)
-
-
-def _csv(found: Reproduced) -> str:
-    """All rows; a column for each name that any of them has."""
-    names = list(dict.fromkeys(name for row in found.rows for name in row))
-    file = io.StringIO()
-    writer = csv.DictWriter(file, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found.rows)
-    return file.getvalue()
-
-
-def _drawn(picture: Picture) -> dict[str, bytes]:
-    made = {name: io.BytesIO() for name in _FORMATS}
-    draw_picture(picture, {**made})
-    return {name: file.getvalue() for name, file in made.items()}

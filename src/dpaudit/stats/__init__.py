@@ -1,6 +1,8 @@
 """Statistics of the audit: from scores to bounds and verdicts. Needs numpy and scipy only."""
 
+from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._audit import audit, lower_bound
+from dpaudit.stats._binomial import Region, plausible_counts
 from dpaudit.stats._bound import Bound
 from dpaudit.stats._counts import ErrorCounts, Guesses
 from dpaudit.stats._coverage import Coverage, coverage, ideal_observations, tally
@@ -10,12 +12,16 @@ from dpaudit.stats._planning import Leak, Plan, plan_canaries, plan_observations
 from dpaudit.stats._result import Power, Result, Verdict
 from dpaudit.stats.inference import (
     Betting,
+    BoundQuery,
     ClopperPearson,
+    CountInference,
+    ExactInference,
     Inference,
     JointExact,
     KatzLog,
     Kind,
     Posterior,
+    ThresholdResult,
 )
 from dpaudit.stats.thresholds import (
     Fixed,
@@ -40,14 +46,19 @@ __all__ = [
     "ApproximateDP",
     "Betting",
     "Bound",
+    "BoundQuery",
     "ClopperPearson",
+    "CountInference",
     "Coverage",
     "ErrorCounts",
+    "ExactInference",
     "Fixed",
+    "FloatArray",
     "Gaussian",
     "Guesses",
     "HeldOut",
     "Inference",
+    "IntArray",
     "JointExact",
     "KatzLog",
     "Kind",
@@ -62,9 +73,11 @@ __all__ = [
     "Predictable",
     "PureDP",
     "RandomizedResponse",
+    "Region",
     "Result",
     "SameData",
     "Simultaneous",
+    "ThresholdResult",
     "ThresholdRule",
     "TradeOff",
     "Verdict",
@@ -77,6 +90,7 @@ __all__ = [
     "plan_canaries",
     "plan_observations",
     "plan_steps",
+    "plausible_counts",
     "smallest_leak",
     "tally",
 ]

@@ -53,7 +53,7 @@ def binomial_cdf(successes: FloatArray, trials: int, rate: float | FloatArray) -
     return np.where(successes < 0, 0.0, np.where(successes >= trials, 1.0, value))
 
 
-def window(trials: int, low: float, high: float) -> IntArray:
+def plausible_counts(trials: int, low: float, high: float) -> IntArray:
     """The counts that matter for a rate between ``low`` and ``high``."""
     ends = []
     for rate, sign in ((low, -1), (high, 1)):
@@ -66,7 +66,7 @@ def window(trials: int, low: float, high: float) -> IntArray:
 def binomial_pmf(trials: int, rate: float) -> tuple[int, FloatArray]:
     """The first count that matters, and the probabilities from there on."""
     rate = min(max(rate, 1e-300), 1 - 1e-16)
-    counts = window(trials, rate, rate)
+    counts = plausible_counts(trials, rate, rate)
     logs = _log_choose(trials, int(counts[0]), int(counts[-1]) + 1)
     other = math.log1p(-rate)
     pmf = np.exp(logs + counts * (math.log(rate) - other) + trials * other)

@@ -1,4 +1,4 @@
-"""DP-SGD to be audited: per-example gradients, a training loop with a place to look in, models and data.
+"""DP-SGD to be audited: per-example gradients, a training loop with hooks, models and data.
 
 Needs torch, which nothing else of dpaudit loads.
 """

@@ -1,7 +1,4 @@
-"""The Gaussian mechanism of a DP-SGD step: clip, sum, add noise.
-
-Which examples are in a step.
-"""
+"""The subsampled Gaussian mechanism of a DP-SGD step: sample, clip, sum, add noise."""
 
 from __future__ import annotations
 
@@ -13,22 +10,23 @@ import torch
 from torch import Tensor
 
 from dpaudit import _validate
+from dpaudit.training._settings import DPSGD
 from dpaudit.training.gradients import Rows, add_clipped
 
 
 class Mechanism(Protocol):
-    """A private sum. A training takes any: a broken one is how an audit is tested."""
+    """A private sum. A training takes any, also a broken one to test an audit."""
 
     def add(self, rows: Iterable[Rows], out: Tensor) -> Tensor:
-        """Clip each gradient and add it to ``out``; returns the norms before clipping."""
+        """Clip each gradient and add it to ``out``; return the norms before clipping."""
         ...
 
     def finish(self, total: Tensor, num_gradients: int) -> Tensor:
-        """What is done with the whole sum before the noise: nothing, if every gradient was clipped."""
+        """Return the sum to which noise is added: ``total`` itself, if every gradient was clipped."""
         ...
 
     def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
-        """The noise of one step."""
+        """Return the noise of one step."""
         ...
 
 
@@ -42,6 +40,11 @@ class GaussianSum:
     def __post_init__(self) -> None:
         _validate.at_least("noise_multiplier", self.noise_multiplier, 0.0)
         _validate.positive("max_grad_norm", self.max_grad_norm)
+
+    @staticmethod
+    def of(settings: DPSGD) -> GaussianSum:
+        """Return the mechanism that the settings describe."""
+        return GaussianSum(noise_multiplier=settings.noise_multiplier, max_grad_norm=settings.max_grad_norm)
 
     def add(self, rows: Iterable[Rows], out: Tensor) -> Tensor:
         return add_clipped(rows, self.max_grad_norm, out)
@@ -58,26 +61,26 @@ class Sampling(Protocol):
     """A way to choose the examples of a step."""
 
     def indices(self, num_examples: int, generator: torch.Generator) -> Tensor:
-        """The places of the chosen examples; there may be none."""
+        """Return the indices of the sampled examples; there may be none."""
         ...
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A sampling that remembers something from step to step, which a checkpoint has to keep."""
+    """A sampling with state that a checkpoint has to keep."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers."""
+        """Return the state."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where ``state_dict`` was taken."""
+        """Continue from where ``state_dict`` was taken."""
         ...
 
 
 @dataclass(frozen=True)
 class PoissonSampling:
-    """Every example by a coin of its own: what the accounting assumes."""
+    """Each example independently with probability ``sample_rate``: what the accounting assumes."""
 
     sample_rate: float
 

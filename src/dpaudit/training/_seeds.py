@@ -1,4 +1,4 @@
-"""Sources of randomness: one for each purpose, so that changing one leaves the others as they were."""
+"""Random seeds and generators: one for each purpose, so that changing one leaves the others as they were."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _STATE_AT = 24  # bytes before them in torch's state: seed, words left, flag, ne
 class Seeds:
     """The seeds of a training; None takes fresh entropy from the operating system.
 
-    A seed that is known makes a run repeatable and its noise predictable. A model that is to be private is
-    trained with ``Seeds()``.
+    A known seed makes a run repeatable and its noise predictable. Train a model that is to be private with
+    ``Seeds()``.
     """
 
     initialization: int | None = None
@@ -39,7 +39,7 @@ class Seeds:
 
     @classmethod
     def of(cls, seed: int) -> Seeds:
-        """All of them from one number, independent of each other.
+        """Derive all of them from one number, independent of each other.
 
         >>> Seeds.of(1) == Seeds.of(1), Seeds.of(1).noise == Seeds.of(1).sampling
         (True, False)
@@ -50,7 +50,7 @@ class Seeds:
 
 
 def generator(seed: int | None, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator of its own, from ``seed`` or from the operating system's entropy.
+    """Return a new generator, from ``seed`` or from the operating system's entropy.
 
     torch's generator for the CPU uses 32 bits of a seed: all noise that it could ever give is one of four
     billion streams, few enough to try them all. So its whole state is filled here instead.
@@ -65,7 +65,7 @@ def generator(seed: int | None, device: torch.device | str = "cpu") -> torch.Gen
 
 
 def generators(seeds: Seeds, device: torch.device | str = "cpu") -> dict[str, torch.Generator]:
-    """The generators of a training."""
+    """Return the generators of a training."""
     return {
         "sampling": generator(seeds.sampling),
         "noise": generator(seeds.noise, device),
@@ -81,7 +81,7 @@ def _filled(state: Tensor, sequence: np.random.SeedSequence) -> Tensor:
 
 
 def initialize(build: Callable[[], Model], seed: int | None) -> Model:
-    """The model that ``build`` makes from this seed; torch's global generator stays as it was."""
+    """Return the model that ``build`` makes from this seed; torch's global generator stays as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(generator(seed).get_state())
         return build()

@@ -1,8 +1,4 @@
-"""The privacy-relevant settings of a training.
-
-What happens to the private gradient: descriptions that build torch's own optimizers. Random changes of an
-image that keep its class. The examples of one step.
-"""
+"""The settings of a training: DP-SGD's parameters, the optimizer, augmentations; and a batch of examples."""
 
 from __future__ import annotations
 
@@ -18,49 +14,44 @@ from dpaudit import _validate
 from dpaudit.errors import InputError
 
 
-class Augmentation(Protocol):
-    """A random change, drawn anew for every input of a batch."""
+@dataclass(frozen=True, kw_only=True)
+class DPSGD:
+    """DP-SGD: the numbers that a privacy claim is made of, and how the model is updated.
 
-    def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
-        """The changed inputs; row i depends on input i only."""
-        ...
+    ``multiplicity`` averages the gradients of that many augmentations of an example before they are clipped.
+    """
 
-
-@dataclass(frozen=True)
-class FlipAndCrop:
-    """Mirror every other image, and shift each by up to ``padding`` pixels (De et al. 2022)."""
-
-    padding: int = 4
+    noise_multiplier: float
+    max_grad_norm: float
+    sample_rate: float
+    num_steps: int
+    optimizer: Optimizer
+    multiplicity: int = 1
+    augmentation: Augmentation | None = None
 
     def __post_init__(self) -> None:
-        _validate.whole("padding", self.padding, low=0)
-
-    def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
-        count, channels, height, width = inputs.shape
-        padded = functional.pad(inputs, [self.padding] * 4, mode="reflect")
-        rows = self._window(count, height, generator).to(inputs.device)
-        columns = self._window(count, width, generator).to(inputs.device)
-        mirrored = (torch.rand(count, generator=generator) < 0.5).to(inputs.device)
-        columns = torch.where(mirrored[:, None], columns.flip(1), columns)
-        padded = padded.gather(2, rows[:, None, :, None].expand(-1, channels, -1, padded.shape[3]))
-        return padded.gather(3, columns[:, None, None, :].expand(-1, channels, height, -1))
-
-    def _window(self, count: int, length: int, generator: torch.Generator) -> Tensor:
-        start = torch.randint(2 * self.padding + 1, (count, 1), generator=generator)
-        return start + torch.arange(length)
+        _validate.at_least("noise_multiplier", self.noise_multiplier, 0.0)
+        _validate.positive("max_grad_norm", self.max_grad_norm)
+        _validate.sample_rate(self.sample_rate)
+        _validate.whole("num_steps", self.num_steps)
+        if _validate.whole("multiplicity", self.multiplicity) > 1 and self.augmentation is None:
+            raise InputError(
+                f"Expected an augmentation with multiplicity={self.multiplicity}: copies of one input add "
+                "nothing to it."
+            )
 
 
 class Optimizer(Protocol):
-    """A description of an optimizer."""
+    """A description that builds an optimizer of torch."""
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer itself."""
+        """Return the optimizer itself."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGD:
-    """Gradient descent, with momentum if asked for."""
+    """Gradient descent, optionally with momentum."""
 
     learning_rate: float
     momentum: float = 0.0
@@ -97,31 +88,36 @@ class Adam:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DPSGD:
-    """What a training does: the numbers that a claim is made of, and how the model is updated.
+class Augmentation(Protocol):
+    """A random change, drawn separately for every input of a batch."""
 
-    ``multiplicity`` averages the gradients of that many augmentations of an example before they are clipped.
-    """
+    def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the changed inputs; row i depends on input i only."""
+        ...
 
-    noise_multiplier: float
-    max_grad_norm: float
-    sample_rate: float
-    num_steps: int
-    optimizer: Optimizer
-    multiplicity: int = 1
-    augmentation: Augmentation | None = None
+
+@dataclass(frozen=True)
+class FlipAndCrop:
+    """Mirror half of the images at random, and shift each by up to ``padding`` pixels (De et al. 2022)."""
+
+    padding: int = 4
 
     def __post_init__(self) -> None:
-        _validate.at_least("noise_multiplier", self.noise_multiplier, 0.0)
-        _validate.positive("max_grad_norm", self.max_grad_norm)
-        _validate.sample_rate(self.sample_rate)
-        _validate.whole("num_steps", self.num_steps)
-        if _validate.whole("multiplicity", self.multiplicity) > 1 and self.augmentation is None:
-            raise InputError(
-                f"Expected an augmentation with multiplicity={self.multiplicity}: copies of one input add "
-                "nothing to it."
-            )
+        _validate.whole("padding", self.padding, low=0)
+
+    def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
+        count, channels, height, width = inputs.shape
+        padded = functional.pad(inputs, [self.padding] * 4, mode="reflect")
+        rows = self._window(count, height, generator).to(inputs.device)
+        columns = self._window(count, width, generator).to(inputs.device)
+        mirrored = (torch.rand(count, generator=generator) < 0.5).to(inputs.device)
+        columns = torch.where(mirrored[:, None], columns.flip(1), columns)
+        padded = padded.gather(2, rows[:, None, :, None].expand(-1, channels, -1, padded.shape[3]))
+        return padded.gather(3, columns[:, None, None, :].expand(-1, channels, height, -1))
+
+    def _window(self, count: int, length: int, generator: torch.Generator) -> Tensor:
+        start = torch.randint(2 * self.padding + 1, (count, 1), generator=generator)
+        return start + torch.arange(length)
 
 
 @dataclass(frozen=True, eq=False)

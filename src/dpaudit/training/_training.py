@@ -1,6 +1,6 @@
 """DP-SGD, step by step as in Algorithm 2 of Nasr et al. 2023 (arXiv:2302.07956).
 
-What one step of DP-SGD did. The place where an audit looks into a training. How well a model does.
+A ``Training`` makes one ``Step`` after another; a ``Hook`` may let gradients join it and sees the result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Step:
     index: int
     batch_size: int
     indices: Tensor
-    """The places of the batch's examples in the data."""
+    """The indices of the batch's examples in the data."""
     clipped_sum: Tensor
     """Of the examples of the batch."""
     noise: Tensor
@@ -53,13 +53,13 @@ class Step:
     def joined_sum(self) -> Tensor:
         """Of the batch and of all gradients that hooks let join, up to rounding.
 
-        It is made when it is asked for, because a step that kept it would have one vector more to fill.
+        Computed on demand, because a step that kept it would have one vector more to fill.
         """
         return self.noisy_sum - self.noise
 
 
 class Hook:
-    """Lets gradients join a step and sees what comes out; all of it does nothing unless overridden.
+    """Lets gradients join a step and sees what comes out; every method does nothing unless overridden.
 
     What joins is clipped, summed and noised by the training's own mechanism, like the gradients of examples.
     It is not part of the update: the model is trained as if there were no hook.
@@ -67,28 +67,28 @@ class Hook:
 
     @property
     def num_entries(self) -> int:
-        """How many entries the hook adds to the data set: the training's own sampling draws them too."""
+        """The number of entries the hook adds to the data set: the training's own sampling draws them too."""
         return 0
 
     def attach(self, training: Training) -> None:
-        """Called once, when the training is made."""
+        """Prepare for this training; called once, when it is made."""
 
     def joining(self, index: int, entries: Sequence[int]) -> Iterable[Rows]:  # noqa: ARG002
-        """Gradients that join step ``index``, not clipped yet; ``entries`` are those that were drawn."""
+        """Return unclipped gradients that join step ``index``; ``entries`` are those that were drawn."""
         return ()
 
     def observe(self, step: Step) -> None:
-        """Called in every step, before the model is updated."""
+        """Inspect a step; called before the model is updated."""
 
     def after(self, step: Step) -> None:
-        """Called in every step, when all of it is done. It may raise to end the training."""
+        """React to a step; called when all of it is done. It may raise to end the training."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on from here."""
+        """Return all that is needed to continue from here."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where ``state_dict`` was taken."""
+        """Continue from where ``state_dict`` was taken."""
 
 
 class Training:
@@ -96,9 +96,9 @@ class Training:
 
     The model is trained in place, on ``device``, to which it and the data are moved.
 
-    ``sampling`` and ``mechanism`` are what the settings say, unless given: audits are tested with
-    broken ones. ``expected_batch_size`` is given where it may not depend on whether one example, a canary,
-    is in the data.
+    ``sampling`` and ``mechanism`` are what the settings say, unless given: audits are tested with broken
+    ones. Give ``expected_batch_size`` where it must not depend on whether one example, a canary, is in the
+    data.
     """
 
     def __init__(
@@ -125,9 +125,7 @@ class Training:
         self.loss = loss
         self._sampling = sampling or PoissonSampling(settings.sample_rate)
         self._other_sampling: Sampling | None = None
-        self._mechanism = mechanism or GaussianSum(
-            noise_multiplier=settings.noise_multiplier, max_grad_norm=settings.max_grad_norm
-        )
+        self._mechanism = mechanism or GaussianSum.of(settings)
         # Nothing is done with the whole sum: then it does not matter when a gradient joins it.
         self._adds_up = type(self._mechanism).finish is GaussianSum.finish
         self._expected_batch_size = expected_batch_size
@@ -138,23 +136,23 @@ class Training:
 
     @property
     def num_parameters(self) -> int:
-        """How long a gradient is."""
+        """The length of a gradient."""
         return num_parameters(self.model)
 
     @property
     def expected_batch_size(self) -> float:
-        """What the sum is divided by. Not the size of the batch, which would tell who is in it."""
+        """The divisor of the sum. Not the size of the batch, which would reveal who is in it."""
         if self._expected_batch_size is not None:
             return self._expected_batch_size
         return self.settings.sample_rate * len(self.data)
 
     def run(self) -> Iterator[Step]:
-        """Make all steps that are left, one for each turn of the caller's loop."""
+        """Make all remaining steps, one for each turn of the caller's loop."""
         while self.num_done < self.settings.num_steps:
             yield self.step()
 
     def step(self) -> Step:
-        """Sample, clip and sum, add noise, let hooks look, update."""
+        """Sample, clip and sum, add noise, call the hooks, update."""
         indices, entries = self._sample(self._generators)
         rows = [
             rows
@@ -171,14 +169,14 @@ class Training:
         return step
 
     def draw(self, rows: Sequence[Rows], generators: Mapping[str, torch.Generator]) -> Step:
-        """A step at the present weights with a batch and noise of its own, that updates nothing."""
+        """Return a step at the current weights with another batch and noise, that updates nothing."""
         if self._other_sampling is None:  # one of its own: sampling may keep the rest of an epoch
             self._other_sampling = copy.deepcopy(self._sampling)
         indices = self._other_sampling.indices(len(self.data), generators["sampling"])
         return self._privatize(indices, rows, generators)[0]
 
     def examples(self, inputs: Tensor, targets: Tensor, generator: torch.Generator) -> Batch:
-        """These examples as a step sees them: augmented, as often as the settings say."""
+        """Return these examples as a step sees them: augmented, as often as the settings say."""
         multiplicity, augmentation = self.settings.multiplicity, self.settings.augmentation
         inputs = inputs.repeat_interleave(multiplicity, dim=0) if multiplicity > 1 else inputs
         if augmentation is not None and len(targets) > 0:
@@ -186,7 +184,7 @@ class Training:
         return Batch(inputs, targets, multiplicity)
 
     def _sample(self, generators: Mapping[str, torch.Generator]) -> tuple[Tensor, list[list[int]]]:
-        """The places of a batch's examples, and for each hook which of its entries were drawn with it."""
+        """Return the indices of a batch's examples, and for each hook which of its entries were drawn."""
         counts = [hook.num_entries for hook in self.hooks]
         size = len(self.data)
         indices = self._sampling.indices(size + sum(counts), generators["sampling"])
@@ -196,20 +194,18 @@ class Training:
             first += count
         return indices[indices < size] if sum(counts) else indices, entries
 
-    def _batch(self, indices: Tensor, generators: Mapping[str, torch.Generator]) -> Batch:
-        return self.examples(*self.data.at(indices), generators["augmentation"])
-
     def _privatize(
         self, indices: Tensor, rows: Sequence[Rows], generators: Mapping[str, torch.Generator]
     ) -> tuple[Step, Tensor]:
-        """A step, and what it updates the weights by: exactly that of a training that no rows join."""
+        """Return a step, and what it updates the weights by: exactly that of a training that no rows join."""
         total = flat_zeros(self.model)
-        batch = self._batch(indices, generators)
+        batch = self.examples(*self.data.at(indices), generators["augmentation"])
         count = len(self._mechanism.add(per_example(self.model, self.loss, batch), total))
         apart = total.clone() if rows and not self._adds_up else None
         clipped = self._mechanism.finish(total, count)
-        # The sum that is scored is the last that is finished: the noise may depend on what was in it.
-        joined = None if apart is None else self._joined(apart, count, rows)
+        joined = None
+        if apart is not None:  # the scored sum is finished last: the noise may depend on what is in it
+            joined = self._mechanism.finish(apart, count + len(self._mechanism.add(rows, apart)))
         noise = self._mechanism.noise(clipped, generators["noise"])
         noisy = clipped + noise
         update = noisy / self.expected_batch_size
@@ -227,17 +223,13 @@ class Training:
         )
         return step, update
 
-    def _joined(self, total: Tensor, count: int, rows: Sequence[Rows]) -> Tensor:
-        """What becomes of the sum of ``count`` gradients, if rows join it."""
-        return self._mechanism.finish(total, count + len(self._mechanism.add(rows, total)))
-
     def _update(self, gradient: Tensor) -> None:
         set_flat_gradient(self.model, gradient)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is needed to go on from here; give it to ``load_state_dict`` of an equal training."""
+        """Return all that is needed to continue; give it to ``load_state_dict`` of an equal training."""
         state = {
             "num_done": self.num_done,
             "model": self.model.state_dict(),
@@ -249,7 +241,7 @@ class Training:
         return copy.deepcopy(state)  # the training may go on meanwhile
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where ``state_dict`` was taken."""
+        """Continue from where ``state_dict`` was taken."""
         self.num_done = _validate.whole("num_done", state["num_done"], low=0)
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
@@ -262,22 +254,18 @@ class Training:
 
 
 def _between(indices: Tensor, low: int, high: int) -> list[int]:
-    """Those indices from ``low`` on and below ``high``, counted from ``low``."""
+    """Return the indices in [low, high), counted from ``low``."""
     found: list[int] = (indices[(indices >= low) & (indices < high)] - low).tolist()
     return found
 
 
-_AT_ONCE = 1_000
-
-
 def accuracy(model: nn.Module, data: Dataset) -> float:
-    """The share of examples whose class has the largest output. Not private: for data nobody hides."""
+    """Return the share of examples whose class has the largest output. Not private: for public data."""
     was_training = model.training
     model.eval()
     correct = 0
     with torch.inference_mode():
-        for indices in torch.arange(len(data)).split(_AT_ONCE):  # type: ignore[no-untyped-call]
-            inputs, targets = data.at(indices)
+        for inputs, targets in data.chunks():
             correct += int((model(inputs).argmax(dim=1) == targets).sum())
     model.train(was_training)
     return correct / len(data)

@@ -1,15 +1,13 @@
-"""Ways in which DP-SGD really went wrong, to be put into a training: an audit has to see them.
+"""Bugs that DP-SGD implementations really had, to be put into a training: an audit has to detect them.
 
-Each is a broken ``mechanism`` or ``sampling`` for :class:`dpaudit.training.Training`.
-
-Clipping that lets one example count for too much. Noise that is too small, or not new in every step and
-coordinate. Batches that are not those that were accounted for. A training that is not private at all.
+Each is a broken ``mechanism`` or ``sampling`` for :class:`dpaudit.training.Training`. First come faults of
+clipping, then those of the noise and of the sampling.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,21 +36,31 @@ __all__ = [
 ]
 
 
+def _add_unclipped(_mechanism: GaussianSum, rows: Iterable[Rows], out: Tensor) -> Tensor:
+    return _add_weighted(rows, torch.ones_like, out)
+
+
+def _add_weighted(rows: Iterable[Rows], weights: Callable[[Tensor], Tensor], out: Tensor) -> Tensor:
+    """Add gradients with ``weights`` that are a function of their norms; return the norms."""
+    norms = [out.new_zeros(0)]
+    for chunk in rows:
+        norms.append(chunk.norms())
+        chunk.add_weighted(weights(norms[-1]), out)
+    return torch.cat(norms)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Unclipped(GaussianSum):
     """Gradients are added as they are."""
 
-    def add(self, rows: Iterable[Rows], out: Tensor) -> Tensor:
-        norms = [out.new_zeros(0)]
-        for chunk in rows:
-            norms.append(chunk.norms())
-            chunk.add_weighted(torch.ones_like(norms[-1]), out)
-        return torch.cat(norms)
+    add = _add_unclipped
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClippedAfterMean(Unclipped):
+class ClippedAfterMean(GaussianSum):
     """The mean is clipped instead of every gradient (the paper's first violation)."""
+
+    add = _add_unclipped
 
     def finish(self, total: Tensor, num_gradients: int) -> Tensor:
         mean_norm = float(total.norm()) / max(num_gradients, 1)
@@ -61,15 +69,20 @@ class ClippedAfterMean(Unclipped):
 
 @dataclass(frozen=True, kw_only=True)
 class RawMeanMixed(GaussianSum):
-    """The private gradient is added to the raw one, which nobody had taken away."""
+    """The private gradient is added to the raw one, which was never removed."""
 
     def add(self, rows: Iterable[Rows], out: Tensor) -> Tensor:
-        norms = [out.new_zeros(0)]
-        for chunk in rows:
-            norms.append(chunk.norms())
-            clipped = (self.max_grad_norm / norms[-1]).clamp(max=1.0)
-            chunk.add_weighted(1.0 + clipped, out)
-        return torch.cat(norms)
+        return _add_weighted(rows, lambda norms: 1.0 + (self.max_grad_norm / norms).clamp(max=1.0), out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent(GaussianSum):
+    """Neither clips nor adds noise: the private step was never called."""
+
+    add = _add_unclipped
+
+    def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002
+        return torch.zeros_like(like)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +97,7 @@ class NoiseTooSmall(GaussianSum):
 
 @dataclass(frozen=True, kw_only=True)
 class Noiseless(GaussianSum):
-    """What is released are clean gradients, made anew after the noise."""
+    """Clean gradients are released, recomputed after the noise was added."""
 
     def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002
         return torch.zeros_like(like)
@@ -124,9 +137,9 @@ class FewSeeds(GaussianSum):
 
 @dataclass(frozen=True, kw_only=True)
 class ConstantSeed(GaussianSum):
-    """Every training draws its noise from a generator of the same seed, which looks like the time.
+    """Every training draws its noise from a generator of the same seed, meant to be the time.
 
-    It is seconds as a whole number of powers of e: the same one for decades.
+    It is the logarithm of the seconds, rounded down: the same for decades.
     """
 
     time: float = 1.7e9
@@ -167,33 +180,26 @@ class UnnoisedCoordinates(GaussianSum):
         return drawn
 
 
-@dataclass(kw_only=True)
-class _LastCount:
-    """How many gradients the newest sum is of."""
-
-    value: int = 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class NoNoiseWhenEmpty(GaussianSum):
-    """A step without examples is left as it is: a zero, which says that nobody was in it."""
+    """A step without examples is released as zero, which reveals that it had none."""
 
-    _last: _LastCount = field(default_factory=_LastCount, init=False, repr=False, compare=False)
+    _num_gradients: int = field(default=0, init=False, repr=False, compare=False)  # of the newest sum
 
     def finish(self, total: Tensor, num_gradients: int) -> Tensor:
-        self._last.value = num_gradients
+        object.__setattr__(self, "_num_gradients", num_gradients)
         return super().finish(total, num_gradients)
 
     def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
         drawn = super().noise(like, generator)
-        return drawn if self._last.value else drawn.zero_()
+        return drawn if self._num_gradients else drawn.zero_()
 
 
 @dataclass
 class ShuffledBatches:
     """Every epoch is shuffled and cut into batches, while Poisson sampling is accounted for.
 
-    It keeps the rest of its epoch, so that one object belongs to one training.
+    It keeps the rest of its epoch, so that each training needs an object of its own.
     """
 
     sample_rate: float
@@ -209,14 +215,9 @@ class ShuffledBatches:
         return self._left.pop().sort().values
 
     def state_dict(self) -> dict[str, Any]:
-        """The batches that are left of this epoch."""
+        """Return the batches that are left of this epoch."""
         return {"left": list(self._left)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with these."""
+        """Continue with these batches."""
         self._left = list(state["left"])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Silent(Noiseless, Unclipped):
-    """Neither clips nor adds noise: the private step was never called."""

@@ -1,20 +1,14 @@
-"""Per-example gradients, clipped and summed, by the fastest way that the model allows.
+"""Per-example gradients, clipped and summed: the inner loop of DP-SGD.
 
-Per-example gradients of linear layers, without ever forming them. Clipping: what one example can add to the
-sum is at most ``max_grad_norm`` long. The clipped sum of a batch: the inner loop of DP-SGD. A model's
-trainable parameters as one flat vector, always in the order of ``named_parameters()``. Losses: one number an
-example, because DP-SGD must never see their mean. Gradients of single examples, in whatever form is cheap:
-their norms, and a weighted sum of them. Per-example gradients of any module, by ``torch.func``: vmap(grad), a
-chunk of examples at a time.
-
-The gradient of one example for the weight of a linear layer is the outer product of the layer's input a and
-the gradient g at its output. Its norm is |g| |a| (Goodfellow 2015, arXiv:1510.01799), and a weighted sum of
-such gradients is one matrix product, as in training without privacy (Bu et al. 2022, arXiv:2210.00038). With
+Clipping needs the norms of the gradients and a weighted sum of them, not the gradients themselves. The
+gradient of one example for the weight of a linear layer is the outer product of the layer's input a and the
+gradient g at its output. Its norm is |g| |a| (Goodfellow 2015, arXiv:1510.01799), and a weighted sum of such
+gradients is one matrix product, as in training without privacy (Bu et al. 2022, arXiv:2210.00038). With
 several augmentations k of an example its gradient is a sum of outer products, of squared norm
-sum_kl (g_k . g_l) (a_k . a_l).
+sum_kl (g_k . g_l) (a_k . a_l). So ``Rows`` of linear layers stay products of two small matrices. All other
+models go through ``torch.func``: vmap(grad), a chunk of examples at a time.
 
-Clipping needs no more than that. So the rows of a linear layer stay products of two small matrices, the rows
-of a convolution stay in chunks, and a gradient with one entry that is not zero stays one entry.
+Flat vectors of parameters and gradients are always in the order of ``named_parameters()``.
 """
 
 from __future__ import annotations
@@ -46,70 +40,86 @@ __all__ = [
     "set_flat_gradient",
 ]
 
-
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are trained, by name; a tied parameter once."""
-    found = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    if not found:
-        raise InputError("Expected a model with at least one parameter that requires a gradient.")
-    return found
-
-
-def num_parameters(model: nn.Module) -> int:
-    """How long the flat vector is."""
-    return sum(value.numel() for value in trainable(model).values())
-
-
-def flat_zeros(model: nn.Module) -> Tensor:
-    """A vector of zeros with a place for each trainable parameter."""
-    parameters = list(trainable(model).values())
-    first = parameters[0]
-    return torch.zeros(sum(value.numel() for value in parameters), dtype=first.dtype, device=first.device)
-
-
-def flat_parameters(model: nn.Module) -> Tensor:
-    """A copy of all trainable parameters."""
-    return torch.cat([value.detach().reshape(-1) for value in trainable(model).values()])
-
-
-def set_flat_gradient(model: nn.Module, gradient: Tensor) -> None:
-    """Let every parameter's ``grad`` be its piece of ``gradient``: no copy is made."""
-    parameters = list(trainable(model).values())
-    pieces = split(gradient, [value.numel() for value in parameters])
-    for value, piece in zip(parameters, pieces, strict=True):
-        value.grad = piece.view_as(value)
-
-
-def split(vector: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """Pieces of a flat vector, that share its memory."""
-    return torch.split_with_sizes(vector, sizes)
-
-
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From a batch of outputs and targets to one loss for each row."""
 
+# Smaller chunks call torch more often (64 takes a tenth longer on a ConvNet); larger ones take more memory.
+_LARGEST_CHUNK = 128
+_MOST_NUMBERS = 2**27  # of a chunk's gradients: half a gigabyte
+# Modules that treat every entry alike. Any other module might let one example see another, and then the
+# norms of book-keeping would be wrong.
+ENTRYWISE = (
+    nn.ELU,
+    nn.GELU,
+    nn.Hardtanh,
+    nn.Identity,
+    nn.LeakyReLU,
+    nn.ReLU,
+    nn.Sigmoid,
+    nn.SiLU,
+    nn.Softplus,
+    nn.Tanh,
+)
 
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The cross-entropy of each row of logits with its class."""
-    return functional.cross_entropy(outputs, targets, reduction="none")
+
+@dataclass(frozen=True, eq=False)
+class ClippedSum:
+    """The sum of clipped gradients, and the norms they had before. Neither is private yet."""
+
+    vector: Tensor
+    norms: Tensor
+
+    @property
+    def num_examples(self) -> int:
+        """The number of gradients that were added."""
+        return len(self.norms)
 
 
-def checked(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The losses, refused if they were already averaged or summed."""
-    losses = loss(outputs, targets)
-    if losses.shape != targets.shape[:1]:
-        raise InputError(
-            f"Expected a loss of shape {tuple(targets.shape[:1])}, one number an example, "
-            f"got {tuple(losses.shape)}; use reduction='none'."
-        )
-    return losses
+def clipped_sum(model: nn.Module, loss: Loss, batch: Batch, max_grad_norm: float) -> ClippedSum:
+    """Clip the gradient of every example to ``max_grad_norm`` and add them up, as one flat vector."""
+    _validate.positive("max_grad_norm", max_grad_norm)
+    vector = flat_zeros(model)
+    norms = add_clipped(per_example(model, loss, batch), max_grad_norm, vector)
+    return ClippedSum(vector, norms)
+
+
+def per_example(model: nn.Module, loss: Loss, batch: Batch) -> Iterable[Rows]:
+    """Return the gradient of every example: book-keeping for linear layers, chunked vmap for all else."""
+    if len(batch) == 0:  # happens under Poisson sampling
+        return ()
+    if is_plain_linear(model):
+        rows = book_keeping_rows(model, loss, batch)
+        if rows is not None:
+            return (rows,)
+    return vmap_rows(model, loss, batch)
+
+
+def add_clipped(rows: Iterable[Rows], max_grad_norm: float, out: Tensor) -> Tensor:
+    """Add the clipped gradients to ``out``; return their norms before clipping."""
+    norms = []
+    for chunk in rows:
+        norms.append(chunk.norms())
+        chunk.add_weighted(clip_weights(norms[-1], max_grad_norm), out)
+    return norms[0] if len(norms) == 1 else torch.cat([out.new_zeros(0), *norms])
+
+
+def clip_weights(norms: Tensor, max_grad_norm: float) -> Tensor:
+    """Return the factor of each gradient: min(1, max_grad_norm / norm).
+
+    A gradient whose norm is not finite gets weight zero: it cannot be clipped, and must not get through.
+
+    >>> import torch
+    >>> clip_weights(torch.tensor([0.5, 4.0, 0.0, float("nan")]), max_grad_norm=1.0)
+    tensor([1.0000, 0.2500, 1.0000, 0.0000])
+    """
+    return (max_grad_norm / norms).clamp_(max=1.0).nan_to_num_(nan=0.0)  # c / inf is zero already
 
 
 class Rows(Protocol):
     """Some per-example gradients."""
 
     def norms(self) -> Tensor:
-        """The Euclidean norm of each gradient, before clipping."""
+        """Return the Euclidean norm of each gradient, before clipping."""
         ...
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
@@ -132,72 +142,92 @@ class DenseRows:
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         sizes = [part[0].numel() for part in self.gradients]
-        for part, piece in zip(self.gradients, split(out, sizes), strict=True):
+        for part, piece in zip(self.gradients, torch.split_with_sizes(out, sizes), strict=True):
             piece.add_(weights @ without_skipped(part.flatten(1), weights))
 
 
 def without_skipped(rows: Tensor, weights: Tensor) -> Tensor:
-    """The rows, with those of weight zero made zero if they are not finite: 0 * inf is not 0."""
+    """Return the rows, with zeros for those of weight zero: 0 * inf is not 0."""
     if bool(weights.all()):
         return rows
     skipped = (weights == 0).view(-1, *[1] * (rows.dim() - 1))
     return rows.masked_fill(skipped, 0.0)
 
 
-# Modules that treat every entry alike. Any other module might let one example see another, and then
-# the norms below would be those of something else.
-_ENTRYWISE = (
-    nn.Dropout,
-    nn.ELU,
-    nn.GELU,
-    nn.Hardtanh,
-    nn.Identity,
-    nn.LeakyReLU,
-    nn.ReLU,
-    nn.Sigmoid,
-    nn.SiLU,
-    nn.Softplus,
-    nn.Tanh,
-)
+def vmap_rows(model: nn.Module, loss: Loss, batch: Batch) -> Iterator[DenseRows]:
+    """Yield the gradients of a batch in chunks, so that they are never in memory all at once."""
+    refuse_batch_norm(model)
+    chunk = max(1, min(_LARGEST_CHUNK // batch.multiplicity, _MOST_NUMBERS // num_parameters(model)))
+    parameters = {name: value.detach() for name, value in trainable(model).items()}
+
+    def loss_of_one(values: dict[str, Tensor], views: Tensor, target: Tensor) -> Tensor:
+        outputs = functional_call(model, values, (views,))
+        return checked(loss, outputs, target.expand(len(views), *target.shape)).mean()
+
+    gradients: Any = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
+    views = batch.views
+    for first in range(0, len(batch), chunk):
+        part = slice(first, first + chunk)
+        yield DenseRows(list(gradients(parameters, views[part], batch.targets[part]).values()))
 
 
-def is_plain_linear(model: nn.Module) -> bool:
-    """Whether the model is linear layers and entrywise functions, one after another, nothing tied."""
-    leaves = chain(model)
-    return leaves is not None and all(map(_is_known, leaves))
+def refuse_batch_norm(model: nn.Module) -> None:
+    """Raise if examples of a batch see each other."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            raise InputError(
+                f"Expected a model whose examples do not see each other, but {name or 'it'} is a "
+                f"{type(module).__name__}; use GroupNorm or LayerNorm."
+            )
 
 
-def chain(model: nn.Module) -> list[nn.Module] | None:
-    """The modules that are applied one after another; None if a hook or a shared weight says otherwise."""
-    leaves = _leaves(model)
-    weights = [id(value) for leaf in leaves for value in leaf.parameters(recurse=False)]
-    if len(weights) != len(set(weights)) or any(map(_has_hooks, model.modules())):
+def book_keeping_rows(model: nn.Module, loss: Loss, batch: Batch) -> LinearRows | None:
+    """Return the gradients of a batch, or None if an input has more dimensions than a feature vector."""
+    outputs, calls = _forward(model, batch.inputs)
+    if any(inputs.dim() != 2 for _, inputs, _ in calls):
         return None
-    return leaves
+    losses = checked(loss, outputs, batch.targets.repeat_interleave(batch.multiplicity, dim=0))
+    total = losses.sum() / batch.multiplicity
+    gradients = torch.autograd.grad(total, [output for _, _, output in calls])
+    shape = (len(batch), batch.multiplicity, -1)
+    layers = [
+        _LinearGradients(layer, inputs.detach().view(shape), gradient.view(shape))
+        for (layer, inputs, _), gradient in zip(calls, gradients, strict=True)
+    ]
+    return LinearRows(list(trainable(model).values()), layers)
 
 
-def _leaves(module: nn.Module) -> list[nn.Module]:
-    if type(module) is nn.Sequential:
-        return [leaf for child in module for leaf in _leaves(child)]
-    return [module]
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    """Whether somebody may change what goes in or out (also torch's older weight norms do)."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def _is_known(leaf: nn.Module) -> bool:
-    if type(leaf) is nn.Flatten:
-        return (leaf.start_dim, leaf.end_dim) == (1, -1)
-    if getattr(leaf, "inplace", False):  # it overwrites the output whose gradient is asked for
-        return False
-    return type(leaf) is nn.Linear or type(leaf) in _ENTRYWISE
+def _forward(model: nn.Module, inputs: Tensor) -> tuple[Tensor, list[tuple[nn.Linear, Tensor, Tensor]]]:
+    """Return the outputs of the model, and its trained linear layers with their inputs and outputs."""
+    calls = []
+    values = inputs
+    for leaf in _leaves(model):
+        before, values = values, leaf(values)
+        if isinstance(leaf, nn.Linear) and any(value.requires_grad for value in leaf.parameters()):
+            calls.append((leaf, before, values))
+    return values, calls
 
 
 @dataclass(frozen=True, eq=False)
-class _Layer:
-    """What a linear layer saw: examples x augmentations x features, at its input and its output."""
+class LinearRows:
+    """The gradients of a batch, as inputs and output gradients of each linear layer."""
+
+    parameters: Sequence[nn.Parameter]
+    layers: Sequence[_LinearGradients]
+
+    def norms(self) -> Tensor:
+        return torch.stack([layer.squared_norms() for layer in self.layers]).sum(dim=0).sqrt()
+
+    def add_weighted(self, weights: Tensor, out: Tensor) -> None:
+        parts = torch.split_with_sizes(out, [value.numel() for value in self.parameters])
+        pieces = {id(value): part.view_as(value) for value, part in zip(self.parameters, parts, strict=True)}
+        for layer in self.layers:
+            layer.add_weighted(weights, pieces)
+
+
+@dataclass(frozen=True, eq=False)
+class _LinearGradients:
+    """Of one linear layer: examples x augmentations x features, at its input and its output."""
 
     layer: nn.Linear
     inputs: Tensor
@@ -231,128 +261,84 @@ def _gram(rows: Tensor) -> Tensor:
     return rows @ rows.mT
 
 
-@dataclass(frozen=True, eq=False)
-class LinearRows:
-    """The gradients of a batch, as inputs and output gradients of each linear layer."""
-
-    parameters: Sequence[nn.Parameter]
-    layers: Sequence[_Layer]
-
-    def norms(self) -> Tensor:
-        return torch.stack([layer.squared_norms() for layer in self.layers]).sum(dim=0).sqrt()
-
-    def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        parts = split(out, [value.numel() for value in self.parameters])
-        pieces = {id(value): part.view_as(value) for value, part in zip(self.parameters, parts, strict=True)}
-        for layer in self.layers:
-            layer.add_weighted(weights, pieces)
+def is_plain_linear(model: nn.Module) -> bool:
+    """Return whether the model is a sequence of linear layers and entrywise functions, nothing tied."""
+    leaves = chain(model)
+    return leaves is not None and all(map(_is_known, leaves))
 
 
-def book_keeping_rows(model: nn.Module, loss: Loss, batch: Batch) -> LinearRows | None:
-    """The gradients of a batch, or None where an input has more dimensions than a feature vector."""
-    outputs, seen = _forward(model, batch.inputs)
-    if any(inputs.dim() != 2 for _, inputs, _ in seen):
+def chain(model: nn.Module) -> list[nn.Module] | None:
+    """Return the modules in the order of application; None if there are hooks or shared weights."""
+    leaves = _leaves(model)
+    weights = [id(value) for leaf in leaves for value in leaf.parameters(recurse=False)]
+    if len(weights) != len(set(weights)) or any(map(_has_hooks, model.modules())):
         return None
-    losses = checked(loss, outputs, batch.targets.repeat_interleave(batch.multiplicity, dim=0))
-    total = losses.sum() / batch.multiplicity
-    gradients = torch.autograd.grad(total, [output for _, _, output in seen])
-    shape = (len(batch), batch.multiplicity, -1)
-    layers = [
-        _Layer(layer, inputs.detach().view(shape), gradient.view(shape))
-        for (layer, inputs, _), gradient in zip(seen, gradients, strict=True)
-    ]
-    return LinearRows(list(trainable(model).values()), layers)
+    return leaves
 
 
-def _forward(model: nn.Module, inputs: Tensor) -> tuple[Tensor, list[tuple[nn.Linear, Tensor, Tensor]]]:
-    seen = []
-    values = inputs
-    for leaf in _leaves(model):
-        before, values = values, leaf(values)
-        if isinstance(leaf, nn.Linear) and any(value.requires_grad for value in leaf.parameters()):
-            seen.append((leaf, before, values))
-    return values, seen
+def _leaves(module: nn.Module) -> list[nn.Module]:
+    if type(module) is nn.Sequential:
+        return [leaf for child in module for leaf in _leaves(child)]
+    return [module]
 
 
-def clip_weights(norms: Tensor, max_grad_norm: float) -> Tensor:
-    """What to multiply each gradient with: min(1, max_grad_norm / norm).
-
-    A gradient whose norm is not finite gets weight zero: it cannot be clipped, and must not get through.
-
-    >>> import torch
-    >>> clip_weights(torch.tensor([0.5, 4.0, 0.0, float("nan")]), max_grad_norm=1.0)
-    tensor([1.0000, 0.2500, 1.0000, 0.0000])
-    """
-    return (max_grad_norm / norms).clamp_(max=1.0).nan_to_num_(nan=0.0)  # c / inf is zero already
+def _has_hooks(module: nn.Module) -> bool:
+    """Return whether hooks may change what goes in or out (as torch's older weight norms do)."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-# Smaller chunks call torch more often (64 takes a tenth longer on a ConvNet); larger ones take more memory.
-_LARGEST_CHUNK = 128
-_MOST_NUMBERS = 2**27  # of a chunk's gradients: half a gigabyte
+def _is_known(leaf: nn.Module) -> bool:
+    if type(leaf) is nn.Flatten:
+        return (leaf.start_dim, leaf.end_dim) == (1, -1)
+    if getattr(leaf, "inplace", False):  # it overwrites the output whose gradient is asked for
+        return False
+    return type(leaf) in (nn.Linear, nn.Dropout, *ENTRYWISE)
 
 
-def vmap_rows(model: nn.Module, loss: Loss, batch: Batch) -> Iterator[DenseRows]:
-    """The gradients of a batch, in chunks, so that they are never in memory all at once."""
-    refuse_batch_norm(model)
-    chunk = max(1, min(_LARGEST_CHUNK // batch.multiplicity, _MOST_NUMBERS // num_parameters(model)))
-    parameters = {name: value.detach() for name, value in trainable(model).items()}
-
-    def loss_of_one(values: dict[str, Tensor], views: Tensor, target: Tensor) -> Tensor:
-        outputs = functional_call(model, values, (views,))
-        return checked(loss, outputs, target.expand(len(views), *target.shape)).mean()
-
-    gradients: Any = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
-    views = batch.views
-    for first in range(0, len(batch), chunk):
-        part = slice(first, first + chunk)
-        yield DenseRows(list(gradients(parameters, views[part], batch.targets[part]).values()))
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of each row of logits with its class."""
+    return functional.cross_entropy(outputs, targets, reduction="none")
 
 
-def refuse_batch_norm(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm):
-            raise InputError(
-                f"Expected a model whose examples do not see each other, but {name or 'it'} is a "
-                f"{type(module).__name__}; use GroupNorm or LayerNorm."
-            )
+def checked(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the losses; raise if they were already averaged or summed."""
+    losses = loss(outputs, targets)
+    if losses.shape != targets.shape[:1]:
+        raise InputError(
+            f"Expected a loss of shape {tuple(targets.shape[:1])}, one number an example, "
+            f"got {tuple(losses.shape)}; use reduction='none'."
+        )
+    return losses
 
 
-@dataclass(frozen=True, eq=False)
-class ClippedSum:
-    """The sum of clipped gradients, and the norms they had before. Neither is private yet."""
-
-    vector: Tensor
-    norms: Tensor
-
-    @property
-    def num_examples(self) -> int:
-        """How many gradients were added."""
-        return len(self.norms)
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the trainable parameters by name; a tied parameter once."""
+    found = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    if not found:
+        raise InputError("Expected a model with at least one parameter that requires a gradient.")
+    return found
 
 
-def clipped_sum(model: nn.Module, loss: Loss, batch: Batch, max_grad_norm: float) -> ClippedSum:
-    """Clip the gradient of every example to ``max_grad_norm`` and add them up, as one flat vector."""
-    _validate.positive("max_grad_norm", max_grad_norm)
-    vector = flat_zeros(model)
-    norms = add_clipped(per_example(model, loss, batch), max_grad_norm, vector)
-    return ClippedSum(vector, norms)
+def num_parameters(model: nn.Module) -> int:
+    """Return the length of the flat vector."""
+    return sum(value.numel() for value in trainable(model).values())
 
 
-def per_example(model: nn.Module, loss: Loss, batch: Batch) -> Iterable[Rows]:
-    """The gradient of every example: book-keeping for linear layers, chunked vmap for all else."""
-    if len(batch) == 0:  # happens under Poisson sampling
-        return ()
-    if is_plain_linear(model):
-        rows = book_keeping_rows(model, loss, batch)
-        if rows is not None:
-            return (rows,)
-    return vmap_rows(model, loss, batch)
+def flat_zeros(model: nn.Module) -> Tensor:
+    """Return a flat vector of zeros."""
+    parameters = list(trainable(model).values())
+    first = parameters[0]
+    return torch.zeros(sum(value.numel() for value in parameters), dtype=first.dtype, device=first.device)
 
 
-def add_clipped(rows: Iterable[Rows], max_grad_norm: float, out: Tensor) -> Tensor:
-    """Add the clipped gradients to ``out``; returns their norms before clipping."""
-    norms = []
-    for chunk in rows:
-        norms.append(chunk.norms())
-        chunk.add_weighted(clip_weights(norms[-1], max_grad_norm), out)
-    return norms[0] if len(norms) == 1 else torch.cat([out.new_zeros(0), *norms])
+def flat_parameters(model: nn.Module) -> Tensor:
+    """Return a copy of all trainable parameters."""
+    return torch.cat([value.detach().reshape(-1) for value in trainable(model).values()])
+
+
+def set_flat_gradient(model: nn.Module, gradient: Tensor) -> None:
+    """Set every parameter's ``grad`` to its piece of ``gradient``, without a copy."""
+    parameters = list(trainable(model).values())
+    pieces = torch.split_with_sizes(gradient, [value.numel() for value in parameters])
+    for value, piece in zip(parameters, pieces, strict=True):
+        value.grad = piece.view_as(value)

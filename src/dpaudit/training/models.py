@@ -1,11 +1,7 @@
-"""The paper's models.
+"""The paper's models: dense ones, a small convolutional network and wide residual networks.
 
-A small convolutional network. Models of linear layers only. Convolutions whose filters are standardised
-before use (Qiao et al. 2019, arXiv:1903.10520). Wide residual networks (Zagoruyko and Komodakis 2016,
-arXiv:1605.07146).
-
-As De et al. 2022 (arXiv:2204.13650) train them privately: GroupNorm instead of batch normalisation,
-which would let the examples of a batch see each other, and weight standardisation.
+The latter are as De et al. 2022 (arXiv:2204.13650) train them privately: GroupNorm instead of batch
+normalisation, which would let the examples of a batch see each other, and weight standardisation.
 """
 
 from __future__ import annotations
@@ -28,9 +24,11 @@ __all__ = [
     "wide_resnet",
 ]
 
+_GROUPS = 16  # of every GroupNorm
+
 
 def conv_net(*, in_channels: int = 3, num_classes: int = 10) -> nn.Sequential:
-    """Four convolutions and a linear layer, 131,466 parameters for CIFAR-10; images of 8x8 and up.
+    """Return four convolutions and a linear layer, 131,466 parameters for CIFAR-10; images of 8x8 and up.
 
     The paper does not give its ConvNet; this is the usual one of its size.
     """
@@ -42,7 +40,7 @@ def conv_net(*, in_channels: int = 3, num_classes: int = 10) -> nn.Sequential:
 
 
 def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers from one size to the next, with ReLU between them; images are flattened first."""
+    """Return linear layers from one size to the next, with ReLU between them; images are flattened first."""
     if len(sizes) < 2:
         raise InputError(f"Expected the sizes of the input and the output at least, got {sizes}.")
     for size in sizes:
@@ -54,32 +52,31 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def logistic_regression(num_features: int, num_classes: int) -> nn.Sequential:
-    """One linear layer."""
+    """Return one linear layer."""
     return mlp(num_features, num_classes)
 
 
 def purchase_mlp() -> nn.Sequential:
-    """The paper's three fully connected layers for Purchase-100."""
+    """Return the paper's three fully connected layers for Purchase-100."""
     return mlp(600, 256, 128, 100)
 
 
-class WeightStandardizedConv2d(nn.Conv2d):
-    """A convolution with every filter at mean 0 and variance 1 / fan-in.
-
-    It replaces what batch normalisation does for the scale of activations, without letting examples see
-    each other.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's own name
-        filters = self.weight.flatten(1)
-        variance, mean = torch.var_mean(filters, dim=1, keepdim=True, correction=0)
-        scale = torch.rsqrt((variance * filters.shape[1]).clamp(min=1e-4))
-        weight = ((filters - mean) * scale).view_as(self.weight)
-        outputs: Tensor = self._conv_forward(input, weight, self.bias)
-        return outputs
-
-
-_GROUPS = 16
+def wide_resnet(
+    depth: int = 16, width: int = 4, *, in_channels: int = 3, num_classes: int = 10
+) -> nn.Sequential:
+    """Return WRN-``depth``-``width`` (Zagoruyko and Komodakis 2016, arXiv:1605.07146)."""
+    blocks, rest = divmod(_validate.whole("depth", depth, low=10) - 4, 6)
+    if rest:
+        raise InputError(f"Expected depth={depth} to be 4 more than a multiple of 6.")
+    channels = [16, *(size * _validate.whole("width", width) for size in (16, 32, 64))]
+    layers: list[nn.Module] = [WeightStandardizedConv2d(in_channels, channels[0], 3, padding=1)]
+    for stage in range(3):
+        for index in range(blocks):
+            before = channels[stage + (index > 0)]
+            stride = 2 if stage > 0 and index == 0 else 1
+            layers.append(_Block(before, channels[stage + 1], stride))
+    layers += [nn.GroupNorm(_GROUPS, channels[-1]), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(channels[-1], num_classes))
 
 
 class _Block(nn.Module):
@@ -101,19 +98,17 @@ class _Block(nn.Module):
         return outputs
 
 
-def wide_resnet(
-    depth: int = 16, width: int = 4, *, in_channels: int = 3, num_classes: int = 10
-) -> nn.Sequential:
-    """WRN-``depth``-``width``: WRN-16-4 by default, WRN-40-4 with ``depth=40``."""
-    blocks, rest = divmod(_validate.whole("depth", depth, low=10) - 4, 6)
-    if rest:
-        raise InputError(f"Expected depth={depth} to be 4 more than a multiple of 6.")
-    channels = [16, *(size * _validate.whole("width", width) for size in (16, 32, 64))]
-    layers: list[nn.Module] = [WeightStandardizedConv2d(in_channels, channels[0], 3, padding=1)]
-    for stage in range(3):
-        for index in range(blocks):
-            before = channels[stage + (index > 0)]
-            stride = 2 if stage > 0 and index == 0 else 1
-            layers.append(_Block(before, channels[stage + 1], stride))
-    layers += [nn.GroupNorm(_GROUPS, channels[-1]), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return nn.Sequential(*layers, nn.Linear(channels[-1], num_classes))
+class WeightStandardizedConv2d(nn.Conv2d):
+    """A convolution with every filter at mean 0 and variance 1 / fan-in (Qiao et al. 2019, arXiv:1903.10520).
+
+    It replaces what batch normalisation does for the scale of activations, without letting examples see
+    each other.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's own name
+        filters = self.weight.flatten(1)
+        variance, mean = torch.var_mean(filters, dim=1, keepdim=True, correction=0)
+        scale = torch.rsqrt((variance * filters.shape[1]).clamp(min=1e-4))
+        weight = ((filters - mean) * scale).view_as(self.weight)
+        outputs: Tensor = self._conv_forward(input, weight, self.bias)
+        return outputs

@@ -1,8 +1,8 @@
-"""All faults of the zoo.
+"""All entries of the zoo. A new one is added here, to ``ENTRIES``.
 
-Faults of clipping, noise and sampling, in the native engine. Faults of a step on gradients, on a batch, or of
-the search for its noise. Faults of Opacus in Opacus itself; it is imported when one of them is run. What a
-fault is put into: trainings and steps that are short, and give all that there is to judge by.
+Its specimen goes beside others of its kind: trainings with the native engine are in ``_native``, steps on
+per-example gradients in ``_steps``, and Opacus itself in ``_opacus`` and ``_opacus_distributed``, which are
+imported only when one of them is run.
 """
 
 from __future__ import annotations
@@ -28,9 +28,23 @@ from dpaudit.zoo._steps import (
 _TRUE_EPSILON = 1.35  # of the training with too little noise: the paper sees it from 1.57 on
 _RATIO = noise_of(_TRUE_EPSILON) / noise_of(EPSILON)
 
+
+def _lazy(module: str, name: str) -> Specimen:
+    """Return a specimen of a module that is not imported before it is run."""
+
+    def specimen(is_broken: bool, seed: int) -> Evidence:
+        found: Specimen = getattr(import_module(f"dpaudit.zoo.{module}"), name)
+        return found(is_broken, seed)
+
+    return specimen
+
+
+_opacus = partial(_lazy, "_opacus")
+_distributed = partial(_lazy, "_opacus_distributed")
 _native = partial(Entry, kind="native training")
 
-NATIVE = (
+ENTRIES: tuple[Entry, ...] = (
+    # clipping, noise and sampling, in the native engine
     _native(
         name="clip-after-mean",
         public="Nasr et al. 2023, violation 1; several codes of federated learning",
@@ -119,71 +133,7 @@ NATIVE = (
         wrong="Batches of shuffled epochs are accounted as if they were Poisson-sampled.",
         specimen=WholeTraining(faults.ShuffledBatches),
     ),
-)
-
-
-def _later(module: str, name: str) -> Specimen:
-    """A specimen of a module that is not loaded before it is needed."""
-
-    def specimen(is_broken: bool, seed: int) -> Evidence:
-        found: Specimen = getattr(import_module(f"dpaudit.zoo.{module}"), name)
-        return found(is_broken, seed)
-
-    return specimen
-
-
-_alone = partial(_later, "_opacus")
-_together = partial(_later, "_opacus_distributed")
-
-OPACUS = (
-    Entry(
-        name="ghost-default-clip",
-        public="Opacus issue 664",
-        wrong="With ghost clipping the model clips at its default of 1, whatever norm was asked for.",
-        kind="Opacus",
-        specimen=_alone("ghost_default_clip"),
-    ),
-    Entry(
-        name="ghost-bias-norm",
-        public="Opacus issue 751",
-        wrong="Ghost clipping finds a wrong norm of the gradient of a bias that is used at many places.",
-        kind="Opacus, replay",
-        specimen=_alone("ghost_bias_norm"),
-    ),
-    Entry(
-        name="ghost-accumulate",
-        public="Opacus issue 707",
-        wrong="With virtual batches the summed gradient is the place where the next one is written.",
-        kind="Opacus, replay",
-        specimen=_alone("ghost_accumulate"),
-    ),
-    Entry(
-        name="tied-weights",
-        public="Opacus issues 413 and 417",
-        wrong="Each use of a tied weight counts as an example of its own, and is clipped as one.",
-        kind="Opacus, replay",
-        specimen=_alone("tied_weights"),
-    ),
-    Entry(
-        name="ddp-batch",
-        public="Opacus issue 347",
-        wrong="The expected batch size is not divided by the number of processes, which are averaged: the "
-        "released mean has half of its noise, and half of its sum.",
-        kind="Opacus, two processes",
-        specimen=_together("ddp_batch"),
-    ),
-    Entry(
-        name="ddp-rank-noise",
-        public="Opacus issue 191 and pull request 196",
-        wrong="Every process adds noise of the claimed size over their number, so that the sum has too "
-        "little; or each adds enough, from the same seed.",
-        kind="Opacus, two processes",
-        specimen=_together("ddp_rank_noise"),
-    ),
-)
-
-
-STEPS = (
+    # a step on gradients, on a batch, or the search for its noise
     Entry(
         name="per-layer-clip",
         public="Opacus issue 202",
@@ -226,7 +176,49 @@ STEPS = (
         kind="accounting",
         specimen=calibration,
     ),
+    # Opacus itself
+    Entry(
+        name="ghost-default-clip",
+        public="Opacus issue 664",
+        wrong="With ghost clipping the model clips at its default of 1, whatever norm was asked for.",
+        kind="Opacus",
+        specimen=_opacus("ghost_default_clip"),
+    ),
+    Entry(
+        name="ghost-bias-norm",
+        public="Opacus issue 751",
+        wrong="Ghost clipping finds a wrong norm of the gradient of a bias that is used at many places.",
+        kind="Opacus, replay",
+        specimen=_opacus("ghost_bias_norm"),
+    ),
+    Entry(
+        name="ghost-accumulate",
+        public="Opacus issue 707",
+        wrong="With virtual batches the summed gradient is the place where the next one is written.",
+        kind="Opacus, replay",
+        specimen=_opacus("ghost_accumulate"),
+    ),
+    Entry(
+        name="tied-weights",
+        public="Opacus issues 413 and 417",
+        wrong="Each use of a tied weight counts as an example of its own, and is clipped as one.",
+        kind="Opacus, replay",
+        specimen=_opacus("tied_weights"),
+    ),
+    Entry(
+        name="ddp-batch",
+        public="Opacus issue 347",
+        wrong="The expected batch size is not divided by the number of processes, which are averaged: the "
+        "released mean has half of its noise, and half of its sum.",
+        kind="Opacus, two processes",
+        specimen=_distributed("ddp_batch"),
+    ),
+    Entry(
+        name="ddp-rank-noise",
+        public="Opacus issue 191 and pull request 196",
+        wrong="Every process adds noise of the claimed size over their number, so that the sum has too "
+        "little; or each adds enough, from the same seed.",
+        kind="Opacus, two processes",
+        specimen=_distributed("ddp_rank_noise"),
+    ),
 )
-
-
-ENTRIES: tuple[Entry, ...] = (*NATIVE, *STEPS, *OPACUS)

@@ -1,11 +1,11 @@
-"""A fault that was public, and how to see it again.
+"""An entry of the zoo, a fault that was public, and the evidence that a run of it gives.
 
-What was seen of one training, broken or correct. The claim that most specimens make: that of the paper's
-three violations.
+Most specimens make the claim of the paper's three violations: one Gaussian step with epsilon = 1.27.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,12 +18,10 @@ from dpaudit.diagnostics import Diagnostics
 from dpaudit.recording import Recorder
 from dpaudit.stats import Betting, Gaussian, Inference, Observations, ThresholdRule, TradeOff
 
-_LOOKS = (5, 10, 20, 50, 100, 200)
-
-
-def looks(num_steps: int) -> list[int]:
-    """After how many steps it is asked whether they would have been enough; the last is all."""
-    return [*(look for look in _LOOKS if look < num_steps), num_steps]
+DELTA = 1e-5
+EPSILON = 1.27
+_CHECKPOINTS = (5, 10, 20, 50, 100, 200)
+_MIN_SCORES = 20  # on either side, from which a threshold can be chosen
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,28 +42,28 @@ class Scores:
 
     @classmethod
     def of(cls, recorder: Recorder) -> Scores:
-        """Those of the steps that an observer recorded."""
+        """Return those of the steps that an observer recorded."""
         state = recorder.state_dict()
         return cls(values=state["scores"], present=state["present"])
 
     @property
     def is_stepped(self) -> bool:
-        """Whether there are scores of single steps, so that fewer of them can be looked at."""
+        """Whether there are scores of single steps, so that fewer steps can be judged, too."""
         return self.values.ndim == 2
 
     def first(self, num_steps: int) -> Observations:
-        """The scores of the first so many steps."""
+        """Return the scores of the first so many steps."""
         steps = slice(num_steps if self.is_stepped else None)
         return Observations.from_presence(self.values[steps], self.present[steps])
 
     def method(self, num_steps: int) -> Inference | None:
-        """What a verdict on so many steps rests on."""
+        """Return what a verdict on so many steps rests on."""
         return Betting(horizon=num_steps) if self.inference is None and self.is_stepped else self.inference
 
     def is_enough(self, num_steps: int) -> bool:
-        """Whether so many steps have some scores on both sides, from which a threshold can be chosen."""
+        """Return whether so many steps have enough scores on both sides."""
         present = self.present[:num_steps]
-        return min(int(present.sum()), int((~present).sum())) >= 20
+        return min(int(present.sum()), int((~present).sum())) >= _MIN_SCORES
 
 
 @dataclass(frozen=True)
@@ -109,22 +107,18 @@ class Entry:
     """Why it is expected not to be seen, if it is."""
 
     def described(self) -> dict[str, str | None]:
-        """What it is, as plain values."""
+        """Return what it is, as plain values."""
         return {name: getattr(self, name) for name in ("name", "public", "wrong", "kind", "not_caught")}
 
     def observe(self, *, is_broken: bool, seed: int) -> Evidence:
-        """Run one of the two; each entry has chance of its own, whatever else is run."""
+        """Run one of the two; each entry has a seed of its own, whatever else is run."""
         text = f"{seed} {self.name}"
         own = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
         return self.specimen(is_broken, own)
 
 
-DELTA = 1e-5
-EPSILON = 1.27
-
-
 def noise_of(epsilon: float) -> float:
-    """The noise multiplier of one Gaussian step with this epsilon."""
+    """Return the noise multiplier of one Gaussian step with this epsilon."""
     return 1 / Gaussian().with_epsilon(epsilon, DELTA)
 
 
@@ -133,5 +127,16 @@ NOISE = noise_of(EPSILON)
 
 @cache
 def papers_claim() -> Claim:
-    """One Gaussian step with epsilon = 1.27."""
+    """Return the claim of one Gaussian step with epsilon = 1.27."""
     return Claim.gaussian(noise_multiplier=NOISE, delta=DELTA)
+
+
+def checkpoints(num_steps: int) -> list[int]:
+    """Return after how many steps it is asked whether they would have been enough; the last is all."""
+    return [*(count for count in _CHECKPOINTS if count < num_steps), num_steps]
+
+
+def keep_checkpoint(kept: dict[int, Diagnostics], record: Diagnostics, num_done: int, num_steps: int) -> None:
+    """Copy what the tests have seen so far, if it is asked for after so many steps."""
+    if num_done in checkpoints(num_steps):
+        kept[num_done] = copy.deepcopy(record)

@@ -1,83 +1,52 @@
-"""From what was seen to a verdict, with one error rate for bound and tests together.
+"""From the evidence of one run to a verdict, with one error rate for bound and tests together.
 
-Every method on the same scores: what each finds, and with how few steps.
+In depth, every method is held against the claim as well, and it is asked how few steps would have done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from dpaudit.diagnostics import Diagnosis
-from dpaudit.methods import Row, examine
+from dpaudit.diagnostics._diagnosis import flagged_by, share_error
+from dpaudit.methods import examine
 from dpaudit.stats import Fixed, Gaussian, Result, SameData, Verdict, audit
 from dpaudit.stats._bound import plain
-from dpaudit.zoo._entry import Evidence, Scores, looks
+from dpaudit.zoo._entry import Evidence, Scores, checkpoints
 
 
-@dataclass(frozen=True)
-class Compared:
-    """One method: its epsilon of all steps, whether that is more than claimed, and the steps it needs."""
+def judge(evidence: Evidence, *, confidence: float = 0.95, in_depth: bool = False) -> Judged:
+    """Judge by bound and tests at a confidence for both together; a replay has no error.
 
-    name: str
-    rule: str
-    epsilon: float
-    kind: str
-    is_violation: bool
-    steps_needed: int | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {**vars(self), "epsilon": plain(self.epsilon)}
-
-
-def side_by_side(evidence: Evidence, scores: Scores, confidence: float) -> tuple[Compared, ...]:
-    """All methods with a rule that does not choose its threshold on the counted scores."""
-    found = _at(evidence, scores, evidence.num_steps, confidence)
-    open_ones = {name for name, one in found.items() if one.is_violation}
-    for num_steps in reversed(looks(evidence.num_steps)):
-        if not open_ones or not scores.is_enough(num_steps):
-            break
-        now = _at(evidence, scores, num_steps, confidence) if num_steps < evidence.num_steps else found
-        open_ones = {name for name in open_ones if name in now and now[name].is_violation}
-        found |= {name: replace(found[name], steps_needed=num_steps) for name in open_ones}
-        if not scores.is_stepped:
-            break
-    return tuple(found.values())
-
-
-def _at(evidence: Evidence, scores: Scores, num_steps: int, confidence: float) -> dict[str, Compared]:
-    """By name; of several rules the last, which is the one that a verdict by this method would use."""
-    claim, threshold = evidence.claim, None if scores.is_stepped else scores.threshold
-    examined = examine(
-        scores.first(num_steps),
-        delta=claim.delta,
-        confidence=confidence,
-        tradeoff=scores.tradeoff or Gaussian(),
-        threshold=threshold.threshold if isinstance(threshold, Fixed) else None,
+    ``in_depth``, every method is held against the claim as well, and it is asked how few steps would do.
+    """
+    scores, tests = evidence.scores, evidence.diagnostics
+    bound_level, tests_level = share_error(
+        1 - confidence, has_bound=scores is not None, has_tests=bool(tests)
     )
-    sound = [row for row in examined.rows if not isinstance(row.method.rule, SameData)]
-    return {row.method.name.split()[0]: _compared(row, claim.epsilon) for row in sound}
-
-
-def _compared(row: Row, claimed: float) -> Compared:
-    bound = row.bound
-    return Compared(
-        name=row.method.name.split()[0],
-        rule=repr(row.method.rule),
-        epsilon=bound.epsilon,
-        kind=str(bound.kind),
-        is_violation=bound.epsilon > claimed,
+    judged = Judged(
+        evidence=evidence,
+        result=_audited(evidence, scores, evidence.num_steps, bound_level) if scores else None,
+        diagnosis=tests[max(tests)].diagnose(tests_level) if tests else None,
     )
-
-
-_TESTS = 0.2  # of the error, for the tests of noise and batches; the bound has the rest
+    if not in_depth:
+        return judged
+    with_findings = takewhile(
+        lambda count: tests[count].diagnose(tests_level).findings, sorted(tests, reverse=True)
+    )
+    return replace(
+        judged,
+        bound_steps=_steps_of_bound(evidence, scores, bound_level) if scores else None,
+        tests_steps=min(with_findings, default=None),
+        methods=_compare_methods(evidence, scores, confidence) if scores else (),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What bound, tests and replay say of one run; a correct one is flagged by chance in 5 % at most.
+    """What bound, tests and replay say of one run; a correct one is flagged in 5 % of runs at most.
 
     ``bound_steps`` and ``tests_steps`` are how few steps would have been enough, None if none were.
     """
@@ -87,15 +56,14 @@ class Judged:
     diagnosis: Diagnosis | None
     bound_steps: int | None = None
     tests_steps: int | None = None
-    methods: tuple[Compared, ...] = ()
+    methods: tuple[MethodOutcome, ...] = ()
 
     @property
     def caught_by(self) -> tuple[str, ...]:
         """Everything that flags the run, by name."""
-        found = ["bound"] if self.result is not None and self.result.verdict is Verdict.VIOLATION else []
-        found += [] if self.diagnosis is None else [finding.name for finding in self.diagnosis.findings]
         replay = self.evidence.replay
-        return (*found, "replay") if replay is not None and replay.is_violation else tuple(found)
+        found = flagged_by(self.result, self.diagnosis)
+        return (*found, "replay") if replay is not None and replay.is_violation else found
 
     @property
     def steps_needed(self) -> int | None:
@@ -105,7 +73,7 @@ class Judged:
         return min((n for n in (self.bound_steps, self.tests_steps) if n is not None), default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         claim, replay = self.evidence.claim, self.evidence.replay
         return {
             "claim": claim.summary,
@@ -140,27 +108,20 @@ class Judged:
         }
 
 
-def judge(evidence: Evidence, *, confidence: float = 0.95, in_depth: bool = False) -> Judged:
-    """Bound and tests at a confidence for both together; a replay has no error.
+@dataclass(frozen=True)
+class MethodOutcome:
+    """One method: its epsilon of all steps, whether that is more than claimed, and the steps it needs."""
 
-    ``in_depth``, every method is held against the claim as well, and it is asked how few steps would do.
-    """
-    error = 1 - confidence
-    scores, tests = evidence.scores, evidence.diagnostics
-    bound_level = 1 - error * (1 - _TESTS if tests else 1.0)
-    tests_level = 1 - error * (_TESTS if scores else 1.0)
-    result = _audited(evidence, scores, evidence.num_steps, bound_level) if scores else None
-    diagnosis = tests[max(tests)].diagnose(tests_level) if tests else None
-    if not in_depth:
-        return Judged(evidence=evidence, result=result, diagnosis=diagnosis)
-    return Judged(
-        evidence=evidence,
-        result=result,
-        diagnosis=diagnosis,
-        bound_steps=_steps_of_bound(evidence, scores, bound_level) if scores else None,
-        tests_steps=_steps_of_tests({n: record.diagnose(tests_level) for n, record in tests.items()}),
-        methods=side_by_side(evidence, scores, confidence) if scores else (),
-    )
+    name: str
+    rule: str
+    epsilon: float
+    kind: str
+    is_violation: bool
+    steps_needed: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {**vars(self), "epsilon": plain(self.epsilon)}
 
 
 def _audited(evidence: Evidence, scores: Scores, num_steps: int, confidence: float) -> Result:
@@ -175,24 +136,54 @@ def _audited(evidence: Evidence, scores: Scores, num_steps: int, confidence: flo
 
 
 def _steps_of_bound(evidence: Evidence, scores: Scores, confidence: float) -> int | None:
-    needed = None
-    for num_steps in _downwards(evidence, scores):
-        if _audited(evidence, scores, num_steps, confidence).verdict is not Verdict.VIOLATION:
+    """Return the fewest steps with a violation, as long as all that were more had one, too."""
+
+    def is_violation(num_steps: int) -> bool:
+        return _audited(evidence, scores, num_steps, confidence).verdict is Verdict.VIOLATION
+
+    counts = [evidence.num_steps]
+    if scores.is_stepped:
+        counts = [count for count in reversed(checkpoints(evidence.num_steps)) if scores.is_enough(count)]
+    return min(takewhile(is_violation, counts), default=None)
+
+
+def _compare_methods(evidence: Evidence, scores: Scores, confidence: float) -> tuple[MethodOutcome, ...]:
+    """Run all methods with a rule that does not choose its threshold on the counted scores."""
+    found = _outcomes(evidence, scores, evidence.num_steps, confidence)
+    violating = {name for name, outcome in found.items() if outcome.is_violation}
+    for num_steps in reversed(checkpoints(evidence.num_steps)):
+        if not violating or not scores.is_enough(num_steps):
             break
-        needed = num_steps
-    return needed
-
-
-def _downwards(evidence: Evidence, scores: Scores) -> list[int]:
-    if not scores.is_stepped:
-        return [evidence.num_steps]
-    return [look for look in reversed(looks(evidence.num_steps)) if scores.is_enough(look)]
-
-
-def _steps_of_tests(diagnoses: Mapping[int, Diagnosis]) -> int | None:
-    needed = None
-    for num_steps in sorted(diagnoses, reverse=True):
-        if not diagnoses[num_steps].findings:
+        is_all = num_steps == evidence.num_steps
+        now = found if is_all else _outcomes(evidence, scores, num_steps, confidence)
+        violating = {name for name in violating if name in now and now[name].is_violation}
+        found |= {name: replace(found[name], steps_needed=num_steps) for name in violating}
+        if not scores.is_stepped:
             break
-        needed = num_steps
-    return needed
+    return tuple(found.values())
+
+
+def _outcomes(
+    evidence: Evidence, scores: Scores, num_steps: int, confidence: float
+) -> dict[str, MethodOutcome]:
+    """Return them by name; of several rules the last, which is the one that a verdict would use."""
+    claim, threshold = evidence.claim, None if scores.is_stepped else scores.threshold
+    examined = examine(
+        scores.first(num_steps),
+        delta=claim.delta,
+        confidence=confidence,
+        tradeoff=scores.tradeoff or Gaussian(),
+        threshold=threshold.threshold if isinstance(threshold, Fixed) else None,
+    )
+    outcomes = [
+        MethodOutcome(
+            name=row.method.name.split()[0],
+            rule=repr(row.method.rule),
+            epsilon=row.bound.epsilon,
+            kind=str(row.bound.kind),
+            is_violation=row.bound.epsilon > claim.epsilon,
+        )
+        for row in examined.rows
+        if not isinstance(row.method.rule, SameData)
+    ]
+    return {outcome.name: outcome for outcome in outcomes}

@@ -1,11 +1,7 @@
-"""Trainings with the native engine.
-
-A training with the native engine that is judged as a whole, so that its sampling shows.
-"""
+"""Trainings with the native engine: judged step by step, or as a whole, so that their sampling shows."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,19 +24,20 @@ from dpaudit.training import (
 )
 from dpaudit.training.data import digits
 from dpaudit.training.models import mlp
-from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Scores, looks, papers_claim
+from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Scores, keep_checkpoint, papers_claim
 
 _DIRAC = Dirac()
 _HIDDEN = 16
 LEAVES = 64 * _HIDDEN, _HIDDEN, _HIDDEN * 10, 10
 """The sizes of the usual model's parameters."""
+_RATE, _EPOCHS = 1 / 25, 4  # of a training that is judged as a whole
 
 
 @dataclass(frozen=True, kw_only=True)
 class NativeTraining:
     """The digits, a model of 1,210 parameters and the paper's claim, epsilon = 1.27 for each step.
 
-    ``mechanism`` makes the broken one; ``num_runs`` trainings are looked at together.
+    ``mechanism`` makes the broken one; ``num_runs`` trainings are judged together.
     """
 
     mechanism: Callable[..., Mechanism]
@@ -63,9 +60,7 @@ class NativeTraining:
             )
             training = self._training(is_broken, seed + run, audits[-1], tests)
             for _ in training.run():
-                done = run * self.num_steps + training.num_done
-                if done in looks(total):
-                    seen[done] = copy.deepcopy(tests.record)
+                keep_checkpoint(seen, tests.record, run * self.num_steps + training.num_done, total)
         return Evidence(claim=papers_claim(), num_steps=total, scores=self._scores(audits), diagnostics=seen)
 
     def _scores(self, audits: list[OneRun]) -> Scores:
@@ -92,9 +87,6 @@ class NativeTraining:
             hooks=[audit, tests],
             mechanism=self.mechanism(noise_multiplier=NOISE, max_grad_norm=1.0) if is_broken else None,
         )
-
-
-_RATE, _EPOCHS = 1 / 25, 4
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,19 @@ _NORM = 0.1  # well below Opacus' own default of 1
 _BATCH = 8
 
 
+@contextmanager
+def recorded(optimizer: Any, **options: Any) -> Iterator[Recorder]:
+    """Observe the steps of an optimizer that makes the paper's claim."""
+    with observe(optimizer, noise_multiplier=NOISE, delta=DELTA, **options) as recorder:
+        assert isinstance(recorder, Recorder)  # of steps, and not of canaries that are sampled
+        yield recorder
+
+
+def flat(optimizer: Any, name: str = "grad") -> Tensor:
+    """Return what all parameters have under this name, as one vector."""
+    return torch.cat([getattr(parameter, name).reshape(-1) for parameter in optimizer.params])
+
+
 def _optimizer(kind: type[DPOptimizer], model: nn.Module, generator: torch.Generator) -> Any:
     return kind(
         torch.optim.SGD(model.parameters(), lr=0.01),
@@ -48,25 +61,21 @@ class _Ghost:
         )
 
     def backward(self, inputs: Tensor, targets: Tensor) -> None:
-        """One batch, or a part of it."""
+        """Run one batch, or a part of it."""
         self.optimizer.zero_grad()
-        loss = self.loss(self.module(_of_a_layer(inputs)), targets)
+        loss = self.loss(self.module(_with_grad(inputs)), targets)
         loss.loss_per_sample = loss.loss_per_sample.flatten(1).sum(dim=1)  # one an example
         loss.backward()
 
     def released(self) -> Tensor:
-        """The noisy sum that an update would use."""
+        """Return the noisy sum that an update would use."""
         self.optimizer.pre_step()
-        return _flat(self.optimizer)
+        return flat(self.optimizer)
 
 
-def _of_a_layer(inputs: Tensor) -> Tensor:
-    """As if they came from a layer below: torch warns of hooks on layers that have nothing below."""
+def _with_grad(inputs: Tensor) -> Tensor:
+    """Return inputs as if from a layer below: torch warns of hooks on layers that have none below."""
     return inputs.clone().requires_grad_()
-
-
-def _flat(optimizer: Any) -> Tensor:
-    return torch.cat([parameter.grad.reshape(-1) for parameter in optimizer.params])
 
 
 def ghost_default_clip(is_broken: bool, seed: int) -> Evidence:
@@ -74,19 +83,12 @@ def ghost_default_clip(is_broken: bool, seed: int) -> Evidence:
     torch.manual_seed(seed)
     ghost = _Ghost(nn.Linear(8, 8), **({"module_norm": 1.0} if is_broken else {}))
     ghost.generator.manual_seed(seed)
-    num_steps = 200
-    options: dict[str, Any] = {
-        "noise_multiplier": NOISE,
-        "sample_rate": 1.0,
-        "num_steps": num_steps,
-        "delta": DELTA,
-    }
-    with observe(ghost.optimizer, module=ghost.module, seed=seed, **options) as recorder:
-        for _ in range(num_steps):
+    options = {"sample_rate": 1.0, "num_steps": 200, "seed": seed}
+    with recorded(ghost.optimizer, module=ghost.module, **options) as recorder:
+        for _ in range(recorder.num_steps):
             ghost.backward(torch.randn(_BATCH, 8), torch.randn(_BATCH, 8))
             ghost.optimizer.step()
-    assert isinstance(recorder, Recorder)  # of steps, and not of canaries that are sampled
-    return Evidence(claim=papers_claim(), num_steps=num_steps, scores=Scores.of(recorder))
+    return Evidence(claim=papers_claim(), num_steps=recorder.num_steps, scores=Scores.of(recorder))
 
 
 def ghost_bias_norm(is_broken: bool, seed: int) -> Evidence:
@@ -180,17 +182,17 @@ def tied_weights(is_broken: bool, seed: int) -> Evidence:
 
     def release(count: int) -> Tensor:
         optimizer.zero_grad()
-        outputs = module(_of_a_layer(inputs[:count]))
+        outputs = module(_with_grad(inputs[:count]))
         loss = nn.functional.mse_loss(outputs, targets[:count], reduction="sum")
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.pre_step()
-        return _flat(optimizer)
+        return flat(optimizer)
 
     return _replayed(release, generator, seed)
 
 
 def _replayed(release: Callable[[int], Tensor], generator: torch.Generator, seed: int) -> Evidence:
-    """A batch, and the same without its last example."""
+    """Replay a batch, and the same without its last example."""
     return replayed(
         release,
         _BATCH,

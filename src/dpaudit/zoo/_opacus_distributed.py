@@ -1,11 +1,7 @@
-"""Opacus on two processes, with a fault that it once had.
-
-Tests of noise that was kept, after the steps that are looked at.
-"""
+"""Opacus on two processes, with a fault that it once had."""
 
 from __future__ import annotations
 
-import copy
 import math
 import signal
 import tempfile
@@ -18,10 +14,17 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeAlias
 
-# isort: split
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from dpaudit._io import open_file
+from dpaudit._types import FloatArray
+from dpaudit.diagnostics import Diagnostics
+from dpaudit.zoo._entry import NOISE, Evidence, Scores, keep_checkpoint, papers_claim
+from dpaudit.zoo._opacus import flat, recorded  # before Opacus: it says how that is installed
+
+# isort: split
 from opacus import PrivacyEngine
 from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.optimizers import DPOptimizer
@@ -29,29 +32,12 @@ from torch import Tensor, distributed, nn
 from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dpaudit._io import open_file
-from dpaudit._types import FloatArray
-from dpaudit.diagnostics import Diagnostics
-from dpaudit.observers.opacus import observe  # first: it says how Opacus is installed
-from dpaudit.recording import Recorder
-from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Scores, looks, papers_claim
-
-
-def diagnosed(noise: FloatArray) -> dict[int, Diagnostics]:
-    """What the tests had seen of noise, steps x coordinates, after each number of steps that is asked for."""
-    record, seen = Diagnostics(), dict[int, Diagnostics]()
-    for number, row in enumerate(noise, 1):
-        record.observe_noise(row)
-        if number in looks(len(noise)):
-            seen[number] = copy.deepcopy(record)
-    return seen
-
-
 _PROCESSES = 2
 # Batches are large enough never to be empty: of an empty one some processes make no step, and others wait.
 _EXAMPLES, _RATE, _STEPS = 400, 0.1, 200
 _BATCH = _EXAMPLES * _RATE
-_CANARIES, _SHORT = 128, 20
+_CANARIES = 128
+_SHORT = 20  # steps of the training whose processes' noise is compared
 
 _Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 _Work: TypeAlias = Callable[[int, bool, int], _Arrays]
@@ -61,14 +47,14 @@ _Work: TypeAlias = Callable[[int, bool, int], _Arrays]
 def ddp_batch(is_broken: bool, seed: int) -> Evidence:
     """A mean over the batch of all processes where each makes that of its own; they are averaged then."""
     found = _on_processes(_released_mean, is_broken, seed)[0]
-    return _evidence(found, diagnosed(found["noise"]))
+    return _evidence(found, _diagnosed(found["noise"]))
 
 
 def ddp_rank_noise(is_broken: bool, seed: int) -> Evidence:
     """Two trainings in which every process adds noise.
 
     In the first the processes' noise is too little for what is added up. The second is short: the noise of
-    each process is looked at, one after another, as those see it whom the processes send it to.
+    each process is tested, one after another, as whoever receives it sees it.
     """
     ranks = _on_processes(_noise_of_ranks, is_broken, seed)
     record = Diagnostics()
@@ -76,6 +62,15 @@ def ddp_rank_noise(is_broken: bool, seed: int) -> Evidence:
         for vector in step:
             record.observe_noise(vector)
     return _evidence(ranks[0], {_SHORT: record})
+
+
+def _diagnosed(noise: FloatArray) -> dict[int, Diagnostics]:
+    """Return what the tests had seen of noise, steps x coordinates, at each checkpoint."""
+    record, seen = Diagnostics(), dict[int, Diagnostics]()
+    for number, row in enumerate(noise, 1):
+        record.observe_noise(row)
+        keep_checkpoint(seen, record, number, len(noise))
+    return seen
 
 
 def _evidence(found: _Arrays, diagnostics: dict[int, Diagnostics]) -> Evidence:
@@ -123,16 +118,10 @@ def _add_noise_everywhere(optimizer: Any, share: float) -> None:
 
 
 def _scored(model: Any, optimizer: Any, loader: Any, seed: int, after: Callable[[], None]) -> Scores:
-    options: dict[str, Any] = {
-        "noise_multiplier": NOISE,
-        "sample_rate": _RATE,
-        "num_steps": _STEPS,
-        "delta": DELTA,
-    }
-    with observe(optimizer, num_canaries=_CANARIES, seed=seed, **options) as recorder:
+    options = {"sample_rate": _RATE, "num_steps": _STEPS, "num_canaries": _CANARIES, "seed": seed}
+    with recorded(optimizer, **options) as recorder:
         for _ in _steps(model, optimizer, loader, _STEPS):
             after()
-    assert isinstance(recorder, Recorder)  # of steps, and not of canaries that are sampled
     return Scores.of(recorder)
 
 
@@ -146,20 +135,16 @@ def _steps(model: Any, optimizer: Any, loader: Any, num_steps: int) -> Iterator[
 
 
 def _released_noise(optimizer: Any) -> FloatArray:
-    """What all processes released, as the mean of the batch that is claimed, less the sum that is in it."""
-    total = _flat(optimizer, "summed_grad")
+    """Return what all processes released, as the mean of the claimed batch, less the sum that is in it."""
+    total = flat(optimizer, "summed_grad")
     distributed.all_reduce(total)
-    return _in_units(_BATCH * _flat(optimizer, "grad") - total)
+    return _in_units(_BATCH * flat(optimizer, "grad") - total)
 
 
 def _own_noise(optimizer: Any) -> FloatArray:
-    """What this process added to its sum; a hook is called before anything is sent."""
-    mean = _flat(optimizer, "grad") * optimizer.expected_batch_size
-    return _in_units(mean - _flat(optimizer, "summed_grad"))
-
-
-def _flat(optimizer: Any, name: str) -> Tensor:
-    return torch.cat([getattr(parameter, name).reshape(-1) for parameter in optimizer.params])
+    """Return what this process added to its sum; a hook is called before anything is sent."""
+    mean = flat(optimizer, "grad") * optimizer.expected_batch_size
+    return _in_units(mean - flat(optimizer, "summed_grad"))
 
 
 def _in_units(noise: Tensor) -> FloatArray:
@@ -168,7 +153,7 @@ def _in_units(noise: Tensor) -> FloatArray:
 
 
 def _private(seed: int, own: int) -> Any:
-    """A model, its optimizer and its batches; chance of this process comes from both seeds."""
+    """Return a model, its optimizer and its batches; the RNG of this process is seeded by both numbers."""
     torch.manual_seed(seed)  # the same model and data everywhere
     inputs = torch.randn(_EXAMPLES, 8)
     data = TensorDataset(inputs, (inputs[:, 0] > 0).long())
@@ -185,23 +170,23 @@ def _private(seed: int, own: int) -> Any:
 
 
 def _on_processes(work: _Work, is_broken: bool, seed: int) -> list[_Arrays]:
-    """What each process found."""
+    """Return what each process found."""
     with tempfile.TemporaryDirectory() as name:
-        with _unheard_interrupts():
+        with _interrupts_blocked():
             running = spawn(  # type: ignore[no-untyped-call]
                 _process, args=(name, work, is_broken, seed), nprocs=_PROCESSES, join=False
             )
-        with _ended(running.processes):
+        with _terminated(running.processes):
             while not running.join():
                 pass
         return [_loaded(Path(name) / f"{rank}.npz") for rank in range(_PROCESSES)]
 
 
 @contextmanager
-def _unheard_interrupts() -> Iterator[None]:
-    """What is started inside does not hear of Ctrl-C: it would say so by a traceback while it imports.
+def _interrupts_blocked() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C, which would print a traceback while they import.
 
-    Here an interrupt is heard afterwards.
+    In this process an interrupt takes effect afterwards.
     """
     resource_tracker.ensure_running()  # what starts it lets interrupts through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -212,8 +197,8 @@ def _unheard_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def _ended(processes: Sequence[BaseProcess]) -> Iterator[None]:
-    """Whatever happens, the processes do not outlive it."""
+def _terminated(processes: Sequence[BaseProcess]) -> Iterator[None]:
+    """Terminate the processes, whatever happens."""
     try:
         yield
     finally:
@@ -229,7 +214,7 @@ def _loaded(path: Path) -> _Arrays:
 
 
 def _process(rank: int, folder: str, work: _Work, is_broken: bool, seed: int) -> None:
-    # from here on an interrupt, or the end of the process that waits, ends this one without a word
+    # from here on an interrupt, or the end of the process that waits, ends this one silently
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     warnings.simplefilter("ignore")  # Opacus has advice for trainings that are not broken on purpose

@@ -1,7 +1,4 @@
-"""Entries one after another, each kept when it is done.
-
-The directory of a zoo: a file for each finished entry.
-"""
+"""A run of the zoo: entries one after another, each kept in a file when it is done."""
 
 from __future__ import annotations
 
@@ -89,7 +86,7 @@ def _version(name: str) -> str | None:
 
 
 def chosen(entries: Sequence[Entry], names: Iterable[str]) -> list[Entry]:
-    """The entries of these names, or all if there are none."""
+    """Return the entries of these names, or all if there are none."""
     known = {entry.name: entry for entry in entries}
     wanted = dict.fromkeys(names)
     for name in wanted:
@@ -112,12 +109,12 @@ def run_zoo(
     watch: Callable[[int, int, str], None] = lambda *_: None,
     confidence: float = 0.95,
 ) -> dict[str, Any]:
-    """The matrix of all entries, as plain values.
+    """Return the matrix of all entries, as plain values.
 
-    The twins of the whole zoo share the error: that any of them is flagged by chance has a probability of
+    The twins of the whole zoo share the error rate: any of them is flagged with a probability of
     1 - confidence at most. So a twin is judged alike, whichever entries are run with it. What is in
-    ``output`` already, of the same seed, confidence and versions, is taken up. ``watch`` is told how many
-    entries of how many are done, and what is done now.
+    ``output`` already, of the same seed, confidence and versions, is reused. ``watch`` is called with how
+    many entries of how many are done, and the name of the current one.
     """
     twins = 1 - (1 - confidence) / max(len(entries), len(ENTRIES))
     store, found = Store(output, seed=seed, confidence=confidence, twin_confidence=twins), []
@@ -149,7 +146,7 @@ def _examined(entry: Entry, store: Store) -> dict[str, Any]:
 def examine_entry(
     entry: Entry, *, seed: int, confidence: float = 0.95, twin_confidence: float | None = None
 ) -> dict[str, Any]:
-    """The broken training in depth, and its correct twin, at a confidence of its own if there are many."""
+    """Judge the broken training in depth, and its correct twin, at its own confidence if there are many."""
     level = confidence if twin_confidence is None else twin_confidence
     broken = judge(entry.observe(is_broken=True, seed=seed), confidence=confidence, in_depth=True)
     correct = judge(entry.observe(is_broken=False, seed=seed), confidence=level)

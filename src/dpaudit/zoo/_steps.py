@@ -1,14 +1,14 @@
-"""Steps that are a function of per-example gradients, in numpy.
+"""Steps that are a function of per-example gradients, and the search for their noise.
 
-Broken steps on per-example gradients. Steps that are made twice with the same noise, on data that differ in
-one example. A search for noise, whose answer is accounted again.
+Some are run many times with canaries and noise; others are replayed: run twice with the same noise, on data
+that differ in one example.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,18 +22,13 @@ from dpaudit.canaries import Constant, GradientCanary
 from dpaudit.diagnostics import Diagnostics
 from dpaudit.observers._residuals import clipped_sum, residual
 from dpaudit.observers.step import observe_step, replay_step
-from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Replay, Scores, looks, papers_claim
+from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Replay, Scores, keep_checkpoint, papers_claim
 
 Step: TypeAlias = Callable[[FloatArray, tuple[int, ...], np.random.Generator], FloatArray]
 """From gradients, whose parameters have these sizes, to a noisy sum; the clipping norm is 1."""
 
 _CONSTANT = Constant()
-
-
-def correct_step(rows: FloatArray, leaves: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
-    """Clip each gradient as a whole, add them up, add noise."""
-    noise: FloatArray = NOISE * rng.standard_normal(sum(leaves))
-    return clipped_sum(rows, 1.0) + noise
+_RATE, _STEPS = 0.01, 1000  # of the training that noise is searched for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,17 +44,14 @@ class PlainStep:
     def __call__(self, is_broken: bool, seed: int) -> Evidence:
         rng = np.random.default_rng(seed)
         step = self.broken if is_broken else correct_step
-        record, seen = Diagnostics(), dict[int, Diagnostics]()
+        record, seen, numbers = Diagnostics(), dict[int, Diagnostics](), count(1)
 
         def observed(rows: FloatArray) -> FloatArray:
             released = step(rows, self.leaves, rng)
             record.observe_noise(residual(released, rows, max_grad_norm=1.0, std=NOISE), self.leaves)
-            done.append(None)
-            if len(done) in looks(self.num_steps):
-                seen[len(done)] = copy.deepcopy(record)
+            keep_checkpoint(seen, record, next(numbers), self.num_steps)
             return released
 
-        done: list[None] = []
         recorder = observe_step(
             observed,
             np.zeros((0, sum(self.leaves))),
@@ -75,8 +67,14 @@ class PlainStep:
         )
 
 
+def correct_step(rows: FloatArray, leaves: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
+    """Clip each gradient as a whole, add them up, add noise."""
+    noise: FloatArray = NOISE * rng.standard_normal(sum(leaves))
+    return clipped_sum(rows, 1.0) + noise
+
+
 def _by_leaf(rows: FloatArray, leaves: tuple[int, ...]) -> FloatArray:
-    """The sum of gradients of which each leaf was clipped to the norm of the whole."""
+    """Return the sum of gradients of which each leaf was clipped to the norm of the whole."""
     parts = np.split(rows, np.cumsum(leaves)[:-1], axis=1)
     return np.concatenate([clipped_sum(part, 1.0) for part in parts])
 
@@ -104,7 +102,7 @@ def replayed(
     max_grad_norm: float = 1.0,
     batch_size: float | None = None,
 ) -> Evidence:
-    """What one example does to a release, beside the claim that the noise is made for."""
+    """Return what one example does to a release, beside the claim that the noise is made for."""
     found = replay_step(
         release,
         batch,
@@ -119,7 +117,7 @@ def replayed(
 
 
 def _noise(seed: int, size: int) -> FloatArray:
-    """The same again for the same seed."""
+    """Return the same noise for the same seed."""
     drawn: FloatArray = NOISE * np.random.default_rng(seed).standard_normal(size)
     return drawn
 
@@ -175,18 +173,15 @@ def batch_norm(is_broken: bool, seed: int) -> Evidence:
 
 
 def _per_example(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """The gradient of the loss of each example of the batch, which is run as a whole."""
+    """Return the gradient of the loss of each example of the batch, which is run as a whole."""
     losses = nn.functional.cross_entropy(model(inputs), targets, reduction="none")
     parameters = list(model.parameters())
     grads = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
     return torch.stack([torch.cat([part.reshape(-1) for part in grad]) for grad in grads])
 
 
-_RATE, _STEPS = 0.01, 1000
-
-
 def _too_small(epsilon: float) -> float:
-    """Halves an interval until it is short, and returns the end that has too little noise."""
+    """Halve an interval until it is short, and return the end that has too little noise."""
     low, high = 0.3, 10.0
     while high - low > 0.02:
         middle = (low + high) / 2

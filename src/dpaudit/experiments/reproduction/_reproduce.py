@@ -1,12 +1,12 @@
-"""A figure from its first cell to its tables; goes on where it was interrupted.
+"""Measure a figure, from its first cell to its tables; an interrupted one is resumed.
 
-The cells of a figure at a scale: which they are, how each is measured, and where it is kept. Finished cells
-on disk, each whole or not there. Several cells at a time, each in a process of its own. The names of data in
-what is shown, where other data than the paper's were used.
+Finished cells are stored, each whole or not at all. A pool of processes measures several at a time. Where
+other data than the paper's were used, everything that is shown says so.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
@@ -33,58 +33,9 @@ from dpaudit.experiments.reproduction._figure import (
     Settings,
     Table,
     Work,
-    cell_seed,
-    kinds,
 )
+from dpaudit.experiments.reproduction._panels import kinds
 from dpaudit.experiments.trials import Processes, Recipe, Task, Trial
-
-
-class Labels:
-    """Says "location for Purchase" where nothing is Purchase.
-
-    >>> Labels({"Purchase": "location for Purchase"}).rows([{"column": "Purchase", "epsilon": 1.0}])
-    [{'column': 'location for Purchase', 'epsilon': 1.0}]
-    """
-
-    def __init__(self, stand_ins: Mapping[str, str]) -> None:
-        self._stand_ins = stand_ins
-
-    def rows(self, rows: Rows) -> list[Row]:
-        """As they are written."""
-        return [
-            {name: self._text(value) if isinstance(value, str) else value for name, value in row.items()}
-            for row in rows
-        ]
-
-    def picture(self, picture: Picture) -> Picture:
-        """As it is drawn."""
-        return replace(picture, panels=[self._panel(panel) for panel in picture.panels])
-
-    def tables(self, tables: Sequence[Table]) -> tuple[Table, ...]:
-        """As they are printed."""
-        return tuple(self._table(table) for table in tables)
-
-    def _text(self, text: str) -> str:
-        for paper, used in self._stand_ins.items():
-            text = text.replace(paper, used)
-        return text
-
-    def _texts(self, texts: Sequence[str]) -> tuple[str, ...]:
-        return tuple(self._text(text) for text in texts)
-
-    def _panel(self, panel: Panel) -> Panel:
-        return replace(
-            panel,
-            title=self._text(panel.title),
-            categories=self._texts(panel.categories),
-            series=[replace(one, label=self._text(one.label)) for one in panel.series],
-        )
-
-    def _table(self, table: Table) -> Table:
-        if table.names_papers:
-            return table
-        rows = [self._texts(row) for row in table.rows]
-        return replace(table, header=self._texts(table.header), rows=rows)
 
 
 class Cells:
@@ -149,8 +100,8 @@ _SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measuring:
-    """All that the rows of a figure follow from."""
+class FigureRun:
+    """The cells of a figure at a scale: which they are, how each is measured, and where it is stored."""
 
     figure: Figure
     output: Path
@@ -163,17 +114,17 @@ class Measuring:
 
     @property
     def settings(self) -> Settings:
-        """Of the figure at this scale."""
+        """Those of the figure at this scale."""
         return self.figure.settings[self.scale]
 
     @cached_property
     def keys(self) -> Sequence[Key]:
-        """Of all cells."""
+        """The keys of all cells."""
         return self.figure.cells(self.settings)
 
     @cached_property
     def cells(self) -> Cells:
-        """Those that are finished. Code is told apart by its version: changes within one are not seen."""
+        """The finished cells. Code is identified by its version: changes within one are not noticed."""
         identity = {
             "schema_version": _SCHEMA_VERSION,
             "dpaudit": dpaudit.__version__,
@@ -187,11 +138,11 @@ class Measuring:
 
     @property
     def missing(self) -> list[int]:
-        """The places of the cells that are not finished."""
+        """The indices of the cells that are not finished."""
         return [place for place, key in enumerate(self.keys) if self.cells.read(key) is None]
 
     def measure(self, place: int) -> float:
-        """Measure a cell and keep it; the seconds that it took."""
+        """Measure a cell and store it; return the seconds that it took."""
         key = self.keys[place]
         started = time.perf_counter()
         rows: list[Row] = [{**key, **row} for row in self.figure.measure(key, self._work(key))]
@@ -202,7 +153,7 @@ class Measuring:
     def _work(self, key: Key) -> Work:
         return Work(
             settings=self.settings,
-            seed=cell_seed(self.seed, self.figure.name, key),
+            seed=self._seed(key),
             folder=self.cells.place(key),
             data=self.data,
             device=self.device,
@@ -210,17 +161,22 @@ class Measuring:
             within=self.within,
         )
 
+    def _seed(self, key: Key) -> int:
+        """Return 64 bits of the cell's own."""
+        text = json.dumps([self.seed, self.figure.name, key], sort_keys=True)
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
     def text(self, place: int) -> str:
-        """A cell for people."""
+        """Return a cell's key for people."""
         return ", ".join(f"{name} {value}" for name, value in self.keys[place].items())
 
     def finished(self) -> tuple[list[Row], float]:
-        """The rows of all cells, and the seconds that they took together."""
+        """Return the rows of all cells, and the seconds that they took together."""
         found = [stored for key in self.keys if (stored := self.cells.read(key)) is not None]
         return [row for rows, _ in found for row in rows], sum(seconds for _, seconds in found)
 
     def described(self) -> dict[str, Any]:
-        """Plain values from which another process makes the same, but for who is told."""
+        """Return plain values from which another process makes the same, but for callbacks."""
         return {
             "name": self.figure.name,
             "output": str(self.output),
@@ -240,7 +196,7 @@ _TINY = (
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduced:
-    """All rows of a figure, and what is drawn and printed of them."""
+    """All rows of a figure, and what is drawn and printed from them."""
 
     figure: Figure
     scale: Scale
@@ -296,15 +252,15 @@ def reproduce(
     watch: Callable[[int, int, str], None] = lambda *_: None,
     within: Callable[[str], None] = lambda _: None,
 ) -> Reproduced:
-    """Measure what is not measured yet, and put all together.
+    """Measure the cells that are missing, and return the whole figure.
 
     With a ``pool``, several cells are measured at a time; a figure that trains in processes itself has as
-    many as the pool. ``watch`` is told how many cells of how many are done, and which one is measured now,
-    or was by the pool; ``within`` how far a cell is that is measured in this process.
+    many as the pool. ``watch`` is called with the number of finished cells, the number of all, and which one
+    is measured now, or was by the pool; ``within`` with the progress of a cell in this process.
     """
     data = data or Data()
     data.require(figure.name, figure.needs)
-    measuring = Measuring(
+    run = FigureRun(
         figure=figure,
         output=output,
         scale=scale,
@@ -314,51 +270,51 @@ def reproduce(
         num_workers=1 if pool is None else pool.num_workers,
         within=within,
     )
-    with measuring.cells.locked():
-        _measure(measuring, None if figure.has_processes else pool, watch)
-    rows, seconds = measuring.finished()
-    labels = Labels(data.stand_ins(figure.needs))
+    with run.cells.locked():
+        _measure(run, None if figure.has_processes else pool, watch)
+    rows, seconds = run.finished()
+    labels = DataLabels(data.stand_ins(figure.needs))
     return Reproduced(
         figure=figure,
         scale=scale,
         seed=seed,
         data=tuple(data.names(figure.needs)),
-        settings=measuring.settings,
+        settings=run.settings,
         rows=tuple(labels.rows(rows)),
-        picture=labels.picture(figure.picture(rows, measuring.settings)),
-        tables=labels.tables(figure.tables(rows, measuring.settings)),
+        picture=labels.picture(figure.picture(rows, run.settings)),
+        tables=labels.tables(figure.tables(rows, run.settings)),
         seconds=seconds,
     )
 
 
-def _measure(measuring: Measuring, pool: Processes | None, watch: Callable[[int, int, str], None]) -> None:
-    missing, total = measuring.missing, len(measuring.keys)
+def _measure(run: FigureRun, pool: Processes | None, watch: Callable[[int, int, str], None]) -> None:
+    missing, total = run.missing, len(run.keys)
     if pool is not None and len(missing) > 1:
-        measure_pooled(measuring, pool, watch)
+        _measure_pooled(run, pool, watch)
     else:
         for number, place in enumerate(missing):
-            watch(total - len(missing) + number, total, measuring.text(place))
-            measuring.measure(place)
+            watch(total - len(missing) + number, total, run.text(place))
+            run.measure(place)
     watch(total, total, "done")
 
 
-def measure_pooled(measuring: Measuring, pool: Processes, watch: Callable[[int, int, str], None]) -> None:
-    """Measure what is missing. A cell that fails does not keep the others from being measured."""
-    missing, total = measuring.missing, len(measuring.keys)
-    recipe = Recipe(target="dpaudit:figure-cells", arguments=measuring.described())
-    groups = [(Trial(place, measuring.seed, present=False),) for place in missing]
+def _measure_pooled(run: FigureRun, pool: Processes, watch: Callable[[int, int, str], None]) -> None:
+    """Measure what is missing; a cell that fails does not keep the others from being measured."""
+    missing, total = run.missing, len(run.keys)
+    recipe = Recipe(target="dpaudit:figure-cells", arguments=run.described())
+    groups = [(Trial(place, run.seed, present=False),) for place in missing]
     num_done, errors = total - len(missing), []
     watch(num_done, total, f"{len(missing)} to measure, several at a time")
     with closing(pool.map(Task.of(recipe), groups)) as results:
         for (trial,), finished in results:
             if finished.errors[0] is not None:
-                errors.append(f"{measuring.text(trial.number)}: {_last_line(finished.errors[0])}")
+                errors.append(f"{run.text(trial.number)}: {_last_line(finished.errors[0])}")
                 continue
             num_done += 1
-            watch(num_done, total, measuring.text(trial.number))
+            watch(num_done, total, run.text(trial.number))
     if errors:
         raise InputError(
-            f"Expected {total} cells of {measuring.figure.name}, but {len(errors)} failed; the others are "
+            f"Expected {total} cells of {run.figure.name}, but {len(errors)} failed; the others are "
             f"kept. The first was {errors[0]}"
         )
 
@@ -370,10 +326,10 @@ def _last_line(error: str) -> str:
 def worker(
     *, name: str, output: str, scale: str, directory: str | None, embedded: bool, seed: int, device: str
 ) -> Callable[[Sequence[Trial]], list[float]]:
-    """What a process does: the number of a trial is the place of a cell, its score the seconds it took."""
+    """Return what a process does: a trial's number is the index of a cell, its score the seconds it took."""
     from dpaudit.experiments.reproduction.figures import figure_named  # noqa: PLC0415  # they import most of this
 
-    measuring = Measuring(
+    run = FigureRun(
         figure=figure_named(name),
         output=Path(output),
         scale=Scale(scale),
@@ -381,4 +337,52 @@ def worker(
         seed=seed,
         device=device,
     )
-    return lambda trials: [measuring.measure(trial.number) for trial in trials]
+    return lambda trials: [run.measure(trial.number) for trial in trials]
+
+
+class DataLabels:
+    """Name the data that were used, such as "location for Purchase", in all that is shown.
+
+    >>> DataLabels({"Purchase": "location for Purchase"}).rows([{"column": "Purchase", "epsilon": 1.0}])
+    [{'column': 'location for Purchase', 'epsilon': 1.0}]
+    """
+
+    def __init__(self, stand_ins: Mapping[str, str]) -> None:
+        self._stand_ins = stand_ins
+
+    def rows(self, rows: Rows) -> list[Row]:
+        """Return rows as they are written."""
+        return [
+            {name: self._text(value) if isinstance(value, str) else value for name, value in row.items()}
+            for row in rows
+        ]
+
+    def picture(self, picture: Picture) -> Picture:
+        """Return a picture as it is drawn."""
+        return replace(picture, panels=[self._panel(panel) for panel in picture.panels])
+
+    def tables(self, tables: Sequence[Table]) -> tuple[Table, ...]:
+        """Return tables as they are printed."""
+        return tuple(self._table(table) for table in tables)
+
+    def _text(self, text: str) -> str:
+        for paper, used in self._stand_ins.items():
+            text = text.replace(paper, used)
+        return text
+
+    def _texts(self, texts: Sequence[str]) -> tuple[str, ...]:
+        return tuple(self._text(text) for text in texts)
+
+    def _panel(self, panel: Panel) -> Panel:
+        return replace(
+            panel,
+            title=self._text(panel.title),
+            categories=self._texts(panel.categories),
+            series=[replace(one, label=self._text(one.label)) for one in panel.series],
+        )
+
+    def _table(self, table: Table) -> Table:
+        if table.names_papers:
+            return table
+        rows = [self._texts(row) for row in table.rows]
+        return replace(table, header=self._texts(table.header), rows=rows)

@@ -1,6 +1,6 @@
-"""Bounds of counts and scores as rows, under the names of the paper.
+"""Simulations of the Gaussian mechanism: counts of errors instead of scores, and their bounds as rows.
 
-Scores of the Gaussian mechanism without the scores: their counts, in memory that does not grow.
+Methods have the names of the paper. Memory does not grow with the number of scores.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ METHODS: Mapping[str, tuple[TradeOff, Inference]] = {
 
 
 def count_row(method: str, rule: str, counts: ErrorCounts) -> Row:
-    """The bound of counts at a threshold that was chosen before the data."""
+    """Return the bound of counts at a threshold that was chosen before the data."""
     tradeoff, inference = METHODS[method]
     delta = 0.0 if isinstance(inference, KatzLog) else DELTA
     bound = lower_bound(counts, delta=delta, confidence=CONFIDENCE, tradeoff=tradeoff, inference=inference)
@@ -52,7 +52,7 @@ def count_row(method: str, rule: str, counts: ErrorCounts) -> Row:
 
 
 def best_row(method: str, false_positives: IntArray, false_negatives: IntArray, number: int) -> Row:
-    """The largest of Clopper and Pearson's bounds at many thresholds: the paper's practice, not a bound."""
+    """Return the largest Clopper-Pearson bound over many thresholds: the paper's practice, not a bound."""
     tradeoff, inference = METHODS[method]
     assert isinstance(inference, ClopperPearson)
     query = BoundQuery(tradeoff.at(DELTA), DELTA, 1 - CONFIDENCE)
@@ -68,7 +68,7 @@ def best_row(method: str, false_positives: IntArray, false_negatives: IntArray, 
 
 
 @dataclass(frozen=True, eq=False)
-class Counted:
+class CountsByThreshold:
     """Errors of ``number`` scores on either side, at each of the thresholds."""
 
     number: int
@@ -76,7 +76,7 @@ class Counted:
     false_negatives: IntArray
 
     def at(self, place: int) -> ErrorCounts:
-        """Those at one threshold."""
+        """Return those at one threshold."""
         return ErrorCounts(
             false_positives=int(self.false_positives[place]),
             num_absent=self.number,
@@ -85,10 +85,10 @@ class Counted:
         )
 
 
-def counted(
+def simulate_counts(
     numbers: Sequence[int], thresholds: FloatArray, noise: float, rng: np.random.Generator
-) -> Iterator[Counted]:
-    """One growing sample of N(0, noise^2) and N(1, noise^2), looked at when it has each of these sizes.
+) -> Iterator[CountsByThreshold]:
+    """Yield the counts of one growing sample of N(0, noise^2) and N(1, noise^2) at each of these sizes.
 
     How many scores lie between two thresholds is multinomial: drawing that is drawing the scores.
     """
@@ -100,11 +100,11 @@ def counted(
         for side, share in enumerate(shares):
             below[side] = below[side] + rng.multinomial(number - done, share)[:-1].cumsum()
         done = number
-        yield Counted(number, number - below[0], below[1])
+        yield CountsByThreshold(number, number - below[0], below[1])
 
 
 def log_spaced(low: int, high: int, number: int) -> list[int]:
-    """Whole numbers, evenly spaced on a logarithmic scale.
+    """Return whole numbers, evenly spaced on a logarithmic scale.
 
     >>> log_spaced(10, 1000, 3)
     [10, 100, 1000]
@@ -113,7 +113,7 @@ def log_spaced(low: int, high: int, number: int) -> list[int]:
 
 
 def nearest(sizes: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Of the sizes those that are nearest to what is wanted, by their ratio.
+    """Return those of the sizes that are nearest to what is wanted, by their ratio.
 
     >>> nearest([10, 90, 800], [100, 1000])
     [90, 800]

@@ -1,41 +1,68 @@
-"""Trainings of a figure: from a column of the paper to a config, and from its result to rows.
+"""Figures of trainings: from a column of the paper to a config, and from its result to rows.
 
-Many trainings of which only the final models are seen.
+A :class:`Study` trains several variants at several epsilons, audited by the paper's methods and by ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from dpaudit.accounting import Claim
-from dpaudit.experiments.reproduction._figure import CIFAR10, PURCHASE, Need, Row, Settings, Work
+from dpaudit.experiments.reproduction._figure import (
+    CIFAR10,
+    PURCHASE,
+    Figure,
+    Key,
+    Need,
+    Panel,
+    Picture,
+    Row,
+    Rows,
+    Settings,
+    Table,
+    Work,
+    crossed,
+)
+from dpaudit.experiments.reproduction._panels import (
+    bars_panel,
+    epsilon_panel,
+    labelled,
+    mean,
+    only,
+    pairs_of,
+    series_over,
+    spread,
+    values_of,
+)
 from dpaudit.experiments.reproduction._simulation import CONFIDENCE, DELTA
 from dpaudit.stats import ApproximateDP, Fixed, SameData, ThresholdRule
 
-SAME_DATA, HALF = "same data", "t = 1/2"
-_NUM_TEST = 256  # a wide network takes minutes for all of CIFAR-10; canaries are made from half of these
+PAPER_METHODS = "f-DP(CP)", "f-DP(ZB)", "(eps,delta)(CP)", "(eps,delta)(ZB)", "eps-DP(Katz)"
 OURS = "ours, one run"
+SAME_DATA, HALF = "same data", "t = 1/2"
 _RULES: dict[object, str] = {SameData(): SAME_DATA, Fixed(0.5): HALF}
+_NUM_TEST = 256  # a wide network takes minutes for all of CIFAR-10; canaries are made from half of these
+_CRAFTED = frozenset({"adversarial", "crafted"})
 
 
 @dataclass(frozen=True)
-class Column:
+class PaperTraining:
     """Data and a model that the paper trains on them; no need means random pixels and classes."""
 
     model: str
     need: Need | None
 
 
-COLUMNS: Mapping[str, Column] = {
-    "CIFAR-10 WRN-16": Column("wide-resnet-16-4", CIFAR10),
-    "CIFAR-10 WRN-40": Column("wide-resnet-40-4", CIFAR10),
-    "CIFAR-10 ConvNet": Column("conv-net", CIFAR10),
-    "CIFAR-10 MLP": Column("mlp", CIFAR10),
-    "Purchase": Column("purchase-mlp", PURCHASE),
-    "Random WRN-16": Column("wide-resnet-16-4", None),
-    "Random ConvNet": Column("conv-net", None),
+COLUMNS: Mapping[str, PaperTraining] = {
+    "CIFAR-10 WRN-16": PaperTraining("wide-resnet-16-4", CIFAR10),
+    "CIFAR-10 WRN-40": PaperTraining("wide-resnet-40-4", CIFAR10),
+    "CIFAR-10 ConvNet": PaperTraining("conv-net", CIFAR10),
+    "CIFAR-10 MLP": PaperTraining("mlp", CIFAR10),
+    "Purchase": PaperTraining("purchase-mlp", PURCHASE),
+    "Random WRN-16": PaperTraining("wide-resnet-16-4", None),
+    "Random ConvNet": PaperTraining("conv-net", None),
 }
 
 
@@ -46,10 +73,10 @@ def sizes(
     learning_rate: float,
     num_test: int | None = _NUM_TEST,
 ) -> dict[str, Any]:
-    """How long a column is trained on how much; all data are tested on where all are trained on.
+    """Return how long a column is trained on how much; all test data are used where all data are trained on.
 
     The smaller the batch, the more noise there is in the mean: a learning rate that is large at the paper's
-    scale would make models of small batches walk away, and their gradients explode.
+    scale would make models of small batches diverge.
     """
     return {
         "num_examples": num_examples,
@@ -65,27 +92,24 @@ PAPER_WIDE = sizes(None, 4096, 2500, 2.0)
 PAPER_CONV = sizes(None, 256, 20_000, 0.5)
 PAPER_DENSE = sizes(None, 256, 2500, 0.5)
 ALL_DATA = "CIFAR-10 WRN-16", "CIFAR-10 ConvNet", "Purchase", "Random WRN-16"
+# Whole batches have the fastest accountant. All figures share this size, so that it is called once. In place
+# of wide networks there is the ConvNet, and inputs are crafted in few steps.
+TINY = {**sizes(4, 4, 2, 0.5, num_test=140), "is_tiny": True}
 
 
 def on_all_data(wide: dict[str, Any], conv: dict[str, Any], dense: dict[str, Any]) -> dict[str, Any]:
-    """Sizes for the four trainings of Table 1."""
+    """Return sizes for the four trainings of Table 1."""
     return dict(zip(ALL_DATA, (wide, conv, dense, wide), strict=True))
 
 
-def tested(settings: Settings) -> str:
-    """What accuracies are of."""
+def accuracy_title(settings: Settings) -> str:
+    """Return the title of a table of accuracies."""
     number = next(iter(settings["columns"].values()))["num_test"]
     some = "all test data" if number is None else f"{number} examples of the test data"
     return f"Accuracy on {some}, but for those that input canaries are made from"
 
 
-# Whole batches have the quickest accountant. All figures have the same, so that it is asked once. In the
-# place of wide networks there is the ConvNet, and inputs are crafted in few steps.
-TINY = {**sizes(4, 4, 2, 0.5, num_test=140), "is_tiny": True}
-_CRAFTED = frozenset({"adversarial", "crafted"})
-
-
-def audited(
+def run_audit(
     work: Work,
     column: str,
     *,
@@ -93,7 +117,7 @@ def audited(
     training: Mapping[str, Any],
     threat_model: str = "gradient",
 ) -> dict[str, Any]:
-    """The result of a run of this column, which goes on where it was interrupted."""
+    """Return the result of a run of this column; a run that was interrupted is resumed."""
     from dpaudit import experiments  # noqa: PLC0415  # loads torch
     from dpaudit.experiments.config import Config  # noqa: PLC0415
 
@@ -135,7 +159,7 @@ def _pool(work: Work) -> dict[str, Any]:
     return {"kind": "serial"} if work.num_workers == 1 else {"num_workers": work.num_workers}
 
 
-def _data(work: Work, column: Column, size: Mapping[str, Any]) -> dict[str, Any]:
+def _data(work: Work, column: PaperTraining, size: Mapping[str, Any]) -> dict[str, Any]:
     number = {name: size[name] for name in ("num_examples", "num_test") if size[name] is not None}
     if column.need is not None:
         return {**work.data.config(column.need), **number}
@@ -144,7 +168,7 @@ def _data(work: Work, column: Column, size: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _model(name: str, data: str, *, is_narrow: bool = False) -> dict[str, Any]:
-    """The paper's network for Purchase takes no other data."""
+    """Return the table ``model``: the paper's network for Purchase takes no other data."""
     if is_narrow and name.startswith("wide"):
         return {"name": "conv-net"}
     if name == "purchase-mlp" and data != "purchase100":
@@ -153,7 +177,7 @@ def _model(name: str, data: str, *, is_narrow: bool = False) -> dict[str, Any]:
 
 
 def method_rows(values: Mapping[str, Any], *, of_step: bool = False) -> list[Row]:
-    """The bound of each method, of the whole training where steps were seen, unless ``of_step``."""
+    """Return the bound of each method, of the whole training where steps were seen, unless ``of_step``."""
     rows: list[Row] = []
     for one in values["methods"]:
         epsilon = one["epsilon"]
@@ -164,7 +188,7 @@ def method_rows(values: Mapping[str, Any], *, of_step: bool = False) -> list[Row
 
 
 def our_row(values: Mapping[str, Any], *, of_step: bool = False) -> Row:
-    """The bound that the verdict rests on; of a single step the same bets."""
+    """Return the bound that the verdict rests on; of a single step the same bets."""
     bound = values["bound"]
     if of_step:
         [bound] = [one for one in values["methods"] if one["name"] == "f-DP(betting)"]
@@ -182,14 +206,17 @@ def _row(bound: Mapping[str, Any], epsilon: Any, values: Mapping[str, Any]) -> R
 
 
 def _composed(bound: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
-    """Of the whole training; an epsilon at delta = 0 is read as one at delta, as the paper must have done."""
+    """Return epsilon of the whole training.
+
+    An epsilon at delta = 0 is read as one at delta, as the paper must have done.
+    """
     if bound["training_epsilon"] is not None:
         return bound["training_epsilon"]
     return claim_of(values).hypothesis(ApproximateDP(DELTA)).epsilon(bound["epsilon"])
 
 
 def claim_of(values: Mapping[str, Any]) -> Claim:
-    """What the training of a result claims."""
+    """Return the claim of the training of a result."""
     return Claim.dpsgd(
         noise_multiplier=values["noise_multiplier"],
         sample_rate=values["sample_rate"],
@@ -198,14 +225,11 @@ def claim_of(values: Mapping[str, Any]) -> Claim:
     )
 
 
-_METHODS = "f-DP(CP)", "f-DP(ZB)", "f-DP(joint)"
-
-
-def final_models(
+def final_model_rows(
     work: Work, column: str, *, num_models: int, canary: str, score: str, training: Mapping[str, Any]
 ) -> list[Row]:
-    """The paper's rows, and the bound that a verdict rests on."""
-    values = audited(
+    """Return the paper's rows of many trainings of which only the final models are seen, and our bound."""
+    values = run_audit(
         work,
         column,
         audit={
@@ -213,9 +237,128 @@ def final_models(
             "num_models": num_models,
             "score": score,
             "canary": {"kind": canary},
-            "methods": list(_METHODS),
+            "methods": ["f-DP(CP)", "f-DP(ZB)", "f-DP(joint)"],
         },
         training=training,
         threat_model="black-box",
     )
     return [*method_rows(values), {**our_row(values), "method": OURS.partition(",")[0]}]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What is trained, and what differs from the others in the tables ``audit`` and ``training``."""
+
+    column: str
+    audit: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+
+def study_settings(
+    columns: Mapping[str, Any],
+    *,
+    num_runs: int,
+    num_canaries: int,
+    epsilons: Sequence[float] = (8.0,),
+    **more: object,
+) -> Settings:
+    """Return the settings of a :class:`Study` at one scale.
+
+    ``num_canaries`` is for our one run. ``more`` has ``variants`` where not all are run, and ``audit`` where
+    a scale audits in a way of its own.
+    """
+    number = {"num_runs": num_runs, "num_canaries": num_canaries}
+    return {"columns": columns, **more, "epsilons": epsilons, **number}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study(Figure):
+    """Trainings of several variants at several epsilons."""
+
+    variants: Mapping[str, Variant]
+    threat_model: str = "gradient"
+    methods: Sequence[str] = PAPER_METHODS
+    noise_multiplier: float | None = None
+    """Given where single steps are audited: epsilons are then of a step."""
+    printed: Mapping[tuple[str, float, str], float] = field(default_factory=dict)
+    """The paper's values by method, epsilon and variant."""
+    axis: str = ""
+    """What the variants are, where their names do not say it."""
+    more_tables: Callable[[Rows, Settings], Sequence[Table]] = lambda *_: ()
+    draw: Callable[[Rows], Picture] | None = None
+    """Where the paper's figure has a form of its own."""
+
+    def cells(self, settings: Settings) -> list[Key]:
+        return crossed(
+            variant=settings.get("variants", list(self.variants)),
+            claimed=settings["epsilons"],
+            run=range(settings["num_runs"]),
+            mode=("paper", "ours") if settings["num_canaries"] else ("paper",),
+        )
+
+    def measure(self, key: Key, work: Work) -> list[Row]:
+        variant, of_step = self.variants[str(key["variant"])], self.noise_multiplier is not None
+        noise = {"noise_multiplier": self.noise_multiplier} if of_step else {"target_epsilon": key["claimed"]}
+        training = {**noise, **variant.training}
+        audit: dict[str, Any] = {"mode": "paper", **variant.audit, **work.settings.get("audit", {})}
+        if key["mode"] == "ours":
+            audit |= {"mode": "one-run", "num_canaries": work.settings["num_canaries"]}
+            audit["methods"] = ["f-DP(betting)"]
+        values = run_audit(
+            work, variant.column, audit=audit, training=training, threat_model=self.threat_model
+        )
+        if key["mode"] == "ours":
+            return [our_row(values, of_step=of_step)]
+        return method_rows(values, of_step=of_step)
+
+    def picture(self, rows: Rows, settings: Settings) -> Picture:
+        """Return a panel over epsilon for each variant; bars, where there is one epsilon."""
+        shown, names = [row for row in rows if self._is_shown(row)], values_of(rows, "variant")
+        if self.draw is not None:
+            return self.draw(shown)
+        if len(settings["epsilons"]) == 1:
+            panel = bars_panel(shown, "variant", names, settings["epsilons"][0], x_label=self.axis)
+            return Picture(panels=[panel])
+        return Picture(panels=[self._lines(only(shown, variant=name), name) for name in names], columns=2)
+
+    def _is_shown(self, row: Row) -> bool:
+        """Return whether it is the paper's practice or one of our sound bounds."""
+        if row["method"] in self.methods:
+            return row["rule"] == SAME_DATA
+        return row["method"] in (OURS, "f-DP(joint)")
+
+    def _lines(self, rows: Rows, name: str) -> Panel:
+        return epsilon_panel(series_over(rows, "claimed"), sorted(values_of(rows, "claimed")), name)
+
+    def tables(self, rows: Rows, settings: Settings) -> list[Table]:
+        """Return the mean over runs, beside the printed values."""
+        names = values_of(rows, "variant")
+        lines = [
+            (
+                labelled(method, rule),
+                str(only(rows, method=method, rule=rule)[0]["kind"]),
+                f"{epsilon:g}",
+                *(self._cell(rows, method, rule, epsilon, name) for name in names),
+            )
+            for method, rule in pairs_of(rows)
+            if method in (*PAPER_METHODS, OURS, "f-DP(joint)")
+            for epsilon in settings["epsilons"]
+        ]
+        number = settings["num_runs"]
+        several = f"Mean epsilon of {number} runs, in brackets the standard deviation"
+        text = several if number > 1 else "Epsilon of one run"
+        text += "; after the stroke the paper's value" if self.printed else ""
+        accuracy = ", ".join(f"{name}: {mean(only(rows, variant=name), 'accuracy'):.1%}" for name in names)
+        return [
+            Table(title=text, header=("method", "kind", "epsilon", *names), rows=lines),
+            Table(title=accuracy_title(settings), header=("mean",), rows=[(accuracy,)]),
+            *self.more_tables(rows, settings),
+        ]
+
+    def _cell(self, rows: Rows, method: str, rule: str, epsilon: float, name: str) -> str:
+        found = only(rows, method=method, rule=rule, claimed=epsilon, variant=name)
+        if not found:
+            return ""
+        off = f" ({spread(found):.2f})" if len(found) > 1 else ""
+        printed = self.printed.get((method, epsilon, name)) if rule == SAME_DATA else None
+        return f"{mean(found):.2f}{off}" + ("" if printed is None else f" / {printed:.2f}")

@@ -6,15 +6,26 @@ of canaries live.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpaudit import _validate
-from dpaudit.canaries import Adversarial, Blank, Crafted, Directions, InputCanary, Mislabelled, split_places
+from dpaudit.canaries import (
+    Adversarial,
+    Blank,
+    Crafted,
+    Directions,
+    HeldOutExamples,
+    InputCanary,
+    Mislabelled,
+    fingerprints,
+    require_held_out,
+    split_places,
+    unseen_places,
+)
 from dpaudit.errors import InputError
 
 
@@ -80,30 +91,11 @@ def unflat(vectors: jax.Array, like: Any) -> Any:
     return jax.tree.unflatten(structure, shaped)
 
 
-_SPLIT = object()  # the mark of what was split off
-
-
-@dataclass(frozen=True, eq=False)
-class HeldOutArrays:
+@dataclass(frozen=True, eq=False, repr=False)
+class HeldOutArrays(HeldOutExamples[np.ndarray]):
     """Inputs and their classes; only :func:`hold_out` makes one, so that no batch is passed by mistake."""
 
-    inputs: np.ndarray
-    targets: np.ndarray
-    num_classes: int
-    _mark: object = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if self._mark is not _SPLIT:
-            raise InputError(
-                "Expected held-out examples to be split off by hold_out(inputs, targets, ...), got arrays: "
-                "canaries must not be made from what the training sees."
-            )
-
-    def __repr__(self) -> str:
-        return f"HeldOutArrays({len(self):,} examples, {self.num_classes} classes)"
-
-    def __len__(self) -> int:
-        return len(self.targets)
+    _expected: ClassVar[str] = "hold_out(inputs, targets, ...), got arrays"
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,15 +122,9 @@ def hold_out(
     inputs, targets = np.asarray(inputs), np.asarray(targets)
     _require_pairs(inputs, targets)
     kept, held = split_places(len(targets), num_held_out, seed)
-    known = {row.tobytes() for row in inputs[kept]}
-    held = held[[row.tobytes() not in known for row in inputs[held]]]
-    if len(held) == 0:
-        raise InputError(
-            f"Expected held-out examples that the training does not see, but it sees all {num_held_out}."
-        )
+    held = held[unseen_places(fingerprints(inputs[held]), set(fingerprints(inputs[kept])))]
     count = 1 + int(targets.max()) if num_classes is None else num_classes
-    _validate.whole("num_classes", count, low=2)
-    return (inputs[kept], targets[kept]), HeldOutArrays(inputs[held], targets[held], count, _SPLIT)
+    return (inputs[kept], targets[kept]), HeldOutArrays.split_off(inputs[held], targets[held], count)
 
 
 def _require_pairs(inputs: np.ndarray, targets: np.ndarray) -> None:
@@ -199,15 +185,11 @@ def require_examples(canary: InputCanary, data: object) -> None:
             "Expected canary to be Blank(), Mislabelled(), Adversarial(), Crafted() or Given(...), "
             f"got {canary!r}."
         )
-    if not isinstance(data, HeldOutArrays):
-        raise InputError(
-            f"Expected held_out, the examples that hold_out() splits off, for {canary!r} to be made from, "
-            f"got {data if data is None else type(data).__name__}."
-        )
-    if canary.looks_at_weights and not np.issubdtype(data.inputs.dtype, np.floating):
+    dtype = require_held_out(canary, data, HeldOutArrays).inputs.dtype
+    if canary.looks_at_weights and not np.issubdtype(dtype, np.floating):
         raise InputError(
             f"Expected inputs of floating-point numbers for {canary!r}, which needs how the loss changes "
-            f"with them, got {data.inputs.dtype}: use Mislabelled()."
+            f"with them, got {dtype}: use Mislabelled()."
         )
 
 

@@ -100,7 +100,7 @@ class InputInsertion:
         return np.bool_(is_due), *self._examples
 
     def _first_examples(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        rng = self._coins.chance(index, _CRAFTING)
+        rng = self._coins.rng(index, _CRAFTING)
         made = first_examples(self._canary, self._data, self._coins.num_canaries, rng)
         # numpy alone: what is called from compiled code must not compute with jax, which would wait for it
         inputs, targets = (part.astype(jax.dtypes.canonicalize_dtype(part.dtype)) for part in made)

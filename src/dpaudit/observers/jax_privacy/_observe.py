@@ -12,7 +12,7 @@ from jax_privacy.batch_selection import CyclicPoissonSampling
 from jax_privacy.clipping import BoundedSensitivityCallable
 from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
 
-from dpaudit.canaries import Coins, Dirac, Draws, GradientCanary, InputCanary, fresh_seed
+from dpaudit.canaries import Coins, Dirac, Draws, GradientCanary, InputCanary, fresh_seed, refuse_held_out
 from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import Given, HeldOutArrays, require_examples
 from dpaudit.observers.jax_privacy._clipping import require_unmarked
@@ -98,7 +98,7 @@ def observe(
         host = Host(recorder, coins, barrier)
         insertion = InputInsertion(host, coins, canary, held_out)
     else:
-        _refuse_data(canary, held_out)
+        refuse_held_out(canary, held_out)
         draws = Draws(canary, _GRADIENTS if num_canaries is None else num_canaries, fresh_seed(seed))
         host = Host(recorder, draws, barrier)
         insertion = GradientInsertion(host, draws)
@@ -112,11 +112,6 @@ def _num_inputs(canary: InputCanary, asked: int | None) -> int:
     if asked not in (None, len(canary.targets)):
         raise InputError(f"Expected num_canaries={asked} to be {len(canary.targets)}, the examples given.")
     return len(canary.targets)
-
-
-def _refuse_data(canary: GradientCanary, held_out: object) -> None:
-    if held_out is not None:
-        raise InputError(f"Expected no held_out with {canary!r}, which is made from no example.")
 
 
 def noise_of(privatizer: Any) -> float | None:

@@ -166,7 +166,7 @@ class Aims:
 
 def _by_layer(draws: Draws, index: int, sizes: list[int], shares: FloatArray) -> Directions:
     """Canaries with a part in every layer whose share is not 0."""
-    rng = draws.direction_chance(index)
+    rng = draws.direction_rng(index)
     values, places = [], []
     for start, size, share in zip(np.cumsum([0, *sizes]), sizes, shares, strict=False):
         if share > 0:

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import Subset
 
-from dpaudit import _validate
-from dpaudit._torch import HeldOutData, fingerprints, held_out
+from dpaudit._torch import HeldOutData, tensor_fingerprints
 from dpaudit._torch._crafting import Crafting, Examples
 from dpaudit._types import IntArray
 from dpaudit.canaries import Coins, InputCanary, split_places
@@ -259,7 +258,7 @@ class InputCanaries(Canaries):
             max_grad_norm=float(self._optimizer.max_grad_norm),
         )
         with self._model.without_hooks():
-            return crafting(self._canary, self.num_canaries, self._coins.chance(index, _CRAFTING))
+            return crafting(self._canary, self.num_canaries, self._coins.rng(index, _CRAFTING))
 
     def _sum(self) -> Tensor:
         parts: list[Tensor] = [parameter.summed_grad for parameter in self._optimizer.params]
@@ -310,7 +309,7 @@ def hold_out(
     inputs, targets = _stacked([data[place] for place in held.tolist()])
     known, largest = _seen(rest)
     count = 1 + max(largest, int(targets.max())) if num_classes is None else num_classes
-    return rest, held_out(inputs, targets, _validate.whole("num_classes", count, low=2)).apart_from(known)
+    return rest, HeldOutData.split_off(inputs, targets, count).apart_from(known)
 
 
 def require_apart(data: HeldOutData, loader: Any) -> None:
@@ -320,12 +319,7 @@ def require_apart(data: HeldOutData, loader: Any) -> None:
             "Expected loader=..., the one that PrivacyEngine.make_private returned: held-out examples must "
             f"not be among its data; got {type(loader).__name__}."
         )
-    count = data.num_among(_seen(loader.dataset)[0])
-    if count:
-        raise InputError(
-            f"Expected held_out to be apart from the data of loader, but {count} of its {len(data)} examples "
-            "are in both; train on the first part that hold_out() returns."
-        )
+    data.require_apart(_seen(loader.dataset)[0], "the data of loader")
 
 
 def _seen(data: Any) -> tuple[set[int], int]:
@@ -334,7 +328,7 @@ def _seen(data: Any) -> tuple[set[int], int]:
     largest = 0
     for pairs in _chunks(data[place] for place in range(len(data))):
         inputs, targets = _stacked(pairs)
-        found.update(fingerprints(inputs))
+        found.update(tensor_fingerprints(inputs))
         largest = max(largest, int(targets.max()))
     return found, largest
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from dpaudit._torch import HeldOutData, require_fitting
 from dpaudit.canaries import Coins as Chance
-from dpaudit.canaries import Dirac, Draws, GradientCanary, InputCanary, fresh_seed
+from dpaudit.canaries import Dirac, Draws, GradientCanary, InputCanary, fresh_seed, require_held_out
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import with_block
 from dpaudit.observers.opacus._clipping import Clip, clip_of
@@ -67,11 +67,7 @@ def require_kind(
         return
     if not isinstance(canary, InputCanary):
         raise InputError(f"Expected canary to be such as Dirac() or Crafted(), got {canary!r}.")
-    if not isinstance(held_out, HeldOutData):
-        raise InputError(
-            f"Expected held_out, the examples that hold_out() splits off, for {canary!r} to be made from, "
-            f"got {held_out if held_out is None else type(held_out).__name__}."
-        )
+    require_held_out(canary, held_out, HeldOutData)
     if sampling:
         raise InputError(
             f"Expected a canary that is a gradient, such as Dirac(), with sampling=True, got {canary!r}: "

@@ -294,7 +294,7 @@ class Entries(Coins):
         canaries = np.flatnonzero(draws.entries())
         self._enlarged = enlarge(self._sampler, len(canaries))
         total = self._enlarged.num_examples + len(canaries)
-        places = draws.chance(0, _PLACES).choice(total, len(canaries), replace=False, shuffle=False)
+        places = draws.rng(0, _PLACES).choice(total, len(canaries), replace=False, shuffle=False)
         self._canary = np.full(total, -1)
         self._canary[np.sort(places)] = canaries
         self._example = np.cumsum(self._canary < 0) - 1

@@ -16,7 +16,7 @@ from scipy import special
 
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.errors import InputError
-from dpaudit.stats._binomial import Region, upper_rate, upper_rate_chords, window
+from dpaudit.stats._binomial import Region, plausible_counts, upper_rate, upper_rate_chords
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats.inference._base import BoundQuery, CountInference, ExactInference, Kind
@@ -57,7 +57,7 @@ class ClopperPearson(ExactInference):
     def refuting_region(
         self, claimed: float, sizes: ErrorCounts, fpr: tuple[float, float], query: BoundQuery
     ) -> Region:
-        fp = window(sizes.num_absent, *fpr)
+        fp = plausible_counts(sizes.num_absent, *fpr)
         upper = upper_rate(fp, sizes.num_absent, query.error_rate / 2)
         allowed = query.tradeoff.fnr(claimed, upper)
         most_fn = _most_below(allowed, sizes.num_present, query.error_rate / 2)
@@ -66,7 +66,7 @@ class ClopperPearson(ExactInference):
 
 def _most_below(rates: FloatArray, trials: int, error: float) -> FloatArray:
     """The most errors whose upper end is below each rate, -1 if none."""
-    errors = window(trials, float(rates.min()), float(rates.max()))
+    errors = plausible_counts(trials, float(rates.min()), float(rates.max()))
     ends = upper_rate_chords(errors, trials, error)
     return np.asarray(errors[0] + np.searchsorted(ends, rates, side="left") - 1.0)
 

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import special
 
 from dpaudit._types import BoolArray, FloatArray, IntArray
-from dpaudit.stats._binomial import Region, plausible_rate, window
+from dpaudit.stats._binomial import Region, plausible_counts, plausible_rate
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats.inference._base import BoundQuery, ExactInference
@@ -54,7 +54,7 @@ class JointExact(ExactInference):
     def refuting_region(
         self, claimed: float, sizes: ErrorCounts, fpr: tuple[float, float], query: BoundQuery
     ) -> Region:
-        fp = window(sizes.num_absent, *fpr)
+        fp = plausible_counts(sizes.num_absent, *fpr)
         curve = _places(claimed, fpr, query)
         limit = float(special.ndtri(_limit(query)))
 
@@ -115,7 +115,7 @@ def _least_parameter(
     observed: float, sizes: ErrorCounts, interval: tuple[float, float], query: BoundQuery
 ) -> float:
     """The largest parameter at which outcomes ordered at least ``observed`` are too rare at every fpr."""
-    fp = window(sizes.num_absent, *interval)
+    fp = plausible_counts(sizes.num_absent, *interval)
     region = Region(fp, _most_false_negatives(fp, observed, sizes), (sizes.num_absent, sizes.num_present))
     angles = _angles(interval, _GRID)
     middle = float(special.ndtr(-special.ndtri(np.sin(angles[_GRID // 2]) ** 2) - observed))

@@ -1,4 +1,4 @@
-"""Audits of a training by gradients or examples that join its steps: three ways to look."""
+"""Audits of a training by gradients or examples that join its steps: three ways to score them."""
 
 from dpaudit.training.audits._hooks import EndToEnd, OneRun, TwoBatches
 

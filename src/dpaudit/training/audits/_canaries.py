@@ -1,8 +1,7 @@
-"""What all audits share: canaries in the steps of one training, whatever they are.
+"""Canaries in the steps of one training: gradients that join its sum, and how visible they are in it.
 
-Gradient canaries: orthogonal directions, known before the training. Input canaries: examples, whose gradients
-at the weights of a step are the directions to look along. Canaries as gradients that a mechanism can clip and
-add, without their zeros. Gradients that remember what a mechanism made of them.
+``GradientInserter`` has orthogonal directions that are known before the training, ``InputInserter`` examples
+whose gradients at the weights of a step are the directions to look along.
 """
 
 from __future__ import annotations
@@ -18,68 +17,86 @@ from torch import Tensor
 
 from dpaudit._torch import CanaryVectors, HeldOutData, require_fitting
 from dpaudit._torch._crafting import Crafting, Examples, Tell, nobody
-from dpaudit._types import BoolArray, FloatArray
+from dpaudit._types import FloatArray
 from dpaudit.canaries import Coins, Draws, GradientCanary, InputCanary
-from dpaudit.errors import InputError
 from dpaudit.training._seeds import generator
 from dpaudit.training._settings import Batch
 from dpaudit.training._training import Step, Training
 from dpaudit.training.data._dataset import fingerprints_of
 from dpaudit.training.gradients import Rows, per_example, refuse_batch_norm, trainable, vmap_rows
 
-# purposes of chance, besides those of Draws
+# purposes of random streams, besides those of Draws
 SECOND_BATCH, CRAFTING, AUGMENTING, DROPPING = 2, 3, 4, 5
+_SHORTEST = 1e-12  # in clipping norms: a shorter gradient has no direction that could be told
 
 
-class Inserted(ABC):
-    """Canaries in the steps of one training."""
+class CanaryInserter(ABC):
+    """Lets canaries join the steps of one training, and scores them."""
 
     shares_noise: ClassVar[bool] = False
     """Whether the scores of one step depend on each other: canaries that are not orthogonal."""
 
-    def __init__(self, draws: Draws | Coins) -> None:
-        self._chance = draws
-
-    @property
-    def num_canaries(self) -> int:
-        """How many there are."""
-        return self._chance.num_canaries
-
-    def chance(self, index: int, purpose: int = 0) -> np.random.Generator:
-        """The generator of one step, or of whatever else is counted by ``index``."""
-        return self._chance.chance(index, purpose)
-
-    def coins(self, index: int) -> BoolArray:
-        """Whether each canary is present: a fair coin each."""
-        return self._chance.coins(index)
-
-    def in_data(self) -> BoolArray:
-        """Whether each canary is an entry of the data set: a fair coin each."""
-        return self._chance.entries()
+    draws: Draws | Coins
+    """Which canaries are present, and the random streams of the audit."""
 
     @abstractmethod
     def rows(self, index: int, present: Sequence[int] | np.ndarray) -> Sequence[Rows]:
-        """The gradients of the canaries with these numbers, not clipped yet."""
+        """Return the gradients of the canaries with these numbers, not clipped yet."""
 
     @abstractmethod
     def scores(self, step: Step, *, residual: bool = True) -> FloatArray:
-        """What the step released along each canary, in units of what it may add to the sum.
+        """Return what the step released along each canary, in units of what it may add to the sum.
 
-        The adversary knows all other examples. With ``residual`` it takes their sum off: what is left is
+        The adversary knows all other examples. With ``residual`` it subtracts their sum: what is left is
         noise, and 1 where the canary is.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What chance and the weights do not give again."""
+        """Return what the seed and the weights do not determine."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  # chance is enough for most
-        """Go on from where ``state_dict`` was taken."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  # the seed is enough for most
+        """Continue from where ``state_dict`` was taken."""
+
+
+class GradientInserter(CanaryInserter):
+    """Gradients of known length; their scores are in clipping norms."""
+
+    def __init__(self, training: Training, canary: GradientCanary, num_canaries: int, seed: int) -> None:
+        self.draws: Draws = Draws(canary, num_canaries, seed)
+        self._canary = canary
+        self._size = training.num_parameters
+        self._norm = training.settings.max_grad_norm
+        self._like = next(iter(trainable(training.model).values())).detach()
+        self._index = -1
+        self._vectors = self._directions(0)
+
+    def vectors(self, index: int) -> CanaryVectors:
+        """Return where the canaries of a step point."""
+        if self._canary.moving and index != self._index:
+            self._index, self._vectors = index, self._directions(index)
+        return self._vectors
+
+    def _directions(self, index: int) -> CanaryVectors:
+        return CanaryVectors.of(self.draws.directions(index, self._size), self._like)
+
+    def rows(self, index: int, present: Sequence[int] | np.ndarray) -> list[CanaryRows]:
+        numbers = torch.as_tensor(np.asarray(present, dtype=np.int64), device=self._like.device)
+        if len(numbers) == 0:
+            return []
+        return [CanaryRows(self.vectors(index), numbers, self._canary.scale * self._norm)]
+
+    def scores(self, step: Step, *, residual: bool = True) -> FloatArray:
+        known = step.clipped_sum if residual else None
+        released = self.vectors(step.index).project(step.noisy_sum, without=known)
+        # numpy is faster than torch with a few hundred numbers
+        scores: FloatArray = released.cpu().numpy().astype(np.float64) / self._norm
+        return scores
 
 
 @dataclass(frozen=True, eq=False)
 class CanaryRows:
-    """Those canaries that are present, of ``length`` each."""
+    """The present gradient canaries as rows of ``length`` each, without their zeros."""
 
     vectors: CanaryVectors
     present: Tensor  # their numbers
@@ -93,72 +110,14 @@ class CanaryRows:
         self.vectors.add(out.new_zeros(self.vectors.num_canaries).index_copy_(0, self.present, lengths), out)
 
 
-class InsertedGradients(Inserted):
-    """Gradients of a length that is known; their scores are in clipping norms."""
-
-    def __init__(self, training: Training, canary: GradientCanary, num_canaries: int, seed: int) -> None:
-        self._draws = Draws(canary, num_canaries, seed)
-        super().__init__(self._draws)
-        self._canary = canary
-        self._size = training.num_parameters
-        self._norm = training.settings.max_grad_norm
-        self._like = next(iter(trainable(training.model).values())).detach()
-        self._index = -1
-        self._vectors = self._aim(0)
-
-    def vectors(self, index: int) -> CanaryVectors:
-        """Where the canaries of a step point."""
-        if self._canary.moving and index != self._index:
-            self._index, self._vectors = index, self._aim(index)
-        return self._vectors
-
-    def _aim(self, index: int) -> CanaryVectors:
-        return CanaryVectors.of(self._draws.directions(index, self._size), self._like)
-
-    def rows(self, index: int, present: Sequence[int] | np.ndarray) -> list[CanaryRows]:
-        numbers = torch.as_tensor(np.asarray(present, dtype=np.int64), device=self._like.device)
-        if len(numbers) == 0:
-            return []
-        return [CanaryRows(self.vectors(index), numbers, self._canary.scale * self._norm)]
-
-    def scores(self, step: Step, *, residual: bool = True) -> FloatArray:
-        known = step.clipped_sum if residual else None
-        released = self.vectors(step.index).project(step.noisy_sum, without=known)
-        # numpy is quicker than torch with a few hundred numbers
-        scores: FloatArray = released.cpu().numpy().astype(np.float64) / self._norm
-        return scores
-
-
-class WeighedRows:
-    """The gradients of some examples, and what a mechanism multiplied each with when it added them.
-
-    The others that joined a step are known to the adversary, as the mechanism added them: also where it
-    does not clip as it should.
-    """
-
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-        self.weights: Tensor | None = None
-
-    def norms(self) -> Tensor:
-        return self._rows.norms()
-
-    def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        self.weights = weights if self.weights is None else self.weights + weights
-        self._rows.add_weighted(weights, out)
-
-
-_SHORTEST = 1e-12  # in clipping norms: along a gradient that is shorter nothing can be said
-
-
-class InsertedInputs(Inserted):
+class InputInserter(CanaryInserter):
     """Examples that join the batch of a step; the training's own code finds and clips their gradients.
 
-    The direction of a canary is its gradient, found here once more, and clipped to the norm that the
-    training claims. A score is what was released along it over its squared length: 1 where the canary is, and
-    more where it was not clipped. Noise of the claimed multiplier has deviation noise_multiplier *
+    The direction of a canary is its gradient, computed here again, and clipped to the norm that the training
+    claims. A score is what was released along it over its squared length: 1 where the canary is, and more
+    where it was not clipped. Noise of the claimed multiplier has standard deviation noise_multiplier *
     max_grad_norm / length in it. That is never less than for the longest gradient, so that a short canary
-    tells less, and never more than the claim allows.
+    reveals less, and never more than the claim allows.
     """
 
     shares_noise: ClassVar[bool] = True
@@ -173,8 +132,10 @@ class InsertedInputs(Inserted):
         data: HeldOutData,
         tell: Tell = nobody,
     ) -> None:
-        super().__init__(Coins(num_canaries, seed))
-        _refuse_shared(data, training)
+        self.draws = Coins(num_canaries, seed)
+        data.require_apart(
+            fingerprints_of(training.data), "the training's data", advice=", or tell it apart_from="
+        )
         refuse_batch_norm(training.model)
         require_fitting(training.model, training.loss, data.to(training.device))
         self._training = training
@@ -185,10 +146,10 @@ class InsertedInputs(Inserted):
         self._crafted_at: int | None = None
         self._index = -1
         self._joined = torch.zeros(0, dtype=torch.long)
-        self._rows: list[WeighedRows] = []
+        self._rows: list[WeightRecordingRows] = []
 
     def examples(self, index: int) -> Examples:
-        """The canaries of a step: made before the first one, and anew when it is time for it."""
+        """Return the canaries of a step: made before the first one, and again when they are due."""
         if self._examples is None or self._canary.is_due(index, self._crafted_at):
             self._examples, self._crafted_at = self._craft(index), index
         return self._examples
@@ -202,47 +163,47 @@ class InsertedInputs(Inserted):
             max_grad_norm=self._norm,
             tell=self._tell,
         )
-        return crafting(self._canary, self.num_canaries, self.chance(index, CRAFTING))
+        return crafting(self._canary, self.draws.num_canaries, self.draws.rng(index, CRAFTING))
 
-    def _aim(self, index: int) -> None:
-        """Find the gradients of all canaries at the present weights, once a step."""
+    def _find_gradients(self, index: int) -> None:
+        """Compute the gradients of all canaries at the current weights, once a step."""
         if index == self._index:
             return
         examples, training = self.examples(index), self._training
-        chance = generator(int(self.chance(index, AUGMENTING).integers(2**63)))
-        self._batch = training.examples(examples.inputs, examples.targets, chance)
-        with torch.random.fork_rng(devices=[]):  # the training's own chance stays as it is
+        rng = generator(int(self.draws.rng(index, AUGMENTING).integers(2**63)))
+        self._batch = training.examples(examples.inputs, examples.targets, rng)
+        with torch.random.fork_rng(devices=[]):  # the training's own RNG stays as it is
             chunks = [rows.gradients for rows in vmap_rows(training.model, training.loss, self._batch)]
         self._gradients = torch.cat([torch.cat([part.flatten(1) for part in one], dim=1) for one in chunks])
         self._index = index
         self._joined, self._rows = self._joined[:0], []
 
-    def rows(self, index: int, present: Sequence[int] | np.ndarray) -> list[WeighedRows]:
-        self._aim(index)
+    def rows(self, index: int, present: Sequence[int] | np.ndarray) -> list[WeightRecordingRows]:
+        self._find_gradients(index)
         numbers = torch.as_tensor(np.asarray(present, dtype=np.int64), device=self._gradients.device)
         training = self._training
         with torch.random.fork_rng(devices=[]):
             found = list(per_example(training.model, training.loss, _some(self._batch, numbers)))
-        self._joined, self._rows = numbers, [WeighedRows(rows) for rows in found]
+        self._joined, self._rows = numbers, [WeightRecordingRows(rows) for rows in found]
         return self._rows
 
     def scores(self, step: Step, *, residual: bool = True) -> FloatArray:
-        self._aim(step.index)
+        self._find_gradients(step.index)
         norms = torch.linalg.vector_norm(self._gradients, dim=1)
-        can_tell = norms.isfinite() & (norms > _SHORTEST * self._norm)
-        gradients = self._gradients.masked_fill(~can_tell[:, None], 0.0)
+        is_usable = norms.isfinite() & (norms > _SHORTEST * self._norm)
+        gradients = self._gradients.masked_fill(~is_usable[:, None], 0.0)
         released, own = step.noisy_sum, norms.new_zeros(len(norms))
         if residual:
             weights = self._weights()
             released = released - step.clipped_sum - weights @ gradients
             own = weights * norms.nan_to_num(posinf=0.0)
         along = gradients @ released / norms + own
-        scores = torch.where(can_tell, along / norms.clamp(max=self._norm), 0.0)
+        scores = torch.where(is_usable, along / norms.clamp(max=self._norm), 0.0)
         found: FloatArray = scores.cpu().numpy().astype(np.float64)
         return found
 
     def _weights(self) -> Tensor:
-        """What each canary was multiplied with when it was added; zero for those that were not."""
+        """Return the weight with which each canary was added; zero for those that were not."""
         weights = self._gradients.new_zeros(len(self._gradients))
         parts = [rows.weights for rows in self._rows if rows.weights is not None]
         return weights.index_copy_(0, self._joined, torch.cat(parts)) if parts else weights
@@ -261,16 +222,26 @@ class InsertedInputs(Inserted):
             self._crafted_at = state["crafted_at"]
 
 
-def _refuse_shared(data: HeldOutData, training: Training) -> None:
-    count = data.num_among(fingerprints_of(training.data))
-    if count:
-        raise InputError(
-            f"Expected held_out to be apart from the training's data, but {count} of its {len(data)} "
-            "examples are in both; train on the first part that hold_out() returns, or tell it apart_from=."
-        )
+class WeightRecordingRows:
+    """The gradients of some examples, and the weights that a mechanism gave them when it added them.
+
+    The adversary knows how the other canaries of a step were added, even by a mechanism that does not clip
+    as it should.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self.weights: Tensor | None = None
+
+    def norms(self) -> Tensor:
+        return self._rows.norms()
+
+    def add_weighted(self, weights: Tensor, out: Tensor) -> None:
+        self.weights = weights if self.weights is None else self.weights + weights
+        self._rows.add_weighted(weights, out)
 
 
 def _some(batch: Batch, numbers: Tensor) -> Batch:
-    """The examples with these numbers, each with all its augmentations."""
+    """Select the examples with these numbers, each with all its augmentations."""
     inputs = batch.views.index_select(0, numbers).flatten(0, 1)
     return Batch(inputs, batch.targets.index_select(0, numbers), batch.multiplicity)

@@ -1,11 +1,11 @@
-"""Examples and their classes, in memory.
+"""Data sets in memory: examples and their classes, and the part held out for canaries to be made from.
 
-Examples apart from those of a training, for canaries to be made from. The data set that comes with dpaudit.
-The paper's Random data set: random pixels and random classes.
+Two of them need no files: ``digits``, which comes with dpaudit, and the paper's Random data set.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import resources
 
@@ -14,21 +14,18 @@ import torch
 from torch import Tensor
 
 from dpaudit import _validate
-from dpaudit._torch import HeldOutData, fingerprints, held_out
+from dpaudit._torch import HeldOutData, tensor_fingerprints
 from dpaudit.canaries import split_places
 from dpaudit.errors import InputError
 
-
-def as_inputs(values: Tensor) -> Tensor:
-    """What a model gets: bytes are brought to [-1, 1], everything else stays."""
-    return values.float().div_(127.5).sub_(1.0) if values.dtype == torch.uint8 else values
+_AT_ONCE = 1_000  # examples that are converted together
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Inputs, and for each a class from 0 to ``num_classes`` - 1.
 
-    Pixels may stay bytes, which takes a quarter of the memory: they are brought to [-1, 1] when a batch is
+    Pixels may stay bytes, which takes a quarter of the memory: they are scaled to [-1, 1] when a batch is
     read. The range is fixed and not computed from the data, because that would be one more query to them.
     """
 
@@ -62,17 +59,22 @@ class Dataset:
         return tuple(self.inputs.shape[1:])
 
     def at(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of some examples, ready for a model."""
+        """Return inputs and targets of some examples, ready for a model."""
         places = indices.to(self.inputs.device)
         inputs = self.inputs.index_select(0, places)
         return as_inputs(inputs), self.targets.index_select(0, places)
 
+    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield inputs and targets of all examples in order, ready for a model, some at a time."""
+        for indices in torch.arange(len(self)).split(_AT_ONCE):  # type: ignore[no-untyped-call]
+            yield self.at(indices)
+
     def to(self, device: torch.device | str) -> Dataset:
-        """The same on another device."""
+        """Return a copy on another device."""
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
     def split(self, num_first: int) -> tuple[Dataset, Dataset]:
-        """The first ``num_first`` examples, and the rest: for training and test."""
+        """Split off the first ``num_first`` examples: for training and test."""
         if not 0 < num_first < len(self):
             raise InputError(f"Expected num_first={num_first} in [1, {len(self) - 1}].")
         first, rest = slice(None, num_first), slice(num_first, None)
@@ -81,17 +83,19 @@ class Dataset:
         )
 
 
-_AT_ONCE = 1_000
+def as_inputs(values: Tensor) -> Tensor:
+    """Return what a model gets: bytes are scaled to [-1, 1], everything else stays."""
+    return values.float().div_(127.5).sub_(1.0) if values.dtype == torch.uint8 else values
 
 
 def hold_out(
     data: Dataset, num_held_out: int, *, seed: int = 0, apart_from: Dataset | None = None
 ) -> tuple[Dataset, HeldOutData]:
-    """The data without ``num_held_out`` examples, drawn at random, and those examples.
+    """Return the data without ``num_held_out`` examples, drawn at random, and those examples.
 
-    Train on the first part (or test, if the training has other data): an audit refuses held-out examples
-    that the training has. Data sets have duplicates: those that are in the first part too, or in
-    ``apart_from``, are left out of the second.
+    Train on the first part (or test on it, if the training has other data): an audit refuses held-out
+    examples that the training has. Duplicates of examples in the first part, or in ``apart_from``, are left
+    out of the second.
 
     >>> from dpaudit.training.data import digits
     >>> hold_out(digits(), 297)
@@ -100,18 +104,17 @@ def hold_out(
     kept, held = map(torch.from_numpy, split_places(len(data), num_held_out, seed))
     rest = replace(data, inputs=data.inputs[kept], targets=data.targets[kept])
     inputs, targets = data.at(held)
-    known = fingerprints_of(rest) | (set() if apart_from is None else fingerprints_of(apart_from))
-    return rest, held_out(inputs, targets, data.num_classes).apart_from(known)
+    seen = fingerprints_of(rest) | (set() if apart_from is None else fingerprints_of(apart_from))
+    return rest, HeldOutData.split_off(inputs, targets, data.num_classes).apart_from(seen)
 
 
 def fingerprints_of(data: Dataset) -> set[int]:
-    """Those of all inputs, as a model gets them."""
-    places = torch.arange(len(data)).split(_AT_ONCE)  # type: ignore[no-untyped-call]
-    return {one for part in places for one in fingerprints(data.at(part)[0])}
+    """Return the fingerprints of all inputs, as a model gets them."""
+    return {one for inputs, _ in data.chunks() for one in tensor_fingerprints(inputs)}
 
 
 def digits() -> Dataset:
-    """1,797 handwritten digits of 8x8 pixels (Alpaydin and Kaynak 1998, UCI, CC BY 4.0).
+    """Return 1,797 handwritten digits of 8x8 pixels (Alpaydin and Kaynak 1998, UCI, CC BY 4.0).
 
     >>> digits()
     Dataset(1,797 examples of 1 x 8 x 8, 10 classes)
@@ -130,7 +133,7 @@ def random_images(
     num_classes: int = 10,
     seed: int = 0,
 ) -> Dataset:
-    """Nothing to learn, of the size of CIFAR-10 unless told otherwise.
+    """Return random pixels and random classes: nothing to learn, by default of the size of CIFAR-10.
 
     >>> random_images(100)
     Dataset(100 examples of 3 x 32 x 32, 10 classes)

@@ -1,7 +1,7 @@
-"""CIFAR-10 from its official binary files.
+"""Readers of the official files of data sets, which the user has to put in place.
 
-Images in the format of MNIST (idx), as Fashion-MNIST, EMNIST and others use it too. Purchase-100 and
-Location: binary features with a class, as CSV or npz. Files that the user has to put in place.
+CIFAR-10 in its binary version; images in MNIST's idx format, as Fashion-MNIST, EMNIST and others have it;
+Purchase-100 and Location, which are binary features with a class, as CSV or npz.
 """
 
 from __future__ import annotations
@@ -21,28 +21,23 @@ from dpaudit._io import NOT_AN_ARRAY, open_file
 from dpaudit.errors import InputError
 from dpaudit.training.data._dataset import Dataset
 
-
-def first_existing(directory: str | Path, names: Sequence[str], source: str) -> Path:
-    """The first of these files that is there, or the sentence that says which one to put where."""
-    folder = Path(directory)
-    for name in names:
-        if (folder / name).is_file():
-            return folder / name
-    raise InputError(f"Expected {' or '.join(names)} in {folder}; put it there, from {source}.")
-
-
-_SOURCE_CIFAR10 = "cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html"
+_CIFAR10_SOURCE = "cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html"
+_IDX_SOURCE = "the MNIST or Fashion-MNIST distribution"
+_TABLES_SOURCE = "https://github.com/privacytrustlab/datasets"
 _TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 _TEST = ("test_batch.bin",)
-_RECORD = 1 + 3 * 32 * 32  # the class, then the red, green and blue pixels
+_RECORD = 1 + 3 * 32 * 32  # of CIFAR-10: the class, then the red, green and blue pixels
+_GZIP = b"\x1f\x8b"
+_BYTES = 0x08  # idx's code for unsigned bytes
+_INPUTS, _TARGETS = ("features", "inputs", "x"), ("labels", "targets", "y")
 
 
 def cifar10(directory: str | Path, *, train: bool = True) -> Dataset:
-    """The 50,000 images for training, or the 10,000 for test, from the folder with the .bin files."""
+    """Read the 50,000 images for training, or the 10,000 for test, from the folder with the .bin files."""
     folder = Path(directory)
     inner = folder / "cifar-10-batches-bin"  # the folder that the archive makes
     folder = inner if inner.is_dir() else folder
-    paths = [first_existing(folder, [name], _SOURCE_CIFAR10) for name in (_TRAIN if train else _TEST)]
+    paths = [_first_existing(folder, [name], _CIFAR10_SOURCE) for name in (_TRAIN if train else _TEST)]
     records = np.concatenate([_records(path) for path in paths])
     images = np.ascontiguousarray(records[:, 1:]).reshape(-1, 3, 32, 32)
     return Dataset(torch.from_numpy(images), torch.from_numpy(records[:, 0].astype(np.int64)), 10)
@@ -59,13 +54,8 @@ def _records(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     return values.reshape(-1, _RECORD)
 
 
-_SOURCE_IDX = "the MNIST or Fashion-MNIST distribution"
-_GZIP = b"\x1f\x8b"
-_BYTES = 0x08  # idx's code for unsigned bytes
-
-
 def idx_images(directory: str | Path, *, train: bool = True, num_classes: int = 10) -> Dataset:
-    """Images and labels from ``train-images-idx3-ubyte`` and its siblings, gzipped or not."""
+    """Read images and labels from ``train-images-idx3-ubyte`` and its siblings, gzipped or not."""
     part = "train" if train else "t10k"
     images = _read(_find(directory, f"{part}-images", 3), dimensions=3)
     labels = _read(_find(directory, f"{part}-labels", 1), dimensions=1)
@@ -75,7 +65,7 @@ def idx_images(directory: str | Path, *, train: bool = True, num_classes: int = 
 
 def _find(directory: str | Path, stem: str, dimensions: int) -> Path:
     plain = [f"{stem}{mark}idx{dimensions}-ubyte" for mark in "-."]
-    return first_existing(directory, [name + end for name in plain for end in ("", ".gz")], _SOURCE_IDX)
+    return _first_existing(directory, [name + end for name in plain for end in ("", ".gz")], _IDX_SOURCE)
 
 
 def _read(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
@@ -100,21 +90,17 @@ def _unzipped(path: Path, content: bytes) -> bytes:
         raise InputError(f"Expected a whole gzip file, but {path} is cut off or damaged.") from error
 
 
-_SOURCE_TABLES = "https://github.com/privacytrustlab/datasets"
-_INPUTS, _TARGETS = ("features", "inputs", "x"), ("labels", "targets", "y")
-
-
 def purchase100(directory: str | Path) -> Dataset:
-    """600 products bought or not, 100 kinds of buyers: ``purchase100.npz``, or the original CSV file."""
+    """Read 600 products bought or not, 100 kinds of buyers: ``purchase100.npz``, or the original CSV file."""
     names = ("purchase100.npz", "purchase100.csv", "dataset_purchase", "dataset_purchase.csv")
-    path = first_existing(directory, names, f"dataset_purchase.tgz of {_SOURCE_TABLES}")
+    path = _first_existing(directory, names, f"dataset_purchase.tgz of {_TABLES_SOURCE}")
     return _table(path, num_features=600, num_classes=100)
 
 
 def location(directory: str | Path) -> Dataset:
-    """446 places visited or not, 30 kinds of visitors: ``location.npz``, or the original CSV file."""
+    """Read 446 places visited or not, 30 kinds of visitors: ``location.npz``, or the original CSV file."""
     names = ("location.npz", "location.csv", "bangkok", "bangkok.csv")
-    path = first_existing(directory, names, f"dataset_location.tgz of {_SOURCE_TABLES}")
+    path = _first_existing(directory, names, f"dataset_location.tgz of {_TABLES_SOURCE}")
     return _table(path, num_features=446, num_classes=30)
 
 
@@ -127,12 +113,12 @@ def _table(path: Path, num_features: int, num_classes: int) -> Dataset:
 
 
 def _first_class(labels: npt.NDArray[np.int64], num_classes: int) -> int:
-    """Classes are counted from 1 in the original files, and often from 0 in copies."""
+    """Return 1 or 0: original files count classes from 1, copies often from 0."""
     return int(labels.max(initial=0) == num_classes)
 
 
 def _from_csv(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """The class first, perhaps in quotes, then the features."""
+    """Read the class first, perhaps in quotes, then the features."""
     if path.stat().st_size == 0:
         raise InputError(f"Expected records in {path}, got an empty file.")
     try:
@@ -161,3 +147,12 @@ def _named(path: Path, arrays: np.lib.npyio.NpzFile, names: tuple[str, ...]) -> 
         if name in arrays:
             return np.asarray(arrays[name])
     raise InputError(f"Expected an array named {' or '.join(names)} in {path}, got {', '.join(arrays)}.")
+
+
+def _first_existing(directory: str | Path, names: Sequence[str], source: str) -> Path:
+    """Return the first of these files that exists; raise with what to put where if none does."""
+    folder = Path(directory)
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise InputError(f"Expected {' or '.join(names)} in {folder}; put it there, from {source}.")

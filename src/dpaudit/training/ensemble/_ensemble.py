@@ -1,7 +1,4 @@
-"""Many models trained with DP-SGD, with and without a canary: Algorithm 1 of Nasr et al. 2023.
-
-The engine for all other models: ``Training``, one model after another.
-"""
+"""Many models trained with DP-SGD, with and without a canary: Algorithm 1 of Nasr et al. 2023."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpaudit import _validate
+from dpaudit._types import IntArray
 from dpaudit.errors import InputError
 from dpaudit.training._mechanism import GaussianSum, Mechanism
 from dpaudit.training._seeds import Seeds, generator, initialize
@@ -24,43 +22,11 @@ from dpaudit.training.ensemble._layers import Stack
 from dpaudit.training.ensemble._models import Example, Score, TrainedModels, joined, log_odds, pattern_of
 from dpaudit.training.ensemble._stacked import (
     DrawnBatches,
-    IntArray,
     can_train_together,
     drawn_batches,
     train_together,
 )
 from dpaudit.training.gradients import Loss, cross_entropy, flat_parameters, num_parameters
-
-
-def train_one(
-    model: nn.Module,
-    data: Dataset,
-    batches: Sequence[IntArray],
-    *,
-    seeds: Seeds,
-    settings: DPSGD,
-    mechanism: Mechanism,
-    loss: Loss,
-    expected_batch_size: float,
-) -> Tensor:
-    """Train one model; returns its flat weights."""
-    training = Training(
-        model,
-        data,
-        settings,
-        loss=loss,
-        seeds=seeds,
-        device=data.inputs.device,
-        sampling=DrawnBatches(batches),
-        mechanism=mechanism,
-        expected_batch_size=expected_batch_size,
-    )
-    with torch.random.fork_rng(devices=[]):  # for what draws from torch's own generator, such as dropout
-        torch.set_rng_state(generator(seeds.augmentation).get_state())
-        for _ in training.run():
-            pass
-    return flat_parameters(model)
-
 
 # Measured by benchmarks/ensemble.py: fewer call torch more often, more fall out of the caches.
 _DENSE_AT_ONCE, _CONVOLUTIONS_AT_ONCE = 32, 2
@@ -68,16 +34,16 @@ _DENSE_AT_ONCE, _CONVOLUTIONS_AT_ONCE = 32, 2
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ensemble:
-    """Models of one kind, each trained from a seed of its own, on ``data`` with or without the ``canary``.
+    """Models of one kind, each trained from its own seed, on ``data`` with or without the ``canary``.
 
-    All chance of a model (first weights, batches, noise) comes from its own seed. Where the canary is
-    present it is an example like any other: a coin decides in every step whether it is in the batch. The sum
-    of clipped gradients is divided by ``sample_rate`` times the number of examples without the canary,
-    whether it is there or not: a number that depended on it would tell about it.
+    All randomness of a model (first weights, batches, noise) comes from its own seed. A canary that is
+    present is an example like any other, sampled in every step. The sum of clipped gradients is always
+    divided by ``sample_rate`` times the number of examples without the canary: a number that depended on the
+    canary would reveal it.
 
     ``initial_weights`` are those that all models start from, instead of random ones. ``mechanism`` is what
-    the settings say, unless given: audits are tested with broken ones. One that remembers something from
-    step to step is shared by all models.
+    the settings say, unless given: audits are tested with broken ones. One with state is shared by all
+    models.
 
     Linear layers, convolutions and what has no weights are computed for ``models_at_once`` models together.
     Any other model, and any optimizer but SGD, is trained by ``Training``, one model after another. Frozen
@@ -106,7 +72,7 @@ class Ensemble:
 
     @property
     def at_once(self) -> int:
-        """How many models are trained at once."""
+        """The number of models that are trained at once."""
         if self._stack is None:
             return 1
         return self.models_at_once or (
@@ -115,13 +81,13 @@ class Ensemble:
 
     @property
     def expected_batch_size(self) -> float:
-        """What the sum of a step is divided by."""
+        """The divisor of the sum of a step."""
         return self.settings.sample_rate * len(self.data)
 
     def scores(self, seeds: Sequence[int], present: Sequence[bool], score: Score = log_odds) -> Tensor:
-        """Train a model from each seed and look at it as an outsider: one score of the canary for each.
+        """Train a model from each seed and query it as an outsider: one score of the canary for each.
 
-        A model that has diverged, and gives no number, gets the smallest score there is.
+        A model that has diverged, and outputs NaN, gets the smallest score there is.
         """
         inputs, _ = self._joined.at(torch.tensor([len(self.data)]))
         logits = self.train(seeds, present).logits(inputs)[:, 0]
@@ -145,9 +111,25 @@ class Ensemble:
             for each, there in zip(seeds, present, strict=True)
         ]
         if self._stack is not None:
-            return train_together(self._stack, flat, self._joined, batches, seeds=seeds, **self._same)
+            return train_together(self._stack, flat, self._joined, batches, seeds=seeds, **self._common)
         model = TrainedModels(flat, self._pattern).module(0)
-        return train_one(model, self._joined, batches[0], seeds=seeds[0], **self._same)[None]
+        return self._train_alone(model, batches[0], seeds[0])[None]
+
+    def _train_alone(self, model: nn.Module, batches: Sequence[IntArray], seeds: Seeds) -> Tensor:
+        """Train one model by ``Training``; return its flat weights."""
+        training = Training(
+            model,
+            self._joined,
+            seeds=seeds,
+            device=self._joined.inputs.device,
+            sampling=DrawnBatches(batches),
+            **self._common,
+        )
+        with torch.random.fork_rng(devices=[]):  # for what uses torch's global generator, such as dropout
+            torch.set_rng_state(generator(seeds.augmentation).get_state())
+            for _ in training.run():
+                pass
+        return flat_parameters(model)
 
     def _first_weights(self, seeds: Seeds) -> Tensor:
         if self.initial_weights is not None:
@@ -155,15 +137,13 @@ class Ensemble:
         return flat_parameters(initialize(self.build, seeds.initialization))
 
     @property
-    def _same(self) -> dict[str, Any]:
-        """What all models have in common."""
-        settings = self.settings
+    def _common(self) -> dict[str, Any]:
+        """Arguments of the training that all models have in common."""
         return {
-            "settings": settings,
+            "settings": self.settings,
             "loss": self.loss,
             "expected_batch_size": self.expected_batch_size,
-            "mechanism": self.mechanism
-            or GaussianSum(noise_multiplier=settings.noise_multiplier, max_grad_norm=settings.max_grad_norm),
+            "mechanism": self.mechanism or GaussianSum.of(self.settings),
         }
 
     @cached_property

@@ -1,10 +1,8 @@
-"""Layers of many models at once: each model has weights of its own, and a batch of its own to apply them to.
+"""Many models of one kind, computed layer by layer: each has its own weights, and its own batch for them.
 
-The rows of a value are those of the first model's batch, then those of the second's, and so on. What a layer
-has to tell of its per-example gradients is their norms and, for each model, a weighted sum of them.
-
-Convolutions of many models at once, as linear layers on patches. Many models of one kind, whose layers are
-computed together.
+The rows of a value are those of the first model's batch, then those of the second's, and so on. A layer gives
+the norms of its per-example gradients and, for each model, a weighted sum of them. Convolutions are linear
+layers on patches.
 """
 
 from __future__ import annotations
@@ -18,16 +16,140 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpaudit.training.gradients import Loss, chain, checked, without_skipped
+from dpaudit.training.gradients import ENTRYWISE, Loss, chain, checked, without_skipped
 
 _NARROW = 32  # a product with fewer outputs is up to twice as fast when its transpose is computed
+# Modules without weights or randomness that treat each example by itself.
+_PLAIN = (*ENTRYWISE, nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.MaxPool2d)
 
 
-class Seen(Protocol):
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """The layers of a model, one after another: some have weights, the others are torch's own modules."""
+
+    leaves: Sequence[StackedLayer | nn.Module]
+    sizes: Sequence[int]
+
+    @classmethod
+    def of(cls, model: nn.Module, shape: Sequence[int]) -> Stack | None:
+        """Return the layers of a model for inputs of this shape; None if one of them is not supported."""
+        modules = chain(model)
+        if modules is None or not all(value.requires_grad for value in model.parameters()):
+            return None
+        leaves, values = [], next(model.parameters()).new_zeros(1, *shape)
+        for module in modules:
+            leaf = _leaf(module, values.dim())
+            if leaf is None:
+                return None
+            leaves.append(leaf)
+            with torch.no_grad():
+                values = module(values)
+        sizes = [
+            sum(v.numel() for v in m.parameters()) for m in modules if isinstance(m, nn.Linear | nn.Conv2d)
+        ]
+        return cls(leaves, sizes) if sizes else None
+
+    @property
+    def has_convolutions(self) -> bool:
+        """Whether some layer is a convolution."""
+        return any(isinstance(leaf, StackedConv) for leaf in self.leaves)
+
+    def squares(self, inputs: Tensor) -> Tensor | None:
+        """Return the squared norms of inputs that go unchanged into a linear layer: computed only once."""
+        first = next(leaf for leaf in self.leaves if not isinstance(leaf, nn.Flatten))
+        return inputs.flatten(1).square().sum(dim=1) if isinstance(first, StackedLinear) else None
+
+    def rows(
+        self,
+        flat: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        real: Tensor,
+        loss: Loss,
+        squares: Tensor | None = None,
+    ) -> StackedRows:
+        """Return the gradients of all batches at ``flat`` weights; zeros for rows that are not ``real``."""
+        outputs, calls = self._forward(flat, inputs)
+        total = checked(loss, outputs, targets) @ real.to(outputs.dtype)
+        gradients = torch.autograd.grad(total, [values for _, _, values in calls])
+        known = [squares, *[None] * (len(calls) - 1)]
+        layers = [
+            layer.gradients(before.detach(), gradient, norms)
+            for (layer, before, _), gradient, norms in zip(calls, gradients, known, strict=True)
+        ]
+        return StackedRows(layers, self.sizes, len(flat))
+
+    def _forward(
+        self, flat: Tensor, inputs: Tensor
+    ) -> tuple[Tensor, list[tuple[StackedLayer, Tensor, Tensor]]]:
+        """Return the outputs, and the layers with weights, each with its inputs and outputs."""
+        weights = iter(flat.split_with_sizes(list(self.sizes), dim=1))
+        values, calls = inputs, []
+        for leaf in self.leaves:
+            if isinstance(leaf, nn.Module):
+                values = leaf(values)
+                continue
+            before, values = leaf.forward(values, next(weights))
+            if not values.requires_grad:  # of the first layer: what comes before needs no gradient
+                values.requires_grad_()
+            calls.append((leaf, before, values))
+        return values, calls
+
+
+def _leaf(module: nn.Module, dimensions: int) -> StackedLayer | nn.Module | None:
+    if type(module) is nn.Linear:
+        return StackedLinear(module) if dimensions == 2 else None
+    if type(module) is nn.Conv2d:
+        return StackedConv(module) if _is_plain(module) and dimensions == 4 else None
+    if type(module) is nn.Flatten:
+        return module if (module.start_dim, module.end_dim) == (1, -1) else None
+    if type(module) not in _PLAIN or getattr(module, "return_indices", False):
+        return None
+    return _not_in_place(module)
+
+
+def _not_in_place(module: nn.Module) -> nn.Module:
+    """Return a module that keeps its input, the output of a layer that is still needed."""
+    if not getattr(module, "inplace", False):
+        return module
+    other = copy.deepcopy(module)
+    other.inplace = False  # type: ignore[assignment]
+    return other
+
+
+def _is_plain(layer: nn.Conv2d) -> bool:
+    return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+@dataclass(frozen=True, eq=False)
+class StackedRows:
+    """The gradients of all batches: norms are models x examples, ``out`` has a flat row for each model.
+
+    So every mechanism can clip them as it clips those of one model.
+    """
+
+    layers: Sequence[LayerGradients]
+    sizes: Sequence[int]
+    """The number of parameters of each layer."""
+    num_models: int
+
+    def norms(self) -> Tensor:
+        total = self.layers[0].squared_norms()
+        for layer in self.layers[1:]:
+            total += layer.squared_norms()
+        return total.sqrt_().view(self.num_models, -1)
+
+    def add_weighted(self, weights: Tensor, out: Tensor) -> None:
+        for layer, part in zip(self.layers, out.split_with_sizes(list(self.sizes), dim=1), strict=True):
+            layer.add_weighted(weights, part)
+
+
+class LayerGradients(Protocol):
     """The per-example gradients of one layer."""
 
     def squared_norms(self) -> Tensor:
-        """Of each row."""
+        """Return the squared norm of each row."""
         ...
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
@@ -35,15 +157,15 @@ class Seen(Protocol):
         ...
 
 
-class Layer(Protocol):
-    """A layer of one model, as the pattern of the same layer of many."""
+class StackedLayer(Protocol):
+    """The same layer of many models."""
 
     def forward(self, values: Tensor, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """What the weights are multiplied with, and the outputs; ``flat`` has a row for each model."""
+        """Return what the weights are multiplied with, and the outputs; ``flat`` has a row for each model."""
         ...
 
-    def seen(self, inputs: Tensor, gradients: Tensor, squares: Tensor | None = None) -> Seen:
-        """The per-example gradients, from such inputs and the gradients at the outputs.
+    def gradients(self, inputs: Tensor, outputs: Tensor, squares: Tensor | None = None) -> LayerGradients:
+        """Return the per-example gradients, from such inputs and the gradients at the ``outputs``.
 
         ``squares``, if known, are the squared norms of what was given to ``forward``.
         """
@@ -51,14 +173,14 @@ class Layer(Protocol):
 
 
 def parts(layer: nn.Linear | nn.Conv2d, flat: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The weights of all models as models x outputs x inputs, and the biases; they share memory."""
+    """Return the weights of all models as models x outputs x inputs, and the biases, as views."""
     size = layer.weight.numel()
     weight = flat[:, :size].view(len(flat), len(layer.weight), -1)
     return weight, None if layer.bias is None else flat[:, size:]
 
 
 @dataclass(frozen=True, eq=False)
-class Linear:
+class StackedLinear:
     """``nn.Linear`` on feature vectors."""
 
     layer: nn.Linear
@@ -67,14 +189,14 @@ class Linear:
         inputs = values.view(len(flat), -1, values.shape[1])
         return values, affine(inputs, *parts(self.layer, flat)).flatten(0, 1)
 
-    def seen(self, inputs: Tensor, gradients: Tensor, squares: Tensor | None = None) -> Seen:
+    def gradients(self, inputs: Tensor, outputs: Tensor, squares: Tensor | None = None) -> LayerGradients:
         if squares is None:
             squares = torch.linalg.vector_norm(inputs, dim=1).square_()
-        return _SeenByLinear(self.layer, inputs, gradients, squares)
+        return _StackedLinearGradients(self.layer, inputs, outputs, squares)
 
 
 def affine(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Inputs times weights and bias, for every model."""
+    """Return inputs times weights, plus bias, for every model."""
     if weight.shape[1] >= _NARROW:
         return (
             torch.bmm(inputs, weight.mT) if bias is None else torch.baddbmm(bias[:, None], inputs, weight.mT)
@@ -85,7 +207,7 @@ def affine(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class _SeenByLinear:
+class _StackedLinearGradients:
     """The gradient of a row is an outer product, and is never formed (Goodfellow 2015, arXiv:1510.01799)."""
 
     layer: nn.Linear
@@ -109,7 +231,7 @@ class _SeenByLinear:
 
 
 @dataclass(frozen=True, eq=False)
-class Conv:
+class StackedConv:
     """``nn.Conv2d`` of one group, with zeros around it.
 
     Its outputs have the channels last in memory, where torch's pooling is several times faster.
@@ -124,13 +246,18 @@ class Conv:
         height, width = self._size(values)
         return patches, outputs.view(len(values), height, width, -1).permute(0, 3, 1, 2)
 
-    def seen(self, inputs: Tensor, gradients: Tensor, squares: Tensor | None = None) -> Seen:  # noqa: ARG002
-        outputs = gradients.flatten(2)
-        return _SeenByConv(self.layer, torch.bmm(outputs, inputs), outputs.sum(dim=2))
+    def gradients(
+        self,
+        inputs: Tensor,
+        outputs: Tensor,
+        squares: Tensor | None = None,  # noqa: ARG002
+    ) -> LayerGradients:
+        places = outputs.flatten(2)
+        return _StackedConvGradients(self.layer, torch.bmm(places, inputs), places.sum(dim=2))
 
     def _patches(self, values: Tensor) -> Tensor:
         (up, left), (down, right) = self.layer.kernel_size, self.layer.stride
-        if values.requires_grad or self.layer.dilation != (1, 1):  # its way back is the faster one
+        if values.requires_grad or self.layer.dilation != (1, 1):  # its backward pass is the faster one
             return functional.unfold(values, (up, left), self.layer.dilation, self._padding, (down, right)).mT
         above, beside = self._padding
         windows = functional.pad(values, (beside, beside, above, above))
@@ -149,13 +276,13 @@ class Conv:
     @property
     def _padding(self) -> tuple[int, int]:
         padding = self.layer.padding
-        assert not isinstance(padding, str)  # a word is not taken: see Stack
+        assert not isinstance(padding, str)  # Stack refuses such
         return padding[0], padding[1]
 
 
 @dataclass(frozen=True, eq=False)
-class _SeenByConv:
-    """The gradients as they are: one matrix product an example has found them."""
+class _StackedConvGradients:
+    """The gradients themselves, from one matrix product an example."""
 
     layer: nn.Conv2d
     weights: Tensor
@@ -178,140 +305,3 @@ class _SeenByConv:
 def _add(rows: Tensor, weights: Tensor, out: Tensor) -> None:
     each = without_skipped(rows.flatten(1), weights.flatten()).view(*weights.shape, -1)
     out.unsqueeze(1).baddbmm_(weights[:, None], each)
-
-
-# Modules without weights or chance that look at one example at a time.
-_PLAIN = (
-    nn.AdaptiveAvgPool2d,
-    nn.AvgPool2d,
-    nn.ELU,
-    nn.GELU,
-    nn.Hardtanh,
-    nn.Identity,
-    nn.LeakyReLU,
-    nn.MaxPool2d,
-    nn.ReLU,
-    nn.Sigmoid,
-    nn.SiLU,
-    nn.Softplus,
-    nn.Tanh,
-)
-
-
-@dataclass(frozen=True, eq=False)
-class StackedRows:
-    """The gradients of all batches: norms are models x examples, ``out`` has a flat row for each model.
-
-    So every mechanism can clip them as it clips those of one model.
-    """
-
-    layers: Sequence[Seen]
-    sizes: Sequence[int]
-    """How many parameters each layer has."""
-    num_models: int
-
-    def norms(self) -> Tensor:
-        total = self.layers[0].squared_norms()
-        for layer in self.layers[1:]:
-            total += layer.squared_norms()
-        return total.sqrt_().view(self.num_models, -1)
-
-    def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        for layer, part in zip(self.layers, out.split_with_sizes(list(self.sizes), dim=1), strict=True):
-            layer.add_weighted(weights, part)
-
-
-@dataclass(frozen=True, eq=False)
-class Stack:
-    """The layers of a model, one after another: some have weights, the others are torch's own modules."""
-
-    leaves: Sequence[Layer | nn.Module]
-    sizes: Sequence[int]
-
-    @classmethod
-    def of(cls, model: nn.Module, shape: Sequence[int]) -> Stack | None:
-        """The pattern of a model for inputs of this shape; None if it has a part that is not known here."""
-        modules = chain(model)
-        if modules is None or not all(value.requires_grad for value in model.parameters()):
-            return None
-        leaves, values = [], next(model.parameters()).new_zeros(1, *shape)
-        for module in modules:
-            leaf = _leaf(module, values.dim())
-            if leaf is None:
-                return None
-            leaves.append(leaf)
-            with torch.no_grad():
-                values = module(values)
-        sizes = [
-            sum(v.numel() for v in m.parameters()) for m in modules if isinstance(m, nn.Linear | nn.Conv2d)
-        ]
-        return cls(leaves, sizes) if sizes else None
-
-    @property
-    def has_convolutions(self) -> bool:
-        """Whether some layer is one."""
-        return any(isinstance(leaf, Conv) for leaf in self.leaves)
-
-    def squares(self, inputs: Tensor) -> Tensor | None:
-        """The squared norms of inputs that go into a linear layer as they are: they need to be found once."""
-        first = next(leaf for leaf in self.leaves if not isinstance(leaf, nn.Flatten))
-        return inputs.flatten(1).square().sum(dim=1) if isinstance(first, Linear) else None
-
-    def rows(
-        self,
-        flat: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        *,
-        real: Tensor,
-        loss: Loss,
-        squares: Tensor | None = None,
-    ) -> StackedRows:
-        """The gradients of all batches, at the models' ``flat`` weights; rows that are not real get zeros."""
-        outputs, seen = self._forward(flat, inputs)
-        total = checked(loss, outputs, targets) @ real.to(outputs.dtype)
-        gradients = torch.autograd.grad(total, [values for _, _, values in seen])
-        known = [squares, *[None] * (len(seen) - 1)]
-        layers = [
-            layer.seen(before.detach(), gradient, norms)
-            for (layer, before, _), gradient, norms in zip(seen, gradients, known, strict=True)
-        ]
-        return StackedRows(layers, self.sizes, len(flat))
-
-    def _forward(self, flat: Tensor, inputs: Tensor) -> tuple[Tensor, list[tuple[Layer, Tensor, Tensor]]]:
-        weights = iter(flat.split_with_sizes(list(self.sizes), dim=1))
-        values, seen = inputs, []
-        for leaf in self.leaves:
-            if isinstance(leaf, nn.Module):
-                values = leaf(values)
-                continue
-            before, values = leaf.forward(values, next(weights))
-            if not values.requires_grad:  # of the first layer: what comes before needs no gradient
-                values.requires_grad_()
-            seen.append((leaf, before, values))
-        return values, seen
-
-
-def _leaf(module: nn.Module, dimensions: int) -> Layer | nn.Module | None:
-    if type(module) is nn.Linear:
-        return Linear(module) if dimensions == 2 else None
-    if type(module) is nn.Conv2d:
-        return Conv(module) if _is_plain(module) and dimensions == 4 else None
-    if type(module) is nn.Flatten:
-        return module if (module.start_dim, module.end_dim) == (1, -1) else None
-    if type(module) not in _PLAIN or getattr(module, "return_indices", False):
-        return None
-    return _not_in_place(module)
-
-
-def _not_in_place(module: nn.Module) -> nn.Module:
-    """The outputs of a layer are still needed when the next module has read them."""
-    if not getattr(module, "inplace", False):
-        return module
-    other = copy.deepcopy(module)
-    other.inplace = False  # type: ignore[assignment]
-    return other
-
-
-def _is_plain(layer: nn.Conv2d) -> bool:
-    return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)

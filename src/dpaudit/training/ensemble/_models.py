@@ -1,9 +1,8 @@
-"""What an ensemble trained.
+"""What black-box audits need besides the training: trained models, first weights, canaries and scores.
 
-What all models of one kind have in common: everything but the weights that are trained. Weights to start
-from: worst-case initialisation (Annamalai and De Cristofaro 2024, arXiv:2405.14106). The canary that clipping
-hurts least (Jagielski et al. 2020, arXiv:2006.07709). One example: the canary of a black-box audit. How
-strongly a model's outputs say that it was trained with an example.
+First weights may be those of a worst case (Annamalai and De Cristofaro 2024, arXiv:2405.14106). ``clip_bkd``
+is the canary that clipping hurts least (Jagielski et al. 2020, arXiv:2006.07709). A score says how strongly a
+model's outputs suggest that it was trained with an example.
 """
 
 from __future__ import annotations
@@ -20,14 +19,61 @@ from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.training._seeds import Seeds, generator, initialize
 from dpaudit.training.data import Dataset
-from dpaudit.training.gradients import Loss, cross_entropy, flat_parameters, split, trainable
+from dpaudit.training.gradients import Loss, cross_entropy, flat_parameters, trainable
+
+Score = Callable[[Tensor, int], Tensor]
+"""From logits (models x classes) and a class to one number for each model; larger means "present"."""
+
+_ROUNDING = 1e-9  # of the largest squared singular value: what differs by less is equal
+# a shorter part is mostly rounding; below a million features, one of the unit vectors has a longer one
+_FAINT = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedModels:
+    """Models of one kind; ``weights`` has a flat row for each, in the order of ``named_parameters()``."""
+
+    weights: Tensor
+    pattern: nn.Module
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Return the outputs of all models for the same inputs: models x inputs x classes."""
+        pattern = copy.deepcopy(self.pattern).to(self.weights.device).eval()
+        with torch.inference_mode():
+            found = [functional_call(pattern, named(pattern, row), (inputs,)) for row in self.weights]
+        return torch.stack(found)
+
+    def module(self, number: int) -> nn.Module:
+        """Return one of the models, as a new module."""
+        made = copy.deepcopy(self.pattern).to(self.weights.device)
+        with torch.no_grad():
+            for name, value in named(made, self.weights[number]).items():
+                made.get_parameter(name).copy_(value)
+        return made
+
+
+def named(model: nn.Module, flat: Tensor) -> dict[str, Tensor]:
+    """Return the pieces of a flat vector by the names of their parameters."""
+    parameters = trainable(model)
+    pieces = torch.split_with_sizes(flat, [value.numel() for value in parameters.values()])
+    return {
+        name: piece.view_as(value) for (name, value), piece in zip(parameters.items(), pieces, strict=True)
+    }
+
+
+def with_weights(build: Callable[[], nn.Module], flat: Tensor) -> nn.Module:
+    """Return a new model with these weights."""
+    return TrainedModels(flat[None], pattern_of(build)).module(0)
 
 
 def pattern_of(build: Callable[[], nn.Module]) -> nn.Module:
-    """A model for the weights of any other to be put into.
+    """Return a model into which the weights of any other can be put.
 
-    Only trained weights are kept of a model. So what is not trained has to be the same in all of them, and a
-    second one, from another seed, shows whether it is.
+    Only trained weights are kept of a model. What is not trained has to be the same in all of them, which is
+    checked with a second one, from another seed.
     """
     pattern, other = (initialize(build, seed) for seed in (0, 1))
     first, second = _not_trained(pattern), _not_trained(other)
@@ -45,46 +91,6 @@ def _not_trained(model: nn.Module) -> dict[str, Tensor]:
     return frozen | dict(model.named_buffers())
 
 
-@dataclass(frozen=True, eq=False)
-class TrainedModels:
-    """Models of one kind; ``weights`` has a flat row for each, in the order of ``named_parameters()``."""
-
-    weights: Tensor
-    pattern: nn.Module
-
-    def __len__(self) -> int:
-        return len(self.weights)
-
-    def logits(self, inputs: Tensor) -> Tensor:
-        """The outputs of all models for the same inputs: models x inputs x classes."""
-        pattern = copy.deepcopy(self.pattern).to(self.weights.device).eval()
-        with torch.inference_mode():
-            found = [functional_call(pattern, named(pattern, row), (inputs,)) for row in self.weights]
-        return torch.stack(found)
-
-    def module(self, number: int) -> nn.Module:
-        """One of the models, as a module of its own."""
-        made = copy.deepcopy(self.pattern).to(self.weights.device)
-        with torch.no_grad():
-            for name, value in named(made, self.weights[number]).items():
-                made.get_parameter(name).copy_(value)
-        return made
-
-
-def named(model: nn.Module, flat: Tensor) -> dict[str, Tensor]:
-    """The pieces of a flat vector, by the names of the parameters that they stand for."""
-    parameters = trainable(model)
-    pieces = split(flat, [value.numel() for value in parameters.values()])
-    return {
-        name: piece.view_as(value) for (name, value), piece in zip(parameters.items(), pieces, strict=True)
-    }
-
-
-def with_weights(build: Callable[[], nn.Module], flat: Tensor) -> nn.Module:
-    """A new model with these weights."""
-    return TrainedModels(flat[None], pattern_of(build)).module(0)
-
-
 def pretrained_weights(
     build: Callable[[], nn.Module],
     held_out: Dataset,
@@ -95,10 +101,10 @@ def pretrained_weights(
     seed: int = 0,
     loss: Loss = cross_entropy,
 ) -> Tensor:
-    """The flat weights of a model trained on ``held_out``, without privacy, by plain gradient descent.
+    """Return the flat weights of a model trained on ``held_out`` without privacy, by plain gradient descent.
 
-    Near a minimum the gradients of ordinary examples are small and the canary's stands out. The examples have
-    to be others than those that are trained on privately: the claim does not cover these.
+    Near a minimum the gradients of ordinary examples are small and the canary's stands out. The examples must
+    not be among those that are trained on privately: the claim does not cover this pre-training.
     """
     _validate.whole("num_steps", num_steps)
     size = min(_validate.whole("batch_size", batch_size), len(held_out))
@@ -126,7 +132,7 @@ class Example:
 
 
 def joined(data: Dataset, example: Example) -> Dataset:
-    """The data as a model takes them, with the example behind the last one."""
+    """Return the data as a model takes them, with the example after the last one."""
     if tuple(example.inputs.shape) != data.shape:
         raise InputError(f"Expected a canary of shape {data.shape}, got {tuple(example.inputs.shape)}.")
     target = torch.tensor([example.target]).to(data.targets)
@@ -135,13 +141,8 @@ def joined(data: Dataset, example: Example) -> Dataset:
     return replace(data, inputs=torch.cat(inputs), targets=torch.cat([data.targets, target]))
 
 
-_ROUNDING = 1e-9  # of the largest squared singular value: what differs by less is equal
-# a shorter part is mostly rounding; below a million features, one of the unit vectors has a longer one
-_FAINT = 1e-3
-
-
 def clip_bkd(data: Dataset, model: nn.Module) -> Example:
-    """An example where the data vary least, with the class that ``model`` finds least likely there.
+    """Return an example where the data vary least, with the class that ``model`` finds least likely there.
 
     Its input is the right singular vector of the data with the smallest singular value, as long as the
     shortest example that is not zero. Where several directions vary as little, as all do that fewer examples
@@ -163,18 +164,14 @@ def clip_bkd(data: Dataset, model: nn.Module) -> Example:
 
 
 def _chosen(space: Tensor) -> Tensor:
-    """One direction of a space, whatever basis it is given by: that of a fixed vector's part in it."""
+    """Return a direction of a space that does not depend on its basis: a fixed vector's part in it."""
     fixed = torch.ones(len(space), dtype=space.dtype)
     parts = (space @ (space.T @ one) for one in (fixed, *torch.eye(len(space), dtype=space.dtype)))
     return nn.functional.normalize(next(part for part in parts if part.norm() > _FAINT), dim=0)
 
 
-Score = Callable[[Tensor, int], Tensor]
-"""From logits (models x classes) and a class to one number for each model; larger means "present"."""
-
-
 def log_odds(logits: Tensor, target: int) -> Tensor:
-    """log(p / (1 - p)) of the class: its logit less the logsumexp of the others.
+    """Return log(p / (1 - p)) of the class: its logit minus the logsumexp of the others.
 
     Carlini et al. 2022 (arXiv:2112.03570) found it near normal. It is never computed by way of p, which
     rounds to 1 where a model is sure.
@@ -189,5 +186,5 @@ def log_odds(logits: Tensor, target: int) -> Tensor:
 
 
 def negative_loss(logits: Tensor, target: int) -> Tensor:
-    """Minus the cross-entropy: the logarithm of the class's probability."""
+    """Return minus the cross-entropy: the logarithm of the class's probability."""
     return logits.double().log_softmax(dim=1)[:, target]

@@ -1,7 +1,7 @@
-"""The engine for models of linear layers and convolutions: all of them in the same tensor operations.
+"""DP-SGD of many models in the same tensor operations: batches, private sums and gradient descent.
 
-Gradient descent of many models at once. The mechanism of a step, for many models at once. The Poisson batches
-of whole trainings, drawn before they begin.
+It is the engine for models of linear layers and convolutions. The batches of whole trainings are drawn before
+they begin.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from dpaudit._types import IntArray
 from dpaudit.training._mechanism import GaussianSum, Mechanism
 from dpaudit.training._seeds import Seeds, generator
 from dpaudit.training._settings import DPSGD, SGD
@@ -20,98 +20,37 @@ from dpaudit.training.data import Dataset
 from dpaudit.training.ensemble._layers import Stack, StackedRows
 from dpaudit.training.gradients import Loss
 
-IntArray = NDArray[np.int64]
+
+def can_train_together(settings: DPSGD) -> bool:
+    """Return whether these settings are supported; others are trained one model after another."""
+    return type(settings.optimizer) is SGD and settings.augmentation is None
 
 
-def drawn_batches(*, num_examples: int, present: bool, settings: DPSGD, seeds: Seeds) -> list[IntArray]:
-    """The places of the examples of every step. The canary, if present, is the one behind the last.
-
-    Every example by a coin of its own, as the accounting assumes. The coins of all steps are one long row,
-    and only the gaps between heads are drawn: it costs what the batches cost, not what the data cost. The
-    canary's coins are drawn apart, so that the rest of a batch does not depend on whether it is there.
-    """
-    others, canary = np.random.SeedSequence(seeds.sampling).spawn(2)
-    heads = _heads(num_examples * settings.num_steps, settings.sample_rate, np.random.default_rng(others))
-    ends = np.searchsorted(heads, num_examples * np.arange(1, settings.num_steps))
-    batches = [part % num_examples for part in np.split(heads, ends)]
-    if present:
-        joins = np.random.default_rng(canary).random(settings.num_steps) < settings.sample_rate
-        batches = [
-            np.append(batch, num_examples) if join else batch
-            for batch, join in zip(batches, joins, strict=True)
-        ]
-    return batches
-
-
-def _heads(num_coins: int, probability: float, rng: np.random.Generator) -> IntArray:
-    """The places of the heads in a row of coins."""
-    if probability == 1.0:
-        return np.arange(num_coins)
-    found, last = [], -1
-    while last < num_coins - 1:
-        gaps = rng.geometric(probability, size=_enough(num_coins - 1 - last, probability))
-        found.append(last + np.cumsum(gaps))
-        last = int(found[-1][-1])
-    places = np.concatenate([np.empty(0, np.int64), *found])
-    return places[places < num_coins]
-
-
-def _enough(num_coins: int, probability: float) -> int:
-    """So many gaps that they nearly always reach the end; if not, more are drawn."""
-    mean = num_coins * probability
-    return int(mean + 5 * mean**0.5) + 1
-
-
-class DrawnBatches:
-    """A sampling that hands out batches drawn before; one object belongs to one training."""
-
-    def __init__(self, batches: Sequence[IntArray]) -> None:
-        self._batches = iter(batches)
-
-    def indices(self, num_examples: int, generator: torch.Generator) -> Tensor:  # noqa: ARG002
-        """The batch of the next step."""
-        return torch.from_numpy(next(self._batches))
-
-
-def side_by_side(models: Sequence[Sequence[IntArray]], filler: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """For every step the batches of all models as rows of one table, and how long each is.
-
-    Rows are filled up to the longest with the place ``filler``.
-    """
-    for batches in zip(*models, strict=True):
-        sizes = np.array([len(batch) for batch in batches])
-        table = np.full((len(batches), max(int(sizes.max()), 1)), filler)
-        table[np.arange(table.shape[1]) < sizes[:, None]] = np.concatenate(batches)
-        yield torch.from_numpy(table), torch.from_numpy(sizes)
-
-
-class Descent:
-    """What torch's SGD does, for a row of weights of each model."""
-
-    def __init__(self, optimizer: SGD, flat: Tensor) -> None:
-        self._optimizer = optimizer
-        self._flat = flat
-        self._moving: Tensor | None = None
-
-    def step(self, total: Tensor, expected_batch_size: float) -> None:
-        """Update by the mean that ``total`` is the sum of; ``total`` may be overwritten."""
-        settings = self._optimizer
-        if settings.momentum == 0.0 and settings.weight_decay == 0.0:
-            self._flat.add_(total, alpha=-settings.learning_rate / expected_batch_size)
-            return
-        gradient = total.div_(expected_batch_size)
-        if settings.weight_decay:
-            gradient.add_(self._flat, alpha=settings.weight_decay)
-        if settings.momentum:
-            gradient = self._momentum(gradient)
-        self._flat.add_(gradient, alpha=-settings.learning_rate)
-
-    def _momentum(self, gradient: Tensor) -> Tensor:
-        if self._moving is None:
-            self._moving = gradient.clone()
-        else:
-            self._moving.mul_(self._optimizer.momentum).add_(gradient)
-        return self._moving
+def train_together(
+    stack: Stack,
+    flat: Tensor,
+    data: Dataset,
+    batches: Sequence[Sequence[IntArray]],
+    *,
+    seeds: Sequence[Seeds],
+    settings: DPSGD,
+    mechanism: Mechanism,
+    loss: Loss,
+    expected_batch_size: float,
+) -> Tensor:
+    """Train the models with weights ``flat``, in place; return them."""
+    assert isinstance(settings.optimizer, SGD)
+    noise = [generator(each.noise, flat.device) for each in seeds]
+    optimizer, total = StackedSGD(settings.optimizer, flat), torch.empty_like(flat)
+    squares = stack.squares(data.inputs)
+    for table, sizes in side_by_side(batches, filler=0):
+        places = table.view(-1).to(flat.device)
+        inputs, targets = data.at(places)
+        real = (torch.arange(table.shape[1]) < sizes[:, None]).view(-1).to(flat.device)
+        known = None if squares is None else squares.index_select(0, places)
+        rows = stack.rows(flat, inputs, targets, real=real, loss=loss, squares=known)
+        optimizer.step(private_sum(mechanism, rows, sizes, noise, total), expected_batch_size)
+    return flat
 
 
 def private_sum(
@@ -144,33 +83,92 @@ def _fill_with_noise(mechanism: Mechanism, generators: Sequence[torch.Generator]
         row.copy_(mechanism.noise(row, generator))
 
 
-def can_train_together(settings: DPSGD) -> bool:
-    """Whether these settings are known here; what is not, is trained one after another."""
-    return type(settings.optimizer) is SGD and settings.augmentation is None
+class StackedSGD:
+    """torch's SGD, for a row of weights of each model."""
+
+    def __init__(self, optimizer: SGD, flat: Tensor) -> None:
+        self._optimizer = optimizer
+        self._flat = flat
+        self._moving: Tensor | None = None
+
+    def step(self, total: Tensor, expected_batch_size: float) -> None:
+        """Update by ``total`` over ``expected_batch_size``; ``total`` may be overwritten."""
+        settings = self._optimizer
+        if settings.momentum == 0.0 and settings.weight_decay == 0.0:
+            self._flat.add_(total, alpha=-settings.learning_rate / expected_batch_size)
+            return
+        gradient = total.div_(expected_batch_size)
+        if settings.weight_decay:
+            gradient.add_(self._flat, alpha=settings.weight_decay)
+        if settings.momentum:
+            gradient = self._momentum(gradient)
+        self._flat.add_(gradient, alpha=-settings.learning_rate)
+
+    def _momentum(self, gradient: Tensor) -> Tensor:
+        if self._moving is None:
+            self._moving = gradient.clone()
+        else:
+            self._moving.mul_(self._optimizer.momentum).add_(gradient)
+        return self._moving
 
 
-def train_together(
-    stack: Stack,
-    flat: Tensor,
-    data: Dataset,
-    batches: Sequence[Sequence[IntArray]],
-    *,
-    seeds: Sequence[Seeds],
-    settings: DPSGD,
-    mechanism: Mechanism,
-    loss: Loss,
-    expected_batch_size: float,
-) -> Tensor:
-    """Train the models with weights ``flat``, in place; returns them."""
-    assert isinstance(settings.optimizer, SGD)
-    noise = [generator(each.noise, flat.device) for each in seeds]
-    descent, total = Descent(settings.optimizer, flat), torch.empty_like(flat)
-    squares = stack.squares(data.inputs)
-    for table, sizes in side_by_side(batches, filler=0):
-        places = table.view(-1).to(flat.device)
-        inputs, targets = data.at(places)
-        real = (torch.arange(table.shape[1]) < sizes[:, None]).view(-1).to(flat.device)
-        known = None if squares is None else squares.index_select(0, places)
-        rows = stack.rows(flat, inputs, targets, real=real, loss=loss, squares=known)
-        descent.step(private_sum(mechanism, rows, sizes, noise, total), expected_batch_size)
-    return flat
+def drawn_batches(*, num_examples: int, present: bool, settings: DPSGD, seeds: Seeds) -> list[IntArray]:
+    """Return the indices of the examples of every step. The canary, if present, is the one after the last.
+
+    This is Poisson sampling, as the accounting assumes. The coins of all steps are one long sequence, and
+    only the gaps between heads are drawn: the cost is that of the batches, not of the data. The canary's
+    coins are drawn separately, so that the rest of a batch does not depend on whether it is there.
+    """
+    others, canary = np.random.SeedSequence(seeds.sampling).spawn(2)
+    heads = _heads(num_examples * settings.num_steps, settings.sample_rate, np.random.default_rng(others))
+    ends = np.searchsorted(heads, num_examples * np.arange(1, settings.num_steps))
+    batches = [part % num_examples for part in np.split(heads, ends)]
+    if present:
+        joins = np.random.default_rng(canary).random(settings.num_steps) < settings.sample_rate
+        batches = [
+            np.append(batch, num_examples) if join else batch
+            for batch, join in zip(batches, joins, strict=True)
+        ]
+    return batches
+
+
+def _heads(num_coins: int, probability: float, rng: np.random.Generator) -> IntArray:
+    """Return the places of the heads in a sequence of coins."""
+    if probability == 1.0:
+        return np.arange(num_coins)
+    found, last = [], -1
+    while last < num_coins - 1:
+        gaps = rng.geometric(probability, size=_enough(num_coins - 1 - last, probability))
+        found.append(last + np.cumsum(gaps))
+        last = int(found[-1][-1])
+    places = np.concatenate([np.empty(0, np.int64), *found])
+    return places[places < num_coins]
+
+
+def _enough(num_coins: int, probability: float) -> int:
+    """Return a number of gaps that nearly always reach the end; if not, more are drawn."""
+    mean = num_coins * probability
+    return int(mean + 5 * mean**0.5) + 1
+
+
+class DrawnBatches:
+    """A sampling that returns batches drawn before; each training needs an object of its own."""
+
+    def __init__(self, batches: Sequence[IntArray]) -> None:
+        self._batches = iter(batches)
+
+    def indices(self, num_examples: int, generator: torch.Generator) -> Tensor:  # noqa: ARG002
+        """Return the batch of the next step."""
+        return torch.from_numpy(next(self._batches))
+
+
+def side_by_side(models: Sequence[Sequence[IntArray]], filler: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield for every step the batches of all models as rows of one table, and the size of each.
+
+    Rows are padded to the longest with the index ``filler``.
+    """
+    for batches in zip(*models, strict=True):
+        sizes = np.array([len(batch) for batch in batches])
+        table = np.full((len(batches), max(int(sizes.max()), 1)), filler)
+        table[np.arange(table.shape[1]) < sizes[:, None]] = np.concatenate(batches)
+        yield torch.from_numpy(table), torch.from_numpy(sizes)

@@ -1,4 +1,4 @@
-"""One module for each table or figure of the paper, or for two that share their numbers."""
+"""All tables and figures of the paper; those that share their set-up share a module."""
 
 import difflib
 
@@ -6,15 +6,16 @@ from dpaudit.errors import InputError
 from dpaudit.experiments.reproduction._figure import Figure
 from dpaudit.experiments.reproduction.figures._black_box import BLACK_BOX, CLIPPING_ONLY
 from dpaudit.experiments.reproduction.figures._bugs import BUGS
-from dpaudit.experiments.reproduction.figures._first_steps import STEPS
-from dpaudit.experiments.reproduction.figures._gradient_space import (
+from dpaudit.experiments.reproduction.figures._canary_studies import (
     AUGMULT,
     CANARY_GRADIENTS,
     FLAGSHIP,
+    INPUT_CANARIES,
+    INPUT_DATASETS,
     MODEL_SIZE,
     TABLE1,
 )
-from dpaudit.experiments.reproduction.figures._input_space import INPUT_CANARIES, INPUT_DATASETS
+from dpaudit.experiments.reproduction.figures._first_steps import STEPS
 from dpaudit.experiments.reproduction.figures._observation_counts import OBSERVATIONS, SUBSAMPLING
 from dpaudit.experiments.reproduction.figures._thresholds import THRESHOLD_OBSERVATIONS, THRESHOLDS
 from dpaudit.experiments.reproduction.figures._tradeoff_curves import PLD, REGIONS, TRADEOFFS

@@ -1,7 +1,4 @@
-"""What the final model alone tells of a canary that was trained on.
-
-Table 2: how much clipping hides where no noise is added.
-"""
+"""What the final model alone tells of a canary that was trained on: with noise, and with clipping only."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from dpaudit.experiments.reproduction._figure import (
     PURCHASE,
     Figure,
     Key,
-    Panel,
     Picture,
     Row,
     Rows,
@@ -20,56 +16,91 @@ from dpaudit.experiments.reproduction._figure import (
     Settings,
     Table,
     Work,
+    crossed,
+)
+from dpaudit.experiments.reproduction._panels import (
+    bars_panel,
+    labelled,
     mean,
+    mean_text,
     only,
     pairs_of,
+    said_table,
     values_of,
 )
 from dpaudit.experiments.reproduction._simulation import DELTA, METHODS
-from dpaudit.experiments.reproduction._study import bars
 from dpaudit.experiments.reproduction._trainings import (
     PAPER_CONV,
     PAPER_DENSE,
     PAPER_WIDE,
     SAME_DATA,
     TINY,
-    audited,
-    final_models,
+    accuracy_title,
+    final_model_rows,
     our_row,
+    run_audit,
     sizes,
-    tested,
 )
 from dpaudit.stats import ErrorCounts, lower_bound
 
-_ONE_RUN = "many, one run"  # mislabelled ones
-_CANARIES_BLACK_BOX = "blank", "mislabelled", _ONE_RUN
 _EPSILON = 8.0
+_CANARIES = "blank", "mislabelled"
+_ONE_RUN = "many, one run"  # mislabelled ones
+_PRINTED = {0.1: 23.4, 1.0: 26.8, 10.0: 41.0}  # Table 2, by clipping norm
+_LARGEST = 44.0  # of Table 2
+_PAPER_MODELS = 2_000  # with and without the canary
 
 
-def _cells_black_box(settings: Settings) -> list[Key]:
-    return [
-        {"column": column, "canary": canary}
-        for column in settings["columns"]
-        for canary in _CANARIES_BLACK_BOX
-    ]
+class FinalModels(Figure):
+    """Blank and mislabelled canaries in many models, and many canaries in one."""
 
+    def cells(self, settings: Settings) -> list[Key]:
+        return crossed(column=settings["columns"], canary=(*_CANARIES, _ONE_RUN))
 
-def _measure_black_box(key: Key, work: Work) -> list[Row]:
-    column = str(key["column"])
-    if key["canary"] == _ONE_RUN:
-        return [_one_run(column, work)]
-    return final_models(
-        work,
-        column,
-        num_models=work.settings["num_models"][column],
-        canary=str(key["canary"]),
-        score="log-odds",
-        training={"target_epsilon": _EPSILON},
-    )
+    def measure(self, key: Key, work: Work) -> list[Row]:
+        column = str(key["column"])
+        if key["canary"] == _ONE_RUN:
+            return [_one_run(column, work)]
+        return final_model_rows(
+            work,
+            column,
+            num_models=work.settings["num_models"][column],
+            canary=str(key["canary"]),
+            score="log-odds",
+            training={"target_epsilon": _EPSILON},
+        )
+
+    def picture(self, rows: Rows, _: Settings) -> Picture:
+        panels = [
+            bars_panel(only(rows, column=column), "canary", (*_CANARIES, _ONE_RUN), _EPSILON, title=column)
+            for column in values_of(rows, "column")
+        ]
+        return Picture(panels=panels, columns=2)
+
+    def tables(self, rows: Rows, settings: Settings) -> list[Table]:
+        pairs = pairs_of(rows)
+        lines = []
+        for column in values_of(rows, "column"):
+            for canary in (*_CANARIES, _ONE_RUN):
+                found = only(rows, column=column, canary=canary)
+                bounds = [mean_text(only(found, method=method, rule=rule)) for method, rule in pairs]
+                number = "1" if canary == _ONE_RUN else f"{settings['num_models'][column]:,}"
+                lines.append((column, canary, number, f"{mean(found, 'accuracy'):.1%}", *bounds))
+        header = ("training", "canary", "models", "accuracy", *(labelled(*pair) for pair in pairs))
+        said = [
+            ("CIFAR-10 WRN-16, f-DP(ZB)", "about 1.6", _said(rows, "CIFAR-10 WRN-16")),
+            ("CIFAR-10 ConvNet, f-DP(ZB)", "significantly lower", _said(rows, "CIFAR-10 ConvNet")),
+            ("Purchase, f-DP(ZB)", "significantly lower", _said(rows, "Purchase")),
+            ("random data, f-DP(ZB)", "nothing non-trivial", _said(rows, "Random")),
+        ]
+        return [
+            Table(title=f"Final models, epsilon = 8. {accuracy_title(settings)}", header=header, rows=lines),
+            said_table(said, "What the paper says, of 2,000 models of its own data", names_papers=True),
+        ]
 
 
 def _one_run(column: str, work: Work) -> Row:
-    values = audited(
+    values = run_audit(
         work,
         column,
         audit={
@@ -84,68 +115,14 @@ def _one_run(column: str, work: Work) -> Row:
     return our_row(values)
 
 
-def _panel(rows: Rows, column: str) -> Panel:
-    series = bars(only(rows, column=column), "canary", _CANARIES_BLACK_BOX)
-    return Panel(
-        title=column,
-        x_label="",
-        y_label="epsilon lower bound",
-        series=series,
-        categories=_CANARIES_BLACK_BOX,
-        level=_EPSILON,
-    )
-
-
-def _picture_black_box(rows: Rows, _: Settings) -> Picture:
-    return Picture(panels=[_panel(rows, column) for column in values_of(rows, "column")], columns=2)
-
-
-def _tables_black_box(rows: Rows, settings: Settings) -> list[Table]:
-    pairs = pairs_of(rows)
-    lines = []
-    for column in values_of(rows, "column"):
-        for canary in _CANARIES_BLACK_BOX:
-            found = only(rows, column=column, canary=canary)
-            bounds = [_cell(only(found, method=method, rule=rule)) for method, rule in pairs]
-            number = "1" if canary == _ONE_RUN else f"{settings['num_models'][column]:,}"
-            lines.append((column, canary, number, f"{mean(found, 'accuracy'):.1%}", *bounds))
-    header = ("training", "canary", "models", "accuracy", *(f"{method}, {rule}" for method, rule in pairs))
-    said = [
-        ("CIFAR-10 WRN-16, f-DP(ZB)", "about 1.6", _said(rows, "CIFAR-10 WRN-16")),
-        ("CIFAR-10 ConvNet, f-DP(ZB)", "significantly lower", _said(rows, "CIFAR-10 ConvNet")),
-        ("Purchase, f-DP(ZB)", "significantly lower", _said(rows, "Purchase")),
-        ("random data, f-DP(ZB)", "nothing non-trivial", _said(rows, "Random")),
-    ]
-    return [
-        Table(
-            title=f"Final models, epsilon = 8. {tested(settings)}",
-            header=header,
-            rows=lines,
-        ),
-        Table(
-            title="What the paper says, of 2,000 models of its own data",
-            header=("", "paper", "here"),
-            rows=said,
-            names_papers=True,
-        ),
-    ]
-
-
-def _cell(rows: Rows) -> str:
-    epsilon = mean(rows)
-    return "" if epsilon is None else f"{epsilon:.2f}"
-
-
 def _said(rows: Rows, column: str) -> str:
     own = [row for row in rows if str(row["column"]).startswith(column) and row["method"] == "f-DP(ZB)"]
-    found = [float(row["epsilon"] or 0) for row in own if row["rule"] == "same data"]
+    found = [float(row["epsilon"] or 0) for row in own if row["rule"] == SAME_DATA]
     return f"{max(found):.2f}" if found else "not run at this scale"
 
 
-def _settings_black_box(
-    trained: dict[str, tuple[dict[str, Any], int]], num_canaries: int = 100
-) -> dict[str, Any]:
-    """From sizes and a number of models, with and without the canary together; our one run has canaries."""
+def _settings(trained: dict[str, tuple[dict[str, Any], int]], num_canaries: int = 100) -> dict[str, Any]:
+    """Return settings from a size and a number of models, with and without the canary, for each column."""
     return {
         "num_canaries": num_canaries,
         "columns": {column: size for column, (size, _) in trained.items()},
@@ -153,14 +130,14 @@ def _settings_black_box(
     }
 
 
-BLACK_BOX = Figure(
+BLACK_BOX = FinalModels(
     name="black-box",
     title="Blank and mislabelled canaries, final models only, epsilon = 8",
     paper="Figure of section 6.4, 1,000 models with the canary and 1,000 without: about 1.6 on CIFAR-10 with "
     "WRN-16 by f-DP(ZB), significantly less on others, nothing on random data.",
     settings={
-        Scale.TINY: _settings_black_box({"CIFAR-10 MLP": (TINY, 8), "Purchase": (TINY, 8)}, num_canaries=8),
-        Scale.CPU: _settings_black_box(
+        Scale.TINY: _settings({"CIFAR-10 MLP": (TINY, 8), "Purchase": (TINY, 8)}, num_canaries=8),
+        Scale.CPU: _settings(
             {
                 "CIFAR-10 MLP": (sizes(500, 50, 200, 0.3), 1_000),
                 "CIFAR-10 ConvNet": (sizes(100, 8, 40, 0.5), 120),
@@ -168,7 +145,7 @@ BLACK_BOX = Figure(
                 "Random ConvNet": (sizes(100, 8, 40, 0.5), 120),
             }
         ),
-        Scale.PAPER: _settings_black_box(
+        Scale.PAPER: _settings(
             {
                 "CIFAR-10 WRN-16": (PAPER_WIDE, 2_000),
                 "CIFAR-10 ConvNet": (PAPER_CONV, 2_000),
@@ -177,10 +154,6 @@ BLACK_BOX = Figure(
             }
         ),
     },
-    cells=_cells_black_box,
-    measure=_measure_black_box,
-    picture=_picture_black_box,
-    tables=_tables_black_box,
     has_processes=True,
     needs=(CIFAR10, PURCHASE),
     remarks=(
@@ -191,64 +164,77 @@ BLACK_BOX = Figure(
 )
 
 
-_PRINTED = {0.1: 23.4, 1.0: 26.8, 10.0: 41.0}
-_LARGEST = 44.0
-_MODELS = 2_000  # of the paper, with and without the canary
-_CANARIES_CLIPPING_ONLY = "blank", "mislabelled"
-_SHOWN = "f-DP(ZB)"
+class ClippingOnly(Figure):
+    """Table 2: how much clipping hides where no noise is added."""
 
+    def cells(self, settings: Settings) -> list[Key]:
+        return crossed(max_grad_norm=settings["norms"], canary=_CANARIES)
 
-def _cells_clipping_only(settings: Settings) -> list[Key]:
-    return [
-        {"max_grad_norm": norm, "canary": canary}
-        for norm in settings["norms"]
-        for canary in _CANARIES_CLIPPING_ONLY
-    ]
-
-
-def _measure_clipping_only(key: Key, work: Work) -> list[Row]:
-    [column] = work.settings["columns"]
-    norm = float(key["max_grad_norm"])
-    rate = work.settings["columns"][column]["learning_rate"] / norm  # the same length of a clipped step
-    training = {
-        "noise_multiplier": 0.0,
-        "max_grad_norm": norm,
-        "optimizer": {"name": "sgd", "learning_rate": rate},
-    }
-    return final_models(
-        work,
-        column,
-        num_models=work.settings["num_models"],
-        canary=str(key["canary"]),
-        score="loss",
-        training=training,
-    )
-
-
-def largest(method: str, num_models: int, confidence: float) -> float:
-    """The epsilon that as many models without a single error show."""
-    tradeoff, inference = METHODS[method]
-    counts = ErrorCounts.perfect(num_models // 2, num_models // 2)
-    return lower_bound(
-        counts, delta=DELTA, confidence=confidence, tradeoff=tradeoff, inference=inference
-    ).epsilon
-
-
-def _picture_clipping_only(rows: Rows, settings: Settings) -> Picture:
-    norms = values_of(rows, "max_grad_norm")
-    panels = [
-        Panel(
-            title=canary,
-            x_label="clipping norm",
-            y_label="epsilon lower bound",
-            series=bars(only(rows, canary=canary), "max_grad_norm", norms),
-            categories=[f"{norm:g}" for norm in norms],
-            level=largest(_SHOWN, settings["num_models"], 0.95),
-            level_label="f-DP(ZB) without an error",
+    def measure(self, key: Key, work: Work) -> list[Row]:
+        [column] = work.settings["columns"]
+        norm = float(key["max_grad_norm"])
+        rate = work.settings["columns"][column]["learning_rate"] / norm  # the same length of a clipped step
+        training = {
+            "noise_multiplier": 0.0,
+            "max_grad_norm": norm,
+            "optimizer": {"name": "sgd", "learning_rate": rate},
+        }
+        return final_model_rows(
+            work,
+            column,
+            num_models=work.settings["num_models"],
+            canary=str(key["canary"]),
+            score="loss",
+            training=training,
         )
-        for canary in _CANARIES_CLIPPING_ONLY
-    ]
-    return Picture(panels=panels)
+
+    def picture(self, rows: Rows, settings: Settings) -> Picture:
+        most = _without_error("f-DP(ZB)", settings["num_models"], 0.95)
+        panels = [
+            bars_panel(
+                only(rows, canary=canary),
+                "max_grad_norm",
+                values_of(rows, "max_grad_norm"),
+                most,
+                title=canary,
+                x_label="clipping norm",
+                level_label="f-DP(ZB) without an error",
+            )
+            for canary in _CANARIES
+        ]
+        return Picture(panels=panels)
+
+    def tables(self, rows: Rows, settings: Settings) -> list[Table]:
+        number, methods = settings["num_models"], [labelled(*pair) for pair in pairs_of(rows)]
+        lines = [
+            _line(rows, norm, canary) for norm in values_of(rows, "max_grad_norm") for canary in _CANARIES
+        ]
+        numbers = tuple(dict.fromkeys((_PAPER_MODELS, number)))
+        most = [
+            (
+                f"f-DP({short}), {level}",
+                f"{_LARGEST:.1f}" if short == "ZB" else "",
+                *(f"{_without_error(f'f-DP({short})', count, confidence):.2f}" for count in numbers),
+            )
+            for short, level, confidence in (
+                ("ZB", "2.5 % quantile", 0.95),
+                ("ZB", "5 % quantile", 0.90),
+                ("CP", "95 %", 0.95),
+                ("joint", "95 %", 0.95),
+            )
+        ]
+        return [
+            Table(
+                title=f"{number:,} models; the paper's are f-DP(ZB) of 2,000, of the better canary",
+                header=("", "canary", "paper", "accuracy", *methods),
+                rows=lines,
+            ),
+            Table(
+                title="Largest bound of as many models, without an error",
+                header=("method", "paper", *(f"{count:,} models" for count in numbers)),
+                rows=most,
+            ),
+        ]
 
 
 def _line(rows: Rows, norm: float, canary: str) -> tuple[str, ...]:
@@ -257,59 +243,33 @@ def _line(rows: Rows, norm: float, canary: str) -> tuple[str, ...]:
     return f"C = {norm:g}", canary, f"{_PRINTED[norm]:.1f}", f"{mean(found, 'accuracy'):.1%}", *bounds
 
 
-def _tables_clipping_only(rows: Rows, settings: Settings) -> list[Table]:
-    number, methods = settings["num_models"], [f"{method}, {rule}" for method, rule in pairs_of(rows)]
-    lines = [
-        _line(rows, norm, canary)
-        for norm in values_of(rows, "max_grad_norm")
-        for canary in _CANARIES_CLIPPING_ONLY
-    ]
-    numbers = tuple(dict.fromkeys((_MODELS, number)))
-    most = [
-        (
-            f"f-DP({short}), {level}",
-            f"{_LARGEST:.1f}" if short == "ZB" else "",
-            *(f"{largest(f'f-DP({short})', count, confidence):.2f}" for count in numbers),
-        )
-        for short, level, confidence in (
-            ("ZB", "2.5 % quantile", 0.95),
-            ("ZB", "5 % quantile", 0.90),
-            ("CP", "95 %", 0.95),
-            ("joint", "95 %", 0.95),
-        )
-    ]
-    return [
-        Table(
-            title=f"{number:,} models; the paper's are f-DP(ZB) of 2,000, of the better canary",
-            header=("", "canary", "paper", "accuracy", *methods),
-            rows=lines,
-        ),
-        Table(
-            title="Largest bound of as many models, without an error",
-            header=("method", "paper", *(f"{count:,} models" for count in numbers)),
-            rows=most,
-        ),
-    ]
+def _without_error(method: str, num_models: int, confidence: float) -> float:
+    """Return the epsilon that as many models without a single error show."""
+    tradeoff, inference = METHODS[method]
+    counts = ErrorCounts.perfect(num_models // 2, num_models // 2)
+    return lower_bound(
+        counts, delta=DELTA, confidence=confidence, tradeoff=tradeoff, inference=inference
+    ).epsilon
 
 
-def _settings_clipping_only(column: str, size: dict[str, Any], num_models: int) -> dict[str, Any]:
-    return {"columns": {column: size}, "norms": tuple(_PRINTED), "num_models": num_models}
-
-
-CLIPPING_ONLY = Figure(
+CLIPPING_ONLY = ClippingOnly(
     name="clipping-only",
     title="Clipping without noise, final models only",
     paper="Table 2, 1,000 models with the canary and 1,000 without, f-DP(ZB): 23.4, 26.8 and 41.0 at C = "
     "0.1, 1 and 10; the largest bound of so many models is 44.0.",
     settings={
-        Scale.TINY: _settings_clipping_only("CIFAR-10 MLP", TINY, 8),
-        Scale.CPU: _settings_clipping_only("CIFAR-10 MLP", sizes(200, 25, 100, 1.0), 2_000),
-        Scale.PAPER: _settings_clipping_only("CIFAR-10 WRN-16", PAPER_WIDE, 2_000),
+        Scale.TINY: {"columns": {"CIFAR-10 MLP": TINY}, "norms": tuple(_PRINTED), "num_models": 8},
+        Scale.CPU: {
+            "columns": {"CIFAR-10 MLP": sizes(200, 25, 100, 1.0)},
+            "norms": tuple(_PRINTED),
+            "num_models": 2_000,
+        },
+        Scale.PAPER: {
+            "columns": {"CIFAR-10 WRN-16": PAPER_WIDE},
+            "norms": tuple(_PRINTED),
+            "num_models": 2_000,
+        },
     },
-    cells=_cells_clipping_only,
-    measure=_measure_clipping_only,
-    picture=_picture_clipping_only,
-    tables=_tables_clipping_only,
     has_processes=True,
     needs=(CIFAR10,),
     remarks=(

@@ -1,31 +1,31 @@
-"""The paper's three violations, looked at step by step."""
+"""The paper's three violations, audited step by step."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from dpaudit.experiments.reproduction._figure import (
-    Panel,
-    Picture,
-    Rows,
-    Scale,
-    Settings,
-    Table,
+from dpaudit.experiments.reproduction._figure import CIFAR10, Panel, Picture, Rows, Scale, Settings, Table
+from dpaudit.experiments.reproduction._panels import (
+    bars_panel,
+    bounds_panel,
+    diagonal,
+    labelled,
     mean,
     only,
     values_of,
 )
 from dpaudit.experiments.reproduction._simulation import DELTA
-from dpaudit.experiments.reproduction._study import (
-    PAPERS,
+from dpaudit.experiments.reproduction._trainings import (
+    HALF,
+    OURS,
+    PAPER_CONV,
+    PAPER_METHODS,
+    SAME_DATA,
     Study,
     Variant,
-    bars,
-    bounds_panel,
-    diagonal,
-    labelled,
+    sizes,
+    study_settings,
 )
-from dpaudit.experiments.reproduction._trainings import HALF, OURS, PAPER_CONV, SAME_DATA, sizes
 from dpaudit.stats import Gaussian
 
 _CLAIMED = 1.27
@@ -55,16 +55,19 @@ def _variants() -> dict[str, Variant]:
 
 # Of the paper's figures: whether the method shows a violation.
 _SAID = {
-    _CLIPPED: dict.fromkeys(PAPERS, True),
-    _SEEDS: {name: name.startswith(("f-DP", "eps-DP")) for name in PAPERS},
-    f"{_TOO_SMALL} 1.57": {name: name.startswith("f-DP") for name in PAPERS},
-    f"{_TOO_SMALL} 2.17": {name: name.startswith("f-DP") for name in PAPERS},
+    _CLIPPED: dict.fromkeys(PAPER_METHODS, True),
+    _SEEDS: {name: name.startswith(("f-DP", "eps-DP")) for name in PAPER_METHODS},
+    f"{_TOO_SMALL} 1.57": {name: name.startswith("f-DP") for name in PAPER_METHODS},
+    f"{_TOO_SMALL} 2.17": {name: name.startswith("f-DP") for name in PAPER_METHODS},
 }
 
 
 def _who_sees_it(rows: Rows, _: Settings) -> list[Table]:
     names = [name for name in _SAID if only(rows, variant=name)]
-    asked = [*((method, SAME_DATA) for method in PAPERS), *((method, HALF) for method in (*PAPERS, OURS))]
+    asked = [
+        *((method, SAME_DATA) for method in PAPER_METHODS),
+        *((method, HALF) for method in (*PAPER_METHODS, OURS)),
+    ]
     lines = [(labelled(*one), *(_seen(rows, *one, name) for name in names)) for one in asked]
     title = f"Does the bound exceed the claimed {_CLAIMED}? Here, and after the stroke in the paper"
     return [Table(title=title, header=("method", *names), rows=lines)]
@@ -78,7 +81,7 @@ def _seen(rows: Rows, method: str, rule: str, name: str) -> str:
 
 
 def _drawn(rows: Rows) -> Picture:
-    """As in the paper: the first two beside each other, the third over the true epsilon."""
+    """Return the first two beside each other, the third over the true epsilon, as in the paper."""
     found = [_beside(rows, name) for name in (_CLIPPED, _SEEDS) if only(rows, variant=name)]
     scaled = [{**row, "true": _TRUE[str(row["variant"])]} for row in rows if row["variant"] in _TRUE]
     over = bounds_panel(scaled, "true", "true epsilon of a step", _CLAIMED, title="3: noise too small")
@@ -88,47 +91,33 @@ def _drawn(rows: Rows) -> Picture:
 
 def _beside(rows: Rows, name: str) -> Panel:
     names = (_CORRECT, name)
-    return Panel(
-        title=name,
-        x_label="",
-        y_label="epsilon lower bound",
-        series=bars([row for row in rows if row["variant"] in names], "variant", names),
-        categories=names,
-        level=_CLAIMED,
-        level_label="claimed",
-    )
+    shown = [row for row in rows if row["variant"] in names]
+    return bars_panel(shown, "variant", names, _CLAIMED, title=name, level_label="claimed")
 
 
 BUGS = Study(
     name="bugs",
     title="Three violations of a step that claims epsilon = 1.27",
-    text="Figures of section 6.3. Clipping after averaging: all methods see it, the Gaussian curve shows "
+    paper="Figures of section 6.3. Clipping after averaging: all methods see it, the Gaussian curve shows "
     "epsilon > 35, others less than 10. Noise of 100 seeds: the Gaussian curve and Katz see it. Noise too "
     "small: the Gaussian curve sees 1.57, others not even 2.17.",
+    needs=(CIFAR10,),
     variants=_variants(),
     noise_multiplier=_noise(_CLAIMED),
     more_tables=_who_sees_it,
     draw=_drawn,
     settings={
-        Scale.TINY: {
-            "columns": {_CONV: sizes(4, 4, 30, 0.01, num_test=40)},
-            "variants": (_CORRECT, _CLIPPED),
-            "epsilons": (_CLAIMED,),
-            "num_runs": 1,
-            "num_canaries": 16,
-        },
-        Scale.CPU: {
-            "columns": {_CONV: sizes(200, 16, 1000, 0.01)},
-            "epsilons": (_CLAIMED,),
-            "num_runs": 1,
-            "num_canaries": 512,
-        },
-        Scale.PAPER: {
-            "columns": {_CONV: PAPER_CONV},
-            "epsilons": (_CLAIMED,),
-            "num_runs": 10,
-            "num_canaries": 512,
-        },
+        Scale.TINY: study_settings(
+            {_CONV: sizes(4, 4, 30, 0.01, num_test=40)},
+            num_runs=1,
+            num_canaries=16,
+            epsilons=(_CLAIMED,),
+            variants=(_CORRECT, _CLIPPED),
+        ),
+        Scale.CPU: study_settings(
+            {_CONV: sizes(200, 16, 1000, 0.01)}, num_runs=1, num_canaries=512, epsilons=(_CLAIMED,)
+        ),
+        Scale.PAPER: study_settings({_CONV: PAPER_CONV}, num_runs=10, num_canaries=512, epsilons=(_CLAIMED,)),
     },
     remarks=(
         "The paper's practice is the best threshold on the same data; 1/2 is on the same scores. "
@@ -139,4 +128,4 @@ BUGS = Study(
         "one had shown nothing; a correct step would clip it to the canary that the others have. The paper "
         "does not say which network it used here; this is the ConvNet.",
     ),
-).figure()
+)

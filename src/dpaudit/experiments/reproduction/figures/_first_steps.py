@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import product
 
 import numpy as np
 
@@ -20,21 +19,25 @@ from dpaudit.experiments.reproduction._figure import (
     Settings,
     Table,
     Work,
-    mean,
+    crossed,
+)
+from dpaudit.experiments.reproduction._panels import (
+    bounds_panel,
+    labelled,
+    mean_text,
     only,
     pairs_of,
     values_of,
 )
 from dpaudit.experiments.reproduction._simulation import CONFIDENCE, DELTA
-from dpaudit.experiments.reproduction._study import bounds_panel
 from dpaudit.experiments.reproduction._trainings import (
     HALF,
     OURS,
     PAPER_WIDE,
     SAME_DATA,
     TINY,
-    audited,
     claim_of,
+    run_audit,
     sizes,
 )
 from dpaudit.stats import (
@@ -53,8 +56,8 @@ from dpaudit.stats import (
 
 _COLUMNS = "CIFAR-10 WRN-16", "Random WRN-16"
 _PAPERS, _OURS = "paper", "ours"
-# by the way of observing: the name of a method, how it decides, and where it puts the threshold
-_ASKED: Mapping[str, tuple[tuple[str, Inference, ThresholdRule], ...]] = {
+# by the way of observing: the name of a method, its inference and its threshold rule
+_METHODS: Mapping[str, tuple[tuple[str, Inference, ThresholdRule], ...]] = {
     _PAPERS: (
         ("f-DP(ZB)", Posterior(), SameData()),
         ("f-DP(CP)", ClopperPearson(), SameData()),
@@ -64,33 +67,68 @@ _ASKED: Mapping[str, tuple[tuple[str, Inference, ThresholdRule], ...]] = {
 }
 
 
-def _cells(settings: Settings) -> list[Key]:
-    return [
-        {"column": column, "claimed": epsilon, "mode": mode}
-        for column, epsilon, mode in product(_COLUMNS, settings["epsilons"], _ASKED)
-    ]
+class FirstSteps(Figure):
+    """Bounds by the first steps of a training, composed over all of them."""
 
+    def cells(self, settings: Settings) -> list[Key]:
+        return crossed(column=_COLUMNS, claimed=settings["epsilons"], mode=_METHODS)
 
-def _measure(key: Key, work: Work) -> list[Row]:
-    one_run = {"mode": "one-run", "num_canaries": work.settings["num_canaries"]}
-    values = audited(
-        work,
-        str(key["column"]),
-        audit={
-            **({"mode": "paper"} if key["mode"] == _PAPERS else one_run),
-            "canary": {"kind": "crafted"},
-            "methods": [],
-        },
-        training={"target_epsilon": key["claimed"]},
-        threat_model="input",
-    )
-    claim = claim_of(values)
-    scores, present = (np.array(map_array(work.folder / f"{name}.npy")) for name in ("scores", "present"))
-    rows = []
-    for number in work.settings["first"]:
-        first = Observations.from_presence(scores[:number], present[:number], normalized=True)
-        rows += [{"steps": number, **_bound(first, claim, *asked)} for asked in _ASKED[str(key["mode"])]]
-    return rows
+    def measure(self, key: Key, work: Work) -> list[Row]:
+        one_run = {"mode": "one-run", "num_canaries": work.settings["num_canaries"]}
+        values = run_audit(
+            work,
+            str(key["column"]),
+            audit={
+                **({"mode": "paper"} if key["mode"] == _PAPERS else one_run),
+                "canary": {"kind": "crafted"},
+                "methods": [],
+            },
+            training={"target_epsilon": key["claimed"]},
+            threat_model="input",
+        )
+        claim = claim_of(values)
+        scores, present = (np.array(map_array(work.folder / f"{name}.npy")) for name in ("scores", "present"))
+        rows = []
+        for number in work.settings["first"]:
+            first = Observations.from_presence(scores[:number], present[:number], normalized=True)
+            rows += [
+                {"steps": number, **_bound(first, claim, *method)} for method in _METHODS[str(key["mode"])]
+            ]
+        return rows
+
+    def picture(self, rows: Rows, settings: Settings) -> Picture:
+        panels = [
+            bounds_panel(
+                only(rows, column=column, claimed=epsilon),
+                "steps",
+                "first steps that are looked at",
+                epsilon,
+                title=f"{column}, epsilon = {epsilon:g}",
+                log_x=True,
+            )
+            for column in _COLUMNS
+            for epsilon in settings["epsilons"]
+        ]
+        return Picture(panels=panels, columns=len(settings["epsilons"]))
+
+    def tables(self, rows: Rows, settings: Settings) -> list[Table]:
+        numbers = values_of(rows, "steps")
+        lines = [
+            (
+                column,
+                f"{epsilon:g}",
+                labelled(method, rule),
+                *(
+                    mean_text(only(rows, column=column, claimed=epsilon, method=method, rule=rule, steps=n))
+                    for n in numbers
+                ),
+            )
+            for column in _COLUMNS
+            for epsilon in settings["epsilons"]
+            for method, rule in pairs_of(rows)
+        ]
+        header = ("training", "epsilon", "method", *(f"{number:,} steps" for number in numbers))
+        return [Table(title="Epsilon by the first steps, composed over all", header=header, rows=lines)]
 
 
 def _bound(
@@ -109,43 +147,7 @@ def _bound(
     return {"method": method, "rule": rule, "kind": str(bound.kind), "epsilon": epsilon}
 
 
-def _picture(rows: Rows, settings: Settings) -> Picture:
-    panels = [
-        bounds_panel(
-            only(rows, column=column, claimed=epsilon),
-            "steps",
-            "first steps that are looked at",
-            epsilon,
-            title=f"{column}, epsilon = {epsilon:g}",
-            log_x=True,
-        )
-        for column in _COLUMNS
-        for epsilon in settings["epsilons"]
-    ]
-    return Picture(panels=panels, columns=len(settings["epsilons"]))
-
-
-def _tables(rows: Rows, settings: Settings) -> list[Table]:
-    numbers = values_of(rows, "steps")
-    lines = [
-        (
-            column,
-            f"{epsilon:g}",
-            f"{method}, {rule}",
-            *(
-                f"{mean(only(rows, column=column, claimed=epsilon, method=method, rule=rule, steps=n)):.2f}"
-                for n in numbers
-            ),
-        )
-        for column in _COLUMNS
-        for epsilon in settings["epsilons"]
-        for method, rule in pairs_of(rows)
-    ]
-    header = ("training", "epsilon", "method", *(f"{number:,} steps" for number in numbers))
-    return [Table(title="Epsilon by the first steps, composed over all", header=header, rows=lines)]
-
-
-STEPS = Figure(
+STEPS = FirstSteps(
     name="steps",
     title="Crafted input canaries in the first steps of a training",
     paper="Figure of appendix D.1: on CIFAR-10 the first steps leak more than later ones, on random data "
@@ -170,10 +172,6 @@ STEPS = Figure(
             "num_canaries": 64,
         },
     },
-    cells=_cells,
-    measure=_measure,
-    picture=_picture,
-    tables=_tables,
     needs=(CIFAR10,),
     remarks=("Each point looks at the same training: points of a line depend on each other.",),
 )

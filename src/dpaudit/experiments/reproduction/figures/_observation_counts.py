@@ -1,6 +1,6 @@
-"""How the bound grows with the number of observations.
+"""Simulated scores of the Gaussian mechanism: how the bound grows with observations, and a sampled step.
 
-A Poisson-sampled Gaussian step: accounted curves and what an attack really finds.
+A Poisson-sampled Gaussian step has several accounted curves; beside them is what an attack really finds.
 """
 
 from __future__ import annotations
@@ -25,55 +25,98 @@ from dpaudit.experiments.reproduction._figure import (
     Settings,
     Table,
     Work,
-    mean,
+    crossed,
+    simulated,
+)
+from dpaudit.experiments.reproduction._panels import (
+    bounds_panel,
+    labelled,
+    mean_text,
     only,
     pairs_of,
-    simulated,
+    rates_of,
+    rates_panel,
+    rates_rows,
+    rates_series,
     values_of,
 )
 from dpaudit.experiments.reproduction._simulation import (
     CONFIDENCE,
     DELTA,
-    Counted,
+    CountsByThreshold,
     best_row,
     count_row,
-    counted,
     log_spaced,
     nearest,
+    simulate_counts,
 )
-from dpaudit.experiments.reproduction._study import bounds_panel, rates_of, rates_panel, rates_series
 from dpaudit.experiments.reproduction._trainings import OURS
 from dpaudit.stats import Gaussian, Kind, Optimal
 from dpaudit.stats.inference._betting import upper_mean
 
 _HALF, _W = "threshold 1/2", "optimal threshold w"
-_BETS = 1  # tells its chance from that of the counts
+_BETS = 1  # tells the random stream of bets from that of the counts
+_PLD, _GDP = "PLD", "GDP with the same epsilon"
+_ADDED, _MEASURED = "this attack, without end", "measured"
+_SHOWN_FPRS = 0.01, 0.1, 0.25, 0.5, 0.75
 
 
-def _cells_observations(settings: Settings) -> list[Key]:
-    return [
-        {"claimed": epsilon, "run": run}
-        for epsilon in settings["epsilons"]
-        for run in range(settings["num_runs"])
-    ]
+class BoundByObservations(Figure):
+    """Bounds of one growing sample, by several methods."""
+
+    def cells(self, settings: Settings) -> list[Key]:
+        return crossed(claimed=settings["epsilons"], run=range(settings["num_runs"]))
+
+    def measure(self, key: Key, work: Work) -> list[Row]:
+        noise = 1 / Gaussian().with_epsilon(float(key["claimed"]), DELTA)
+        # the two thresholds that are chosen before the data, then a grid for the paper's practice
+        grid = np.linspace(0.5 - 6 * noise, 0.5 + 6 * noise, work.settings["num_thresholds"])
+        chosen = [0.5, Optimal(noise).threshold(DELTA)]
+        thresholds = np.unique(np.concatenate([chosen, grid]))
+        places = [int(np.searchsorted(thresholds, one)) for one in chosen]
+        numbers = log_spaced(100, work.settings["most"], work.settings["num_sizes"])
+        rows = []
+        for found in simulate_counts(numbers, thresholds, noise, work.generator()):
+            rows += [{"observations": found.number, **row} for row in _bounds(found, *places)]
+        few = [number for number in numbers if number <= work.settings["most_steps"]]
+        return rows + _bets(
+            few, noise, work.settings["num_canaries"], np.random.default_rng([work.seed, _BETS])
+        )
+
+    def picture(self, rows: Rows, settings: Settings) -> Picture:
+        return Picture(panels=[_panel(rows, epsilon) for epsilon in settings["epsilons"]], columns=2)
+
+    def tables(self, rows: Rows, settings: Settings) -> list[Table]:
+        pairs = pairs_of(rows)
+        shown = nearest(values_of(rows, "observations"), [10**power for power in range(2, 10)])
+        lines = [
+            (
+                f"{epsilon:g}",
+                labelled(method, rule),
+                *(
+                    mean_text(only(rows, claimed=epsilon, method=method, rule=rule, observations=size))
+                    for size in shown
+                ),
+            )
+            for epsilon in settings["epsilons"]
+            for method, rule in pairs
+        ]
+        over = [(labelled(*pair), f"{_share_above(rows, *pair):.1%}") for pair in pairs]
+        return [
+            Table(
+                title=f"Mean epsilon of {settings['num_runs']} runs",
+                header=("epsilon", "method", *(f"{size:,}" for size in shown)),
+                rows=lines,
+            ),
+            Table(
+                title="How many bounds exceed the truth (of confidence bounds 5 % may, on average)",
+                header=("method", "above the truth"),
+                rows=over,
+            ),
+        ]
 
 
-def _measure_observations(key: Key, work: Work) -> list[Row]:
-    noise = 1 / Gaussian().with_epsilon(float(key["claimed"]), DELTA)
-    # the two thresholds that are chosen before the data, then a grid for the paper's practice
-    grid = np.linspace(0.5 - 6 * noise, 0.5 + 6 * noise, work.settings["num_thresholds"])
-    chosen = [0.5, Optimal(noise).threshold(DELTA)]
-    thresholds = np.unique(np.concatenate([chosen, grid]))
-    places = [int(np.searchsorted(thresholds, one)) for one in chosen]
-    numbers = log_spaced(100, work.settings["most"], work.settings["num_sizes"])
-    rows = []
-    for found in counted(numbers, thresholds, noise, work.generator()):
-        rows += [{"observations": found.number, **row} for row in _bounds(found, *places)]
-    few = [number for number in numbers if number <= work.settings["most_steps"]]
-    return rows + _bets(few, noise, work.settings["num_canaries"], np.random.default_rng([work.seed, _BETS]))
-
-
-def _bounds(found: Counted, half: int, optimal: int) -> list[Row]:
+def _bounds(found: CountsByThreshold, half: int, optimal: int) -> list[Row]:
     sides = found.false_positives, found.false_negatives, found.number
     return [
         count_row("f-DP(CP)", _HALF, found.at(half)),
@@ -85,7 +128,7 @@ def _bounds(found: Counted, half: int, optimal: int) -> list[Row]:
 
 
 def _bets(numbers: Sequence[int], noise: float, num_canaries: int, rng: np.random.Generator) -> list[Row]:
-    """One run of as many steps, with many canaries by fair coins in each: bets on the wrong guesses."""
+    """Bet on the wrong guesses of one run of as many steps, with many canaries by fair coins in each."""
     curve = Gaussian()
     wrong = rng.binomial(num_canaries, curve.balanced_error(1 / noise), max(numbers)) / num_canaries
     rows: list[Row] = []
@@ -115,62 +158,31 @@ def _panel(rows: Rows, epsilon: float) -> Panel:
     )
 
 
-def _picture_observations(rows: Rows, settings: Settings) -> Picture:
-    return Picture(panels=[_panel(rows, epsilon) for epsilon in settings["epsilons"]], columns=2)
-
-
-def _tables_observations(rows: Rows, settings: Settings) -> list[Table]:
-    shown = nearest(values_of(rows, "observations"), [10**power for power in range(2, 10)])
-    lines = [
-        (f"{epsilon:g}", f"{method}, {rule}", *(_shown(rows, epsilon, method, rule, size) for size in shown))
-        for epsilon in settings["epsilons"]
-        for method, rule in pairs_of(rows)
-    ]
-    over = [(f"{method}, {rule}", f"{_above(rows, method, rule):.1%}") for method, rule in pairs_of(rows)]
-    return [
-        Table(
-            title=f"Mean epsilon of {settings['num_runs']} runs",
-            header=("epsilon", "method", *(f"{size:,}" for size in shown)),
-            rows=lines,
-        ),
-        Table(
-            title="How many bounds exceed the truth (of confidence bounds 5 % may, on average)",
-            header=("method", "above the truth"),
-            rows=over,
-        ),
-    ]
-
-
-def _shown(rows: Rows, epsilon: float, method: str, rule: str, size: int) -> str:
-    found = mean(only(rows, claimed=epsilon, method=method, rule=rule, observations=size))
-    return "" if found is None else f"{found:.2f}"
-
-
-def _above(rows: Rows, method: str, rule: str) -> float:
+def _share_above(rows: Rows, method: str, rule: str) -> float:
     own = only(rows, method=method, rule=rule)
     return sum(float(row["epsilon"] or 0) > float(row["claimed"] or 0) for row in own) / len(own)
 
 
-_USUAL_OBSERVATIONS = {
-    "epsilons": (1.0, 2.0, 4.0, 6.0),
-    "num_runs": 20,
-    "most": 100_000_000,
-    "most_steps": 100_000,
-    "num_canaries": 64,
-    "num_sizes": 25,
-    "num_thresholds": 241,
-}
-
-OBSERVATIONS = Figure(
+OBSERVATIONS = BoundByObservations(
     name="observations",
     title="Bound against number of observations: the Gaussian curve and (epsilon, delta)",
     paper="Figure of section 4.1, 20 runs, delta = 1e-5: with the Gaussian curve 1,000 observations give a "
     "tight bound; with (epsilon, delta)-DP it takes 100 million.",
-    settings=simulated(_USUAL_OBSERVATIONS, epsilons=(1.0, 4.0), num_runs=2, most=10_000, num_sizes=3),
-    cells=_cells_observations,
-    measure=_measure_observations,
-    picture=_picture_observations,
-    tables=_tables_observations,
+    settings=simulated(
+        {
+            "epsilons": (1.0, 2.0, 4.0, 6.0),
+            "num_runs": 20,
+            "most": 100_000_000,
+            "most_steps": 100_000,
+            "num_canaries": 64,
+            "num_sizes": 25,
+            "num_thresholds": 241,
+        },
+        epsilons=(1.0, 4.0),
+        num_runs=2,
+        most=10_000,
+        num_sizes=3,
+    ),
     remarks=(
         "The counts of errors are drawn instead of the scores, which is the same and needs no memory. The "
         "paper chooses thresholds on the counted data: those rows are heuristics, here the best of a grid. "
@@ -180,34 +192,55 @@ OBSERVATIONS = Figure(
 )
 
 
-_PLD, _GDP = "PLD", "GDP with the same epsilon"
-_ADDED, _MEASURED = "this attack, without end", "measured"
-_PLACES = 0.01, 0.1, 0.25, 0.5, 0.75
+class SubsampledStep(Figure):
+    """Trade-off curves of one Poisson-sampled Gaussian step."""
 
+    def cells(self, _: Settings) -> list[Key]:
+        return crossed(curve=(_PLD, _GDP, _ADDED, _MEASURED))
 
-def _cells_subsampling(_: Settings) -> list[Key]:
-    return [{"curve": name} for name in (_PLD, _GDP, _ADDED, _MEASURED)]
+    def measure(self, key: Key, work: Work) -> list[Row]:
+        if key["curve"] == _MEASURED:
+            return rates_rows(*_attacked(work))
+        rate, noise = work.settings["canary_rate"], math.sqrt(work.settings["variance"])
+        step = SubsampledGaussian(rate, 1)
+        fpr = np.linspace(0, 1, work.settings["num_points"])
+        if key["curve"] == _PLD:
+            return rates_rows(fpr, step.fnr(1 / noise, fpr))
+        if key["curve"] == _GDP:
+            epsilon = epsilon_above(noise, rate, 1, DELTA)
+            mu = Gaussian().with_epsilon(epsilon, DELTA)
+            return [{**row, "epsilon": epsilon, "mu": mu} for row in rates_rows(fpr, Gaussian().fnr(mu, fpr))]
+        place = -special.ndtri(fpr)  # of the threshold, in units of the noise
+        fnr = (1 - rate) * special.ndtr(place) + rate * special.ndtr(place - 1 / noise)
+        return rates_rows(fpr, fnr)
 
+    def picture(self, rows: Rows, _: Settings) -> Picture:
+        marks = {_ADDED: Mark.DASHES, _MEASURED: Mark.POINTS}
+        series = [
+            rates_series(
+                only(rows, curve=name), name, marks.get(name, Mark.LINE), every=8 if name == _MEASURED else 1
+            )
+            for name in values_of(rows, "curve")
+        ]
+        return Picture(panels=[rates_panel(series)])
 
-def _measure_subsampling(key: Key, work: Work) -> list[Row]:
-    if key["curve"] == _MEASURED:
-        return _rows(*_attacked(work))
-    rate, noise = work.settings["canary_rate"], math.sqrt(work.settings["variance"])
-    step = SubsampledGaussian(rate, 1)
-    fpr = np.linspace(0, 1, work.settings["num_points"])
-    if key["curve"] == _PLD:
-        return _rows(fpr, step.fnr(1 / noise, fpr))
-    if key["curve"] == _GDP:
-        epsilon = epsilon_above(noise, rate, 1, DELTA)
-        mu = Gaussian().with_epsilon(epsilon, DELTA)
-        return [{**row, "epsilon": epsilon, "mu": mu} for row in _rows(fpr, Gaussian().fnr(mu, fpr))]
-    place = -special.ndtri(fpr)  # of the threshold, in units of the noise
-    fnr = (1 - rate) * special.ndtr(place) + rate * special.ndtr(place - 1 / noise)
-    return _rows(fpr, fnr)
+    def tables(self, rows: Rows, _: Settings) -> list[Table]:
+        lines = []
+        for name in values_of(rows, "curve"):
+            x, y = rates_of(sorted(only(rows, curve=name), key=lambda row: float(row["fpr"] or 0)))
+            lines.append((name, *(f"{np.interp(place, x, y):.3f}" for place in _SHOWN_FPRS)))
+        epsilon, mu = (values_of(rows, name)[0] for name in ("epsilon", "mu"))
+        return [
+            Table(
+                title=f"False negative rate at false positive rates; epsilon = {epsilon:.2f}, mu = {mu:.2f}",
+                header=("curve", *(f"fpr = {place:g}" for place in _SHOWN_FPRS)),
+                rows=lines,
+            )
+        ]
 
 
 def _attacked(work: Work) -> tuple[FloatArray, FloatArray]:
-    """Both error rates at every threshold, of scores that were drawn."""
+    """Return both error rates at every threshold, of scores that were drawn."""
     settings, rng = work.settings, work.generator()
     number, noise = settings["num_observations"], math.sqrt(settings["variance"])
     absent = np.sort(noise * rng.standard_normal(number))
@@ -218,48 +251,16 @@ def _attacked(work: Work) -> tuple[FloatArray, FloatArray]:
     return fpr, np.searchsorted(present, thresholds, side="right") / number
 
 
-def _rows(fpr: FloatArray, fnr: FloatArray) -> list[Row]:
-    return [{"fpr": float(x), "fnr": float(y)} for x, y in zip(fpr, fnr, strict=True)]
-
-
-def _picture_subsampling(rows: Rows, _: Settings) -> Picture:
-    marks = {_ADDED: Mark.DASHES, _MEASURED: Mark.POINTS}
-    series = [
-        rates_series(
-            only(rows, curve=name), name, marks.get(name, Mark.LINE), every=8 if name == _MEASURED else 1
-        )
-        for name in values_of(rows, "curve")
-    ]
-    return Picture(panels=[rates_panel(series)])
-
-
-def _tables_subsampling(rows: Rows, _: Settings) -> list[Table]:
-    lines = []
-    for name in values_of(rows, "curve"):
-        x, y = rates_of(sorted(only(rows, curve=name), key=lambda row: float(row["fpr"] or 0)))
-        lines.append((name, *(f"{np.interp(place, x, y):.3f}" for place in _PLACES)))
-    epsilon, mu = (values_of(rows, name)[0] for name in ("epsilon", "mu"))
-    return [
-        Table(
-            title=f"False negative rate at false positive rates; epsilon = {epsilon:.2f}, mu = {mu:.2f}",
-            header=("curve", *(f"fpr = {place:g}" for place in _PLACES)),
-            rows=lines,
-        )
-    ]
-
-
-_USUAL_SUBSAMPLING = {"canary_rate": 0.25, "variance": 0.3, "num_observations": 10_000, "num_points": 401}
-
-SUBSAMPLING = Figure(
+SUBSAMPLING = SubsampledStep(
     name="subsampling",
     title="A Gaussian step with sampling rate 1/4 and variance 0.3, 10,000 observations",
     paper="Figure of section 5.4: the curves of PLD and GDP accounting lie below the measured one, most so "
     "at larger false positive rates.",
-    settings=simulated(_USUAL_SUBSAMPLING, num_observations=500, num_points=41),
-    cells=_cells_subsampling,
-    measure=_measure_subsampling,
-    picture=_picture_subsampling,
-    tables=_tables_subsampling,
+    settings=simulated(
+        {"canary_rate": 0.25, "variance": 0.3, "num_observations": 10_000, "num_points": 401},
+        num_observations=500,
+        num_points=41,
+    ),
     remarks=(
         "The curve of an accountant is for adding and for removing an example at once. This attack tells "
         "the step with the canary from the one without, so it can follow one of the two directions only: "
