@@ -1,13 +1,12 @@
 """Audits of any step: a function from gradients, or from a loss and a batch, to a privatised gradient.
 
-Canaries in the steps of any function. Canaries in the steps of a function that finds gradients itself. The
-recorder of an audited step, which knows the noise of every call. The same step twice, with the same noise, on
-two data sets that differ in one example.
+:func:`observe_step` runs a step on gradients with canaries among them, :func:`observe_loss_step` one that
+computes the gradients itself. :func:`replay_step` needs no statistics: it makes the same step twice with the
+same noise, on two data sets that differ in one example.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,6 @@ from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
-from dpaudit.diagnostics import Diagnosis
 from dpaudit.diagnostics._noise_record import Leaves
 from dpaudit.errors import InputError, ViolationError
 from dpaudit.observers._arrays import (
@@ -34,41 +32,16 @@ from dpaudit.observers._arrays import (
     require_vector,
     with_rows,
 )
-from dpaudit.observers._claims import Facts
-from dpaudit.observers._observer_recorder import ArrivingRecorder, Side, UntestedError, arrives
 from dpaudit.observers._residuals import Residuals, clipped_sum, require_known_sum, sum_rounding
-from dpaudit.recording import LiveBound
-from dpaudit.stats import Gaussian
+from dpaudit.recording import LiveBound, NoiseLog, Recorder, TrainingInfo
+from dpaudit.recording._claim_source import claimed_mu
 
 __all__ = ["Sensitivity", "observe_loss_step", "observe_step", "replay_step"]
 
 
-class StepRecorder(ArrivingRecorder):
-    """A :class:`dpaudit.Recorder` with tests of the noise; ``residuals`` is None where none is claimed."""
-
-    def __init__(self, residuals: Residuals | None, **options: Any) -> None:
-        self._residuals = residuals
-        super().__init__(**options)
-
-    def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
-        """Tests of the noise of all steps; refused where the claim is not of so much normal noise."""
-        kept = self._residuals
-        if kept is None:
-            raise UntestedError(
-                f"Expected a claim of Gaussian noise for tests of the noise, got {self.claim.summary}."
-            )
-        if not math.isclose(noise_multiplier or kept.noise_multiplier, kept.noise_multiplier):
-            raise UntestedError(
-                f"Expected noise_multiplier={kept.noise_multiplier:g}, which the steps were held against, "
-                f"got {noise_multiplier:g}: observe them again with that claim."
-            )
-        seen = self.observations
-        as_claimed = arrives(Side(seen.with_canary), Side(seen.without_canary), self._signal)
-        return kept.diagnose(arrives=as_claimed, confidence=confidence)
-
-
-_DIRAC_STEP = Dirac()
-_OWN_NOISE = 3  # a purpose of chance, besides those of Draws and of the native audits
+_DIRAC = Dirac()
+_OWN_NOISE = 3  # a purpose of random numbers, besides those of Draws and of the native audits
+_ROUNDING = 1e-3  # of the clipping norm: sums of many single-precision numbers
 
 
 def observe_step(
@@ -79,14 +52,14 @@ def observe_step(
     max_grad_norm: float,
     batch_size: float | None = None,
     num_steps: int = 300,
-    canary: GradientCanary = _DIRAC_STEP,
+    canary: GradientCanary = _DIRAC,
     num_canaries: int = 64,
     leaves: Leaves | None = None,
     confidence: float = 0.95,
     seed: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
-) -> StepRecorder:
-    """Run ``step`` so many times on ``gradients`` with canaries among them, each present by a fair coin.
+) -> Recorder:
+    """Run ``step`` ``num_steps`` times on ``gradients`` and canaries, each present by a fair coin.
 
     ``step`` takes per-example gradients (examples x parameters, in numpy, torch or jax) and returns a
     gradient: the noisy sum of the clipped ones, or their mean, if that is what ``batch_size`` says it is
@@ -106,7 +79,7 @@ def observe_step(
     'VIOLATION'
     """
     _, num_parameters = require_rows(gradients)
-    return run_steps(
+    return _run_steps(
         lambda rows, present: require_vector(step(with_rows(gradients, rows[present])), num_parameters),
         gradients,
         claim=claim,
@@ -120,7 +93,7 @@ def observe_step(
     )
 
 
-def run_steps(
+def _run_steps(
     release: Callable[[FloatArray, BoolArray], FloatArray],
     gradients: Any,
     *,
@@ -132,23 +105,24 @@ def run_steps(
     leaves: Leaves | None,
     confidence: float,
     callbacks: Sequence[Callable[[LiveBound], None]],
-) -> StepRecorder:
-    """Record so many releases; ``release`` gets the canaries, a row each, and which of them are present."""
+) -> Recorder:
+    """Record the releases of all steps; ``release`` gets canaries, a row each, and which are present."""
     norm = _validate.positive("max_grad_norm", max_grad_norm)
     divisor = 1.0 if batch_size is None else _validate.positive("batch_size", batch_size)
-    std = _claimed_noise(claim, norm)
-    residuals = None
-    if std is not None:
+    if not isinstance(claim, Claim):
+        raise InputError(f"Expected claim to be such as Claim.gaussian(...), got {claim!r}.")
+    mu, residuals = claimed_mu(claim), None
+    if mu is not None:
         rounding, own = sum_rounding(gradients, norm), draws.rng(0, _OWN_NOISE)
-        residuals = Residuals(max_grad_norm=norm, std=std, leaves=leaves, rounding=rounding, rng=own)
-    recorder = StepRecorder(
-        residuals,
-        facts=lambda: Facts(canary=draws.canary, max_grad_norm=norm, batch_size=batch_size),
+        residuals = Residuals(max_grad_norm=norm, std=norm / mu, leaves=leaves, rounding=rounding, rng=own)
+    recorder = Recorder(
         claim=claim,
         num_steps=num_steps,
         confidence=confidence,
         callbacks=callbacks,
+        noise=residuals or NoiseLog(),  # an empty log where no Gaussian noise is claimed
         signal=min(draws.canary.scale, 1.0),
+        facts=lambda: TrainingInfo(canary=draws.canary, max_grad_norm=norm, batch_size=batch_size),
     )
     others = clipped_sum(as_numpy(gradients), norm)
     for index in range(num_steps):
@@ -166,18 +140,6 @@ def run_steps(
     return recorder
 
 
-def _claimed_noise(claim: object, norm: float) -> float | None:
-    """The standard deviation that is claimed for the noise of a sum, if the claim is of Gaussian noise."""
-    if not isinstance(claim, Claim):
-        raise InputError(f"Expected claim to be such as Claim.gaussian(...), got {claim!r}.")
-    hypothesis = claim.hypothesis(None)
-    is_known = isinstance(hypothesis.tradeoff, Gaussian) and hypothesis.parameter > 0
-    return norm / hypothesis.parameter if is_known else None
-
-
-_DIRAC_LOSS_STEP = Dirac()
-
-
 def observe_loss_step(
     step: Callable[[Callable[[Any, Any], Any], Any, Any], Any],
     loss: Callable[[Any, Any], Any],
@@ -188,13 +150,13 @@ def observe_loss_step(
     max_grad_norm: float,
     batch_size: float | None = None,
     num_steps: int = 300,
-    canary: GradientCanary = _DIRAC_LOSS_STEP,
+    canary: GradientCanary = _DIRAC,
     num_canaries: int = 64,
     confidence: float = 0.95,
     seed: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
-) -> StepRecorder:
-    """Run ``step(loss, params, batch)`` so many times on canaries, each present by a fair coin.
+) -> Recorder:
+    """Run ``step(loss, params, batch)`` ``num_steps`` times on canaries, each present by a fair coin.
 
     ``step`` finds the gradient of ``loss(params, example)`` for every example of a batch, by jax or by
     ``torch.func``, and returns the noisy sum of the clipped ones, like ``params`` (or their mean, if that is
@@ -216,9 +178,9 @@ def observe_loss_step(
 
     def release(rows: FloatArray, present: BoolArray) -> FloatArray:
         canaries = like(first, rows * present[:, None])
-        return _released_loss_step(step(observed, params, (examples, canaries)), shapes)
+        return _flat_gradient(step(observed, params, (examples, canaries)), shapes)
 
-    return run_steps(
+    return _run_steps(
         release,
         np.empty((0, size)),
         leaves=[int(np.prod(shape)) for shape in shapes],
@@ -233,7 +195,7 @@ def observe_loss_step(
 
 
 def _with_canaries(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The loss of an example with a canary beside it."""
+    """Return the loss of an example with a canary beside it."""
 
     def observed(params: Any, example: Any) -> Any:
         own, canary = example
@@ -244,7 +206,7 @@ def _with_canaries(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 
 
 def _repeated(batch: Any, count: int) -> Any:
-    """So many examples of the batch, the first ones again after the last one."""
+    """Return ``count`` examples of the batch, the first ones again after the last one."""
     sizes = {leaf.shape[0] if leaf.shape else 0 for leaf in leaves(batch)}
     if len(sizes) != 1 or 0 in sizes:
         raise InputError(f"Expected arrays of one number of examples, and not of none, got {sorted(sizes)}.")
@@ -252,17 +214,14 @@ def _repeated(batch: Any, count: int) -> Any:
     return mapped(lambda leaf: leaf[places], batch)
 
 
-def _released_loss_step(gradient: Any, shapes: list[tuple[int, ...]]) -> FloatArray:
-    """The numbers of a gradient; its order is only known if it is made like the parameters."""
+def _flat_gradient(gradient: Any, shapes: list[tuple[int, ...]]) -> FloatArray:
+    """Return the numbers of a gradient; their order is only known if it is made like the parameters."""
     found = [tuple(leaf.shape) for leaf in leaves(gradient)]
     if found != shapes:
         raise InputError(
             f"Expected the step to return a gradient of shapes {shapes}, like the parameters, got {found}."
         )
     return flat(gradient)
-
-
-_ROUNDING = 1e-3  # of the clipping norm: sums of many single-precision numbers
 
 
 @dataclass(frozen=True)
@@ -321,15 +280,15 @@ def replay_step(
     """
     norm = _validate.positive("max_grad_norm", max_grad_norm)
     scale = (1.0 if batch_size is None else _validate.positive("batch_size", batch_size)) / norm
-    first = _released_replay(release, batch, reseed)
-    _require_frozen(first, _released_replay(release, batch, reseed))
-    moved = [_distance(first, _released_replay(release, other, reseed)) * scale for other in neighbours]
+    first = _replayed(release, batch, reseed)
+    _require_frozen(first, _replayed(release, batch, reseed))
+    moved = [_distance(first, _replayed(release, other, reseed)) * scale for other in neighbours]
     if not moved:
         raise InputError("Expected at least one neighbour of the batch, got none.")
     return Sensitivity(tuple(moved))
 
 
-def _released_replay(release: Callable[[Any], Any], batch: Any, reseed: Callable[[], object]) -> FloatArray:
+def _replayed(release: Callable[[Any], Any], batch: Any, reseed: Callable[[], object]) -> FloatArray:
     reseed()
     return as_numpy(release(batch)).reshape(-1)
 

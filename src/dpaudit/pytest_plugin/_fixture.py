@@ -19,17 +19,15 @@ from dpaudit.diagnostics._diagnosis import flagged_by, share_error
 from dpaudit.diagnostics._noise_record import Leaves
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import require_rows
-from dpaudit.observers._observer_recorder import ArrivalError, ArrivingRecorder, UntestedError
 from dpaudit.observers._residuals import UnknownSumError
-from dpaudit.observers._sampled_recorder import SampledRecorder
 from dpaudit.observers.step import observe_step
 from dpaudit.pytest_plugin._message import CallReport, ScoreSummary, claimed_noise
 from dpaudit.pytest_plugin._session import AuditSession
 from dpaudit.pytest_plugin._summary import UnderpoweredWarning, note, note_error
-from dpaudit.recording import Recorder, WholeRunRecorder
+from dpaudit.recording import ArrivalError, Recorder, UntestedError, WholeRunRecorder
 from dpaudit.stats import Result, Verdict
 
-AnyRecorder = Recorder | WholeRunRecorder | SampledRecorder
+AnyRecorder = Recorder | WholeRunRecorder
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 _MIXED = Mixed()
@@ -180,7 +178,7 @@ class DpAudit:
         """Fail without a verdict: a test that only looks green would be worse."""
         __tracebackhide__ = True
         note_error(self._node, self._report.call.number)
-        pytest.fail(self._report.no_verdict(why, gap, getattr(recorder, "facts", None)), pytrace=False)
+        pytest.fail(self._report.no_verdict(why, gap, recorder.facts), pytrace=False)
 
     def _end(self, outcome: AuditOutcome, recorder: AnyRecorder, remarks: Sequence[str]) -> AuditOutcome:
         __tracebackhide__ = True
@@ -220,14 +218,13 @@ def _judge(
     recorder: AnyRecorder, error_rate: float, tests: SupportsDiagnose | None = None, **claim: Any
 ) -> AuditOutcome:
     """Audit the scores, and test the noise where it is known; both share the error rate."""
-    kinds = ArrivingRecorder | SampledRecorder
-    has_tests = tests is not None or isinstance(recorder, kinds)
+    has_tests = tests is not None or recorder.tests_noise
     bound_level, tests_level = share_error(error_rate, has_bound=True, has_tests=has_tests)
     result = recorder.audit(confidence=bound_level, **claim)
     if tests is not None:
         return AuditOutcome(result, tests.diagnose(tests_level))
     claimed = claimed_noise(result)
-    if isinstance(recorder, kinds) and claimed is not None:
+    if recorder.tests_noise and claimed is not None:
         with suppress(UntestedError):  # the table says that they were not run
             return AuditOutcome(result, recorder.diagnose(noise_multiplier=claimed, confidence=tests_level))
     return AuditOutcome(result, None)

@@ -1,4 +1,7 @@
-"""How a bound came about: what bets on the errors said at each moment of a run."""
+"""The bound over time: what bets on the errors say at each moment of a run.
+
+:class:`LiveBound` is the bound at one moment, :class:`Course` is how the last one came about, with a band.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,32 @@ from dpaudit._types import FloatArray
 from dpaudit.stats._result import Hypothesis
 from dpaudit.stats.inference._betting import upper_mean
 
-_MOMENTS = 60  # on a picture more would not be told apart
+_MOMENTS = 60  # more cannot be distinguished in a plot
 _FAR = 2.0  # in units of the larger of claim and bound: beyond every picture
 
 
 @dataclass(frozen=True, kw_only=True)
+class LiveBound:
+    """A lower bound that holds at this and at every other moment of the run, all together.
+
+    So the run may be stopped because of what it says.
+    """
+
+    num_done: int
+    epsilon: float
+    claimed_epsilon: float
+    delta: float
+    confidence: float
+    is_violation: bool
+
+    def __str__(self) -> str:
+        relation = ">" if self.is_violation else "of"
+        return f"epsilon >= {self.epsilon:.3g} {relation} {self.claimed_epsilon:.3g} claimed"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Moment:
-    """What was known after so many observations, as epsilons.
+    """What was known after ``num_done`` steps, as epsilons.
 
     ``epsilon`` is the lower bound. ``estimate`` is the leak that the errors so far stand for, and is not a
     bound. ``upper`` is where the leak that this attack shows would end; a better attack may show more.
@@ -52,7 +74,7 @@ class Course:
         horizon: int,
         num_moments: int = _MOMENTS,
     ) -> Course:
-        """From the share of wrong guesses of every step; ``horizon`` steps were planned.
+        """Compute it from the share of wrong guesses of every step; ``horizon`` steps were planned.
 
         The last lower bound is the one by ``Betting(horizon)``.
         """
@@ -74,7 +96,7 @@ class Course:
 
 
 def _leak(hypothesis: Hypothesis, error: float, far: float) -> float:
-    """The epsilon of a balanced error; infinite beyond ``far``, where an accountant would take long."""
+    """Return the epsilon of a balanced error; infinite beyond ``far``, where accounting takes long."""
     if error <= 0:
         return math.inf
     parameter = hypothesis.tradeoff.from_balanced_error(min(error, 0.5))
@@ -82,5 +104,5 @@ def _leak(hypothesis: Hypothesis, error: float, far: float) -> float:
 
 
 def _counts(size: int, num_moments: int) -> Iterable[int]:
-    """So many, evenly spaced, the last one among them."""
+    """Return ``num_moments`` counts, evenly spaced, the last one among them."""
     return sorted({int(count) for count in np.linspace(size, 1, min(size, num_moments)).round()})

@@ -18,10 +18,7 @@ from dpaudit._torch import HeldOutData, require_fitting
 from dpaudit.canaries import Coins as Chance
 from dpaudit.canaries import Dirac, Draws, GradientCanary, InputCanary, fresh_seed, require_held_out
 from dpaudit.errors import InputError
-from dpaudit.observers._claims import Facts, Terms
-from dpaudit.observers._observer_recorder import ObserverRecorder
 from dpaudit.observers._patching import with_block
-from dpaudit.observers._sampled_recorder import SampledRecorder
 from dpaudit.observers.opacus._clipping import Clip, clip_of
 from dpaudit.observers.opacus._gradient_canaries import (
     Canaries,
@@ -48,7 +45,15 @@ from dpaudit.observers.opacus._observer import (
     require_unobserved,
 )
 from dpaudit.observers.opacus._sampling import Coins, Entries
-from dpaudit.recording import LiveBound
+from dpaudit.recording import (
+    DPSGDParams,
+    LiveBound,
+    NoiseLog,
+    ReadClaim,
+    Recorder,
+    TrainingInfo,
+    WholeRunRecorder,
+)
 
 
 def require_kind(
@@ -123,7 +128,7 @@ class Asked:
     canary: GradientCanary | InputCanary
     held_out: HeldOutData | None
     num_canaries: int | None
-    given: Terms
+    given: DPSGDParams
     clip: Clip
     loader: Any
     module: Any
@@ -148,9 +153,9 @@ class Asked:
         """How many canaries there are, if nothing is said as many as is usual."""
         return usual(self.optimizer, most) if self.num_canaries is None else self.num_canaries
 
-    def facts(self) -> Facts:
+    def facts(self) -> TrainingInfo:
         """What tests of the noise have to know."""
-        return Facts(
+        return TrainingInfo(
             canary=self.canary,
             max_grad_norm=float(self.optimizer.max_grad_norm),
             batch_size=self.optimizer.expected_batch_size,
@@ -161,7 +166,7 @@ class Asked:
 class Way:
     """Who makes canaries, who puts them into the steps, what is claimed, and who records."""
 
-    recorder: ObserverRecorder | SampledRecorder
+    recorder: Recorder | WholeRunRecorder
     canaries: Canaries
     joining: Coins | Entries
     terms: ReadTerms
@@ -181,12 +186,14 @@ def by_inputs(asked: Asked) -> Way:
         loader=asked.loader,
     )
     terms = ReadTerms(asked.optimizer, asked.loader)
-    recorder = ObserverRecorder(
-        terms,
-        asked.given,
+    recorder = Recorder(
+        claim=ReadClaim(terms, asked.given),
+        num_steps=asked.given.num_steps,
         every=asked.every,
         callbacks=asked.callbacks,
         confidence=asked.confidence,
+        noise=NoiseLog(),
+        signal=1.0,
         facts=asked.facts,
         shares_noise=True,
     )
@@ -198,8 +205,11 @@ def by_steps(asked: Asked) -> Way:
     count = asked.count(most_canaries, _OF_A_STEP)
     draws = Draws(asked.gradient, count, asked.seed)
     terms = ReadTerms(asked.optimizer, asked.loader)
-    recorder = ObserverRecorder(
-        terms, asked.given, every=asked.every, callbacks=asked.callbacks, **_common(asked, count)
+    recorder = Recorder(
+        claim=ReadClaim(terms, asked.given),
+        every=asked.every,
+        callbacks=asked.callbacks,
+        **_common(asked, count),
     )
     return Way(recorder, GradientCanaries(asked.optimizer, draws, asked.clip), Coins(draws), terms)
 
@@ -213,10 +223,9 @@ def by_sampling(asked: Asked) -> Way:
     draws = Draws(asked.gradient, count, asked.seed)
     entries = Entries(draws, asked.optimizer, asked.loader, asked.clip)
     terms = ReadTerms(asked.optimizer, None if _knows_rate(asked) else asked.loader)
-    recorder = SampledRecorder(
-        terms,
-        asked.given,
+    recorder = WholeRunRecorder(
         draws.entries(),
+        claim=ReadClaim(terms, asked.given),
         reach=reach,
         finished=entries.require_all,
         **_common(asked, count),
@@ -227,6 +236,8 @@ def by_sampling(asked: Asked) -> Way:
 def _common(asked: Asked, count: int) -> dict[str, Any]:
     """What both recorders of gradients are told."""
     return {
+        "num_steps": asked.given.num_steps,
+        "noise": NoiseLog(),
         "signal": min(asked.gradient.scale, 1.0),
         "not_covered": asked.clip.not_covered + left_out(reached(asked.optimizer, count), count),
         "confidence": asked.confidence,
@@ -269,7 +280,7 @@ def observe(
     seed: int | None = None,
     every: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
-) -> Iterator[ObserverRecorder | SampledRecorder]:
+) -> Iterator[Recorder | WholeRunRecorder]:
     """Audit the steps that are made inside of the ``with`` block.
 
     ``optimizer`` is the one that ``make_private`` returned. Canaries go through its own clipping, sum and
@@ -294,7 +305,7 @@ def observe(
     clip, ranks = clip_of(optimizer, module), ranks_of(optimizer, sampling)
     require_unobserved(optimizer)
     require_kind(canary, held_out, criterion, sampling=sampling, several=ranks.world_size > 1)
-    given = Terms(
+    given = DPSGDParams(
         noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
     )
     asked = Asked(

@@ -20,12 +20,10 @@ from torch.utils.data import BatchSampler
 
 from dpaudit._types import BoolArray
 from dpaudit.errors import InputError
-from dpaudit.observers._claims import Terms
-from dpaudit.observers._observer_recorder import ObserverRecorder, Places
 from dpaudit.observers._patching import replaced
-from dpaudit.observers._sampled_recorder import SampledRecorder
 from dpaudit.observers.opacus._gradient_canaries import Canaries, Look
 from dpaudit.observers.opacus._sampling import Coins
+from dpaudit.recording import CoordinateSample, DPSGDParams, Recorder, WholeRunRecorder
 
 
 class OneProcess:
@@ -101,12 +99,12 @@ class ReadTerms:
         """The noise of this step."""
         self._noises[float(self._optimizer.noise_multiplier)] = None
 
-    def __call__(self) -> Terms:
+    def __call__(self) -> DPSGDParams:
         noises = tuple(self._noises) or (float(self._optimizer.noise_multiplier),)
         rate = self._rate if self._rate is not None else accounted_rate(self._optimizer)
         if len(noises) > 1:  # there is no claim of equal steps: then it has to be given
-            return Terms(sample_rate=rate, noises=noises)
-        return Terms(noise_multiplier=noises[0], sample_rate=rate)
+            return DPSGDParams(sample_rate=rate, noises=noises)
+        return DPSGDParams(noise_multiplier=noises[0], sample_rate=rate)
 
 
 def loader_rate(loader: Any) -> float:
@@ -169,7 +167,7 @@ class Observer:
     def __init__(
         self,
         optimizer: DPOptimizer,
-        recorder: ObserverRecorder | SampledRecorder,
+        recorder: Recorder | WholeRunRecorder,
         *,
         canaries: Canaries,
         joining: Coins,
@@ -179,7 +177,7 @@ class Observer:
         self._optimizer, self._recorder = optimizer, recorder
         self._canaries, self._joining = canaries, joining
         self._ranks, self._terms = ranks, terms
-        self._places = Places.of([parameter.numel() for parameter in optimizer.params])
+        self._places = CoordinateSample.of([parameter.numel() for parameter in optimizer.params])
         self._indices = torch.as_tensor(self._places.indices, device=optimizer.params[0].device)
         self._step: _Step | None = None
 

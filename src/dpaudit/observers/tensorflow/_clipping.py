@@ -17,7 +17,7 @@ from tensorflow_privacy import GaussianSumQuery
 from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras_vectorized
 
 from dpaudit.errors import InputError
-from dpaudit.observers._claims import Terms
+from dpaudit.recording import DPSGDParams
 
 
 class Clip(ABC):
@@ -124,11 +124,11 @@ class Noise:
         """The noise of this call, or of all calls of the graph that is being traced."""
         self._noted.add(self._clip.noise_multiplier)
 
-    def terms(self) -> Terms:
+    def terms(self) -> DPSGDParams:
         """What of a claim is known; of a noise that changes there is no claim of equal steps."""
         if len(self._noted) > 1:
-            return Terms()
-        return Terms(noise_multiplier=math.sqrt(self._calls_each) * next(iter(self._noted)))
+            return DPSGDParams()
+        return DPSGDParams(noise_multiplier=math.sqrt(self._calls_each) * next(iter(self._noted)))
 
 
 @dataclass(frozen=True, eq=False)

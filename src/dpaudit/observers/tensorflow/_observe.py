@@ -16,11 +16,17 @@ import tensorflow as tf
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
 from dpaudit.errors import InputError
-from dpaudit.observers._claims import Facts, Terms
-from dpaudit.observers._observer_recorder import ObserverRecorder, Places
 from dpaudit.observers._patching import with_block
 from dpaudit.observers.tensorflow._clipping import Canaries, CanaryTape, Clip, Noise, clip_of, flat
-from dpaudit.recording import LiveBound
+from dpaudit.recording import (
+    CoordinateSample,
+    DPSGDParams,
+    LiveBound,
+    NoiseLog,
+    ReadClaim,
+    Recorder,
+    TrainingInfo,
+)
 
 NOT_POISSON = (
     "how batches are drawn does not show: those of fit() are shuffled, and the claim is of Poisson sampling"
@@ -38,9 +44,7 @@ class Steps:
     is recorded is the sum. A graph outlives its observer; from then on it gets no canaries.
     """
 
-    def __init__(
-        self, recorder: ObserverRecorder, draws: Draws, *, calls_each: int, calls_before: int
-    ) -> None:
+    def __init__(self, recorder: Recorder, draws: Draws, *, calls_each: int, calls_before: int) -> None:
         self._recorder, self._draws = recorder, draws
         self._calls_each = calls_each
         self._before = calls_before % calls_each  # a step that has begun already is left alone
@@ -171,7 +175,7 @@ class Observer:
         batch = [tf.reduce_sum(part, axis=0) for part in self._clip.clipped(taped.rows)]
         inserted = [_sum_where(taped.present, part) for part in self._clip.clipped(taped.canary_rows)]
         scores = taped.canaries.project(flat(released) - flat(batch)) / self._clip.norm
-        places = Places.of([variable.shape.num_elements() for variable in variables])
+        places = CoordinateSample.of([variable.shape.num_elements() for variable in variables])
         self._steps.leaves = places.leaves
         self._steps.precision = max(_precision(part) for part in gradients)
         noisy = [tf.gather(flat(parts), places.indices) for parts in (released, batch, inserted)]
@@ -264,7 +268,7 @@ def observe(
     seed: int | None = None,
     every: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
-) -> Iterator[ObserverRecorder]:
+) -> Iterator[Recorder]:
     """Audit the steps that are made inside of the ``with`` block.
 
     ``optimizer`` is one of TF Privacy's, such as ``DPKerasSGDOptimizer`` or
@@ -278,11 +282,15 @@ def observe(
     calls_each = getattr(optimizer, "gradient_accumulation_steps", 1)
     draws = Draws(canary, num_canaries, fresh_seed(seed))
     noise = Noise(clip, calls_each)
-    recorder = ObserverRecorder(
-        noise.terms,
-        Terms(noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta),
+    given = DPSGDParams(
+        noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
+    )
+    recorder = Recorder(
+        claim=ReadClaim(noise.terms, given),
+        num_steps=num_steps,
+        noise=NoiseLog(),
         signal=min(canary.scale, 1.0),
-        facts=lambda: Facts(canary=canary, max_grad_norm=float(clip.norm)),
+        facts=lambda: TrainingInfo(canary=canary, max_grad_norm=float(clip.norm)),
         not_covered=(NOT_POISSON,),
         confidence=confidence,
         every=every,
