@@ -46,8 +46,8 @@ class CanaryProjection(ABC):
         return 0.0
 
 
-class CanaryInserter(ABC):
-    """Canaries that an observer adds to the sums of an optimizer."""
+class StepCanaries(ABC):
+    """Canaries that an observer adds to the sum of each step."""
 
     num_canaries: int
 
@@ -60,7 +60,7 @@ class CanaryInserter(ABC):
         """
 
 
-class GradientCanaries(CanaryInserter):
+class GradientCanaries(StepCanaries):
     """Orthogonal directions of known length."""
 
     def __init__(self, optimizer: DPOptimizer, draws: Draws, clip: OpacusClip) -> None:

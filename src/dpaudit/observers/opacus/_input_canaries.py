@@ -29,7 +29,7 @@ from dpaudit._types import IntArray
 from dpaudit.canaries import Coins, InputCanary, split_places
 from dpaudit.errors import InputError
 from dpaudit.observers.opacus._clipping import PerSampleClip, attribute_restored, flat, restored
-from dpaudit.observers.opacus._gradient_canaries import CanaryInserter, CanaryProjection
+from dpaudit.observers.opacus._gradient_canaries import StepCanaries, CanaryProjection
 
 _CRAFTING = 4  # a purpose of randomness, besides those of Draws and of the places of entries
 _READ_CHUNK = 1_000  # examples of a data set that are in memory together
@@ -97,7 +97,7 @@ def _stacked(pairs: list[Any]) -> tuple[Tensor, Tensor]:
     return torch.stack([torch.as_tensor(one) for one in inputs]), classes.long()
 
 
-class InputCanaries(CanaryInserter):
+class InputCanaries(StepCanaries):
     """Examples, made before the first step and again whenever the canary is due.
 
     The direction of a canary is its gradient at the weights of the step, found apart from the library and
