@@ -29,7 +29,7 @@ from dpaudit._types import IntArray
 from dpaudit.canaries import Coins, InputCanary, split_places
 from dpaudit.errors import InputError
 from dpaudit.observers.opacus._clipping import PerSampleClip, attribute_restored, flat, restored
-from dpaudit.observers.opacus._gradient_canaries import StepCanaries, CanaryProjection
+from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
 
 _CRAFTING = 4  # a purpose of randomness, besides those of Draws and of the places of entries
 _READ_CHUNK = 1_000  # examples of a data set that are in memory together

@@ -31,7 +31,7 @@ from dpaudit.observers._observer_recorder import ObserverRecorder, Places
 from dpaudit.observers._patching import replaced
 from dpaudit.observers._sampled_recorder import SampledRecorder
 from dpaudit.observers.opacus._clipping import flat, split_like
-from dpaudit.observers.opacus._gradient_canaries import StepCanaries, CanaryProjection
+from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
 from dpaudit.observers.opacus._sampling import Membership
 
 
