@@ -39,10 +39,10 @@ from dpaudit.stats import (
     lower_bound,
 )
 from dpaudit.stats._audit import default_method
-from dpaudit.stats._bound import BoundQuery, ThresholdResult, plain
+from dpaudit.stats._bound import plain
 from dpaudit.stats._counts import StepErrors, count
 from dpaudit.stats._observations import chunks, is_on_disk, require_finite
-from dpaudit.stats.inference import CountInference
+from dpaudit.stats.inference import BoundQuery, CountInference, ThresholdResult
 
 __all__ = ["NAMES", "REVERSED", "Examined", "Method", "Row", "examine", "is_large", "methods"]
 
@@ -139,31 +139,42 @@ def _ours(curve: TradeOff) -> list[_Recipe]:
 
 
 @dataclass(frozen=True, repr=False)
-class CountedOnce(Fixed):
-    """As :class:`dpaudit.Fixed` on the same observations, which are not read again."""
+class CountedOnce(ThresholdRule):
+    """A fixed threshold on observations whose errors were counted before, so that they are read once."""
 
-    counts: ErrorCounts | None = None
+    fixed: Fixed
+    counts: ErrorCounts
     errors: StepErrors | None = None  # where canaries share steps
 
     @classmethod
     def of(cls, observations: Observations, threshold: float) -> CountedOnce:
         """Go through the scores, piece by piece."""
-        rule = Fixed(threshold)
+        fixed = Fixed(threshold)
         if observations.with_canary.ndim == 1:
-            return cls(rule.threshold, count(observations, rule.threshold))
-        errors = _by_step(observations, rule.threshold)
-        return cls(rule.threshold, errors.total(), errors)
+            return cls(fixed, count(observations, fixed.threshold))
+        errors = _by_step(observations, fixed.threshold)
+        return cls(fixed, errors.total(), errors)
 
     def __repr__(self) -> str:
-        return repr(Fixed(self.threshold))
+        return repr(self.fixed)
+
+    @property
+    def label(self) -> str:
+        return self.fixed.label
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.fixed.to_dict()
 
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
-        if isinstance(inference, CountInference) and self.counts is not None:
-            return ThresholdResult(inference.parameter(self.counts, query), self.threshold, self.counts)
+        if isinstance(inference, CountInference):
+            return ThresholdResult(inference.parameter(self.counts, query), self.fixed.threshold, self.counts)
         if isinstance(inference, Betting) and self.errors is not None:
             found = inference.from_errors(self.errors, query)
-            return ThresholdResult(found, self.threshold, self.errors.total())
-        return super().apply(observations, inference, query)
+            return ThresholdResult(found, self.fixed.threshold, self.counts)
+        return self.fixed.apply(observations, inference, query)
+
+    def operating_point(self, query: BoundQuery, parameter: float, normalized: bool) -> tuple[float, float]:
+        return self.fixed.operating_point(query, parameter, normalized)
 
 
 def _by_step(observations: Observations, threshold: float) -> StepErrors:

@@ -12,20 +12,31 @@ from dataclasses import replace
 
 from dpaudit import _validate
 from dpaudit.errors import InputError
-from dpaudit.stats._bound import Bound, BoundQuery, Kind, ThresholdResult
+from dpaudit.stats._bound import Bound
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import FAIR, Observations
 from dpaudit.stats._power import AuditDesign
 from dpaudit.stats._result import Claimed, Result, Verdict
+from dpaudit.stats._serialization import Named
 from dpaudit.stats.inference import (
     Betting,
+    BoundQuery,
     ClopperPearson,
     CountInference,
     ExactInference,
     Inference,
     JointExact,
+    Kind,
+    ThresholdResult,
 )
-from dpaudit.stats.thresholds import Fixed, HeldOut, Predictable, SameData, Simultaneous, ThresholdRule
+from dpaudit.stats.thresholds import (
+    Fixed,
+    HeldOut,
+    Predictable,
+    SameData,
+    Simultaneous,
+    ThresholdRule,
+)
 from dpaudit.stats.tradeoffs import ApproximateDP, PureDP, TradeOff
 
 _FEW = 10  # below, a part held out has nothing to choose on
@@ -106,8 +117,8 @@ def lower_bound(
         confidence=confidence,
         parameter=finding.parameter,
         tradeoff=query.tradeoff,
-        method=repr(inference),
-        rule="given counts" if threshold is None else repr(threshold),
+        inference=inference,
+        threshold_rule=Named("given counts") if threshold is None else threshold,
         threshold=finding.threshold,
         counts=finding.counts,
         kind=inference.kind if valid else Kind.HEURISTIC,

@@ -12,11 +12,10 @@ from typing import Any
 from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.stats._audit import require
-from dpaudit.stats._bound import BoundQuery
 from dpaudit.stats._power import AuditDesign
 from dpaudit.stats._result import Claimed, Hypothesis, Power
 from dpaudit.stats._rootfinding import first_true_integer, last_true
-from dpaudit.stats.inference import Betting, ExactInference, Inference, JointExact
+from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference, JointExact
 from dpaudit.stats.thresholds import Fixed
 from dpaudit.stats.tradeoffs import TradeOff
 
@@ -95,14 +94,14 @@ class Plan:
         steps = f"in {self.num_steps:,} steps" if self.num_steps else f"within {self.most:,} steps"
         scores = f"{self.num_canaries:,}" if self.num_canaries else f"up to {self.most:,}"
         return (
-            f"{type(self.inference).__name__} {verb} {leak} with {100 * self.leak.probability:g} % "
+            f"{self.inference.label} {verb} {leak} with {100 * self.leak.probability:g} % "
             f"probability {steps}, canaries a step and side: {scores}."
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
-            "inference": repr(self.inference),
+            "inference": self.inference.to_dict(),
             "num_steps": self.num_steps,
             "num_canaries": self.num_canaries,
             "num_observations": self.num_observations,

@@ -198,7 +198,7 @@ class Result:
             f"{self.verdict.name}. {self.sentence}",
             f"  claim: {self.claim.summary}",
             f"  bound: {self.bound.statement}",
-            f"  method: {self.bound.tradeoff} + {self.bound.method} + {self.bound.rule}",
+            f"  method: {self.bound.label}",
             f"  power: {self.power}",
         ]
         lines += [f"  assumes: {text}" for text in self.bound.assumptions]
@@ -212,7 +212,7 @@ class Result:
             [
                 ("claim", self.claim.summary),
                 ("bound", self.bound.statement),
-                ("method", f"{self.bound.tradeoff} + {self.bound.method} + {self.bound.rule}"),
+                ("method", self.bound.label),
                 ("power", str(self.power)),
             ],
             [("assumes", self.bound.assumptions), ("not covered", self.not_covered)],

@@ -19,11 +19,10 @@ import numpy as np
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray
-from dpaudit.stats._bound import BoundQuery, Kind, ThresholdResult
 from dpaudit.stats._counts import StepErrors, Steps
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._rootfinding import last_positive
-from dpaudit.stats.inference._base import Inference
+from dpaudit.stats.inference._base import BoundQuery, Inference, Kind, ThresholdResult
 
 # The largest share of the wealth that one step may cost. All of it would end the game at one bad step.
 MOST = 0.99

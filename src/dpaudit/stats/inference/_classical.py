@@ -18,10 +18,9 @@ from scipy import special
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.errors import InputError
 from dpaudit.stats._binomial import Region, upper_rate, upper_rate_chords, window
-from dpaudit.stats._bound import BoundQuery, Kind
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._rootfinding import last_positive
-from dpaudit.stats.inference._base import CountInference, ExactInference
+from dpaudit.stats.inference._base import BoundQuery, CountInference, ExactInference, Kind
 from dpaudit.stats.tradeoffs import PureDP, TradeOff
 from dpaudit.stats.tradeoffs._base import at_least_zero
 

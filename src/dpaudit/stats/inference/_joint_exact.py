@@ -13,10 +13,9 @@ from scipy import special
 
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.stats._binomial import Region, plausible_rate, window
-from dpaudit.stats._bound import BoundQuery
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._rootfinding import last_positive
-from dpaudit.stats.inference._base import ExactInference
+from dpaudit.stats.inference._base import BoundQuery, ExactInference
 from dpaudit.stats.inference._classical import surrogate
 from dpaudit.stats.tradeoffs import TradeOff
 

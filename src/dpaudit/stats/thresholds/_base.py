@@ -14,13 +14,13 @@ import numpy as np
 
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
-from dpaudit.stats._bound import BoundQuery, ThresholdResult
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import Observations
-from dpaudit.stats.inference import CountInference, Inference
+from dpaudit.stats._serialization import Serializable
+from dpaudit.stats.inference import BoundQuery, CountInference, Inference, ThresholdResult
 
 
-class ThresholdRule(ABC):
+class ThresholdRule(Serializable, ABC):
     """Where to call a score "present", and what may be counted there."""
 
     # Whether a bound under this rule is a statement with an error rate.

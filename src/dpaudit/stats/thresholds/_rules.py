@@ -16,10 +16,17 @@ from scipy import special
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
-from dpaudit.stats._bound import BoundQuery, ThresholdResult
 from dpaudit.stats._counts import ErrorCounts, Steps
 from dpaudit.stats._observations import Observations
-from dpaudit.stats.inference import Betting, ClopperPearson, CountInference, Inference
+from dpaudit.stats._serialization import Named
+from dpaudit.stats.inference import (
+    Betting,
+    BoundQuery,
+    ClopperPearson,
+    CountInference,
+    Inference,
+    ThresholdResult,
+)
 from dpaudit.stats.thresholds._base import EmpiricalROC, ThresholdRule, least_balanced_error, smooth, wants
 from dpaudit.stats.tradeoffs import Gaussian
 
@@ -32,6 +39,10 @@ class Fixed(ThresholdRule):
 
     def __post_init__(self) -> None:
         _validate.finite("threshold", self.threshold)
+
+    @property
+    def label(self) -> str:
+        return f"fixed {self.threshold:.4g}"
 
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         return inference.at_threshold(observations, self.threshold, query)
@@ -54,6 +65,10 @@ class Optimal(ThresholdRule):
 
     def __post_init__(self) -> None:
         _validate.positive("noise", self.noise)
+
+    @property
+    def label(self) -> str:
+        return "optimal"
 
     def threshold(self, delta: float) -> float:
         """The paper's w."""
@@ -91,6 +106,10 @@ class HeldOut(ThresholdRule):
     def __post_init__(self) -> None:
         _validate.fraction("fraction", self.fraction)
         _validate.whole("seed", self.seed, low=0)
+
+    @property
+    def label(self) -> str:
+        return "held out"
 
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         betting = isinstance(inference, Betting)
@@ -193,6 +212,10 @@ class Predictable(ThresholdRule):
     Nothing is bet on the first step, which has no past.
     """
 
+    @property
+    def label(self) -> str:
+        return "predictable"
+
     def counted(self, size: int) -> int:
         return max(size - 1, 1)
 
@@ -237,6 +260,10 @@ class Simultaneous(ThresholdRule):
 
     def __post_init__(self) -> None:
         _validate.whole("num_thresholds", self.num_thresholds)
+
+    @property
+    def label(self) -> str:
+        return "bands"
 
     def error(self, error: float, num_absent: int) -> float:
         return error / self.ranks(num_absent).size
@@ -293,6 +320,10 @@ class SameData(ThresholdRule):
 
     valid: ClassVar[bool] = False
 
+    @property
+    def label(self) -> str:
+        return "same data"
+
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         wants(self, inference, CountInference)
         assert isinstance(inference, CountInference)
@@ -310,3 +341,28 @@ def _at(stairs: EmpiricalROC, place: int, inference: CountInference, query: Boun
     (fp,), (fn,) = stairs.errors(np.asarray([place]))
     counts = replace(stairs.sizes, false_positives=int(fp), false_negatives=int(fn))
     return ThresholdResult(inference.parameter(counts, query), float(stairs.absent[place]), counts)
+
+
+@dataclass(frozen=True, repr=False)
+class BestOf(ThresholdRule):
+    """The rule with the larger bound among several that share the error rate: together they err as one."""
+
+    chosen: ThresholdRule | Named
+    rules: tuple[ThresholdRule, ...]
+    shares: tuple[float, ...]
+
+    def __repr__(self) -> str:
+        parts = zip(self.rules, self.shares, strict=True)
+        shares = " and ".join(f"{rule!r} with {share:g} of the error" for rule, share in parts)
+        return f"{self.chosen!r}, the better of {shares}"
+
+    @property
+    def label(self) -> str:
+        return self.chosen.label
+
+    def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
+        found = [
+            rule.apply(observations, inference, replace(query, error_rate=share * query.error_rate))
+            for rule, share in zip(self.rules, self.shares, strict=True)
+        ]
+        return max(found, key=lambda result: result.parameter)
