@@ -6,16 +6,20 @@ import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.observers._claims import Terms
-from dpaudit.observers._observer_recorder import ObserverRecorder
 from dpaudit.observers._patching import with_block
+from dpaudit.recording import DPSGDParams, NoiseLog, ReadClaim, Recorder
 
-NOTHING = Terms()
-READ = Terms(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)
+NOTHING = DPSGDParams()
+READ = DPSGDParams(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)
+
+
+def observing(given=NOTHING, read=READ):
+    claim = ReadClaim(lambda: read, given)
+    return Recorder(claim=claim, num_steps=given.num_steps, noise=NoiseLog(), signal=1.0)
 
 
 def recorded(num_steps, given=NOTHING, read=READ):
-    recorder, rng = ObserverRecorder(lambda: read, given), np.random.default_rng(0)
+    recorder, rng = observing(given, read), np.random.default_rng(0)
     for _ in range(num_steps):
         present = rng.random(16) < 0.5
         recorder.record(present + rng.standard_normal(16), present)
@@ -31,14 +35,14 @@ def test_a_training_that_did_not_run_is_told_as_such():
 
 def test_more_steps_than_claimed_are_refused():
     with pytest.raises(dpaudit.InputError, match="at most num_steps=10 steps, which the claim is of, got 20"):
-        recorded(20, Terms(num_steps=10)).audit()
+        recorded(20, DPSGDParams(num_steps=10)).audit()
     with pytest.raises(dpaudit.InputError, match="at most num_steps=15"):
         recorded(20).audit(num_steps=15)
-    assert recorded(20, Terms(num_steps=20)).audit().verdict is not dpaudit.Verdict.VIOLATION
+    assert recorded(20, DPSGDParams(num_steps=20)).audit().verdict is not dpaudit.Verdict.VIOLATION
 
 
 def test_a_training_without_noise_has_no_claim_of_its_own():
-    silent = recorded(20, read=Terms(noise_multiplier=0.0, sample_rate=0.05, delta=1e-5))
+    silent = recorded(20, read=DPSGDParams(noise_multiplier=0.0, sample_rate=0.05, delta=1e-5))
     with pytest.raises(dpaudit.InputError, match="above 0, got 0: without noise there is no claim"):
         silent.audit()
     assert silent.audit(noise_multiplier=1.0).claim.epsilon > 0
@@ -54,18 +58,21 @@ def test_an_epsilon_is_no_claim_of_steps():
 
 
 def test_a_sample_rate_that_contradicts_the_training_is_told():
-    for result in (recorded(20).audit(sample_rate=0.5), recorded(20, Terms(sample_rate=0.5)).audit()):
+    for result in (recorded(20).audit(sample_rate=0.5), recorded(20, DPSGDParams(sample_rate=0.5)).audit()):
         assert "sample rate 0.5" in result.claim.summary
         assert "sample_rate=0.5 was given for the claim, and this training says 0.05" in str(result)
 
 
 def test_a_sample_rate_that_is_rounded_otherwise_is_not_told():
     assert recorded(20).audit(sample_rate=0.0501).not_covered == ()
-    assert recorded(20, read=Terms(noise_multiplier=1.0, delta=1e-5)).audit(sample_rate=0.5).not_covered == ()
+    assert (
+        recorded(20, read=DPSGDParams(noise_multiplier=1.0, delta=1e-5)).audit(sample_rate=0.5).not_covered
+        == ()
+    )
 
 
 def test_canaries_that_do_not_arrive_are_no_proof_of_anything():
-    recorder, rng = ObserverRecorder(lambda: READ, Terms()), np.random.default_rng(0)
+    recorder, rng = observing(), np.random.default_rng(0)
     for _ in range(50):
         recorder.record(0.1 * rng.standard_normal(16), rng.random(16) < 0.5)
     with pytest.raises(dpaudit.InputError, match="or they were clipped together with others"):

@@ -6,18 +6,21 @@ import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.observers._claims import Terms
-from dpaudit.observers._sampled_recorder import SampledRecorder
+from dpaudit.recording import DPSGDParams, ReadClaim, WholeRunRecorder
 
 VIOLATION = dpaudit.Verdict.VIOLATION
-TERMS = Terms(noise_multiplier=0.5, sample_rate=0.04, delta=1e-5)
+READ = DPSGDParams(noise_multiplier=0.5, sample_rate=0.04, delta=1e-5)
 STEPS, CANARIES = 100, 512
+
+
+def observing(present, reach=1.0):
+    return WholeRunRecorder(present, claim=ReadClaim(lambda: READ), signal=1.0, reach=reach)
 
 
 def recorded(seed, *, rate=0.04, reach=1.0):
     """A run of a training that draws, clips and noises as it should, if the rate is the claimed one."""
     rng = np.random.default_rng(seed)
-    recorder = SampledRecorder(lambda: TERMS, Terms(), rng.random(CANARIES) < 0.5, reach=reach)
+    recorder = observing(rng.random(CANARIES) < 0.5, reach)
     for _ in range(STEPS):
         joined = recorder.present & (rng.random(CANARIES) < rate)
         recorder.record(joined + rng.normal(0.0, 0.5 / reach, CANARIES), joined)
@@ -49,10 +52,7 @@ def test_a_run_that_cannot_be_judged_gets_neither_verdict_nor_bound():
 
 
 def test_scores_that_do_not_rise_get_neither_verdict_nor_bound():
-    recorder, rng = (
-        SampledRecorder(lambda: TERMS, Terms(), np.arange(CANARIES) % 2 == 0),
-        np.random.default_rng(0),
-    )
+    recorder, rng = observing(np.arange(CANARIES) % 2 == 0), np.random.default_rng(0)
     for _ in range(STEPS):
         recorder.record(rng.normal(0.0, 0.5, CANARIES), recorder.present & (rng.random(CANARIES) < 0.04))
     for judge in (recorder.audit, recorder.one_run_bound):
@@ -61,7 +61,7 @@ def test_scores_that_do_not_rise_get_neither_verdict_nor_bound():
 
 
 def test_an_epsilon_is_no_claim_of_a_run():
-    recorder = SampledRecorder(lambda: TERMS, Terms(), np.arange(CANARIES) % 2 == 0)
+    recorder = observing(np.arange(CANARIES) % 2 == 0)
     for judge in (recorder.audit, recorder.one_run_bound):
         with pytest.raises(dpaudit.InputError, match=r"got epsilon=2\.0: an epsilon alone says nothing"):
             judge(epsilon=2.0)

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.observers._claims import Facts, Terms
-from dpaudit.observers._observer_recorder import ObserverRecorder
-from dpaudit.observers._sampled_recorder import SampledRecorder
 from dpaudit.pytest_plugin._fixture import DpAudit
 from dpaudit.pytest_plugin._session import Audits
+from dpaudit.recording import DPSGDParams, NoiseLog, ReadClaim, Recorder, TrainingInfo, WholeRunRecorder
 
-READ = Terms(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)
+READ = DPSGDParams(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)
 COUNT = 64
-FACTS = Facts(canary=dpaudit.Dirac(), max_grad_norm=4.0, batch_size=32)
+FACTS = TrainingInfo(canary=dpaudit.Dirac(), max_grad_norm=4.0, batch_size=32)
 
 
 def fixture():
@@ -32,7 +30,8 @@ def properties(audit):
 
 def recorded(noise=lambda rng, _: rng.standard_normal(COUNT), signal=1.0, num_steps=200):
     """What an observer would have recorded of a training with such noise."""
-    recorder = ObserverRecorder(lambda: READ, Terms(), facts=lambda: FACTS)
+    parts = {"noise": NoiseLog(), "signal": 1.0, "facts": lambda: FACTS}
+    recorder = Recorder(claim=ReadClaim(lambda: READ), num_steps=None, **parts)
     rng = np.random.default_rng(0)
     for index in range(num_steps):
         drawn, present = noise(rng, index), rng.random(COUNT) < 0.5
@@ -115,7 +114,7 @@ def test_tests_alone_can_fail_a_test():
 def test_recorders_of_sampled_canaries_are_taken():
     rng = np.random.default_rng(0)
     present = rng.random(500) < 0.5
-    recorder = SampledRecorder(lambda: READ, Terms(), present)
+    recorder = WholeRunRecorder(present, claim=ReadClaim(lambda: READ), noise=NoiseLog(), signal=1.0)
     for _ in range(30):
         noise, joined = rng.standard_normal(500), present & (rng.random(500) < 0.05)
         recorder.noise.observe(noise[:COUNT], np.zeros(COUNT), (COUNT,), norm=1.0, eps=0.0)

@@ -80,6 +80,11 @@ class Claim(Claimed):
         )
 
     @property
+    def training(self) -> SubsampledGaussian | None:
+        """The curve of the whole training, of a claim of DP-SGD."""
+        return self._training
+
+    @property
     def delta(self) -> float:
         return self._delta
 

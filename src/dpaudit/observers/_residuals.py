@@ -6,6 +6,8 @@ gradients is off that was made in their own precision.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from dpaudit.diagnostics import Diagnosis, Diagnostics
 from dpaudit.diagnostics._noise_record import Leaves
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import as_numpy
+from dpaudit.recording import UntestedError
 
 _TOO_MUCH = 1.5  # of the claim: what a step's noise is by chance only if it has very few coordinates
 
@@ -53,11 +56,6 @@ class Residuals:
         self._own = np.random.default_rng(0) if rng is None else rng
         self._clipped, self._apart = Diagnostics(), Diagnostics()
 
-    @property
-    def noise_multiplier(self) -> float:
-        """What is claimed."""
-        return self._std / self._norm
-
     def observe(self, released: FloatArray, canaries: FloatArray) -> None:
         """What a call released, less the sum of the others; and the canaries in it, a row each."""
         noise = residual(released, canaries, max_grad_norm=self._norm, std=self._std)
@@ -74,9 +72,17 @@ class Residuals:
         replaced: FloatArray = rest + own @ units
         return replaced
 
-    def diagnose(self, *, arrives: bool, confidence: float) -> Diagnosis:
-        """The tests of the noise; ``arrives`` says whether canaries are clipped as claimed."""
-        return (self._clipped if arrives else self._apart).diagnose(confidence)
+    def diagnose(
+        self, *, noise_multiplier: float, confidence: float, has_signal: Callable[[], bool]
+    ) -> Diagnosis:
+        """Test the noise; ``has_signal`` says whether canaries are clipped as claimed."""
+        claimed = self._std / self._norm
+        if not math.isclose(noise_multiplier, claimed):
+            raise UntestedError(
+                f"Expected noise_multiplier={claimed:g}, which the steps were held against, "
+                f"got {noise_multiplier:g}: observe them again with that claim."
+            )
+        return (self._clipped if has_signal() else self._apart).diagnose(confidence)
 
 
 _FEW = 20  # scores of a canary, from which on their mean says something

@@ -7,7 +7,6 @@ two data sets that differ in one example.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,6 @@ from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
-from dpaudit.diagnostics import Diagnosis
 from dpaudit.diagnostics._noise_record import Leaves
 from dpaudit.errors import InputError, ViolationError
 from dpaudit.observers._arrays import (
@@ -34,40 +32,14 @@ from dpaudit.observers._arrays import (
     require_vector,
     with_rows,
 )
-from dpaudit.observers._claims import Facts
-from dpaudit.observers._observer_recorder import ArrivingRecorder, Side, UntestedError, arrives
 from dpaudit.observers._residuals import Residuals, clipped_sum, require_known_sum, sum_rounding
-from dpaudit.recording import LiveBound
-from dpaudit.stats import Gaussian
+from dpaudit.recording import LiveBound, NoiseLog, Recorder, TrainingInfo
+from dpaudit.recording._claim_source import claimed_mu
 
 __all__ = ["Sensitivity", "observe_loss_step", "observe_step", "replay_step"]
 
 
-class StepRecorder(ArrivingRecorder):
-    """A :class:`dpaudit.Recorder` with tests of the noise; ``residuals`` is None where none is claimed."""
-
-    def __init__(self, residuals: Residuals | None, **options: Any) -> None:
-        self._residuals = residuals
-        super().__init__(**options)
-
-    def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
-        """Tests of the noise of all steps; refused where the claim is not of so much normal noise."""
-        kept = self._residuals
-        if kept is None:
-            raise UntestedError(
-                f"Expected a claim of Gaussian noise for tests of the noise, got {self.claim.summary}."
-            )
-        if not math.isclose(noise_multiplier or kept.noise_multiplier, kept.noise_multiplier):
-            raise UntestedError(
-                f"Expected noise_multiplier={kept.noise_multiplier:g}, which the steps were held against, "
-                f"got {noise_multiplier:g}: observe them again with that claim."
-            )
-        seen = self.observations
-        as_claimed = arrives(Side(seen.with_canary), Side(seen.without_canary), self._signal)
-        return kept.diagnose(arrives=as_claimed, confidence=confidence)
-
-
-_DIRAC_STEP = Dirac()
+_DIRAC = Dirac()
 _OWN_NOISE = 3  # a purpose of chance, besides those of Draws and of the native audits
 
 
@@ -79,13 +51,13 @@ def observe_step(
     max_grad_norm: float,
     batch_size: float | None = None,
     num_steps: int = 300,
-    canary: GradientCanary = _DIRAC_STEP,
+    canary: GradientCanary = _DIRAC,
     num_canaries: int = 64,
     leaves: Leaves | None = None,
     confidence: float = 0.95,
     seed: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
-) -> StepRecorder:
+) -> Recorder:
     """Run ``step`` so many times on ``gradients`` with canaries among them, each present by a fair coin.
 
     ``step`` takes per-example gradients (examples x parameters, in numpy, torch or jax) and returns a
@@ -132,23 +104,24 @@ def run_steps(
     leaves: Leaves | None,
     confidence: float,
     callbacks: Sequence[Callable[[LiveBound], None]],
-) -> StepRecorder:
+) -> Recorder:
     """Record so many releases; ``release`` gets the canaries, a row each, and which of them are present."""
     norm = _validate.positive("max_grad_norm", max_grad_norm)
     divisor = 1.0 if batch_size is None else _validate.positive("batch_size", batch_size)
-    std = _claimed_noise(claim, norm)
-    residuals = None
-    if std is not None:
+    if not isinstance(claim, Claim):
+        raise InputError(f"Expected claim to be such as Claim.gaussian(...), got {claim!r}.")
+    mu, residuals = claimed_mu(claim), None
+    if mu is not None:
         rounding, own = sum_rounding(gradients, norm), draws.chance(0, _OWN_NOISE)
-        residuals = Residuals(max_grad_norm=norm, std=std, leaves=leaves, rounding=rounding, rng=own)
-    recorder = StepRecorder(
-        residuals,
-        facts=lambda: Facts(canary=draws.canary, max_grad_norm=norm, batch_size=batch_size),
+        residuals = Residuals(max_grad_norm=norm, std=norm / mu, leaves=leaves, rounding=rounding, rng=own)
+    recorder = Recorder(
         claim=claim,
         num_steps=num_steps,
         confidence=confidence,
         callbacks=callbacks,
+        noise=residuals or NoiseLog(),  # an empty log where no Gaussian noise is claimed
         signal=min(draws.canary.scale, 1.0),
+        facts=lambda: TrainingInfo(canary=draws.canary, max_grad_norm=norm, batch_size=batch_size),
     )
     others = clipped_sum(as_numpy(gradients), norm)
     for index in range(num_steps):
@@ -166,18 +139,6 @@ def run_steps(
     return recorder
 
 
-def _claimed_noise(claim: object, norm: float) -> float | None:
-    """The standard deviation that is claimed for the noise of a sum, if the claim is of Gaussian noise."""
-    if not isinstance(claim, Claim):
-        raise InputError(f"Expected claim to be such as Claim.gaussian(...), got {claim!r}.")
-    hypothesis = claim.hypothesis(None)
-    is_known = isinstance(hypothesis.tradeoff, Gaussian) and hypothesis.parameter > 0
-    return norm / hypothesis.parameter if is_known else None
-
-
-_DIRAC_LOSS_STEP = Dirac()
-
-
 def observe_loss_step(
     step: Callable[[Callable[[Any, Any], Any], Any, Any], Any],
     loss: Callable[[Any, Any], Any],
@@ -188,12 +149,12 @@ def observe_loss_step(
     max_grad_norm: float,
     batch_size: float | None = None,
     num_steps: int = 300,
-    canary: GradientCanary = _DIRAC_LOSS_STEP,
+    canary: GradientCanary = _DIRAC,
     num_canaries: int = 64,
     confidence: float = 0.95,
     seed: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
-) -> StepRecorder:
+) -> Recorder:
     """Run ``step(loss, params, batch)`` so many times on canaries, each present by a fair coin.
 
     ``step`` finds the gradient of ``loss(params, example)`` for every example of a batch, by jax or by

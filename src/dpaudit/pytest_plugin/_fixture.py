@@ -22,17 +22,15 @@ from dpaudit.diagnostics import Diagnosis, Diagnostics
 from dpaudit.diagnostics._noise_record import Leaves
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import require_rows
-from dpaudit.observers._observer_recorder import ArrivalError, ArrivingRecorder, UntestedError
 from dpaudit.observers._residuals import UnknownSumError
-from dpaudit.observers._sampled_recorder import SampledRecorder
 from dpaudit.observers.step import observe_step
 from dpaudit.pytest_plugin._message import Frame, Seen, claimed_noise
 from dpaudit.pytest_plugin._session import Audits
 from dpaudit.pytest_plugin._summary import UnderpoweredWarning, note, note_error
-from dpaudit.recording import Recorder, WholeRunRecorder
+from dpaudit.recording import ArrivalError, Recorder, UntestedError, WholeRunRecorder
 from dpaudit.stats import Result, Verdict
 
-AnyRecorder = Recorder | WholeRunRecorder | SampledRecorder
+AnyRecorder = Recorder | WholeRunRecorder
 
 _TESTS = 0.2  # of the error, for the tests of the noise; the bound has the rest
 
@@ -60,13 +58,12 @@ class Audited:
 
 def judge(recorder: AnyRecorder, error: float, tests: Tests | None = None, **claim: Any) -> Audited:
     """The verdict, and the tests of the noise where it is known; both share the error."""
-    kinds = ArrivingRecorder | SampledRecorder
-    rest = 1 - _TESTS if tests is not None or isinstance(recorder, kinds) else 1.0
+    rest = 1 - _TESTS if tests is not None or recorder.tests_noise else 1.0
     result = recorder.audit(confidence=1 - rest * error, **claim)
     level, claimed = 1 - _TESTS * error, claimed_noise(result)
     if tests is not None:
         return Audited(result, tests.diagnose(level))
-    if isinstance(recorder, kinds) and claimed is not None:
+    if recorder.tests_noise and claimed is not None:
         with suppress(UntestedError):  # the table says that they were not run
             return Audited(result, recorder.diagnose(noise_multiplier=claimed, confidence=level))
     return Audited(result, None)
@@ -255,7 +252,7 @@ class DpAudit:
         """There is no verdict, and a test that only looks green would be worse."""
         __tracebackhide__ = True
         note_error(self._node, self._frame.share.number)
-        pytest.fail(self._frame.no_verdict(why, gap, getattr(recorder, "facts", None)), pytrace=False)
+        pytest.fail(self._frame.no_verdict(why, gap, recorder.facts), pytrace=False)
 
     def _end(self, audited: Audited, recorder: AnyRecorder, remarks: Sequence[str]) -> Audited:
         __tracebackhide__ = True

@@ -18,9 +18,8 @@ from dpaudit.accounting import SubsampledGaussian
 from dpaudit.canaries import Mixed
 from dpaudit.diagnostics import Diagnosis, likely_causes
 from dpaudit.diagnostics._causes import IN_PARTS
-from dpaudit.observers._claims import Facts
 from dpaudit.pytest_plugin._session import Audits, Share
-from dpaudit.recording import Recorder
+from dpaudit.recording import Recorder, TrainingInfo
 from dpaudit.stats import Gaussian, Result, Verdict
 
 _LEVELS = 0.9995, 0.0005  # of the interval of the noise: a guess that is just outside of it is none
@@ -39,12 +38,12 @@ class Seen:
     signal: float
     spread_signal: float | None
     is_crowded: bool
-    facts: Facts | None
+    facts: TrainingInfo | None
 
     @classmethod
     def of(cls, recorder: Recorder) -> Seen:
         """From all scores of a run."""
-        state, facts = recorder.state_dict(), getattr(recorder, "facts", None)
+        state, facts = recorder.state_dict(), recorder.facts
         scores, present = state["scores"], state["present"]
         absent = scores[~present]
         square, count = float(np.mean(absent**2)), absent.size
@@ -95,7 +94,9 @@ class Seen:
         return found
 
 
-def _signals(scores: FloatArray, present: BoolArray, facts: Facts | None) -> tuple[float, float | None]:
+def _signals(
+    scores: FloatArray, present: BoolArray, facts: TrainingInfo | None
+) -> tuple[float, float | None]:
     """How much more present canaries score: those on one coordinate, and those that are spread."""
     count = scores.shape[1]
     narrow = facts.canary.num_narrow(count) if facts and isinstance(facts.canary, Mixed) else 0
@@ -157,7 +158,7 @@ class Frame:
         lines += _causes(_guesses(diagnosis, known))
         return self._text(_title(result, diagnosis), lines)
 
-    def no_verdict(self, why: str, gap: float | None, facts: Facts | None) -> str:
+    def no_verdict(self, why: str, gap: float | None, facts: TrainingInfo | None) -> str:
         """An audit that cannot be judged, with what may be the cause of that."""
         causes: tuple[str, ...] = ()
         if gap is not None and facts is not None:

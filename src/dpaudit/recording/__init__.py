@@ -1,7 +1,28 @@
-"""What an audit keeps of a training while it runs, whoever trains."""
+"""What an audit keeps of a training while it runs, whoever trains.
 
-from dpaudit.recording._recorder import LiveBound, Recorder
-from dpaudit.recording._trajectory import Course, Moment
+:class:`Recorder` keeps the scores of every step, :class:`WholeRunRecorder` one score a canary of the whole
+run. Observers compose them of parts: where the claim comes from, a log of the noise, what is known of the
+training.
+"""
+
+from dpaudit.recording._claim_source import DPSGDParams, ReadClaim, TrainingInfo
+from dpaudit.recording._recorder import Recorder
+from dpaudit.recording._signal_and_noise import ArrivalError, CoordinateSample, NoiseLog, UntestedError
+from dpaudit.recording._trajectory import Course, LiveBound, Moment
 from dpaudit.recording._whole_run import LikelihoodRatios, WholeRunRecorder
 
-__all__ = ["Course", "LikelihoodRatios", "LiveBound", "Moment", "Recorder", "WholeRunRecorder"]
+__all__ = [
+    "ArrivalError",
+    "CoordinateSample",
+    "Course",
+    "DPSGDParams",
+    "LikelihoodRatios",
+    "LiveBound",
+    "Moment",
+    "NoiseLog",
+    "ReadClaim",
+    "Recorder",
+    "TrainingInfo",
+    "UntestedError",
+    "WholeRunRecorder",
+]

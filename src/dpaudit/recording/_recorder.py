@@ -1,13 +1,9 @@
-"""The scores of every step, and the bound they make so far.
-
-The scores of one step: whether they can be recorded, and how many guesses by them are wrong. The bound while
-the training runs. How a recorder shows itself in a notebook.
-"""
+"""The recorder of steps: it keeps the scores of every step, and turns them into bounds and a verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,102 +13,46 @@ from dpaudit._html import labelled
 from dpaudit._plotting import draw_course
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim
+from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import InputError
-from dpaudit.recording._trajectory import Course
-from dpaudit.recording._whole_run import require_no_epsilon
+from dpaudit.recording._claim_source import ClaimSource, GivenClaim, ReadClaim, TrainingInfo
+from dpaudit.recording._signal_and_noise import (
+    NO_NOISE,
+    NoiseLog,
+    NoiseTests,
+    RunningMoments,
+    UntestedError,
+    check_signal,
+    has_signal,
+)
+from dpaudit.recording._trajectory import Course, LiveBound
 from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, audit
 from dpaudit.stats.inference._base import CountInference
 from dpaudit.stats.inference._betting import upper_mean
 
-
-@dataclass(frozen=True, kw_only=True)
-class LiveBound:
-    """A lower bound that holds at this and at every other moment of the run, all together.
-
-    So the run may be stopped because of what it says.
-    """
-
-    num_done: int
-    epsilon: float
-    claimed_epsilon: float
-    delta: float
-    confidence: float
-    is_violation: bool
-
-    def __str__(self) -> str:
-        relation = ">" if self.is_violation else "of"
-        return f"epsilon >= {self.epsilon:.3g} {relation} {self.claimed_epsilon:.3g} claimed"
-
-
+_PEEKS = 100  # how often the bound of a run of known length is computed
+_UNPLANNED_STEPS = 1000  # what the bets prepare for if nobody says how long the training will be
+_UNPLANNED_EVERY = 50  # an epsilon for every other number of steps is not cheap
+_MIDPOINT = 0.5  # between an absent canary's mean score, 0, and a present one's, 1
 _NOT_SHOWN = "not looked at; live() shows it, and audit() then allows for a run that was ended because of it"
 
 
-def recorder_html(
-    name: str,
-    *,
-    num_done: int,
-    num_scores: int | None,
-    claim: Callable[[], Claim],
-    bound: Callable[[], LiveBound] | None,
-) -> str:
-    """What was recorded, what is claimed, and the ``bound`` where showing it changes nothing."""
-    rows = [("steps", f"{num_done:,}")]
-    if num_scores is not None:
-        rows.append(("scores a step", f"{num_scores:,}"))
-    try:
-        rows.append(("claim", claim().summary))
-        rows.append(("bound so far", _NOT_SHOWN if bound is None else str(bound())))
-    except InputError as error:  # a claim that is not complete yet
-        rows.append(("claim", str(error)))
-    return labelled(name, "", rows)
-
-
-_MIDPOINT = 0.5  # between an absent canary's mean score, 0, and a present one's, 1
-
-
-def require_alike(scores: FloatArray, present: BoolArray, *, step: int, first: FloatArray) -> None:
-    """Refuse scores that are not as many as those of the ``first`` step, or not finite."""
-    expected = first.shape if first.ndim == 1 else (first.size,)
-    if scores.size == 0 or scores.shape != present.shape or scores.shape != expected:
-        raise InputError(
-            f"Expected one score and one presence for each of {expected[0] or 'some'} canaries in step "
-            f"{step}, got shapes {scores.shape} and {present.shape}."
-        )
-    if not np.isfinite(scores).all():
-        index = int(np.flatnonzero(~np.isfinite(scores))[0])
-        raise InputError(
-            f"Expected finite scores in step {step}, got scores[{index}]={scores[index]}: "
-            "did the training diverge?"
-        )
-
-
-def share_wrong(scores: FloatArray, present: BoolArray) -> float:
-    """How often a guess by the midpoint is wrong; counted, which is faster than a mean in every step."""
-    return int(np.count_nonzero((scores > _MIDPOINT) != present)) / scores.size
-
-
-def require_bets(inference: Inference | None) -> None:
-    """Counts of scores that share noise vary more than a binomial: no bound by them holds."""
-    if isinstance(inference, CountInference):
-        raise InputError(
-            "Expected inference=Betting() for scores of one step that share its noise, as those of input "
-            f"canaries do, got {inference!r}, which counts them as independent."
-        )
-
-
-_LOOKS = 100  # how often a run of known length is looked at
-
-
 class Recorder:
-    """Collects, step by step, scores in units of the canary's own signal, and who was present.
+    """Collects, step by step, scores in units of the canary's own signal, and which canaries are present.
 
-    ``num_steps`` is how many steps are planned; the bound is tightest if it is right, and holds if it is
-    not. ``callbacks`` get a :class:`LiveBound` about a hundred times a run (or ``every`` so many steps);
-    they may raise to end the training. ``paired`` says that every step has one score without the canary and
-    one with it, of two independent draws, and not canaries that are present by fair coins. ``shares_noise``
-    says that the scores of one step depend on each other, because their canaries are not orthogonal.
-    ``may_stop`` says whether the run may be ended because of the live bound; without it, it may if anybody
-    looks before the end: before all planned steps are done, or :meth:`close` was called.
+    ``num_steps`` is how many steps are planned, or None; the bound is tightest if it is right, and holds if
+    it is not. ``callbacks`` get a :class:`LiveBound` about a hundred times a run (or ``every`` so many
+    steps); they may raise to end the training. ``paired`` says that every step has one score without the
+    canary and one with it, of two independent draws, and not canaries that are present by fair coins.
+    ``shares_noise`` says that the scores of one step depend on each other, because their canaries are not
+    orthogonal. ``may_stop`` says whether the run may be ended because of the live bound; without it, it may
+    if anybody looks before the end: before all planned steps are done, or :meth:`close` was called.
+
+    Observers compose it of more parts. A ``ReadClaim`` reads the claim from the training. ``noise`` tests
+    the noise for :meth:`diagnose`. A present canary scores ``signal`` or more, else there is no verdict.
+    ``facts`` returns what is known of the training besides its claim. ``not_covered`` says in sentences
+    which parts of the training the canaries do not go through. ``synchronize`` waits for steps that were
+    started and are not recorded yet.
 
     >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=200)
     >>> rng = np.random.default_rng(0)
@@ -126,8 +66,8 @@ class Recorder:
     def __init__(
         self,
         *,
-        claim: Claim,
-        num_steps: int,
+        claim: Claim | ReadClaim,
+        num_steps: int | None,
         confidence: float = 0.95,
         tradeoff: TradeOff | None = None,
         paired: bool = False,
@@ -135,16 +75,26 @@ class Recorder:
         may_stop: bool | None = None,
         every: int | None = None,
         callbacks: Sequence[Callable[[LiveBound], None]] = (),
+        noise: NoiseTests | None = None,
+        signal: float | None = None,
+        facts: Callable[[], TrainingInfo] | None = None,
+        not_covered: tuple[str, ...] = (),
+        synchronize: Callable[[], None] | None = None,
     ) -> None:
-        self._claim = claim
+        self._claims: ClaimSource = claim if isinstance(claim, ReadClaim) else GivenClaim(claim)
         self.confidence = _validate.confidence(confidence)
-        self.num_steps = _validate.whole("num_steps", num_steps)
+        self._planned = None if num_steps is None else _validate.whole("num_steps", num_steps)
+        self.num_steps = _UNPLANNED_STEPS if self._planned is None else self._planned
         self.callbacks = list(callbacks)
-        self._every = max(1, self.num_steps // _LOOKS if every is None else _validate.whole("every", every))
+        usual = _UNPLANNED_EVERY if self._planned is None else max(1, self.num_steps // _PEEKS)
+        self._every = usual if every is None else _validate.whole("every", every)
         self._tradeoff = tradeoff
         self._paired = paired
         self._shares_noise, self._may_stop = shares_noise, may_stop
-        self._looked = self._closed = self._shown = False
+        self._noise, self._signal, self._facts = noise, signal, facts
+        self.not_covered = not_covered
+        self._synchronize = synchronize
+        self._peeked = self._closed = self._shown = False
         self._scores: list[FloatArray] = []
         self._present: list[BoolArray] = []
         self._wrong: list[float] = []
@@ -153,25 +103,43 @@ class Recorder:
     @property
     def claim(self) -> Claim:
         """What is held against the scores."""
-        return self._claim
+        return self._claims.claim(self.num_done)
 
     @property
     def num_done(self) -> int:
         """How many steps were recorded."""
+        self._wait()
         return len(self._scores)
 
-    def record(self, scores: Any, present: Any, *, tell: bool = True) -> None:
-        """The scores of one step, and whether the canary of each was present; callbacks are told of it.
+    @property
+    def facts(self) -> TrainingInfo | None:
+        """What is known of the training besides its claim."""
+        return None if self._facts is None else self._facts()
 
-        Who has something to finish first says ``tell=False`` and calls :meth:`tell` afterwards.
+    @property
+    def noise(self) -> NoiseLog:
+        """The log of the noise that an observer adds to."""
+        if not isinstance(self._noise, NoiseLog):
+            raise UntestedError(NO_NOISE)
+        return self._noise
+
+    @property
+    def tests_noise(self) -> bool:
+        """Whether :meth:`diagnose` has noise to test."""
+        return self._noise is not None
+
+    def record(self, scores: Any, present: Any, *, tell: bool = True) -> None:
+        """Keep the scores of one step, and whether the canary of each was present; tell the callbacks.
+
+        Pass ``tell=False`` where something has to be finished first, and call :meth:`tell` afterwards.
         """
         values, mask = np.array(scores, dtype=np.float64), np.array(present, dtype=np.bool_)
-        require_alike(values, mask, step=self.num_done, first=self._scores[0] if self._scores else values)
+        _require_alike(values, mask, step=self.num_done, first=self._scores[0] if self._scores else values)
         # whoever saw a bound and goes on may do so because of it: what was taken for the end was none
-        self._looked, self._closed = self._looked or self._shown, False
+        self._peeked, self._closed = self._peeked or self._shown, False
         self._scores.append(values)
         self._present.append(mask)
-        self._wrong.append(share_wrong(values, mask))
+        self._wrong.append(_share_wrong(values, mask))
         if tell:
             self.tell()
 
@@ -182,15 +150,19 @@ class Recorder:
             for callback in self.callbacks:
                 callback(live)
 
+    def close(self) -> None:
+        """Say that the run is over: who looks from now on cannot have ended it."""
+        self._closed = True
+
     def live(self) -> LiveBound:
-        """The bound of the steps so far."""
-        self._note_look()
+        """Return the bound of the steps so far."""
+        self._note_peek()
         if self._live is None or self._live.num_done != self.num_done:
-            self._live = self._look(self.num_done)
+            self._live = self._bound_after(self.num_done)
         return self._live
 
     def curve(self, num_steps: Sequence[int] | None = None) -> list[LiveBound]:
-        """The bounds of the first so many steps, for each of these numbers; by default about a hundred.
+        """Return the bound of the first steps, for each of these numbers; by default about a hundred.
 
         They hold all together, so that the best may be chosen; none is below one before it. Before the end it
         is a look like :meth:`live`, after which :meth:`audit` rests on bets.
@@ -201,7 +173,7 @@ class Recorder:
         >>> [bound.num_done for bound in recorder.curve()]
         [1, 2, 3]
         """
-        self._note_look()
+        self._note_peek()
         if num_steps is None:
             num_steps = range(self._every, self.num_done + 1, self._every)
         for count in num_steps:
@@ -209,9 +181,9 @@ class Recorder:
                 raise InputError(
                     f"Expected num_steps={count} to be at most {self.num_done}, the recorded steps."
                 )
-        return [self._look(count) for count in num_steps]
+        return [self._bound_after(count) for count in num_steps]
 
-    def _look(self, count: int) -> LiveBound:
+    def _bound_after(self, count: int) -> LiveBound:
         hypothesis = self.claim.hypothesis(self._tradeoff)
         parameter = 0.0
         if count:
@@ -228,10 +200,9 @@ class Recorder:
         )
 
     def course(self) -> Course:
-        """How the bound came about: the live bound at about sixty moments, with its band."""
-        if not self._wrong:
-            raise InputError("Expected at least one recorded step, got none: did the training run?")
-        self._note_look()
+        """Return how the bound came about: the live bound at about sixty moments, with its band."""
+        self._require_steps()
+        self._note_peek()
         return Course.of(
             np.asarray(self._wrong),
             hypothesis=self.claim.hypothesis(self._tradeoff),
@@ -243,40 +214,28 @@ class Recorder:
     def plot(self, *, ax: Any = None) -> Any:
         """Draw the live bound over time, its band and the claim.
 
-        Needs matplotlib. Gives the axes back: ``ax``, or new ones.
+        Needs matplotlib. Return the axes: ``ax``, or new ones.
         """
         return draw_course(self.course(), self.claim.epsilon, ax)
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it. That may happen unasked, so it is no look: what nobody saw stays unseen."""
-        is_free = self._looked or self._is_over
+        """Show it in a notebook. That may happen unasked, so a bound that nobody saw stays unseen."""
+        is_free = self._peeked or self._is_over
         self._shown = self._shown or is_free
-        return recorder_html(
-            type(self).__name__,
-            num_done=self.num_done,
-            num_scores=self._scores[0].size if self._scores else None,
-            claim=lambda: self.claim,
-            bound=(lambda: self._look(self.num_done)) if is_free else None,
-        )
-
-    def close(self) -> None:
-        """Say that the run is over: who looks from now on cannot have ended it."""
-        self._closed = True
-
-    @property
-    def _is_over(self) -> bool:
-        return self._closed or self.num_done == self.num_steps
-
-    def _note_look(self) -> None:
-        """Whoever sees the bound before the end may end the run because of it."""
-        self._shown = True
-        self._looked = self._looked or not self._is_over
+        rows = [("steps", f"{self.num_done:,}")]
+        if self._scores:
+            rows.append(("scores a step", f"{self._scores[0].size:,}"))
+        try:
+            rows.append(("claim", self.claim.summary))
+            rows.append(("bound so far", str(self._bound_after(self.num_done)) if is_free else _NOT_SHOWN))
+        except InputError as error:  # a claim that is not complete yet
+            rows.append(("claim", str(error)))
+        return labelled(type(self).__name__, "", rows)
 
     @property
     def observations(self) -> Observations:
         """All scores so far."""
-        if not self._scores:
-            raise InputError("Expected at least one recorded step, got none: did the training run?")
+        self._require_steps()
         scores, present = np.stack(self._scores), np.stack(self._present)
         if self._paired:
             scores, present = scores.reshape(-1), present.reshape(-1)
@@ -285,41 +244,65 @@ class Recorder:
     def audit(
         self, *, inference: Inference | None = None, claim: Claim | None = None, **method: Any
     ) -> Result:
-        """The verdict on the claim; keywords are those of :func:`dpaudit.audit`.
+        """Return the verdict on the claim; keywords are those of :func:`dpaudit.audit`.
+
+        The recorder of an observer also takes any part of the claim: ``noise_multiplier``, ``sample_rate``,
+        ``num_steps`` or ``delta``.
 
         By default it rests on bets, which hold also if the run could have been stopped because of the live
         bound, and if the canaries of one step depend on each other. A finished run of pairs that nobody
         looked into needs neither: there the counts of all steps tell more.
         """
-        require_no_epsilon(method)
-        if self._shares_noise and self._scores and self._scores[0].size > 1:
-            require_bets(inference)
-        if inference is None and not (self._paired and self._is_of_fixed_length):
-            inference = Betting(horizon=self.num_steps)
-        self._shown = True
+        asked = self._claims.pop_params(method)
+        observations = self.observations  # before the claim, which a training that did not run has none of
+        claim = claim or self._claims.claim(self.num_done, asked)
+        if self._signal is not None:
+            check_signal(*_moments(observations), self._signal)
+        if self._shares_noise and self._scores[0].size > 1:
+            _require_bets(inference)
         usual: dict[str, Any] = {
-            "claim": self.claim if claim is None else claim,
+            "claim": claim,
             "confidence": self.confidence,
             "tradeoff": self._tradeoff,
+            "inference": self._default_inference() if inference is None else inference,
         }
-        return audit(self.observations, inference=inference, **(usual | method))
+        self._shown = True
+        result = audit(observations, **(usual | method))
+        return replace(result, not_covered=self.not_covered + self._claims.remarks(asked))
 
-    @property
-    def _is_of_fixed_length(self) -> bool:
-        """Whether the number of steps cannot depend on what they showed.
+    def _default_inference(self) -> Inference | None:
+        if self._planned is None and not self._peeked:
+            return Betting()  # nobody could have stopped the run because of what it showed
+        if self._paired and self._is_of_fixed_length:
+            return None
+        return Betting(horizon=self.num_steps)
 
-        A run that would have been stopped at a violation and was not has had one test already: counting
-        it as well would make two tests of 5 % each.
+    def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
+        """Test the noise of all steps against ``noise_multiplier``, by default the claimed one.
+
+        Raise an ``InputError`` if no noise was kept, or if it may have ended the run: the error rate of the
+        tests is that of a number of steps that nobody chose by what the noise showed.
         """
-        may_stop = self._looked if self._may_stop is None else self._may_stop
-        return self.num_done == self.num_steps and not may_stop
+        if self._noise is None:
+            raise UntestedError(NO_NOISE)
+        self._require_fixed_length()
+        self._shown = True
+        return self._noise.diagnose(
+            noise_multiplier=self._claims.noise_multiplier(noise_multiplier),
+            confidence=confidence,
+            has_signal=self._has_signal,
+        )
+
+    def _has_signal(self) -> bool:
+        return self._signal is None or has_signal(*_moments(self.observations), self._signal)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was recorded; give it to ``load_state_dict`` of an equal recorder."""
+        """Return what was recorded; give it to ``load_state_dict`` of an equal recorder."""
+        self._wait()
         return {
             "scores": np.asarray(self._scores),
             "present": np.asarray(self._present),
-            "looked": self._looked,
+            "looked": self._peeked,
             "shown": self._shown,
         }
 
@@ -328,7 +311,80 @@ class Recorder:
         self._scores = list(state["scores"])
         self._present = list(state["present"])
         pairs = zip(self._scores, self._present, strict=True)
-        self._wrong = [share_wrong(scores, present) for scores, present in pairs]
+        self._wrong = [_share_wrong(scores, present) for scores, present in pairs]
         # who does not know whether the bound was shown supposes that it was
-        self._looked, self._shown = state["looked"], state.get("shown", True)
+        self._peeked, self._shown = state["looked"], state.get("shown", True)
         self._live = None
+
+    def _wait(self) -> None:
+        if self._synchronize is not None:
+            self._synchronize()
+
+    def _require_steps(self) -> None:
+        if self.num_done == 0:
+            raise InputError("Expected at least one recorded step, got none: did the training run?")
+
+    @property
+    def _is_over(self) -> bool:
+        return self._closed or self.num_done == self._planned
+
+    def _note_peek(self) -> None:
+        """Note that somebody sees the bound, and may end the run because of it if it is not over."""
+        self._shown = True
+        self._peeked = self._peeked or not self._is_over
+
+    @property
+    def _is_of_fixed_length(self) -> bool:
+        """Whether the number of steps cannot depend on what they showed.
+
+        A run that would have been stopped at a violation and was not has had one test already: counting
+        it as well would make two tests of 5 % each.
+        """
+        may_stop = self._peeked if self._may_stop is None else self._may_stop
+        return self.num_done == self.num_steps and not may_stop
+
+    def _require_fixed_length(self) -> None:
+        """Refuse tests of noise that may have ended the run."""
+        if not self._peeked or self.num_done == self._planned:
+            return
+        planned = self._planned
+        ends = "a run of no planned length" if planned is None else f"{self.num_done} of {planned} steps"
+        raise UntestedError(
+            f"Expected the number of steps not to depend on what they showed, got {ends} whose bound was "
+            "looked at before the end: tests of the noise would have another error rate than they say. Pass "
+            "num_steps= to the observer and make all of them, or look only after the end."
+        )
+
+
+def _moments(observations: Observations) -> tuple[RunningMoments, RunningMoments]:
+    return RunningMoments(observations.with_canary), RunningMoments(observations.without_canary)
+
+
+def _share_wrong(scores: FloatArray, present: BoolArray) -> float:
+    """How often a guess by the midpoint is wrong; counted, which is faster than a mean in every step."""
+    return int(np.count_nonzero((scores > _MIDPOINT) != present)) / scores.size
+
+
+def _require_alike(scores: FloatArray, present: BoolArray, *, step: int, first: FloatArray) -> None:
+    """Refuse scores that are not as many as those of the ``first`` step, or not finite."""
+    expected = first.shape if first.ndim == 1 else (first.size,)
+    if scores.size == 0 or scores.shape != present.shape or scores.shape != expected:
+        raise InputError(
+            f"Expected one score and one presence for each of {expected[0] or 'some'} canaries in step "
+            f"{step}, got shapes {scores.shape} and {present.shape}."
+        )
+    if not np.isfinite(scores).all():
+        index = int(np.flatnonzero(~np.isfinite(scores))[0])
+        raise InputError(
+            f"Expected finite scores in step {step}, got scores[{index}]={scores[index]}: "
+            "did the training diverge?"
+        )
+
+
+def _require_bets(inference: Inference | None) -> None:
+    """Counts of scores that share noise vary more than a binomial: no bound by them holds."""
+    if isinstance(inference, CountInference):
+        raise InputError(
+            "Expected inference=Betting() for scores of one step that share its noise, as those of input "
+            f"canaries do, got {inference!r}, which counts them as independent."
+        )

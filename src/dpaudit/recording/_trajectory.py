@@ -1,4 +1,7 @@
-"""How a bound came about: what bets on the errors said at each moment of a run."""
+"""The bound over time: what bets on the errors say at each moment of a run.
+
+:class:`LiveBound` is the bound at one moment, :class:`Course` is how the last one came about, with a band.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,27 @@ _FAR = 2.0  # in units of the larger of claim and bound: beyond every picture
 
 
 @dataclass(frozen=True, kw_only=True)
+class LiveBound:
+    """A lower bound that holds at this and at every other moment of the run, all together.
+
+    So the run may be stopped because of what it says.
+    """
+
+    num_done: int
+    epsilon: float
+    claimed_epsilon: float
+    delta: float
+    confidence: float
+    is_violation: bool
+
+    def __str__(self) -> str:
+        relation = ">" if self.is_violation else "of"
+        return f"epsilon >= {self.epsilon:.3g} {relation} {self.claimed_epsilon:.3g} claimed"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Moment:
-    """What was known after so many observations, as epsilons.
+    """What was known after ``num_done`` steps, as epsilons.
 
     ``epsilon`` is the lower bound. ``estimate`` is the leak that the errors so far stand for, and is not a
     bound. ``upper`` is where the leak that this attack shows would end; a better attack may show more.

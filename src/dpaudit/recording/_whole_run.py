@@ -1,12 +1,8 @@
-"""One score a canary for the whole run: its log-likelihood ratio.
-
-How much more likely the scores of a run are with each canary than without it. An epsilon that is given for a
-claim.
-"""
+"""The recorder of whole runs: one score a canary, its log-likelihood ratio over all steps."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,19 +11,23 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim, SubsampledGaussian
+from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import InputError
+from dpaudit.recording._claim_source import ClaimSource, GivenClaim, ReadClaim, TrainingInfo
+from dpaudit.recording._signal_and_noise import (
+    NO_NOISE,
+    NoiseLog,
+    RunningMoments,
+    UntestedError,
+    check_signal,
+)
+from dpaudit.recording._trajectory import LiveBound
 from dpaudit.stats import Bound, Fixed, Guesses, Observations, Result, Simultaneous, audit, one_run_fdp_bound
 from dpaudit.stats.thresholds import BestOf
 
-_DPSGD = "claim=Claim.dpsgd(noise_multiplier=..., sample_rate=..., num_steps=..., delta=...)"
-
-
-def require_no_epsilon(given: Mapping[str, Any], expected: str = _DPSGD) -> None:
-    """Refuse an epsilon among the keywords: many mechanisms have it, and their steps differ."""
-    if "epsilon" in given:
-        raise InputError(
-            f"Expected {expected}, got epsilon={given['epsilon']}: an epsilon alone says nothing of a step."
-        )
+# Sampling needs all the error it can have; too little noise is seen with less.
+_SHARES = {Fixed(0.0): 0.8, Simultaneous(): 0.2}
+_MANY_DRAWS = 20  # expected; to see none of them then has a probability of two in a billion
 
 
 class LikelihoodRatios:
@@ -42,10 +42,10 @@ class LikelihoodRatios:
         self.num_done = 0
         self.values: FloatArray = np.zeros(present.size)
         self._noise = _validate.positive("noise_multiplier", noise_multiplier)
-        self._rate = _validate.sample_rate(sample_rate)
+        self.sample_rate = _validate.sample_rate(sample_rate)
 
     def record(self, scores: Any) -> None:
-        """The scores of all canaries in one step, whether it had them or not."""
+        """Add the scores of all canaries in one step, whether it had them or not."""
         found = np.asarray(scores, dtype=np.float64)
         if found.shape != self.present.shape or not np.isfinite(found).all():
             raise InputError(
@@ -54,11 +54,11 @@ class LikelihoodRatios:
             )
         present = (2 * found - 1) / (2 * self._noise**2)
         with np.errstate(divide="ignore"):  # log(1 - 1), where every step has every canary
-            self.values += np.logaddexp(np.log1p(-self._rate), np.log(self._rate) + present)
+            self.values += np.logaddexp(np.log1p(-self.sample_rate), np.log(self.sample_rate) + present)
         self.num_done += 1
 
     def observations(self, num_steps: int) -> Observations:
-        """One score a canary; only after the last step, because the claim is of all of them."""
+        """Return one score a canary; only after the last step, because the claim is of all of them."""
         if self.num_done < num_steps or self.num_done == 0:
             raise InputError(
                 f"Expected all {num_steps} steps before the whole run is judged, got {self.num_done}."
@@ -66,7 +66,7 @@ class LikelihoodRatios:
         return Observations.from_presence(self.values, self.present)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was recorded; give it to ``load_state_dict`` of equal ones."""
+        """Return what was recorded; give it to ``load_state_dict`` of equal ones."""
         return {"num_done": self.num_done, "ratios": self.values.copy(), "present": self.present}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -75,38 +75,56 @@ class LikelihoodRatios:
         self.values = np.array(state["ratios"])
 
 
-# Sampling needs all the error it can have; too little noise is seen with less.
-_SHARES = {Fixed(0.0): 0.8, Simultaneous(): 0.2}
-
-
 class WholeRunRecorder:
     """Adds up, for every canary, how much more likely its scores are if it is in the data set.
 
     The product of a canary's likelihood ratios over all steps is the most powerful test of the composed
-    mechanism, so that each canary is one observation of the whole training. ``ratios`` are those of a
-    training that somebody else recorded.
+    mechanism, so that each canary is one observation of the whole training. ``present`` says which canaries
+    are in the data set. The claim is of DP-SGD with these four numbers. ``ratios`` are those of a training
+    that somebody else recorded.
+
+    Observers compose it of more parts. ``claim`` reads the four numbers from the training; the noise and the
+    sample rate that are known before the first step settle how scores are weighed. A canary has the share
+    ``reach`` of the clipping norm, and scores ``signal`` or more where the sampler drew it. ``finished``
+    gets the sample rate, and raises if the run cannot be judged. ``noise``, ``facts`` and ``not_covered``
+    are as for :class:`Recorder`.
     """
 
     def __init__(
         self,
         present: BoolArray,
         *,
-        noise_multiplier: float,
-        sample_rate: float,
-        num_steps: int,
-        delta: float,
+        noise_multiplier: float | None = None,
+        sample_rate: float | None = None,
+        num_steps: int | None = None,
+        delta: float | None = None,
         confidence: float = 0.95,
         ratios: LikelihoodRatios | None = None,
+        claim: ReadClaim | None = None,
+        reach: float = 1.0,
+        signal: float | None = None,
+        finished: Callable[[float], None] | None = None,
+        noise: NoiseLog | None = None,
+        facts: Callable[[], TrainingInfo] | None = None,
+        not_covered: tuple[str, ...] = (),
     ) -> None:
         self.confidence = _validate.confidence(confidence)
-        self.num_steps = num_steps
-        self.claim = Claim.dpsgd(
-            noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
-        )
-        self._rate = sample_rate
+        self._claims: ClaimSource
+        if claim is None:
+            known: dict[str, Any] = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate}
+            numbers = known | {"num_steps": num_steps, "delta": delta}
+            self._claims = GivenClaim(Claim.dpsgd(**numbers))
+        else:
+            self._claims, known = claim, claim.params(0).known("noise_multiplier", "sample_rate")
+        weighed = _validate.positive("noise_multiplier", known["noise_multiplier"]) / reach
         self._ratios = ratios or LikelihoodRatios(
-            present, noise_multiplier=noise_multiplier, sample_rate=sample_rate
+            present, noise_multiplier=weighed, sample_rate=known["sample_rate"]
         )
+        self._planned = num_steps
+        self._signal, self._finished = signal, finished
+        self._noise, self._facts = noise, facts
+        self.not_covered = not_covered
+        self._joined, self._absent = RunningMoments(), RunningMoments()
 
     @property
     def present(self) -> BoolArray:
@@ -119,13 +137,53 @@ class WholeRunRecorder:
         return self._ratios.num_done
 
     @property
+    def num_steps(self) -> int:
+        """How many steps are planned; if nobody says, those that were recorded."""
+        return self._planned or self.num_done
+
+    @property
+    def claim(self) -> Claim:
+        """What is held against the scores."""
+        return self._claims.claim(self.num_done)
+
+    @property
     def tradeoff(self) -> SubsampledGaussian:
         """The curve of the whole training."""
-        return SubsampledGaussian(self._rate, self.num_steps)
+        return _curve(self.claim)
 
-    def record(self, scores: Any) -> None:
-        """The scores of all canaries in one step, whether it had them or not."""
+    @property
+    def facts(self) -> TrainingInfo | None:
+        """What is known of the training besides its claim."""
+        return None if self._facts is None else self._facts()
+
+    @property
+    def noise(self) -> NoiseLog:
+        """The log of the noise that an observer adds to."""
+        if self._noise is None:
+            raise UntestedError(NO_NOISE)
+        return self._noise
+
+    @property
+    def tests_noise(self) -> bool:
+        """Whether :meth:`diagnose` has noise to test."""
+        return self._noise is not None
+
+    def record(self, scores: Any, joined: BoolArray | None = None) -> None:
+        """Add the scores of all canaries in one step, whether it had them or not.
+
+        An observer also says which of them ``joined``: those that the sampler drew.
+        """
         self._ratios.record(scores)
+        if joined is not None:
+            self._joined.add(scores[joined])
+            self._absent.add(scores[~joined])
+
+    def live(self) -> LiveBound:
+        """Raise an ``InputError``: there is no bound before the last step."""
+        raise InputError("Expected to wait for the end with sampling=True: there is no bound before it.")
+
+    def close(self) -> None:
+        """Say that the run is over. Nothing depends on it: there is no bound before."""
 
     @property
     def observations(self) -> Observations:
@@ -133,41 +191,90 @@ class WholeRunRecorder:
         return self._ratios.observations(self.num_steps)
 
     def audit(self, **method: Any) -> Result:
-        """The verdict on the claim; keywords are those of :func:`dpaudit.audit`.
+        """Return the verdict on the claim; keywords are those of :func:`dpaudit.audit`.
+
+        The recorder of an observer also takes any part of the claim: ``noise_multiplier``, ``sample_rate``,
+        ``num_steps`` or ``delta``.
 
         By default two thresholds share the error. One is where present and absent are equally likely under
         the claim, known before the data: the best place to see sampling. Where there is less noise than
         claimed, all scores move, and that place may tell nothing; so the other is the best of many.
         """
-        require_no_epsilon(method)
+        claim, observations = self._judged(method)
         usual: dict[str, Any] = {
-            "claim": self.claim,
+            "claim": claim,
             "confidence": self.confidence,
-            "tradeoff": self.tradeoff,
+            "tradeoff": _curve(claim),
         }
         if {"threshold", "inference"} & method.keys():
-            return audit(self.observations, **(usual | {"threshold": Fixed(0.0)} | method))
-        return _larger(self.observations, **(usual | method))
+            result = audit(observations, **(usual | {"threshold": Fixed(0.0)} | method))
+        else:
+            result = _larger(observations, **(usual | method))
+        return replace(result, not_covered=self.not_covered)
 
-    def one_run_bound(self) -> Bound:
-        """A bound that holds also if the canaries of the run depend on each other; it is looser."""
-        self.observations  # noqa: B018  # refuses an unfinished run
+    def one_run_bound(self, **asked: Any) -> Bound:
+        """Return a bound that holds also if the canaries of the run depend on each other; it is looser.
+
+        The recorder of an observer takes any part of the claim here, as :meth:`audit` does.
+        """
+        claim, _ = self._judged(asked)
+        if asked:
+            raise TypeError(f"one_run_bound() got an unexpected keyword argument {next(iter(asked))!r}")
         guesses = Guesses.from_scores(self._ratios.values, self.present, num_guesses=self.present.size)
         return one_run_fdp_bound(
-            guesses, tradeoff=self.tradeoff, delta=self.claim.delta, confidence=self.confidence
+            guesses, tradeoff=_curve(claim), delta=claim.delta, confidence=self.confidence
         )
 
+    def _judged(self, keywords: dict[str, Any]) -> tuple[Claim, Observations]:
+        """Return what is claimed, with what the keywords say of it, and the scores of a finished run.
+
+        A run that is longer than claimed is judged too: that it leaks more shows in the scores.
+        """
+        asked = self._claims.pop_params(keywords)
+        if self._signal is not None:
+            self._require_draws()
+        if self._finished is not None:
+            self._finished(self._ratios.sample_rate)
+        if self._signal is not None:
+            check_signal(self._joined, self._absent, self._signal)
+        claim = self._claims.claim(self.num_done, asked, may_be_longer=True)
+        return claim, self._ratios.observations(_curve(claim).num_steps)
+
+    def _require_draws(self) -> None:
+        expected = self._ratios.sample_rate * int(self.present.sum()) * self.num_done
+        if self._joined.count == 0 and expected > _MANY_DRAWS:
+            raise InputError(
+                f"Expected the sampler to draw canaries about {expected:.0f} times, got none: it does not "
+                "draw from the entries that it says it has, so that nothing is known of it."
+            )
+
+    def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
+        """Test the noise of all steps against ``noise_multiplier``, by default the claimed one."""
+        noise = self.noise
+        claimed = self._claims.noise_multiplier(noise_multiplier)
+        return noise.diagnose(noise_multiplier=claimed, confidence=confidence)
+
     def state_dict(self) -> dict[str, Any]:
-        """What was recorded; give it to ``load_state_dict`` of an equal recorder."""
-        return self._ratios.state_dict()
+        """Return what was recorded; give it to ``load_state_dict`` of an equal recorder."""
+        moments = {"joined": self._joined.state(), "absent": self._absent.state()}
+        return self._ratios.state_dict() | (moments if self._absent.count else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where ``state_dict`` was taken."""
         self._ratios.load_state_dict(state)
+        if "joined" in state:
+            self._joined = RunningMoments.restored(state["joined"])
+            self._absent = RunningMoments.restored(state["absent"])
+
+
+def _curve(claim: Claim) -> SubsampledGaussian:
+    """Return the curve of the whole training; only claims of DP-SGD are held against whole runs."""
+    assert claim.training is not None
+    return claim.training
 
 
 def _larger(observations: Observations, *, confidence: float, **method: Any) -> Result:
-    """The larger of the bounds by two rules that share the error: together they err as often as one would."""
+    """Return the larger of two bounds that share the error: together they err as often as one would."""
     error = 1 - _validate.confidence(confidence)
     found = [
         audit(observations, threshold=rule, confidence=1 - share * error, **method)

@@ -19,9 +19,8 @@ from jax.experimental import io_callback
 
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.errors import InputError
-from dpaudit.observers._observer_recorder import ObserverRecorder
 from dpaudit.observers.jax_privacy._canaries import Vectors
-from dpaudit.stats import Observations
+from dpaudit.recording import Recorder
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,42 +90,28 @@ def _fitted(joined: FloatArray, arrived: FloatArray) -> float:
     return float(arrived @ joined) / length if length > 0 else 1.0
 
 
-class WaitingRecorder(ObserverRecorder):
-    """Steps that were started may not be finished yet: whoever asks waits for them.
+class StepBarrier:
+    """Waits for compiled steps that were started and may not be finished yet.
 
-    Only the steps themselves do not, which would be for ever.
+    Code that is called from inside of a step does not wait, which would be for ever.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self) -> None:
         self._here = threading.local()
-        super().__init__(*args, **options)
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """What is called from inside of a step is called in here."""
+        """Mark what is called from inside of a step."""
         self._here.in_step = True
         try:
             yield
         finally:
             self._here.in_step = False
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
+        """Return when all steps are done, or at once inside of a step."""
         if not getattr(self._here, "in_step", False):
             jax.effects_barrier()  # type: ignore[no-untyped-call]
-
-    @property
-    def num_done(self) -> int:
-        self._wait()
-        return super().num_done
-
-    @property
-    def observations(self) -> Observations:
-        self._wait()
-        return super().observations
-
-    def state_dict(self) -> dict[str, Any]:
-        self._wait()
-        return super().state_dict()
 
 
 class Host:
@@ -137,10 +122,10 @@ class Host:
     What arrives at the release has to be the sum of these gradients, or a multiple of it.
     """
 
-    def __init__(self, recorder: WaitingRecorder, draws: Any, num_releases: int = 1) -> None:
+    def __init__(self, recorder: Recorder, draws: Any, barrier: StepBarrier, num_releases: int = 1) -> None:
         self.draws = draws
         self.norm = 0.0  # what one example may add; known when the training has begun
-        self._recorder, self._num_releases = recorder, num_releases
+        self._recorder, self._barrier, self._num_releases = recorder, barrier, num_releases
         self.scale = Scale()
         self._pending: Pending | None = None
         self._present: BoolArray | None = None
@@ -250,7 +235,7 @@ class Host:
         return io_callback(outside, result, *args, ordered=True)  # the same one, or it is compiled anew
 
     def _called(self, function: Callable[..., Any], *values: Any) -> Any:
-        with self._recorder.in_step():
+        with self._barrier.in_step():
             try:
                 return function(*values)
             except Exception as error:

@@ -21,8 +21,9 @@ from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import HeldOutArrays, first_examples, flat, unflat
 from dpaudit.observers.jax_privacy._clipping import Clip
 from dpaudit.observers.jax_privacy._crafting import Crafting
-from dpaudit.observers.jax_privacy._host import Host, WaitingRecorder, shape_of
+from dpaudit.observers.jax_privacy._host import Host, StepBarrier, shape_of
 from dpaudit.observers.jax_privacy._observer import Join, Observer, tolerance_of
+from dpaudit.recording import Recorder
 
 _CRAFTING = 4  # a purpose of chance, besides those of Draws
 _MANY = "does the model have so many? num_classes of hold_out() says how many there are."
@@ -45,9 +46,14 @@ class InputHost(Host):
     """Keeps examples between steps, and between a gradient and its release where canaries are looked for."""
 
     def __init__(
-        self, recorder: WaitingRecorder, coins: Coins, canary: InputCanary, data: HeldOutArrays | None
+        self,
+        recorder: Recorder,
+        coins: Coins,
+        barrier: StepBarrier,
+        canary: InputCanary,
+        data: HeldOutArrays | None,
     ) -> None:
-        super().__init__(recorder, coins)
+        super().__init__(recorder, coins, barrier)
         self.canary, self.data = canary, data
         self._examples = self._first(0)
         self._made_at: int | None = None

@@ -11,13 +11,11 @@ import jax_privacy
 
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
 from dpaudit.errors import InputError
-from dpaudit.observers._claims import Facts, Terms
-from dpaudit.observers._observer_recorder import ObserverRecorder
 from dpaudit.observers._patching import with_block
 from dpaudit.observers.jax_privacy._clipping import marked, require_unmarked
-from dpaudit.observers.jax_privacy._host import Host, WaitingRecorder
+from dpaudit.observers.jax_privacy._host import Host, StepBarrier
 from dpaudit.observers.jax_privacy._observer import Observer
-from dpaudit.recording import LiveBound
+from dpaudit.recording import DPSGDParams, LiveBound, NoiseLog, ReadClaim, Recorder, TrainingInfo
 
 _DIRAC = Dirac()
 _POISSON = ("fit() draws the batches by Poisson sampling, as is claimed: that it does so does not show",)
@@ -41,7 +39,7 @@ def observe_model(
     seed: int | None = None,
     every: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
-) -> Iterator[ObserverRecorder]:
+) -> Iterator[Recorder]:
     """Audit what ``model.fit`` does inside of the ``with`` block.
 
     ``model`` is what ``jax_privacy.keras_api.make_private`` returned. Canaries go through the clipping, sum
@@ -51,24 +49,30 @@ def observe_model(
     """
     config = _config(model)
     require_unmarked(model.train_step, "model")
-    recorder = WaitingRecorder(
-        lambda: _terms(model, config),
-        Terms(noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta),
-        signal=min(canary.scale, 1.0),
-        facts=lambda: Facts(
-            canary=canary, max_grad_norm=config.clipping_norm, batch_size=config.effective_batch_size
-        ),
-        not_covered=_POISSON if config.poisson_sampling_in_fit else _NOT_POISSON,
+    given = DPSGDParams(
+        noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
+    )
+    barrier = StepBarrier()
+    recorder = Recorder(
+        claim=ReadClaim(lambda: _read_params(model, config), given),
+        num_steps=num_steps,
         confidence=confidence,
         every=every,
         callbacks=callbacks,
+        noise=NoiseLog(),
+        signal=min(canary.scale, 1.0),
+        facts=lambda: TrainingInfo(
+            canary=canary, max_grad_norm=config.clipping_norm, batch_size=config.effective_batch_size
+        ),
+        not_covered=_POISSON if config.poisson_sampling_in_fit else _NOT_POISSON,
+        synchronize=barrier.wait,
     )
     draws = Draws(canary, num_canaries, fresh_seed(seed))
-    host = Host(recorder, draws, num_releases=config.gradient_accumulation_steps)
+    host = Host(recorder, draws, barrier, num_releases=config.gradient_accumulation_steps)
     with _observed(model, Observer(host)):
         try:
             yield recorder
-            recorder.num_done  # noqa: B018  # waits for the last step
+            barrier.wait()  # for the last step
         except jax.errors.JaxRuntimeError as error:
             raise host.raised or error from error
 
@@ -83,8 +87,8 @@ def _config(model: Any) -> Any:
     return config
 
 
-def _terms(model: Any, config: Any) -> Terms:
-    return Terms(
+def _read_params(model: Any, config: Any) -> DPSGDParams:
+    return DPSGDParams(
         noise_multiplier=float(model.get_noise_multiplier()),
         sample_rate=config.effective_batch_size / config.train_size,
         delta=config.delta,

@@ -17,14 +17,12 @@ from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
 
 from dpaudit.canaries import Coins, Dirac, Draws, GradientCanary, InputCanary, fresh_seed
 from dpaudit.errors import InputError
-from dpaudit.observers._claims import Facts, Terms, scale_of
-from dpaudit.observers._observer_recorder import ObserverRecorder
 from dpaudit.observers.jax_privacy._canaries import Given, HeldOutArrays, require_examples
 from dpaudit.observers.jax_privacy._clipping import require_unmarked
-from dpaudit.observers.jax_privacy._host import Host, WaitingRecorder
+from dpaudit.observers.jax_privacy._host import Host, StepBarrier
 from dpaudit.observers.jax_privacy._input_observer import InputHost, InputObserver
 from dpaudit.observers.jax_privacy._observer import Observer
-from dpaudit.recording import LiveBound
+from dpaudit.recording import DPSGDParams, LiveBound, NoiseLog, ReadClaim, Recorder, TrainingInfo
 
 _ENOUGH = 16  # steps in which noise that steps share shows
 
@@ -79,7 +77,7 @@ class Observed(NamedTuple):
 
     grad_fn: BoundedSensitivityCallable
     privatizer: optax.GradientTransformation
-    recorder: ObserverRecorder
+    recorder: Recorder
 
 
 def observe(
@@ -119,32 +117,37 @@ def observe(
     noise = noise_of(privatizer)
     rate = None if sampling is None else rate_of(sampling)
 
-    def read() -> Terms:
-        return Terms(noise_multiplier=None if noise is None else noise / observer.norm, sample_rate=rate)
+    def read() -> DPSGDParams:
+        return DPSGDParams(
+            noise_multiplier=None if noise is None else noise / observer.norm, sample_rate=rate
+        )
 
-    def facts() -> Facts:
-        return Facts(canary=canary, max_grad_norm=observer.norm)
-
-    recorder = WaitingRecorder(
-        read,
-        Terms(noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta),
-        signal=min(scale_of(canary), 1.0),
-        facts=facts,
-        shares_noise=isinstance(canary, InputCanary),
+    given = DPSGDParams(
+        noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
+    )
+    barrier = StepBarrier()
+    recorder = Recorder(
+        claim=ReadClaim(read, given),
+        num_steps=num_steps,
         confidence=confidence,
+        shares_noise=isinstance(canary, InputCanary),
         every=every,
         callbacks=callbacks,
+        noise=NoiseLog(),
+        signal=min(canary.scale, 1.0) if isinstance(canary, GradientCanary) else 1.0,
+        facts=lambda: TrainingInfo(canary=canary, max_grad_norm=observer.norm),
+        synchronize=barrier.wait,
     )
     chance = fresh_seed(seed)
     observer: Observer
     if isinstance(canary, InputCanary):
         require_examples(canary, held_out)
         coins = Coins(_num_inputs(canary, num_canaries), chance)
-        observer = InputObserver(InputHost(recorder, coins, canary, held_out), max_grad_norm)
+        observer = InputObserver(InputHost(recorder, coins, barrier, canary, held_out), max_grad_norm)
     else:
         _refuse_data(canary, held_out)
         draws = Draws(canary, _GRADIENTS if num_canaries is None else num_canaries, chance)
-        observer = Observer(Host(recorder, draws), max_grad_norm)
+        observer = Observer(Host(recorder, draws, barrier), max_grad_norm)
     return Observed(observer.gradient(grad_fn), observer.privatizer(privatizer), recorder)
 
 

@@ -14,10 +14,10 @@ from jax_privacy.clipping import BoundedSensitivityCallable
 
 from dpaudit import _validate
 from dpaudit.errors import InputError
-from dpaudit.observers._observer_recorder import Places
 from dpaudit.observers.jax_privacy._canaries import Vectors, flat, unflat
 from dpaudit.observers.jax_privacy._clipping import Clip, marked
 from dpaudit.observers.jax_privacy._host import Host
+from dpaudit.recording import CoordinateSample
 
 Join: TypeAlias = Callable[[tuple[Any, ...], Any], Any]
 """From the arguments of a call and the sum that it returned to the sum with canaries."""
@@ -102,7 +102,7 @@ class Observer:
 
     def _noisy(self, released: Any, arrived: Any) -> tuple[jax.Array, jax.Array]:
         """What came out of the privatizer, and what went in, where noise is looked at."""
-        places = Places.of([leaf.size for leaf in jax.tree.leaves(arrived)])
+        places = CoordinateSample.of([leaf.size for leaf in jax.tree.leaves(arrived)])
         self._host.leaves, self._host.precision = places.leaves, _precision(arrived)
         return flat(released)[places.indices], flat(arrived)[places.indices]
 

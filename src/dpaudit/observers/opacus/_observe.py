@@ -18,10 +18,7 @@ from torch import nn
 from dpaudit._torch import HeldOutData, require_fitting
 from dpaudit.canaries import Coins, Dirac, Draws, GradientCanary, InputCanary, fresh_seed
 from dpaudit.errors import InputError
-from dpaudit.observers._claims import Facts, Terms
-from dpaudit.observers._observer_recorder import ObserverRecorder
 from dpaudit.observers._patching import with_block
-from dpaudit.observers._sampled_recorder import SampledRecorder
 from dpaudit.observers.opacus._clipping import OpacusClip, clip_for
 from dpaudit.observers.opacus._gradient_canaries import (
     GradientCanaries,
@@ -46,7 +43,15 @@ from dpaudit.observers.opacus._observer import (
     check_unobserved,
 )
 from dpaudit.observers.opacus._sampling import CoinMembership, SampledMembership
-from dpaudit.recording import LiveBound
+from dpaudit.recording import (
+    DPSGDParams,
+    LiveBound,
+    NoiseLog,
+    ReadClaim,
+    Recorder,
+    TrainingInfo,
+    WholeRunRecorder,
+)
 
 _GRADIENTS, _SAMPLED, _INPUTS = 64, 8192, 16  # canaries if no number is given; of gradients at most these
 _DIRAC = Dirac()
@@ -71,7 +76,7 @@ def observe(
     seed: int | None = None,
     every: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
-) -> Iterator[ObserverRecorder | SampledRecorder]:
+) -> Iterator[Recorder | WholeRunRecorder]:
     """Audit the steps that are made inside of the ``with`` block.
 
     ``optimizer`` is the one that ``make_private`` returned. Canaries go through its own clipping, sum and
@@ -99,11 +104,13 @@ def observe(
     shared: dict[str, Any] = {
         "loader": loader,
         "ranks": ranks,
-        "given": Terms(
+        "given": DPSGDParams(
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
         ),
+        "num_steps": num_steps,
         "confidence": confidence,
-        "facts": partial(_facts, optimizer, canary),
+        "noise": NoiseLog(),
+        "facts": partial(_training_info, optimizer, canary),
     }
     live: dict[str, Any] = {"every": every, "callbacks": callbacks}
     if isinstance(canary, InputCanary):
@@ -118,8 +125,8 @@ def observe(
         yield observer.recorder
 
 
-def _facts(optimizer: DPOptimizer, canary: GradientCanary | InputCanary) -> Facts:
-    return Facts(
+def _training_info(optimizer: DPOptimizer, canary: GradientCanary | InputCanary) -> TrainingInfo:
+    return TrainingInfo(
         canary=canary,
         max_grad_norm=float(optimizer.max_grad_norm),
         batch_size=optimizer.expected_batch_size,
@@ -135,16 +142,15 @@ def _setup_gradients(
     clip: OpacusClip,
     loader: Any,
     ranks: Ranks,
-    given: Terms,
+    given: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
     """Set up gradients that join each step by a fair coin; ``options`` are those of the recorder."""
     count = default_num_canaries(optimizer, _GRADIENTS) if num_canaries is None else num_canaries
     draws = Draws(canary, count, seed)
     params = OpacusParamsReader(optimizer, loader)
-    recorder = ObserverRecorder(
-        params,
-        given,
+    recorder = Recorder(
+        claim=ReadClaim(params, given),
         signal=min(canary.scale, 1.0),
         not_covered=clip.not_covered + uncovered_layers(norm_share(optimizer, count), count),
         **options,
@@ -162,7 +168,7 @@ def _setup_sampling(
     clip: OpacusClip,
     loader: Any,
     ranks: Ranks,
-    given: Terms,
+    given: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
     """Set up gradients that are entries of the data set, which the training's own sampler draws."""
@@ -174,10 +180,9 @@ def _setup_sampling(
     # the claimed rate is the accounted one, if there is any; the loader's is what is audited
     knows_rate = given.sample_rate is not None or accounted_rate(optimizer) is not None
     params = OpacusParamsReader(optimizer, None if knows_rate else loader)
-    recorder = SampledRecorder(
-        params,
-        given,
+    recorder = WholeRunRecorder(
         draws.entries(),
+        claim=ReadClaim(params, given),
         reach=share,
         finished=membership.check_complete,
         signal=min(canary.scale, 1.0),
@@ -199,7 +204,7 @@ def _setup_inputs(
     held_out: HeldOutData,
     loader: Any,
     ranks: Ranks,
-    given: Terms,
+    given: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
     """Set up examples, made from held-out data, that join each step by a fair coin."""
@@ -222,7 +227,7 @@ def _setup_inputs(
         data=held_out,
     )
     params = OpacusParamsReader(optimizer, loader)
-    recorder = ObserverRecorder(params, given, shares_noise=True, **options)
+    recorder = Recorder(claim=ReadClaim(params, given), signal=1.0, shares_noise=True, **options)
     return OpacusObserver(optimizer, recorder, params, canaries, CoinMembership(coins), ranks=ranks)
 
 

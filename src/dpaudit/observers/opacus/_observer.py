@@ -26,13 +26,11 @@ from torch.utils.data import BatchSampler
 
 from dpaudit._types import BoolArray
 from dpaudit.errors import InputError
-from dpaudit.observers._claims import Terms
-from dpaudit.observers._observer_recorder import ObserverRecorder, Places
 from dpaudit.observers._patching import replaced
-from dpaudit.observers._sampled_recorder import SampledRecorder
 from dpaudit.observers.opacus._clipping import flat, split_like
 from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
 from dpaudit.observers.opacus._sampling import Membership
+from dpaudit.recording import CoordinateSample, DPSGDParams, Recorder, WholeRunRecorder
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +55,7 @@ class OpacusObserver:
     def __init__(
         self,
         optimizer: DPOptimizer,
-        recorder: ObserverRecorder | SampledRecorder,
+        recorder: Recorder | WholeRunRecorder,
         params: OpacusParamsReader,
         canaries: StepCanaries,
         membership: Membership,
@@ -66,8 +64,8 @@ class OpacusObserver:
     ) -> None:
         self._optimizer, self.recorder, self._params = optimizer, recorder, params
         self._canaries, self._membership, self._ranks = canaries, membership, ranks
-        self._places = Places.of([parameter.numel() for parameter in optimizer.params])
-        self._indices = torch.as_tensor(self._places.indices, device=optimizer.params[0].device)
+        self._coordinates = CoordinateSample.of([parameter.numel() for parameter in optimizer.params])
+        self._indices = torch.as_tensor(self._coordinates.indices, device=optimizer.params[0].device)
         self._step: _Step | None = None
 
     @contextmanager
@@ -130,7 +128,7 @@ class OpacusObserver:
         self.recorder.noise.observe(
             released.double().cpu().numpy(),
             known.double().cpu().numpy(),
-            self._places.leaves,
+            self._coordinates.leaves,
             norm=step.projection.norm,
             eps=torch.finfo(known.dtype).eps,
         )
@@ -233,12 +231,12 @@ class OpacusParamsReader:
         """Note the noise multiplier of this step."""
         self._noises[float(self._optimizer.noise_multiplier)] = None
 
-    def __call__(self) -> Terms:
+    def __call__(self) -> DPSGDParams:
         noises = tuple(self._noises) or (float(self._optimizer.noise_multiplier),)
         rate = self._rate if self._rate is not None else accounted_rate(self._optimizer)
         if len(noises) > 1:  # there is no claim of equal steps: then it has to be given
-            return Terms(sample_rate=rate, noises=noises)
-        return Terms(noise_multiplier=noises[0], sample_rate=rate)
+            return DPSGDParams(sample_rate=rate, noises=noises)
+        return DPSGDParams(noise_multiplier=noises[0], sample_rate=rate)
 
 
 def loader_rate(loader: Any) -> float:

@@ -17,7 +17,7 @@ from tensorflow_privacy import GaussianSumQuery
 from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras_vectorized
 
 from dpaudit.errors import InputError
-from dpaudit.observers._claims import Terms
+from dpaudit.recording import DPSGDParams
 
 
 class TensorFlowClip(ABC):
@@ -120,10 +120,10 @@ class TensorFlowParamsReader:
         """Note the noise of this call, or of all calls of the graph that is being traced."""
         self._noises.add(self._clip.noise_multiplier)
 
-    def __call__(self) -> Terms:
+    def __call__(self) -> DPSGDParams:
         if len(self._noises) > 1:  # there is no claim of equal steps: then it has to be given
-            return Terms()
-        return Terms(noise_multiplier=math.sqrt(self._calls_per_step) * next(iter(self._noises)))
+            return DPSGDParams()
+        return DPSGDParams(noise_multiplier=math.sqrt(self._calls_per_step) * next(iter(self._noises)))
 
 
 @dataclass(frozen=True, eq=False)

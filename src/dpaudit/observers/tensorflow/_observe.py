@@ -18,8 +18,6 @@ import tensorflow as tf
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
 from dpaudit.errors import InputError
-from dpaudit.observers._claims import Facts, Terms
-from dpaudit.observers._observer_recorder import ObserverRecorder, Places
 from dpaudit.observers._patching import with_block
 from dpaudit.observers.tensorflow._clipping import (
     CanaryTape,
@@ -29,7 +27,15 @@ from dpaudit.observers.tensorflow._clipping import (
     clip_for,
     flat,
 )
-from dpaudit.recording import LiveBound
+from dpaudit.recording import (
+    CoordinateSample,
+    DPSGDParams,
+    LiveBound,
+    NoiseLog,
+    ReadClaim,
+    Recorder,
+    TrainingInfo,
+)
 
 _NOT_POISSON = (
     "how batches are drawn does not show: those of fit() are shuffled, and the claim is of Poisson sampling"
@@ -55,7 +61,7 @@ def observe(
     seed: int | None = None,
     every: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
-) -> Iterator[ObserverRecorder]:
+) -> Iterator[Recorder]:
     """Audit the steps that are made inside of the ``with`` block.
 
     ``optimizer`` is one of TF Privacy's, such as ``DPKerasSGDOptimizer`` or
@@ -69,11 +75,15 @@ def observe(
     calls_per_step = getattr(optimizer, "gradient_accumulation_steps", 1)
     draws = Draws(canary, num_canaries, fresh_seed(seed))
     params = TensorFlowParamsReader(clip, calls_per_step)
-    recorder = ObserverRecorder(
-        params,
-        Terms(noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta),
+    given = DPSGDParams(
+        noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
+    )
+    recorder = Recorder(
+        claim=ReadClaim(params, given),
+        num_steps=num_steps,
+        noise=NoiseLog(),
         signal=min(canary.scale, 1.0),
-        facts=lambda: Facts(canary=canary, max_grad_norm=float(clip.norm)),
+        facts=lambda: TrainingInfo(canary=canary, max_grad_norm=float(clip.norm)),
         not_covered=(_NOT_POISSON,),
         confidence=confidence,
         every=every,
@@ -174,10 +184,10 @@ class TensorFlowObserver:
         batch = [tf.reduce_sum(part, axis=0) for part in self._clip.clipped(taped.rows)]
         inserted = [_sum_where(taped.present, part) for part in self._clip.clipped(taped.canary_rows)]
         scores = taped.canaries.project(flat(released) - flat(batch)) / self._clip.norm
-        places = Places.of([variable.shape.num_elements() for variable in variables])
-        self._host.leaves = places.leaves
+        coordinates = CoordinateSample.of([variable.shape.num_elements() for variable in variables])
+        self._host.leaves = coordinates.leaves
         self._host.eps = max(_eps(part) for part in gradients)
-        noisy = [tf.gather(flat(parts), places.indices) for parts in (released, batch, inserted)]
+        noisy = [tf.gather(flat(parts), coordinates.indices) for parts in (released, batch, inserted)]
         call.end(scores, taped.microbatch_size, tf.stack([noisy[0], noisy[1] + noisy[2]]) / self._clip.norm)
         without = [part - canaries for part, canaries in zip(released, inserted, strict=True)]
         means = [part / tf.cast(taped.num_microbatches, part.dtype) for part in without]
@@ -200,9 +210,7 @@ class HostCallbacks:
     is recorded is the sum. A graph outlives its observer; from then on it gets no canaries.
     """
 
-    def __init__(
-        self, recorder: ObserverRecorder, draws: Draws, *, calls_per_step: int, calls_before: int
-    ) -> None:
+    def __init__(self, recorder: Recorder, draws: Draws, *, calls_per_step: int, calls_before: int) -> None:
         self._recorder, self._draws = recorder, draws
         self._calls_per_step = calls_per_step
         self._before = calls_before % calls_per_step  # a step that has begun already gets no canaries

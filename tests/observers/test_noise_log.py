@@ -12,8 +12,7 @@ from torch import nn
 
 import dpaudit
 from dpaudit.observers import jax_privacy, opacus
-from dpaudit.observers._claims import Terms
-from dpaudit.observers._observer_recorder import KeptNoise, ObserverRecorder, Places
+from dpaudit.recording import CoordinateSample, DPSGDParams, NoiseLog, ReadClaim, Recorder
 
 NOISE, NORM = 0.8, 2.0
 TERMS = {"sample_rate": 0.05, "num_steps": 120, "delta": 1e-5}
@@ -128,31 +127,31 @@ def test_noise_of_jax_is_kept_as_the_privatizer_added_it(same_key):
     assert names[:1] == (["repeated-noise"] if same_key else [])
 
 
-def test_places_are_all_of_a_small_model_and_the_same_ones_of_each_parameter_of_a_large_one():
-    assert Places.of([3, 5]).indices.tolist() == list(range(8))
-    found = Places.of([5000, 20, 5000])
+def test_coordinates_are_all_of_a_small_model_and_the_same_ones_of_each_parameter_of_a_large_one():
+    assert CoordinateSample.of([3, 5]).indices.tolist() == list(range(8))
+    found = CoordinateSample.of([5000, 20, 5000])
     first, short, last = np.split(found.indices, np.cumsum(found.leaves)[:-1])
     np.testing.assert_array_equal(first, last - 5020)
     np.testing.assert_array_equal(short, np.arange(5000, 5020))
     assert first[-1] == 4999
     assert found.indices.size <= 1024
-    many = Places.of([7] * 3000)
+    many = CoordinateSample.of([7] * 3000)
     assert len(many.leaves) == many.indices.size == 1024
 
 
 def test_coarse_numbers_are_not_taken_for_a_fault_of_the_noise():
-    rng, kept = np.random.default_rng(0), KeptNoise()
+    rng, log = np.random.default_rng(0), NoiseLog()
     for _ in range(100):
         sums = 100 * rng.random(200)
         released = torch.as_tensor(sums + rng.standard_normal(200)).to(torch.bfloat16).double().numpy()
-        kept.observe(released, sums, (200,), norm=1.0, eps=2.0**-8)
-    assert kept.diagnose(noise_multiplier=1.0, confidence=0.5).findings == ()
+        log.observe(released, sums, (200,), norm=1.0, eps=2.0**-8)
+    assert log.diagnose(noise_multiplier=1.0, confidence=0.5).findings == ()
 
 
 def recorded(num_steps, planned):
-    recorder = ObserverRecorder(
-        lambda: Terms(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5), Terms(num_steps=planned)
-    )
+    read = DPSGDParams(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)
+    claim = ReadClaim(lambda: read, DPSGDParams(num_steps=planned))
+    recorder = Recorder(claim=claim, num_steps=planned, noise=NoiseLog(), signal=1.0)
     rng = np.random.default_rng(0)
     for _ in range(num_steps):
         noise, present = rng.standard_normal(16), rng.random(16) < 0.5
