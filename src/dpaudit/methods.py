@@ -1,8 +1,7 @@
 """Every method on the same scores, side by side: what ``dpaudit scores`` and ``dpaudit run`` report.
 
-All methods on the same scores: the paper's, the paper's practice, and ours. What the scores say: every
-method's bound and, where there is a claim, the verdict. A fixed threshold whose errors were counted in one
-pass, for every method that needs them.
+The registry has the paper's methods and ours; :func:`examine` runs them with sound threshold rules, then the
+paper's with the paper's own practice, and audits the claim, if there is one.
 """
 
 from __future__ import annotations
@@ -39,27 +38,31 @@ from dpaudit.stats import (
     lower_bound,
 )
 from dpaudit.stats._audit import default_method
-from dpaudit.stats._bound import BoundQuery, ThresholdResult, plain
+from dpaudit.stats._bound import plain
 from dpaudit.stats._counts import StepErrors, count
 from dpaudit.stats._observations import chunks, is_on_disk, require_finite
-from dpaudit.stats.inference import CountInference
+from dpaudit.stats.inference import BoundQuery, CountInference, ThresholdResult
 
 __all__ = ["NAMES", "REVERSED", "Examined", "Method", "Row", "examine", "is_large", "methods"]
 
 
-NAMES = (
-    "f-DP(CP)",
-    "f-DP(ZB)",
-    "(eps,delta)(CP)",
-    "(eps,delta)(ZB)",
-    "eps-DP(Katz)",
-    "f-DP(joint)",
-    "(eps,delta)(joint)",
-    "f-DP(betting)",
-)
+_Parts: TypeAlias = tuple[TradeOff | None, Inference]  # no trade-off: the curve of one observation
 
+_PAPERS: dict[str, _Parts] = {
+    "f-DP(CP)": (None, ClopperPearson()),
+    "f-DP(ZB)": (None, Posterior()),
+    "(eps,delta)(CP)": (ApproximateDP(), ClopperPearson()),
+    "(eps,delta)(ZB)": (ApproximateDP(), Posterior()),
+    "eps-DP(Katz) delta=0": (PureDP(), KatzLog()),
+}
+_OURS: dict[str, _Parts] = {
+    "f-DP(joint)": (None, JointExact()),
+    "(eps,delta)(joint)": (ApproximateDP(), JointExact()),
+}
+_BETS: dict[str, _Parts] = {"f-DP(betting)": (None, Betting())}
+
+NAMES = tuple(name.split()[0] for name in (*_PAPERS, *_OURS, *_BETS))  # without the remark on delta
 _LARGE = 20_000_000  # scores a side; from here on files are not read into memory
-_Recipe: TypeAlias = tuple[str, TradeOff, Inference]
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Method:
 
     def is_one_of(self, names: Collection[str] | None) -> bool:
         """Whether it is asked for; None asks for all."""
-        return names is None or self.name.split()[0] in names  # without the remark on delta
+        return names is None or self.name.split()[0] in names
 
     def bound(self, observations: Observations, delta: float, confidence: float) -> Bound:
         """What the method finds. Katz's interval is for pure epsilon-DP only, so for delta = 0."""
@@ -100,13 +103,17 @@ def methods(observations: Observations, fixed: ThresholdRule | None, curve: Trad
     """
     large = is_large(observations)
     if fixed is not None:
-        recipes = [*_papers(curve), *_ours(curve)]
-        sound = [Method(*recipe, fixed) for recipe in recipes]
-        if not large or observations.is_stepped:
-            sound.append(Method("f-DP(betting)", curve, Betting(), fixed))
+        chosen = _PAPERS | _OURS if large and not observations.is_stepped else _PAPERS | _OURS | _BETS
+        sound = [_method(name, parts, curve, fixed) for name, parts in chosen.items()]
     else:
         sound = _chosen_on_scores(observations, curve)
-    return sound if large else [*sound, *(Method(*recipe, SameData()) for recipe in _papers(curve))]
+    practice = [_method(name, parts, curve, SameData()) for name, parts in _PAPERS.items()]
+    return sound if large else [*sound, *practice]
+
+
+def _method(name: str, parts: _Parts, curve: TradeOff, rule: ThresholdRule) -> Method:
+    tradeoff, inference = parts
+    return Method(name, curve if tradeoff is None else tradeoff, inference, rule)
 
 
 def _chosen_on_scores(observations: Observations, curve: TradeOff) -> list[Method]:
@@ -115,55 +122,50 @@ def _chosen_on_scores(observations: Observations, curve: TradeOff) -> list[Metho
     if observations.num_steps < 2:
         return [bands]  # nothing to hold out
     large = is_large(observations)
-    bets = ("f-DP(betting)", curve, Betting())
-    recipes = _ours(curve) if large else [*_papers(curve), *_ours(curve), bets]
-    found = [Method(*recipe, default_method(observations, *recipe[1:])[1]) for recipe in recipes]
+    found = []
+    for name, (tradeoff, inference) in (_OURS if large else _PAPERS | _OURS | _BETS).items():
+        family = curve if tradeoff is None else tradeoff
+        found.append(Method(name, family, inference, default_method(observations, family, inference)[1]))
     return found if large or bands in found else [bands, *found]
 
 
-def _papers(curve: TradeOff) -> list[_Recipe]:
-    return [
-        ("f-DP(CP)", curve, ClopperPearson()),
-        ("f-DP(ZB)", curve, Posterior()),
-        ("(eps,delta)(CP)", ApproximateDP(), ClopperPearson()),
-        ("(eps,delta)(ZB)", ApproximateDP(), Posterior()),
-        ("eps-DP(Katz) delta=0", PureDP(), KatzLog()),
-    ]
-
-
-def _ours(curve: TradeOff) -> list[_Recipe]:
-    return [
-        ("f-DP(joint)", curve, JointExact()),
-        ("(eps,delta)(joint)", ApproximateDP(), JointExact()),
-    ]
-
-
 @dataclass(frozen=True, repr=False)
-class CountedOnce(Fixed):
-    """As :class:`dpaudit.Fixed` on the same observations, which are not read again."""
+class CountedOnce(ThresholdRule):
+    """A fixed threshold on observations whose errors were counted before, so that they are read once."""
 
-    counts: ErrorCounts | None = None
+    fixed: Fixed
+    counts: ErrorCounts
     errors: StepErrors | None = None  # where canaries share steps
 
     @classmethod
     def of(cls, observations: Observations, threshold: float) -> CountedOnce:
         """Go through the scores, piece by piece."""
-        rule = Fixed(threshold)
+        fixed = Fixed(threshold)
         if observations.with_canary.ndim == 1:
-            return cls(rule.threshold, count(observations, rule.threshold))
-        errors = _by_step(observations, rule.threshold)
-        return cls(rule.threshold, errors.total(), errors)
+            return cls(fixed, count(observations, fixed.threshold))
+        errors = _by_step(observations, fixed.threshold)
+        return cls(fixed, errors.total(), errors)
 
     def __repr__(self) -> str:
-        return repr(Fixed(self.threshold))
+        return repr(self.fixed)
+
+    @property
+    def label(self) -> str:
+        return self.fixed.label
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.fixed.to_dict()
 
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
-        if isinstance(inference, CountInference) and self.counts is not None:
-            return ThresholdResult(inference.parameter(self.counts, query), self.threshold, self.counts)
+        if isinstance(inference, CountInference):
+            return ThresholdResult(inference.parameter(self.counts, query), self.fixed.threshold, self.counts)
         if isinstance(inference, Betting) and self.errors is not None:
             found = inference.from_errors(self.errors, query)
-            return ThresholdResult(found, self.threshold, self.errors.total())
-        return super().apply(observations, inference, query)
+            return ThresholdResult(found, self.fixed.threshold, self.counts)
+        return self.fixed.apply(observations, inference, query)
+
+    def operating_point(self, query: BoundQuery, parameter: float, normalized: bool) -> tuple[float, float]:
+        return self.fixed.operating_point(query, parameter, normalized)
 
 
 def _by_step(observations: Observations, threshold: float) -> StepErrors:

@@ -18,7 +18,7 @@ CLAIM = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
 def _plans(result: Any) -> list[tuple[str, int | None, int | None]]:
     assert result.exit_code == 0, result.output
     plans = json.loads(result.stdout)["plans"]
-    return [(plan["inference"].split("(")[0], plan["num_canaries"], plan["num_steps"]) for plan in plans]
+    return [(plan["inference"]["type"], plan["num_canaries"], plan["num_steps"]) for plan in plans]
 
 
 def test_a_leak_gives_the_sizes_that_find_it(run: Any) -> None:

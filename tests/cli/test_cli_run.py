@@ -282,7 +282,7 @@ def test_the_digits_example_runs(run: Any, tmp_path: Path) -> None:
     values = json.loads(result.stdout)
     assert values["num_done"] == 50
     assert values["claim"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
-    names = [row["name"] for row in values["methods"] if row["threshold_rule"].startswith("Fixed")]
+    names = [row["name"] for row in values["methods"] if row["threshold_rule"]["type"] == "Fixed"]
     assert names == [
         "f-DP(CP)",
         "f-DP(ZB)",

@@ -159,7 +159,7 @@ def test_an_unfinished_run_is_said_to_be_unfinished(copied: Copy, tmp_path: Path
         ("[1]", "Expected a JSON object"),
         ('{"schema_version": NaN}', "NaN is not JSON"),
         ("[" * 100_000, "cannot be read"),
-        ('{"schema_version": 2}', "another version of dpaudit"),
+        ('{"schema_version": 3}', "another version of dpaudit"),
         ('{"schema_version": 1}', "Expected bound to be an object"),
     ],
 )
@@ -296,9 +296,14 @@ def test_observations_that_are_no_scores_are_refused(copied: Copy) -> None:
     assert "Expected numbers" in refused(folder)
 
 
-def test_a_curve_of_an_unknown_name_is_not_drawn_and_not_evaluated(copied: Copy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_curve_of_an_unknown_name_is_not_drawn_and_not_evaluated(
+    copied: Copy, tmp_path: Path, version: int
+) -> None:
     def change(values: dict[str, Any]) -> None:
-        values["bound"]["tradeoff"] = f"__import__('pathlib').Path({str(tmp_path / 'sprung')!r}).touch()"
+        call = f"__import__('pathlib').Path({str(tmp_path / 'sprung')!r}).touch()"
+        values["schema_version"] = version
+        values["bound"]["tradeoff"] = call if version == 1 else {"type": call}
 
     found = read_run(copied(change))
     assert found.figures.plane is None

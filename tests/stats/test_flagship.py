@@ -5,9 +5,8 @@ import pytest
 from scipy import special
 
 import dpaudit
-from dpaudit.stats._bound import BoundQuery
 from dpaudit.stats._counts import StepErrors
-from dpaudit.stats.inference import _betting
+from dpaudit.stats.inference import BoundQuery, _betting
 
 RATE, STEPS, DELTA = 4096 / 50000, 2500, 1e-5
 NOISE = {1: 15.372, 4: 4.513, 8: 2.577, 16: 1.576}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import dpaudit
-from dpaudit.stats._bound import BoundQuery
+from dpaudit.stats.inference import BoundQuery
 from dpaudit.stats.inference._betting import stakes, upper_mean
 
 FAMILIES = [

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 import dpaudit
 from dpaudit.stats._binomial import upper_rate, upper_rate_chords
-from dpaudit.stats._bound import BoundQuery
 from dpaudit.stats._counts import ErrorCounts
+from dpaudit.stats.inference import BoundQuery
 
 DELTA = 1e-3
 METHODS = [

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import dpaudit
-from dpaudit.stats._bound import BoundQuery
 from dpaudit.stats._counts import Steps, count
+from dpaudit.stats.inference import BoundQuery
 from dpaudit.stats.thresholds._rules import predictable_thresholds
 
 

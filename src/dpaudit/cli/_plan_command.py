@@ -70,7 +70,7 @@ class Findable:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
-            "inference": repr(self.inference),
+            "inference": self.inference.to_dict(),
             "num_steps": self.num_steps,
             "num_canaries": self.num_canaries,
             "num_observations": self.num_steps * self.num_canaries,

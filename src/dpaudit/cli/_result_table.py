@@ -10,17 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dpaudit.cli._console import print_labelled, print_table, slim_table
-from dpaudit.stats import Power, Verdict
+from dpaudit.stats import Power, ThresholdRule, Verdict
 
 _Values: TypeAlias = Mapping[str, Any]
 
 _STYLE = {Verdict.VIOLATION: "bold red", Verdict.UNDERPOWERED: "bold yellow", Verdict.NO_VIOLATION: "bold"}
-_RULES = {
-    "Simultaneous": "bands",
-    "Predictable": "predictable",
-    "SameData": "same data",
-    "guesses": "guesses",
-}
 _LEGEND = (
     "CP: Clopper-Pearson. ZB: the posterior of Zanella-Beguelin et al. joint, betting: dpaudit's own. "
     "confidence: above the truth at most as often as stated. credible: depends on a prior. heuristic: no "
@@ -166,7 +160,7 @@ def _table(values: _Values, notes: _Notes, composed: bool) -> Table:
         table.add_column(name, no_wrap=True)
     practice = False
     for row in values["methods"]:
-        if row["threshold_rule"].startswith("SameData") and not practice:
+        if row["threshold_rule"]["type"] == "SameData" and not practice:
             practice = True
             table.add_section()
         table.add_row(*_cells(row, notes, composed))
@@ -192,5 +186,4 @@ def _number(value: float | str | None) -> str:
 
 
 def _rule(row: _Values) -> str:
-    name = row["threshold_rule"].split("(")[0]
-    return f"fixed {row['threshold']:.4g}" if name == "Fixed" else _RULES.get(name, "held out")
+    return ThresholdRule.from_dict(row["threshold_rule"]).label

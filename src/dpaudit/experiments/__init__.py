@@ -32,18 +32,30 @@ __all__ = [
     "use_one_thread",
 ]
 
-_HOMES = "config", "black_box", "_build", "_loop", "_run"
+_HOMES = {
+    "Config": "config",
+    "load_config": "config",
+    "parse_config": "config",
+    "Running": "black_box",
+    "EXAMPLES": "_build",
+    "Experiment": "_build",
+    "build": "_build",
+    "example": "_build",
+    "Progress": "_loop",
+    "Outcome": "_run",
+    "rehearse": "_run",
+    "run": "_run",
+    "use_one_thread": "_run",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        _require_extras()
-        for home in _HOMES:
-            module = import_module(f"dpaudit.experiments.{home}")
-            if name in module.__all__:
-                globals()[name] = value = getattr(module, name)
-                return value
-    raise AttributeError(f"module 'dpaudit.experiments' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dpaudit.experiments' has no attribute {name!r}")
+    _require_extras()
+    value = getattr(import_module(f"dpaudit.experiments.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -25,6 +25,7 @@ from dpaudit._io import difference, open_file, read_json
 from dpaudit.errors import InputError
 from dpaudit.experiments._resolved import Resolved
 from dpaudit.experiments.config import Config
+from dpaudit.stats._serialization import SCHEMA_VERSION, upgraded
 from dpaudit.training import Training
 
 
@@ -37,9 +38,6 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "platform": platform.platform(),
     }
-
-
-SCHEMA_VERSION = 1
 
 
 class RunDirectory:
@@ -80,7 +78,7 @@ class RunDirectory:
 
     def result(self) -> dict[str, Any] | None:
         """The result of a finished run."""
-        return read_json(self._result) if self._result.exists() else None
+        return upgraded(read_json(self._result)) if self._result.exists() else None
 
     def finish(self, arrays: Mapping[str, np.ndarray], result: Mapping[str, Any]) -> None:
         """Keep observations and then the result: where it is, all is."""

@@ -18,7 +18,7 @@ from dpaudit.accounting import SubsampledGaussian
 from dpaudit.canaries import InputCanary, ThreatModel
 from dpaudit.errors import InputError
 from dpaudit.experiments._build import Experiment, Watchers, build, load_data
-from dpaudit.experiments._directory import SCHEMA_VERSION, RunDirectory
+from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._loop import Live, Progress, Trained, train
 from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data, resolve
 from dpaudit.experiments.black_box import FinalModel, ManyRuns, Running, run_many
@@ -26,6 +26,7 @@ from dpaudit.experiments.config import Config, EndToEndConfig, ManyRunsConfig, P
 from dpaudit.methods import examine
 from dpaudit.recording import WholeRunRecorder
 from dpaudit.stats import TradeOff
+from dpaudit.stats._serialization import SCHEMA_VERSION
 from dpaudit.training import OneRun, accuracy
 from dpaudit.training.data import Dataset
 

@@ -17,6 +17,7 @@ from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.errors import InputError
 from dpaudit.stats import Bound, Fixed, Guesses, Observations, Result, Simultaneous, audit, one_run_fdp_bound
+from dpaudit.stats.thresholds import BestOf
 
 _DPSGD = "claim=Claim.dpsgd(noise_multiplier=..., sample_rate=..., num_steps=..., delta=...)"
 
@@ -173,9 +174,9 @@ def _larger(observations: Observations, *, confidence: float, **method: Any) -> 
         for rule, share in _SHARES.items()
     ]
     best = max(found, key=lambda result: result.bound.parameter)
-    shares = " and ".join(f"{rule!r} with {share:g} of the error" for rule, share in _SHARES.items())
+    rule = BestOf(best.bound.threshold_rule, tuple(_SHARES), tuple(_SHARES.values()))
     return replace(
         best,
-        bound=replace(best.bound, confidence=confidence, rule=f"{best.bound.rule}, the better of {shares}"),
+        bound=replace(best.bound, confidence=confidence, threshold_rule=rule),
         design=found[-1].design,  # its power does not rest on the noise being the claimed one
     )

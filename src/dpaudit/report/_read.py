@@ -19,6 +19,7 @@ from dpaudit.report._figures import Figures, rebuilt_hypothesis, rebuilt_tradeof
 from dpaudit.report._run import Run, read_audit
 from dpaudit.report._values import Values, fit, flattened
 from dpaudit.stats import Observations
+from dpaudit.stats._serialization import SCHEMA_VERSION, upgraded
 
 
 def read_array(path: Path, kinds: str) -> np.ndarray | None:
@@ -94,7 +95,6 @@ def _of_canaries(folder: Path) -> Observed | None:
     return Observed(Observations.from_presence(ratios, present), "canary", in_order=False)
 
 
-_SCHEMA_VERSION = 1
 _MOST_NAMES = 10  # in a sentence
 
 
@@ -135,12 +135,12 @@ def _result(folder: Path) -> Values:
         begun = (folder / "config.json").exists()
         reason = "but it is not finished: call dpaudit run again" if begun else "but it has no result.json"
         raise InputError(f"Expected a finished run in {folder}, {reason}.")
-    values = Values(read_json(path), str(path))
+    values = Values(upgraded(read_json(path)), str(path))
     _require_no_demo(folder, values)
     version = values.whole("schema_version")
-    if version != _SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         raise InputError(
-            f"Expected schema_version={_SCHEMA_VERSION} in {path}, got {version}: another version of dpaudit "
+            f"Expected schema_version={SCHEMA_VERSION} in {path}, got {version}: another version of dpaudit "
             "wrote it."
         )
     return values

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpaudit.errors import InputError
-from dpaudit.stats import ErrorCounts, Kind
+from dpaudit.stats import ErrorCounts, Inference, Kind, ThresholdRule, TradeOff
 from dpaudit.stats._bound import plain
 from dpaudit.stats._result import Power
 
@@ -56,6 +56,10 @@ class Values:
         if not isinstance(value, str) or len(value) > _LONGEST_VALUES:
             raise self._refused(key, f"to be a text of at most {_LONGEST_VALUES:,} characters", value)
         return fit(value)
+
+    def part(self, key: str, kind: type[TradeOff | Inference | ThresholdRule]) -> str:
+        """A part of a method, as it was called."""
+        return fit(repr(kind.from_dict(self.section(key).raw)))
 
     def number(self, key: str) -> float:
         """A number, not negative; JSON has no infinity, and has a word for it."""
@@ -230,9 +234,9 @@ class BoundValues:
             delta=values.share("delta"),
             confidence=values.real("confidence", low=0.5, high=_SUREST),
             kind=_kind(values),
-            tradeoff=values.text("tradeoff"),
-            inference=values.text("inference"),
-            rule=values.text("threshold_rule"),
+            tradeoff=values.part("tradeoff", TradeOff),
+            inference=values.part("inference", Inference),
+            rule=values.part("threshold_rule", ThresholdRule),
             threshold=values.real("threshold") if values.has("threshold") else None,
             counts=_counts(values.section("counts")),
             assumptions=values.texts("assumptions"),

@@ -1,7 +1,7 @@
 """Statistics of the audit: from scores to bounds and verdicts. Needs numpy and scipy only."""
 
 from dpaudit.stats._audit import audit, lower_bound
-from dpaudit.stats._bound import Bound, Kind
+from dpaudit.stats._bound import Bound
 from dpaudit.stats._counts import ErrorCounts, Guesses
 from dpaudit.stats._coverage import Coverage, coverage, ideal_observations, tally
 from dpaudit.stats._observations import Observations
@@ -14,6 +14,7 @@ from dpaudit.stats.inference import (
     Inference,
     JointExact,
     KatzLog,
+    Kind,
     Posterior,
 )
 from dpaudit.stats.thresholds import (

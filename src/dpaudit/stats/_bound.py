@@ -1,42 +1,20 @@
-"""A lower bound with everything that is needed to believe it.
-
-What is asked of the data, and what was found.
-"""
+"""A lower bound with everything that is needed to believe it, and as plain values in files."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
+from dpaudit.errors import InputError
 from dpaudit.stats._counts import ErrorCounts, Guesses
+from dpaudit.stats._serialization import Named
+from dpaudit.stats.inference import Inference, Kind
+from dpaudit.stats.thresholds import ThresholdRule
 from dpaudit.stats.tradeoffs import TradeOff
 
-
-class Kind(StrEnum):
-    """What a bound's error rate means."""
-
-    CONFIDENCE = "confidence"  # exceeds the truth at most as often as it says
-    CREDIBLE = "credible"  # a posterior probability; depends on a prior
-    HEURISTIC = "heuristic"  # no error rate is known
-
-
-@dataclass(frozen=True)
-class BoundQuery:
-    """The largest parameter of ``tradeoff`` that the data refute with error probability ``error_rate``."""
-
-    tradeoff: TradeOff
-    delta: float
-    error_rate: float
-
-
-@dataclass(frozen=True)
-class ThresholdResult:
-    """The refuted parameter, and the threshold and counts it came from (the last, where they moved)."""
-
-    parameter: float
-    threshold: float | None
-    counts: ErrorCounts
+_LONGEST = 10_000  # characters of an assumption that is read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +25,28 @@ class Bound:
     delta: float
     confidence: float
     parameter: float
-    tradeoff: TradeOff
-    method: str  # the inference, as it was called
-    rule: str  # how the threshold was chosen
+    tradeoff: TradeOff | Named
+    inference: Inference | Named
+    threshold_rule: ThresholdRule | Named
     threshold: float | None
     counts: ErrorCounts | Guesses
     kind: Kind
     assumptions: tuple[str, ...]
+
+    @property
+    def method(self) -> str:
+        """The inference, as it was called."""
+        return repr(self.inference)
+
+    @property
+    def rule(self) -> str:
+        """How the threshold was chosen, as it was called."""
+        return repr(self.threshold_rule)
+
+    @property
+    def label(self) -> str:
+        """Trade-off, inference and threshold rule, as they were called."""
+        return f"{self.tradeoff} + {self.method} + {self.rule}"
 
     @property
     def statement(self) -> str:
@@ -69,11 +62,11 @@ class Bound:
         }[self.kind]
 
     def __str__(self) -> str:
-        lines = [self.statement, f"  {self.tradeoff} + {self.method} + {self.rule}"]
+        lines = [self.statement, f"  {self.label}"]
         return "\n".join(lines + [f"  assumes: {text}" for text in self.assumptions])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON, from which :meth:`from_dict` makes an equal bound."""
         return {
             "epsilon": plain(self.epsilon),
             "delta": self.delta,
@@ -82,15 +75,87 @@ class Bound:
             "statement": self.statement,
             "parameter": plain(self.parameter),
             "symbol": self.tradeoff.symbol,
-            "tradeoff": repr(self.tradeoff),
-            "inference": self.method,
-            "threshold_rule": self.rule,
+            "label": self.label,
+            "tradeoff": self.tradeoff.to_dict(),
+            "inference": self.inference.to_dict(),
+            "threshold_rule": self.threshold_rule.to_dict(),
             "threshold": self.threshold,
             "counts": self.counts.to_dict(),
             "assumptions": list(self.assumptions),
         }
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Bound:
+        """Make the bound that :meth:`to_dict` described; values that no bound has raise ``InputError``."""
+        threshold = values.get("threshold")
+        return cls(
+            epsilon=number(values, "epsilon"),
+            delta=number(values, "delta", high=1.0),
+            confidence=number(values, "confidence", low=0.5, high=1 - 1e-12),
+            parameter=number(values, "parameter"),
+            tradeoff=TradeOff.from_dict(_part(values, "tradeoff")),
+            inference=Inference.from_dict(_part(values, "inference")),
+            threshold_rule=ThresholdRule.from_dict(_part(values, "threshold_rule")),
+            threshold=None if threshold is None else number(values, "threshold", low=-math.inf),
+            counts=_counts(values),
+            kind=_kind(values),
+            assumptions=_texts(values, "assumptions"),
+        )
+
 
 def plain(value: float) -> float | str:
     """JSON has no infinity: the word stands for it."""
     return value if abs(value) != float("inf") else "inf"
+
+
+def number(values: Mapping[str, Any], name: str, *, low: float = 0.0, high: float = math.inf) -> float:
+    """Return a number that :func:`plain` wrote, or raise ``InputError``."""
+    value = values.get(name)
+    if value == "inf" and high == math.inf:
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise _refused(name, f"to be a number in [{low:g}, {high:g}]", value)
+    try:
+        found = float(value)
+    except OverflowError:  # a whole number that no float can hold
+        found = math.inf
+    if math.isinf(found):
+        raise _refused(name, "to be a finite number", value)
+    return found
+
+
+def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = values.get(name)
+    if not isinstance(value, Mapping):
+        raise _refused(name, "to be an object with a type", value)
+    return value
+
+
+def _counts(values: Mapping[str, Any]) -> ErrorCounts | Guesses:
+    found = values.get("counts")
+    if not isinstance(found, Mapping):
+        raise _refused("counts", "to be an object", found)
+    kind = ErrorCounts if "false_positives" in found else Guesses
+    try:
+        return kind(**found)
+    except TypeError as error:
+        raise _refused("counts", f"to be those of {kind.__name__}", dict(found)) from error
+
+
+def _kind(values: Mapping[str, Any]) -> Kind:
+    word = values.get("kind")
+    if word not in list(Kind):
+        raise _refused("kind", "to be confidence, credible or heuristic", word)
+    return Kind(word)
+
+
+def _texts(values: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    found = values.get(name)
+    if not isinstance(found, list) or not all(isinstance(one, str) and len(one) <= _LONGEST for one in found):
+        raise _refused(name, f"to be a list of texts of at most {_LONGEST:,} characters", found)
+    return tuple(found)
+
+
+def _refused(name: str, expected: str, value: object) -> InputError:
+    shown = "nothing" if value is None else f"{value!a:.60}"  # it goes to a terminal
+    return InputError(f"Expected {name} {expected}, got {shown}.")

@@ -9,10 +9,12 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.stats._binomial import binomial_cdf
-from dpaudit.stats._bound import Bound, Kind
+from dpaudit.stats._bound import Bound
 from dpaudit.stats._counts import Guesses
 from dpaudit.stats._observations import FAIR
 from dpaudit.stats._rootfinding import last_true
+from dpaudit.stats._serialization import Named
+from dpaudit.stats.inference import Kind
 from dpaudit.stats.tradeoffs import ApproximateDP, TradeOff
 
 _BEFORE = "which canaries to guess was decided without the truth, and how many before the data"
@@ -29,7 +31,7 @@ def one_run_bound(guesses: Guesses, *, delta: float, confidence: float = 0.95) -
     delta, error = _validate.delta(delta), 1 - _validate.confidence(confidence)
     family = ApproximateDP(delta)
     epsilon = last_true(lambda eps: _p_value(guesses, eps, delta) <= error)
-    return _bound(guesses, family, epsilon, delta, confidence, "one-run (Steinke 2023)", ())
+    return _bound(guesses, family, epsilon, delta, confidence, Named("one-run (Steinke 2023)"), ())
 
 
 def one_run_fdp_bound(
@@ -53,7 +55,7 @@ def one_run_fdp_bound(
         parameter,
         delta,
         confidence,
-        "one-run f-DP (Mahloujifar 2024)",
+        Named("one-run f-DP (Mahloujifar 2024)"),
         (assumed,) if assumed else (),
     )
 
@@ -69,7 +71,7 @@ def _bound(  # noqa: PLR0917
     parameter: float,
     delta: float,
     confidence: float,
-    method: str,
+    inference: Named,
     assumptions: tuple[str, ...],
 ) -> Bound:
     return Bound(
@@ -78,8 +80,8 @@ def _bound(  # noqa: PLR0917
         confidence=confidence,
         parameter=parameter,
         tradeoff=family,
-        method=method,
-        rule="guesses",
+        inference=inference,
+        threshold_rule=Named("guesses"),
         threshold=None,
         counts=guesses,
         kind=Kind.CONFIDENCE,

@@ -1,4 +1,4 @@
-"""How many observations an audit rests on, and what it could find with them."""
+"""The power of an audit: what its sizes and its method could have found."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from scipy import special
 
 from dpaudit._types import FloatArray
 from dpaudit.stats._binomial import binomial_pmf, plausible_rate
-from dpaudit.stats._bound import BoundQuery
 from dpaudit.stats._counts import ErrorCounts, StepErrors
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._rootfinding import last_positive
-from dpaudit.stats.inference import Betting, ExactInference, Inference
+from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference
 from dpaudit.stats.inference._betting import MOST, stake
 from dpaudit.stats.thresholds import ThresholdRule
 

@@ -1,8 +1,4 @@
-"""The result of an audit.
-
-What an audit needs to know of a claim. What an audit says. The plane of the two error rates: what the claim
-allows, and what was measured.
-"""
+"""The result of an audit: verdict, bound, power, and what it was tested against."""
 
 from __future__ import annotations
 
@@ -26,86 +22,8 @@ from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.tradeoffs import TradeOff
 
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """The claim as seen by one observation: a curve, and what a bound on it means for the whole."""
-
-    tradeoff: TradeOff
-    parameter: float
-    epsilon: Callable[[float], float]  # from a bound on the parameter to the claim's own epsilon
-    assumptions: tuple[str, ...] = ()
-    condition: str | None = None  # what a refutation needs besides the data; None if the claim implies it
-
-
-class Claimed(ABC):
-    """What a training says of itself. The one implementation is :class:`dpaudit.Claim`."""
-
-    @property
-    @abstractmethod
-    def summary(self) -> str:
-        """The claim in a line."""
-
-    @property
-    @abstractmethod
-    def epsilon(self) -> float:
-        """The claimed epsilon at the claim's delta."""
-
-    @property
-    @abstractmethod
-    def delta(self) -> float:
-        """The claim's delta."""
-
-    @abstractmethod
-    def hypothesis(self, tradeoff: TradeOff | None) -> Hypothesis:
-        """The claim in terms of ``tradeoff``; of its own, if None."""
-
-
 _POINTS = 121
 _LEAKIEST = 500.0  # its curve cannot be told from the axes
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Plane:
-    """A claimed curve, the curve of the bound, and the measured rates with their region.
-
-    ``region`` holds both true rates with the stated confidence, if all observations are independent: each
-    by Clopper and Pearson's interval, at half of the error.
-    """
-
-    fpr: FloatArray
-    claimed: FloatArray
-    bound: FloatArray
-    counts: ErrorCounts
-    confidence: float
-    region: tuple[tuple[float, float], tuple[float, float]]
-
-    @classmethod
-    def of(
-        cls, counts: ErrorCounts, *, tradeoff: TradeOff, claimed: float, bound: float, confidence: float
-    ) -> Plane:
-        """The curves with the parameters ``claimed`` and ``bound``."""
-        error = (1 - confidence) / 2
-        region = (
-            plausible_rate(counts.false_positives, counts.num_absent, error),
-            plausible_rate(counts.false_negatives, counts.num_present, error),
-        )
-        # dense at both ends, where curves bend, and around what was measured
-        ends = np.sin(np.linspace(0, np.pi / 2, _POINTS)) ** 2
-        near = np.linspace(max(region[0][0] - 0.1, 0.0), min(region[0][1] + 0.1, 1.0), _POINTS)
-        fpr = np.union1d(ends, near)
-        return cls(
-            fpr=fpr,
-            claimed=_curve(tradeoff, claimed, fpr),
-            bound=_curve(tradeoff, bound, fpr),
-            counts=counts,
-            confidence=confidence,
-            region=region,
-        )
-
-
-def _curve(tradeoff: TradeOff, parameter: float, fpr: FloatArray) -> FloatArray:
-    return np.clip(np.nan_to_num(tradeoff.fnr(min(parameter, _LEAKIEST), fpr)), 0.0, 1.0)
 
 
 class Verdict(Enum):
@@ -119,6 +37,93 @@ class Verdict(Enum):
     UNDERPOWERED = (
         "Too few observations: not even an attack without a single error could have refuted the claim."
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Claim, bound, verdict and power of one audit.
+
+    ``not_covered`` says in sentences which parts of a training the audit did not go through.
+    """
+
+    claim: Claimed
+    bound: Bound
+    verdict: Verdict
+    hypothesis: Hypothesis
+    design: AuditDesign
+    not_covered: tuple[str, ...] = ()
+
+    @cached_property
+    def power(self) -> Power:
+        """The smallest leak this audit would have flagged with probability 80 %; found on first use."""
+        return Power.of(self.design.smallest_leak(self.hypothesis.parameter), self.hypothesis, 0.8)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict's sentence, with the condition under which it holds, if there is one."""
+        if self.verdict is Verdict.VIOLATION and self.hypothesis.condition:
+            return f"{self.verdict.value} This holds if {self.hypothesis.condition}."
+        return self.verdict.value
+
+    def raise_for_violation(self) -> None:
+        """Raise :class:`dpaudit.ViolationError` if the claim is refuted; else do nothing."""
+        if self.verdict is Verdict.VIOLATION:
+            raise ViolationError(str(self))
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.verdict.name}. {self.sentence}",
+            f"  claim: {self.claim.summary}",
+            f"  bound: {self.bound.statement}",
+            f"  method: {self.bound.label}",
+            f"  power: {self.power}",
+        ]
+        lines += [f"  assumes: {text}" for text in self.bound.assumptions]
+        return "\n".join(lines + [f"  not covered: {text}" for text in self.not_covered])
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it."""
+        return result_html(
+            self.verdict.name,
+            self.sentence,
+            [
+                ("claim", self.claim.summary),
+                ("bound", self.bound.statement),
+                ("method", self.bound.label),
+                ("power", str(self.power)),
+            ],
+            [("assumes", self.bound.assumptions), ("not covered", self.not_covered)],
+        )
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """Draw the claimed curve, that of the bound, and the measured rates with their region.
+
+        Needs matplotlib. Gives the axes back: ``ax``, or new ones.
+        """
+        plane = Plane.of(
+            _rates(self.bound),
+            tradeoff=self.hypothesis.tradeoff,
+            claimed=self.hypothesis.parameter,
+            bound=self.bound.parameter,
+            confidence=self.bound.confidence,
+        )
+        return draw_plane(plane, ax)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "verdict": self.verdict.name,
+            "sentence": self.sentence,
+            "claim": {
+                "summary": self.claim.summary,
+                "epsilon": plain(self.claim.epsilon),
+                "delta": self.claim.delta,
+                "parameter": plain(self.hypothesis.parameter),
+            },
+            "bound": self.bound.to_dict(),
+            "power": self.power.to_dict(),
+            "not_covered": list(self.not_covered),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,91 +167,81 @@ class Power:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """Claim, bound, verdict and power of one audit.
+@dataclass(frozen=True)
+class Hypothesis:
+    """The claim as seen by one observation: a curve, and what a bound on it means for the whole."""
 
-    ``not_covered`` says in sentences which parts of a training the audit did not go through.
-    """
+    tradeoff: TradeOff
+    parameter: float
+    epsilon: Callable[[float], float]  # from a bound on the parameter to the claim's own epsilon
+    assumptions: tuple[str, ...] = ()
+    condition: str | None = None  # what a refutation needs besides the data; None if the claim implies it
 
-    claim: Claimed
-    bound: Bound
-    verdict: Verdict
-    hypothesis: Hypothesis
-    design: AuditDesign
-    not_covered: tuple[str, ...] = ()
 
-    @cached_property
-    def power(self) -> Power:
-        """The smallest leak this audit would have flagged with probability 80 %; found on first use."""
-        return Power.of(self.design.smallest_leak(self.hypothesis.parameter), self.hypothesis, 0.8)
+class Claimed(ABC):
+    """What a training says of itself. The one implementation is :class:`dpaudit.Claim`."""
 
     @property
-    def sentence(self) -> str:
-        """The verdict's sentence, with the condition under which it holds, if there is one."""
-        if self.verdict is Verdict.VIOLATION and self.hypothesis.condition:
-            return f"{self.verdict.value} This holds if {self.hypothesis.condition}."
-        return self.verdict.value
+    @abstractmethod
+    def summary(self) -> str:
+        """The claim in a line."""
 
-    def raise_for_violation(self) -> None:
-        """Raise :class:`dpaudit.ViolationError` if the claim is refuted; else do nothing."""
-        if self.verdict is Verdict.VIOLATION:
-            raise ViolationError(str(self))
+    @property
+    @abstractmethod
+    def epsilon(self) -> float:
+        """The claimed epsilon at the claim's delta."""
 
-    def __str__(self) -> str:
-        lines = [
-            f"{self.verdict.name}. {self.sentence}",
-            f"  claim: {self.claim.summary}",
-            f"  bound: {self.bound.statement}",
-            f"  method: {self.bound.tradeoff} + {self.bound.method} + {self.bound.rule}",
-            f"  power: {self.power}",
-        ]
-        lines += [f"  assumes: {text}" for text in self.bound.assumptions]
-        return "\n".join(lines + [f"  not covered: {text}" for text in self.not_covered])
+    @property
+    @abstractmethod
+    def delta(self) -> float:
+        """The claim's delta."""
 
-    def _repr_html_(self) -> str:
-        """As a notebook shows it."""
-        return result_html(
-            self.verdict.name,
-            self.sentence,
-            [
-                ("claim", self.claim.summary),
-                ("bound", self.bound.statement),
-                ("method", f"{self.bound.tradeoff} + {self.bound.method} + {self.bound.rule}"),
-                ("power", str(self.power)),
-            ],
-            [("assumes", self.bound.assumptions), ("not covered", self.not_covered)],
+    @abstractmethod
+    def hypothesis(self, tradeoff: TradeOff | None) -> Hypothesis:
+        """The claim in terms of ``tradeoff``; of its own, if None."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plane:
+    """A claimed curve, the curve of the bound, and the measured rates with their region.
+
+    ``region`` holds both true rates with the stated confidence, if all observations are independent: each
+    by Clopper and Pearson's interval, at half of the error.
+    """
+
+    fpr: FloatArray
+    claimed: FloatArray
+    bound: FloatArray
+    counts: ErrorCounts
+    confidence: float
+    region: tuple[tuple[float, float], tuple[float, float]]
+
+    @classmethod
+    def of(
+        cls, counts: ErrorCounts, *, tradeoff: TradeOff, claimed: float, bound: float, confidence: float
+    ) -> Plane:
+        """The curves with the parameters ``claimed`` and ``bound``."""
+        error = (1 - confidence) / 2
+        region = (
+            plausible_rate(counts.false_positives, counts.num_absent, error),
+            plausible_rate(counts.false_negatives, counts.num_present, error),
+        )
+        # dense at both ends, where curves bend, and around what was measured
+        ends = np.sin(np.linspace(0, np.pi / 2, _POINTS)) ** 2
+        near = np.linspace(max(region[0][0] - 0.1, 0.0), min(region[0][1] + 0.1, 1.0), _POINTS)
+        fpr = np.union1d(ends, near)
+        return cls(
+            fpr=fpr,
+            claimed=_curve(tradeoff, claimed, fpr),
+            bound=_curve(tradeoff, bound, fpr),
+            counts=counts,
+            confidence=confidence,
+            region=region,
         )
 
-    def plot(self, *, ax: Any = None) -> Any:
-        """Draw the claimed curve, that of the bound, and the measured rates with their region.
 
-        Needs matplotlib. Gives the axes back: ``ax``, or new ones.
-        """
-        plane = Plane.of(
-            _rates(self.bound),
-            tradeoff=self.hypothesis.tradeoff,
-            claimed=self.hypothesis.parameter,
-            bound=self.bound.parameter,
-            confidence=self.bound.confidence,
-        )
-        return draw_plane(plane, ax)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "verdict": self.verdict.name,
-            "sentence": self.sentence,
-            "claim": {
-                "summary": self.claim.summary,
-                "epsilon": plain(self.claim.epsilon),
-                "delta": self.claim.delta,
-                "parameter": plain(self.hypothesis.parameter),
-            },
-            "bound": self.bound.to_dict(),
-            "power": self.power.to_dict(),
-            "not_covered": list(self.not_covered),
-        }
+def _curve(tradeoff: TradeOff, parameter: float, fpr: FloatArray) -> FloatArray:
+    return np.clip(np.nan_to_num(tradeoff.fnr(min(parameter, _LEAKIEST), fpr)), 0.0, 1.0)
 
 
 def _rates(bound: Bound) -> ErrorCounts:

@@ -20,7 +20,6 @@ from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.errors import InputError
 from dpaudit.experiments._build import device_of, mechanism_of, model_for, settings_of, split_held_out
-from dpaudit.experiments._directory import SCHEMA_VERSION
 from dpaudit.experiments._resolved import Resolved
 from dpaudit.experiments.black_box._canary import canaries_for, coins, first_weights
 from dpaudit.experiments.config import Config, ExampleConfig, GivenConfig, OneRunConfig
@@ -28,6 +27,7 @@ from dpaudit.stats import Bound, Guesses, Power, Verdict, one_run_bound, one_run
 from dpaudit.stats._bound import plain
 from dpaudit.stats._one_run import too_many_correct
 from dpaudit.stats._rootfinding import last_true
+from dpaudit.stats._serialization import SCHEMA_VERSION
 from dpaudit.training import Training, accuracy, initialize
 from dpaudit.training.data import Dataset
 from dpaudit.training.ensemble import log_odds, negative_loss, with_weights

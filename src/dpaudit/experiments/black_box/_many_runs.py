@@ -26,7 +26,7 @@ from dpaudit.experiments._build import (
     settings_of,
     split_held_out,
 )
-from dpaudit.experiments._directory import SCHEMA_VERSION, RunDirectory
+from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data
 from dpaudit.experiments.black_box._canary import Made, canary_for, first_weights
 from dpaudit.experiments.black_box._verdict import Judge
@@ -54,6 +54,7 @@ from dpaudit.experiments.trials import (
     log_odds,
     run_trials,
 )
+from dpaudit.stats._serialization import SCHEMA_VERSION
 from dpaudit.training import accuracy
 from dpaudit.training.data import Dataset, HeldOutData
 from dpaudit.training.ensemble import Ensemble, Score, negative_loss

@@ -28,8 +28,9 @@ from dpaudit.stats import (
     lower_bound,
 )
 from dpaudit.stats._audit import default_method
-from dpaudit.stats._bound import BoundQuery, plain
+from dpaudit.stats._bound import plain
 from dpaudit.stats._power import AuditDesign
+from dpaudit.stats.inference import BoundQuery
 
 _NOTHING_CLAIMED = (
     "There is no noise, so nothing is claimed and nothing can be refuted: the bound says how much the "

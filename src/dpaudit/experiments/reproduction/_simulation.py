@@ -27,7 +27,8 @@ from dpaudit.stats import (
     TradeOff,
     lower_bound,
 )
-from dpaudit.stats._bound import BoundQuery, plain
+from dpaudit.stats._bound import plain
+from dpaudit.stats.inference import BoundQuery
 
 DELTA = 1e-5
 CONFIDENCE = 0.95

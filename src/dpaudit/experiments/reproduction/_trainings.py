@@ -12,12 +12,12 @@ from typing import Any
 from dpaudit.accounting import Claim
 from dpaudit.experiments.reproduction._figure import CIFAR10, PURCHASE, Need, Row, Settings, Work
 from dpaudit.experiments.reproduction._simulation import CONFIDENCE, DELTA
-from dpaudit.stats import ApproximateDP
+from dpaudit.stats import ApproximateDP, Fixed, SameData, ThresholdRule
 
 SAME_DATA, HALF = "same data", "t = 1/2"
 _NUM_TEST = 256  # a wide network takes minutes for all of CIFAR-10; canaries are made from half of these
 OURS = "ours, one run"
-_RULES = {"SameData()": SAME_DATA, "Fixed(threshold=0.5)": HALF}
+_RULES: dict[object, str] = {SameData(): SAME_DATA, Fixed(0.5): HALF}
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,9 @@ def our_row(values: Mapping[str, Any], *, of_step: bool = False) -> Row:
 
 
 def _row(bound: Mapping[str, Any], epsilon: Any, values: Mapping[str, Any]) -> Row:
-    rule = bound["threshold_rule"]
+    rule = ThresholdRule.from_dict(bound["threshold_rule"])
     return {
-        "rule": _RULES.get(rule, rule.partition("(")[0].lower()),
+        "rule": _RULES.get(rule, bound["threshold_rule"]["type"].lower()),
         "kind": bound["kind"],
         "epsilon": epsilon,
         "accuracy": values["accuracy"],

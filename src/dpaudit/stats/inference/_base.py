@@ -1,20 +1,58 @@
-"""The interface of an inference: from errors to a refuted parameter."""
+"""The interface of an inference: what it is asked, what it answers, and what its error rate means."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import ClassVar
 
 import numpy as np
 
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._binomial import Region
-from dpaudit.stats._bound import BoundQuery, Kind, ThresholdResult
 from dpaudit.stats._counts import ErrorCounts, count
 from dpaudit.stats._observations import Observations
+from dpaudit.stats._serialization import Serializable
+from dpaudit.stats.tradeoffs import TradeOff
 
 
-class Inference(ABC):
+class Kind(StrEnum):
+    """What a bound's error rate means."""
+
+    CONFIDENCE = "confidence"
+    CREDIBLE = "credible"
+    HEURISTIC = "heuristic"
+
+    @property
+    def meaning(self) -> str:
+        """What it says of the truth, for legends and glossaries."""
+        return {
+            Kind.CONFIDENCE: "above the truth at most as often as stated",
+            Kind.CREDIBLE: "depends on a prior",
+            Kind.HEURISTIC: "no error rate is known",
+        }[self]
+
+
+@dataclass(frozen=True)
+class BoundQuery:
+    """The largest parameter of ``tradeoff`` that the data refute with error probability ``error_rate``."""
+
+    tradeoff: TradeOff
+    delta: float
+    error_rate: float
+
+
+@dataclass(frozen=True)
+class ThresholdResult:
+    """The refuted parameter, and the threshold and counts it came from (the last, where they moved)."""
+
+    parameter: float
+    threshold: float | None
+    counts: ErrorCounts
+
+
+class Inference(Serializable, ABC):
     """Turns the errors at one threshold into the largest refuted parameter."""
 
     kind: ClassVar[Kind]

@@ -1,9 +1,18 @@
 """Threshold rules: where to call a score "present"."""
 
 from dpaudit.stats.thresholds._base import ThresholdRule
-from dpaudit.stats.thresholds._rules import Fixed, HeldOut, Optimal, Predictable, SameData, Simultaneous
+from dpaudit.stats.thresholds._rules import (
+    BestOf,
+    Fixed,
+    HeldOut,
+    Optimal,
+    Predictable,
+    SameData,
+    Simultaneous,
+)
 
 __all__ = [
+    "BestOf",
     "Fixed",
     "HeldOut",
     "Optimal",

@@ -1,8 +1,6 @@
-"""Thresholds chosen before the data.
+"""The threshold rules: fixed before the data, chosen on a part of them, or paid for.
 
-A threshold chosen on one part of the data and counted on the other. A threshold for each step, chosen on the
-steps before it. Bands that hold at many thresholds at once. The threshold that looks best on the counted
-data: the paper's practice, and not a bound.
+:class:`SameData` is the exception: the paper's practice of choosing on the counted data, which is no bound.
 """
 
 from __future__ import annotations
@@ -16,12 +14,23 @@ from scipy import special
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
-from dpaudit.stats._bound import BoundQuery, ThresholdResult
 from dpaudit.stats._counts import ErrorCounts, Steps
 from dpaudit.stats._observations import Observations
-from dpaudit.stats.inference import Betting, ClopperPearson, CountInference, Inference
+from dpaudit.stats._serialization import Named
+from dpaudit.stats.inference import (
+    Betting,
+    BoundQuery,
+    ClopperPearson,
+    CountInference,
+    Inference,
+    ThresholdResult,
+)
 from dpaudit.stats.thresholds._base import EmpiricalROC, ThresholdRule, least_balanced_error, smooth, wants
 from dpaudit.stats.tradeoffs import Gaussian
+
+_CANDIDATES = 64  # few, so that the choice follows the shape of the scores and not their noise
+_GROWTH = 1.3  # choose anew when the past has grown by this factor
+_OTHERS = 32
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,10 @@ class Fixed(ThresholdRule):
 
     def __post_init__(self) -> None:
         _validate.finite("threshold", self.threshold)
+
+    @property
+    def label(self) -> str:
+        return f"fixed {self.threshold:.4g}"
 
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         return inference.at_threshold(observations, self.threshold, query)
@@ -55,6 +68,10 @@ class Optimal(ThresholdRule):
     def __post_init__(self) -> None:
         _validate.positive("noise", self.noise)
 
+    @property
+    def label(self) -> str:
+        return "optimal"
+
     def threshold(self, delta: float) -> float:
         """The paper's w."""
         if delta == 0:
@@ -75,9 +92,6 @@ def _gaussian_point(threshold: float, parameter: float) -> tuple[float, float]:
     return float(fpr), float(fnr)
 
 
-_CANDIDATES = 64  # few, so that the choice follows the shape of the scores and not their noise
-
-
 @dataclass(frozen=True)
 class HeldOut(ThresholdRule):
     """Choose on a random ``fraction`` of the data (whole steps, where there are), count on the rest.
@@ -91,6 +105,10 @@ class HeldOut(ThresholdRule):
     def __post_init__(self) -> None:
         _validate.fraction("fraction", self.fraction)
         _validate.whole("seed", self.seed, low=0)
+
+    @property
+    def label(self) -> str:
+        return "held out"
 
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         betting = isinstance(inference, Betting)
@@ -183,15 +201,16 @@ def _split_coins(
     return absent[without_held], present[with_held], rest
 
 
-_GROWTH = 1.3  # choose anew when the past has grown by this factor
-
-
 @dataclass(frozen=True)
 class Predictable(ThresholdRule):
     """With betting: the threshold of a step minimises the balanced error of the steps before it.
 
     Nothing is bet on the first step, which has no past.
     """
+
+    @property
+    def label(self) -> str:
+        return "predictable"
 
     def counted(self, size: int) -> int:
         return max(size - 1, 1)
@@ -238,6 +257,10 @@ class Simultaneous(ThresholdRule):
     def __post_init__(self) -> None:
         _validate.whole("num_thresholds", self.num_thresholds)
 
+    @property
+    def label(self) -> str:
+        return "bands"
+
     def error(self, error: float, num_absent: int) -> float:
         return error / self.ranks(num_absent).size
 
@@ -280,9 +303,6 @@ def _distinct(ranks: IntArray, size: int) -> IntArray:
     return ranks
 
 
-_OTHERS = 32
-
-
 @dataclass(frozen=True)
 class SameData(ThresholdRule):
     """The maximum over all thresholds of the counted data.
@@ -292,6 +312,10 @@ class SameData(ThresholdRule):
     """
 
     valid: ClassVar[bool] = False
+
+    @property
+    def label(self) -> str:
+        return "same data"
 
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         wants(self, inference, CountInference)
@@ -310,3 +334,28 @@ def _at(stairs: EmpiricalROC, place: int, inference: CountInference, query: Boun
     (fp,), (fn,) = stairs.errors(np.asarray([place]))
     counts = replace(stairs.sizes, false_positives=int(fp), false_negatives=int(fn))
     return ThresholdResult(inference.parameter(counts, query), float(stairs.absent[place]), counts)
+
+
+@dataclass(frozen=True, repr=False)
+class BestOf(ThresholdRule):
+    """The rule with the larger bound among several that share the error rate: together they err as one."""
+
+    chosen: ThresholdRule | Named
+    rules: tuple[ThresholdRule, ...]
+    shares: tuple[float, ...]
+
+    def __repr__(self) -> str:
+        parts = zip(self.rules, self.shares, strict=True)
+        shares = " and ".join(f"{rule!r} with {share:g} of the error" for rule, share in parts)
+        return f"{self.chosen!r}, the better of {shares}"
+
+    @property
+    def label(self) -> str:
+        return self.chosen.label
+
+    def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
+        found = [
+            rule.apply(observations, inference, replace(query, error_rate=share * query.error_rate))
+            for rule, share in zip(self.rules, self.shares, strict=True)
+        ]
+        return max(found, key=lambda result: result.parameter)

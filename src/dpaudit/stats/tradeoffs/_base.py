@@ -9,9 +9,10 @@ import numpy as np
 
 from dpaudit._types import ArrayLike, FloatArray
 from dpaudit.stats._rootfinding import last_true
+from dpaudit.stats._serialization import Serializable
 
 
-class TradeOff(ABC):
+class TradeOff(Serializable, ABC):
     """A one-parameter family of symmetric trade-off curves; a larger parameter is leakier.
 
     A curve bounds every attack on the mechanism: ``fnr >= curve(fpr)``. Symmetric means that exchanging

@@ -1,0 +1,177 @@
+"""Trade-offs, inferences and threshold rules as plain values: ``{"type": "Fixed", "threshold": 0.5}``.
+
+Every class of these three interfaces is known by its name as soon as it is defined, also one that a user
+writes. Reading looks a name up and calls the class with the stored fields; nothing else can be called. A name
+that is not known here (a report may be read where the author's class is not) can still be shown. Version 0.1
+stored ``repr`` texts instead: :func:`from_repr` reads those.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Self
+
+from dpaudit.errors import InputError
+
+_KNOWN: dict[str, type[Serializable]] = {}
+_DEEPEST = 8  # parts inside of parts
+_PARTS = "tradeoff", "inference", "threshold_rule"
+_LONGEST_TEXT = 10_000  # characters of a part; longer ones were not written by dpaudit
+
+SCHEMA_VERSION = 2
+"""Of results in files and on standard output."""
+
+
+class Serializable:
+    """A frozen dataclass that is written as its type and its fields, and read back by them."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _KNOWN[cls.__name__] = cls
+
+    @property
+    def label(self) -> str:
+        """A short name for the columns of tables."""
+        return type(self).__name__
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, from which :meth:`from_dict` makes an equal object."""
+        values: dict[str, Any] = {}
+        if is_dataclass(self):
+            values = {field.name: getattr(self, field.name) for field in fields(self) if field.init}
+        return {"type": type(self).__name__, **{name: _plain(value) for name, value in values.items()}}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self | Named:
+        """Make the object that ``to_dict`` described; of an unknown type, what there is to show of it.
+
+        >>> from dpaudit import ThresholdRule
+        >>> ThresholdRule.from_dict({"type": "Fixed", "threshold": 0.5})
+        Fixed(threshold=0.5)
+        >>> ThresholdRule.from_dict({"type": "Pilot", "size": 50})
+        Pilot(size=50)
+        """
+        found = _read(values, 0)
+        if not isinstance(found, cls | Named):
+            raise InputError(f"Expected the values of a {cls.__name__}, got those of a {values['type']}.")
+        return found
+
+
+@dataclass(frozen=True, repr=False)
+class Named:
+    """A part of a method that is known by its name alone.
+
+    Counts that were given have no rule, guesses no threshold, and a file may name a class that is not
+    defined where it is read.
+    """
+
+    name: str
+    fields: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """A short name for the columns of tables."""
+        return self.name
+
+    @property
+    def symbol(self) -> str:
+        """The name of a trade-off's parameter; nothing is known of it."""
+        return "parameter"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {"type": self.name, **{name: _plain(value) for name, value in self.fields}}
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in self.fields)
+        return f"{self.name}({fields})" if fields else self.name
+
+
+def upgraded(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored result in the form of this version; one of this version as it is.
+
+    Version 1 of the schema had the parts of a method as ``repr`` texts.
+
+    >>> upgraded({"schema_version": 1, "bound": {"threshold_rule": "Fixed(threshold=0.5)"}})
+    {'schema_version': 2, 'bound': {'threshold_rule': {'type': 'Fixed', 'threshold': 0.5}}}
+    """
+    if result.get("schema_version") != 1:
+        return dict(result)
+    values = {name: _upgraded_bound(value) for name, value in result.items()}
+    if isinstance(result.get("methods"), list):
+        values["methods"] = [_upgraded_bound(one) for one in result["methods"]]
+    return {**values, "schema_version": SCHEMA_VERSION}
+
+
+def _upgraded_bound(bound: Any) -> Any:
+    """Return a bound with structured methods; anything else as it is."""
+    if not isinstance(bound, Mapping):
+        return bound
+    texts = {name: bound[name] for name in _PARTS if isinstance(bound.get(name), str)}
+    short = {name: text for name, text in texts.items() if len(text) <= _LONGEST_TEXT}
+    label = {"label": " + ".join(short.values())} if len(short) == len(_PARTS) else {}
+    return {**bound, **label, **{name: from_repr(text) for name, text in short.items()}}
+
+
+def from_repr(text: str) -> dict[str, Any]:
+    """Turn what version 0.1 stored into plain values: the text of a call, or a few words.
+
+    >>> from_repr("SubsampledGaussian(sample_rate=0.1, num_steps=50)")
+    {'type': 'SubsampledGaussian', 'sample_rate': 0.1, 'num_steps': 50}
+    >>> from_repr("guesses")
+    {'type': 'guesses'}
+    """
+    chosen, _, others = text.partition(", the better of ")
+    if others:
+        shares = [re.fullmatch(r"(.+) with ([\d.]+) of the error", one) for one in others.split(" and ")]
+        known = [(from_repr(one[1]), float(one[2])) for one in shares if one]
+        rules, errors = [rule for rule, _ in known], [error for _, error in known]
+        return {"type": "BestOf", "chosen": from_repr(chosen), "rules": rules, "shares": errors}
+    try:
+        return _call(ast.parse(text, mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {"type": text}  # the words of another program: shown, never run
+
+
+def _call(node: ast.expr) -> dict[str, Any]:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
+        raise ValueError("not a call with keywords")
+    return {"type": node.func.id, **{str(one.arg): ast.literal_eval(one.value) for one in node.keywords}}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Serializable):
+        return value.to_dict()
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return {"type": f"{value!r:.200}"}  # JSON cannot hold it: it is shown, and read as a name
+
+
+def _read(values: Any, depth: int) -> Any:
+    """Make objects of whatever has a known type, from the inside out; leave the fields of others."""
+    if not isinstance(values, Mapping) or not isinstance(values.get("type"), str) or depth > _DEEPEST:
+        raise InputError(f"Expected an object with a type, such as Gaussian, got {values!a:.80}.")
+    rest = {name: _field(value, depth) for name, value in values.items() if name != "type"}
+    kind = _KNOWN.get(values["type"])
+    if kind is None:
+        return Named(values["type"], tuple(rest.items()))
+    try:
+        return kind(**rest)
+    except InputError:
+        raise
+    except (TypeError, ValueError, OverflowError) as error:  # fields of another version, or edited ones
+        raise InputError(f"Expected fields of a {kind.__name__}, got {values!a:.80}: {error}.") from error
+
+
+def _field(value: Any, depth: int) -> Any:
+    if isinstance(value, Mapping):
+        return _read(value, depth + 1)
+    return tuple(_field(one, depth) for one in value) if isinstance(value, list | tuple) else value
