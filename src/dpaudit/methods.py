@@ -1,8 +1,7 @@
 """Every method on the same scores, side by side: what ``dpaudit scores`` and ``dpaudit run`` report.
 
-All methods on the same scores: the paper's, the paper's practice, and ours. What the scores say: every
-method's bound and, where there is a claim, the verdict. A fixed threshold whose errors were counted in one
-pass, for every method that needs them.
+The registry has the paper's methods and ours; :func:`examine` runs them with sound threshold rules, then the
+paper's with the paper's own practice, and audits the claim, if there is one.
 """
 
 from __future__ import annotations
@@ -47,19 +46,23 @@ from dpaudit.stats.inference import BoundQuery, CountInference, ThresholdResult
 __all__ = ["NAMES", "REVERSED", "Examined", "Method", "Row", "examine", "is_large", "methods"]
 
 
-NAMES = (
-    "f-DP(CP)",
-    "f-DP(ZB)",
-    "(eps,delta)(CP)",
-    "(eps,delta)(ZB)",
-    "eps-DP(Katz)",
-    "f-DP(joint)",
-    "(eps,delta)(joint)",
-    "f-DP(betting)",
-)
+_Parts: TypeAlias = tuple[TradeOff | None, Inference]  # no trade-off: the curve of one observation
 
+_PAPERS: dict[str, _Parts] = {
+    "f-DP(CP)": (None, ClopperPearson()),
+    "f-DP(ZB)": (None, Posterior()),
+    "(eps,delta)(CP)": (ApproximateDP(), ClopperPearson()),
+    "(eps,delta)(ZB)": (ApproximateDP(), Posterior()),
+    "eps-DP(Katz) delta=0": (PureDP(), KatzLog()),
+}
+_OURS: dict[str, _Parts] = {
+    "f-DP(joint)": (None, JointExact()),
+    "(eps,delta)(joint)": (ApproximateDP(), JointExact()),
+}
+_BETS: dict[str, _Parts] = {"f-DP(betting)": (None, Betting())}
+
+NAMES = tuple(name.split()[0] for name in (*_PAPERS, *_OURS, *_BETS))  # without the remark on delta
 _LARGE = 20_000_000  # scores a side; from here on files are not read into memory
-_Recipe: TypeAlias = tuple[str, TradeOff, Inference]
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class Method:
 
     def is_one_of(self, names: Collection[str] | None) -> bool:
         """Whether it is asked for; None asks for all."""
-        return names is None or self.name.split()[0] in names  # without the remark on delta
+        return names is None or self.name.split()[0] in names
 
     def bound(self, observations: Observations, delta: float, confidence: float) -> Bound:
         """What the method finds. Katz's interval is for pure epsilon-DP only, so for delta = 0."""
@@ -100,13 +103,17 @@ def methods(observations: Observations, fixed: ThresholdRule | None, curve: Trad
     """
     large = is_large(observations)
     if fixed is not None:
-        recipes = [*_papers(curve), *_ours(curve)]
-        sound = [Method(*recipe, fixed) for recipe in recipes]
-        if not large or observations.is_stepped:
-            sound.append(Method("f-DP(betting)", curve, Betting(), fixed))
+        chosen = _PAPERS | _OURS if large and not observations.is_stepped else _PAPERS | _OURS | _BETS
+        sound = [_method(name, parts, curve, fixed) for name, parts in chosen.items()]
     else:
         sound = _chosen_on_scores(observations, curve)
-    return sound if large else [*sound, *(Method(*recipe, SameData()) for recipe in _papers(curve))]
+    practice = [_method(name, parts, curve, SameData()) for name, parts in _PAPERS.items()]
+    return sound if large else [*sound, *practice]
+
+
+def _method(name: str, parts: _Parts, curve: TradeOff, rule: ThresholdRule) -> Method:
+    tradeoff, inference = parts
+    return Method(name, curve if tradeoff is None else tradeoff, inference, rule)
 
 
 def _chosen_on_scores(observations: Observations, curve: TradeOff) -> list[Method]:
@@ -115,27 +122,11 @@ def _chosen_on_scores(observations: Observations, curve: TradeOff) -> list[Metho
     if observations.num_steps < 2:
         return [bands]  # nothing to hold out
     large = is_large(observations)
-    bets = ("f-DP(betting)", curve, Betting())
-    recipes = _ours(curve) if large else [*_papers(curve), *_ours(curve), bets]
-    found = [Method(*recipe, default_method(observations, *recipe[1:])[1]) for recipe in recipes]
+    found = []
+    for name, (tradeoff, inference) in (_OURS if large else _PAPERS | _OURS | _BETS).items():
+        family = curve if tradeoff is None else tradeoff
+        found.append(Method(name, family, inference, default_method(observations, family, inference)[1]))
     return found if large or bands in found else [bands, *found]
-
-
-def _papers(curve: TradeOff) -> list[_Recipe]:
-    return [
-        ("f-DP(CP)", curve, ClopperPearson()),
-        ("f-DP(ZB)", curve, Posterior()),
-        ("(eps,delta)(CP)", ApproximateDP(), ClopperPearson()),
-        ("(eps,delta)(ZB)", ApproximateDP(), Posterior()),
-        ("eps-DP(Katz) delta=0", PureDP(), KatzLog()),
-    ]
-
-
-def _ours(curve: TradeOff) -> list[_Recipe]:
-    return [
-        ("f-DP(joint)", curve, JointExact()),
-        ("(eps,delta)(joint)", ApproximateDP(), JointExact()),
-    ]
 
 
 @dataclass(frozen=True, repr=False)

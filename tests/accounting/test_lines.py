@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpaudit.accounting._subsampled import Lines, _exact_curve
+from dpaudit.accounting._subsampled import LineEnvelope, _exact_curve
 from dpaudit.stats.tradeoffs import PiecewiseLinear
 
 RATES = np.concatenate([[0.0], np.logspace(-13, -0.01, 200), 1 - np.logspace(-13, -0.01, 200), [1.0]])
@@ -17,7 +17,7 @@ GUARANTEES = st.lists(st.tuples(st.floats(0, 50), st.floats(0, 1)), min_size=1, 
 def test_any_guarantees_have_the_curve_of_piecewise_linear(guarantees: list[tuple[float, float]]) -> None:
     epsilons, deltas = np.asarray(guarantees).T
     slow = PiecewiseLinear(tuple(epsilons), tuple(deltas)).fnr(1.0, RATES)
-    np.testing.assert_allclose(Lines.of(epsilons, deltas).fnr(RATES), slow, rtol=0, atol=1e-15)
+    np.testing.assert_allclose(LineEnvelope.of(epsilons, deltas).fnr(RATES), slow, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("noise", [0.2, 1.0, 5.0])

@@ -52,7 +52,7 @@ def test_a_run_leaves_everything_and_nothing_half_written(small: Small) -> None:
     outcome = run(config)
     assert sorted(path.name for path in Path(config.output).iterdir()) == [".lock", *FILES]
     assert stored(config, "result.json") == outcome.values
-    assert outcome.values["schema_version"] == 1
+    assert outcome.values["schema_version"] == 2
     assert outcome.values["num_done"] == 20
     assert 0 < outcome.values["accuracy"] <= 1
     assert outcome.values["bound"]["confidence"] == 0.9
@@ -215,7 +215,7 @@ def test_a_violation_ends_the_run_if_that_is_asked(small: Small) -> None:
     assert values["verdict"] == "VIOLATION"
     assert values["stopped_early"] is True
     assert values["num_done"] < 200
-    assert values["bound"]["inference"] == "Betting(horizon=200)"
+    assert values["bound"]["inference"] == {"type": "Betting", "horizon": 200}
     assert values["methods"] == []  # bounds by counts do not hold for a run that chose its own end
     assert values["diagnosis"] is None  # and tests of its noise neither
     assert "stopped at its first violation" in values["notes"][0]
@@ -283,7 +283,7 @@ def test_copies_of_an_image_are_those_that_the_config_asks_for(small: Small) -> 
 def test_the_methods_that_are_asked_for_stand_beside_the_verdict(small: Small, mode: str) -> None:
     asked = '["f-DP(CP)", "(eps,delta)(ZB)", "eps-DP(Katz)"]'
     values = rehearse(small(*changes_of(mode), f"audit.methods={asked}"))
-    kinds = {(row["name"], row["threshold_rule"].split("(")[0]): row["kind"] for row in values["methods"]}
+    kinds = {(row["name"], row["threshold_rule"]["type"]): row["kind"] for row in values["methods"]}
     assert kinds == {
         ("f-DP(CP)", "Fixed"): "confidence",
         ("(eps,delta)(ZB)", "Fixed"): "credible",
@@ -309,7 +309,8 @@ def test_a_canary_that_is_sometimes_in_is_judged_by_the_curve_of_such_a_step(
     monkeypatch.setattr("dpaudit.experiments._run.examine", watched)
     values = rehearse(small(*changes_of("paper"), "audit.canary_rate=0.5", "training.num_steps=5"))
     assert (curves[0].sample_rate, curves[0].num_steps) == (0.5, 1)  # of the bounds beside the verdict
-    assert values["bound"]["tradeoff"].startswith("SubsampledGaussian(sample_rate=0.5, num_steps=1,")
+    curve = values["bound"]["tradeoff"]
+    assert (curve["type"], curve["sample_rate"], curve["num_steps"]) == ("SubsampledGaussian", 0.5, 1)
 
 
 @pytest.mark.parametrize("kind", ["dirac", "constant", "random-direction"])

@@ -1,4 +1,4 @@
-"""What a training says of itself."""
+"""The claim: what a training says of its own privacy, as curve and as epsilon."""
 
 from __future__ import annotations
 

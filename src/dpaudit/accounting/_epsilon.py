@@ -1,6 +1,7 @@
-"""From a step to the whole training, in milliseconds after the first time.
+"""The epsilon of a whole training from the mu of a step, in milliseconds after the first call.
 
-Cubic interpolation between four equally spaced values, with an estimate of its error.
+The accountant is asked at few places; between them ln(epsilon) is interpolated by a cubic whose error is
+estimated, and the result is rounded down by more than that.
 """
 
 from __future__ import annotations
@@ -16,26 +17,6 @@ from dpaudit._types import FloatArray
 from dpaudit.accounting._pld import epsilon_above, epsilon_below, epsilon_near
 from dpaudit.errors import InputError
 from dpaudit.stats._rootfinding import Remembered, last_positive, last_true
-
-
-def cubic(values: FloatArray, at: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The polynomial through the four values (or rows) at 0, 1, 2, 3, and how far it may be off.
-
-    It is off by less than it differs from the parabolas through three of the four, as long as a step of
-    the lattice is small against the bends of the function.
-    """
-    best = _lagrange(values, at, range(4))
-    parabolas = [_lagrange(values, at, nodes) for nodes in (range(3), range(1, 4))]
-    return best, np.maximum(*(np.abs(best - other) for other in parabolas))
-
-
-def _lagrange(values: FloatArray, at: FloatArray, nodes: range) -> FloatArray:
-    total = np.zeros_like(at)
-    for i in nodes:
-        others = [j for j in nodes if j != i]
-        total += values[i] * np.prod([(at - j) / (i - j) for j in others], axis=0)
-    return total
-
 
 # Places of the table are counted in 1/24 of ln(mu). Cubics run through every fourth of them, and through
 # every second or every one where epsilon bends. What the cubic may be off is taken off. An audit asks in one
@@ -66,6 +47,35 @@ def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float
     if _validate.delta(delta) == 0 or math.isinf(mu):
         return math.inf
     return _table(rate, steps, delta).epsilon(min(mu, _LEAKIEST))
+
+
+def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, delta: float) -> float:
+    """The least noise multiplier whose training has at most this epsilon at ``delta``.
+
+    >>> noise = noise_for_epsilon(8.0, sample_rate=0.01, num_steps=100, delta=1e-5)
+    >>> round(noise, 3)
+    0.465
+    """
+    _validate.positive("epsilon", epsilon)
+    rate, steps = _validate.sample_rate(sample_rate), _validate.num_steps(num_steps)
+    if _validate.delta(delta) == 0:
+        raise InputError("Expected delta > 0: no Gaussian noise has a finite epsilon at delta=0.")
+    is_private = Remembered(lambda m: epsilon_above(1 / m, rate, steps, delta) <= epsilon)
+    # an accountant that is quick and not exact says where to ask the exact one, which decides
+    near = last_positive(
+        lambda m: math.log(epsilon / max(epsilon_near(1 / m, rate, steps, delta), _LEAST)),
+        _limit_guess(epsilon, rate, steps),
+        _NEAR,
+    )
+    for mu in (near * (1 - _NEAR), near * (1 + _NEAR)):
+        is_private(mu)
+    return 1 / last_true(is_private, 0.5, tolerance=1e-4)
+
+
+def _limit_guess(epsilon: float, sample_rate: float, num_steps: int) -> float:
+    """Mu of a step by the central limit theorem; total mu of about epsilon = mu^2 / 2 + 4 mu."""
+    total = math.sqrt(16 + 2 * epsilon) - 4
+    return math.sqrt(math.log1p((total / sample_rate) ** 2 / num_steps))
 
 
 @lru_cache(maxsize=64)
@@ -134,30 +144,20 @@ def _first_node(place: float, stride: int) -> int:
     return (math.floor(place / stride) - 2) * stride
 
 
-def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, delta: float) -> float:
-    """The least noise multiplier whose training has at most this epsilon at ``delta``.
+def cubic(values: FloatArray, at: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The polynomial through the four values (or rows) at 0, 1, 2, 3, and how far it may be off.
 
-    >>> noise = noise_for_epsilon(8.0, sample_rate=0.01, num_steps=100, delta=1e-5)
-    >>> round(noise, 3)
-    0.465
+    It is off by less than it differs from the parabolas through three of the four, as long as a step of
+    the lattice is small against the bends of the function.
     """
-    _validate.positive("epsilon", epsilon)
-    rate, steps = _validate.sample_rate(sample_rate), _validate.num_steps(num_steps)
-    if _validate.delta(delta) == 0:
-        raise InputError("Expected delta > 0: no Gaussian noise has a finite epsilon at delta=0.")
-    is_private = Remembered(lambda m: epsilon_above(1 / m, rate, steps, delta) <= epsilon)
-    # an accountant that is quick and not exact says where to ask the exact one, which decides
-    near = last_positive(
-        lambda m: math.log(epsilon / max(epsilon_near(1 / m, rate, steps, delta), _LEAST)),
-        _limit_guess(epsilon, rate, steps),
-        _NEAR,
-    )
-    for mu in (near * (1 - _NEAR), near * (1 + _NEAR)):
-        is_private(mu)
-    return 1 / last_true(is_private, 0.5, tolerance=1e-4)
+    best = _lagrange(values, at, range(4))
+    parabolas = [_lagrange(values, at, nodes) for nodes in (range(3), range(1, 4))]
+    return best, np.maximum(*(np.abs(best - other) for other in parabolas))
 
 
-def _limit_guess(epsilon: float, sample_rate: float, num_steps: int) -> float:
-    """Mu of a step by the central limit theorem; total mu of about epsilon = mu^2 / 2 + 4 mu."""
-    total = math.sqrt(16 + 2 * epsilon) - 4
-    return math.sqrt(math.log1p((total / sample_rate) ** 2 / num_steps))
+def _lagrange(values: FloatArray, at: FloatArray, nodes: range) -> FloatArray:
+    total = np.zeros_like(at)
+    for i in nodes:
+        others = [j for j in nodes if j != i]
+        total += values[i] * np.prod([(at - j) / (i - j) for j in others], axis=0)
+    return total

@@ -1,7 +1,4 @@
-"""The privacy loss distribution of Poisson-sampled Gaussian steps, from dp-accounting.
-
-Any event that dp-accounting can describe, as a curve.
-"""
+"""Privacy loss distributions from dp-accounting: of Poisson-sampled Gaussian steps, and of any event."""
 
 from __future__ import annotations
 
@@ -20,6 +17,7 @@ from dpaudit.stats.tradeoffs import PiecewiseLinear
 _FINE = 1e-3
 _HUGE = 1e12  # an epsilon above all that are asked for
 _ROUNDING = 1e-5  # of epsilon: what the truncation of tails may add at a delta of 1e-10
+_NUM_LINES = 200  # each costs a pass over the privacy loss distribution
 
 
 @lru_cache(maxsize=64)
@@ -100,9 +98,6 @@ def profile(noise: float, sample_rate: float, num_steps: int, epsilons: FloatArr
     """Delta at each epsilon, not below the truth."""
     pld = composed(noise, sample_rate, num_steps)
     return np.asarray(pld.get_delta_for_epsilon(epsilons), dtype=np.float64)
-
-
-_NUM_LINES = 200  # each costs a pass over the privacy loss distribution
 
 
 def event_curve(event: Any, delta: float) -> PiecewiseLinear:

@@ -1,7 +1,4 @@
-"""The trade-off curve of a whole DP-SGD training.
-
-The maximum of many (eps, delta) lines, found among a few of them.
-"""
+"""The trade-off curve of a whole DP-SGD training, from many (eps, delta) lines of the accountant."""
 
 from __future__ import annotations
 
@@ -22,40 +19,6 @@ from dpaudit.stats.tradeoffs._families import approximate_fnr
 from dpaudit.stats.tradeoffs._piecewise import lower_hull
 
 _NEIGHBOURS = np.array([[-1], [0], [1]])  # of the line that should be the highest: rounding may err by one
-
-
-@dataclass(frozen=True, eq=False)
-class Lines:
-    """What ``PiecewiseLinear`` is at parameter 1, for those who ask in many places.
-
-    Both lines of a guarantee, 1 - delta - e^eps fpr and its mirror image, are the highest between the
-    places where their neighbours cross them. So the highest line is looked up, and the others are not
-    computed.
-    """
-
-    _epsilons: FloatArray
-    _deltas: FloatArray
-    _steep_ends: FloatArray  # rates, ascending, at which the next steep line of fewer epsilon is the highest
-    _flat_ends: FloatArray  # and the next flat line of more epsilon
-
-    @classmethod
-    def of(cls, epsilons: FloatArray, deltas: FloatArray) -> Lines:
-        """From guarantees in any order."""
-        eps, dels = lower_hull(epsilons, deltas).T
-        with np.errstate(over="ignore"):  # epsilons that hardly differ cross nowhere
-            risen = -np.diff(dels) / np.expm1(np.diff(eps))  # e^eps fpr where two neighbours cross
-        return cls(eps, dels, (np.exp(-eps[:-1]) * risen)[::-1], 1 - dels[:-1] - risen)
-
-    def fnr(self, fpr: FloatArray) -> FloatArray:
-        """The highest line at each rate, 0 where all are below."""
-        last = self._epsilons.size - 1
-        steep = last - np.searchsorted(self._steep_ends, fpr)
-        flat = np.searchsorted(self._flat_ends, fpr)
-        near = np.clip(np.concatenate([place[None] + _NEIGHBOURS for place in (steep, flat)]), 0, last)
-        highest: FloatArray = approximate_fnr(self._epsilons[near], self._deltas[near], fpr).max(axis=0)
-        return highest
-
-
 _NUM_LINES = 800
 _STEP = 1 / 12  # distance in ln(parameter) of the curves that are computed; cubic between them
 _SAFETY = 2e-4  # relative, on mu: several times the error of that interpolation (tested)
@@ -160,7 +123,7 @@ class SubsampledGaussian(TradeOff):
             return math.inf if parameter > 0 else 0.0
         return training_epsilon(parameter, self.sample_rate, self.num_steps, delta)
 
-    def _curve(self, index: int) -> Lines:
+    def _curve(self, index: int) -> LineEnvelope:
         noise = math.exp(-index * _STEP)
         if self.num_lines is None:
             return _exact_curve(noise, self.sample_rate, self.num_steps)
@@ -182,8 +145,8 @@ def _interpolated(levels: FloatArray, places: FloatArray) -> FloatArray:
 
 
 @lru_cache(maxsize=512)
-def _exact_curve(noise: float, sample_rate: float, num_steps: int) -> Lines:
-    """Lines at epsilons from 0 to where delta vanishes, evenly spaced: slopes grow by a constant."""
+def _exact_curve(noise: float, sample_rate: float, num_steps: int) -> LineEnvelope:
+    """LineEnvelope at epsilons from 0 to where delta vanishes, evenly spaced: slopes grow by a constant."""
     pld = composed(noise, sample_rate, num_steps, 0.5)
     largest = pld.get_epsilon_for_delta(1e-12)
     if not 0 < largest < math.inf:
@@ -191,16 +154,48 @@ def _exact_curve(noise: float, sample_rate: float, num_steps: int) -> Lines:
     # e^700 is the steepest slope that a float can hold; fewer lines are still a curve, a leakier one
     epsilons = np.linspace(0.0, min(largest, 700.0), _NUM_LINES)
     deltas = np.clip(profile(noise, sample_rate, num_steps, epsilons), 0.0, 1.0)
-    return Lines.of(epsilons, deltas)
+    return LineEnvelope.of(epsilons, deltas)
 
 
 @lru_cache(maxsize=512)
 def _paper_curve(
     noise: float, sample_rate: float, num_steps: int, num_lines: int, line_delta: float
-) -> Lines:
+) -> LineEnvelope:
     """Algorithm 4: a line for each of ``num_lines`` deltas."""
     pld = composed(noise, sample_rate, num_steps)
     reach = math.log(line_delta / (1 - line_delta))
     deltas = special.expit(np.linspace(reach, -reach, num_lines))
     epsilons = np.asarray([max(pld.get_epsilon_for_delta(delta), 0.0) for delta in deltas])
-    return Lines.of(epsilons, deltas)
+    return LineEnvelope.of(epsilons, deltas)
+
+
+@dataclass(frozen=True, eq=False)
+class LineEnvelope:
+    """What ``PiecewiseLinear`` is at parameter 1, for those who ask in many places.
+
+    Both lines of a guarantee, 1 - delta - e^eps fpr and its mirror image, are the highest between the
+    places where their neighbours cross them. So the highest line is looked up, and the others are not
+    computed.
+    """
+
+    _epsilons: FloatArray
+    _deltas: FloatArray
+    _steep_ends: FloatArray  # rates, ascending, at which the next steep line of fewer epsilon is the highest
+    _flat_ends: FloatArray  # and the next flat line of more epsilon
+
+    @classmethod
+    def of(cls, epsilons: FloatArray, deltas: FloatArray) -> LineEnvelope:
+        """From guarantees in any order."""
+        eps, dels = lower_hull(epsilons, deltas).T
+        with np.errstate(over="ignore"):  # epsilons that hardly differ cross nowhere
+            risen = -np.diff(dels) / np.expm1(np.diff(eps))  # e^eps fpr where two neighbours cross
+        return cls(eps, dels, (np.exp(-eps[:-1]) * risen)[::-1], 1 - dels[:-1] - risen)
+
+    def fnr(self, fpr: FloatArray) -> FloatArray:
+        """The highest line at each rate, 0 where all are below."""
+        last = self._epsilons.size - 1
+        steep = last - np.searchsorted(self._steep_ends, fpr)
+        flat = np.searchsorted(self._flat_ends, fpr)
+        near = np.clip(np.concatenate([place[None] + _NEIGHBOURS for place in (steep, flat)]), 0, last)
+        highest: FloatArray = approximate_fnr(self._epsilons[near], self._deltas[near], fpr).max(axis=0)
+        return highest

@@ -1,9 +1,7 @@
-"""From scores and a claim to a verdict.
+"""From scores and a claim to a verdict: :func:`audit`, and :func:`lower_bound` for the number alone.
 
-From scores to a bound: the verb of this package. Which sound method to use, decided from the shape of the
-observations and the claim alone.
-
-What was simulated to decide is in docs/soundness.md, "How the defaults were chosen".
+Where no method is given, a sound one is chosen from the shape of the observations and the claim, never from
+the scores. What was simulated to decide is in docs/soundness.md, "How the defaults were chosen".
 """
 
 from __future__ import annotations
@@ -41,129 +39,9 @@ from dpaudit.stats.tradeoffs import ApproximateDP, PureDP, TradeOff
 
 _FEW = 10  # below, a part held out has nothing to choose on
 _MANY = 5000  # from here on bands beat a held-out part, where the threshold matters
-
-
-def default_method(
-    observations: Observations,
-    tradeoff: TradeOff,
-    inference: Inference | None = None,
-    rule: ThresholdRule | None = None,
-) -> tuple[Inference, ThresholdRule]:
-    """Fill in what was not given. Must not look at the scores: that would be choosing on the data."""
-    if rule is None:
-        rule = _rule(observations, tradeoff, inference)
-    if inference is None:
-        inference = _inference(observations, rule)
-    return inference, rule
-
-
-def _rule(observations: Observations, tradeoff: TradeOff, inference: Inference | None) -> ThresholdRule:
-    if observations.normalized:
-        return Fixed(0.5)
-    if isinstance(inference, Betting) or (inference is None and observations.is_stepped):
-        return Predictable()
-    few = min(observations.with_canary.size, observations.without_canary.size)
-    # (eps, delta)-DP is told apart in the tails, so that the place of the threshold matters
-    tails = isinstance(tradeoff, ApproximateDP | PureDP)
-    bands = few < _FEW or (tails and few >= _MANY)
-    if bands and (inference is None or isinstance(inference, ClopperPearson)):
-        return Simultaneous()
-    return HeldOut(0.2 if tails else 0.1)
-
-
-def _inference(observations: Observations, rule: ThresholdRule) -> Inference:
-    if isinstance(rule, Simultaneous):
-        return ClopperPearson()
-    if isinstance(rule, Predictable) or observations.is_stepped:
-        return Betting()
-    return JointExact()
-
-
 _ALIKE = "what was seen with and without the canary differs in the canary alone"
 _GIVEN = "the threshold behind the counts was chosen before the data"
 _SAME_DATA = "nothing is known of the error rate: the threshold was chosen on the counted data"
-
-
-def lower_bound(
-    observations: Observations | ErrorCounts,
-    *,
-    delta: float,
-    tradeoff: TradeOff,
-    inference: Inference,
-    threshold: ThresholdRule | None = None,
-    confidence: float = 0.95,
-) -> Bound:
-    """The largest parameter of ``tradeoff`` that the observations refute, and its epsilon at ``delta``.
-
-    Give scores and a threshold rule, or counts at a threshold that was chosen before the data.
-
-    >>> from dpaudit import ClopperPearson, Gaussian
-    >>> counts = ErrorCounts(
-    ...     false_positives=160, num_absent=1000, false_negatives=150, num_present=1000)
-    >>> bound = lower_bound(counts, delta=1e-5, tradeoff=Gaussian(), inference=ClopperPearson())
-    >>> print(bound.statement)
-    mu >= 1.839, epsilon >= 9.021 at delta = 1e-05, with 95 % confidence
-    """
-    delta, confidence = _validate.delta(delta), _validate.confidence(confidence)
-    require(tradeoff, TradeOff, "tradeoff", "Gaussian()")
-    require(inference, Inference, "inference", "ClopperPearson()")
-    query = BoundQuery(tradeoff.at(delta), delta, 1 - confidence)
-    inference.check(query)
-    finding = _find(observations, threshold, inference, query)
-    valid = threshold is None or threshold.valid
-    return Bound(
-        epsilon=query.tradeoff.epsilon(finding.parameter, delta),
-        delta=delta,
-        confidence=confidence,
-        parameter=finding.parameter,
-        tradeoff=query.tradeoff,
-        inference=inference,
-        threshold_rule=Named("given counts") if threshold is None else threshold,
-        threshold=finding.threshold,
-        counts=finding.counts,
-        kind=inference.kind if valid else Kind.HEURISTIC,
-        assumptions=_assumptions(observations, threshold, inference, query),
-    )
-
-
-def require(value: object, kind: type, name: str, example: str) -> None:
-    """Refuse what is not an object of this kind, such as a class or a bare number."""
-    if not isinstance(value, kind):
-        raise InputError(f"Expected {name} to be an object such as {example}, got {value!r}.")
-
-
-def _find(
-    observations: Observations | ErrorCounts,
-    threshold: ThresholdRule | None,
-    inference: Inference,
-    query: BoundQuery,
-) -> ThresholdResult:
-    if isinstance(observations, ErrorCounts):
-        if threshold is not None:
-            raise InputError(f"Expected no threshold with given counts, got {threshold!r}.")
-        if not isinstance(inference, CountInference):
-            raise InputError(f"{inference!r} needs scores, got counts.")
-        return ThresholdResult(inference.parameter(observations, query), None, observations)
-    require(observations, Observations, "observations", "Observations(with_canary=..., ...)")
-    require(threshold, ThresholdRule, "threshold", "Fixed(0.5)")
-    assert threshold is not None
-    return threshold.apply(observations, inference, query)
-
-
-def _assumptions(
-    observations: Observations | ErrorCounts,
-    threshold: ThresholdRule | None,
-    inference: Inference,
-    query: BoundQuery,
-) -> tuple[str, ...]:
-    stepped = isinstance(observations, Observations) and observations.is_stepped
-    texts = [query.tradeoff.assumption(query.delta), inference.assumption(stepped)]
-    texts.append(FAIR if isinstance(observations, Observations) and observations.by_coin else _ALIKE)
-    if threshold is None:
-        texts.append(_GIVEN)
-    if isinstance(threshold, SameData):
-        texts.append(_SAME_DATA)
-    return tuple(text for text in texts if text)
 
 
 def audit(
@@ -208,6 +86,132 @@ def audit(
     )
 
 
+def lower_bound(
+    observations: Observations | ErrorCounts,
+    *,
+    delta: float,
+    tradeoff: TradeOff,
+    inference: Inference,
+    threshold: ThresholdRule | None = None,
+    confidence: float = 0.95,
+) -> Bound:
+    """The largest parameter of ``tradeoff`` that the observations refute, and its epsilon at ``delta``.
+
+    Give scores and a threshold rule, or counts at a threshold that was chosen before the data.
+
+    >>> from dpaudit import ClopperPearson, Gaussian
+    >>> counts = ErrorCounts(
+    ...     false_positives=160, num_absent=1000, false_negatives=150, num_present=1000)
+    >>> bound = lower_bound(counts, delta=1e-5, tradeoff=Gaussian(), inference=ClopperPearson())
+    >>> print(bound.statement)
+    mu >= 1.839, epsilon >= 9.021 at delta = 1e-05, with 95 % confidence
+    """
+    delta, confidence = _validate.delta(delta), _validate.confidence(confidence)
+    require(tradeoff, TradeOff, "tradeoff", "Gaussian()")
+    require(inference, Inference, "inference", "ClopperPearson()")
+    query = BoundQuery(tradeoff.at(delta), delta, 1 - confidence)
+    inference.check(query)
+    finding = _find(observations, threshold, inference, query)
+    valid = threshold is None or threshold.valid
+    return Bound(
+        epsilon=query.tradeoff.epsilon(finding.parameter, delta),
+        delta=delta,
+        confidence=confidence,
+        parameter=finding.parameter,
+        tradeoff=query.tradeoff,
+        inference=inference,
+        threshold_rule=Named("given counts") if threshold is None else threshold,
+        threshold=finding.threshold,
+        counts=finding.counts,
+        kind=inference.kind if valid else Kind.HEURISTIC,
+        assumptions=_assumptions(observations, threshold, inference, query),
+    )
+
+
+def _find(
+    observations: Observations | ErrorCounts,
+    threshold: ThresholdRule | None,
+    inference: Inference,
+    query: BoundQuery,
+) -> ThresholdResult:
+    if isinstance(observations, ErrorCounts):
+        if threshold is not None:
+            raise InputError(f"Expected no threshold with given counts, got {threshold!r}.")
+        if not isinstance(inference, CountInference):
+            raise InputError(f"{inference!r} needs scores, got counts.")
+        return ThresholdResult(inference.parameter(observations, query), None, observations)
+    require(observations, Observations, "observations", "Observations(with_canary=..., ...)")
+    require(threshold, ThresholdRule, "threshold", "Fixed(0.5)")
+    assert threshold is not None
+    return threshold.apply(observations, inference, query)
+
+
+def _assumptions(
+    observations: Observations | ErrorCounts,
+    threshold: ThresholdRule | None,
+    inference: Inference,
+    query: BoundQuery,
+) -> tuple[str, ...]:
+    stepped = isinstance(observations, Observations) and observations.is_stepped
+    texts = [query.tradeoff.assumption(query.delta), inference.assumption(stepped)]
+    texts.append(FAIR if isinstance(observations, Observations) and observations.by_coin else _ALIKE)
+    if threshold is None:
+        texts.append(_GIVEN)
+    if isinstance(threshold, SameData):
+        texts.append(_SAME_DATA)
+    return tuple(text for text in texts if text)
+
+
+def _verdict(bound: Bound, claimed: float, design: AuditDesign) -> Verdict:
+    if bound.parameter > claimed:
+        return Verdict.VIOLATION
+    if design.max_refutable() <= claimed:
+        return Verdict.UNDERPOWERED
+    return Verdict.NO_VIOLATION
+
+
+def default_method(
+    observations: Observations,
+    tradeoff: TradeOff,
+    inference: Inference | None = None,
+    rule: ThresholdRule | None = None,
+) -> tuple[Inference, ThresholdRule]:
+    """Fill in what was not given. Must not look at the scores: that would be choosing on the data."""
+    if rule is None:
+        rule = _rule(observations, tradeoff, inference)
+    if inference is None:
+        inference = _inference(observations, rule)
+    return inference, rule
+
+
+def _rule(observations: Observations, tradeoff: TradeOff, inference: Inference | None) -> ThresholdRule:
+    if observations.normalized:
+        return Fixed(0.5)
+    if isinstance(inference, Betting) or (inference is None and observations.is_stepped):
+        return Predictable()
+    few = min(observations.with_canary.size, observations.without_canary.size)
+    # (eps, delta)-DP is told apart in the tails, so that the place of the threshold matters
+    tails = isinstance(tradeoff, ApproximateDP | PureDP)
+    bands = few < _FEW or (tails and few >= _MANY)
+    if bands and (inference is None or isinstance(inference, ClopperPearson)):
+        return Simultaneous()
+    return HeldOut(0.2 if tails else 0.1)
+
+
+def _inference(observations: Observations, rule: ThresholdRule) -> Inference:
+    if isinstance(rule, Simultaneous):
+        return ClopperPearson()
+    if isinstance(rule, Predictable) or observations.is_stepped:
+        return Betting()
+    return JointExact()
+
+
+def require(value: object, kind: type, name: str, example: str) -> None:
+    """Refuse what is not an object of this kind, such as a class or a bare number."""
+    if not isinstance(value, kind):
+        raise InputError(f"Expected {name} to be an object such as {example}, got {value!r}.")
+
+
 def _require_kinds(
     observations: object, claim: object, tradeoff: object, inference: object, threshold: object
 ) -> None:
@@ -224,14 +228,6 @@ def _require_kinds(
     ):
         if value is not None:
             require(value, kind, name, example)
-
-
-def _verdict(bound: Bound, claimed: float, design: AuditDesign) -> Verdict:
-    if bound.parameter > claimed:
-        return Verdict.VIOLATION
-    if design.max_refutable() <= claimed:
-        return Verdict.UNDERPOWERED
-    return Verdict.NO_VIOLATION
 
 
 def _require_confidence(inference: Inference, rule: ThresholdRule) -> None:

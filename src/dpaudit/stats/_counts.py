@@ -1,7 +1,4 @@
-"""How often an attack was wrong.
-
-Observations seen step by step. What an attack guessed about the canaries of one run.
-"""
+"""What an attack got wrong: counts at a threshold, counts of every step, and guesses without a threshold."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""The scores that an audit rests on.
+"""The scores that an audit rests on, in memory or on disk.
 
-Reading scores piece by piece. Whether presence can have been decided by fair coins.
-
-A memory-mapped file that is read through its mapping stays in the process's resident memory, and every
-page of it costs a fault. Here its pieces are read into one buffer instead, so that 250 million scores
-cost no more memory than one piece.
+A memory-mapped file that is read through its mapping stays in the resident memory of the process, and every
+page of it costs a fault. Here its pieces are read into one buffer instead, so that 250 million scores need
+no more memory than one piece.
 """
 
 from __future__ import annotations
@@ -22,80 +20,8 @@ from dpaudit.errors import InputError
 
 # One megabyte of float32: a piece stays in the second-level cache while it is checked and compared.
 _CHUNK = 1 << 18
-
-
-def is_on_disk(scores: ScoreArray) -> bool:
-    """Whether ``scores`` is a whole memory-mapped file (a slice of one does not know its place)."""
-    return isinstance(scores, np.memmap) and isinstance(scores.base, mmap.mmap)
-
-
-def chunks(scores: ScoreArray) -> Iterator[tuple[int, ScoreArray]]:
-    """The scores in flat order, as (index of the first, piece). A piece lasts until the next is asked for."""
-    if isinstance(scores, np.memmap) and is_on_disk(scores) and scores.flags.c_contiguous:
-        yield from _from_file(scores)
-        return
-    flat = scores.reshape(-1)
-    for start in range(0, flat.size, _CHUNK):
-        yield start, flat[start : start + _CHUNK]
-
-
-def _from_file(scores: np.memmap) -> Iterator[tuple[int, ScoreArray]]:
-    assert scores.filename is not None  # whole files have one
-    buffer = np.empty(min(_CHUNK, scores.size), scores.dtype)
-    with open_file(scores.filename) as file:
-        file.seek(scores.offset)
-        for start in range(0, scores.size, _CHUNK):
-            piece = buffer[: scores.size - start]
-            if file.readinto(piece.data) != piece.nbytes:
-                raise InputError(f"Expected {scores.size:,} scores in {scores.filename}, but it ends before.")
-            yield start, piece
-
-
-def require_finite(name: str, start: int, piece: ScoreArray) -> None:
-    """Refuse NaN and infinity, naming the first bad index."""
-    if np.isfinite(piece).all():
-        return
-    bad = int(np.flatnonzero(~np.isfinite(piece))[0])
-    raise InputError(f"Expected finite scores, got {name}[{start + bad}]={float(piece[bad])!r}.")
-
-
 FAIR = "every canary was present by a fair coin of its own"  # what a bound assumes
-
 _ERROR = 1e-9  # how often fair coins are refused
-
-
-def require_fair(present: BoolArray) -> None:
-    """Refuse a mask, steps x canaries, of which a step, a canary or all have too many of one side.
-
-    Where half of every step is present, no coin is needed: wrong guesses of both sides count alike.
-
-    >>> require_fair(np.array([[True, False], [False, True]]))
-    """
-    num_steps, num_canaries = present.shape
-    by_step, by_canary = present.sum(axis=1), present.sum(axis=0)
-    if (2 * by_step == num_canaries).all():
-        return
-    counts = {
-        "in all": (np.array([present.sum()]), present.size),
-        "for one canary": (by_canary, num_steps),
-        "in one step": (by_step, num_canaries),
-    }
-    for where, (found, number) in counts.items():
-        least = _probabilities(found, number)
-        if least.min() < _ERROR / (len(counts) * least.size):
-            there = int(found[least.argmin()])
-            raise InputError(
-                "Expected each canary of each step to be present by a fair coin of its own, got "
-                f"{there:,} of {number:,} present {where}. For other designs give the scores with and "
-                "without the canary apart."
-            )
-
-
-def _probabilities(counts: IntArray, number: int) -> FloatArray:
-    """Of a count of heads that is as far from half, among so many fair coins."""
-    fewer = np.minimum(counts, number - counts)
-    likely: FloatArray = np.minimum(1.0, 2 * bdtr(fewer, number, 0.5))
-    return likely
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -238,3 +164,72 @@ def _as_mask(present: ArrayLike, shape: tuple[int, ...]) -> BoolArray:
         if not (mask == value).any():
             raise InputError(f"Expected at least one score of a canary that was {name}, got none.")
     return mask
+
+
+def require_fair(present: BoolArray) -> None:
+    """Refuse a mask, steps x canaries, of which a step, a canary or all have too many of one side.
+
+    Where half of every step is present, no coin is needed: wrong guesses of both sides count alike.
+
+    >>> require_fair(np.array([[True, False], [False, True]]))
+    """
+    num_steps, num_canaries = present.shape
+    by_step, by_canary = present.sum(axis=1), present.sum(axis=0)
+    if (2 * by_step == num_canaries).all():
+        return
+    counts = {
+        "in all": (np.array([present.sum()]), present.size),
+        "for one canary": (by_canary, num_steps),
+        "in one step": (by_step, num_canaries),
+    }
+    for where, (found, number) in counts.items():
+        least = _probabilities(found, number)
+        if least.min() < _ERROR / (len(counts) * least.size):
+            there = int(found[least.argmin()])
+            raise InputError(
+                "Expected each canary of each step to be present by a fair coin of its own, got "
+                f"{there:,} of {number:,} present {where}. For other designs give the scores with and "
+                "without the canary apart."
+            )
+
+
+def _probabilities(counts: IntArray, number: int) -> FloatArray:
+    """Of a count of heads that is as far from half, among so many fair coins."""
+    fewer = np.minimum(counts, number - counts)
+    likely: FloatArray = np.minimum(1.0, 2 * bdtr(fewer, number, 0.5))
+    return likely
+
+
+def is_on_disk(scores: ScoreArray) -> bool:
+    """Whether ``scores`` is a whole memory-mapped file (a slice of one does not know its place)."""
+    return isinstance(scores, np.memmap) and isinstance(scores.base, mmap.mmap)
+
+
+def chunks(scores: ScoreArray) -> Iterator[tuple[int, ScoreArray]]:
+    """The scores in flat order, as (index of the first, piece). A piece lasts until the next is asked for."""
+    if isinstance(scores, np.memmap) and is_on_disk(scores) and scores.flags.c_contiguous:
+        yield from _from_file(scores)
+        return
+    flat = scores.reshape(-1)
+    for start in range(0, flat.size, _CHUNK):
+        yield start, flat[start : start + _CHUNK]
+
+
+def _from_file(scores: np.memmap) -> Iterator[tuple[int, ScoreArray]]:
+    assert scores.filename is not None  # whole files have one
+    buffer = np.empty(min(_CHUNK, scores.size), scores.dtype)
+    with open_file(scores.filename) as file:
+        file.seek(scores.offset)
+        for start in range(0, scores.size, _CHUNK):
+            piece = buffer[: scores.size - start]
+            if file.readinto(piece.data) != piece.nbytes:
+                raise InputError(f"Expected {scores.size:,} scores in {scores.filename}, but it ends before.")
+            yield start, piece
+
+
+def require_finite(name: str, start: int, piece: ScoreArray) -> None:
+    """Refuse NaN and infinity, naming the first bad index."""
+    if np.isfinite(piece).all():
+        return
+    bad = int(np.flatnonzero(~np.isfinite(piece))[0])
+    raise InputError(f"Expected finite scores, got {name}[{start + bad}]={float(piece[bad])!r}.")

@@ -1,7 +1,4 @@
-"""How many observations an audit needs, decided before any is made.
-
-The leak that an audit is planned to find.
-"""
+"""How many observations an audit needs to find a given leak, decided before any is made."""
 
 from __future__ import annotations
 
@@ -18,6 +15,9 @@ from dpaudit.stats._rootfinding import first_true_integer, last_true
 from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference, JointExact
 from dpaudit.stats.thresholds import Fixed
 from dpaudit.stats.tradeoffs import TradeOff
+
+_MOST = 10_000_000  # more than this nobody makes to find one leak
+_MOST_SCORES = 1_000_000_000  # a side; finding the power takes longer with more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +60,6 @@ class Leak:
             f"Expected a true epsilon above the claimed {claim.epsilon:.4g}, got {epsilon:g}, which is no "
             "leak."
         )
-
-
-_MOST = 10_000_000  # more than this nobody makes to find one leak
-_MOST_SCORES = 1_000_000_000  # a side; finding the power takes longer with more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +126,8 @@ def plan_observations(
     39
     """
     method = JointExact() if inference is None else inference
-    aim = _Aim.of(claim, method, confidence, tradeoff)
-    return aim.plan_steps(aim.leak(leak, power), 1)
+    planner = _Planner.of(claim, method, confidence, tradeoff)
+    return planner.plan_steps(planner.leak(leak, power), 1)
 
 
 def plan_steps(
@@ -146,8 +142,8 @@ def plan_steps(
 ) -> Plan:
     """How many steps find the leak, with ``num_canaries`` scores a step and side."""
     method = Betting() if inference is None else inference
-    aim = _Aim.of(claim, method, confidence, tradeoff)
-    return aim.plan_steps(aim.leak(leak, power), _size_of("num_canaries", num_canaries))
+    planner = _Planner.of(claim, method, confidence, tradeoff)
+    return planner.plan_steps(planner.leak(leak, power), _size_of("num_canaries", num_canaries))
 
 
 def plan_canaries(
@@ -162,8 +158,8 @@ def plan_canaries(
 ) -> Plan:
     """How many canaries a step and side find the leak in ``num_steps`` steps."""
     method = Betting() if inference is None else inference
-    aim = _Aim.of(claim, method, confidence, tradeoff)
-    return aim.plan_canaries(aim.leak(leak, power), _size_of("num_steps", num_steps))
+    planner = _Planner.of(claim, method, confidence, tradeoff)
+    return planner.plan_canaries(planner.leak(leak, power), _size_of("num_steps", num_steps))
 
 
 def smallest_leak(
@@ -178,11 +174,13 @@ def smallest_leak(
 ) -> Power:
     """The smallest leak found with probability ``power``, from this many scores a step and side."""
     method = inference or (JointExact() if num_canaries == 1 else Betting())
-    aim = _Aim.of(claim, method, confidence, tradeoff)
+    planner = _Planner.of(claim, method, confidence, tradeoff)
     sizes = _size_of("num_steps", num_steps), _size_of("num_canaries", num_canaries)
     _validate.whole("num_steps x num_canaries", sizes[0] * sizes[1], high=_MOST_SCORES)
-    claimed = aim.hypothesis.parameter
-    return aim.described(aim.design(*sizes).smallest_leak(claimed, _validate.fraction("power", power)), power)
+    claimed = planner.hypothesis.parameter
+    return planner.described(
+        planner.design(*sizes).smallest_leak(claimed, _validate.fraction("power", power)), power
+    )
 
 
 def _size_of(name: str, value: int) -> int:
@@ -190,8 +188,8 @@ def _size_of(name: str, value: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Aim:
-    """The claim as a question about single scores, and the method that is to answer it."""
+class _Planner:
+    """Searches the sizes at which a method refutes a claim."""
 
     claim: Claimed
     hypothesis: Hypothesis
@@ -199,7 +197,9 @@ class _Aim:
     inference: Inference
 
     @classmethod
-    def of(cls, claim: Claimed, inference: Inference, confidence: float, tradeoff: TradeOff | None) -> _Aim:
+    def of(
+        cls, claim: Claimed, inference: Inference, confidence: float, tradeoff: TradeOff | None
+    ) -> _Planner:
         if not isinstance(inference, ExactInference | Betting):
             raise InputError(
                 "Expected inference to be one whose power is known, ClopperPearson(), JointExact() or "

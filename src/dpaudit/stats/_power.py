@@ -1,4 +1,4 @@
-"""How many observations an audit rests on, and what it could find with them."""
+"""The power of an audit: what its sizes and its method could have found."""
 
 from __future__ import annotations
 

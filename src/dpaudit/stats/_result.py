@@ -1,8 +1,4 @@
-"""The result of an audit.
-
-What an audit needs to know of a claim. What an audit says. The plane of the two error rates: what the claim
-allows, and what was measured.
-"""
+"""The result of an audit: verdict, bound, power, and what it was tested against."""
 
 from __future__ import annotations
 
@@ -26,86 +22,8 @@ from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.tradeoffs import TradeOff
 
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """The claim as seen by one observation: a curve, and what a bound on it means for the whole."""
-
-    tradeoff: TradeOff
-    parameter: float
-    epsilon: Callable[[float], float]  # from a bound on the parameter to the claim's own epsilon
-    assumptions: tuple[str, ...] = ()
-    condition: str | None = None  # what a refutation needs besides the data; None if the claim implies it
-
-
-class Claimed(ABC):
-    """What a training says of itself. The one implementation is :class:`dpaudit.Claim`."""
-
-    @property
-    @abstractmethod
-    def summary(self) -> str:
-        """The claim in a line."""
-
-    @property
-    @abstractmethod
-    def epsilon(self) -> float:
-        """The claimed epsilon at the claim's delta."""
-
-    @property
-    @abstractmethod
-    def delta(self) -> float:
-        """The claim's delta."""
-
-    @abstractmethod
-    def hypothesis(self, tradeoff: TradeOff | None) -> Hypothesis:
-        """The claim in terms of ``tradeoff``; of its own, if None."""
-
-
 _POINTS = 121
 _LEAKIEST = 500.0  # its curve cannot be told from the axes
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Plane:
-    """A claimed curve, the curve of the bound, and the measured rates with their region.
-
-    ``region`` holds both true rates with the stated confidence, if all observations are independent: each
-    by Clopper and Pearson's interval, at half of the error.
-    """
-
-    fpr: FloatArray
-    claimed: FloatArray
-    bound: FloatArray
-    counts: ErrorCounts
-    confidence: float
-    region: tuple[tuple[float, float], tuple[float, float]]
-
-    @classmethod
-    def of(
-        cls, counts: ErrorCounts, *, tradeoff: TradeOff, claimed: float, bound: float, confidence: float
-    ) -> Plane:
-        """The curves with the parameters ``claimed`` and ``bound``."""
-        error = (1 - confidence) / 2
-        region = (
-            plausible_rate(counts.false_positives, counts.num_absent, error),
-            plausible_rate(counts.false_negatives, counts.num_present, error),
-        )
-        # dense at both ends, where curves bend, and around what was measured
-        ends = np.sin(np.linspace(0, np.pi / 2, _POINTS)) ** 2
-        near = np.linspace(max(region[0][0] - 0.1, 0.0), min(region[0][1] + 0.1, 1.0), _POINTS)
-        fpr = np.union1d(ends, near)
-        return cls(
-            fpr=fpr,
-            claimed=_curve(tradeoff, claimed, fpr),
-            bound=_curve(tradeoff, bound, fpr),
-            counts=counts,
-            confidence=confidence,
-            region=region,
-        )
-
-
-def _curve(tradeoff: TradeOff, parameter: float, fpr: FloatArray) -> FloatArray:
-    return np.clip(np.nan_to_num(tradeoff.fnr(min(parameter, _LEAKIEST), fpr)), 0.0, 1.0)
 
 
 class Verdict(Enum):
@@ -119,47 +37,6 @@ class Verdict(Enum):
     UNDERPOWERED = (
         "Too few observations: not even an attack without a single error could have refuted the claim."
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Power:
-    """The smallest leak that the audit would have flagged with this probability."""
-
-    probability: float
-    epsilon: float
-    parameter: float
-    # what the noise would be multiplied by; None where the parameter is not one over a noise
-    noise_factor: float | None
-
-    @classmethod
-    def of(cls, parameter: float, hypothesis: Hypothesis, probability: float) -> Power:
-        """The leak of a mechanism with this parameter, in all its terms."""
-        scales = hypothesis.tradeoff.is_inverse_noise
-        return cls(
-            probability=probability,
-            epsilon=hypothesis.epsilon(parameter),
-            parameter=parameter,
-            noise_factor=hypothesis.parameter / parameter if scales else None,
-        )
-
-    def __str__(self) -> str:
-        if math.isinf(self.parameter):
-            return f"no leak would have been flagged with {100 * self.probability:g} % probability"
-        text = f"a true epsilon of {self.epsilon:.4g}"
-        if self.noise_factor is not None:
-            text += f" (noise at {self.noise_factor:.4g} of the claimed)"
-        return (
-            f"{text} would have been flagged with {100 * self.probability:g} % probability by an ideal attack"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "probability": self.probability,
-            "epsilon": plain(self.epsilon),
-            "parameter": plain(self.parameter),
-            "noise_factor": self.noise_factor,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +124,124 @@ class Result:
             "power": self.power.to_dict(),
             "not_covered": list(self.not_covered),
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Power:
+    """The smallest leak that the audit would have flagged with this probability."""
+
+    probability: float
+    epsilon: float
+    parameter: float
+    # what the noise would be multiplied by; None where the parameter is not one over a noise
+    noise_factor: float | None
+
+    @classmethod
+    def of(cls, parameter: float, hypothesis: Hypothesis, probability: float) -> Power:
+        """The leak of a mechanism with this parameter, in all its terms."""
+        scales = hypothesis.tradeoff.is_inverse_noise
+        return cls(
+            probability=probability,
+            epsilon=hypothesis.epsilon(parameter),
+            parameter=parameter,
+            noise_factor=hypothesis.parameter / parameter if scales else None,
+        )
+
+    def __str__(self) -> str:
+        if math.isinf(self.parameter):
+            return f"no leak would have been flagged with {100 * self.probability:g} % probability"
+        text = f"a true epsilon of {self.epsilon:.4g}"
+        if self.noise_factor is not None:
+            text += f" (noise at {self.noise_factor:.4g} of the claimed)"
+        return (
+            f"{text} would have been flagged with {100 * self.probability:g} % probability by an ideal attack"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "probability": self.probability,
+            "epsilon": plain(self.epsilon),
+            "parameter": plain(self.parameter),
+            "noise_factor": self.noise_factor,
+        }
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """The claim as seen by one observation: a curve, and what a bound on it means for the whole."""
+
+    tradeoff: TradeOff
+    parameter: float
+    epsilon: Callable[[float], float]  # from a bound on the parameter to the claim's own epsilon
+    assumptions: tuple[str, ...] = ()
+    condition: str | None = None  # what a refutation needs besides the data; None if the claim implies it
+
+
+class Claimed(ABC):
+    """What a training says of itself. The one implementation is :class:`dpaudit.Claim`."""
+
+    @property
+    @abstractmethod
+    def summary(self) -> str:
+        """The claim in a line."""
+
+    @property
+    @abstractmethod
+    def epsilon(self) -> float:
+        """The claimed epsilon at the claim's delta."""
+
+    @property
+    @abstractmethod
+    def delta(self) -> float:
+        """The claim's delta."""
+
+    @abstractmethod
+    def hypothesis(self, tradeoff: TradeOff | None) -> Hypothesis:
+        """The claim in terms of ``tradeoff``; of its own, if None."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plane:
+    """A claimed curve, the curve of the bound, and the measured rates with their region.
+
+    ``region`` holds both true rates with the stated confidence, if all observations are independent: each
+    by Clopper and Pearson's interval, at half of the error.
+    """
+
+    fpr: FloatArray
+    claimed: FloatArray
+    bound: FloatArray
+    counts: ErrorCounts
+    confidence: float
+    region: tuple[tuple[float, float], tuple[float, float]]
+
+    @classmethod
+    def of(
+        cls, counts: ErrorCounts, *, tradeoff: TradeOff, claimed: float, bound: float, confidence: float
+    ) -> Plane:
+        """The curves with the parameters ``claimed`` and ``bound``."""
+        error = (1 - confidence) / 2
+        region = (
+            plausible_rate(counts.false_positives, counts.num_absent, error),
+            plausible_rate(counts.false_negatives, counts.num_present, error),
+        )
+        # dense at both ends, where curves bend, and around what was measured
+        ends = np.sin(np.linspace(0, np.pi / 2, _POINTS)) ** 2
+        near = np.linspace(max(region[0][0] - 0.1, 0.0), min(region[0][1] + 0.1, 1.0), _POINTS)
+        fpr = np.union1d(ends, near)
+        return cls(
+            fpr=fpr,
+            claimed=_curve(tradeoff, claimed, fpr),
+            bound=_curve(tradeoff, bound, fpr),
+            counts=counts,
+            confidence=confidence,
+            region=region,
+        )
+
+
+def _curve(tradeoff: TradeOff, parameter: float, fpr: FloatArray) -> FloatArray:
+    return np.clip(np.nan_to_num(tradeoff.fnr(min(parameter, _LEAKIEST), fpr)), 0.0, 1.0)
 
 
 def _rates(bound: Bound) -> ErrorCounts:

@@ -1,4 +1,4 @@
-"""The interface of an inference: from errors to a refuted parameter."""
+"""The interface of an inference: what it is asked, what it answers, and what its error rate means."""
 
 from __future__ import annotations
 

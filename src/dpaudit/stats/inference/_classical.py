@@ -1,8 +1,7 @@
-"""Clopper and Pearson's exact interval for each rate.
+"""The inferences of earlier papers, for any trade-off: Clopper-Pearson, the posterior, Katz's interval.
 
-Katz's interval for a ratio of rates (Katz et al. 1978), as Lu et al. 2022 use it. The posterior of Zanella-
-Beguelin et al. 2022, for any trade-off (paper, section 4.2). A stand-in for a joint bound that is cheap
-enough for every threshold.
+Clopper and Pearson bound each rate; the posterior of both rates is that of Zanella-Beguelin et al. 2022
+(paper, section 4.2); the interval for a ratio of rates (Katz et al. 1978) is used as in Lu et al. 2022.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats.inference._base import BoundQuery, CountInference, ExactInference, Kind
 from dpaudit.stats.tradeoffs import PureDP, TradeOff
 from dpaudit.stats.tradeoffs._base import at_least_zero
+
+_NODES = 200
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,74 @@ def _most_below(rates: FloatArray, trials: int, error: float) -> FloatArray:
     errors = window(trials, float(rates.min()), float(rates.max()))
     ends = upper_rate_chords(errors, trials, error)
     return np.asarray(errors[0] + np.searchsorted(ends, rates, side="left") - 1.0)
+
+
+@dataclass(frozen=True)
+class Posterior(CountInference):
+    """The largest parameter whose region of error rates holds at most half the error of the posterior.
+
+    Jeffreys priors on both rates. A statement about that posterior, not a confidence bound: it reports
+    some leak for any data at all.
+    """
+
+    kind: ClassVar[Kind] = Kind.CREDIBLE
+
+    def parameter(self, counts: ErrorCounts, query: BoundQuery) -> float:
+        fp, fn = np.asarray(counts.false_positives), np.asarray(counts.false_negatives)
+        # what chance alone makes of data without a leak, if the stand-in sees none
+        least = 0.05 / math.sqrt(min(counts.num_absent, counts.num_present))
+        guess = max(float(self.rank(fp, fn, counts, query)), least)
+        mass = _RegionMass(counts, query.tradeoff)
+        return last_positive(lambda p: query.error_rate / 2 - mass(p), guess, tolerance=1e-6)
+
+    def rank(
+        self,
+        false_positives: IntArray,
+        false_negatives: IntArray,
+        sizes: ErrorCounts,
+        query: BoundQuery,
+    ) -> FloatArray:
+        return surrogate(false_positives, false_negatives, sizes, query.tradeoff, query.error_rate / 2)
+
+
+class _RegionMass:
+    """Posterior probability of {f(fpr) <= fnr <= 1 - f(1 - fpr)}, as an integral over one rate.
+
+    In quantile space the outer rate has density one, so that Gauss-Legendre nodes need no weights of
+    their own, and nothing is lost where the density is infinite (no errors at all). The region is
+    symmetric, so either rate may be the outer one; the one with the narrower posterior makes the
+    integrand smooth.
+    """
+
+    def __init__(self, counts: ErrorCounts, tradeoff: TradeOff) -> None:
+        one = (counts.false_positives, counts.num_absent)
+        other = (counts.false_negatives, counts.num_present)
+        if _probit_variance(*one) > _probit_variance(*other):
+            one, other = other, one
+        nodes, self._weights = _quantile_nodes()
+        self._tradeoff = tradeoff
+        self._outer = special.betaincinv(one[0] + 0.5, one[1] - one[0] + 0.5, nodes)
+        self._outer_rest = special.betaincinv(one[1] - one[0] + 0.5, one[0] + 0.5, 1 - nodes)
+        self._inner = (other[0] + 0.5, other[1] - other[0] + 0.5)
+
+    def __call__(self, parameter: float) -> float:
+        low = self._tradeoff.fnr(parameter, self._outer)
+        high = self._tradeoff.fnr(parameter, self._outer_rest)  # from the top: 1 - fnr is this
+        a, b = self._inner
+        inside = 1 - special.betainc(a, b, low) - special.betainc(b, a, high)
+        return float(self._weights @ np.maximum(inside, 0.0))
+
+
+def _probit_variance(errors: int, trials: int) -> float:
+    rate = (errors + 0.5) / (trials + 1)
+    height = math.exp(-(float(special.ndtri(rate)) ** 2) / 2)
+    return rate * (1 - rate) / (trials * height**2)
+
+
+@lru_cache(maxsize=1)
+def _quantile_nodes() -> tuple[FloatArray, FloatArray]:
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    return (nodes + 1) / 2, weights / 2
 
 
 @dataclass(frozen=True)
@@ -152,74 +221,3 @@ def surrogate(
         )
     ]
     return tradeoff.parameter(ends[0], ends[1])
-
-
-_NODES = 200
-
-
-@dataclass(frozen=True)
-class Posterior(CountInference):
-    """The largest parameter whose region of error rates holds at most half the error of the posterior.
-
-    Jeffreys priors on both rates. A statement about that posterior, not a confidence bound: it reports
-    some leak for any data at all.
-    """
-
-    kind: ClassVar[Kind] = Kind.CREDIBLE
-
-    def parameter(self, counts: ErrorCounts, query: BoundQuery) -> float:
-        fp, fn = np.asarray(counts.false_positives), np.asarray(counts.false_negatives)
-        # what chance alone makes of data without a leak, if the stand-in sees none
-        least = 0.05 / math.sqrt(min(counts.num_absent, counts.num_present))
-        guess = max(float(self.rank(fp, fn, counts, query)), least)
-        mass = _RegionMass(counts, query.tradeoff)
-        return last_positive(lambda p: query.error_rate / 2 - mass(p), guess, tolerance=1e-6)
-
-    def rank(
-        self,
-        false_positives: IntArray,
-        false_negatives: IntArray,
-        sizes: ErrorCounts,
-        query: BoundQuery,
-    ) -> FloatArray:
-        return surrogate(false_positives, false_negatives, sizes, query.tradeoff, query.error_rate / 2)
-
-
-class _RegionMass:
-    """Posterior probability of {f(fpr) <= fnr <= 1 - f(1 - fpr)}, as an integral over one rate.
-
-    In quantile space the outer rate has density one, so that Gauss-Legendre nodes need no weights of
-    their own, and nothing is lost where the density is infinite (no errors at all). The region is
-    symmetric, so either rate may be the outer one; the one with the narrower posterior makes the
-    integrand smooth.
-    """
-
-    def __init__(self, counts: ErrorCounts, tradeoff: TradeOff) -> None:
-        one = (counts.false_positives, counts.num_absent)
-        other = (counts.false_negatives, counts.num_present)
-        if _probit_variance(*one) > _probit_variance(*other):
-            one, other = other, one
-        nodes, self._weights = _quantile_nodes()
-        self._tradeoff = tradeoff
-        self._outer = special.betaincinv(one[0] + 0.5, one[1] - one[0] + 0.5, nodes)
-        self._outer_rest = special.betaincinv(one[1] - one[0] + 0.5, one[0] + 0.5, 1 - nodes)
-        self._inner = (other[0] + 0.5, other[1] - other[0] + 0.5)
-
-    def __call__(self, parameter: float) -> float:
-        low = self._tradeoff.fnr(parameter, self._outer)
-        high = self._tradeoff.fnr(parameter, self._outer_rest)  # from the top: 1 - fnr is this
-        a, b = self._inner
-        inside = 1 - special.betainc(a, b, low) - special.betainc(b, a, high)
-        return float(self._weights @ np.maximum(inside, 0.0))
-
-
-def _probit_variance(errors: int, trials: int) -> float:
-    rate = (errors + 0.5) / (trials + 1)
-    height = math.exp(-(float(special.ndtri(rate)) ** 2) / 2)
-    return rate * (1 - rate) / (trials * height**2)
-
-
-@lru_cache(maxsize=1)
-def _quantile_nodes() -> tuple[FloatArray, FloatArray]:
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
-    return (nodes + 1) / 2, weights / 2

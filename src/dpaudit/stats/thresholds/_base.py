@@ -1,8 +1,4 @@
-"""The interface of a threshold rule.
-
-The threshold with the fewest errors, found without following the noise. Going through all thresholds without
-looking at each.
-"""
+"""The interface of a threshold rule, and the search for a threshold among scores."""
 
 from __future__ import annotations
 
@@ -18,6 +14,9 @@ from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._serialization import Serializable
 from dpaudit.stats.inference import BoundQuery, CountInference, Inference, ThresholdResult
+
+_FIRST = 256  # places of the first look
+_SPLIT = 8  # parts into which a block that may hold the best threshold is cut
 
 
 class ThresholdRule(Serializable, ABC):
@@ -73,10 +72,6 @@ def smooth(values: FloatArray) -> FloatArray:
         return values
     padded = np.pad(values, half, mode="edge")
     return np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")
-
-
-_FIRST = 256  # places of the first look
-_SPLIT = 8  # parts into which a block that may hold the best threshold is cut
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
-"""Thresholds chosen before the data.
+"""The threshold rules: fixed before the data, chosen on a part of them, or paid for.
 
-A threshold chosen on one part of the data and counted on the other. A threshold for each step, chosen on the
-steps before it. Bands that hold at many thresholds at once. The threshold that looks best on the counted
-data: the paper's practice, and not a bound.
+:class:`SameData` is the exception: the paper's practice of choosing on the counted data, which is no bound.
 """
 
 from __future__ import annotations
@@ -29,6 +27,10 @@ from dpaudit.stats.inference import (
 )
 from dpaudit.stats.thresholds._base import EmpiricalROC, ThresholdRule, least_balanced_error, smooth, wants
 from dpaudit.stats.tradeoffs import Gaussian
+
+_CANDIDATES = 64  # few, so that the choice follows the shape of the scores and not their noise
+_GROWTH = 1.3  # choose anew when the past has grown by this factor
+_OTHERS = 32
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,6 @@ def _gaussian_point(threshold: float, parameter: float) -> tuple[float, float]:
     """How often N(0, 1 / parameter) is above the threshold and N(1, 1 / parameter) is not."""
     fpr, fnr = special.ndtr(np.asarray([-threshold, threshold - 1]) * parameter)
     return float(fpr), float(fnr)
-
-
-_CANDIDATES = 64  # few, so that the choice follows the shape of the scores and not their noise
 
 
 @dataclass(frozen=True)
@@ -202,9 +201,6 @@ def _split_coins(
     return absent[without_held], present[with_held], rest
 
 
-_GROWTH = 1.3  # choose anew when the past has grown by this factor
-
-
 @dataclass(frozen=True)
 class Predictable(ThresholdRule):
     """With betting: the threshold of a step minimises the balanced error of the steps before it.
@@ -305,9 +301,6 @@ def _distinct(ranks: IntArray, size: int) -> IntArray:
     for i in range(ranks.size - 1, -1, -1):
         ranks[i] = min(ranks[i], size - (ranks.size - i))
     return ranks
-
-
-_OTHERS = 32
 
 
 @dataclass(frozen=True)

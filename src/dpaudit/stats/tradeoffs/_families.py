@@ -1,7 +1,7 @@
-"""Gaussian differential privacy (Dong, Roth and Su 2019).
+"""Trade-off families with closed forms.
 
-The Laplace mechanism. Randomised response over k values. (eps, delta)-DP and pure eps-DP: what a privacy
-statement says when it names no mechanism.
+Gaussian differential privacy (Dong, Roth and Su 2019), the Laplace mechanism, randomised response over k
+values, and (eps, delta)-DP and pure eps-DP, which a privacy statement means if it names no mechanism.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Any curve given as lines, each an (eps, delta) guarantee.
-
-The guarantees that matter among many.
-"""
+"""Any curve that is given as lines, each of them an (eps, delta) guarantee."""
 
 from __future__ import annotations
 
@@ -16,33 +13,6 @@ from dpaudit.stats.tradeoffs._base import TradeOff, ratio_epsilon
 from dpaudit.stats.tradeoffs._families import approximate_fnr
 
 _Point = tuple[float, float]
-
-
-def lower_hull(epsilons: FloatArray, deltas: FloatArray) -> FloatArray:
-    """The (eps, delta) on the lower convex hull over e^eps, a row each, in order: no other says more.
-
-    >>> lower_hull(np.array([2.0, 0.0, 1.0]), np.array([0.0, 0.3, 0.29]))
-    array([[0. , 0.3],
-           [2. , 0. ]])
-    """
-    order = np.lexsort((deltas, epsilons))
-    points: list[_Point] = []
-    for point in zip(epsilons[order].tolist(), deltas[order].tolist(), strict=True):
-        if points and point[1] >= points[-1][1]:  # delta never grows with epsilon
-            continue
-        while len(points) > 1 and _is_above(points[-2], points[-1], point):
-            points.pop()
-        points.append(point)
-    return np.asarray(points)
-
-
-def _is_above(left: _Point, middle: _Point, right: _Point) -> bool:
-    """Whether a point is on or above the chord of its neighbours, with e^eps on the horizontal axis."""
-    # (e^middle - e^left) / (e^right - e^left) without overflow
-    share = math.exp(middle[0] - right[0]) * math.expm1(left[0] - middle[0]) / math.expm1(left[0] - right[0])
-    return middle[1] - left[1] >= (right[1] - left[1]) * share
-
-
 _SHOWN = 8  # lines that are written out
 _BLOCK = 4096  # error rates handled at once: bounds the rates x lines table to a few dozen megabytes
 
@@ -138,3 +108,28 @@ def _from_slope_one(points: FloatArray) -> tuple[FloatArray, FloatArray]:
         np.concatenate([[0.0], logs[keep]]),
         np.concatenate([[float(start)], values[keep]]),
     )
+
+
+def lower_hull(epsilons: FloatArray, deltas: FloatArray) -> FloatArray:
+    """The (eps, delta) on the lower convex hull over e^eps, a row each, in order: no other says more.
+
+    >>> lower_hull(np.array([2.0, 0.0, 1.0]), np.array([0.0, 0.3, 0.29]))
+    array([[0. , 0.3],
+           [2. , 0. ]])
+    """
+    order = np.lexsort((deltas, epsilons))
+    points: list[_Point] = []
+    for point in zip(epsilons[order].tolist(), deltas[order].tolist(), strict=True):
+        if points and point[1] >= points[-1][1]:  # delta never grows with epsilon
+            continue
+        while len(points) > 1 and _is_above(points[-2], points[-1], point):
+            points.pop()
+        points.append(point)
+    return np.asarray(points)
+
+
+def _is_above(left: _Point, middle: _Point, right: _Point) -> bool:
+    """Whether a point is on or above the chord of its neighbours, with e^eps on the horizontal axis."""
+    # (e^middle - e^left) / (e^right - e^left) without overflow
+    share = math.exp(middle[0] - right[0]) * math.expm1(left[0] - middle[0]) / math.expm1(left[0] - right[0])
+    return middle[1] - left[1] >= (right[1] - left[1]) * share
