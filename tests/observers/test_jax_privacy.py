@@ -15,7 +15,7 @@ from jax_runs import DELTA, FAULTS, INPUTS, POISSON, RATE, TARGETS, loop, loss, 
 
 import dpaudit
 from dpaudit.observers.jax_privacy import observe
-from dpaudit.observers.jax_privacy._host import Pending, Scale
+from dpaudit.observers.jax_privacy._host import PendingSum, SumScale
 
 VIOLATION = dpaudit.Verdict.VIOLATION
 NOISE = 0.8563  # of 300 steps at the sample rate below, for epsilon = 8
@@ -228,20 +228,20 @@ def test_a_gradient_that_is_not_for_the_update_is_refused_and_the_next_step_is_r
 
 
 def test_the_factor_of_a_sum_is_one_for_the_whole_training():
-    scale = Scale()
+    scale = SumScale()
     scale.free = True
     batch, canaries = np.array([3.0, 0.0]), np.array([0.0, 1.0])
-    alone, joined = Pending.of(batch, batch), Pending.of(batch, batch + canaries)
+    alone, joined = PendingSum.of(batch, batch), PendingSum.of(batch, batch + canaries)
     assert scale.of(alone, 0.5 * batch, 1.0, 1e-4) == 0.5  # no canary is in it: nothing is decided yet
     assert scale.of(joined, 0.25 * joined.joined, 1.0, 1e-4) == 0.25
     for pending in (alone, joined):
         with pytest.raises(dpaudit.InputError, match="the same multiple of it in every step"):
             scale.of(pending, 0.5 * pending.joined, 1.0, 1e-4)
-    nothing = Pending.of(np.zeros(2), np.zeros(2))
+    nothing = PendingSum.of(np.zeros(2), np.zeros(2))
     assert scale.of(nothing, np.zeros(2), 1.0, 1e-4) == 0.25
-    assert Scale().of(nothing, np.zeros(2), 1.0, 1e-4) == 1.0
+    assert SumScale().of(nothing, np.zeros(2), 1.0, 1e-4) == 1.0
     with pytest.raises(dpaudit.InputError, match="got something else"):
-        Scale().of(nothing, np.ones(2), 1.0, 1e-4)
+        SumScale().of(nothing, np.ones(2), 1.0, 1e-4)
 
 
 def test_a_gradient_function_that_adds_something_of_its_own_is_refused():

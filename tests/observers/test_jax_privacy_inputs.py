@@ -10,7 +10,7 @@ from score_noise import MOST, off, statistics
 
 import dpaudit
 from dpaudit.observers.jax_privacy import Given, hold_out, observe
-from dpaudit.observers.jax_privacy._input_observer import InputHost
+from dpaudit.observers.jax_privacy._input_observer import InputInsertion
 
 VIOLATION = dpaudit.Verdict.VIOLATION
 QUICK = dpaudit.Crafted(num_steps=5)
@@ -41,14 +41,14 @@ class Slow:
 
     def __init__(self, monkeypatch, max_grad_norm=1.0, divisor=10.0):
         self.scores, self.norm, self.divisor = [], max_grad_norm, divisor
-        note = InputHost._note_inputs
+        note = InputInsertion._note_inputs
 
-        def noted(host, made, *rest):
-            self.made = np.asarray(made), host._examples[1]
-            self.present = np.array(host._present)
-            return note(host, made, *rest)
+        def noted(insertion, made, *rest):
+            self.made = np.asarray(made), insertion._examples[1]
+            self.present = np.array(insertion._host._present)
+            return note(insertion, made, *rest)
 
-        monkeypatch.setattr(InputHost, "_note_inputs", noted)
+        monkeypatch.setattr(InputInsertion, "_note_inputs", noted)
 
     def of(self, params, batch_sum, released):
         """The scores of a step, from the weights before it and from what it released."""
@@ -114,15 +114,15 @@ def test_weights_are_those_without_an_observer(canary):
 
 def looked_along(monkeypatch):
     """Keeps what is looked along in every step: directions of length 1, and lengths in clipping norms."""
-    directions, lengths, original = [], [], InputHost._note_inputs
+    directions, lengths, original = [], [], InputInsertion._note_inputs
 
-    def noted(host, *given):
+    def noted(insertion, *given):
         seen = given[4]
         directions.append(np.array(seen.directions))
-        lengths.append(np.array(seen.lengths, np.float64) / host.norm)
-        return original(host, *given)
+        lengths.append(np.array(seen.lengths, np.float64) / insertion._host.norm)
+        return original(insertion, *given)
 
-    monkeypatch.setattr(InputHost, "_note_inputs", noted)
+    monkeypatch.setattr(InputInsertion, "_note_inputs", noted)
     return {"directions": directions, "lengths": lengths}
 
 
@@ -206,7 +206,7 @@ def test_an_adversarial_canary_climbs_the_loss_that_the_library_has(monkeypatch)
     params = {"weight": jnp.asarray(RNG.standard_normal((12, 10)) / 3, jnp.float32), "bias": jnp.zeros(10)}
     observed = observe(*private(has_aux=True, fun=lambda *args: (loss(*args), 0)), seed=0, **inputs(canary))
     observed.grad_fn(params, (INPUTS[:8], TARGETS[:8]))
-    before = InputHost(None, dpaudit.canaries.Coins(8, 0), canary, HELD)._examples
+    before = InputInsertion(None, dpaudit.canaries.Coins(8, 0), canary, HELD)._examples
     worse = [float(loss(params, examples)) for examples in (before, slow.made)]
     assert worse[1] > 1.2 * worse[0]
     reach = 0.1 * (HELD.inputs.max(axis=0) - HELD.inputs.min(axis=0))

@@ -65,3 +65,14 @@ def test_an_epsilon_is_no_claim_of_a_run():
     for judge in (recorder.audit, recorder.one_run_bound):
         with pytest.raises(dpaudit.InputError, match=r"got epsilon=2\.0: an epsilon alone says nothing"):
             judge(epsilon=2.0)
+
+
+def test_a_run_goes_on_from_its_state_with_the_draws_that_were_seen():
+    whole, rng = recorded(0), np.random.default_rng(0)
+    again = observing(np.zeros(CANARIES, bool))
+    again.load_state_dict(whole.state_dict())
+    assert again.audit().to_dict() == whole.audit().to_dict()
+    again.record(rng.normal(0.0, 0.5, CANARIES), np.zeros(CANARIES, bool))
+    assert again.num_done == STEPS + 1
+    assert again._joined.count == whole._joined.count
+    assert again._absent.count == whole._absent.count + CANARIES

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.recording import WholeRunRecorder
+from dpaudit.recording import NoiseLog, UntestedError, WholeRunRecorder
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
 
@@ -263,3 +263,36 @@ def test_an_unfinished_whole_run_is_not_judged():
     recorder.record([0.0, 1.0])
     with pytest.raises(dpaudit.InputError, match="all 9 steps before the whole run is judged, got 1"):
         recorder.audit()
+
+
+@pytest.mark.parametrize("recorder", [recorder_of(5, 8, 1.0, seed=0), whole_run(8, num_steps=5)], ids=type)
+def test_a_recorder_of_scores_alone_has_no_noise_to_test(recorder):
+    assert not recorder.tests_noise
+    with pytest.raises(UntestedError, match="which logs the noise of the steps, got one that does not"):
+        recorder.diagnose()
+    with pytest.raises(UntestedError, match="which logs the noise of the steps, got one that does not"):
+        recorder.noise.observe(np.zeros(2), np.zeros(2), (2,), norm=1.0, eps=0.0)
+
+
+def test_a_claim_that_is_not_of_gaussian_noise_leaves_nothing_to_test():
+    claim = dpaudit.Claim.approximate_dp(epsilon=1.0, delta=1e-5)
+    recorder = dpaudit.Recorder(claim=claim, num_steps=3, noise=NoiseLog())
+    with pytest.raises(UntestedError, match="Expected a claim of Gaussian noise for tests of the noise, got"):
+        recorder.diagnose(noise_multiplier=1.0)
+
+
+def test_a_run_of_no_planned_length_waits_for_its_steps_before_it_is_read():
+    started = []
+
+    def finish():
+        while started:
+            recorder.record(*started.pop())
+
+    recorder = dpaudit.Recorder(claim=CLAIM, num_steps=None, synchronize=finish)
+    started.append(([0.0, 1.0], [False, True]))
+    assert recorder.num_done == 1
+    started.append(([0.5, 1.0], [False, True]))
+    assert len(recorder.state_dict()["scores"]) == 2
+    started.append(([0.5, 1.5], [False, True]))
+    assert recorder.audit().bound.method == "Betting(horizon=None)"
+    assert recorder.observations.num_steps == 3

@@ -1,6 +1,6 @@
-"""Arrays of numpy, torch or jax, told apart without loading what is not there.
+"""Arrays of numpy, torch or jax, distinguished without importing a library that is not installed.
 
-Parameters and batches of jax or torch: arrays in dictionaries, lists and tuples.
+Parameters and batches of jax or torch are trees: arrays in dictionaries, lists and tuples.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ def _library(array: Any) -> str:
 
 
 def is_torch(array: Any) -> bool:
-    """Whether it is a tensor of torch."""
+    """Return whether it is a tensor of torch."""
     return _library(array) == "torch"
 
 
 def is_jax(array: Any) -> bool:
-    """Whether it is an array of jax."""
+    """Return whether it is an array of jax."""
     return _library(array) in {"jax", "jaxlib"}
 
 
 def as_numpy(array: Any) -> FloatArray:
-    """The numbers of an array of any library, in double precision."""
+    """Return the numbers of an array of any library, in double precision."""
     if is_torch(array):
         array = array.detach().cpu()
     return np.asarray(array, dtype=np.float64)
 
 
 def with_rows(rows: Any, others: FloatArray) -> Any:
-    """``rows``, and ``others`` below them, in the library and precision of ``rows``."""
+    """Return ``rows``, and ``others`` below them, in the library and precision of ``rows``."""
     below = like(rows, others)
     if is_torch(rows):
         import torch  # noqa: PLC0415
@@ -50,7 +50,7 @@ def with_rows(rows: Any, others: FloatArray) -> Any:
 
 
 def like(array: Any, numbers: FloatArray) -> Any:
-    """The numbers, in the library and precision of ``array``."""
+    """Return the numbers in the library and precision of ``array``."""
     if is_torch(array):
         import torch  # noqa: PLC0415
 
@@ -63,7 +63,7 @@ def like(array: Any, numbers: FloatArray) -> Any:
 
 
 def require_rows(gradients: Any) -> tuple[int, int]:
-    """The shape of per-example gradients."""
+    """Return the shape of per-example gradients, or refuse what is none."""
     shape = tuple(getattr(gradients, "shape", ()))
     if len(shape) != 2 or shape[1] == 0:
         raise InputError(f"Expected gradients of shape examples x parameters, got {shape}.")
@@ -73,7 +73,7 @@ def require_rows(gradients: Any) -> tuple[int, int]:
 
 
 def require_vector(released: Any, num_parameters: int) -> FloatArray:
-    """What a step released, as numbers."""
+    """Return what a step released as numbers, or refuse another shape."""
     shape = tuple(getattr(released, "shape", ()))
     if shape != (num_parameters,):
         raise InputError(f"Expected the step to return a gradient of shape ({num_parameters},), got {shape}.")
@@ -81,7 +81,7 @@ def require_vector(released: Any, num_parameters: int) -> FloatArray:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """The arrays, those of a dictionary in the order of its keys."""
+    """Return the arrays of a tree, those of a dictionary in the order of its keys."""
     if isinstance(tree, dict):
         return [leaf for key in sorted(tree) for leaf in leaves(tree[key])]
     if isinstance(tree, list | tuple):
@@ -94,7 +94,7 @@ def leaves(tree: Any) -> list[Any]:
 
 
 def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same with ``function`` of each array."""
+    """Return the same tree with ``function`` of each array."""
     if isinstance(tree, dict):
         return {key: mapped(function, value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
@@ -104,12 +104,12 @@ def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def flat(tree: Any) -> FloatArray:
-    """All numbers, one after the other."""
+    """Return all numbers of a tree, one after the other."""
     return np.concatenate([as_numpy(leaf).reshape(-1) for leaf in leaves(tree)])
 
 
 def product(vector: Any, tree: Any) -> Any:
-    """The dot product of a flat vector with all numbers of the tree, in the library of both."""
+    """Return the dot product of a flat vector with all numbers of the tree, in the library of both."""
     total, start = 0.0, 0
     for leaf in leaves(tree):
         end = start + int(np.prod(leaf.shape))

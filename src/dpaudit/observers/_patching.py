@@ -1,7 +1,4 @@
-"""Observers are for a ``with`` block, and say so to who forgets it.
-
-Methods of one object that are others for a while.
-"""
+"""Observers as ``with`` blocks, and methods that are replaced inside of one."""
 
 from __future__ import annotations
 
@@ -9,21 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from types import TracebackType
-from typing import Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
+from dpaudit.recording import Recorder, WholeRunRecorder
 
-class Closable(Protocol):
-    """What is told that the block is over, however it ended."""
-
-    def close(self) -> None: ...
-
-
-T = TypeVar("T", bound=Closable)
+T = TypeVar("T", bound=Recorder | WholeRunRecorder)
 P = ParamSpec("P")
 
 
 class WithBlock(AbstractContextManager[T], Generic[T]):
-    """A context that has nothing but its beginning and its end: what is wanted is what it gives."""
+    """Closes its recorder, however the block ended; says what is missing if it is used without ``with``."""
 
     _given: T
 
@@ -51,7 +43,7 @@ class WithBlock(AbstractContextManager[T], Generic[T]):
 
 
 def with_block(observe: Callable[P, Iterator[T]]) -> Callable[P, WithBlock[T]]:
-    """As ``contextmanager``, with a sentence where the ``with`` is missing."""
+    """Make a context manager like ``contextmanager``, with a sentence where the ``with`` is missing."""
     manager = contextmanager(observe)
 
     @wraps(observe)
@@ -63,7 +55,7 @@ def with_block(observe: Callable[P, Iterator[T]]) -> Callable[P, WithBlock[T]]:
 
 @contextmanager
 def replaced(owner: Any, name: str, new: Callable[..., Any]) -> Iterator[None]:
-    """What the object itself had by this name, or that it had nothing, comes back at the end."""
+    """Replace a method of one object; restore what the object itself had, or that it had none."""
     own = {key: value for key, value in vars(owner).items() if key == name}
     setattr(owner, name, new)
     try:

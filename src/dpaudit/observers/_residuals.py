@@ -1,7 +1,7 @@
-"""The noise of a step: what it released, less what a correct sum would be.
+"""The noise of a step function: what it released, less what a correct sum would be.
 
-Whether what was taken off a release is the sum of the other examples that is in it. How far a sum of
-gradients is off that was made in their own precision.
+:class:`Residuals` tests it. :func:`require_known_sum` refuses a step whose sum is another one, and
+:func:`sum_rounding` says how far a sum in single precision may be off.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from dpaudit.errors import InputError
 from dpaudit.observers._arrays import as_numpy
 from dpaudit.recording import UntestedError
 
-_TOO_MUCH = 1.5  # of the claim: what a step's noise is by chance only if it has very few coordinates
+_TOO_MUCH = 1.5  # of the claim: more than that is a coincidence only if there are very few coordinates
+_FEW = 20  # scores of a canary, from which on their mean says something
+_ROUNDING = 1e-2  # in clipping norms: a step without noise is not held to the last digit
+_SAFETY = 4.0  # other orders of summing, and what clipping rounds
 
 
 def clipped_sum(gradients: FloatArray, norm: float) -> FloatArray:
-    """What gradients, a row each, add to a correct sum; the adversary knows them."""
+    """Return what gradients, a row each, add to a correct sum; the adversary knows them."""
     lengths = np.linalg.norm(gradients, axis=1, keepdims=True)
     total: FloatArray = (gradients / np.maximum(1.0, lengths / norm)).sum(axis=0)
     return total
 
 
 def residual(released: FloatArray, gradients: FloatArray, *, max_grad_norm: float, std: float) -> FloatArray:
-    """The noise of a released sum of these gradients, in units of the claimed standard deviation."""
+    """Return the noise of a released sum of gradients, in units of the claimed standard deviation."""
     return (released - clipped_sum(gradients, max_grad_norm)) / std
 
 
@@ -57,13 +60,13 @@ class Residuals:
         self._clipped, self._apart = Diagnostics(), Diagnostics()
 
     def observe(self, released: FloatArray, canaries: FloatArray) -> None:
-        """What a call released, less the sum of the others; and the canaries in it, a row each."""
+        """Keep what a call released, less the sum of the others; ``canaries`` are those in it, a row each."""
         noise = residual(released, canaries, max_grad_norm=self._norm, std=self._std)
         self._clipped.observe_noise(noise, self._leaves, rounding=self._rounding)
         self._apart.observe_noise(self._replaced(noise, canaries), self._leaves, rounding=self._rounding)
 
     def _replaced(self, noise: FloatArray, canaries: FloatArray) -> FloatArray:
-        """The same with noise of our own along the canaries; as large as the rest, if that is too much."""
+        """Return it with noise of our own along the canaries; as large as the rest, if that is too much."""
         units = canaries / np.linalg.norm(canaries, axis=1, keepdims=True)
         along = units @ noise
         rest = noise - along @ units
@@ -85,19 +88,15 @@ class Residuals:
         return (self._clipped if has_signal() else self._apart).diagnose(confidence)
 
 
-_FEW = 20  # scores of a canary, from which on their mean says something
-_ROUNDING = 1e-2  # in clipping norms: a step without noise is not held to the last digit
-
-
 class UnknownSumError(InputError):
     """A step adds up something else than clipped gradients."""
 
 
 def require_known_sum(scores: FloatArray, present: BoolArray) -> None:
-    """Scores of canaries that stay where they are, steps x canaries: absent ones are 0 on average.
+    """Refuse scores of absent canaries that are surely not 0 on average; steps x canaries that do not move.
 
-    If they are not, surely, the step adds up something else than clipped gradients. Then every score is off
-    by it, and what is wrong with the clipping would hide a canary.
+    Then the step adds up something else than clipped gradients: every score is off by it, and a fault of the
+    clipping would hide a canary.
     """
     absent = np.where(present, np.nan, scores)
     counts = (~present).sum(axis=0)
@@ -115,11 +114,8 @@ def require_known_sum(scores: FloatArray, present: BoolArray) -> None:
         )
 
 
-_SAFETY = 4.0  # other orders of summing, and what clipping rounds
-
-
 def sum_rounding(gradients: Any, norm: float) -> float:
-    """How far a coordinate of a single-precision sum of clipped gradients may be off; 0 in double precision.
+    """Return how far a single-precision sum of clipped gradients may be off; 0 in double precision.
 
     A bound that always holds would be thousands of times too large for gradients that point in all
     directions. So the rows are added up one after another in single precision, and compared; the sum of many

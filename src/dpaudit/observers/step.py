@@ -1,8 +1,8 @@
 """Audits of any step: a function from gradients, or from a loss and a batch, to a privatised gradient.
 
-Canaries in the steps of any function. Canaries in the steps of a function that finds gradients itself. The
-recorder of an audited step, which knows the noise of every call. The same step twice, with the same noise, on
-two data sets that differ in one example.
+:func:`observe_step` runs a step on gradients with canaries among them, :func:`observe_loss_step` one that
+computes the gradients itself. :func:`replay_step` needs no statistics: it makes the same step twice with the
+same noise, on two data sets that differ in one example.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ __all__ = ["Sensitivity", "observe_loss_step", "observe_step", "replay_step"]
 
 
 _DIRAC = Dirac()
-_OWN_NOISE = 3  # a purpose of chance, besides those of Draws and of the native audits
+_OWN_NOISE = 3  # a purpose of random numbers, besides those of Draws and of the native audits
+_ROUNDING = 1e-3  # of the clipping norm: sums of many single-precision numbers
 
 
 def observe_step(
@@ -58,7 +59,7 @@ def observe_step(
     seed: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
 ) -> Recorder:
-    """Run ``step`` so many times on ``gradients`` with canaries among them, each present by a fair coin.
+    """Run ``step`` ``num_steps`` times on ``gradients`` and canaries, each present by a fair coin.
 
     ``step`` takes per-example gradients (examples x parameters, in numpy, torch or jax) and returns a
     gradient: the noisy sum of the clipped ones, or their mean, if that is what ``batch_size`` says it is
@@ -78,7 +79,7 @@ def observe_step(
     'VIOLATION'
     """
     _, num_parameters = require_rows(gradients)
-    return run_steps(
+    return _run_steps(
         lambda rows, present: require_vector(step(with_rows(gradients, rows[present])), num_parameters),
         gradients,
         claim=claim,
@@ -92,7 +93,7 @@ def observe_step(
     )
 
 
-def run_steps(
+def _run_steps(
     release: Callable[[FloatArray, BoolArray], FloatArray],
     gradients: Any,
     *,
@@ -105,7 +106,7 @@ def run_steps(
     confidence: float,
     callbacks: Sequence[Callable[[LiveBound], None]],
 ) -> Recorder:
-    """Record so many releases; ``release`` gets the canaries, a row each, and which of them are present."""
+    """Record the releases of all steps; ``release`` gets canaries, a row each, and which are present."""
     norm = _validate.positive("max_grad_norm", max_grad_norm)
     divisor = 1.0 if batch_size is None else _validate.positive("batch_size", batch_size)
     if not isinstance(claim, Claim):
@@ -155,7 +156,7 @@ def observe_loss_step(
     seed: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
 ) -> Recorder:
-    """Run ``step(loss, params, batch)`` so many times on canaries, each present by a fair coin.
+    """Run ``step(loss, params, batch)`` ``num_steps`` times on canaries, each present by a fair coin.
 
     ``step`` finds the gradient of ``loss(params, example)`` for every example of a batch, by jax or by
     ``torch.func``, and returns the noisy sum of the clipped ones, like ``params`` (or their mean, if that is
@@ -177,9 +178,9 @@ def observe_loss_step(
 
     def release(rows: FloatArray, present: BoolArray) -> FloatArray:
         canaries = like(first, rows * present[:, None])
-        return _released_loss_step(step(observed, params, (examples, canaries)), shapes)
+        return _flat_gradient(step(observed, params, (examples, canaries)), shapes)
 
-    return run_steps(
+    return _run_steps(
         release,
         np.empty((0, size)),
         leaves=[int(np.prod(shape)) for shape in shapes],
@@ -194,7 +195,7 @@ def observe_loss_step(
 
 
 def _with_canaries(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The loss of an example with a canary beside it."""
+    """Return the loss of an example with a canary beside it."""
 
     def observed(params: Any, example: Any) -> Any:
         own, canary = example
@@ -205,7 +206,7 @@ def _with_canaries(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 
 
 def _repeated(batch: Any, count: int) -> Any:
-    """So many examples of the batch, the first ones again after the last one."""
+    """Return ``count`` examples of the batch, the first ones again after the last one."""
     sizes = {leaf.shape[0] if leaf.shape else 0 for leaf in leaves(batch)}
     if len(sizes) != 1 or 0 in sizes:
         raise InputError(f"Expected arrays of one number of examples, and not of none, got {sorted(sizes)}.")
@@ -213,17 +214,14 @@ def _repeated(batch: Any, count: int) -> Any:
     return mapped(lambda leaf: leaf[places], batch)
 
 
-def _released_loss_step(gradient: Any, shapes: list[tuple[int, ...]]) -> FloatArray:
-    """The numbers of a gradient; its order is only known if it is made like the parameters."""
+def _flat_gradient(gradient: Any, shapes: list[tuple[int, ...]]) -> FloatArray:
+    """Return the numbers of a gradient; their order is only known if it is made like the parameters."""
     found = [tuple(leaf.shape) for leaf in leaves(gradient)]
     if found != shapes:
         raise InputError(
             f"Expected the step to return a gradient of shapes {shapes}, like the parameters, got {found}."
         )
     return flat(gradient)
-
-
-_ROUNDING = 1e-3  # of the clipping norm: sums of many single-precision numbers
 
 
 @dataclass(frozen=True)
@@ -282,15 +280,15 @@ def replay_step(
     """
     norm = _validate.positive("max_grad_norm", max_grad_norm)
     scale = (1.0 if batch_size is None else _validate.positive("batch_size", batch_size)) / norm
-    first = _released_replay(release, batch, reseed)
-    _require_frozen(first, _released_replay(release, batch, reseed))
-    moved = [_distance(first, _released_replay(release, other, reseed)) * scale for other in neighbours]
+    first = _replayed(release, batch, reseed)
+    _require_frozen(first, _replayed(release, batch, reseed))
+    moved = [_distance(first, _replayed(release, other, reseed)) * scale for other in neighbours]
     if not moved:
         raise InputError("Expected at least one neighbour of the batch, got none.")
     return Sensitivity(tuple(moved))
 
 
-def _released_replay(release: Callable[[Any], Any], batch: Any, reseed: Callable[[], object]) -> FloatArray:
+def _replayed(release: Callable[[Any], Any], batch: Any, reseed: Callable[[], object]) -> FloatArray:
     reseed()
     return as_numpy(release(batch)).reshape(-1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
@@ -31,22 +31,23 @@ from dpaudit.stats.inference._base import CountInference
 from dpaudit.stats.inference._betting import upper_mean
 
 _PEEKS = 100  # how often the bound of a run of known length is computed
-_UNPLANNED_STEPS = 1000  # what the bets prepare for if nobody says how long the training will be
+_UNPLANNED_STEPS = 1000  # what the bets prepare for if the length of the training is not planned
 _UNPLANNED_EVERY = 50  # an epsilon for every other number of steps is not cheap
 _MIDPOINT = 0.5  # between an absent canary's mean score, 0, and a present one's, 1
 _NOT_SHOWN = "not looked at; live() shows it, and audit() then allows for a run that was ended because of it"
 
 
+@final
 class Recorder:
     """Collects, step by step, scores in units of the canary's own signal, and which canaries are present.
 
     ``num_steps`` is how many steps are planned, or None; the bound is tightest if it is right, and holds if
-    it is not. ``callbacks`` get a :class:`LiveBound` about a hundred times a run (or ``every`` so many
-    steps); they may raise to end the training. ``paired`` says that every step has one score without the
-    canary and one with it, of two independent draws, and not canaries that are present by fair coins.
-    ``shares_noise`` says that the scores of one step depend on each other, because their canaries are not
-    orthogonal. ``may_stop`` says whether the run may be ended because of the live bound; without it, it may
-    if anybody looks before the end: before all planned steps are done, or :meth:`close` was called.
+    it is not. ``callbacks`` get a :class:`LiveBound` about a hundred times a run (or every ``every`` steps);
+    they may raise to end the training. ``paired`` says that every step has one score without the canary and
+    one with it, of two independent draws, and not canaries that are present by fair coins. ``shares_noise``
+    says that the scores of one step depend on each other, because their canaries are not orthogonal.
+    ``may_stop`` says whether the run may be ended because of the live bound; without it, it may if the bound
+    is seen before the end: before all planned steps are done, or :meth:`close` was called.
 
     Observers compose it of more parts. A ``ReadClaim`` reads the claim from the training. ``noise`` tests
     the noise for :meth:`diagnose`. A present canary scores ``signal`` or more, else there is no verdict.
@@ -135,7 +136,7 @@ class Recorder:
         """
         values, mask = np.array(scores, dtype=np.float64), np.array(present, dtype=np.bool_)
         _require_alike(values, mask, step=self.num_done, first=self._scores[0] if self._scores else values)
-        # whoever saw a bound and goes on may do so because of it: what was taken for the end was none
+        # a run that goes on after its bound was seen may do so because of it: it had not ended
         self._peeked, self._closed = self._peeked or self._shown, False
         self._scores.append(values)
         self._present.append(mask)
@@ -357,7 +358,9 @@ class Recorder:
 
 
 def _moments(observations: Observations) -> tuple[RunningMoments, RunningMoments]:
-    return RunningMoments(observations.with_canary), RunningMoments(observations.without_canary)
+    sides = observations.with_canary, observations.without_canary
+    present, absent = (RunningMoments().add(scores) for scores in sides)
+    return present, absent
 
 
 def _share_wrong(scores: FloatArray, present: BoolArray) -> float:

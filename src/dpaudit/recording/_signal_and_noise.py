@@ -33,40 +33,30 @@ class ArrivalError(InputError):
         self.gap = gap
 
 
+@dataclass
 class RunningMoments:
-    """Count, mean and variance of scores that are added step by step."""
+    """Count, sum and sum of squares of scores that are added step by step."""
 
-    def __init__(self, scores: ScoreArray | None = None) -> None:
-        self.count, self._sum, self._squares = 0, 0.0, 0.0
-        if scores is not None:
-            self.add(scores)
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
 
-    def add(self, scores: ScoreArray) -> None:
-        """Add the scores of a step."""
+    def add(self, scores: ScoreArray) -> RunningMoments:
+        """Add scores, and return the moments."""
         self.count += scores.size
-        self._sum += float(scores.sum())
-        self._squares += float((scores * scores).sum())
+        self.total += float(scores.sum())
+        self.squares += float((scores * scores).sum())
+        return self
 
     @property
     def mean(self) -> float:
         """The mean of all scores so far."""
-        return self._sum / self.count
+        return self.total / self.count
 
     @property
     def error(self) -> float:
         """The variance of the mean."""
-        return max(self._squares / self.count - self.mean**2, 0.0) / self.count
-
-    def state(self) -> tuple[int, float, float]:
-        """Return what :meth:`restored` makes equal moments from."""
-        return self.count, self._sum, self._squares
-
-    @classmethod
-    def restored(cls, state: tuple[int, float, float]) -> RunningMoments:
-        """Return moments that go on from where ``state`` was taken."""
-        moments = cls()
-        moments.count, moments._sum, moments._squares = state
-        return moments
+        return max(self.squares / self.count - self.mean**2, 0.0) / self.count
 
 
 def has_signal(present: RunningMoments, absent: RunningMoments, signal: float) -> bool:

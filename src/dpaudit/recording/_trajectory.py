@@ -15,7 +15,7 @@ from dpaudit._types import FloatArray
 from dpaudit.stats._result import Hypothesis
 from dpaudit.stats.inference._betting import upper_mean
 
-_MOMENTS = 60  # on a picture more would not be told apart
+_MOMENTS = 60  # more cannot be distinguished in a plot
 _FAR = 2.0  # in units of the larger of claim and bound: beyond every picture
 
 
@@ -74,7 +74,7 @@ class Course:
         horizon: int,
         num_moments: int = _MOMENTS,
     ) -> Course:
-        """From the share of wrong guesses of every step; ``horizon`` steps were planned.
+        """Compute it from the share of wrong guesses of every step; ``horizon`` steps were planned.
 
         The last lower bound is the one by ``Betting(horizon)``.
         """
@@ -96,7 +96,7 @@ class Course:
 
 
 def _leak(hypothesis: Hypothesis, error: float, far: float) -> float:
-    """The epsilon of a balanced error; infinite beyond ``far``, where an accountant would take long."""
+    """Return the epsilon of a balanced error; infinite beyond ``far``, where accounting takes long."""
     if error <= 0:
         return math.inf
     parameter = hypothesis.tradeoff.from_balanced_error(min(error, 0.5))
@@ -104,5 +104,5 @@ def _leak(hypothesis: Hypothesis, error: float, far: float) -> float:
 
 
 def _counts(size: int, num_moments: int) -> Iterable[int]:
-    """So many, evenly spaced, the last one among them."""
+    """Return ``num_moments`` counts, evenly spaced, the last one among them."""
     return sorted({int(count) for count in np.linspace(size, 1, min(size, num_moments)).round()})

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import astuple, replace
+from typing import Any, final
 
 import numpy as np
 
@@ -75,6 +75,7 @@ class LikelihoodRatios:
         self.values = np.array(state["ratios"])
 
 
+@final
 class WholeRunRecorder:
     """Adds up, for every canary, how much more likely its scores are if it is in the data set.
 
@@ -256,15 +257,14 @@ class WholeRunRecorder:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was recorded; give it to ``load_state_dict`` of an equal recorder."""
-        moments = {"joined": self._joined.state(), "absent": self._absent.state()}
+        moments = {"joined": astuple(self._joined), "absent": astuple(self._absent)}
         return self._ratios.state_dict() | (moments if self._absent.count else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from where ``state_dict`` was taken."""
         self._ratios.load_state_dict(state)
         if "joined" in state:
-            self._joined = RunningMoments.restored(state["joined"])
-            self._absent = RunningMoments.restored(state["absent"])
+            self._joined, self._absent = (RunningMoments(*state[side]) for side in ("joined", "absent"))
 
 
 def _curve(claim: Claim) -> SubsampledGaussian:

@@ -1,7 +1,7 @@
-"""Canaries as vectors of jax, without their zeros.
+"""Canaries as arrays: the directions of gradients, and the examples that input canaries start from.
 
-Arrays that a training does not get: what canaries are made from. What input canaries start from, as arrays.
-Where the inputs of canaries live.
+:func:`hold_out` splits off the examples that a training does not get. :class:`JaxDomain` is where the inputs
+of canaries live.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Vectors:
 
     @classmethod
     def of(cls, directions: Directions) -> Vectors:
-        """The same vectors, in the precision and with the places that jax computes with."""
+        """Make them in the precision and with the indices that jax computes with."""
         places = directions.coordinates
         return cls(
             directions.values.astype(np.float32),
@@ -42,7 +42,7 @@ class Vectors:
         return int(self.values.shape[1])
 
     def project(self, vector: jax.Array) -> jax.Array:
-        """The dot product of each direction with ``vector``."""
+        """Return the dot product of each direction with ``vector``."""
         if self.coordinates is not None:
             entries = vector[self.coordinates]
         else:
@@ -51,25 +51,25 @@ class Vectors:
         return jnp.sum(self.values * entries, axis=0)
 
     def spread(self, weights: jax.Array) -> jax.Array:
-        """The sum of all directions, each times its weight."""
+        """Return the sum of all directions, each times its weight."""
         weighted = jnp.ravel(self.values * weights)
         if self.coordinates is None:
             return weighted[: self.num_parameters]
         return jnp.zeros(self.num_parameters).at[self.coordinates.reshape(-1)].add(weighted)
 
     def rows(self, numbers: jax.Array, lengths: jax.Array) -> jax.Array:
-        """The canaries with these numbers as gradients of these lengths, zeros and all: a row each."""
+        """Return the canaries with these numbers as dense gradients of these lengths: a row each."""
         chosen = jnp.arange(self.num_canaries)[None, :] == numbers[:, None]
         return jax.vmap(self.spread)(chosen * lengths[:, None])
 
 
 def flat(tree: Any) -> jax.Array:
-    """All numbers of a gradient, one after the other."""
+    """Return all numbers of a gradient, one after the other."""
     return jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree)])
 
 
 def unflat(vectors: jax.Array, like: Any) -> Any:
-    """The last dimension as a gradient like this one; the dimensions before it stay."""
+    """Turn the last dimension into a gradient like this one; the dimensions before it stay."""
     leaves, structure = jax.tree.flatten(like)
     ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
     parts = jnp.split(vectors, ends, axis=-1)
@@ -85,7 +85,7 @@ _SPLIT = object()  # the mark of what was split off
 
 @dataclass(frozen=True, eq=False)
 class HeldOutArrays:
-    """Inputs and their classes; only :func:`hold_out` makes one, so that nobody passes a batch by mistake."""
+    """Inputs and their classes; only :func:`hold_out` makes one, so that no batch is passed by mistake."""
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -120,7 +120,7 @@ class Given(InputCanary):
 def hold_out(
     inputs: Any, targets: Any, num_held_out: int, *, seed: int = 0, num_classes: int | None = None
 ) -> tuple[tuple[np.ndarray, np.ndarray], HeldOutArrays]:
-    """Inputs and targets without ``num_held_out`` examples, drawn at random, and those examples.
+    """Return inputs and targets without ``num_held_out`` random examples, and those examples.
 
     Train on the first part, which nothing else makes sure of: compiled steps show no data set to look into.
     So never split a batch. Held-out examples that the first part has too, as duplicates, are left out of the
@@ -149,7 +149,7 @@ def _require_pairs(inputs: np.ndarray, targets: np.ndarray) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Domain:
+class JaxDomain:
     """From ``low`` to ``high`` in each entry, or only these two values, if features are binary.
 
     Pixels of an image share one range. Features of a table have one each.
@@ -160,8 +160,8 @@ class Domain:
     is_binary: bool
 
     @classmethod
-    def of(cls, inputs: np.ndarray) -> Domain:
-        """The domain of inputs that are known."""
+    def of(cls, inputs: np.ndarray) -> JaxDomain:
+        """Return the domain of inputs that are known."""
         low, high = inputs.min(), inputs.max()
         if low < high and bool(((inputs == low) | (inputs == high)).all()):
             return cls(low, high, is_binary=True)
@@ -174,7 +174,7 @@ class Domain:
         return np.asarray(self.high - self.low)
 
     def nearest(self, inputs: Any) -> Any:
-        """The nearest inputs in the domain, of their type; halfway is low."""
+        """Return the nearest inputs in the domain, of their type; halfway is low."""
         # numpy stays numpy: what is called from compiled code must not compute with jax, which would wait
         array = np if isinstance(inputs, np.ndarray) else jnp
         if self.is_binary:
@@ -184,12 +184,12 @@ class Domain:
         return found.astype(inputs.dtype)
 
     def flipped(self, inputs: Any) -> Any:
-        """Every binary feature as the other one."""
+        """Return the inputs with every binary feature flipped."""
         return self.low + self.high - inputs
 
 
 def require_examples(canary: InputCanary, data: object) -> None:
-    """Whether canaries of this kind can be made from these data."""
+    """Refuse data that canaries of this kind cannot be made from."""
     if isinstance(canary, Given):
         if data is not None:
             raise InputError("Expected no held_out with Given(...), which has examples of its own.")
@@ -214,14 +214,14 @@ def require_examples(canary: InputCanary, data: object) -> None:
 def first_examples(
     canary: InputCanary, data: HeldOutArrays | None, num_canaries: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """So many inputs and their classes, each from an example of its own while there are enough."""
+    """Return inputs of canaries and their classes, each from an example of its own if there are enough."""
     if isinstance(canary, Given):
         return np.asarray(canary.inputs), np.asarray(canary.targets)
     assert data is not None  # as required
     places = rng.choice(len(data), num_canaries, replace=num_canaries > len(data))
     inputs, targets = data.inputs[places], data.targets[places]
     if isinstance(canary, Blank):
-        zeros = Domain.of(data.inputs).nearest(np.zeros_like(inputs))
+        zeros = JaxDomain.of(data.inputs).nearest(np.zeros_like(inputs))
         return zeros, rng.integers(0, data.num_classes, num_canaries).astype(targets.dtype)
     if isinstance(canary, Mislabelled):
         others = rng.integers(1, data.num_classes, num_canaries)

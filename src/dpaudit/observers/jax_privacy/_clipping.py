@@ -1,6 +1,7 @@
-"""The clipping inside of a gradient function, applied to rows that are no gradients of any loss.
+"""The clipping inside of a gradient function, applied to canaries that are no gradients of any loss.
 
-Marks on what an observer made, so that nobody observes it again.
+:class:`JaxClip` runs the library's own code on them. What an observer made is marked, so that it is
+not observed again.
 """
 
 from __future__ import annotations
@@ -19,32 +20,12 @@ from jax_privacy.clipping import BoundedSensitivityCallable
 
 from dpaudit.errors import InputError
 
-_MARK = "observed_by_dpaudit"
-
-
-def marked(function: Any) -> Any:
-    """The same function, with the mark."""
-    setattr(function, _MARK, True)
-    return function
-
-
-def require_unmarked(function: Any, name: str) -> None:
-    """Canaries of two observers would be in each other's way."""
-    inner = function
-    while inner is not None:
-        if getattr(inner, _MARK, False):
-            raise InputError(
-                f"Expected a {name} that is not observed yet, got one that an observer made: observe each "
-                "only once, and pass what the library returned."
-            )
-        inner = getattr(inner, "__wrapped__", None) or getattr(inner, "func", None)  # of jit, of partial
-
-
+_MARK = "observed_by_dpaudit"  # the attribute of what an observer made
 _LIBRARY = "jax_privacy.clipping"
 _LOSS = "value_and_grad_fn"  # by which name the library's gradient knows the loss and its derivative
 
 
-class Clip:
+class JaxClip:
     """What ``clipped_grad`` does after the gradient of an example is found: clip, scale, add up, divide.
 
     The library makes it out of one function that knows what is to be clipped as a variable of its own,
@@ -85,7 +66,7 @@ class Clip:
         return self._settings["microbatch_size"] or 1
 
     def total(self, args: tuple[Any, ...], rows: Any) -> Any:
-        """The clipped sum of ``rows``; all that is not a batch is as in the call with ``args``."""
+        """Return the clipped sum of ``rows``; all that is not a batch is as in the call with ``args``."""
         size = jax.tree.leaves(rows)[0].shape[0]
         places = self._settings["batch_argnums"]
         put = {place: jnp.zeros(size) for place in places} | {places[0]: rows}
@@ -93,7 +74,7 @@ class Clip:
         return result[0] if self.has_aux else result
 
     def with_batch(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> list[Any]:
-        """The arguments of a call with other examples in the places of its batch.
+        """Return the arguments of a call with other examples in the places of its batch.
 
         A batch has two arrays, in any order and structure: the one of the inputs' shape, and the classes.
         """
@@ -111,15 +92,15 @@ class Clip:
         return [put.get(place, value) for place, value in enumerate(args)]
 
     def gradient(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
-        """The gradient of one example, as the library gets it from the loss, before it clips."""
+        """Return the gradient of one example, as the library gets it from the loss, before it clips."""
         return self._settings["fun"](*self._with_one(args, inputs, targets))[0]
 
     def loss(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
-        """The loss of one example, which the library keeps inside of its gradient."""
+        """Return the loss of one example, which the library keeps inside of its gradient."""
         return self._loss.__wrapped__(*self._with_one(args, inputs, targets))[0]
 
     def _with_one(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> list[Any]:
-        """The arguments of a call for one example, inside of the library's loop over the batch."""
+        """Return the arguments of a call for one example, inside of the library's loop over the batch."""
         one = self.with_batch(args, inputs[None], targets[None])
         if not self._settings["keep_batch_dim"]:
             places = self._settings["batch_argnums"]
@@ -128,7 +109,7 @@ class Clip:
         return one
 
     def _copied(self, value: Any, seen: set[int]) -> Any:
-        """A copy that clips canaries, or None if ``value`` clips nothing."""
+        """Return a copy that clips canaries, or None if ``value`` clips nothing."""
         if id(value) in seen:
             return None
         seen.add(id(value))
@@ -159,7 +140,7 @@ class Clip:
 
 
 def _bounded(grad_fn: Any) -> BoundedSensitivityCallable:
-    """The function that says its sensitivity, also if it was compiled since."""
+    """Return the function that states its sensitivity, also if it was compiled since."""
     inner = grad_fn
     while not isinstance(inner, BoundedSensitivityCallable) and hasattr(inner, "__wrapped__"):
         inner = inner.__wrapped__
@@ -178,12 +159,12 @@ def _clips(function: FunctionType) -> bool:
 
 
 def _cells(function: FunctionType) -> dict[str, Any]:
-    """The variables that a function has from around it."""
+    """Return the variables of a closure."""
     return dict(inspect.getclosurevars(function).nonlocals)
 
 
 def _kept(function: Any, name: str) -> Any:
-    """What a function of the library, or one that it calls, has under this name from around it."""
+    """Return the closure variable of a function of the library, or of one that it calls."""
     if not inspect.isfunction(function) or function.__module__ != _LIBRARY:
         return None
     cells = _cells(function)
@@ -191,7 +172,7 @@ def _kept(function: Any, name: str) -> Any:
 
 
 def _with_cells(function: FunctionType, new: dict[str, Any]) -> FunctionType:
-    """The same function, but some of the variables that it has from around it."""
+    """Return the same function with some of its closure variables replaced."""
     names = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     cells = tuple(CellType(new[name]) if name in new else cell for name, cell in names)
     code, name = function.__code__, function.__name__
@@ -202,3 +183,21 @@ def _with_cells(function: FunctionType, new: dict[str, Any]) -> FunctionType:
 
 def _replaced(inner: Any, build: Callable[[Any], Any]) -> Any:
     return None if inner is None else build(inner)
+
+
+def marked(function: Any) -> Any:
+    """Return the same function, with the mark."""
+    setattr(function, _MARK, True)
+    return function
+
+
+def require_unmarked(function: Any, name: str) -> None:
+    """Refuse what an observer made: canaries of two observers would be in each other's way."""
+    inner = function
+    while inner is not None:
+        if getattr(inner, _MARK, False):
+            raise InputError(
+                f"Expected a {name} that is not observed yet, got one that an observer made: observe each "
+                "only once, and pass what the library returned."
+            )
+        inner = getattr(inner, "__wrapped__", None) or getattr(inner, "func", None)  # of jit, of partial

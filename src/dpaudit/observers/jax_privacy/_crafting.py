@@ -1,6 +1,7 @@
-"""Inputs that are moved to where a canary is seen best, at the weights of a step; inside of compiled code.
+"""Crafting of canaries at the weights of a step, inside of compiled code.
 
-How inputs are moved through their domain to where an objective is small, inside of compiled code.
+:class:`JaxCrafting` knows the objective of each kind of canary; :class:`JaxSearch` moves inputs through their
+domain to where it is small.
 """
 
 from __future__ import annotations
@@ -16,41 +17,41 @@ import numpy as np
 
 from dpaudit.canaries import Adversarial, Crafted, InputCanary
 from dpaudit.errors import InputError
-from dpaudit.observers.jax_privacy._canaries import Domain, HeldOutArrays
+from dpaudit.observers.jax_privacy._canaries import HeldOutArrays, JaxDomain
 
-Look: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
+Objective: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 """From inputs and classes to a number for each, the smaller the better, and how it changes with the input."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Search:
+class JaxSearch:
     """``num_steps`` of ``step_size`` spans each, no further than ``radius`` spans from the start.
 
     It goes the way of the search for models of torch, and like it returns the best input that it met.
     """
 
-    domain: Domain
+    domain: JaxDomain
     num_steps: int
     step_size: float
     radius: float | None = None
 
-    def __call__(self, look: Look, inputs: Any, targets: Any) -> Any:
-        """The best inputs near these."""
+    def __call__(self, objective: Objective, inputs: Any, targets: Any) -> Any:
+        """Return the best inputs near these."""
         moved = self._flip if self.domain.is_binary else self._walk
-        return moved(look, inputs, targets)
+        return moved(objective, inputs, targets)
 
-    def _walk(self, look: Look, start: Any, targets: Any) -> Any:
+    def _walk(self, objective: Objective, start: Any, targets: Any) -> Any:
         """Steps along the sign of the slope, shorter and shorter, as projected gradient descent does."""
 
         def step(number: Any, now: tuple[Any, ...]) -> tuple[Any, ...]:
             inputs, slopes, best, least = now
             length = self.step_size * (1 - number / self.num_steps)
             inputs = self._near(start, inputs - length * self.domain.span * jnp.sign(slopes))
-            values, slopes = look(inputs, targets)
+            values, slopes = objective(inputs, targets)
             ok = values < least  # never, if it is not a number
             return inputs, slopes, jnp.where(_like(ok, inputs), inputs, best), jnp.where(ok, values, least)
 
-        least, slopes = look(start, targets)
+        least, slopes = objective(start, targets)
         return jax.lax.fori_loop(0, self.num_steps, step, (start, slopes, start, least))[2]
 
     def _near(self, start: Any, inputs: Any) -> Any:
@@ -59,7 +60,7 @@ class Search:
             inputs = jnp.clip(inputs, start - reach, start + reach)
         return self.domain.nearest(inputs.astype(start.dtype))
 
-    def _flip(self, look: Look, start: Any, targets: Any) -> Any:
+    def _flip(self, objective: Objective, start: Any, targets: Any) -> Any:
         """Flip those features that promise most; where that fails, fewer of them, then others."""
         first = start.reshape(len(start), -1)
 
@@ -67,7 +68,7 @@ class Search:
             best, least, slopes, counts, failed = now
             tried = self._flips(best, first, slopes, counts, failed)
             inputs = jnp.where(tried, self.domain.flipped(best), best)
-            values, new = look(inputs.reshape(start.shape), targets)
+            values, new = objective(inputs.reshape(start.shape), targets)
             ok = values < least
             alone = ~ok & (counts == 1)
             return (
@@ -78,7 +79,7 @@ class Search:
                 (failed | (tried & alone[:, None])) & ~ok[:, None],
             )
 
-        least, slopes = look(start, targets)
+        least, slopes = objective(start, targets)
         counts = jnp.full(len(start), self._at_once(first.shape[1]))
         failed = jnp.zeros(first.shape, bool)
         begin = first, least, slopes.reshape(first.shape), counts, failed
@@ -89,7 +90,7 @@ class Search:
         return max(1, round(share * size))
 
     def _flips(self, now: Any, start: Any, slopes: Any, counts: Any, failed: Any) -> Any:
-        """Which features to flip: the most promising that are allowed, so many of each input."""
+        """Choose the features to flip: of each input the ``counts`` most promising that are allowed."""
         promise = -slopes * (self.domain.flipped(now) - now)
         allowed = ~failed
         if self.radius is not None:  # one that was flipped may always be flipped back
@@ -111,7 +112,7 @@ _TINY = 1e-30
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Crafting:
+class JaxCrafting:
     """What canaries are moved with: loss and gradient at the present weights, and held-out data."""
 
     data: HeldOutArrays
@@ -120,7 +121,7 @@ class Crafting:
     max_grad_norm: float
 
     def __call__(self, canary: InputCanary, start: Any, targets: Any) -> Any:
-        """The inputs that ``canary`` describes, from these."""
+        """Return the inputs that ``canary`` describes, from these."""
         match canary:
             case Adversarial():
                 return self._moved(self._negative_loss, canary, start, targets, radius=canary.radius)
@@ -137,8 +138,8 @@ class Crafting:
         *,
         radius: float | None = None,
     ) -> Any:
-        search = Search(
-            domain=Domain.of(self.data.inputs),
+        search = JaxSearch(
+            domain=JaxDomain.of(self.data.inputs),
             num_steps=canary.num_steps,
             step_size=canary.step_size,
             radius=radius,
@@ -149,7 +150,7 @@ class Crafting:
         return -self.loss(one, target)
 
     def _cosine(self, canary: Crafted) -> OfOne:
-        """The absolute cosine to the mean gradient of held-out data, and what else the canary says."""
+        """Return the absolute cosine to the mean gradient of held-out data, and what else the canary says."""
         reference = mean_gradient(self.data, self.gradient)
 
         def value(one: Any, target: Any) -> jax.Array:
@@ -162,7 +163,7 @@ class Crafting:
 
 
 def mean_gradient(data: HeldOutArrays, gradient: OfOne) -> jax.Array:
-    """Of all held-out examples, found in chunks of one size; what fills the last one up has no weight."""
+    """Return it of all held-out examples, in chunks of one size; what fills up the last has no weight."""
     size = min(_AT_ONCE, len(data))
     places = np.arange(math.ceil(len(data) / size) * size)
     weights = (places < len(data)).astype(np.float32)
@@ -174,5 +175,5 @@ def mean_gradient(data: HeldOutArrays, gradient: OfOne) -> jax.Array:
 
 
 def _norm(vector: jax.Array) -> jax.Array:
-    """Never zero, where a square root has no derivative."""
+    """Return a norm that is never zero, where a square root has no derivative."""
     return jnp.sqrt(vector @ vector + _TINY)

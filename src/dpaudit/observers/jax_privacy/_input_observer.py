@@ -1,6 +1,7 @@
 """Examples as canaries between the loss and the noise of a step.
 
-What happens outside of compiled code with canaries that are examples.
+The library's own code finds, clips and adds the gradients of :class:`InputInsertion`. A canary is looked for
+along its gradient at the weights of the step.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from dpaudit._types import FloatArray
 from dpaudit.canaries import Coins, InputCanary
 from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import HeldOutArrays, first_examples, flat, unflat
-from dpaudit.observers.jax_privacy._clipping import Clip
-from dpaudit.observers.jax_privacy._crafting import Crafting
-from dpaudit.observers.jax_privacy._host import Host, StepBarrier, shape_of
-from dpaudit.observers.jax_privacy._observer import Join, Observer, tolerance_of
-from dpaudit.recording import Recorder
+from dpaudit.observers.jax_privacy._clipping import JaxClip
+from dpaudit.observers.jax_privacy._crafting import JaxCrafting
+from dpaudit.observers.jax_privacy._host import NO_GRADIENT, Host, shape_of
+from dpaudit.observers.jax_privacy._observer import num_numbers, tolerance_of
 
-_CRAFTING = 4  # a purpose of chance, besides those of Draws
+_CRAFTING = 4  # a purpose of random numbers, besides those of Draws
 _MANY = "does the model have so many? num_classes of hold_out() says how many there are."
 _ROOM = 1e-3  # by how much two directions of length 1 may differ that are the same
+_SHORTEST = 1e-12  # in clipping norms: along a gradient that is shorter nothing can be said
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """What a gradient has of the canaries, and where a release is looked at for them."""
+class CanaryDirections:
+    """What a gradient has of the canaries, and along which directions a release is scored."""
 
     directions: Any  # canaries x parameters, of length 1, or zeros where nothing can be said
     lengths: Any  # what each canary may add at most, where the noise is
@@ -42,66 +43,89 @@ class Seen:
     losses: Any  # of each canary
 
 
-class InputHost(Host):
-    """Keeps examples between steps, and between a gradient and its release where canaries are looked for."""
+class InputInsertion:
+    """Canaries that are examples, and go through the loss too.
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        coins: Coins,
-        barrier: StepBarrier,
-        canary: InputCanary,
-        data: HeldOutArrays | None,
-    ) -> None:
-        super().__init__(recorder, coins, barrier)
-        self.canary, self.data = canary, data
-        self._examples = self._first(0)
+    A score is what was released along the canary's gradient, without the batch and the other canaries, over
+    what the canary may add: 1 where it is, more if it was not clipped. Examples are kept between steps, and
+    their directions between a gradient and its release.
+    """
+
+    def __init__(self, host: Host, coins: Coins, canary: InputCanary, data: HeldOutArrays | None) -> None:
+        self._host, self._coins, self._canary, self._data = host, coins, canary, data
+        self._examples = self._first_examples(0)
         self._made_at: int | None = None
-        self._seen: Seen | None = None
+        self._along: CanaryDirections | None = None
 
-    def _first(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        rng = self.draws.chance(index, _CRAFTING)
-        made = first_examples(self.canary, self.data, self.draws.num_canaries, rng)
+    def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any) -> Any:
+        inputs, rows, losses = self._gradients(clip, args)
+        joins = self._host.joins()
+        summed = partial(_summed, clip=clip, args=args, like=total)
+        together = summed(rows * joins[:, None])
+        alone = jax.lax.map(lambda row: flat(summed(row[None])), rows)
+        joined = jax.tree.map(jnp.add, total, together)
+        norms = clip.norm(self._host.norm), self._host.norm
+        along = _directions(rows, alone, joins, flat(together), norms=norms)
+        along = replace(along, losses=losses)
+        off = jnp.max(jnp.abs(along.inserted - joins @ alone))
+        stray = off > tolerance_of(total) * jnp.max(jnp.abs(alone))
+        batch, both = (along.directions @ flat(tree) for tree in (total, joined))
+        self._host.call(self._note_inputs, None, inputs, batch, both, stray, along)
+        return joined
+
+    def _gradients(self, clip: JaxClip, args: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Return the inputs of this step's canaries, their gradients before clipping, and their losses."""
+        shapes = jax.tree.map(shape_of, (np.zeros((), np.bool_), *self._examples))
+        is_due, inputs, targets = self._host.call(self._current_examples, shapes)
+        loss = partial(clip.loss, args)
+
+        def gradient(one: Any, target: Any) -> jax.Array:
+            return flat(clip.gradient(args, one, target))
+
+        if self._canary.looks_at_weights:
+            assert self._data is not None  # as required
+            crafting = JaxCrafting(
+                data=self._data, loss=loss, gradient=gradient, max_grad_norm=clip.norm(self._host.norm)
+            )
+            craft = partial(crafting, self._canary)
+            inputs = jax.lax.cond(is_due, craft, lambda start, _: start, inputs, targets)
+        return inputs, jax.vmap(gradient)(inputs, targets), jax.vmap(loss)(inputs, targets)
+
+    def _current_examples(self) -> tuple[Any, ...]:
+        """Return whether canaries are to be crafted now, and their inputs and classes."""
+        index = self._host.step
+        is_due = self._canary.is_due(index, self._made_at)
+        if is_due:
+            self._examples, self._made_at = self._first_examples(index), index
+        return np.bool_(is_due), *self._examples
+
+    def _first_examples(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = self._coins.chance(index, _CRAFTING)
+        made = first_examples(self._canary, self._data, self._coins.num_canaries, rng)
         # numpy alone: what is called from compiled code must not compute with jax, which would wait for it
         inputs, targets = (part.astype(jax.dtypes.canonicalize_dtype(part.dtype)) for part in made)
         return inputs, targets
 
-    def examples(self) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Whether canaries are to be crafted now, and their inputs and classes; inside of compiled code."""
-        shapes = jax.tree.map(shape_of, (np.zeros((), np.bool_), *self._examples))
-        found: tuple[jax.Array, jax.Array, jax.Array] = self.call(self._now, shapes)
-        return found
-
-    def _now(self) -> tuple[Any, ...]:
-        index = self._recorder.num_done
-        due = self.canary.is_due(index, self._made_at)
-        if due:
-            self._examples, self._made_at = self._first(index), index
-        return np.bool_(due), *self._examples
-
-    def note_inputs(self, inputs: Any, batch: Any, joined: Any, stray: Any, seen: Seen) -> None:
+    def _note_inputs(self, inputs: Any, batch: Any, joined: Any, stray: Any, along: CanaryDirections) -> None:
         """Keep what a gradient was with and without canaries, and the inputs that were crafted."""
-        self.call(self._note_inputs, None, inputs, batch, joined, stray, seen)
-
-    def _note_inputs(self, inputs: Any, batch: Any, joined: Any, stray: Any, seen: Seen) -> None:
         self._examples = np.asarray(inputs), self._examples[1]
         if stray:
             raise InputError(
                 "Expected a gradient function that clips each example by itself, got one that makes another "
                 "sum of the canaries together than of each alone: examples act on each other."
             )
-        self._note(batch, joined, stray)
-        if self._recorder.num_done == 0:
-            self._require_told(np.asarray(seen.losses), np.asarray(seen.directions))
-        if self._seen is None:
-            self._seen = jax.tree.map(np.asarray, seen)
-        elif np.abs(np.asarray(seen.directions) - self._seen.directions).max() > _ROOM:
+        self._host.add_pending(batch, joined)
+        if self._host.step == 0:
+            self._check_first(np.asarray(along.losses), np.asarray(along.directions))
+        if self._along is None:
+            self._along = jax.tree.map(np.asarray, along)
+        elif np.abs(np.asarray(along.directions) - self._along.directions).max() > _ROOM:
             raise InputError(
                 "Expected gradients that are added up to one step to be of the same weights, got others."
             )
 
-    def _require_told(self, losses: np.ndarray, directions: np.ndarray) -> None:
-        """At the first weights each canary has to say something; later, a training may have diverged."""
+    def _check_first(self, losses: np.ndarray, directions: np.ndarray) -> None:
+        """Each canary has to tell something at the first weights; later, a training may have diverged."""
         is_silent = ~directions.any(axis=1)
         lost, silent = (
             np.unique(self._examples[1][what]).tolist() for what in (~np.isfinite(losses), is_silent)
@@ -117,103 +141,41 @@ class InputHost(Host):
                 stacklevel=2,
             )
 
-    def looked_at(self, num_parameters: int) -> tuple[jax.Array, jax.Array]:
-        """The directions, and what was inserted; inside of compiled code."""
-        count = self.draws.num_canaries
-        shapes = np.zeros((count, num_parameters), np.float32), np.zeros(num_parameters, np.float32)
-        found: tuple[jax.Array, jax.Array] = self.call(self._looked_at, jax.tree.map(shape_of, shapes))
-        return found
+    def take_off(self, arrived: Any, released: Any) -> Any:
+        count, size = self._coins.num_canaries, num_numbers(arrived)
+        shapes = np.zeros((count, size), np.float32), np.zeros(size, np.float32)
+        directions, inserted = self._host.call(self._current_directions, jax.tree.map(shape_of, shapes))
+        products, given = (directions @ flat(tree) for tree in (released, arrived))
+        noisy = self._host.sampled(released, arrived)
+        room = np.float32(tolerance_of(arrived))
+        scale = self._host.call(self._release, shape_of(products), products, given, *noisy, room)[0]
+        return jax.tree.map(jnp.subtract, arrived, unflat(scale * inserted, arrived))
 
-    def _looked_at(self) -> tuple[Any, Any]:
-        if self._seen is None:
-            raise InputError(
-                "Expected the gradient function of observe() to be called before each update of the "
-                "privatizer; it was not."
-            )
-        return self._seen.directions, self._seen.inserted
+    def _current_directions(self) -> tuple[Any, Any]:
+        if self._along is None:
+            raise InputError(NO_GRADIENT)
+        return self._along.directions, self._along.inserted
 
     def _release(self, products: Any, arrived: Any, after: Any, before: Any, tolerance: Any) -> FloatArray:
-        """Keep the scores; returns by what the loop multiplied the sum."""
-        seen, self._seen = self._seen, None
-        pending, scale = self._arrived(arrived, tolerance)
-        assert seen is not None  # _looked_at comes first
-        known = scale * (pending.batch + np.asarray(seen.others, np.float64))
-        self._keep((np.asarray(products, np.float64) - known) / seen.lengths, after, before)
+        """Keep the scores of a release; return by what the loop multiplied the sum."""
+        along, self._along = self._along, None
+        pending, scale = self._host.pop_pending(arrived, tolerance)
+        assert along is not None  # _current_directions comes first
+        known = scale * (pending.batch + np.asarray(along.others, np.float64))
+        self._host.keep((np.asarray(products, np.float64) - known) / along.lengths, after, before)
         return np.full_like(products, scale)
 
 
-_SHORTEST = 1e-12  # in clipping norms: along a gradient that is shorter nothing can be said
-
-
-class InputObserver(Observer):
-    """Lets examples join: the library's own code finds, clips and adds their gradients.
-
-    A canary is looked for along its gradient at the weights of the step. A score is what was released there,
-    without the batch and the other canaries, over what the canary may add: 1 where it is, more if it was not
-    clipped.
-    """
-
-    def __init__(self, host: InputHost, max_grad_norm: float | None = None) -> None:
-        super().__init__(host, max_grad_norm)
-        self._inputs = host
-
-    def _joining(self, clip: Clip) -> Join:
-        return partial(self._join, clip)
-
-    def _join(self, clip: Clip, args: Any, total: Any) -> Any:
-        inputs, rows, losses = self._gradients(clip, args)
-        joins = self._inputs.joins(len(rows))
-        summed = partial(_summed, clip=clip, args=args, like=total)
-        together = summed(rows * joins[:, None])
-        alone = jax.lax.map(lambda row: flat(summed(row[None])), rows)
-        joined = jax.tree.map(jnp.add, total, together)
-        seen = _seen(rows, alone, joins, flat(together), norms=(clip.norm(self.norm), self.norm))
-        seen = replace(seen, losses=losses)
-        off = jnp.max(jnp.abs(seen.inserted - joins @ alone))
-        stray = off > tolerance_of(total) * jnp.max(jnp.abs(alone))
-        batch, both = (seen.directions @ flat(tree) for tree in (total, joined))
-        self._inputs.note_inputs(inputs, batch, both, stray, seen)
-        return joined
-
-    def _gradients(self, clip: Clip, args: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The inputs of this step's canaries, their gradients before clipping, and their losses."""
-        host = self._inputs
-        due, inputs, targets = host.examples()
-
-        loss = partial(clip.loss, args)
-
-        def gradient(one: Any, target: Any) -> jax.Array:
-            return flat(clip.gradient(args, one, target))
-
-        if host.canary.looks_at_weights:
-            assert host.data is not None  # as required
-            crafting = Crafting(
-                data=host.data,
-                loss=loss,
-                gradient=gradient,
-                max_grad_norm=clip.norm(self.norm),
-            )
-            make = partial(crafting, host.canary)
-            inputs = jax.lax.cond(due, make, lambda start, _: start, inputs, targets)
-        return inputs, jax.vmap(gradient)(inputs, targets), jax.vmap(loss)(inputs, targets)
-
-    def _without(self, arrived: Any, released: Any) -> Any:
-        size = sum(leaf.size for leaf in jax.tree.leaves(arrived))
-        directions, inserted = self._inputs.looked_at(size)
-        seen, given = (directions @ flat(tree) for tree in (released, arrived))
-        noisy = self._noisy(released, arrived)
-        scale = self._inputs.release(seen, given, noisy, tolerance_of(arrived))[0]
-        return jax.tree.map(jnp.subtract, arrived, unflat(scale * inserted, arrived))
-
-
-def _summed(rows: jax.Array, *, clip: Clip, args: Any, like: Any) -> Any:
-    """The clipped sum of these gradients, by the library; zeros fill up a microbatch."""
+def _summed(rows: jax.Array, *, clip: JaxClip, args: Any, like: Any) -> Any:
+    """Return the clipped sum of these gradients, by the library; zeros fill up a microbatch."""
     missing = math.ceil(len(rows) / clip.multiple) * clip.multiple - len(rows)
     return clip.total(args, unflat(jnp.pad(rows, ((0, missing), (0, 0))), like))
 
 
-def _seen(rows: Any, alone: Any, joins: Any, inserted: Any, *, norms: tuple[float, float]) -> Seen:
-    """Where canaries with these gradients are looked for.
+def _directions(
+    rows: Any, alone: Any, joins: Any, inserted: Any, *, norms: tuple[float, float]
+) -> CanaryDirections:
+    """Return where canaries with these gradients are looked for.
 
     ``norms``: from which length on they are clipped, and what such a one may add.
     """
@@ -223,4 +185,4 @@ def _seen(rows: Any, alone: Any, joins: Any, inserted: Any, *, norms: tuple[floa
     directions = jnp.where(can_tell[:, None], rows / jnp.where(can_tell, found, 1.0)[:, None], 0.0)
     lengths = jnp.where(can_tell, jnp.minimum(found / clip_norm, 1.0) * most, 1.0)
     own = joins * jnp.sum(directions * alone, axis=1)
-    return Seen(directions, lengths, directions @ inserted - own, inserted, losses=None)
+    return CanaryDirections(directions, lengths, directions @ inserted - own, inserted, losses=None)

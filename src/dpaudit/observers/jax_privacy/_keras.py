@@ -1,4 +1,4 @@
-"""The way in for the Keras API."""
+"""``observe_model()`` of the Keras API, whose training step is compiled again with canaries in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpaudit.errors import InputError
 from dpaudit.observers._patching import with_block
 from dpaudit.observers.jax_privacy._clipping import marked, require_unmarked
 from dpaudit.observers.jax_privacy._host import Host, StepBarrier
-from dpaudit.observers.jax_privacy._observer import Observer
+from dpaudit.observers.jax_privacy._observer import GradientInsertion, JaxObserver
 from dpaudit.recording import DPSGDParams, LiveBound, NoiseLog, ReadClaim, Recorder, TrainingInfo
 
 _DIRAC = Dirac()
@@ -69,7 +69,7 @@ def observe_model(
     )
     draws = Draws(canary, num_canaries, fresh_seed(seed))
     host = Host(recorder, draws, barrier, num_releases=config.gradient_accumulation_steps)
-    with _observed(model, Observer(host)):
+    with _observed(model, JaxObserver(host, GradientInsertion(host, draws))):
         try:
             yield recorder
             barrier.wait()  # for the last step
@@ -96,8 +96,8 @@ def _read_params(model: Any, config: Any) -> DPSGDParams:
 
 
 @contextmanager
-def _observed(model: Any, observer: Observer) -> Iterator[None]:
-    """The step is compiled anew, with the observer in it, and anew without it afterwards."""
+def _observed(model: Any, observer: JaxObserver) -> Iterator[None]:
+    """Have the step compiled again with the observer in it, and again without it afterwards."""
     train_step = model.train_step
 
     def observed_step(*args: Any, **kwargs: Any) -> Any:
@@ -112,8 +112,8 @@ def _observed(model: Any, observer: Observer) -> Iterator[None]:
 
 
 @contextmanager
-def _library_observed(observer: Observer) -> Iterator[None]:
-    """The step makes its gradient function and its privatizer by these names, whenever it is compiled."""
+def _library_observed(observer: JaxObserver) -> Iterator[None]:
+    """Replace the names by which a step that is compiled makes its gradient function and privatizer."""
     noises = jax_privacy.noise_addition
     clipped_grad, gaussian_privatizer = jax_privacy.clipped_grad, noises.gaussian_privatizer
     jax_privacy.clipped_grad = lambda *args, **options: observer.gradient(clipped_grad(*args, **options))

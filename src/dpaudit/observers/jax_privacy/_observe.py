@@ -1,7 +1,4 @@
-"""The way in for loops with ``clipped_grad`` and a privatizer.
-
-What a privatizer and a sampler of batches say of the training.
-"""
+"""``observe()`` of loops with ``clipped_grad`` and a privatizer, and what it reads there of the claim."""
 
 from __future__ import annotations
 
@@ -20,54 +17,11 @@ from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import Given, HeldOutArrays, require_examples
 from dpaudit.observers.jax_privacy._clipping import require_unmarked
 from dpaudit.observers.jax_privacy._host import Host, StepBarrier
-from dpaudit.observers.jax_privacy._input_observer import InputHost, InputObserver
-from dpaudit.observers.jax_privacy._observer import Observer
+from dpaudit.observers.jax_privacy._input_observer import InputInsertion
+from dpaudit.observers.jax_privacy._observer import GradientInsertion, Insertion, JaxObserver
 from dpaudit.recording import DPSGDParams, LiveBound, NoiseLog, ReadClaim, Recorder, TrainingInfo
 
 _ENOUGH = 16  # steps in which noise that steps share shows
-
-
-def noise_of(privatizer: Any) -> float | None:
-    """The standard deviation of the noise of each step, if it is one of the library's privatizers."""
-    if not isinstance(privatizer, optax.GradientTransformation):
-        raise InputError(
-            f"Expected a privatizer of jax_privacy.noise_addition, got a {type(privatizer).__name__}."
-        )
-    update = privatizer.update
-    require_unmarked(update, "privatizer")
-    if getattr(update, "__module__", "").startswith("optax"):
-        raise InputError(
-            f"Expected the privatizer alone, got a transformation of {update.__module__}: give the "
-            "privatizer to observe(), and chain what it returns."
-        )
-    known = inspect.getclosurevars(update).nonlocals if inspect.isfunction(update) else {}
-    if not {"stddev", "noising_matrix"} <= set(known):  # one that somebody wrote: it may use any names
-        return None
-    return float(known["stddev"]) * _factor(known["noising_matrix"])
-
-
-def _factor(matrix: Any) -> float:
-    """What multiplies the noise of every step alike."""
-    dense = np.asarray(matrix.materialize(_ENOUGH) if isinstance(matrix, StreamingMatrix) else matrix)
-    if not np.allclose(dense, dense[0, 0] * np.eye(len(dense))):
-        raise InputError(
-            "Expected noise that is independent in each step, as of gaussian_privatizer, got noise of a "
-            "matrix factorization: a claim of DP-SGD does not describe it."
-        )
-    return float(dense[0, 0])
-
-
-def rate_of(sampling: Any) -> float:
-    """The sample rate of a strategy of ``jax_privacy.batch_selection``."""
-    plain = isinstance(sampling, CyclicPoissonSampling) and sampling.cycle_length == 1
-    if not plain or sampling.truncated_batch_size is not None:
-        raise InputError(
-            f"Expected Poisson sampling in one cycle without truncation, got {sampling!r}: pass "
-            "sample_rate=... instead."
-        )
-    return float(sampling.sampling_prob)
-
-
 _DIRAC = Dirac()
 _GRADIENTS, _INPUTS = 64, 16  # canaries
 
@@ -107,8 +61,8 @@ def observe(
     it in every step; else an error ends the training. The step may be compiled, or not. The noise multiplier
     is read from both, and the sample rate from ``sampling`` (a strategy of ``jax_privacy.batch_selection``),
     unless they are given here or to ``audit()``. Without ``max_grad_norm``, one example adds what
-    ``grad_fn`` says. Chance comes from ``seed``, or from the operating system. ``callbacks`` get the live
-    bound while the training runs (with ``every`` so many steps); they may raise to end it.
+    ``grad_fn`` says. Without ``seed``, the random seed comes from the operating system. ``callbacks`` get the
+    live bound while the training runs (every ``every`` steps); they may raise to end it.
 
     By default there are 64 canaries that are gradients. With ``held_out``, the examples that :func:`hold_out`
     split off, ``canary`` may be an example, such as ``Crafted()``: by default 16, which go through the loss
@@ -118,9 +72,8 @@ def observe(
     rate = None if sampling is None else rate_of(sampling)
 
     def read() -> DPSGDParams:
-        return DPSGDParams(
-            noise_multiplier=None if noise is None else noise / observer.norm, sample_rate=rate
-        )
+        multiplier = None if noise is None else noise / host.norm
+        return DPSGDParams(noise_multiplier=multiplier, sample_rate=rate)
 
     given = DPSGDParams(
         noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
@@ -135,19 +88,21 @@ def observe(
         callbacks=callbacks,
         noise=NoiseLog(),
         signal=min(canary.scale, 1.0) if isinstance(canary, GradientCanary) else 1.0,
-        facts=lambda: TrainingInfo(canary=canary, max_grad_norm=observer.norm),
+        facts=lambda: TrainingInfo(canary=canary, max_grad_norm=host.norm),
         synchronize=barrier.wait,
     )
-    chance = fresh_seed(seed)
-    observer: Observer
+    insertion: Insertion
     if isinstance(canary, InputCanary):
         require_examples(canary, held_out)
-        coins = Coins(_num_inputs(canary, num_canaries), chance)
-        observer = InputObserver(InputHost(recorder, coins, barrier, canary, held_out), max_grad_norm)
+        coins = Coins(_num_inputs(canary, num_canaries), fresh_seed(seed))
+        host = Host(recorder, coins, barrier)
+        insertion = InputInsertion(host, coins, canary, held_out)
     else:
         _refuse_data(canary, held_out)
-        draws = Draws(canary, _GRADIENTS if num_canaries is None else num_canaries, chance)
-        observer = Observer(Host(recorder, draws, barrier), max_grad_norm)
+        draws = Draws(canary, _GRADIENTS if num_canaries is None else num_canaries, fresh_seed(seed))
+        host = Host(recorder, draws, barrier)
+        insertion = GradientInsertion(host, draws)
+    observer = JaxObserver(host, insertion, max_grad_norm)
     return Observed(observer.gradient(grad_fn), observer.privatizer(privatizer), recorder)
 
 
@@ -162,3 +117,44 @@ def _num_inputs(canary: InputCanary, asked: int | None) -> int:
 def _refuse_data(canary: GradientCanary, held_out: object) -> None:
     if held_out is not None:
         raise InputError(f"Expected no held_out with {canary!r}, which is made from no example.")
+
+
+def noise_of(privatizer: Any) -> float | None:
+    """Return the standard deviation of the noise of each step, if it is one of the library's privatizers."""
+    if not isinstance(privatizer, optax.GradientTransformation):
+        raise InputError(
+            f"Expected a privatizer of jax_privacy.noise_addition, got a {type(privatizer).__name__}."
+        )
+    update = privatizer.update
+    require_unmarked(update, "privatizer")
+    if getattr(update, "__module__", "").startswith("optax"):
+        raise InputError(
+            f"Expected the privatizer alone, got a transformation of {update.__module__}: give the "
+            "privatizer to observe(), and chain what it returns."
+        )
+    known = inspect.getclosurevars(update).nonlocals if inspect.isfunction(update) else {}
+    if not {"stddev", "noising_matrix"} <= set(known):  # not of the library: it may use any names
+        return None
+    return float(known["stddev"]) * _factor(known["noising_matrix"])
+
+
+def _factor(matrix: Any) -> float:
+    """Return what multiplies the noise of every step alike."""
+    dense = np.asarray(matrix.materialize(_ENOUGH) if isinstance(matrix, StreamingMatrix) else matrix)
+    if not np.allclose(dense, dense[0, 0] * np.eye(len(dense))):
+        raise InputError(
+            "Expected noise that is independent in each step, as of gaussian_privatizer, got noise of a "
+            "matrix factorization: a claim of DP-SGD does not describe it."
+        )
+    return float(dense[0, 0])
+
+
+def rate_of(sampling: Any) -> float:
+    """Return the sample rate of a strategy of ``jax_privacy.batch_selection``."""
+    plain = isinstance(sampling, CyclicPoissonSampling) and sampling.cycle_length == 1
+    if not plain or sampling.truncated_batch_size is not None:
+        raise InputError(
+            f"Expected Poisson sampling in one cycle without truncation, got {sampling!r}: pass "
+            "sample_rate=... instead."
+        )
+    return float(sampling.sampling_prob)
