@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 
 import dpaudit
 from dpaudit.observers.opacus import _input_canaries, hold_out, observe
-from dpaudit.observers.opacus._observer import Observer
+from dpaudit.observers.opacus._observer import OpacusObserver
 
 VIOLATION = dpaudit.Verdict.VIOLATION
 QUICK = dpaudit.Crafted(num_steps=5)
@@ -72,20 +72,23 @@ class Slow:
     """Scores by the most obvious route: a backward pass for each canary, by a copy of the model."""
 
     def __init__(self, monkeypatch, build):
-        self.build, self.scores, self._look = build, [], None
-        original_join, original_update = _input_canaries.InputCanaries.join, Observer._before_update
+        self.build, self.scores = build, []
+        original_add, original_update = (
+            _input_canaries.InputCanaries.add_to_sum,
+            OpacusObserver._before_update,
+        )
 
-        def join(canaries, index, numbers, *, inserts):
-            look = original_join(canaries, index, numbers, inserts=inserts)
-            self._note(canaries, index, numbers)
-            return look
+        def add_to_sum(canaries, index, members, *, inserts):
+            projection = original_add(canaries, index, members, inserts=inserts)
+            self._note(canaries, index, members)
+            return projection
 
         def update(observer, *rest):
             self._score(observer)
             return original_update(observer, *rest)
 
-        monkeypatch.setattr(_input_canaries.InputCanaries, "join", join)
-        monkeypatch.setattr(Observer, "_before_update", update)
+        monkeypatch.setattr(_input_canaries.InputCanaries, "add_to_sum", add_to_sum)
+        monkeypatch.setattr(OpacusObserver, "_before_update", update)
 
     @torch.enable_grad()
     def _note(self, canaries, index, numbers):
@@ -155,35 +158,35 @@ def test_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not(audited):
         assert side.std() == pytest.approx(0.7, rel=0.1)  # mislabelled: longer than the clipping norm
 
 
-def looked_along(monkeypatch):
-    """Keeps what is looked along in every step: directions of length 1, and lengths in clipping norms."""
-    directions, lengths, original = [], [], _input_canaries.InputCanaries.join
+def projections(monkeypatch):
+    """Keep what scores are projected on in every step: unit directions, and lengths in clipping norms."""
+    directions, lengths, original = [], [], _input_canaries.InputCanaries.add_to_sum
 
-    def join(*args, **options):
-        look = original(*args, **options)
-        norms = look.squares.double().sqrt()
-        directions.append((look.directions.double() / norms[:, None]).numpy())
-        lengths.append((norms / look.reach).numpy())
-        return look
+    def add_to_sum(*args, **options):
+        projection = original(*args, **options)
+        norms = projection.squares.double().sqrt()
+        directions.append((projection.directions.double() / norms[:, None]).numpy())
+        lengths.append((norms / projection.norm).numpy())
+        return projection
 
-    monkeypatch.setattr(_input_canaries.InputCanaries, "join", join)
+    monkeypatch.setattr(_input_canaries.InputCanaries, "add_to_sum", add_to_sum)
     return {"directions": directions, "lengths": lengths}
 
 
 @pytest.mark.parametrize("canary", MOSTLY_LONG, ids=lambda canary: type(canary).__name__)
 def test_scores_are_presence_and_noise_of_the_canarys_length(audited, monkeypatch, canary):
-    looked = looked_along(monkeypatch)
+    projected = projections(monkeypatch)
     state = audited(canary, num_steps=100).recorder.state_dict()
     kept = {name: state[name] for name in ("scores", "present")}
-    assert off(statistics(**kept, **looked, noise_multiplier=0.7)) == {}
+    assert off(statistics(**kept, **projected, noise_multiplier=0.7)) == {}
 
 
 def test_scores_of_less_noise_than_claimed_are_told_apart(audited, monkeypatch):
     monkeypatch.setattr(DPOptimizer, "add_noise", with_less_noise)
-    looked = looked_along(monkeypatch)
+    projected = projections(monkeypatch)
     state = audited(dpaudit.Mislabelled(), num_steps=200).recorder.state_dict()
     kept = {name: state[name] for name in ("scores", "present")}
-    assert statistics(**kept, **looked, noise_multiplier=0.7)["spread"] < -MOST
+    assert statistics(**kept, **projected, noise_multiplier=0.7)["spread"] < -MOST
 
 
 @pytest.mark.long

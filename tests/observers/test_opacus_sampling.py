@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, W
 
 import dpaudit
 from dpaudit.observers.opacus import observe
-from dpaudit.observers.opacus._sampling import enlarge
+from dpaudit.observers.opacus._sampling import SamplerWithCanaries
 
 VIOLATION, NO_VIOLATION = dpaudit.Verdict.VIOLATION, dpaudit.Verdict.NO_VIOLATION
 STEPS, EXAMPLES, BATCH = 100, 250, 10  # one setting: the curve of the whole training is found once
@@ -239,7 +239,7 @@ def test_batches_of_any_size_can_be_enlarged(examples, batch, drop_last):
     data = range(examples)
     plain = BatchSampler(RandomSampler(data), batch, drop_last)
     for more in (1, 17, 4096):
-        enlarged = enlarge(plain, more)
+        enlarged = SamplerWithCanaries.of(plain, more)
         sizes = [len(drawn) for drawn in enlarged.batches(lambda: iter(plain))]
         shares = np.array(sizes) / (examples + more)
         before = np.array([len(drawn) for drawn in plain]) / examples

@@ -1,6 +1,7 @@
-"""The places of Opacus where a per-example gradient is clipped and added.
+"""Clipping by Opacus' own code: where a per-example gradient is clipped and added to ``p.summed_grad``.
 
-Which of the optimizers of Opacus can be observed, and where each of them clips.
+:func:`clip_for` says which optimizers can be observed, and how each of them clips. The row of a canary takes
+the same path as those of examples, and leaves nothing behind but its part of the sum.
 """
 
 from __future__ import annotations
@@ -17,56 +18,59 @@ from torch import Tensor
 
 from dpaudit.errors import InputError
 
-_NOT_THERE = object()
+_UNSUPPORTED: dict[type, str] = {
+    DistributedPerLayerOptimizer: "it clips and adds noise inside of the backward pass, a layer at a time; "
+    "make_private gives a SimpleDistributedPerLayerOptimizer, which can be observed",
+    FSDPOptimizerFastGradientClipping: "no process has a whole gradient; observe the same training with "
+    'grad_sample_mode="ghost" on a smaller model',
+}
+_MISSING = object()
 
 
-class Clip(ABC):
+class OpacusClip(ABC):
     """Clips rows and adds them to ``p.summed_grad`` with the library's own code.
 
-    All else that this code changes is put back as it was.
+    Everything else that this code changes is restored.
     """
 
     not_covered: tuple[str, ...] = ()
 
+    @abstractmethod
+    def add_to_sum(self, rows: Tensor) -> None:
+        """Clip and add ``rows``, gradients x parameters."""
+
+    @abstractmethod
+    def batch_sizes(self) -> list[int]:
+        """Return the number of examples of each backward pass that the optimizer clips now."""
+
+    @abstractmethod
+    def pending_batch_sizes(self) -> list[int]:
+        """Return the same between steps, for the passes that are yet to be clipped."""
+
+
+class PerSampleClip(OpacusClip):
+    """Per-sample gradients exist, and the optimizer clips them: hooks, functorch, ew."""
+
     def __init__(self, optimizer: DPOptimizer) -> None:
         self._optimizer = optimizer
 
-    @abstractmethod
-    def add(self, rows: Tensor) -> None:
-        """``rows`` are gradients x parameters, not clipped yet."""
-
-    @abstractmethod
-    def passes(self) -> list[int]:
-        """How many examples each of the backward passes had that the optimizer clips now."""
-
-    def pending(self) -> list[int]:
-        """The same between steps, if there are passes that it is yet to clip."""
-        return self.passes()
-
-    def _pieces(self, flat: Tensor) -> Iterator[tuple[torch.nn.Parameter, Tensor]]:
-        """Each parameter with its part of the last dimension, in the parameter's shape."""
+    def add_to_sum(self, rows: Tensor) -> None:
         parameters = self._optimizer.params
-        parts = torch.split_with_sizes(flat, [parameter.numel() for parameter in parameters], dim=-1)
-        for parameter, part in zip(parameters, parts, strict=True):
-            yield parameter, part.reshape(*flat.shape[:-1], *parameter.shape).to(parameter.dtype)
-
-
-class RowClip(Clip):
-    """Per-example gradients exist, and the optimizer clips them: hooks, functorch, ew."""
-
-    def add(self, rows: Tensor) -> None:
-        with kept(self._optimizer), attribute_kept(self._optimizer.params, "grad_sample"):
-            for parameter, part in self._pieces(rows):
-                parameter.grad_sample = part  # type: ignore[attr-defined]  # a name of Opacus
+        with restored(self._optimizer), attribute_restored(parameters, "grad_sample"):
+            for parameter, part in split_like(rows, parameters):
+                parameter.grad_sample = part.to(parameter.dtype)
             self._optimizer.clip_and_accumulate()
 
-    def passes(self) -> list[int]:
+    def batch_sizes(self) -> list[int]:
         samples = getattr(self._optimizer.params[0], "grad_sample", None)
         parts = samples if isinstance(samples, list) else [] if samples is None else [samples]
         return [len(part) for part in parts if not hasattr(part, "_processed")]
 
+    def pending_batch_sizes(self) -> list[int]:
+        return self.batch_sizes()
 
-class GhostClip(Clip):
+
+class GhostClip(OpacusClip):
     """The model finds norms without gradients and weighs the loss: canaries join after the norms."""
 
     not_covered = (
@@ -75,84 +79,85 @@ class GhostClip(Clip):
     )
 
     def __init__(self, optimizer: DPOptimizer, module: Any) -> None:
-        super().__init__(optimizer)
-        self._module = module
+        self._optimizer, self._module = optimizer, module
 
-    def add(self, rows: Tensor) -> None:
-        parameters = self._module.trainable_parameters
-        with kept(self._module), attribute_kept(parameters, "_norm_sample"):
-            for parameter in parameters:
+    def add_to_sum(self, rows: Tensor) -> None:
+        own, trainable = self._optimizer.params, self._module.trainable_parameters
+        with restored(self._module), attribute_restored(trainable, "_norm_sample"):
+            for parameter in trainable:
                 parameter._norm_sample = rows.new_zeros(len(rows))
-            for parameter, part in self._pieces(rows):
-                parameter._norm_sample = part.flatten(1).norm(dim=1)  # type: ignore[attr-defined]
+            for parameter, part in split_like(rows, own):
+                parameter._norm_sample = part.to(parameter.dtype).flatten(1).norm(dim=1)
             weights = self._module.get_clipping_coef()
-        with attribute_kept(self._optimizer.params, "grad"):
-            for parameter, part in self._pieces(weights.to(rows.dtype) @ rows):
-                parameter.grad = part
+        with attribute_restored(own, "grad"):
+            for parameter, part in split_like(weights.to(rows.dtype) @ rows, own):
+                parameter.grad = part.to(parameter.dtype)
             self._optimizer.accumulate()
 
-    def passes(self) -> list[int]:
+    def batch_sizes(self) -> list[int]:
         norms = self._module._per_sample_gradient_norms
         return [] if norms is None else [len(norms)]
 
-    def pending(self) -> list[int]:
+    def pending_batch_sizes(self) -> list[int]:
         return []  # norms stay after they were used
 
 
-@contextmanager
-def kept(owner: Any) -> Iterator[None]:
-    """Counters of ``owner``, such as how many examples were not clipped, stay as they are."""
-    before = {name: _copied(value) for name, value in vars(owner).items()}
-    try:
-        yield
-    finally:
-        vars(owner).update(before)
-
-
-def _copied(value: Any) -> Any:
-    """Only tensors are changed in place by what is called here."""
-    return value.clone() if isinstance(value, Tensor) else value
-
-
-@contextmanager
-def attribute_kept(owners: Sequence[Any], name: str) -> Iterator[None]:
-    """What each of them has by this name, or that it has nothing, comes back at the end."""
-    before = [getattr(owner, name, _NOT_THERE) for owner in owners]
-    try:
-        yield
-    finally:
-        for owner, value in zip(owners, before, strict=True):
-            if value is not _NOT_THERE:
-                setattr(owner, name, value)
-            elif hasattr(owner, name):
-                delattr(owner, name)
-
-
-_NO_PLACE: dict[type, str] = {
-    DistributedPerLayerOptimizer: "it clips and adds noise inside of the backward pass, a layer at a time; "
-    "make_private gives a SimpleDistributedPerLayerOptimizer, which can be observed",
-    FSDPOptimizerFastGradientClipping: "no process has a whole gradient; observe the same training with "
-    'grad_sample_mode="ghost" on a smaller model',
-}
-
-
-def clip_of(optimizer: Any, module: Any) -> Clip:
-    """The place where canaries join, or a sentence that says why there is none."""
+def clip_for(optimizer: Any, module: Any) -> OpacusClip:
+    """Return how ``optimizer`` clips, or raise an error that says why canaries cannot join its sum."""
     if not isinstance(optimizer, DPOptimizer):
         raise InputError(
             "Expected the optimizer that PrivacyEngine.make_private returned, got a "
             f"{type(optimizer).__name__}, which is not private."
         )
-    for kind, reason in _NO_PLACE.items():
+    for kind, reason in _UNSUPPORTED.items():
         if isinstance(optimizer, kind):
             raise InputError(
                 f"Expected an optimizer that can be observed, got a {type(optimizer).__name__}: {reason}."
             )
     if not isinstance(optimizer, DPOptimizerFastGradientClipping):
-        return RowClip(optimizer)
+        return PerSampleClip(optimizer)
     if not hasattr(module, "get_clipping_coef"):
         raise InputError(
             "Expected module=..., the model that PrivacyEngine.make_private returned: with ghost clipping "
             f"it clips, and not the optimizer; got {type(module).__name__}."
         )
     return GhostClip(optimizer, module)
+
+
+def flat(parts: Sequence[Tensor]) -> Tensor:
+    """Return one vector of all parameters."""
+    return torch.cat([part.detach().reshape(-1) for part in parts])
+
+
+def split_like(vectors: Tensor, parameters: Sequence[Any]) -> Iterator[tuple[Any, Tensor]]:
+    """Yield each parameter with its part of the last dimension, in the parameter's shape."""
+    parts = torch.split_with_sizes(vectors, [parameter.numel() for parameter in parameters], dim=-1)
+    for parameter, part in zip(parameters, parts, strict=True):
+        yield parameter, part.reshape(*vectors.shape[:-1], *parameter.shape)
+
+
+@contextmanager
+def restored(owner: Any) -> Iterator[None]:
+    """Restore all attributes of ``owner`` at the end, such as counters of unclipped examples."""
+    # only tensors are changed in place by what is called here
+    before = {
+        name: value.clone() if isinstance(value, Tensor) else value for name, value in vars(owner).items()
+    }
+    try:
+        yield
+    finally:
+        vars(owner).update(before)
+
+
+@contextmanager
+def attribute_restored(owners: Sequence[Any], name: str) -> Iterator[None]:
+    """Restore one attribute of each owner at the end, or remove it where there was none."""
+    before = [getattr(owner, name, _MISSING) for owner in owners]
+    try:
+        yield
+    finally:
+        for owner, value in zip(owners, before, strict=True):
+            if value is not _MISSING:
+                setattr(owner, name, value)
+            elif hasattr(owner, name):
+                delattr(owner, name)

@@ -1,7 +1,7 @@
-"""What the two families of private optimizers clip with, and what they say of themselves.
+"""Clipping by TF Privacy's own code, and the tape that gives canaries a place in it.
 
-What a private optimizer says of its noise. The canaries of one step, as tensors. A tape that says of canaries
-what a tape says of examples.
+:func:`clip_for` says which optimizers can be observed, and how each family clips. A :class:`CanaryTape`
+appends the gradients of canaries to those of microbatches: so they join the optimizer's own sum.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dpaudit.errors import InputError
 from dpaudit.recording import DPSGDParams
 
 
-class Clip(ABC):
+class TensorFlowClip(ABC):
     """Clips records with the library's own code, which need not be right."""
 
     def __init__(self, optimizer: Any) -> None:
@@ -39,7 +39,7 @@ class Clip(ABC):
         """The clipping norm, now."""
 
     def clipped(self, rows: list[Any]) -> list[Any]:
-        """What a sum gets of each record; ``rows`` are records x shape, for each variable."""
+        """Return what each record adds to a sum; ``rows`` are records x shape, for each variable."""
         clipped: list[Any] = self._traced(rows, self.norm)
         return clipped
 
@@ -50,7 +50,7 @@ class Clip(ABC):
     def _clip_one(self, record: list[Any], norm: Any) -> list[Any]: ...
 
 
-class _QueryClip(Clip):
+class _QueryClip(TensorFlowClip):
     """``DPKeras...Optimizer``: a query clips and adds one record after the other."""
 
     @property
@@ -68,7 +68,7 @@ class _QueryClip(Clip):
         return summed
 
 
-class _VectorizedClip(Clip):
+class _VectorizedClip(TensorFlowClip):
     """``VectorizedDPKeras...Optimizer``: a function clips all records at once."""
 
     @property
@@ -85,13 +85,15 @@ class _VectorizedClip(Clip):
         return clipped
 
 
-def clip_of(optimizer: Any) -> Clip:
-    """The clip of an optimizer, or a sentence that says why there is none."""
+def clip_for(optimizer: Any) -> TensorFlowClip:
+    """Return how ``optimizer`` clips, or raise an error that says why it cannot be observed."""
     query = getattr(optimizer, "_dp_sum_query", None)
     if query is None:
+        hidden = "adds its noise inside of the update, where no observer sees it"
+        reason = hidden if hasattr(optimizer, "_noise_multiplier") else "is not private"
         raise InputError(
             "Expected an optimizer of TF Privacy such as DPKerasSGDOptimizer or "
-            f"VectorizedDPKerasAdamOptimizer, got a {_name(optimizer)}, which {_why_not(optimizer)}."
+            f"VectorizedDPKerasAdamOptimizer, got a {_name(optimizer)}, which {reason}."
         )
     if not isinstance(query, GaussianSumQuery):
         raise InputError(
@@ -107,70 +109,51 @@ def _name(optimizer: Any) -> str:
     return f"private {base}" if kind.__name__ == "DPOptimizerClass" else kind.__name__
 
 
-def _why_not(optimizer: Any) -> str:
-    if hasattr(optimizer, "_noise_multiplier"):
-        return "adds its noise inside of the update, where no observer sees it"
-    return "is not private"
+class TensorFlowParamsReader:
+    """Reads what the optimizer claims of a step that ``calls_per_step`` calls make together."""
 
+    def __init__(self, clip: TensorFlowClip, calls_per_step: int) -> None:
+        self._clip, self._calls_per_step = clip, calls_per_step
+        self._noises = {clip.noise_multiplier}
 
-class Noise:
-    """The noise of a step that ``calls_each`` calls make together; ``note`` is to be called in every one."""
+    def note_call(self) -> None:
+        """Note the noise of this call, or of all calls of the graph that is being traced."""
+        self._noises.add(self._clip.noise_multiplier)
 
-    def __init__(self, clip: Clip, calls_each: int) -> None:
-        self._clip, self._calls_each = clip, calls_each
-        self._noted = {clip.noise_multiplier}
-
-    def note(self) -> None:
-        """The noise of this call, or of all calls of the graph that is being traced."""
-        self._noted.add(self._clip.noise_multiplier)
-
-    def terms(self) -> DPSGDParams:
-        """What of a claim is known; of a noise that changes there is no claim of equal steps."""
-        if len(self._noted) > 1:
+    def __call__(self) -> DPSGDParams:
+        if len(self._noises) > 1:  # there is no claim of equal steps: then it has to be given
             return DPSGDParams()
-        return DPSGDParams(noise_multiplier=math.sqrt(self._calls_each) * next(iter(self._noted)))
+        return DPSGDParams(noise_multiplier=math.sqrt(self._calls_per_step) * next(iter(self._noises)))
 
 
 @dataclass(frozen=True, eq=False)
-class Canaries:
-    """Where the canaries of a step point; see :class:`dpaudit.canaries.Directions`."""
+class CanaryTensors:
+    """The directions of a step's canaries; see :class:`dpaudit.canaries.Directions`."""
 
     values: Any  # entries x canaries
-    places: Any  # of the values among all parameters
+    coordinates: Any  # of the values among all parameters
     num_parameters: int
 
     def rows(self, length: Any) -> Any:
-        """Canaries x parameters."""
-        num_canaries = tf.shape(self.places)[1]
-        numbers = tf.broadcast_to(tf.range(num_canaries), tf.shape(self.places))
-        where = tf.stack([numbers, self.places], axis=-1)
+        """Return canaries x parameters, each ``length`` long."""
+        num_canaries = tf.shape(self.coordinates)[1]
+        numbers = tf.broadcast_to(tf.range(num_canaries), tf.shape(self.coordinates))
+        where = tf.stack([numbers, self.coordinates], axis=-1)
         return tf.scatter_nd(where, length * self.values, [num_canaries, self.num_parameters])
 
     def project(self, vector: Any) -> Any:
-        """The dot product of each direction with ``vector``."""
-        return tf.reduce_sum(self.values * tf.gather(vector, self.places), axis=0)
-
-
-def flat(parts: list[Any]) -> Any:
-    """One vector of all parameters, in single precision."""
-    return tf.concat([tf.reshape(tf.cast(part, tf.float32), [-1]) for part in parts], axis=0)
-
-
-def parts_of(rows: Any, variables: list[Any]) -> list[Any]:
-    """Rows x parameters as rows x shape, for each variable."""
-    sizes = [variable.shape.num_elements() for variable in variables]
-    pieces = zip(tf.split(rows, sizes, axis=-1), variables, strict=True)
-    return [tf.cast(tf.reshape(part, [-1, *like.shape]), like.dtype) for part, like in pieces]
+        """Return the dot product of each direction with ``vector``."""
+        return tf.reduce_sum(self.values * tf.gather(vector, self.coordinates), axis=0)
 
 
 class CanaryTape:
-    """What an optimizer asks for the gradients of its microbatches; those of canaries come after the others.
+    """A tape whose gradients are those of the microbatches, followed by those of the canaries.
 
-    The losses of canaries only keep their places: they depend on nothing, and cost no pass through the model.
-    ``draw`` gives all canaries, present or not, for so many parameters; each is ``length`` long.
+    The losses of canaries are placeholders: they depend on nothing, and cost no pass through the model.
+    ``draw`` gives all canaries, present or not, for a number of parameters; each is ``length`` long.
     """
 
-    def __init__(self, tape: Any, *, present: Any, length: Any, draw: Callable[[int], Canaries]) -> None:
+    def __init__(self, tape: Any, *, present: Any, length: Any, draw: Callable[[int], CanaryTensors]) -> None:
         self._tape, self._length, self._draw = tape, length, draw
         self.present = present
         self.num_present = tf.reduce_sum(tf.cast(present, tf.int32))
@@ -183,11 +166,11 @@ class CanaryTape:
         self._tape.__exit__(*error)
 
     def watch(self, tensor: Any) -> None:
-        """As a tape does."""
+        """Watch, as a tape does."""
         self._tape.watch(tensor)
 
-    def with_places(self, loss: Any, num_microbatches: Any) -> Any:
-        """The losses of examples, and a microbatch of zeros for each canary that is present."""
+    def pad_loss(self, loss: Any, num_microbatches: Any) -> Any:
+        """Return the losses of examples, and a microbatch of zeros for each canary that is present."""
         loss = tf.convert_to_tensor(loss)
         if loss.shape.rank == 0:
             raise InputError(
@@ -196,21 +179,33 @@ class CanaryTape:
             )
         num_examples = tf.shape(loss)[0]
         self.num_microbatches = num_examples if num_microbatches is None else num_microbatches
-        self.examples_each = num_examples // self.num_microbatches
-        places = tf.concat([[self.num_present * self.examples_each], tf.shape(loss)[1:]], axis=0)
-        return tf.concat([loss, tf.zeros(places, loss.dtype)], axis=0)
+        self.microbatch_size = num_examples // self.num_microbatches
+        padding = tf.concat([[self.num_present * self.microbatch_size], tf.shape(loss)[1:]], axis=0)
+        return tf.concat([loss, tf.zeros(padding, loss.dtype)], axis=0)
 
     def jacobian(self, target: Any, sources: list[Any], **options: Any) -> list[Any]:
-        """The gradient of each microbatch, and of each canary that is present."""
+        """Return the gradient of each microbatch, and of each canary that is present."""
         with self._tape:
             own = target[: self.num_microbatches]
         self.rows = self._tape.jacobian(own, sources, **options)
         self.canaries = self._draw(sum(source.shape.num_elements() for source in sources))
-        self.canary_rows = parts_of(self.canaries.rows(self._length), sources)
+        self.canary_rows = _split_like(self.canaries.rows(self._length), sources)
         pairs = zip(self.rows, self.canary_rows, strict=True)
-        return [self._joined(rows, canaries) for rows, canaries in pairs]
+        return [self._appended(rows, canaries) for rows, canaries in pairs]
 
-    def _joined(self, rows: Any, canaries: Any) -> Any:
-        if rows is None:  # a variable that the loss does not use; the optimizer has a sentence for it
+    def _appended(self, rows: Any, canaries: Any) -> Any:
+        if rows is None:  # a variable that the loss does not use; the optimizer has an error for it
             return None
         return tf.concat([rows, tf.boolean_mask(canaries, self.present)], axis=0)
+
+
+def flat(parts: list[Any]) -> Any:
+    """Return one vector of all parameters, in single precision."""
+    return tf.concat([tf.reshape(tf.cast(part, tf.float32), [-1]) for part in parts], axis=0)
+
+
+def _split_like(rows: Any, variables: list[Any]) -> list[Any]:
+    """Return rows x parameters as rows x shape, for each variable."""
+    sizes = [variable.shape.num_elements() for variable in variables]
+    pieces = zip(tf.split(rows, sizes, axis=-1), variables, strict=True)
+    return [tf.cast(tf.reshape(part, [-1, *like.shape]), like.dtype) for part, like in pieces]
