@@ -1,0 +1,149 @@
+"""The rules of the house: a module is a chapter, and a name means one thing.
+
+CONTRIBUTING.md has the map. A rule that has to bend gets an exception here, with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "dpaudit"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+MOST_FILES = 190
+MOST_LINES = 450
+FEWEST_LINES = 120  # of a private module that only one other imports
+# words that mean the same in every sibling
+SHARED_NAMES = {
+    "__init__.py",
+    "_base.py",
+    "_observe.py",
+    "_observer.py",
+    "_clipping.py",
+    "_crafting.py",
+    "_canaries.py",
+    "_run.py",
+}
+SHORT_MODULES = {
+    "dpaudit.canaries._randomness": "every random stream of an audit, which no other chapter may draw from",
+    "dpaudit.cli._app": "gathers the commands, and nothing else",
+    "dpaudit.cli._report_command": "one module a command",
+    "dpaudit.stats._coverage": "what make soundness simulates, apart from what it tests",
+}
+# concrete classes that others extend
+EXTENDED_CLASSES = {
+    "CanaryAudit": "what the audits of the native engine share, in template methods",
+    "DpauditError": "the tree of errors",
+    "GaussianSum": "a fault is the correct mechanism with one thing wrong",
+    "HeldOutExamples": "the same container for each framework's arrays",
+    "Hook": "an interface whose methods do nothing by default",
+    "InputCanary": "an interface whose attributes have defaults",
+    "InputError": "the tree of errors",
+    "Section": "tables of a config share their pydantic settings",
+    "Serializable": "what the three interfaces of a method share",
+    "_Audit": "tables of a config share their keys",
+    "_OfSteps": "tables of a config share their keys",
+    "_Sized": "tables of a config share their keys",
+    "_StepRandomness": "streams of coins alone, and of coins and directions",
+}
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def name_of(path: Path) -> str:
+    """The dotted name of a module."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def num_lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The modules of dpaudit that a file imports, also inside of functions."""
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
+            yield node.module
+            yield from (f"{node.module}.{one.name}" for one in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value.partition(":")[0]  # modules that are imported by their names
+
+
+def classes() -> Iterator[tuple[Path, ast.ClassDef]]:
+    for path in FILES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                yield path, node
+
+
+def test_the_house_has_a_size_that_can_be_kept_in_mind() -> None:
+    lengths = [num_lines(path) for path in FILES]
+    assert len(FILES) <= MOST_FILES
+    assert 120 <= statistics.median(lengths) <= 260
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_module_is_not_two_chapters(path: Path) -> None:
+    assert num_lines(path) <= MOST_LINES
+
+
+def test_a_short_private_module_serves_more_than_one_other() -> None:
+    importers: dict[str, set[str]] = defaultdict(set)
+    for path in FILES:
+        for name in imported(path):
+            importers[name].add(name_of(path))
+    lonely = {
+        name_of(path)
+        for path in FILES
+        if path.name.startswith("_")
+        and not path.name.startswith("__")
+        and num_lines(path) < FEWEST_LINES
+        and len(importers[name_of(path)] - {name_of(path)}) < 2
+    }
+    assert lonely == set(SHORT_MODULES)
+
+
+def test_file_names_are_unique() -> None:
+    found = Counter(path.name for path in FILES if path.name not in SHARED_NAMES)
+    assert [name for name, count in found.items() if count > 1] == []
+
+
+def test_class_names_are_unique() -> None:
+    homes: dict[str, list[str]] = defaultdict(list)
+    for path, node in classes():
+        homes[node.name].append(name_of(path))
+    assert {name: places for name, places in homes.items() if len(places) > 1} == {}
+
+
+def is_interface(node: ast.ClassDef) -> bool:
+    """Whether a class says what others have to do: it is abstract, or a protocol."""
+    bases = {ast.unparse(base).partition("[")[0] for base in node.bases}
+    abstract = any(
+        "abstractmethod" in ast.unparse(one) for one in ast.walk(node) if isinstance(one, ast.Name)
+    )
+    return abstract or bool(bases & {"ABC", "Protocol"})
+
+
+def test_a_class_is_an_interface_or_final() -> None:
+    found = {node.name: node for _, node in classes()}
+    extended = {
+        base
+        for node in found.values()
+        for base in (ast.unparse(one).partition("[")[0].rpartition(".")[2] for one in node.bases)
+        if base in found and not is_interface(found[base])
+    }
+    assert extended == set(EXTENDED_CLASSES)
