@@ -32,39 +32,25 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Config": "config",
-    "load_config": "config",
-    "parse_config": "config",
-    "Running": "_listener",
-    "EXAMPLES": "_build",
-    "Experiment": "_build",
-    "build": "_build",
-    "example": "_build",
-    "Progress": "_listener",
-    "Outcome": "_run",
-    "rehearse": "_run",
-    "run": "_run",
-    "use_one_thread": "_run",
+    "_build": ("EXAMPLES", "Experiment", "build", "example"),
+    "_listener": ("Progress", "Running"),
+    "_run": ("Outcome", "rehearse", "run", "use_one_thread"),
+    "config": ("Config", "load_config", "parse_config"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'dpaudit.experiments' has no attribute {name!r}")
-    _require_extras()
-    value = getattr(import_module(f"dpaudit.experiments.{_HOMES[name]}"), name)
-    globals()[name] = value
+    try:  # fail here, with the line that installs them
+        import_module("pydantic")
+        import_module("torch")
+    except ImportError as error:
+        raise MissingExtraError("Running experiments", "torch") from error
+    globals()[name] = value = getattr(import_module(f"dpaudit.experiments.{home}"), name)
     return value
 
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
-
-
-def _require_extras() -> None:
-    """Fail here, with the line that installs them."""
-    try:
-        import_module("pydantic")
-        import_module("torch")
-    except ImportError as error:
-        raise MissingExtraError("Running experiments", "torch") from error

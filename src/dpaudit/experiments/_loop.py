@@ -14,40 +14,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from dpaudit.experiments._build import Experiment
 from dpaudit.experiments._directory import restore, save
 from dpaudit.experiments._listener import Listener, Progress
-from dpaudit.experiments._resolved import Resolved
-from dpaudit.experiments.config import Config
-from dpaudit.recording import LiveBound, Recorder
-from dpaudit.training import Training, accuracy
-from dpaudit.training.data import Dataset
+from dpaudit.experiments.black_box import FinalModel
+from dpaudit.recording import Recorder
+from dpaudit.training import accuracy
 
 _SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
-class Trainable(Protocol):
-    """A training with its config and its canaries, and the newest live bound of its audit."""
-
-    @property
-    def config(self) -> Config: ...
-
-    @property
-    def resolved(self) -> Resolved: ...
-
-    @property
-    def training(self) -> Training: ...
-
-    @property
-    def test(self) -> Dataset: ...
-
-    @property
-    def num_canaries(self) -> int: ...
-
-    @property
-    def live(self) -> LiveBound | None: ...
+Trainable: TypeAlias = Experiment | FinalModel
+"""A training with its config and its canaries, and the newest live bound of its audit."""
 
 
 @dataclass(frozen=True)

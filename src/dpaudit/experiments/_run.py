@@ -1,7 +1,6 @@
 """One experiment from its config to its result, resumed where it was interrupted.
 
-``run`` keeps everything in the output directory of the config, ``rehearse`` runs in one go. Below them: the
-kinds of runs, and the result of one with an audit of steps, as plain values and arrays.
+``run`` keeps everything in the output directory of the config; ``rehearse`` runs in one go.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,13 +29,12 @@ from dpaudit.recording import WholeRunRecorder
 from dpaudit.stats import TradeOff
 from dpaudit.stats._serialization import SCHEMA_VERSION
 from dpaudit.training import OneRun
-from dpaudit.training.data import Dataset
 
 _SHARED = (
     "Gradients of input canaries are not orthogonal: scores of one step share their noise. The verdict's "
     "bound allows for that; bounds by counts do not, and are left out."
 )
-_BETS = "f-DP(betting)"
+_BETTING = "f-DP(betting)"
 _STOPPED = (
     "The run was stopped at its first violation. The verdict's bound allows for that; bounds by counts and "
     "tests of the noise do not, and are left out."
@@ -75,7 +74,7 @@ def run(
         stored = None if resolved is None else directory.result()
         if stored is not None and not (retry_failed and stored.get("num_failed")):
             return Outcome(stored, was_finished=True)
-        values = _prepare(config, directory, resolved, listener, retry_failed=retry_failed).run()
+        values = _run_training(config, directory, resolved, listener, retry_failed=retry_failed)
         return Outcome(values, was_finished=False)
 
 
@@ -107,112 +106,75 @@ def use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _prepare(
+def _run_training(
     config: Config,
     directory: RunDirectory,
     resolved: Resolved | None,
     listener: Listener,
     *,
     retry_failed: bool,
-) -> _PreparedRun:
+) -> dict[str, Any]:
+    """Train, audit and return the values of ``result.json``; a new run has nothing ``resolved`` yet."""
     data = load_data(config.data)
-    is_new = resolved is None
-    if resolved is None:
+    if resolved is not None:
+        require_same_data(resolved, data[0])
+        begin: Callable[[], None] = ignore
+    else:
         if config.training.target_epsilon is not None:
             listener.message("Calibrating the noise")
         resolved = resolve(config, data[0])
+        # the config is kept once nothing about it can be wrong any more
+        begin = partial(directory.begin, config, resolved)
+    if isinstance(config.audit, ManyRunsConfig):
+        runs = ManyRuns(config=config, resolved=resolved, data=data)
+        return run_many(runs, directory, begin=begin, listener=listener, retry_failed=retry_failed)
+    experiment: Trainable
+    if config.threat_model == ThreatModel.BLACK_BOX.value:
+        experiment, methods = FinalModel.of(config, resolved, data), ""
     else:
-        require_same_data(resolved, data[0])
-    return _PreparedRun(config, directory, resolved, data, listener, is_new, retry_failed)
+        experiment, methods = build(config, resolved, data, listener), " of all methods"
+    begin()
+    listener.message("Training")
+    trained = train(experiment, directory.checkpoint, listener)
+    if trained.stopped_early:
+        listener.message(f"Stopped at step {experiment.training.num_done:,}: the claim is refuted")
+    listener.message(f"Finding the bounds{methods}")
+    values = _outcome(experiment, trained)
+    directory.finish(_arrays(experiment), values)
+    return values
 
 
-@dataclass(frozen=True)
-class _PreparedRun:
-    """A run of which all is known, before its first step."""
-
-    config: Config
-    directory: RunDirectory
-    resolved: Resolved
-    data: tuple[Dataset, Dataset]
-    listener: Listener
-    is_new: bool
-    retry_failed: bool
-
-    def run(self) -> dict[str, Any]:
-        """Train, audit and return the values of ``result.json``."""
-        if isinstance(self.config.audit, ManyRunsConfig):
-            return self._many_trainings()
-        is_black_box = self.config.threat_model == ThreatModel.BLACK_BOX.value
-        return self._final_model() if is_black_box else self._every_step()
-
-    def _begin(self) -> None:
-        """Keep the config, once nothing about it can be wrong any more."""
-        if self.is_new:
-            self.directory.begin(self.config, self.resolved)
-
-    def _many_trainings(self) -> dict[str, Any]:
-        runs = ManyRuns(config=self.config, resolved=self.resolved, data=self.data)
-        return run_many(
-            runs, self.directory, begin=self._begin, listener=self.listener, retry_failed=self.retry_failed
-        )
-
-    def _final_model(self) -> dict[str, Any]:
-        final = FinalModel.of(self.config, self.resolved, self.data)
-        trained = self._train(final)
-        self.listener.message("Finding the bounds")
-        started = time.monotonic()
-        values = {"schema_version": SCHEMA_VERSION, **final.values(), **summary(final, trained, started)}
-        self.directory.finish({"scores": final.scores, "present": final.present}, values)
-        return values
-
-    def _every_step(self) -> dict[str, Any]:
-        experiment = build(self.config, self.resolved, self.data, self.listener)
-        trained = self._train(experiment)
-        if trained.stopped_early:
-            done = experiment.training.num_done
-            self.listener.message(f"Stopped at step {done:,}: the claim is refuted")
-        self.listener.message("Finding the bounds of all methods")
-        values = _outcome(experiment, trained)
-        self.directory.finish(_arrays(experiment), values)
-        return values
-
-    def _train(self, experiment: Trainable) -> Trained:
-        self._begin()
-        self.listener.message("Training")
-        return train(experiment, self.directory.checkpoint, self.listener)
-
-
-def _arrays(experiment: Experiment) -> dict[str, np.ndarray]:
+def _arrays(experiment: Trainable) -> dict[str, np.ndarray]:
     """Return the recorded observations by the names of their files."""
+    if isinstance(experiment, FinalModel):
+        return {"scores": experiment.scores, "present": experiment.present}
     state = experiment.audit.recorder.state_dict()
     if isinstance(experiment.audit.recorder, WholeRunRecorder):
         return {"log_likelihood_ratios": state["ratios"], "present": state["present"]}
     return {"scores": state["scores"], "present": state["present"]}
 
 
-def _outcome(experiment: Experiment, trained: Trained) -> dict[str, Any]:
+def _outcome(experiment: Trainable, trained: Trained) -> dict[str, Any]:
     """Return verdict, all bounds, power, tests of the noise, accuracy and timing."""
     started = time.monotonic()
-    values = _bounds(experiment, trained)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        **values,
-        "diagnosis": _diagnosis(experiment, trained),
-        **summary(experiment, trained, started),
-    }
+    if isinstance(experiment, FinalModel):
+        values = experiment.values()
+    else:
+        values = {**_bounds(experiment, trained), "diagnosis": _diagnosis(experiment, trained)}
+    return {"schema_version": SCHEMA_VERSION, **values, **summary(experiment, trained, started)}
 
 
 def _bounds(experiment: Experiment, trained: Trained) -> dict[str, Any]:
     recorder = experiment.audit.recorder
-    of_run = isinstance(recorder, WholeRunRecorder)
+    is_whole_run = isinstance(recorder, WholeRunRecorder)
     found = examine(
         recorder.observations,
         delta=recorder.claim.delta,
         confidence=recorder.confidence,
         claim=recorder.claim,
         tradeoff=_curve(experiment),
-        of_steps=not of_run,
-        threshold=0.0 if of_run else None,
+        of_steps=not is_whole_run,
+        threshold=0.0 if is_whole_run else None,
         names=_names(experiment, trained),
         result=recorder.audit(),
     )
@@ -235,12 +197,12 @@ def _diagnosis(experiment: Experiment, trained: Trained) -> dict[str, Any] | Non
 
 def _names(experiment: Experiment, trained: Trained) -> Collection[str] | None:
     """Return the methods, beside that of the verdict, whose bounds hold here."""
-    asked = experiment.config.audit.methods
+    requested = experiment.config.audit.methods
     if trained.stopped_early:  # a fixed number of observations is what the others count on
         return ()
     if _shares_noise(experiment):
-        return () if asked is not None and _BETS not in asked else (_BETS,)
-    return asked
+        return () if requested is not None and _BETTING not in requested else (_BETTING,)
+    return requested
 
 
 def _shares_noise(experiment: Experiment) -> bool:
