@@ -1,7 +1,7 @@
-"""Measure a figure, from its first cell to its tables; an interrupted one is resumed.
+"""Reproduce a figure: measure its cells, or resume where it was interrupted, and make its picture and tables.
 
-Finished cells are stored, each whole or not at all. A pool of processes measures several at a time. Where
-other data than the paper's were used, everything that is shown says so.
+Finished cells are stored, each completely or not at all. A pool of processes measures several at a time. If
+other data stand in for the paper's, every label says so.
 """
 
 from __future__ import annotations
@@ -39,8 +39,138 @@ from dpaudit.experiments.reproduction._panels import kinds
 if TYPE_CHECKING:  # trials load SQLite, which only cells in processes need
     from dpaudit.experiments.trials import Processes, Trial
 
-
 _SCHEMA_VERSION = 1
+_TINY = (
+    "Scale tiny is there to see that everything works: its numbers mean nothing, and in the place of wide "
+    "networks there is a ConvNet."
+)
+
+
+def reproduce(
+    figure: Figure,
+    *,
+    output: Path,
+    scale: Scale = Scale.CPU,
+    data: Data | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    pool: Processes | None = None,
+    watch: Callable[[int, int, str], None] = lambda *_: None,
+    within: Callable[[str], None] = lambda _: None,
+) -> Reproduced:
+    """Measure the missing cells and return the figure.
+
+    A ``pool`` measures several cells at a time; a figure that trains in processes itself starts as many as
+    the pool has. ``watch`` is called with the number of finished cells, the number of all, and the cell that
+    is being measured (in a pool: that was measured); ``within`` with the progress of a cell in this process.
+    """
+    data = data or Data()
+    data.require(figure.name, figure.needs)
+    run = FigureRun(
+        figure=figure,
+        output=output,
+        scale=scale,
+        data=data,
+        seed=seed,
+        device=device,
+        num_workers=1 if pool is None else pool.num_workers,
+        within=within,
+    )
+    with _io.locked(run.cells.folder):
+        _measure(run, None if figure.has_processes else pool, watch)
+    rows, seconds = run.finished()
+    labels = DataLabels(data.stand_ins(figure.needs))
+    return Reproduced(
+        figure=figure,
+        scale=scale,
+        seed=seed,
+        data=tuple(data.names(figure.needs)),
+        settings=run.settings,
+        rows=tuple(labels.rows(rows)),
+        picture=labels.picture(figure.picture(rows, run.settings)),
+        tables=labels.tables(figure.tables(rows, run.settings)),
+        seconds=seconds,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduced:
+    """All rows of a figure, and what is drawn and printed from them."""
+
+    figure: Figure
+    scale: Scale
+    seed: int
+    data: tuple[str, ...]
+    settings: Settings
+    rows: tuple[Row, ...]
+    picture: Picture
+    tables: tuple[Table, ...]
+    seconds: float
+    """The total time of all cells."""
+
+    @property
+    def kinds(self) -> dict[tuple[str, str], str]:
+        """The kind of bound of each method with each threshold rule."""
+        return kinds(self.rows)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Caveats for comparing it with the paper."""
+        return (*((_TINY,) if self.scale is Scale.TINY else ()), *self.figure.remarks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            **self.figure.described(),
+            "scale": str(self.scale),
+            "seed": self.seed,
+            "used_data": list(self.data),
+            "settings": dict(self.settings),
+            "remarks": list(self.remarks),
+            "seconds": round(self.seconds, 3),
+            "methods": [
+                {"method": method, "rule": rule, "kind": kind} for (method, rule), kind in self.kinds.items()
+            ],
+            "tables": [
+                {"title": one.title, "header": list(one.header), "rows": [list(row) for row in one.rows]}
+                for one in self.tables
+            ],
+            "rows": [dict(row) for row in self.rows],
+        }
+
+
+def _measure(run: FigureRun, pool: Processes | None, watch: Callable[[int, int, str], None]) -> None:
+    missing, total = run.missing, len(run.keys)
+    if pool is not None and len(missing) > 1:
+        _measure_pooled(run, pool, watch)
+    else:
+        for number, index in enumerate(missing):
+            watch(total - len(missing) + number, total, run.label(index))
+            run.measure(index)
+    watch(total, total, "done")
+
+
+def _measure_pooled(run: FigureRun, pool: Processes, watch: Callable[[int, int, str], None]) -> None:
+    """Measure several cells at a time; those that fail are reported after the others are finished."""
+    from dpaudit.experiments.trials import Recipe, Task, Trial  # noqa: PLC0415
+
+    missing, total = run.missing, len(run.keys)
+    recipe = Recipe(target="dpaudit:figure-cells", arguments=run.described())
+    groups = [(Trial(index, run.seed, present=False),) for index in missing]
+    num_done, errors = total - len(missing), []
+    watch(num_done, total, f"{len(missing)} to measure, several at a time")
+    with closing(pool.map(Task.of(recipe), groups)) as results:
+        for (trial,), finished in results:
+            if finished.errors[0] is not None:
+                errors.append(f"{run.label(trial.number)}: {finished.errors[0].strip().splitlines()[-1]}")
+                continue
+            num_done += 1
+            watch(num_done, total, run.label(trial.number))
+    if errors:
+        raise InputError(
+            f"Expected {total} cells of {run.figure.name}, but {len(errors)} failed; the others are "
+            f"kept. The first was {errors[0]}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +188,7 @@ class FigureRun:
 
     @property
     def settings(self) -> Settings:
-        """Those of the figure at this scale."""
+        """The settings of the figure at this scale."""
         return self.figure.settings[self.scale]
 
     @cached_property
@@ -68,7 +198,7 @@ class FigureRun:
 
     @cached_property
     def cells(self) -> JsonCache:
-        """The finished cells. Code is identified by its version: changes within one are not noticed."""
+        """The finished cells. They record the version of dpaudit, not its code."""
         identity = {
             "schema_version": _SCHEMA_VERSION,
             "dpaudit": dpaudit.__version__,
@@ -83,11 +213,11 @@ class FigureRun:
     @property
     def missing(self) -> list[int]:
         """The indices of the cells that are not finished."""
-        return [place for place, key in enumerate(self.keys) if self.cells.read(_slug(key)) is None]
+        return [index for index, key in enumerate(self.keys) if self.cells.read(_slug(key)) is None]
 
-    def measure(self, place: int) -> float:
+    def measure(self, index: int) -> float:
         """Measure a cell and store it; return the seconds that it took."""
-        key = self.keys[place]
+        key = self.keys[index]
         started = time.perf_counter()
         rows: list[Row] = [{**key, **row} for row in self.figure.measure(key, self._work(key))]
         seconds = time.perf_counter() - started
@@ -95,9 +225,10 @@ class FigureRun:
         return seconds
 
     def _work(self, key: Key) -> Work:
+        text = json.dumps([self.seed, self.figure.name, key], sort_keys=True)
         return Work(
             settings=self.settings,
-            seed=self._seed(key),
+            seed=int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"),
             folder=self.cells.folder / _slug(key),
             data=self.data,
             device=self.device,
@@ -105,23 +236,18 @@ class FigureRun:
             within=self.within,
         )
 
-    def _seed(self, key: Key) -> int:
-        """Return 64 bits of the cell's own."""
-        text = json.dumps([self.seed, self.figure.name, key], sort_keys=True)
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-
-    def text(self, place: int) -> str:
-        """Return a cell's key for people."""
-        return ", ".join(f"{name} {value}" for name, value in self.keys[place].items())
+    def label(self, index: int) -> str:
+        """Return the key of a cell as text for messages."""
+        return ", ".join(f"{name} {value}" for name, value in self.keys[index].items())
 
     def finished(self) -> tuple[list[Row], float]:
-        """Return the rows of all cells, and the seconds that they took together."""
+        """Return the rows of all cells and their total time in seconds."""
         found = [stored for key in self.keys if (stored := self.cells.read(_slug(key))) is not None]
         rows = [row for cell in found for row in cell["rows"]]
         return rows, sum(float(cell["seconds"]) for cell in found)
 
     def described(self) -> dict[str, Any]:
-        """Return plain values from which another process makes the same, but for callbacks."""
+        """Return the arguments of :func:`worker`, from which another process makes the same run."""
         return {
             "name": self.figure.name,
             "output": str(self.output),
@@ -154,7 +280,7 @@ def _finished_cells(folder: Path, identity: dict[str, Any]) -> JsonCache:
 
 
 def _slug(key: Key) -> str:
-    """A name for files.
+    """Return the name of a cell's files.
 
     >>> _slug({"epsilon": 1.0, "method": "f-DP (CP)"})
     'epsilon=1.0,method=f-DP-CP'
@@ -162,147 +288,10 @@ def _slug(key: Key) -> str:
     return ",".join(f"{name}={re.sub(r'[^A-Za-z0-9.]+', '-', str(key[name])).strip('-')}" for name in key)
 
 
-_TINY = (
-    "Scale tiny is there to see that everything works: its numbers mean nothing, and in the place of wide "
-    "networks there is a ConvNet."
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reproduced:
-    """All rows of a figure, and what is drawn and printed from them."""
-
-    figure: Figure
-    scale: Scale
-    seed: int
-    data: tuple[str, ...]
-    settings: Settings
-    rows: tuple[Row, ...]
-    picture: Picture
-    tables: tuple[Table, ...]
-    seconds: float
-    """That all cells took together."""
-
-    @property
-    def kinds(self) -> dict[tuple[str, str], str]:
-        """Of each method with each threshold rule, whether its numbers are sound."""
-        return kinds(self.rows)
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """What a reader has to know."""
-        return (*((_TINY,) if self.scale is Scale.TINY else ()), *self.figure.remarks)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            **self.figure.described(),
-            "scale": str(self.scale),
-            "seed": self.seed,
-            "used_data": list(self.data),
-            "settings": dict(self.settings),
-            "remarks": list(self.remarks),
-            "seconds": round(self.seconds, 3),
-            "methods": [
-                {"method": method, "rule": rule, "kind": kind} for (method, rule), kind in self.kinds.items()
-            ],
-            "tables": [
-                {"title": one.title, "header": list(one.header), "rows": [list(row) for row in one.rows]}
-                for one in self.tables
-            ],
-            "rows": [dict(row) for row in self.rows],
-        }
-
-
-def reproduce(
-    figure: Figure,
-    *,
-    output: Path,
-    scale: Scale = Scale.CPU,
-    data: Data | None = None,
-    seed: int = 0,
-    device: str = "cpu",
-    pool: Processes | None = None,
-    watch: Callable[[int, int, str], None] = lambda *_: None,
-    within: Callable[[str], None] = lambda _: None,
-) -> Reproduced:
-    """Measure the cells that are missing, and return the whole figure.
-
-    With a ``pool``, several cells are measured at a time; a figure that trains in processes itself has as
-    many as the pool. ``watch`` is called with the number of finished cells, the number of all, and which one
-    is measured now, or was by the pool; ``within`` with the progress of a cell in this process.
-    """
-    data = data or Data()
-    data.require(figure.name, figure.needs)
-    run = FigureRun(
-        figure=figure,
-        output=output,
-        scale=scale,
-        data=data,
-        seed=seed,
-        device=device,
-        num_workers=1 if pool is None else pool.num_workers,
-        within=within,
-    )
-    with _io.locked(run.cells.folder):
-        _measure(run, None if figure.has_processes else pool, watch)
-    rows, seconds = run.finished()
-    labels = DataLabels(data.stand_ins(figure.needs))
-    return Reproduced(
-        figure=figure,
-        scale=scale,
-        seed=seed,
-        data=tuple(data.names(figure.needs)),
-        settings=run.settings,
-        rows=tuple(labels.rows(rows)),
-        picture=labels.picture(figure.picture(rows, run.settings)),
-        tables=labels.tables(figure.tables(rows, run.settings)),
-        seconds=seconds,
-    )
-
-
-def _measure(run: FigureRun, pool: Processes | None, watch: Callable[[int, int, str], None]) -> None:
-    missing, total = run.missing, len(run.keys)
-    if pool is not None and len(missing) > 1:
-        _measure_pooled(run, pool, watch)
-    else:
-        for number, place in enumerate(missing):
-            watch(total - len(missing) + number, total, run.text(place))
-            run.measure(place)
-    watch(total, total, "done")
-
-
-def _measure_pooled(run: FigureRun, pool: Processes, watch: Callable[[int, int, str], None]) -> None:
-    """Measure what is missing; a cell that fails does not keep the others from being measured."""
-    from dpaudit.experiments.trials import Recipe, Task, Trial  # noqa: PLC0415
-
-    missing, total = run.missing, len(run.keys)
-    recipe = Recipe(target="dpaudit:figure-cells", arguments=run.described())
-    groups = [(Trial(place, run.seed, present=False),) for place in missing]
-    num_done, errors = total - len(missing), []
-    watch(num_done, total, f"{len(missing)} to measure, several at a time")
-    with closing(pool.map(Task.of(recipe), groups)) as results:
-        for (trial,), finished in results:
-            if finished.errors[0] is not None:
-                errors.append(f"{run.text(trial.number)}: {_last_line(finished.errors[0])}")
-                continue
-            num_done += 1
-            watch(num_done, total, run.text(trial.number))
-    if errors:
-        raise InputError(
-            f"Expected {total} cells of {run.figure.name}, but {len(errors)} failed; the others are "
-            f"kept. The first was {errors[0]}"
-        )
-
-
-def _last_line(error: str) -> str:
-    return error.strip().splitlines()[-1]
-
-
 def worker(
     *, name: str, output: str, scale: str, directory: str | None, embedded: bool, seed: int, device: str
 ) -> Callable[[Sequence[Trial]], list[float]]:
-    """Return what a process does: a trial's number is the index of a cell, its score the seconds it took."""
+    """Return the scorer of a worker: a trial's number is a cell's index, its score the seconds it took."""
     from dpaudit.experiments.reproduction.figures import figure_named  # noqa: PLC0415  # they import most of this
 
     run = FigureRun(
@@ -317,7 +306,7 @@ def worker(
 
 
 class DataLabels:
-    """Name the data that were used, such as "location for Purchase", in all that is shown.
+    """Replace the paper's names of data by those of the data used, such as "location for Purchase".
 
     >>> DataLabels({"Purchase": "location for Purchase"}).rows([{"column": "Purchase", "epsilon": 1.0}])
     [{'column': 'location for Purchase', 'epsilon': 1.0}]
@@ -327,18 +316,18 @@ class DataLabels:
         self._stand_ins = stand_ins
 
     def rows(self, rows: Rows) -> list[Row]:
-        """Return rows as they are written."""
+        """Return the rows to write."""
         return [
             {name: self._text(value) if isinstance(value, str) else value for name, value in row.items()}
             for row in rows
         ]
 
     def picture(self, picture: Picture) -> Picture:
-        """Return a picture as it is drawn."""
+        """Return the picture to draw."""
         return replace(picture, panels=[self._panel(panel) for panel in picture.panels])
 
     def tables(self, tables: Sequence[Table]) -> tuple[Table, ...]:
-        """Return tables as they are printed."""
+        """Return the tables to print."""
         return tuple(self._table(table) for table in tables)
 
     def _text(self, text: str) -> str:
