@@ -60,6 +60,7 @@ _OURS: dict[str, _Parts] = {
     "(eps,delta)(joint)": (ApproximateDP(), JointExact()),
 }
 _BETS: dict[str, _Parts] = {"f-DP(betting)": (None, Betting())}
+COUNT_METHODS = {name.split()[0]: parts for name, parts in (_PAPERS | _OURS).items()}  # of error counts
 
 NAMES = tuple(name.split()[0] for name in (*_PAPERS, *_OURS, *_BETS))  # without the remark on delta
 _LARGE = 20_000_000  # scores a side; from here on files are not read into memory

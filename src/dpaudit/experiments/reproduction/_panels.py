@@ -9,6 +9,8 @@ from typing import Any
 from dpaudit._types import FloatArray
 from dpaudit.experiments.reproduction._figure import Mark, Panel, Row, Rows, Series, Table
 
+_BOUND = "epsilon lower bound"
+
 
 def only(rows: Iterable[Row], **wanted: float | int | str | None) -> list[Row]:
     """Return the rows that have these values.
@@ -42,9 +44,14 @@ def spread(rows: Iterable[Row], name: str = "epsilon") -> float:
 
 
 def mean_text(rows: Iterable[Row]) -> str:
-    """Return the mean epsilon for a table, nothing if there is none."""
+    """Return the mean epsilon for a table, an empty text if there is none."""
     found = mean(rows)
     return "" if found is None else f"{found:.2f}"
+
+
+def mean_cells(rows: Sequence[Row], column: str, values: Iterable[float]) -> list[str]:
+    """Return the mean epsilon at each of these values of a column, for the line of a table."""
+    return [mean_text(only(rows, **{column: value})) for value in values]
 
 
 def pairs_of(rows: Iterable[Row]) -> list[tuple[str, str]]:
@@ -53,7 +60,7 @@ def pairs_of(rows: Iterable[Row]) -> list[tuple[str, str]]:
 
 
 def kinds(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
-    """Return what the error rate of each method with each threshold rule means."""
+    """Return the kind of bound of each method with each threshold rule."""
     return {
         (str(row["method"]), str(row.get("rule") or "")): str(row["kind"])
         for row in rows
@@ -61,15 +68,21 @@ def kinds(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
     }
 
 
-def labelled(method: str, rule: str) -> str:
+def method_label(method: str, rule: str) -> str:
     """Return a method with its threshold rule, as in a legend."""
     return f"{method}, {rule}" if rule else method
 
 
-def said_table(
+def by_method(rows: Rows) -> Iterator[tuple[str, list[Row]]]:
+    """Yield the label and the rows of each method with each threshold rule."""
+    for method, rule in pairs_of(rows):
+        yield method_label(method, rule), only(rows, method=method, rule=rule)
+
+
+def comparison_table(
     rows: Sequence[Sequence[str]], title: str = "What the paper says", *, names_papers: bool = False
 ) -> Table:
-    """Return a table of claims: what each is of, the paper's value, and ours."""
+    """Return a table with the paper's value and ours for each quantity."""
     return Table(title=title, header=("", "paper", "here"), rows=rows, names_papers=names_papers)
 
 
@@ -101,9 +114,6 @@ def rates_panel(series: Sequence[Series], title: str = "") -> Panel:
     )
 
 
-_BOUND = "epsilon lower bound"
-
-
 def bounds_panel(
     rows: Rows,
     axis: str,
@@ -129,24 +139,24 @@ def bounds_panel(
 def bars_panel(
     rows: Rows,
     column: str,
-    places: Sequence[float | str],
+    values: Sequence[float | str],
     level: float,
     *,
     title: str = "",
     x_label: str = "",
     level_label: str = "theoretical",
 ) -> Panel:
-    """Return the mean bounds of all methods at each place of a column as bars, side by side."""
+    """Return the mean bounds of all methods at these values of a column as bars, side by side."""
     bars = [
-        _mean_series(own, column, places, label=label, x=range(len(places)), mark=Mark.BARS)
-        for label, own in _by_method(rows)
+        _mean_series(own, column, values, label=label, x=range(len(values)), mark=Mark.BARS)
+        for label, own in by_method(rows)
     ]
     return Panel(
         title=title,
         x_label=x_label,
         y_label=_BOUND,
         series=bars,
-        categories=[place if isinstance(place, str) else f"{place:g}" for place in places],
+        categories=[value if isinstance(value, str) else f"{value:g}" for value in values],
         level=level,
         level_label=level_label,
     )
@@ -163,29 +173,24 @@ def epsilon_panel(series: Sequence[Series], epsilons: Sequence[float], title: st
 
 
 def diagonal(epsilons: Sequence[float]) -> Series:
-    """Return where a bound would be that finds all there is."""
+    """Return the line of tight bounds."""
     return Series(label="theoretical", x=epsilons, y=epsilons, mark=Mark.TRUTH)
 
 
 def series_over(rows: Rows, axis: str) -> list[Series]:
     """Return the mean bound over a column, with the spread over runs, for each method and rule."""
     found = []
-    for label, own in _by_method(rows):
-        places = sorted(values_of(own, axis))
+    for label, own in by_method(rows):
+        values = sorted(values_of(own, axis))
         mark = Mark.LINE if own[0].get("kind") == "confidence" else Mark.DASHES
-        found.append(_mean_series(own, axis, places, label=label, x=places, mark=mark))
+        found.append(_mean_series(own, axis, values, label=label, x=values, mark=mark))
     return found
 
 
-def _by_method(rows: Rows) -> Iterator[tuple[str, list[Row]]]:
-    for method, rule in pairs_of(rows):
-        yield labelled(method, rule), only(rows, method=method, rule=rule)
-
-
 def _mean_series(
-    rows: Rows, column: str, places: Sequence[float | str], *, label: str, x: Sequence[float], mark: Mark
+    rows: Rows, column: str, values: Sequence[float | str], *, label: str, x: Sequence[float], mark: Mark
 ) -> Series:
-    cells = [only(rows, **{column: place}) for place in places]
+    cells = [only(rows, **{column: value}) for value in values]
     return Series(
         label=label,
         x=x,

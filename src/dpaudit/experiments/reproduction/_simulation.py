@@ -1,11 +1,11 @@
-"""Simulations of the Gaussian mechanism: counts of errors instead of scores, and their bounds as rows.
+"""Simulate the Gaussian mechanism: draw counts of errors instead of scores, and bound them.
 
-Methods have the names of the paper. Memory does not grow with the number of scores.
+Memory does not grow with the number of scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,49 +13,34 @@ from scipy import special
 
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.experiments.reproduction._figure import Row
-from dpaudit.stats import (
-    ApproximateDP,
-    ClopperPearson,
-    ErrorCounts,
-    Gaussian,
-    Inference,
-    JointExact,
-    KatzLog,
-    Kind,
-    Posterior,
-    PureDP,
-    TradeOff,
-    lower_bound,
-)
+from dpaudit.methods import COUNT_METHODS
+from dpaudit.stats import Bound, ClopperPearson, ErrorCounts, Gaussian, Kind, lower_bound
 from dpaudit.stats._bound import plain
 from dpaudit.stats.inference import BoundQuery
 
 DELTA = 1e-5
 CONFIDENCE = 0.95
-METHODS: Mapping[str, tuple[TradeOff, Inference]] = {
-    "f-DP(CP)": (Gaussian(), ClopperPearson()),
-    "f-DP(ZB)": (Gaussian(), Posterior()),
-    "(eps,delta)(CP)": (ApproximateDP(), ClopperPearson()),
-    "(eps,delta)(ZB)": (ApproximateDP(), Posterior()),
-    "eps-DP(Katz)": (PureDP(), KatzLog()),
-    "f-DP(joint)": (Gaussian(), JointExact()),
-    "(eps,delta)(joint)": (ApproximateDP(), JointExact()),
-}
+
+
+def count_bound(method: str, counts: ErrorCounts, confidence: float = CONFIDENCE) -> Bound:
+    """Return the bound of a method of the registry, by the Gaussian curve where it takes any."""
+    tradeoff, inference = COUNT_METHODS[method]
+    return lower_bound(
+        counts, delta=DELTA, confidence=confidence, tradeoff=tradeoff or Gaussian(), inference=inference
+    )
 
 
 def count_row(method: str, rule: str, counts: ErrorCounts) -> Row:
     """Return the bound of counts at a threshold that was chosen before the data."""
-    tradeoff, inference = METHODS[method]
-    delta = 0.0 if isinstance(inference, KatzLog) else DELTA
-    bound = lower_bound(counts, delta=delta, confidence=CONFIDENCE, tradeoff=tradeoff, inference=inference)
+    bound = count_bound(method, counts)
     return {"method": method, "rule": rule, "kind": str(bound.kind), "epsilon": plain(bound.epsilon)}
 
 
 def best_row(method: str, false_positives: IntArray, false_negatives: IntArray, number: int) -> Row:
     """Return the largest Clopper-Pearson bound over many thresholds: the paper's practice, not a bound."""
-    tradeoff, inference = METHODS[method]
+    tradeoff, inference = COUNT_METHODS[method]
     assert isinstance(inference, ClopperPearson)
-    query = BoundQuery(tradeoff.at(DELTA), DELTA, 1 - CONFIDENCE)
+    query = BoundQuery((tradeoff or Gaussian()).at(DELTA), DELTA, 1 - CONFIDENCE)
     sizes = ErrorCounts.perfect(number, number)
     parameter = float(np.max(inference.rank(false_positives, false_negatives, sizes, query)))
     epsilon = query.tradeoff.epsilon(parameter, DELTA)
@@ -75,12 +60,12 @@ class CountsByThreshold:
     false_positives: IntArray
     false_negatives: IntArray
 
-    def at(self, place: int) -> ErrorCounts:
-        """Return those at one threshold."""
+    def at(self, index: int) -> ErrorCounts:
+        """Return the counts at one threshold."""
         return ErrorCounts(
-            false_positives=int(self.false_positives[place]),
+            false_positives=int(self.false_positives[index]),
             num_absent=self.number,
-            false_negatives=int(self.false_negatives[place]),
+            false_negatives=int(self.false_negatives[index]),
             num_present=self.number,
         )
 
@@ -90,7 +75,7 @@ def simulate_counts(
 ) -> Iterator[CountsByThreshold]:
     """Yield the counts of one growing sample of N(0, noise^2) and N(1, noise^2) at each of these sizes.
 
-    How many scores lie between two thresholds is multinomial: drawing that is drawing the scores.
+    The numbers of scores between thresholds are multinomial, so that no score has to be drawn.
     """
     edges = [special.ndtr((thresholds - middle) / noise) for middle in (0.0, 1.0)]
     shares = [np.diff(np.concatenate([[0.0], edge, [1.0]])) for edge in edges]
@@ -104,7 +89,7 @@ def simulate_counts(
 
 
 def log_spaced(low: int, high: int, number: int) -> list[int]:
-    """Return whole numbers, evenly spaced on a logarithmic scale.
+    """Return integers that are evenly spaced on a logarithmic scale.
 
     >>> log_spaced(10, 1000, 3)
     [10, 100, 1000]
@@ -113,7 +98,7 @@ def log_spaced(low: int, high: int, number: int) -> list[int]:
 
 
 def nearest(sizes: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Return those of the sizes that are nearest to what is wanted, by their ratio.
+    """Return the available sizes that are nearest to the wanted ones, by their ratio.
 
     >>> nearest([10, 90, 800], [100, 1000])
     [90, 800]

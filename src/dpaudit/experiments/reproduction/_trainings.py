@@ -16,7 +16,6 @@ from dpaudit.experiments.reproduction._figure import (
     Figure,
     Key,
     Need,
-    Panel,
     Picture,
     Row,
     Rows,
@@ -28,8 +27,8 @@ from dpaudit.experiments.reproduction._figure import (
 from dpaudit.experiments.reproduction._panels import (
     bars_panel,
     epsilon_panel,
-    labelled,
     mean,
+    method_label,
     only,
     pairs_of,
     series_over,
@@ -247,7 +246,7 @@ def final_model_rows(
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """What is trained, and what differs from the others in the tables ``audit`` and ``training``."""
+    """A training of a study, with what it changes in the tables ``audit`` and ``training`` of a config."""
 
     column: str
     audit: Mapping[str, Any] = field(default_factory=dict)
@@ -264,11 +263,11 @@ def study_settings(
 ) -> Settings:
     """Return the settings of a :class:`Study` at one scale.
 
-    ``num_canaries`` is for our one run. ``more`` has ``variants`` where not all are run, and ``audit`` where
-    a scale audits in a way of its own.
+    ``num_canaries`` is for our one run. ``more`` may have ``variants``, to run only some of them, and
+    ``audit``, to change the table of that name.
     """
-    number = {"num_runs": num_runs, "num_canaries": num_canaries}
-    return {"columns": columns, **more, "epsilons": epsilons, **number}
+    sizes = {"epsilons": epsilons, "num_runs": num_runs, "num_canaries": num_canaries}
+    return {"columns": columns, **more, **sizes}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,14 +278,14 @@ class Study(Figure):
     threat_model: str = "gradient"
     methods: Sequence[str] = PAPER_METHODS
     noise_multiplier: float | None = None
-    """Given where single steps are audited: epsilons are then of a step."""
+    """Set if single steps are audited, whose epsilons are then those of a step."""
     printed: Mapping[tuple[str, float, str], float] = field(default_factory=dict)
     """The paper's values by method, epsilon and variant."""
     axis: str = ""
-    """What the variants are, where their names do not say it."""
+    """The label of the axis of variants, unless their names suffice."""
     more_tables: Callable[[Rows, Settings], Sequence[Table]] = lambda *_: ()
     draw: Callable[[Rows], Picture] | None = None
-    """Where the paper's figure has a form of its own."""
+    """Draws the picture if the paper's figure has another form."""
 
     def cells(self, settings: Settings) -> list[Key]:
         return crossed(
@@ -319,7 +318,12 @@ class Study(Figure):
         if len(settings["epsilons"]) == 1:
             panel = bars_panel(shown, "variant", names, settings["epsilons"][0], x_label=self.axis)
             return Picture(panels=[panel])
-        return Picture(panels=[self._lines(only(shown, variant=name), name) for name in names], columns=2)
+        panels = [
+            epsilon_panel(series_over(own, "claimed"), sorted(values_of(own, "claimed")), name)
+            for name in names
+            for own in [only(shown, variant=name)]
+        ]
+        return Picture(panels=panels, columns=2)
 
     def _is_shown(self, row: Row) -> bool:
         """Return whether it is the paper's practice or one of our sound bounds."""
@@ -327,15 +331,12 @@ class Study(Figure):
             return row["rule"] == SAME_DATA
         return row["method"] in (OURS, "f-DP(joint)")
 
-    def _lines(self, rows: Rows, name: str) -> Panel:
-        return epsilon_panel(series_over(rows, "claimed"), sorted(values_of(rows, "claimed")), name)
-
     def tables(self, rows: Rows, settings: Settings) -> list[Table]:
         """Return the mean over runs, beside the printed values."""
         names = values_of(rows, "variant")
         lines = [
             (
-                labelled(method, rule),
+                method_label(method, rule),
                 str(only(rows, method=method, rule=rule)[0]["kind"]),
                 f"{epsilon:g}",
                 *(self._cell(rows, method, rule, epsilon, name) for name in names),

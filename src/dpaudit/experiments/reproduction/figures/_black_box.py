@@ -1,4 +1,4 @@
-"""What the final model alone tells of a canary that was trained on: with noise, and with clipping only."""
+"""What the final model alone reveals about a canary: trained with noise, and with clipping only."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from dpaudit.experiments.reproduction._figure import (
 )
 from dpaudit.experiments.reproduction._panels import (
     bars_panel,
-    labelled,
+    comparison_table,
     mean,
     mean_text,
+    method_label,
     only,
     pairs_of,
-    said_table,
     values_of,
 )
-from dpaudit.experiments.reproduction._simulation import DELTA, METHODS
+from dpaudit.experiments.reproduction._simulation import CONFIDENCE, count_bound
 from dpaudit.experiments.reproduction._trainings import (
     PAPER_CONV,
     PAPER_DENSE,
@@ -41,7 +41,7 @@ from dpaudit.experiments.reproduction._trainings import (
     run_audit,
     sizes,
 )
-from dpaudit.stats import ErrorCounts, lower_bound
+from dpaudit.stats import ErrorCounts
 
 _EPSILON = 8.0
 _CANARIES = "blank", "mislabelled"
@@ -52,7 +52,7 @@ _PAPER_MODELS = 2_000  # with and without the canary
 
 
 class FinalModels(Figure):
-    """Blank and mislabelled canaries in many models, and many canaries in one."""
+    """Bounds by blank and mislabelled canaries in many models, and by many canaries in one."""
 
     def cells(self, settings: Settings) -> list[Key]:
         return crossed(column=settings["columns"], canary=(*_CANARIES, _ONE_RUN))
@@ -86,16 +86,18 @@ class FinalModels(Figure):
                 bounds = [mean_text(only(found, method=method, rule=rule)) for method, rule in pairs]
                 number = "1" if canary == _ONE_RUN else f"{settings['num_models'][column]:,}"
                 lines.append((column, canary, number, f"{mean(found, 'accuracy'):.1%}", *bounds))
-        header = ("training", "canary", "models", "accuracy", *(labelled(*pair) for pair in pairs))
-        said = [
-            ("CIFAR-10 WRN-16, f-DP(ZB)", "about 1.6", _said(rows, "CIFAR-10 WRN-16")),
-            ("CIFAR-10 ConvNet, f-DP(ZB)", "significantly lower", _said(rows, "CIFAR-10 ConvNet")),
-            ("Purchase, f-DP(ZB)", "significantly lower", _said(rows, "Purchase")),
-            ("random data, f-DP(ZB)", "nothing non-trivial", _said(rows, "Random")),
+        header = ("training", "canary", "models", "accuracy", *(method_label(*pair) for pair in pairs))
+        compared = [
+            ("CIFAR-10 WRN-16, f-DP(ZB)", "about 1.6", _largest_bound(rows, "CIFAR-10 WRN-16")),
+            ("CIFAR-10 ConvNet, f-DP(ZB)", "significantly lower", _largest_bound(rows, "CIFAR-10 ConvNet")),
+            ("Purchase, f-DP(ZB)", "significantly lower", _largest_bound(rows, "Purchase")),
+            ("random data, f-DP(ZB)", "nothing non-trivial", _largest_bound(rows, "Random")),
         ]
         return [
             Table(title=f"Final models, epsilon = 8. {accuracy_title(settings)}", header=header, rows=lines),
-            said_table(said, "What the paper says, of 2,000 models of its own data", names_papers=True),
+            comparison_table(
+                compared, "What the paper says, of 2,000 models of its own data", names_papers=True
+            ),
         ]
 
 
@@ -115,14 +117,15 @@ def _one_run(column: str, work: Work) -> Row:
     return our_row(values)
 
 
-def _said(rows: Rows, column: str) -> str:
+def _largest_bound(rows: Rows, column: str) -> str:
+    """Return the largest bound by f-DP(ZB), chosen on the same data, of columns that begin like this."""
     own = [row for row in rows if str(row["column"]).startswith(column) and row["method"] == "f-DP(ZB)"]
     found = [float(row["epsilon"] or 0) for row in own if row["rule"] == SAME_DATA]
     return f"{max(found):.2f}" if found else "not run at this scale"
 
 
 def _settings(trained: dict[str, tuple[dict[str, Any], int]], num_canaries: int = 100) -> dict[str, Any]:
-    """Return settings from a size and a number of models, with and without the canary, for each column."""
+    """Return settings from the size of each training and its number of models."""
     return {
         "num_canaries": num_canaries,
         "columns": {column: size for column, (size, _) in trained.items()},
@@ -189,13 +192,13 @@ class ClippingOnly(Figure):
         )
 
     def picture(self, rows: Rows, settings: Settings) -> Picture:
-        most = _without_error("f-DP(ZB)", settings["num_models"], 0.95)
+        largest = _without_error("f-DP(ZB)", settings["num_models"])
         panels = [
             bars_panel(
                 only(rows, canary=canary),
                 "max_grad_norm",
                 values_of(rows, "max_grad_norm"),
-                most,
+                largest,
                 title=canary,
                 x_label="clipping norm",
                 level_label="f-DP(ZB) without an error",
@@ -205,16 +208,16 @@ class ClippingOnly(Figure):
         return Picture(panels=panels)
 
     def tables(self, rows: Rows, settings: Settings) -> list[Table]:
-        number, methods = settings["num_models"], [labelled(*pair) for pair in pairs_of(rows)]
+        number, methods = settings["num_models"], [method_label(*pair) for pair in pairs_of(rows)]
         lines = [
             _line(rows, norm, canary) for norm in values_of(rows, "max_grad_norm") for canary in _CANARIES
         ]
-        numbers = tuple(dict.fromkeys((_PAPER_MODELS, number)))
-        most = [
+        counts = tuple(dict.fromkeys((_PAPER_MODELS, number)))
+        largest = [
             (
                 f"f-DP({short}), {level}",
                 f"{_LARGEST:.1f}" if short == "ZB" else "",
-                *(f"{_without_error(f'f-DP({short})', count, confidence):.2f}" for count in numbers),
+                *(f"{_without_error(f'f-DP({short})', count, confidence):.2f}" for count in counts),
             )
             for short, level, confidence in (
                 ("ZB", "2.5 % quantile", 0.95),
@@ -231,8 +234,8 @@ class ClippingOnly(Figure):
             ),
             Table(
                 title="Largest bound of as many models, without an error",
-                header=("method", "paper", *(f"{count:,} models" for count in numbers)),
-                rows=most,
+                header=("method", "paper", *(f"{count:,} models" for count in counts)),
+                rows=largest,
             ),
         ]
 
@@ -243,13 +246,14 @@ def _line(rows: Rows, norm: float, canary: str) -> tuple[str, ...]:
     return f"C = {norm:g}", canary, f"{_PRINTED[norm]:.1f}", f"{mean(found, 'accuracy'):.1%}", *bounds
 
 
-def _without_error(method: str, num_models: int, confidence: float) -> float:
-    """Return the epsilon that as many models without a single error show."""
-    tradeoff, inference = METHODS[method]
+def _without_error(method: str, num_models: int, confidence: float = CONFIDENCE) -> float:
+    """Return the epsilon that this many models without a single error show."""
     counts = ErrorCounts.perfect(num_models // 2, num_models // 2)
-    return lower_bound(
-        counts, delta=DELTA, confidence=confidence, tradeoff=tradeoff, inference=inference
-    ).epsilon
+    return count_bound(method, counts, confidence).epsilon
+
+
+def _clipping_settings(column: str, size: dict[str, Any], num_models: int) -> dict[str, Any]:
+    return {"columns": {column: size}, "norms": tuple(_PRINTED), "num_models": num_models}
 
 
 CLIPPING_ONLY = ClippingOnly(
@@ -258,17 +262,9 @@ CLIPPING_ONLY = ClippingOnly(
     paper="Table 2, 1,000 models with the canary and 1,000 without, f-DP(ZB): 23.4, 26.8 and 41.0 at C = "
     "0.1, 1 and 10; the largest bound of so many models is 44.0.",
     settings={
-        Scale.TINY: {"columns": {"CIFAR-10 MLP": TINY}, "norms": tuple(_PRINTED), "num_models": 8},
-        Scale.CPU: {
-            "columns": {"CIFAR-10 MLP": sizes(200, 25, 100, 1.0)},
-            "norms": tuple(_PRINTED),
-            "num_models": 2_000,
-        },
-        Scale.PAPER: {
-            "columns": {"CIFAR-10 WRN-16": PAPER_WIDE},
-            "norms": tuple(_PRINTED),
-            "num_models": 2_000,
-        },
+        Scale.TINY: _clipping_settings("CIFAR-10 MLP", TINY, 8),
+        Scale.CPU: _clipping_settings("CIFAR-10 MLP", sizes(200, 25, 100, 1.0), 2_000),
+        Scale.PAPER: _clipping_settings("CIFAR-10 WRN-16", PAPER_WIDE, 2_000),
     },
     has_processes=True,
     needs=(CIFAR10,),

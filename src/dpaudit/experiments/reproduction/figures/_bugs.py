@@ -9,8 +9,8 @@ from dpaudit.experiments.reproduction._panels import (
     bars_panel,
     bounds_panel,
     diagonal,
-    labelled,
     mean,
+    method_label,
     only,
     values_of,
 )
@@ -36,7 +36,7 @@ _TRUE = {_CORRECT: _CLAIMED, **{f"{_TOO_SMALL} {epsilon}": epsilon for epsilon i
 _LONG = {"canary": {"kind": "dirac", "scale": 1000.0}}  # longer than all others together, clipped or not
 
 
-def _noise(epsilon: float) -> float:
+def _noise_multiplier(epsilon: float) -> float:
     return 1 / Gaussian().with_epsilon(epsilon, DELTA)
 
 
@@ -47,14 +47,14 @@ def _variants() -> dict[str, Variant]:
         _SEEDS: Variant(column=_CONV, training={"fault": {"name": "few-seeds"}}),
     }
     for name, epsilon in _TRUE.items():
-        factor = _noise(epsilon) / _noise(_CLAIMED)
+        factor = _noise_multiplier(epsilon) / _noise_multiplier(_CLAIMED)
         fault = {"fault": {"name": "noise-too-small", "factor": factor}}
         found.setdefault(name, Variant(column=_CONV, training=fault))
     return found
 
 
-# Of the paper's figures: whether the method shows a violation.
-_SAID = {
+# whether the method shows a violation in the paper's figures
+_DETECTED_IN_PAPER = {
     _CLIPPED: dict.fromkeys(PAPER_METHODS, True),
     _SEEDS: {name: name.startswith(("f-DP", "eps-DP")) for name in PAPER_METHODS},
     f"{_TOO_SMALL} 1.57": {name: name.startswith("f-DP") for name in PAPER_METHODS},
@@ -62,34 +62,34 @@ _SAID = {
 }
 
 
-def _who_sees_it(rows: Rows, _: Settings) -> list[Table]:
-    names = [name for name in _SAID if only(rows, variant=name)]
-    asked = [
+def _detection_tables(rows: Rows, _: Settings) -> list[Table]:
+    names = [name for name in _DETECTED_IN_PAPER if only(rows, variant=name)]
+    pairs = [
         *((method, SAME_DATA) for method in PAPER_METHODS),
         *((method, HALF) for method in (*PAPER_METHODS, OURS)),
     ]
-    lines = [(labelled(*one), *(_seen(rows, *one, name) for name in names)) for one in asked]
+    lines = [(method_label(*one), *(_detection_cell(rows, *one, name) for name in names)) for one in pairs]
     title = f"Does the bound exceed the claimed {_CLAIMED}? Here, and after the stroke in the paper"
     return [Table(title=title, header=("method", *names), rows=lines)]
 
 
-def _seen(rows: Rows, method: str, rule: str, name: str) -> str:
+def _detection_cell(rows: Rows, method: str, rule: str, name: str) -> str:
     found = mean(only(rows, variant=name, method=method, rule=rule))
     ours = "yes" if found is not None and found > _CLAIMED else "no"
-    said = _SAID[name].get(method) if rule == SAME_DATA else None
+    said = _DETECTED_IN_PAPER[name].get(method) if rule == SAME_DATA else None
     return ours if said is None else f"{ours} / {'yes' if said else 'no'}"
 
 
-def _drawn(rows: Rows) -> Picture:
+def _draw(rows: Rows) -> Picture:
     """Return the first two beside each other, the third over the true epsilon, as in the paper."""
-    found = [_beside(rows, name) for name in (_CLIPPED, _SEEDS) if only(rows, variant=name)]
+    found = [_bars_beside_correct(rows, name) for name in (_CLIPPED, _SEEDS) if only(rows, variant=name)]
     scaled = [{**row, "true": _TRUE[str(row["variant"])]} for row in rows if row["variant"] in _TRUE]
     over = bounds_panel(scaled, "true", "true epsilon of a step", _CLAIMED, title="3: noise too small")
     series = [*over.series, diagonal(sorted(values_of(scaled, "true")))]
     return Picture(panels=[*found, replace(over, series=series, level_label="claimed")])
 
 
-def _beside(rows: Rows, name: str) -> Panel:
+def _bars_beside_correct(rows: Rows, name: str) -> Panel:
     names = (_CORRECT, name)
     shown = [row for row in rows if row["variant"] in names]
     return bars_panel(shown, "variant", names, _CLAIMED, title=name, level_label="claimed")
@@ -103,9 +103,9 @@ BUGS = Study(
     "small: the Gaussian curve sees 1.57, others not even 2.17.",
     needs=(CIFAR10,),
     variants=_variants(),
-    noise_multiplier=_noise(_CLAIMED),
-    more_tables=_who_sees_it,
-    draw=_drawn,
+    noise_multiplier=_noise_multiplier(_CLAIMED),
+    more_tables=_detection_tables,
+    draw=_draw,
     settings={
         Scale.TINY: study_settings(
             {_CONV: sizes(4, 4, 30, 0.01, num_test=40)},

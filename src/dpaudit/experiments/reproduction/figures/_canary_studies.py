@@ -1,13 +1,13 @@
-"""Every step audited: Table 1 and its best known cell, and what the bound depends on.
+"""Trainings with an audit of every step: Table 1, its best-known cell, and what the bound depends on.
 
-With gradient canaries: which gradient is inserted and whether it moves, the size of the model, and the number
-of augmented copies. With input canaries: their kind, and the data.
+With gradient canaries these are the inserted gradient and whether it moves, the size of the model, and the
+number of augmented copies; with input canaries their kind and the data.
 """
 
 from __future__ import annotations
 
 from dpaudit.experiments.reproduction._figure import CIFAR10, PURCHASE, Panel, Picture, Rows, Scale, Series
-from dpaudit.experiments.reproduction._panels import epsilon_panel, labelled, mean, only, pairs_of, values_of
+from dpaudit.experiments.reproduction._panels import by_method, epsilon_panel, mean, only, values_of
 from dpaudit.experiments.reproduction._trainings import (
     ALL_DATA,
     PAPER_CONV,
@@ -174,23 +174,22 @@ INPUT_CANARIES = Study(
 )
 
 
-def _by_method(rows: Rows) -> Picture:
+def _draw_methods(rows: Rows) -> Picture:
     """Return a panel for each method, a line for each training, as in the paper."""
-    return Picture(panels=[_panel(rows, *pair) for pair in pairs_of(rows)], columns=2)
+    return Picture(panels=[_panel(own, label) for label, own in by_method(rows)], columns=2)
 
 
-def _panel(rows: Rows, method: str, rule: str) -> Panel:
-    own = only(rows, method=method, rule=rule)
-    epsilons = sorted(values_of(own, "claimed"))
+def _panel(rows: Rows, title: str) -> Panel:
+    epsilons = sorted(values_of(rows, "claimed"))
     lines = [
         Series(
             label=name,
             x=epsilons,
-            y=[mean(only(own, variant=name, claimed=epsilon)) or 0.0 for epsilon in epsilons],
+            y=[mean(only(rows, variant=name, claimed=epsilon)) or 0.0 for epsilon in epsilons],
         )
-        for name in values_of(own, "variant")
+        for name in values_of(rows, "variant")
     ]
-    return epsilon_panel(lines, epsilons, labelled(method, rule))
+    return epsilon_panel(lines, epsilons, title)
 
 
 INPUT_DATASETS = Study(
@@ -200,7 +199,7 @@ INPUT_DATASETS = Study(
     "on all data, with the ConvNet they are far below.",
     needs=(CIFAR10, PURCHASE),
     variants={name: Variant(column=name, audit={"canary": {"kind": "crafted"}}) for name in ALL_DATA},
-    draw=_by_method,
+    draw=_draw_methods,
     threat_model="input",
     methods=("f-DP(CP)", "f-DP(ZB)"),
     settings={

@@ -21,14 +21,7 @@ from dpaudit.experiments.reproduction._figure import (
     Work,
     crossed,
 )
-from dpaudit.experiments.reproduction._panels import (
-    bounds_panel,
-    labelled,
-    mean_text,
-    only,
-    pairs_of,
-    values_of,
-)
+from dpaudit.experiments.reproduction._panels import bounds_panel, by_method, mean_cells, only, values_of
 from dpaudit.experiments.reproduction._simulation import CONFIDENCE, DELTA
 from dpaudit.experiments.reproduction._trainings import (
     HALF,
@@ -56,7 +49,7 @@ from dpaudit.stats import (
 
 _COLUMNS = "CIFAR-10 WRN-16", "Random WRN-16"
 _PAPERS, _OURS = "paper", "ours"
-# by the way of observing: the name of a method, its inference and its threshold rule
+# by mode: the name of a method, its inference and its threshold rule
 _METHODS: Mapping[str, tuple[tuple[str, Inference, ThresholdRule], ...]] = {
     _PAPERS: (
         ("f-DP(ZB)", Posterior(), SameData()),
@@ -114,18 +107,10 @@ class FirstSteps(Figure):
     def tables(self, rows: Rows, settings: Settings) -> list[Table]:
         numbers = values_of(rows, "steps")
         lines = [
-            (
-                column,
-                f"{epsilon:g}",
-                labelled(method, rule),
-                *(
-                    mean_text(only(rows, column=column, claimed=epsilon, method=method, rule=rule, steps=n))
-                    for n in numbers
-                ),
-            )
+            (column, f"{epsilon:g}", label, *mean_cells(own, "steps", numbers))
             for column in _COLUMNS
             for epsilon in settings["epsilons"]
-            for method, rule in pairs_of(rows)
+            for label, own in by_method(only(rows, column=column, claimed=epsilon))
         ]
         header = ("training", "epsilon", "method", *(f"{number:,} steps" for number in numbers))
         return [Table(title="Epsilon by the first steps, composed over all", header=header, rows=lines)]

@@ -30,10 +30,9 @@ from dpaudit.experiments.reproduction._figure import (
 )
 from dpaudit.experiments.reproduction._panels import (
     bounds_panel,
-    labelled,
-    mean_text,
+    by_method,
+    mean_cells,
     only,
-    pairs_of,
     rates_of,
     rates_panel,
     rates_rows,
@@ -55,7 +54,7 @@ from dpaudit.stats import Gaussian, Kind, Optimal
 from dpaudit.stats.inference._betting import upper_mean
 
 _HALF, _W = "threshold 1/2", "optimal threshold w"
-_BETS = 1  # tells the random stream of bets from that of the counts
+_BETTING_STREAM = 1  # apart from the random stream of the counts
 _PLD, _GDP = "PLD", "GDP with the same epsilon"
 _ADDED, _MEASURED = "this attack, without end", "measured"
 _SHOWN_FPRS = 0.01, 0.1, 0.25, 0.5, 0.75
@@ -73,35 +72,26 @@ class BoundByObservations(Figure):
         grid = np.linspace(0.5 - 6 * noise, 0.5 + 6 * noise, work.settings["num_thresholds"])
         chosen = [0.5, Optimal(noise).threshold(DELTA)]
         thresholds = np.unique(np.concatenate([chosen, grid]))
-        places = [int(np.searchsorted(thresholds, one)) for one in chosen]
+        indices = [int(np.searchsorted(thresholds, one)) for one in chosen]
         numbers = log_spaced(100, work.settings["most"], work.settings["num_sizes"])
         rows = []
         for found in simulate_counts(numbers, thresholds, noise, work.generator()):
-            rows += [{"observations": found.number, **row} for row in _bounds(found, *places)]
-        few = [number for number in numbers if number <= work.settings["most_steps"]]
-        return rows + _bets(
-            few, noise, work.settings["num_canaries"], np.random.default_rng([work.seed, _BETS])
-        )
+            rows += [{"observations": found.number, **row} for row in _bounds(found, *indices)]
+        num_steps = [number for number in numbers if number <= work.settings["most_steps"]]
+        rng = np.random.default_rng([work.seed, _BETTING_STREAM])
+        return rows + _betting_rows(num_steps, noise, work.settings["num_canaries"], rng)
 
     def picture(self, rows: Rows, settings: Settings) -> Picture:
         return Picture(panels=[_panel(rows, epsilon) for epsilon in settings["epsilons"]], columns=2)
 
     def tables(self, rows: Rows, settings: Settings) -> list[Table]:
-        pairs = pairs_of(rows)
         shown = nearest(values_of(rows, "observations"), [10**power for power in range(2, 10)])
         lines = [
-            (
-                f"{epsilon:g}",
-                labelled(method, rule),
-                *(
-                    mean_text(only(rows, claimed=epsilon, method=method, rule=rule, observations=size))
-                    for size in shown
-                ),
-            )
+            (f"{epsilon:g}", label, *mean_cells(own, "observations", shown))
             for epsilon in settings["epsilons"]
-            for method, rule in pairs
+            for label, own in by_method(only(rows, claimed=epsilon))
         ]
-        over = [(labelled(*pair), f"{_share_above(rows, *pair):.1%}") for pair in pairs]
+        over = [(label, f"{_share_above(own):.1%}") for label, own in by_method(rows)]
         return [
             Table(
                 title=f"Mean epsilon of {settings['num_runs']} runs",
@@ -127,8 +117,10 @@ def _bounds(found: CountsByThreshold, half: int, optimal: int) -> list[Row]:
     ]
 
 
-def _bets(numbers: Sequence[int], noise: float, num_canaries: int, rng: np.random.Generator) -> list[Row]:
-    """Bet on the wrong guesses of one run of as many steps, with many canaries by fair coins in each."""
+def _betting_rows(
+    numbers: Sequence[int], noise: float, num_canaries: int, rng: np.random.Generator
+) -> list[Row]:
+    """Return the betting bounds after these numbers of steps of one run with many canaries in each."""
     curve = Gaussian()
     wrong = rng.binomial(num_canaries, curve.balanced_error(1 / noise), max(numbers)) / num_canaries
     rows: list[Row] = []
@@ -158,9 +150,8 @@ def _panel(rows: Rows, epsilon: float) -> Panel:
     )
 
 
-def _share_above(rows: Rows, method: str, rule: str) -> float:
-    own = only(rows, method=method, rule=rule)
-    return sum(float(row["epsilon"] or 0) > float(row["claimed"] or 0) for row in own) / len(own)
+def _share_above(rows: Rows) -> float:
+    return sum(float(row["epsilon"] or 0) > float(row["claimed"] or 0) for row in rows) / len(rows)
 
 
 OBSERVATIONS = BoundByObservations(
@@ -200,7 +191,7 @@ class SubsampledStep(Figure):
 
     def measure(self, key: Key, work: Work) -> list[Row]:
         if key["curve"] == _MEASURED:
-            return rates_rows(*_attacked(work))
+            return rates_rows(*_empirical_rates(work))
         rate, noise = work.settings["canary_rate"], math.sqrt(work.settings["variance"])
         step = SubsampledGaussian(rate, 1)
         fpr = np.linspace(0, 1, work.settings["num_points"])
@@ -210,8 +201,8 @@ class SubsampledStep(Figure):
             epsilon = epsilon_above(noise, rate, 1, DELTA)
             mu = Gaussian().with_epsilon(epsilon, DELTA)
             return [{**row, "epsilon": epsilon, "mu": mu} for row in rates_rows(fpr, Gaussian().fnr(mu, fpr))]
-        place = -special.ndtri(fpr)  # of the threshold, in units of the noise
-        fnr = (1 - rate) * special.ndtr(place) + rate * special.ndtr(place - 1 / noise)
+        threshold = -special.ndtri(fpr)  # in units of the noise
+        fnr = (1 - rate) * special.ndtr(threshold) + rate * special.ndtr(threshold - 1 / noise)
         return rates_rows(fpr, fnr)
 
     def picture(self, rows: Rows, _: Settings) -> Picture:
@@ -228,24 +219,24 @@ class SubsampledStep(Figure):
         lines = []
         for name in values_of(rows, "curve"):
             x, y = rates_of(sorted(only(rows, curve=name), key=lambda row: float(row["fpr"] or 0)))
-            lines.append((name, *(f"{np.interp(place, x, y):.3f}" for place in _SHOWN_FPRS)))
+            lines.append((name, *(f"{np.interp(fpr, x, y):.3f}" for fpr in _SHOWN_FPRS)))
         epsilon, mu = (values_of(rows, name)[0] for name in ("epsilon", "mu"))
         return [
             Table(
                 title=f"False negative rate at false positive rates; epsilon = {epsilon:.2f}, mu = {mu:.2f}",
-                header=("curve", *(f"fpr = {place:g}" for place in _SHOWN_FPRS)),
+                header=("curve", *(f"fpr = {fpr:g}" for fpr in _SHOWN_FPRS)),
                 rows=lines,
             )
         ]
 
 
-def _attacked(work: Work) -> tuple[FloatArray, FloatArray]:
-    """Return both error rates at every threshold, of scores that were drawn."""
+def _empirical_rates(work: Work) -> tuple[FloatArray, FloatArray]:
+    """Draw scores and return both of their error rates at every threshold."""
     settings, rng = work.settings, work.generator()
     number, noise = settings["num_observations"], math.sqrt(settings["variance"])
     absent = np.sort(noise * rng.standard_normal(number))
-    there = rng.random(number) < settings["canary_rate"]
-    present = np.sort(there + noise * rng.standard_normal(number))
+    is_sampled = rng.random(number) < settings["canary_rate"]
+    present = np.sort(is_sampled + noise * rng.standard_normal(number))
     thresholds = np.quantile(np.concatenate([absent, present]), np.linspace(0, 1, settings["num_points"]))
     fpr = 1 - np.searchsorted(absent, thresholds, side="right") / number
     return fpr, np.searchsorted(present, thresholds, side="right") / number

@@ -23,12 +23,12 @@ from dpaudit.experiments.reproduction._figure import (
 )
 from dpaudit.experiments.reproduction._panels import (
     bounds_panel,
-    labelled,
+    by_method,
+    comparison_table,
     mean,
-    mean_text,
+    mean_cells,
     only,
     pairs_of,
-    said_table,
     values_of,
 )
 from dpaudit.experiments.reproduction._simulation import (
@@ -42,6 +42,7 @@ from dpaudit.stats import Gaussian, Optimal
 
 _CURVE, _APPROXIMATE = "f-DP(CP)", "(eps,delta)(CP)"
 _METHODS = _CURVE, "f-DP(joint)", _APPROXIMATE, "(eps,delta)(joint)"
+_SHOWN_THRESHOLDS = -1.0, 0.0, 0.5, 1.0, 2.0, 3.0
 
 
 def _with_optimal(thresholds: FloatArray, noise: float) -> FloatArray:
@@ -67,8 +68,8 @@ class BoundByThreshold(Figure):
         grid = _with_optimal(np.linspace(-3.5, 4.5, settings["num_thresholds"]), settings["noise"])
         [found] = simulate_counts([settings["num_observations"]], grid, settings["noise"], work.generator())
         return [
-            {"threshold": float(threshold), **count_row(method, "fixed", found.at(place))}
-            for place, threshold in enumerate(grid)
+            {"threshold": float(threshold), **count_row(method, "fixed", found.at(index))}
+            for index, threshold in enumerate(grid)
             for method in _METHODS
         ]
 
@@ -95,12 +96,11 @@ class BoundByThreshold(Figure):
         return Picture(panels=[bounds, shares], columns=2)
 
     def tables(self, rows: Rows, settings: Settings) -> list[Table]:
-        places = sorted(values_of(rows, "threshold"))
-        optimal = places[-1]
-        wanted = -1.0, 0.0, 0.5, 1.0, 2.0, 3.0
-        near = [min(places, key=lambda place, at=at: abs(place - at)) for at in wanted]  # type: ignore[misc]
+        thresholds = np.array(sorted(values_of(rows, "threshold")))
+        optimal = float(thresholds[-1])
+        near = [float(thresholds[np.abs(thresholds - at).argmin()]) for at in _SHOWN_THRESHOLDS]
         lines = [
-            (method, *(mean_text(only(rows, method=method, threshold=at)) for at in (*near, optimal)))
+            (method, *mean_cells(only(rows, method=method), "threshold", (*near, optimal)))
             for method in _METHODS
         ]
         at_w = max(float(row["epsilon"] or 0) for row in only(rows, method=_APPROXIMATE, threshold=optimal))
@@ -110,7 +110,7 @@ class BoundByThreshold(Figure):
                 header=("method", *(f"t = {at:.2f}" for at in near), f"w = {optimal:.2f}"),
                 rows=lines,
             ),
-            said_table([("(eps,delta)(CP) at the optimal threshold", "0", f"{at_w:.2f} at most")]),
+            comparison_table([("(eps,delta)(CP) at the optimal threshold", "0", f"{at_w:.2f} at most")]),
         ]
 
 
@@ -146,7 +146,7 @@ class ThresholdsByObservations(Figure):
         sizes = log_spaced(100, settings["most"], settings["num_sizes"])
         rows = []
         for found in simulate_counts(sizes, thresholds, settings["noise"], work.generator()):
-            own = [count_row(_APPROXIMATE, rule, found.at(place)) for place, rule in enumerate(rules)]
+            own = [count_row(_APPROXIMATE, rule, found.at(index)) for index, rule in enumerate(rules)]
             own += [count_row(method, rules[half], found.at(half)) for method in (_CURVE, "f-DP(joint)")]
             rows += [{"observations": found.number, **row} for row in own]
         return rows
@@ -158,21 +158,15 @@ class ThresholdsByObservations(Figure):
     def tables(self, rows: Rows, settings: Settings) -> list[Table]:
         powers = (10**3, 10**4, 5 * 10**4, 10**6, 10**7, 10**8, 25 * 10**7)
         shown = nearest(values_of(rows, "observations"), powers)
-        lines = [
-            (
-                labelled(method, rule),
-                *(mean_text(only(rows, method=method, rule=rule, observations=n)) for n in shown),
-            )
-            for method, rule in pairs_of(rows)
-        ]
+        lines = [(label, *mean_cells(own, "observations", shown)) for label, own in by_method(rows)]
         header = ("method", *(f"{size:,}" for size in shown))
         return [
             Table(title=_title(settings), header=header, rows=lines),
-            said_table([self._as_good(rows)]),
+            comparison_table([self._as_good(rows)]),
         ]
 
     def _as_good(self, rows: Rows) -> tuple[str, str, str]:
-        """Return with how few observations the Gaussian curve is as good as the other with all of them."""
+        """Return how few observations the Gaussian curve needs for the bound of the other with all."""
         sizes = values_of(rows, "observations")
         rule = next(rule for _, rule in pairs_of(rows) if rule.startswith("optimal"))
         largest = mean(only(rows, method=_APPROXIMATE, rule=rule, observations=sizes[-1])) or 0.0

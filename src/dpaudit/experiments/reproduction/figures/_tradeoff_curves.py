@@ -1,7 +1,7 @@
-"""Curves that are computed, not measured: of mechanisms with the same epsilon and delta.
+"""Computed curves of mechanisms with the same epsilon and delta.
 
-Their trade-offs, the region of error rates that each allows, and how well few lines approximate a curve
-(Algorithm 4 of the paper).
+They are trade-offs, the regions of error rates that these allow, and the approximation of a curve by few
+lines (Algorithm 4 of the paper).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import math
 import numpy as np
 from scipy import special
 
-from dpaudit._types import FloatArray
 from dpaudit.accounting import SubsampledGaussian, noise_for_epsilon
 from dpaudit.accounting._pld import epsilon_above
 from dpaudit.experiments.reproduction._figure import (
@@ -30,13 +29,13 @@ from dpaudit.experiments.reproduction._figure import (
     simulated,
 )
 from dpaudit.experiments.reproduction._panels import (
+    comparison_table,
     numbers,
     only,
     rates_of,
     rates_panel,
     rates_rows,
     rates_series,
-    said_table,
     values_of,
 )
 from dpaudit.experiments.reproduction._simulation import DELTA
@@ -82,7 +81,7 @@ class TradeoffCurves(Figure):
         return Picture(panels=[rates_panel(series)])
 
     def tables(self, rows: Rows, _: Settings) -> list[Table]:
-        """Tell the curves apart by the smallest sum of both rates: the further below 1, the leakier."""
+        """Compare the curves by their smallest sum of both rates: the further below 1, the leakier."""
         lines = []
         for name in values_of(rows, "mechanism"):
             found = only(rows, mechanism=name)
@@ -91,14 +90,14 @@ class TradeoffCurves(Figure):
             lines.append((name, parameter, f"{1 - least:.4f}"))
         first, second = (rates_of(only(rows, mechanism=name))[1] for name in (_APPROXIMATE, _RESPONSE))
         gap = max(abs(a - b) for a, b in zip(first, second, strict=True))
-        said = "randomised response and (eps,delta)-DP", "overlap", f"differ by {gap:.1g} at most"
+        overlap = "randomised response and (eps,delta)-DP", "overlap", f"differ by {gap:.1g} at most"
         return [
             Table(
                 title="How well the best attack does with both error rates weighed alike",
                 header=("mechanism", "its parameter", "1 - fpr - fnr at most"),
                 rows=lines,
             ),
-            said_table([said]),
+            comparison_table([overlap]),
         ]
 
 
@@ -154,7 +153,7 @@ class PrivacyRegions(Figure):
         attack = only(rows, region="attack")[0]
         most = float(Gaussian().fnr(mu, np.asarray(_ATTACK_FPR)))
         return [
-            said_table(
+            comparison_table(
                 [
                     ("mu of the Gaussian mechanism", "about 0.25", f"{mu:.4f}"),
                     ("epsilon of the attack by (eps,delta)-DP", "0.3", f"{attack['epsilon']:.4f}"),
@@ -186,17 +185,18 @@ class LineApproximation(Figure):
         return crossed(mechanism=settings["mechanisms"], curve=(_EXACT, *lines))
 
     def measure(self, key: Key, work: Work) -> list[Row]:
-        """Compute a curve; of lines also their distance from the exact one, and what is concluded by them."""
+        """Compute a curve; for lines also their distance from the exact one and the epsilon they show."""
         curve = str(key["curve"])
         fpr = special.expit(np.linspace(-10, 10, work.settings["num_points"]))
         family, parameter = _at_epsilon(str(key["mechanism"]), work.settings)
         exact = family.fnr(parameter, fpr)
         if curve == _EXACT:
             return rates_rows(fpr, exact)
-        epsilons, deltas = _lines(family, parameter, curve)
-        made = _fnr(family, parameter, curve, fpr)
-        steep = np.maximum(0, 1 - deltas[:, None] - np.exp(epsilons)[:, None] * fpr)
-        flat = np.exp(-epsilons)[:, None] * (1 - deltas[:, None] - fpr)
+        lines = _lines(family, parameter, curve)
+        made = lines.fnr(1.0, fpr)
+        epsilons, deltas = np.array(lines.epsilons)[:, None], np.array(lines.deltas)[:, None]
+        steep = np.maximum(0, 1 - deltas - np.exp(epsilons) * fpr)
+        flat = np.exp(-epsilons) * (1 - deltas - fpr)
         printed = np.min(np.maximum(steep, flat), axis=0)
         concluded = _concluded(family, parameter, curve, work.settings["halvings"])
         return [
@@ -234,43 +234,35 @@ class LineApproximation(Figure):
         return [Table(title="How much few lines lose", header=header, rows=lines)]
 
 
-def _deltas(curve: str) -> FloatArray:
-    """Return the deltas of a description such as ``10 lines, linear``."""
+def _lines(family: TradeOff, parameter: float, curve: str) -> PiecewiseLinear:
+    """Return the lines of a description such as ``10 lines, linear``, each by its epsilon and delta."""
     number, _, spacing = curve.split()
     if spacing == "linear":
-        return np.linspace(DELTA, 1 - DELTA, int(number))
-    reach = math.log(DELTA / (1 - DELTA))
-    return special.expit(np.linspace(reach, -reach, int(number)))
-
-
-def _lines(family: TradeOff, parameter: float, curve: str) -> tuple[FloatArray, FloatArray]:
-    """Return the epsilon and the delta of every line."""
-    deltas = _deltas(curve)
-    return np.array([max(_epsilon(family, parameter, float(delta)), 0.0) for delta in deltas]), deltas
+        deltas = np.linspace(DELTA, 1 - DELTA, int(number))
+    else:
+        reach = math.log(DELTA / (1 - DELTA))
+        deltas = special.expit(np.linspace(reach, -reach, int(number)))
+    epsilons = [max(_epsilon(family, parameter, float(delta)), 0.0) for delta in deltas]
+    return PiecewiseLinear(tuple(epsilons), tuple(deltas))
 
 
 def _epsilon(family: TradeOff, parameter: float, delta: float) -> float:
-    """Return epsilon; of DP-SGD from its privacy loss distribution: few parameters have many deltas here."""
+    """Return epsilon; for DP-SGD from its privacy loss distribution, as one parameter has many deltas."""
     if isinstance(family, SubsampledGaussian):
         return epsilon_above(1 / parameter, family.sample_rate, family.num_steps, delta)
     return family.epsilon(parameter, delta)
 
 
-def _fnr(family: TradeOff, parameter: float, curve: str, fpr: FloatArray) -> FloatArray:
-    epsilons, deltas = _lines(family, parameter, curve)
-    return PiecewiseLinear(tuple(epsilons), tuple(deltas)).fnr(1.0, fpr)
-
-
 def _concluded(family: TradeOff, parameter: float, curve: str, halvings: int) -> float:
-    """Return the epsilon that the best attack with equal error rates shows, if it is read by lines.
+    """Return the epsilon that the best attack with equal error rates shows by the lines.
 
-    They lie below the curve, so what they refute is a less leaky one.
+    The lines lie below the curve, so they refute a less leaky one.
     """
     error = family.balanced_error(parameter)
     low, high = parameter / 2, parameter
     for _ in range(halvings):
         middle = (low + high) / 2
-        above = float(_fnr(family, middle, curve, np.asarray(error))) >= error
+        above = float(_lines(family, middle, curve).fnr(1.0, np.asarray(error))) >= error
         low, high = (middle, high) if above else (low, middle)
     return _epsilon(family, low, DELTA)
 
