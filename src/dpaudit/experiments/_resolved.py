@@ -1,4 +1,4 @@
-"""The values that a config leaves open: noise, sample rate and seed, decided once and kept with the run."""
+"""The values that a config leaves open: noise, sample rate and seed, resolved once and kept with the run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from dataclasses import asdict, dataclass
 from types import UnionType
 from typing import Any
 
-import numpy as np
-
 from dpaudit.accounting import noise_for_epsilon
 from dpaudit.errors import InputError
 from dpaudit.experiments.config import Config, FunctionModel, TrainingConfig
-from dpaudit.experiments.trials._trial_plan import source_digest
+from dpaudit.experiments.trials._trial_plan import source_digest, spawn_seed
 from dpaudit.training import Seeds
 from dpaudit.training.data import Dataset
 
@@ -30,7 +28,7 @@ _AUDIT = 1  # the audit's own branch of the seed
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """The numbers that a run really has, and hashes of its data and code."""
+    """The noise, sample rate and seed of a run, and hashes of its data and code."""
 
     noise_multiplier: float
     sample_rate: float
@@ -48,11 +46,10 @@ class Resolved:
     @property
     def audit_seed(self) -> int:
         """The seed of canaries and their membership; the training must not know it."""
-        words = np.random.SeedSequence(self.seed, spawn_key=(_AUDIT,)).generate_state(4, np.uint32)
-        return int.from_bytes(words.tobytes(), "little")
+        return spawn_seed(self.seed, _AUDIT)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {**asdict(self), "seeds": {**asdict(self.training_seeds), "audit": self.audit_seed}}
 
     @classmethod
@@ -110,12 +107,12 @@ def _code_digest(config: Config) -> str:
 
 
 def _digest(data: Dataset) -> str:
-    """Return a hash that tells these examples from others."""
-    found = hashlib.sha256()
+    """Return a hash of the examples."""
+    digest = hashlib.sha256()
     for part in (data.inputs, data.targets):
-        found.update(f"{part.dtype} {tuple(part.shape)}".encode())
-        found.update(part.contiguous().numpy().data)
-    return found.hexdigest()
+        digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
+        digest.update(part.contiguous().numpy().data)
+    return digest.hexdigest()
 
 
 def _sample_rate(training: TrainingConfig, num_examples: int) -> float:

@@ -1,7 +1,7 @@
-"""The canaries of black-box audits, and the weights that trainings start from.
+"""The canaries of black-box audits and the initial weights of their trainings.
 
-:class:`SharedCanary` is what all trainings of a run share: made once, kept with the run in ``canary.json``
-and handed to every process. ``canaries_for`` makes the many different canaries of one training.
+All trainings of a run share one :class:`SharedCanary`, which is kept in ``canary.json`` and sent to every
+process. ``canaries_for`` makes the many different canaries of one training.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dpaudit._types import BoolArray
 from dpaudit.canaries import Blank, Mislabelled
 from dpaudit.errors import InputError
 from dpaudit.experiments.config import ClipBkdConfig, ExampleConfig, GivenConfig, PretrainedConfig
+from dpaudit.experiments.trials._trial_plan import spawn_seed
 from dpaudit.training import initialize
 from dpaudit.training.data import Dataset, HeldOutData, as_inputs
 from dpaudit.training.ensemble import Example, clip_bkd, pretrained_weights, with_weights
@@ -39,10 +40,10 @@ _EXAMPLES = {"blank": Blank, "mislabelled": Mislabelled}
 
 @dataclass(frozen=True, eq=False)
 class SharedCanary:
-    """The canary, and the first weights if all models have the same.
+    """The canary, and the initial weights if all models share them.
 
-    They are never made a second time: another machine, another number of threads or a changed file would
-    give others, if only in the last digits.
+    They are made only once: another machine, another number of threads or a changed file would give others,
+    if only in the last digits.
     """
 
     canary: Example
@@ -50,11 +51,11 @@ class SharedCanary:
 
     @property
     def digest(self) -> str:
-        """Return a hash that tells it from others."""
+        """A hash of its values."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "inputs": _packed(self.canary.inputs),
             "target": self.canary.target,
@@ -69,12 +70,12 @@ class SharedCanary:
         return cls(canary, None if weights is None else _unpacked(weights))
 
     def write(self, folder: Path) -> None:
-        """Keep it in the folder of the run."""
+        """Write it to the folder of the run."""
         _io.write_text(folder / _FILE, json.dumps(self.to_dict(), allow_nan=False) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> SharedCanary | None:
-        """Return that of a run; None if the run has not begun."""
+        """Return the shared canary of a run; None if the run has not begun."""
         path = folder / _FILE
         if not path.exists():
             return None
@@ -102,8 +103,13 @@ def first_weights(config: object, build: Build, held_out: HeldOutData, seed: int
         num_steps=config.num_steps,
         batch_size=config.batch_size,
         learning_rate=config.learning_rate,
-        seed=_branch(seed, _WEIGHTS),
+        seed=spawn_seed(seed, _WEIGHTS),
     )
+
+
+def first_model(build: Build, weights: Tensor | None, seed: int) -> nn.Module:
+    """Return a model with these weights, or with random ones if there are none."""
+    return initialize(build, seed) if weights is None else with_weights(build, weights)
 
 
 def canary_for(
@@ -114,7 +120,7 @@ def canary_for(
         return _given(config, held_out)
     if isinstance(config, ClipBkdConfig):
         assert build is not None  # the config has a model
-        return clip_bkd(as_data(held_out), _model(build, weights, seed))
+        return clip_bkd(as_data(held_out), first_model(build, weights, spawn_seed(seed, _WEIGHTS)))
     assert isinstance(config, ExampleConfig)  # the config has no other kind
     inputs, targets = canaries_for(config, held_out, seed, 1)
     return Example(inputs[0], int(targets[0]))
@@ -129,18 +135,18 @@ def canaries_for(
             f"Expected audit.num_canaries={count} to be at most {len(held_out)}, the number of held-out "
             "examples."
         )
-    rng = np.random.default_rng(_branch(seed, _CANARY))
+    rng = np.random.default_rng(spawn_seed(seed, _CANARY))
     if isinstance(config, GivenConfig):
-        places = torch.from_numpy(rng.choice(len(held_out), count, replace=False))
-        return held_out.inputs[places], held_out.targets[places]
+        indices = torch.from_numpy(rng.choice(len(held_out), count, replace=False))
+        return held_out.inputs[indices], held_out.targets[indices]
     craft = Crafting(model=nn.Identity(), loss=cross_entropy, data=held_out, max_grad_norm=1.0)
     crafted = craft(_EXAMPLES[config.kind](), count, rng)
     return crafted.inputs, crafted.targets
 
 
-def coins(count: int, seed: int) -> BoolArray:
+def sample_membership(count: int, seed: int) -> BoolArray:
     """Return which canaries are in the data: each by a fair coin of its own."""
-    return np.random.default_rng(_branch(seed, _COINS)).random(count) < 0.5
+    return np.random.default_rng(spawn_seed(seed, _COINS)).random(count) < 0.5
 
 
 def _given(config: GivenConfig, held_out: HeldOutData) -> Example:
@@ -182,15 +188,6 @@ def _read(name: str) -> Tensor:
         raise InputError(
             f"Expected numbers of numpy in audit.canary.file={name!r}, but they cannot be read: {error}."
         ) from error
-
-
-def _model(build: Build, weights: Tensor | None, seed: int) -> nn.Module:
-    return initialize(build, _branch(seed, _WEIGHTS)) if weights is None else with_weights(build, weights)
-
-
-def _branch(seed: int, number: int) -> int:
-    words = np.random.SeedSequence(seed, spawn_key=(number,)).generate_state(4, np.uint32)
-    return int.from_bytes(words.tobytes(), "little")
 
 
 def _packed(values: Tensor) -> dict[str, Any]:

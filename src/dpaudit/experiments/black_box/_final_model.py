@@ -14,30 +14,30 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from scipy import stats
-from torch import Tensor, nn
+from torch import nn
 
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.errors import InputError
 from dpaudit.experiments._build import device_of, mechanism_of, model_for, settings_of, split_held_out
 from dpaudit.experiments._resolved import Resolved
-from dpaudit.experiments.black_box._canary import canaries_for, coins, first_weights
+from dpaudit.experiments.black_box._canary import canaries_for, first_model, first_weights, sample_membership
 from dpaudit.experiments.config import Config, ExampleConfig, GivenConfig, OneRunConfig
 from dpaudit.stats import Bound, Guesses, Power, Verdict, one_run_bound, one_run_fdp_bound
 from dpaudit.stats._bound import plain
 from dpaudit.stats._one_run import too_many_correct
 from dpaudit.stats._rootfinding import last_true
-from dpaudit.training import Training, initialize
+from dpaudit.training import Training
 from dpaudit.training.data import Dataset
-from dpaudit.training.ensemble import Score, log_odds, negative_loss, with_weights
+from dpaudit.training.ensemble import Score, log_odds, negative_loss
 
-_PROBABILITY = 0.8
+_PROBABILITY = 0.8  # of detection, which the power is for
 SCORES: Mapping[str, Score] = {"log-odds": log_odds, "loss": negative_loss}
 
 
 @dataclass(frozen=True, eq=False)
 class FinalModel:
-    """A training whose data have about half of the canaries, each by a fair coin."""
+    """A training whose data contain about half of the canaries, each by a fair coin."""
 
     config: Config
     resolved: Resolved
@@ -51,7 +51,7 @@ class FinalModel:
 
     @classmethod
     def of(cls, config: Config, resolved: Resolved, data: tuple[Dataset, Dataset]) -> FinalModel:
-        """Return everything in place, with nothing trained yet."""
+        """Return the training of a config before its first step."""
         audit, seed = config.audit, resolved.audit_seed
         assert isinstance(audit, OneRunConfig)
         assert isinstance(audit.canary, ExampleConfig | GivenConfig)  # the config has no other here
@@ -64,15 +64,15 @@ class FinalModel:
                 "canaries."
             )
         canaries = Dataset(*canaries_for(audit.canary, held_out, seed, count), train.num_classes)
-        present = coins(count, seed)
+        present = sample_membership(count, seed)
         build = model_for(config.model, train)
         weights = first_weights(audit.initialization, build, held_out, seed)
         seeds = resolved.training_seeds
-        model = initialize(build, seeds.initialization) if weights is None else with_weights(build, weights)
+        model = first_model(build, weights, seeds.initialization)
         before = np.zeros(count) if weights is None else _scores(model, canaries, audit.score)
         training = Training(
             model,
-            _with(train, canaries, present),
+            _with_canaries(train, canaries, present),
             settings_of(config.training, resolved),
             seeds=seeds,
             device=device_of(config.device),
@@ -114,26 +114,23 @@ class FinalModel:
         return {**analysis.values(self.guesses), "shapes": shapes}
 
 
-def _with(train: Dataset, canaries: Dataset, present: BoolArray) -> Dataset:
+def _with_canaries(train: Dataset, canaries: Dataset, present: BoolArray) -> Dataset:
     """Return the data followed by the canaries that are present."""
-    own, there = train.at(torch.arange(len(train))), canaries.at(torch.from_numpy(np.flatnonzero(present)))
-    inputs, targets = (torch.cat([one, other.to(one)]) for one, other in zip(own, there, strict=True))
+    own, added = train.at(torch.arange(len(train))), canaries.at(torch.from_numpy(np.flatnonzero(present)))
+    inputs, targets = (torch.cat([one, other.to(one)]) for one, other in zip(own, added, strict=True))
     return Dataset(inputs, targets, train.num_classes)
 
 
 def _scores(model: nn.Module, canaries: Dataset, score: str | None) -> FloatArray:
+    """Return each canary's score for its own class; a diverged model gets the smallest float."""
     inputs, targets = canaries.at(torch.arange(len(canaries)))
     was_training = model.training
     model.eval()
     with torch.inference_mode():
         logits = model(inputs).cpu()
     model.train(was_training)
-    return _each(logits, targets.cpu(), score or "log-odds")
-
-
-def _each(logits: Tensor, targets: Tensor, score: str) -> FloatArray:
-    """Return each row's score for its own class; a diverged model gets the smallest float."""
-    found = [SCORES[score](row[None], int(target))[0] for row, target in zip(logits, targets, strict=True)]
+    score_one = SCORES[score or "log-odds"]
+    found = [score_one(row[None], int(target))[0] for row, target in zip(logits, targets.cpu(), strict=True)]
     values: FloatArray = torch.stack(found).double().nan_to_num(nan=torch.finfo(torch.float32).min).numpy()
     return values
 
@@ -214,14 +211,14 @@ class OneRunAnalysis:
             fewest -= 1
 
         def is_detected_less(excess: float) -> bool:
-            right = self._accuracy(guesses, self._claimed + excess)
-            return bool(stats.binom.sf(fewest - 1, guesses.num_guesses, right) < _PROBABILITY)
+            accuracy = self._accuracy(guesses, self._claimed + excess)
+            return bool(stats.binom.sf(fewest - 1, guesses.num_guesses, accuracy) < _PROBABILITY)
 
         smallest = self._claimed + last_true(is_detected_less, tolerance=1e-2)
         return Power.of(smallest, hypothesis, _PROBABILITY)
 
     def _accuracy(self, guesses: Guesses, parameter: float) -> float:
-        """Return the share of correct ones among the most certain guesses about such a training."""
+        """Return the share of correct ones among the most certain guesses at this parameter."""
         share = guesses.num_guesses / guesses.num_canaries
 
         def above(fpr: float) -> float:

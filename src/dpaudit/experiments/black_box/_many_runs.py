@@ -1,7 +1,7 @@
 """Black-box audit of many trainings, from the config to the result.
 
-``run_many`` trains in a pool and analyses the scores; :class:`ManyRuns` is what the trainings have in common,
-which every process makes again from plain values: ``scorer`` and ``neighbours`` are the targets of recipes.
+``run_many`` trains in a pool and analyses the scores; :class:`ManyRuns` is what the trainings share,
+which every process restores from plain values. ``scorer`` and ``neighbours`` are the targets of recipes.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ from dpaudit.experiments.trials import (
     log_odds,
     run_trials,
 )
+from dpaudit.stats import Observations
 from dpaudit.stats._serialization import SCHEMA_VERSION
 from dpaudit.training import accuracy
 from dpaudit.training.data import Dataset, HeldOutData
@@ -63,9 +64,9 @@ from dpaudit.training.ensemble import Ensemble
 from dpaudit.training.ensemble._models import joined
 from dpaudit.training.gradients import num_parameters
 
-_PAUSE = 5.0  # seconds between two running bounds
-_SHARE = 20  # and 20 times as long as a bound takes: meanwhile no worker gets work
-_FEW = 20  # scores; fewer give no running bound
+_PAUSE_SECONDS = 5.0  # between two running bounds
+_PAUSE_RATIO = 20  # to the time that a bound takes, in which no worker gets work
+_MIN_SCORES = 20  # of a running bound
 _RETRIED = (
     "all chance of a training comes from the seed that it is given: {:,} that had failed were tried again"
 )
@@ -79,8 +80,8 @@ def run_many(
     listener: Listener,
     retry_failed: bool = False,
 ) -> dict[str, Any]:
-    """Train what is missing, and return the result. ``begin`` is called when everything is in place."""
-    runs = replace(runs, kept=SharedCanary.read(directory.path) or runs.shared)
+    """Train the missing models and return the result. ``begin`` is called before the first training."""
+    runs = replace(runs, stored=SharedCanary.read(directory.path) or runs.shared)
     plan = TrialPlan(
         recipe=recipe_for(runs),
         num_trials=runs.audit.num_models,
@@ -98,50 +99,46 @@ def run_many(
         pool = pool_for(runs.config.pool)
         done = run_trials(plan, pool=pool, store=store, retry_failed=retry_failed, watch=estimates.update)
     listener.message("Finding the bounds of all methods")
-    values = _outcome(runs, analysis, done, estimates.progress)
-    directory.finish(_arrays(done), values)
+    if (observations := done.observations) is None:
+        raise InputError(f"Expected trainings that give scores: {done.failure_summary}")
+    values = _outcome(runs, analysis, observations, done, estimates.progress)
+    arrays = {"with_canary": observations.with_canary, "without_canary": observations.without_canary}
+    directory.finish(arrays, values)
     return values
 
 
 class _RunningBound:
-    """Reports progress together with a bound of the scores so far, found anew every few seconds."""
+    """Report progress together with a bound of the scores so far, updated every few seconds."""
 
     progress: TrialProgress
-    """That of the last update."""
+    """The progress at the last update."""
 
     def __init__(self, analysis: ManyRunsAnalysis, listener: Listener) -> None:
         self._analysis, self._listener = analysis, listener
         self._epsilon: float | None = None
-        self._due = time.monotonic() + _PAUSE
+        self._due = time.monotonic() + _PAUSE_SECONDS
 
     def update(self, progress: TrialProgress) -> None:
         self.progress, now = progress, time.monotonic()
-        if now >= self._due and progress.num_done >= _FEW and progress.num_left > 0:
+        if now >= self._due and progress.num_done >= _MIN_SCORES and progress.num_left > 0:
             if (observations := progress.observations) is not None:
                 self._epsilon = self._analysis.bound(observations).epsilon
             ended = time.monotonic()
-            self._due = ended + max(_PAUSE, _SHARE * (ended - now))
+            self._due = ended + max(_PAUSE_SECONDS, _PAUSE_RATIO * (ended - now))
         claimed = self._analysis.claimed_epsilon
         self._listener.trials(Running(progress=progress, epsilon=self._epsilon, claimed=claimed))
 
 
-def _arrays(done: TrialsRun) -> dict[str, np.ndarray]:
-    observations = _observations(done)
-    return {"with_canary": observations.with_canary, "without_canary": observations.without_canary}
-
-
-def _observations(done: TrialsRun) -> Any:
-    if done.observations is None:
-        raise InputError(f"Expected trainings that give scores: {done.failure_summary}")
-    return done.observations
-
-
 def _outcome(
-    runs: ManyRuns, analysis: ManyRunsAnalysis, done: TrialsRun, last: TrialProgress
+    runs: ManyRuns,
+    analysis: ManyRunsAnalysis,
+    observations: Observations,
+    done: TrialsRun,
+    last: TrialProgress,
 ) -> dict[str, Any]:
     """Return verdict, all bounds, power, accuracy and timing."""
     started = time.monotonic()
-    values = analysis.values(_observations(done), done.failures)
+    values = analysis.values(observations, done.failures)
     if done.num_retried and runs.build is None:
         values["bound"]["assumptions"].append(_RETRIED.format(done.num_retried))
     notes = [*values["notes"], *done.remarks]
@@ -170,7 +167,7 @@ def _outcome(
 
 
 def _first_model(runs: ManyRuns) -> dict[str, Any]:
-    """Return how good a model without the canary is, trained once more; unknown for a user's function."""
+    """Train a model without the canary and return its accuracy; None for a user's function."""
     if runs.build is None:
         return {"num_parameters": None, "accuracy": None}
     model = runs.ensemble.train([runs.resolved.seed], [False]).module(0)
@@ -179,24 +176,24 @@ def _first_model(runs: ManyRuns) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ManyRuns:
-    """What all trainings of a run have in common."""
+    """The data, canary and settings that all trainings of a run share."""
 
     config: Config
     resolved: Resolved
     data: tuple[Dataset, Dataset]
-    kept: SharedCanary | None = None
-    """The canary and the first weights, if they were made before."""
+    stored: SharedCanary | None = None
+    """The canary and the initial weights, if they were made before."""
 
     @classmethod
-    def again(
+    def restored(
         cls, values: Mapping[str, Any], resolved: Mapping[str, Any], shared: Mapping[str, Any]
     ) -> ManyRuns:
-        """Return the same in another process, from plain values; raise if data or code differ."""
+        """Return the runs of another process from plain values; raise if data or code differ."""
         config, numbers = Config.model_validate({**values, "output": "."}), Resolved.from_dict(resolved)
         data = load_data(config.data)
         require_same_data(numbers, data[0])
         require_same_code(numbers, config)
-        return cls(config=config, resolved=numbers, data=data, kept=SharedCanary.from_dict(shared))
+        return cls(config=config, resolved=numbers, data=data, stored=SharedCanary.from_dict(shared))
 
     @property
     def audit(self) -> ManyRunsConfig:
@@ -217,15 +214,15 @@ class ManyRuns:
 
     @cached_property
     def build(self) -> Callable[[], nn.Module] | None:
-        """What makes a model; None if a function of the user does."""
+        """The function that makes a model; None if a function of the user trains it."""
         model = self.config.model
         return None if isinstance(model, FunctionModel) else model_for(model, self.data[0])
 
     @cached_property
     def shared(self) -> SharedCanary:
-        """The canary, and the weights that all models start from, if they have the same."""
-        if self.kept is not None:
-            return self.kept
+        """The canary, and the initial weights if all models share them."""
+        if self.stored is not None:
+            return self.stored
         seed, held_out = self.resolved.audit_seed, self._parts[1]
         weights = None
         if self.build is not None:
@@ -251,7 +248,7 @@ class ManyRuns:
 def recipe_for(runs: ManyRuns) -> Recipe:
     """Return the recipe by which any process makes the trials of this run."""
     arguments = {
-        "values": _found_anywhere(runs.config),
+        "values": _with_absolute_path(runs.config),
         "resolved": runs.resolved.to_dict(),
         "shared": runs.shared.to_dict(),
     }
@@ -266,7 +263,7 @@ def recipe_for(runs: ManyRuns) -> Recipe:
     return Recipe(target="dpaudit:ensemble-scorer", arguments=arguments, group_size=runs.ensemble.at_once)
 
 
-def _found_anywhere(config: Config) -> dict[str, Any]:
+def _with_absolute_path(config: Config) -> dict[str, Any]:
     """Return the config as plain values, with data that are found from any directory."""
     values = config.identity()
     if values["data"].get("directory") is not None:
@@ -278,7 +275,7 @@ def scorer(
     *, values: Mapping[str, Any], resolved: Mapping[str, Any], shared: Mapping[str, Any]
 ) -> Callable[[Sequence[Trial]], list[float]]:
     """Return the scorer that trains groups of models as an ensemble."""
-    runs = ManyRuns.again(values, resolved, shared)
+    runs = ManyRuns.restored(values, resolved, shared)
     ensemble, score = runs.ensemble, SCORES[runs.audit.score or "log-odds"]
 
     def scored(trials: Sequence[Trial]) -> list[float]:
@@ -291,8 +288,8 @@ def scorer(
 def neighbours(
     *, values: Mapping[str, Any], resolved: Mapping[str, Any], shared: Mapping[str, Any]
 ) -> Neighbours:
-    """Return the two data sets that a user's function is trained on, as a model takes them."""
-    runs = ManyRuns.again(values, resolved, shared)
+    """Return the two data sets of a user's training function, in the form that a model takes."""
+    runs = ManyRuns.restored(values, resolved, shared)
     data, canary = runs.data[0], runs.shared.canary
     alone = Dataset(*data.at(torch.arange(len(data))), data.num_classes)
     return Neighbours(

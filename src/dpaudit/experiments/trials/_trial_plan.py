@@ -23,7 +23,7 @@ from dpaudit import _validate
 from dpaudit._io import open_file
 from dpaudit.errors import InputError
 
-_MOST_TRIALS = 1_000_000  # each is kept in memory
+_MAX_TRIALS = 1_000_000  # each is kept in memory
 _BRANCH = 2  # of the run's seed; the first is the audit's own
 # dpaudit's own targets. Their names are part of a stored run's identity, so they stay when code moves.
 _BUILT_IN = {
@@ -44,13 +44,13 @@ _FORMER = {
 
 @dataclass(frozen=True)
 class Trial:
-    """One training of a black-box audit; everything random in it follows from its seed."""
+    """One training of a black-box audit."""
 
     number: int
     seed: int
-    """The random seed of this trial, 128 bits."""
+    """The random seed of this trial, 128 bits; everything random in it follows from it."""
     present: bool
-    """Whether the canary is in its data: in every second trial, so that any share of them is balanced."""
+    """Whether the canary is in its data: in every second trial, so that any part of a run is balanced."""
 
     @classmethod
     def of(cls, seed: int, number: int) -> Trial:
@@ -59,8 +59,13 @@ class Trial:
         >>> Trial.of(1, 0).present, Trial.of(1, 1).present, Trial.of(1, 0) == Trial.of(1, 0)
         (False, True, True)
         """
-        words = np.random.SeedSequence(seed, spawn_key=(_BRANCH, number)).generate_state(4, np.uint32)
-        return cls(number, int.from_bytes(words.astype("<u4").tobytes(), "little"), number % 2 == 1)
+        return cls(number, spawn_seed(seed, _BRANCH, number), number % 2 == 1)
+
+
+def spawn_seed(seed: int, *branch: int) -> int:
+    """Return the seed of 128 bits of a branch of a run's randomness."""
+    words = np.random.SeedSequence(seed, spawn_key=branch).generate_state(4, np.uint32)
+    return int.from_bytes(words.astype("<u4").tobytes(), "little")
 
 
 Group: TypeAlias = tuple[Trial, ...]
@@ -138,7 +143,7 @@ class TrialPlan:
     """What makes two runs the same run, as plain values; None: the recipe's arguments."""
 
     def __post_init__(self) -> None:
-        _validate.whole("num_trials", self.num_trials, low=2, high=_MOST_TRIALS)
+        _validate.whole("num_trials", self.num_trials, low=2, high=_MAX_TRIALS)
         _validate.whole("seed", self.seed, low=0)
 
     @cached_property
@@ -191,14 +196,14 @@ def load(target: str) -> Callable[..., Any]:
     module = _module(target, module_name)
     function = getattr(module, name, None)
     if not callable(function):
-        place = getattr(module, "__file__", None) or module_name
+        source = getattr(module, "__file__", None) or module_name
         wrong = f"{name} is no function" if hasattr(module, name) else f"there is no {name}"
-        raise InputError(f"Expected a function as 'module:function', got {target!r}: {wrong} in {place}.")
+        raise InputError(f"Expected a function as 'module:function', got {target!r}: {wrong} in {source}.")
     return function  # type: ignore[no-any-return]
 
 
 def source_digest(target: str) -> str:
-    """Return a hash of the module of a function as it is on disk, which tells it from other code."""
+    """Return a hash of the file of a function's module; empty if there is no file."""
     extend_search_path([str(Path.cwd())])
     name = target.partition(":")[0]
     try:
@@ -212,14 +217,14 @@ def source_digest(target: str) -> str:
 
 
 def search_path() -> tuple[str, ...]:
-    """Return where this process finds modules, as absolute paths for another process."""
+    """Return the search path of this process, as absolute paths for another process."""
     return tuple(str(Path(entry or ".").absolute()) for entry in sys.path)
 
 
-def extend_search_path(places: Iterable[str]) -> None:
-    """Search for modules in these places first, unless they are known already."""
+def extend_search_path(directories: Iterable[str]) -> None:
+    """Search for modules in these directories first, unless they are known already."""
     known = set(search_path())
-    sys.path[:0] = [place for place in places if place not in known]
+    sys.path[:0] = [directory for directory in directories if directory not in known]
 
 
 def _module(target: str, name: str) -> ModuleType:
