@@ -1,7 +1,7 @@
-"""From a config to a training with its audit.
+"""Build a training with its audit from a config.
 
-``build`` puts both together from what the tables of a config name: data, model, settings of DP-SGD, faults,
-canaries. Black-box audits use the same parts. ``example`` gives configs to start from.
+``build`` combines the data, model, settings of DP-SGD, faults and canaries that the tables of a config name.
+Black-box audits use the same parts. ``example`` returns configs to start from.
 """
 
 from __future__ import annotations
@@ -102,11 +102,11 @@ _CANARIES: Mapping[str, Callable[..., GradientCanary | InputCanary]] = {
     "adversarial": Adversarial,
     "crafted": Crafted,
 }
-_WITH_TEST: Mapping[str, Callable[..., Dataset]] = {"cifar10": cifar10, "idx": idx_images}
-_WHOLE: Mapping[str, Callable[..., Dataset]] = {"purchase100": purchase100, "location": location}
+_WITH_TEST_PART: Mapping[str, Callable[..., Dataset]] = {"cifar10": cifar10, "idx": idx_images}
+_WITHOUT_TEST_PART: Mapping[str, Callable[..., Dataset]] = {"purchase100": purchase100, "location": location}
 _TEST_SHARE = 6  # one example in six is for test where the data have no test part of their own
-_SMALLEST = 8  # pixels a side that a convolutional network can halve often enough
-_PURCHASE = 600, 100  # features and classes
+_MIN_PIXELS = 8  # pixels a side that a convolutional network can halve often enough
+_PURCHASE_SIZES = 600, 100  # features and classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +139,7 @@ def build(
     data: tuple[Dataset, Dataset],
     listener: Listener | None = None,
 ) -> Experiment:
-    """Return everything in place, with nothing trained yet."""
+    """Return the experiment of a config before its first step."""
     train, (test, held_out) = data[0], split_held_out(config, resolved, *data)
     seeds, bounds = resolved.training_seeds, deque[LiveBound](maxlen=1)
     audit, tests = _audit(config, resolved, held_out, bounds, listener or Listener()), Diagnose()
@@ -163,9 +163,9 @@ def _audit(
     bounds: deque[LiveBound],
     listener: Listener,
 ) -> Audit:
-    """Return the audit that the config asks for; its live bounds go to ``bounds``."""
+    """Return the audit of a config; its live bounds are appended to ``bounds``."""
     audit: AuditConfig = config.audit
-    assert not isinstance(audit, ManyRunsConfig)  # that is of many trainings
+    assert not isinstance(audit, ManyRunsConfig)  # it has many trainings
     common: dict[str, Any] = {
         "delta": config.training.delta,
         "canary": _canary(audit),
@@ -209,17 +209,17 @@ def split_held_out(
 
 
 def model_for(config: ModelConfig, data: Dataset) -> Callable[[], nn.Module]:
-    """Return what builds the model, with the sizes of inputs and outputs of the data."""
+    """Return a function that builds the model for the inputs and classes of the data."""
     features, classes = math.prod(data.shape), data.num_classes
     if isinstance(config, Mlp):
         return lambda: mlp(features, *config.hidden, classes)
     if config.name == "logistic-regression":
         return lambda: logistic_regression(features, classes)
     if config.name == "purchase-mlp":
-        _require((features, classes) == _PURCHASE, config.name, "600 features and 100 classes", data)
+        _require((features, classes) == _PURCHASE_SIZES, config.name, "600 features and 100 classes", data)
         return purchase_mlp
-    images = len(data.shape) == 3 and min(data.shape[1:]) >= _SMALLEST
-    _require(images, config.name, f"images of at least {_SMALLEST} x {_SMALLEST} pixels", data)
+    images = len(data.shape) == 3 and min(data.shape[1:]) >= _MIN_PIXELS
+    _require(images, config.name, f"images of at least {_MIN_PIXELS} x {_MIN_PIXELS} pixels", data)
     channels = data.shape[0]
     if config.name == "conv-net":
         return lambda: conv_net(in_channels=channels, num_classes=classes)
@@ -252,22 +252,22 @@ def _optimizer(config: OptimizerConfig) -> Optimizer:
 
 
 def _sampling(training: TrainingConfig, resolved: Resolved) -> Sampling | None:
-    """Return a faulty one if the config asks for it, else None."""
+    """Return the faulty sampling of a config; None if it is correct."""
     shuffled = isinstance(training.fault, ShuffledBatchesConfig)
     return ShuffledBatches(resolved.sample_rate) if shuffled else None
 
 
 def mechanism_of(training: TrainingConfig, resolved: Resolved) -> Mechanism | None:
-    """Return a faulty one if the config asks for it, else None."""
+    """Return the faulty mechanism of a config; None if it is correct."""
     fault = training.fault
     if fault is None or isinstance(fault, ShuffledBatchesConfig):
         return None
-    usual = {"noise_multiplier": resolved.noise_multiplier, "max_grad_norm": training.max_grad_norm}
+    common = {"noise_multiplier": resolved.noise_multiplier, "max_grad_norm": training.max_grad_norm}
     if isinstance(fault, NoiseTooSmallConfig):
-        return NoiseTooSmall(**usual, factor=fault.factor)
+        return NoiseTooSmall(**common, factor=fault.factor)
     if isinstance(fault, FewSeedsConfig):
-        return FewSeeds(**usual, num_seeds=fault.num_seeds)
-    return Unclipped(**usual) if fault.name == "unclipped" else ClippedAfterMean(**usual)
+        return FewSeeds(**common, num_seeds=fault.num_seeds)
+    return Unclipped(**common) if fault.name == "unclipped" else ClippedAfterMean(**common)
 
 
 def device_of(name: str) -> torch.device:
@@ -282,11 +282,11 @@ def device_of(name: str) -> torch.device:
 
 def load_data(config: DataConfig) -> tuple[Dataset, Dataset]:
     """Return the examples to train on and those to test on."""
-    train, test = _all_for_test(config)
+    train, test = _all_data(config)
     return train, _first(test, config.num_test, "num_test")
 
 
-def _all_for_test(config: DataConfig) -> tuple[Dataset, Dataset]:
+def _all_data(config: DataConfig) -> tuple[Dataset, Dataset]:
     if isinstance(config, Random):
         for_test = config.num_test or -(-config.num_examples // (_TEST_SHARE - 1))
         total = config.num_examples + for_test
@@ -295,9 +295,9 @@ def _all_for_test(config: DataConfig) -> tuple[Dataset, Dataset]:
     if isinstance(config, Digits):
         return _split(digits(), config.num_examples)
     folder = _io.expanded(config.directory)
-    if config.name in _WHOLE:
-        return _split(_WHOLE[config.name](folder), config.num_examples)
-    read = _WITH_TEST[config.name]
+    if config.name in _WITHOUT_TEST_PART:
+        return _split(_WITHOUT_TEST_PART[config.name](folder), config.num_examples)
+    read = _WITH_TEST_PART[config.name]
     train = read(folder, train=True)
     return _first(train, config.num_examples, "num_examples"), read(folder, train=False)
 

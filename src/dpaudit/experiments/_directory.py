@@ -1,6 +1,6 @@
 """The directory of one run: config, versions, checkpoint, observations and result.
 
-``save`` and ``restore`` are the checkpoint: the state of a training on disk, whole or not at all.
+``save`` and ``restore`` write and read the checkpoint of a training.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _DAMAGED = (
 
 
 class RunDirectory:
-    """The files of one run, each of which is whole or not there."""
+    """The files of one run, each of which is complete or missing."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = _io.expanded(path)
@@ -61,7 +61,7 @@ class RunDirectory:
         return _io.locked(self.path)
 
     def resolved(self, config: Config) -> Resolved | None:
-        """Return what was decided when the run began; None if there is none yet, refused if it is another."""
+        """Return the values that the run began with; None for a new run. Raise if it is another run."""
         stored = self._json.read("config")
         if stored is None:
             self._require_no_other()
@@ -74,7 +74,7 @@ class RunDirectory:
         return Resolved.from_dict(stored.get("resolved"), str(self._json.path("config")))
 
     def begin(self, config: Config, resolved: Resolved) -> None:
-        """Keep what the run is, before its first step."""
+        """Write the config and the versions, before the first step."""
         self._json.write("versions", _versions())
         values = {"config": config.identity(), "resolved": resolved.to_dict()}
         # it has the seeds, which no reader of the result needs
@@ -86,7 +86,7 @@ class RunDirectory:
         return None if values is None else upgraded(values)
 
     def finish(self, arrays: Mapping[str, np.ndarray], result: Mapping[str, Any]) -> None:
-        """Keep observations and then the result: where the result is, everything is."""
+        """Write the observations and then the result: a directory with a result is complete."""
         for name, array in arrays.items():
             _io.write(self.path / f"{name}.npy", lambda file, array=array: np.save(file, array))  # type: ignore[misc]
         self._json.write("result", result)
@@ -94,7 +94,7 @@ class RunDirectory:
     def replace(
         self, config: Config, resolved: Resolved, arrays: Mapping[str, np.ndarray], result: Mapping[str, Any]
     ) -> None:
-        """Keep a whole run at once in the place of another, whose result is removed first."""
+        """Write a finished run over another, whose result is removed first."""
         with self.locked():
             _io.remove(self._json.path("result"))
             self.begin(config, resolved)
@@ -107,7 +107,7 @@ class RunDirectory:
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of everything that the numbers depend on."""
+    """Return the versions of the software that the numbers depend on."""
     return {
         "dpaudit": dpaudit.__version__,
         "python": platform.python_version(),
@@ -124,10 +124,10 @@ def save(path: Path, training: Training, seconds: float) -> None:
 
 
 def restore(path: Path, training: Training) -> float:
-    """Put an equal training where the saved one was; return the seconds that it had taken."""
+    """Restore the state of a training; return the seconds that it had taken."""
     try:
         with open_file(path) as file:
-            _require_whole(file)
+            _require_undamaged(file)
             # tensors, numbers and words only: reading the file runs nothing that is in it
             state = _as_arrays(torch.load(file, weights_only=True, map_location="cpu"))
         training.load_state_dict(state["training"])
@@ -140,7 +140,7 @@ def restore(path: Path, training: Training) -> float:
         ) from error
 
 
-def _require_whole(file: BinaryIO) -> None:
+def _require_undamaged(file: BinaryIO) -> None:
     with zipfile.ZipFile(file) as packed:
         # torch packs nothing: what unpacks to more than the file has bytes is not of it
         _require(all(one.compress_type == zipfile.ZIP_STORED for one in packed.infolist()))
@@ -148,13 +148,13 @@ def _require_whole(file: BinaryIO) -> None:
     file.seek(0)
 
 
-def _require(whole: bool) -> None:
-    if not whole:
+def _require(ok: bool) -> None:
+    if not ok:
         raise zipfile.BadZipFile
 
 
 def _as_tensors(value: Any) -> Any:
-    """Return arrays as marked tensors, which such a file may hold."""
+    """Return arrays as marked tensors, which a file of weights may hold."""
     if isinstance(value, np.ndarray):
         return {_ARRAY: torch.from_numpy(np.ascontiguousarray(value))}
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The training loop of a run: steps, checkpoints, and three ways to end.
+"""The training loop of a run, with its checkpoints.
 
 It ends after the last step, at the first violation if the config says so, or at an interrupt, which waits
 for the end of a step and writes a checkpoint.
@@ -47,7 +47,7 @@ def train(experiment: Trainable, checkpoint: Path | None, listener: Listener) ->
         _load_accountant(experiment)
     clock = _Clock(experiment, checkpoint)
     stops = getattr(experiment.config.audit, "stop_on_violation", False)
-    with _between_steps() as interrupt:
+    with _deferred_interrupts() as interrupt:
         listener.step(clock.progress())
         for _ in experiment.training.run():
             progress = clock.progress()
@@ -64,7 +64,7 @@ def train(experiment: Trainable, checkpoint: Path | None, listener: Listener) ->
 
 
 def summary(experiment: Trainable, trained: Trained, audit_started: float) -> dict[str, Any]:
-    """Return what a result says of the training itself: settings, accuracy and timing."""
+    """Return the settings, accuracy and timing of a training for its result."""
     training, resolved = experiment.training, experiment.resolved
     return {
         "mode": experiment.config.audit.mode,
@@ -86,7 +86,7 @@ def summary(experiment: Trainable, trained: Trained, audit_started: float) -> di
 
 
 def _load_accountant(experiment: Experiment) -> None:
-    """Compute the accountant's table for live bounds now, so that its time is not taken for a step's."""
+    """Compute the accountant's table for live bounds now, so that no step is timed with it."""
     recorder = experiment.audit.recorder
     if isinstance(recorder, Recorder):
         hypothesis = recorder.claim.hypothesis(None)
@@ -94,7 +94,7 @@ def _load_accountant(experiment: Experiment) -> None:
 
 
 class _Clock:
-    """Measures the time of a run over all its starts, and writes checkpoints when they are due."""
+    """Measure the time of a run over all its starts, and write checkpoints when they are due."""
 
     def __init__(self, experiment: Trainable, path: Path | None) -> None:
         self._experiment, self._training, self._path = experiment, experiment.training, path
@@ -129,7 +129,7 @@ class _Clock:
 
 
 class _Interrupt:
-    """Notes that a signal asks to stop; a second signal stops at once."""
+    """Record that a signal asks to stop; a second signal stops at once."""
 
     def __init__(self) -> None:
         self.is_requested = False
@@ -141,7 +141,7 @@ class _Interrupt:
 
 
 @contextmanager
-def _between_steps() -> Iterator[_Interrupt]:
+def _deferred_interrupts() -> Iterator[_Interrupt]:
     """Defer interrupts: a checkpoint in the middle of a step would make it another run."""
     interrupt = _Interrupt()
     if threading.current_thread() is not threading.main_thread():

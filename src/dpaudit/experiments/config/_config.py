@@ -1,6 +1,6 @@
-"""A whole experiment as a value, and which of its tables go together.
+"""The config of an experiment, and the checks that its tables go together.
 
-``_FITS`` says what each threat model can be audited with; a new one is an entry there.
+``_OPTIONS`` has the modes and canaries of each threat model; a new threat model is an entry there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, mod
 
 from dpaudit.canaries import ThreatModel
 from dpaudit.errors import InputError
-from dpaudit.experiments.config._fields import NotNegative, PathText, Section, Seed
+from dpaudit.experiments.config._fields import NonNegative, NonNegativeInt, PathText, Section
 from dpaudit.experiments.config._schema import (
     AdversarialConfig,
     AuditConfig,
@@ -36,20 +36,20 @@ from dpaudit.experiments.config._schema import (
     TrainingConfig,
 )
 
-_OF_FINAL_MODEL = "score", "initialization", "num_guesses"
-_OF_STEPS = "first_steps", "stop_on_violation"
+_FINAL_MODEL_KEYS = "score", "initialization", "num_guesses"
+_STEP_KEYS = "first_steps", "stop_on_violation"
 
 
 @dataclass(frozen=True)
-class _Fit:
+class _AuditOptions:
     """The modes and canaries of a threat model, and its defaults."""
 
     modes: tuple[type[Section], ...]
     canaries: tuple[type[Section], ...]
-    usual_canary: Section
+    default_canary: Section
     unused: tuple[str, ...]
     """Keys that its modes have for other threat models."""
-    usual: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of other keys; ``held_out`` is the number of held-out examples."""
 
     @property
@@ -59,32 +59,32 @@ class _Fit:
         return ", ".join(map(repr, names))
 
 
-_FITS: Mapping[str, _Fit] = {
-    ThreatModel.GRADIENT.value: _Fit(
+_OPTIONS: Mapping[str, _AuditOptions] = {
+    ThreatModel.GRADIENT.value: _AuditOptions(
         (OneRunConfig, PaperConfig, EndToEndConfig),
         (CanaryConfig,),
         CanaryConfig(),
-        unused=("held_out", *_OF_FINAL_MODEL),
+        unused=("held_out", *_FINAL_MODEL_KEYS),
     ),
-    ThreatModel.INPUT.value: _Fit(
+    ThreatModel.INPUT.value: _AuditOptions(
         (OneRunConfig, PaperConfig),
         (CraftedConfig, ExampleConfig, AdversarialConfig),
         CraftedConfig(),
-        unused=_OF_FINAL_MODEL,
-        usual={"held_out": 128},
+        unused=_FINAL_MODEL_KEYS,
+        defaults={"held_out": 128},
     ),
-    ThreatModel.BLACK_BOX.value: _Fit(
+    ThreatModel.BLACK_BOX.value: _AuditOptions(
         (ManyRunsConfig, OneRunConfig),
         (ExampleConfig, ClipBkdConfig, GivenConfig),
         ExampleConfig(kind="mislabelled"),
-        unused=_OF_STEPS,
-        usual={"held_out": 128, "score": "log-odds", "initialization": RandomConfig()},
+        unused=_STEP_KEYS,
+        defaults={"held_out": 128, "score": "log-odds", "initialization": RandomConfig()},
     ),
 }
 
 
-def _known_threat_model(name: str) -> str:
-    """Return the name of a threat model, or raise if there is none of it."""
+def _require_known_threat_model(name: str) -> str:
+    """Return the name of a threat model; raise if it is unknown."""
     known = [model.value for model in ThreatModel]
     if name not in known:
         raise InputError(f"Expected threat_model to be {', '.join(map(repr, known))}, got {name!r}.")
@@ -102,8 +102,8 @@ def _with_mode(raw: Any, info: ValidationInfo) -> Any:
 
 def _with_noise(training: TrainingConfig, info: ValidationInfo) -> TrainingConfig:
     """Refuse a training without noise where a claim is tested."""
-    silent = training.noise_multiplier == 0
-    if silent and info.data.get("threat_model") != ThreatModel.BLACK_BOX.value:
+    is_noiseless = training.noise_multiplier == 0
+    if is_noiseless and info.data.get("threat_model") != ThreatModel.BLACK_BOX.value:
         raise InputError(
             "Expected noise_multiplier=0 in (0, inf): without noise nothing is claimed, and only an audit "
             "with threat_model = 'black-box' has a bound to report."
@@ -111,27 +111,29 @@ def _with_noise(training: TrainingConfig, info: ValidationInfo) -> TrainingConfi
     return training
 
 
-def _fitted(audit: Any, info: ValidationInfo) -> Any:
+def _with_defaults(audit: Any, info: ValidationInfo) -> Any:
     """Return the audit with the defaults of its threat model; raise if the two do not go together."""
     name = info.data.get("threat_model")
     if name is None:  # it has a mistake of its own
         return audit
-    fit = _FITS[name]
-    if type(audit) not in fit.modes:
+    options = _OPTIONS[name]
+    if type(audit) not in options.modes:
         raise InputError(f"Expected a mode that threat_model = {name!r} has, got mode = {audit.mode!r}.")
-    if audit.canary is not None and not isinstance(audit.canary, fit.canaries):
+    if audit.canary is not None and not isinstance(audit.canary, options.canaries):
         raise InputError(
-            f"Expected a canary.kind of {fit.kinds} with threat_model = {name!r}, got {audit.canary.kind!r}."
+            f"Expected a canary.kind of {options.kinds} with threat_model = {name!r}, got {audit.canary.kind!r}."
         )
-    unused = fit.unused
+    unused = options.unused
     if name == ThreatModel.BLACK_BOX.value and isinstance(audit, OneRunConfig):
         unused = (*unused, "methods")  # it has two bounds of its own
     for key in unused:
         if value := getattr(audit, key, None):
-            said = getattr(value, "kind", value)
-            raise InputError(f"Expected no {key} with threat_model = {name!r}, got {key} = {said}.")
-    usual = {"canary": fit.usual_canary, **fit.usual}
-    missing = {k: v for k, v in usual.items() if k in type(audit).model_fields and getattr(audit, k) is None}
+            given = getattr(value, "kind", value)
+            raise InputError(f"Expected no {key} with threat_model = {name!r}, got {key} = {given}.")
+    defaults = {"canary": options.default_canary, **options.defaults}
+    missing = {
+        k: v for k, v in defaults.items() if k in type(audit).model_fields and getattr(audit, k) is None
+    }
     return audit.model_copy(update=missing)
 
 
@@ -190,14 +192,14 @@ class Config(Section):
     """
 
     output: PathText
-    seed: Seed | None = None
-    threat_model: Annotated[str, AfterValidator(_known_threat_model)] = ThreatModel.GRADIENT.value
+    seed: NonNegativeInt | None = None
+    threat_model: Annotated[str, AfterValidator(_require_known_threat_model)] = ThreatModel.GRADIENT.value
     device: str = "cpu"
-    checkpoint_seconds: NotNegative = 30.0
+    checkpoint_seconds: NonNegative = 30.0
     model: ModelConfig
     data: DataConfig
     training: Annotated[TrainingConfig, AfterValidator(_with_noise)]
-    audit: Annotated[AuditConfig, AfterValidator(_fitted), BeforeValidator(_with_mode)] = Field(
+    audit: Annotated[AuditConfig, AfterValidator(_with_defaults), BeforeValidator(_with_mode)] = Field(
         OneRunConfig(), validate_default=True
     )
     pool: PoolConfig | None = None
@@ -208,5 +210,5 @@ class Config(Section):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """Return all that makes two runs the same run: not the output, the checkpoints or the pool."""
+        """Return what identifies a run: everything but the output, the checkpoints and the pool."""
         return self.model_dump(mode="json", exclude={"output", "checkpoint_seconds", "pool"})

@@ -1,4 +1,4 @@
-"""Types of the values in a config, checked by the same functions as arguments of dpaudit."""
+"""Types of the values in a config, checked by the same functions as the arguments of dpaudit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dpaudit.errors import InputError
 
 
 class Section(BaseModel):
-    """A table of the file: immutable, with no keys but the known ones."""
+    """A table of the file: immutable, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def _named(check: Callable[..., Any], **more: Any) -> AfterValidator:
-    """Return one of the checks of single values, with the key as the name."""
+    """Return a check of a single value that names the key in its error."""
 
     def checked(value: Any, info: ValidationInfo) -> Any:
         return check(info.field_name, value, **more)
@@ -26,7 +26,7 @@ def _named(check: Callable[..., Any], **more: Any) -> AfterValidator:
     return AfterValidator(checked)
 
 
-def _each_whole(value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+def _each_positive(value: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
     return tuple(_validate.whole(str(info.field_name), one) for one in value)
 
 
@@ -38,16 +38,16 @@ def _path(value: str) -> str:
 
 
 Positive: TypeAlias = Annotated[float, _named(_validate.positive)]
-NotNegative: TypeAlias = Annotated[float, _named(_validate.at_least, low=0.0)]
-Whole: TypeAlias = Annotated[int, _named(_validate.whole)]
+NonNegative: TypeAlias = Annotated[float, _named(_validate.at_least, low=0.0)]
+PositiveInt: TypeAlias = Annotated[int, _named(_validate.whole)]
 Steps: TypeAlias = Annotated[int, AfterValidator(_validate.num_steps)]
 Count: TypeAlias = Annotated[int, _named(_validate.whole, low=2, high=1_000_000)]
-Seed: TypeAlias = Annotated[int, _named(_validate.whole, low=0)]
+NonNegativeInt: TypeAlias = Annotated[int, _named(_validate.whole, low=0)]
 Delta: TypeAlias = Annotated[float, _named(_validate.fraction)]
 Confidence: TypeAlias = Annotated[float, AfterValidator(_validate.confidence)]
 Rate: TypeAlias = Annotated[float, AfterValidator(_validate.sample_rate)]
 PathText: TypeAlias = Annotated[str, AfterValidator(_path)]
-Sizes: TypeAlias = Annotated[tuple[int, ...], Field(strict=False), AfterValidator(_each_whole)]
+Sizes: TypeAlias = Annotated[tuple[int, ...], Field(strict=False), AfterValidator(_each_positive)]
 
 
 def exactly_one(other: str) -> AfterValidator:

@@ -1,7 +1,7 @@
 """From a TOML file to a config, or to all of its mistakes at once, each with its line.
 
-The file may be anybody's: numbers and nesting that other code cannot handle are refused. What pydantic finds
-is told in dpaudit's own sentences.
+The file is untrusted: numbers and nesting that other code cannot handle are refused. Errors of pydantic are
+translated into dpaudit's own sentences.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dpaudit._io import open_file
 from dpaudit.errors import InputError
 from dpaudit.experiments.config._config import Config
 
-Place: TypeAlias = tuple[str, ...]
-Mistake: TypeAlias = tuple[Place, str]
+KeyPath: TypeAlias = tuple[str, ...]
+Mistake: TypeAlias = tuple[KeyPath, str]
 
 _LARGEST_FILE = 1_000_000  # bytes of a config
 _LARGEST_INTEGER = 2**128  # a seed has as many bits
@@ -68,7 +68,7 @@ def _content(path: Path) -> bytes:
 
 
 def parse_config(text: str, name: str, overrides: Sequence[str] = ()) -> Config:
-    """Return the config in this text; errors name ``name`` as its place."""
+    """Return the config in this text; errors call it ``name``."""
     raw = _parsed(text, name)
     changed = {_override(raw, override) for override in overrides}
     _require_plain(raw, name)
@@ -77,32 +77,32 @@ def parse_config(text: str, name: str, overrides: Sequence[str] = ()) -> Config:
     except ValidationError as error:
         lines = _lines_of_keys(text)
         ordered = sorted(_all_mistakes(error, raw), key=lambda one: _line_of(lines, one[0]) or 0)
-        found = [_located(place, sentence, lines, changed) for place, sentence in ordered]
+        found = [_located(path, sentence, lines, changed) for path, sentence in ordered]
     if len(found) == 1:
         raise InputError(f"{name}, {found[0]}")
     raise InputError(f"{name} has {len(found)} mistakes:\n" + "\n".join(f"  {text}" for text in found))
 
 
-def _located(place: Place, sentence: str, lines: dict[Place, int], changed: set[Place]) -> str:
-    line = _line_of(lines, place)
-    where = "--set " if place in changed else "" if line is None else f"line {line}, "
-    key = f"{'.'.join(place)}: " if place else ""  # some are of the whole
+def _located(path: KeyPath, sentence: str, lines: dict[KeyPath, int], changed: set[KeyPath]) -> str:
+    line = _line_of(lines, path)
+    where = "--set " if path in changed else "" if line is None else f"line {line}, "
+    key = f"{'.'.join(path)}: " if path else ""  # some concern the whole config
     return f"{where}{key}{sentence}"
 
 
-def _override(raw: dict[str, Any], text: str) -> Place:
-    """Put one value in its place; return the place."""
+def _override(raw: dict[str, Any], text: str) -> KeyPath:
+    """Set one value and return the path of its key."""
     key, equals, value = text.partition("=")
-    place = tuple(part.strip() for part in key.split("."))
-    if not equals or not all(place):
+    path = tuple(part.strip() for part in key.split("."))
+    if not equals or not all(path):
         raise InputError(f"Expected a key and a value such as training.num_steps=50, got {text!r}.")
     table: Any = raw
-    for part in place[:-1]:
+    for part in path[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             raise InputError(f"Expected {part} in {text!r} to be a table, but it is {table!r}.")
-    table[place[-1]] = _value(value.strip())
-    return place
+    table[path[-1]] = _value(value.strip())
+    return path
 
 
 def _value(text: str) -> Any:
@@ -114,7 +114,7 @@ def _value(text: str) -> Any:
 
 
 def _parsed(text: str, name: str) -> dict[str, Any]:
-    """Return the tables in this text; errors name ``name`` as its place."""
+    """Return the tables in this text; errors call it ``name``."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -142,10 +142,10 @@ def _inside(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _lines_of_keys(text: str) -> dict[Place, int]:
+def _lines_of_keys(text: str) -> dict[KeyPath, int]:
     """Return the line of every table and key; keys inside braces have that of the brace."""
-    found: dict[Place, int] = {}
-    table: Place = ()
+    found: dict[KeyPath, int] = {}
+    table: KeyPath = ()
     for number, line in enumerate(text.splitlines(), start=1):
         if header := _TABLE.match(line):
             table = _split(header[1])
@@ -155,15 +155,15 @@ def _lines_of_keys(text: str) -> dict[Place, int]:
     return found
 
 
-def _line_of(lines: dict[Place, int], place: Sequence[str]) -> int | None:
+def _line_of(lines: dict[KeyPath, int], path: Sequence[str]) -> int | None:
     """Return the line of a key, or of the nearest table around it; None if neither is there."""
-    for length in range(len(place), 0, -1):
-        if tuple(place[:length]) in lines:
-            return lines[tuple(place[:length])]
+    for length in range(len(path), 0, -1):
+        if tuple(path[:length]) in lines:
+            return lines[tuple(path[:length])]
     return None
 
 
-def _split(dotted: str) -> Place:
+def _split(dotted: str) -> KeyPath:
     """Return the parts of a dotted key, as the TOML reader itself reads them."""
     try:
         nested = tomllib.loads(f"{dotted} = 0")
@@ -178,14 +178,14 @@ def _split(dotted: str) -> Place:
 
 
 def _all_mistakes(error: ValidationError, raw: Mapping[str, Any]) -> list[Mistake]:
-    """Return each mistake with the place of its key.
+    """Return each mistake with the path of its key.
 
-    Pydantic does not check the rest of a table whose name is wrong. So an existing name stands in for it
-    while the rest is checked; keys that only that name has, or lacks, are no mistakes.
+    Pydantic does not check the rest of a table whose name is wrong. So a known name stands in for it while
+    the rest is checked; keys that only that name has, or lacks, are no mistakes.
     """
     found = [_mistake(one, raw) for one in error.errors(include_url=False)]
     trial = copy.deepcopy(dict(raw))
-    replaced: set[Place] = set()
+    replaced: set[KeyPath] = set()
     while tags := [one for one in error.errors(include_url=False) if _is_tag_of_table(one, trial)]:
         replaced |= {_replace_tag(trial, one) for one in tags}
         try:
@@ -194,9 +194,9 @@ def _all_mistakes(error: ValidationError, raw: Mapping[str, Any]) -> list[Mistak
         except ValidationError as next_error:
             error = next_error
         for one in error.errors(include_url=False):
-            place = _place(one["loc"], trial)
-            guessed = any(place[: len(table)] == table for table in replaced)
-            unfair = one["type"] == "missing" or set(place[-1:]) <= _keys_of_any(place[:-1])
+            path = _key_path(one["loc"], trial)
+            guessed = any(path[: len(table)] == table for table in replaced)
+            unfair = one["type"] == "missing" or set(path[-1:]) <= _keys_of_any(path[:-1])
             if guessed and not (unfair and one["type"] in ("missing", "extra_forbidden")):
                 found.append(_mistake(one, trial))
     return list(dict.fromkeys(found))
@@ -207,14 +207,14 @@ def _is_tag_of_table(error: ErrorDetails, trial: Mapping[str, Any]) -> bool:
     if error["type"] != "union_tag_invalid":
         return False
     table: Any = trial
-    for part in _place(error["loc"], trial):
+    for part in _key_path(error["loc"], trial):
         table = table.get(part) if isinstance(table, dict) else None
     return isinstance(table, dict)
 
 
-def _replace_tag(trial: dict[str, Any], error: ErrorDetails) -> Place:
-    """Put the nearest name in the place of a wrong one; return the place of its table."""
-    *table, key = _tag(_place(error["loc"], trial), error)[0]
+def _replace_tag(trial: dict[str, Any], error: ErrorDetails) -> KeyPath:
+    """Replace a wrong name by the nearest known one; return the path of its table."""
+    *table, key = _unknown_tag(_key_path(error["loc"], trial), error)[0]
     known = re.findall(r"'([^']*)'", error["ctx"]["expected_tags"])
     near = difflib.get_close_matches(error["ctx"]["tag"], known, n=1, cutoff=0.0)
     inner: Any = trial
@@ -225,19 +225,19 @@ def _replace_tag(trial: dict[str, Any], error: ErrorDetails) -> Place:
 
 
 def _mistake(error: ErrorDetails, raw: Mapping[str, Any]) -> Mistake:
-    place = _place(error["loc"], raw)
+    path = _key_path(error["loc"], raw)
     kind, got = error["type"], error["input"]
     if kind == "missing":
-        return place, "Expected a value, got none."
+        return path, "Expected a value, got none."
     if kind == "extra_forbidden":
-        return place, _unknown(place, error["loc"], raw)
+        return path, _unknown_key(path, error["loc"], raw)
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return _tag(place, error)
+        return _unknown_tag(path, error)
     if kind == "literal_error":
-        return place, f"Expected {error['ctx']['expected']}, got {_shown(got)}."
+        return path, f"Expected {error['ctx']['expected']}, got {_shown(got)}."
     if kind in _TYPES:
-        return place, f"Expected {_TYPES[kind]}, got {_shown(got)}."
-    return place, error["msg"].removeprefix("Value error, ")
+        return path, f"Expected {_TYPES[kind]}, got {_shown(got)}."
+    return path, error["msg"].removeprefix("Value error, ")
 
 
 def _shown(value: object) -> str:
@@ -246,39 +246,39 @@ def _shown(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
-def _unknown(place: Place, loc: Sequence[str | int], raw: Mapping[str, Any]) -> str:
-    """Return what is said of a key that its table does not have."""
-    if place[-1] in _keys_of_any(place[:-1]):
-        return f"It has no use{_tag_of(place[:-1], raw)}; remove it."
+def _unknown_key(path: KeyPath, loc: Sequence[str | int], raw: Mapping[str, Any]) -> str:
+    """Return the sentence about a key that its table does not have."""
+    if path[-1] in _keys_of_any(path[:-1]):
+        return f"It has no use{_tag_of(path[:-1], raw)}; remove it."
     return f"There is no such key; {_suggestion(loc)}"
 
 
-def _tag(place: Place, error: ErrorDetails) -> Mistake:
-    """Return the mistake of a name that is none of the known ones."""
+def _unknown_tag(path: KeyPath, error: ErrorDetails) -> Mistake:
+    """Return the mistake of an unknown name."""
     context = error["ctx"]
     key = context["discriminator"].strip("'")
     key = "mode" if key.endswith("()") else key  # the only one that is found by a function
     if error["type"] == "union_tag_not_found":
         if not isinstance(error["input"], Mapping):
-            return place, f"Expected a table, got {_shown(error['input'])}."
-        return (*place, key), "Expected a value, got none."
+            return path, f"Expected a table, got {_shown(error['input'])}."
+        return (*path, key), "Expected a value, got none."
     got, known = context["tag"], context["expected_tags"]
     near = difflib.get_close_matches(got, re.findall(r"'([^']*)'", known), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
-    return (*place, key), f"Expected one of {known}, got {_shown(got)}{hint}"
+    return (*path, key), f"Expected one of {known}, got {_shown(got)}{hint}"
 
 
-def _place(loc: Sequence[str | int], raw: Mapping[str, Any]) -> Place:
-    """Return the keys as they stand in the file, without the tags that pydantic puts between them."""
-    place: list[str] = []
+def _key_path(loc: Sequence[str | int], raw: Mapping[str, Any]) -> KeyPath:
+    """Return the keys as in the file, without the tags that pydantic puts between them."""
+    path: list[str] = []
     value: Any = raw
     for index, part in enumerate(loc):
         inside = isinstance(value, Mapping) and part in value
         if inside:
             value = value[part]
         if inside or (index == len(loc) - 1 and isinstance(value, Mapping)):
-            place.append(str(part))
-    return tuple(place)
+            path.append(str(part))
+    return tuple(path)
 
 
 def _suggestion(loc: Sequence[str | int]) -> str:

@@ -15,14 +15,14 @@ from dpaudit.experiments.config._fields import (
     Confidence,
     Count,
     Delta,
-    NotNegative,
+    NonNegative,
+    NonNegativeInt,
     Positive,
+    PositiveInt,
     Rate,
     Section,
-    Seed,
     Sizes,
     Steps,
-    Whole,
     exactly_one,
 )
 from dpaudit.methods import NAMES
@@ -54,8 +54,8 @@ ModelConfig: TypeAlias = Annotated[NamedModel | Mlp | FunctionModel, Field(discr
 class _Sized(Section):
     """How many examples are trained on, and how many of the others are for test; None: all there are."""
 
-    num_examples: Whole | None = None
-    num_test: Whole | None = None
+    num_examples: PositiveInt | None = None
+    num_test: PositiveInt | None = None
 
 
 class Digits(_Sized):
@@ -75,11 +75,11 @@ class Random(Section):
     """Random pixels and classes; without ``num_test`` a fifth as many more are for test."""
 
     name: Literal["random"]
-    num_examples: Whole = 50_000
-    num_test: Whole | None = None
+    num_examples: PositiveInt = 50_000
+    num_test: PositiveInt | None = None
     shape: Sizes = (3, 32, 32)
-    num_classes: Whole = 10
-    seed: Seed = 0
+    num_classes: PositiveInt = 10
+    seed: NonNegativeInt = 0
 
 
 DataConfig: TypeAlias = Annotated[Digits | Files | Random, Field(discriminator="name")]
@@ -90,8 +90,8 @@ class SgdConfig(Section):
 
     name: Literal["sgd"]
     learning_rate: Positive = 1.0
-    momentum: NotNegative = 0.0
-    weight_decay: NotNegative = 0.0
+    momentum: NonNegative = 0.0
+    weight_decay: NonNegative = 0.0
 
 
 class AdamConfig(Section):
@@ -99,7 +99,7 @@ class AdamConfig(Section):
 
     name: Literal["adam"]
     learning_rate: Positive = 1e-3
-    weight_decay: NotNegative = 0.0
+    weight_decay: NonNegative = 0.0
 
 
 OptimizerConfig: TypeAlias = Annotated[SgdConfig | AdamConfig, Field(discriminator="name")]
@@ -109,7 +109,7 @@ class NoiseTooSmallConfig(Section):
     """Noise of ``factor`` times what it should be."""
 
     name: Literal["noise-too-small"]
-    factor: NotNegative = 0.8
+    factor: NonNegative = 0.8
 
 
 class ClippingFault(Section):
@@ -122,7 +122,7 @@ class FewSeedsConfig(Section):
     """Noise of a generator that is seeded in every step, with one of ``num_seeds``."""
 
     name: Literal["few-seeds"]
-    num_seeds: Whole = 100
+    num_seeds: PositiveInt = 100
 
 
 class ShuffledBatchesConfig(Section):
@@ -144,7 +144,7 @@ class TrainingConfig(Section):
     they are clipped.
     """
 
-    noise_multiplier: NotNegative | None = None
+    noise_multiplier: NonNegative | None = None
     target_epsilon: Annotated[Positive | None, exactly_one("noise_multiplier")] = Field(
         None, validate_default=True
     )
@@ -153,7 +153,7 @@ class TrainingConfig(Section):
     batch_size: Annotated[Positive | None, exactly_one("sample_rate")] = Field(None, validate_default=True)
     num_steps: Steps
     max_grad_norm: Positive = 1.0
-    multiplicity: Whole | None = None
+    multiplicity: PositiveInt | None = None
     optimizer: OptimizerConfig = SgdConfig(name="sgd")
     fault: FaultConfig | None = None
 
@@ -176,7 +176,7 @@ class AdversarialConfig(Section):
     """Examples moved to where their loss is large."""
 
     kind: Literal["adversarial"]
-    num_steps: Whole = 20
+    num_steps: PositiveInt = 20
     step_size: Positive = 0.01
     radius: Positive = 0.03
 
@@ -185,9 +185,9 @@ class CraftedConfig(Section):
     """Examples moved to where their gradients are orthogonal to those of others."""
 
     kind: Literal["crafted"] = "crafted"
-    num_steps: Whole = 50
+    num_steps: PositiveInt = 50
     step_size: Positive = 0.1
-    every: Whole | None = None
+    every: PositiveInt | None = None
     long: bool = False
 
 
@@ -204,9 +204,9 @@ class GivenConfig(Section):
     """
 
     kind: Literal["example"]
-    index: Seed | None = None
+    index: NonNegativeInt | None = None
     file: str | None = None
-    target: Seed | None = None
+    target: NonNegativeInt | None = None
 
 
 def _gradient_by_default(raw: Any) -> Any:
@@ -237,8 +237,8 @@ class PretrainedConfig(Section):
     """All models start from the same weights, trained on the held-out examples without privacy."""
 
     kind: Literal["pre-trained"]
-    num_steps: Whole = 1_000
-    batch_size: Whole = 64
+    num_steps: PositiveInt = 1_000
+    batch_size: PositiveInt = 64
     learning_rate: Positive = 0.1
 
 
@@ -280,8 +280,8 @@ class _OfSteps(_Audit):
     ``held_out`` is the number of examples that input canaries are made from.
     """
 
-    first_steps: Whole | None = None
-    held_out: Whole | None = None
+    first_steps: PositiveInt | None = None
+    held_out: PositiveInt | None = None
     stop_on_violation: bool = False
 
 
@@ -292,8 +292,8 @@ class OneRunConfig(_OfSteps):
     """
 
     mode: Literal["one-run"] = "one-run"
-    num_canaries: Whole | None = None
-    num_guesses: Whole | None = None
+    num_canaries: PositiveInt | None = None
+    num_guesses: PositiveInt | None = None
     score: ScoreName | None = None
     initialization: Initialization = None
 
@@ -311,7 +311,7 @@ class EndToEndConfig(_Audit):
     """One observation of the whole training from each canary."""
 
     mode: Literal["end-to-end"]
-    num_canaries: Whole | None = None
+    num_canaries: PositiveInt | None = None
 
 
 class ManyRunsConfig(_Audit):
@@ -324,7 +324,7 @@ class ManyRunsConfig(_Audit):
     num_models: Count = 2_000
     score: ScoreName | None = None
     threshold: Literal["simultaneous", "held-out"] | None = None
-    held_out: Whole | None = None
+    held_out: PositiveInt | None = None
     initialization: Initialization = None
 
 
@@ -351,8 +351,8 @@ class ProcessesConfig(Section):
     """Processes of this machine; without ``num_workers``, one for each core."""
 
     kind: Literal["processes"] = "processes"
-    num_workers: Whole | None = None
-    max_retries: Seed = 3
+    num_workers: PositiveInt | None = None
+    max_retries: NonNegativeInt = 3
 
 
 class RayConfig(Section):
@@ -360,9 +360,9 @@ class RayConfig(Section):
 
     kind: Literal["ray"]
     address: str | None = None
-    num_cpus: NotNegative = 1.0
-    num_gpus: NotNegative = 0.0
-    max_retries: Seed = 3
+    num_cpus: NonNegative = 1.0
+    num_gpus: NonNegative = 0.0
+    max_retries: NonNegativeInt = 3
 
 
 def _processes_by_default(raw: Any) -> Any:

@@ -20,7 +20,7 @@ from dpaudit.experiments.trials._trial_plan import Recipe, Trial, load
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Neighbours:
-    """Two data sets that differ in the canary, of any kind that the training function takes."""
+    """Two data sets that differ in the canary, of any type that the training function takes."""
 
     with_canary: Any
     without_canary: Any
@@ -70,18 +70,18 @@ def log_odds(model: Any, example: Any, label: int) -> float:
 def _logits(model: Any, example: Any) -> NDArray[np.float64]:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):
-        return _array(model(np.asarray(example)[None]))
+        return _as_logits(model(np.asarray(example)[None]))
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            place = next(iter(model.parameters()), torch.empty(0))
-            return _array(model(torch.as_tensor(example, device=place.device)[None]).cpu())
+            device = next(iter(model.parameters()), torch.empty(0)).device
+            return _as_logits(model(torch.as_tensor(example, device=device)[None]).cpu())
     finally:
         model.train(was_training)
 
 
-def _array(logits: Any) -> NDArray[np.float64]:
+def _as_logits(logits: Any) -> NDArray[np.float64]:
     """Return the logits of the only example of a batch."""
     found = np.asarray(logits, dtype=np.float64)
     return found[0] if found.ndim > 1 and len(found) == 1 else found
@@ -91,19 +91,19 @@ def function_scorer(
     *, function: str, data: str, data_arguments: Mapping[str, Any], score: str | None
 ) -> Callable[[Sequence[Trial]], list[float]]:
     """Return the scorer of :func:`function_recipe`."""
-    train, of_model = load(function), log_odds if score is None else load(score)
+    train, score_model = load(function), log_odds if score is None else load(score)
     _load_torch()
     neighbours = load(data)(**data_arguments)
     if not isinstance(neighbours, Neighbours):
         raise InputError(f"Expected {data!r} to make Neighbours, got {type(neighbours).__name__}.")
 
-    versions = {present: _versions(_part(neighbours, present)) for present in (False, True)}
+    versions = {present: _versions(_dataset(neighbours, present)) for present in (False, True)}
 
     def scored(trial: Trial) -> float:
-        dataset = _part(neighbours, trial.present)
-        with _seeded(seed := _short(trial.seed)):
+        dataset = _dataset(neighbours, trial.present)
+        with _seeded(seed := _seed_32(trial.seed)):
             found = train(dataset, seed)
-            score = _score(found, function, neighbours.canary, of_model)
+            score = _score(found, function, neighbours.canary, score_model)
         if _versions(dataset) != versions[trial.present]:
             raise InputError(f"Expected {function!r} to leave its data set alone, but it changed a tensor.")
         return score
@@ -111,12 +111,12 @@ def function_scorer(
     return lambda trials: [scored(trial) for trial in trials]
 
 
-def _part(neighbours: Neighbours, present: bool) -> Any:
+def _dataset(neighbours: Neighbours, present: bool) -> Any:
     return neighbours.with_canary if present else neighbours.without_canary
 
 
 def _versions(part: Any, depth: int = 2) -> list[int]:
-    """Return how often each tensor of a data set was changed in place, which torch counts."""
+    """Return torch's version counter of each tensor of a data set, which counts changes in place."""
     own = getattr(part, "_version", None)
     if isinstance(own, int):
         return [own]
@@ -125,7 +125,7 @@ def _versions(part: Any, depth: int = 2) -> list[int]:
 
 
 def _score(
-    found: Any, function: str, canary: tuple[Any, int] | None, of_model: Callable[..., float]
+    found: Any, function: str, canary: tuple[Any, int] | None, score_model: Callable[..., float]
 ) -> float:
     is_number = isinstance(found, Real) or (hasattr(found, "item") and getattr(found, "ndim", None) == 0)
     if is_number and not isinstance(found, bool):
@@ -136,10 +136,10 @@ def _score(
         raise InputError(
             f"Expected {function!r} to return a score, got a model: there is no canary to ask it."
         )
-    return float(of_model(found, *canary))
+    return float(score_model(found, *canary))
 
 
-def _short(seed: int) -> int:
+def _seed_32(seed: int) -> int:
     """Return a seed of 32 bits: torch uses no more of it, and numpy takes no more."""
     return int(np.random.SeedSequence(seed).generate_state(1, np.uint32)[0])
 

@@ -13,7 +13,7 @@ from dpaudit.errors import DpauditError, InputError, MissingExtraError
 from dpaudit.experiments.trials._task import Finished, Task
 from dpaudit.experiments.trials._trial_plan import Group
 
-_QUEUED = 4  # tasks for each that can run: the next is there when one ends
+_QUEUED = 4  # tasks for each CPU, so that the next is there when one ends
 _OBJECT_STORE = 128 * 2**20  # bytes; what is sent is small, Ray's own default is a third of the memory
 
 
@@ -28,10 +28,10 @@ class Ray:
 
     address: str | None = None
     num_cpus: float = 1
-    """That one group takes. It trains with one thread in any case, so that scores stay the same."""
+    """CPUs of one group. It trains with one thread in any case, so that scores stay the same."""
     num_gpus: float = 0
     max_retries: int = 3
-    """How often a group is tried again when its worker or its machine died."""
+    """How often a group is retried after its worker or its machine died."""
 
     def __post_init__(self) -> None:
         _validate.at_least("num_cpus", self.num_cpus, 0)
@@ -39,7 +39,7 @@ class Ray:
         _validate.whole("max_retries", self.max_retries, low=0)
 
     def map(self, task: Task, groups: Sequence[Group]) -> Iterator[tuple[Group, Finished]]:
-        """What became of every group, as they end."""
+        """Yield every group with its result, as they end."""
         ray = _imported()
         with _connected(ray, self.address):
             self._require_resources(ray.cluster_resources())
@@ -49,7 +49,7 @@ class Ray:
             yield from _results(ray, remote, task, groups, limit)
 
     def _require_resources(self, found: Mapping[str, float]) -> None:
-        """A task that nothing can run would wait for ever."""
+        """Raise if no node can run a task, which would wait forever."""
         for name, needed, kind in (("num_cpus", self.num_cpus, "CPU"), ("num_gpus", self.num_gpus, "GPU")):
             most = found.get(kind, 0)
             if needed > most:
@@ -57,7 +57,7 @@ class Ray:
 
 
 def _call(task: Task, group: Group) -> tuple[Group, Finished]:
-    """What a worker of Ray does."""
+    """Score a group in a worker of Ray."""
     return task(group)
 
 
@@ -75,7 +75,7 @@ def _results(
             for reference in ended:
                 yield _result(ray, reference, running.pop(reference))
     finally:
-        for reference in running:  # nothing in a cluster of somebody else may go on
+        for reference in running:  # leave nothing running in a shared cluster
             ray.cancel(reference, force=True)
 
 
@@ -103,27 +103,23 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
             own = {"_node_ip_address": "127.0.0.1", "object_store_memory": _OBJECT_STORE}
             ray.init(address="local", include_dashboard=False, **own, **quiet)
     else:
-        _join(ray, address, quiet)
+        try:
+            ray.init(address=address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise InputError(
+                f"Expected a Ray cluster at address={address!r}, but it cannot be reached: {error}"
+            ) from error
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def _join(ray: Any, address: str, quiet: dict[str, Any]) -> None:
-    try:
-        ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise InputError(
-            f"Expected a Ray cluster at address={address!r}, but it cannot be reached: {error}"
-        ) from error
-
-
 @contextmanager
 def _on_loopback(ray: Any) -> Iterator[None]:
-    """What starts meanwhile is reached from this machine only: whoever reaches Ray can run code.
+    """Start Ray so that only this machine can reach it: whoever reaches Ray can run code.
 
-    Ray turns 127.0.0.1 into the address that others see, unless it thinks that there are no clusters here.
+    Ray replaces 127.0.0.1 by the address that others see, unless clusters are disabled.
     """
     constants = ray._private.ray_constants
     before = constants.ENABLE_RAY_CLUSTER

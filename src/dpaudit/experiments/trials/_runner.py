@@ -1,6 +1,6 @@
-"""From a plan to its observations: run the trials that a store does not have.
+"""Run the trials of a plan that a store does not have.
 
-:class:`TrialProgress` tells where a run of trials is, :class:`TrialsRun` how it ended.
+:class:`TrialProgress` is the progress of a run of trials, :class:`TrialsRun` its result.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TrialProgress:
     @property
     def observations(self) -> Observations | None:
         """The observations so far; None as long as one side has none."""
-        return _observed(self.scores, self.failures)
+        return _observations(self.scores, self.failures)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +101,11 @@ class TrialsRun:
     num_retried: int = 0
     """Trials that failed, were tried again on request, and have a score now."""
     remarks: tuple[str, ...] = ()
-    """What was wrong with the store."""
+    """Damage that was found in the store."""
 
     @classmethod
     def of(cls, store: Store) -> TrialsRun:
-        """Copy what a store holds, in the order of the numbers."""
+        """Copy the trials of a store, in the order of their numbers."""
         return cls(
             scores=MappingProxyType(dict(sorted(store.scores.items()))),
             failures=MappingProxyType(dict(sorted(store.failures.items()))),
@@ -120,7 +120,7 @@ class TrialsRun:
         A failed trial counts against the audit: without the canary as the highest score, with it as the
         lowest. To leave it out would not be sound, because trainings may fail more often with the canary.
         """
-        return _observed(self.scores, self.failures)
+        return _observations(self.scores, self.failures)
 
     @property
     def failure_summary(self) -> str | None:
@@ -138,7 +138,7 @@ class TrialsRun:
 
 @contextmanager
 def _closing(results: Any) -> Iterator[Any]:
-    """End the workers with the loop, however it ends; other people's pools may have nothing to close."""
+    """Close the results however the loop ends; a pool of the user may have nothing to close."""
     try:
         yield results
     finally:
@@ -146,7 +146,7 @@ def _closing(results: Any) -> Iterator[Any]:
 
 
 class _ProgressCounter:
-    """Counts the trials that have ended, and reports the progress."""
+    """Count the trials that have ended, and report the progress."""
 
     def __init__(
         self, plan: TrialPlan, store: Store, missing: list[Group], watch: Callable[[TrialProgress], None]
@@ -180,17 +180,16 @@ class _ProgressCounter:
             raise InputError(f"Expected the pool to give every group back, {len(self._open)} are missing.")
 
 
-def _observed(scores: Mapping[int, float], failures: Mapping[int, str]) -> Observations | None:
-    """Both sides by trial number, with failures placed where they help no attack."""
+def _observations(scores: Mapping[int, float], failures: Mapping[int, str]) -> Observations | None:
+    """Return both sides in the order of trials, with the scores of failures set to the worst for an attack."""
     if not scores:
         return None
-    # a model that diverged may have the very lowest number: beside it is near enough
+    # the score of a diverged model may be the lowest float: then the same has to do
     highest = min(math.nextafter(max(scores.values()), math.inf), sys.float_info.max)
     lowest = max(math.nextafter(min(scores.values()), -math.inf), -sys.float_info.max)
-    placed = {number: lowest if number % 2 else highest for number in failures}
-    everything = {**placed, **scores}
-    numbers = np.array(sorted(everything))
-    values, present = np.array([everything[number] for number in numbers]), numbers % 2 == 1
+    all_scores = {**{number: lowest if number % 2 else highest for number in failures}, **scores}
+    numbers = np.array(sorted(all_scores))
+    values, present = np.array([all_scores[number] for number in numbers]), numbers % 2 == 1
     if present.all() or not present.any():
         return None
     from dpaudit.stats import Observations  # noqa: PLC0415

@@ -1,7 +1,6 @@
 """The store of a run's trials: a SQLite file with one row a trial, on disk as soon as the trial ends.
 
-:class:`TrialRow` is the row of a trial; each has a checksum, so that a damaged row is found and its trial
-computed again. Errors of SQLite become sentences.
+Each :class:`TrialRow` has a checksum, so that a damaged row is detected and its trial computed again.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class Store:
         self._connection.close()
 
     def write(self, group: Group, finished: Finished) -> None:
-        """Keep the result of a group, all or nothing; a trial that has a score keeps it."""
+        """Write the result of a group in one transaction; a trial that has a score keeps it."""
         new = [row for row in _rows(group, finished, self.attempts) if row.number not in self.scores]
         with _writing(self.path), self._transaction():
             self._connection.executemany(_WRITE, [_with_checksum(row, self._digest) for row in new])
@@ -130,7 +129,7 @@ class Store:
                 f"Expected trials of this version of dpaudit in {self.path}, got those of another; give "
                 "another output."
             )
-        other = difference(with_stable_targets(_plain(found[1])), json.loads(self._identity))
+        other = difference(with_stable_targets(_decoded(found[1])), json.loads(self._identity))
         if other is not None:
             raise InputError(
                 f"Expected the trials of this run in {self.path}, got those of another: {other}; give "
@@ -218,7 +217,7 @@ class Store:
             self.close()  # the journal is on disk, and undoes it at the next opening
 
 
-def _plain(text: str) -> Any:
+def _decoded(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError):
@@ -227,7 +226,7 @@ def _plain(text: str) -> Any:
 
 @dataclass(frozen=True)
 class TrialRow:
-    """The row of a trial in the store: it ended with a score or with an error."""
+    """A finished trial in the store, with a score or an error."""
 
     number: int
     seed: str  # 32 hexadecimal digits: too large for the numbers of a database
@@ -247,7 +246,7 @@ def _rows(group: Group, finished: Finished, attempts: Mapping[int, int]) -> Iter
             trial.number,
             _seed(trial),
             int(trial.present),
-            _positive_zero(score),
+            None if score is None else score + 0.0,  # SQLite has no negative zero
             duration,
             finished.host,
             error,
@@ -255,13 +254,8 @@ def _rows(group: Group, finished: Finished, attempts: Mapping[int, int]) -> Iter
         )
 
 
-def _positive_zero(score: float | None) -> float | None:
-    """Return the score with a positive zero, because the database knows no negative one."""
-    return None if score is None else score + 0.0
-
-
 def _with_checksum(row: TrialRow, digest: str) -> _Values:
-    """Return the values of a row and their checksum, which with the run's ``digest`` fits no other run."""
+    """Return the values of a row and their checksum, which depends on the run's ``digest``."""
     values = astuple(row)
     return (*values, _checksum(values, digest))
 
@@ -303,18 +297,18 @@ def _checksum(values: _Values, digest: str) -> str:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open the file, which is made if it is not there.
+    """Open the file, which is created if it is missing.
 
-    It has a rollback journal and not a write-ahead log, which needs shared memory: so it works on the disks
-    of clusters too, and a commit that fails on a full disk leaves the file as it was. A commit is on the disk
-    when it returns, and so is the journal's end: a group of trials takes longer than that.
+    It has a rollback journal instead of a write-ahead log, which needs shared memory: so it works on the disks
+    of clusters, and a commit that fails on a full disk leaves the file as it was. A commit is on the disk when
+    it returns, which costs little beside a group of trials.
     """
     _require_database(path)
     with _writing(path):
         if not path.exists():
             path.touch(mode=0o600)  # seeds will be in it; SQLite gives its journal the same mode
         connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
-    # damaged text must be read before it can be told that it is damaged
+    # damaged text must be read before it can be reported
     connection.text_factory = lambda data: data.decode(errors="replace")
     try:
         with _reading(path):
@@ -327,7 +321,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def _require_database(path: Path) -> None:
-    """Refuse other files: SQLite takes a small one for an empty database, and writes over it."""
+    """Refuse other files: SQLite takes a small one for an empty database and overwrites it."""
     with _reading(path):
         start = b""
         if path.exists():
@@ -348,7 +342,7 @@ def _is_sound(connection: sqlite3.Connection) -> bool:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Refuse what cannot be read; the file stays as it is."""
+    """Raise if the file cannot be read; it is left unchanged."""
     try:
         yield
     except (*_DAMAGED, OSError) as error:
@@ -360,7 +354,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Raise if something cannot be written; what was written before stays."""
+    """Raise if the file cannot be written; earlier trials are kept."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:

@@ -20,7 +20,7 @@ from dpaudit.experiments.trials._trial_plan import Group, Recipe, Scorer, extend
 
 # for new processes, and for libraries that are loaded later in this one
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_ALONE = threading.RLock()
+_LOCK = threading.RLock()
 _LONGEST_ERROR = 10_000  # characters of a traceback, from its end
 
 
@@ -31,7 +31,7 @@ class Finished:
     scores: tuple[float | None, ...]
     errors: tuple[str | None, ...]
     seconds: float = 0.0
-    """The time that the whole group took."""
+    """The time of the group."""
     host: str = ""
 
     @classmethod
@@ -42,7 +42,7 @@ class Finished:
         return cls(nothing, (text,) * len(group), seconds, socket.gethostname())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
     @classmethod
@@ -61,7 +61,7 @@ class Task:
 
     recipe: Recipe
     search_path: tuple[str, ...] = ()
-    """Where the process that made the task finds modules."""
+    """The search path for modules of the process that made the task."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> Task:
@@ -69,9 +69,9 @@ class Task:
         return cls(recipe, search_path())
 
     def build(self) -> Scorer:
-        """Make the scorer, once in a process."""
+        """Make the scorer, once per process."""
         extend_search_path(self.search_path)
-        with _quiet_and_alone():
+        with _single_threaded():
             return self.recipe.build()
 
     def __call__(self, group: Group) -> tuple[Group, Finished]:
@@ -80,18 +80,18 @@ class Task:
 
 
 @lru_cache(maxsize=1)
-def _built(recipe: str, places: tuple[str, ...]) -> Scorer:
+def _built(recipe: str, directories: tuple[str, ...]) -> Scorer:
     """Return the scorer, made once for pools that send the task with every group."""
-    return Task(Recipe.from_json(recipe), places).build()
+    return Task(Recipe.from_json(recipe), directories).build()
 
 
 def perform(scorer: Scorer, group: Group) -> Finished:
-    """Score a group; an error is a result, too."""
+    """Score a group; an error becomes part of the result."""
     started = time.perf_counter()
     try:
-        with _quiet_and_alone():
+        with _single_threaded():
             scores = _numbers(scorer(group), len(group))
-    except (Exception, SystemExit):  # noqa: BLE001  # other people's training may raise anything
+    except (Exception, SystemExit):  # noqa: BLE001  # a user's training may raise anything
         return Finished.failed(group, traceback.format_exc(), time.perf_counter() - started)
     errors = tuple(
         None if math.isfinite(score) else f"Expected a finite score, got {score}." for score in scores
@@ -108,30 +108,26 @@ def _numbers(scores: Sequence[float], count: int) -> tuple[float, ...]:
 
 
 @contextmanager
-def _quiet_and_alone() -> Iterator[None]:
+def _single_threaded() -> Iterator[None]:
     """Use one thread, so that sums are rounded alike everywhere, and keep standard output for the result.
 
-    Pools of threads take turns: all of this, and the seeded generators, belong to the process.
+    Pools of threads take turns: the settings and the seeded generators belong to the process.
     """
-    with _ALONE:
-        yield from _changed()
-
-
-def _changed() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in ONE_THREAD}
-    os.environ.update(ONE_THREAD)  # for libraries that are loaded now
-    torch = sys.modules.get("torch")  # loaded by what is audited, or not at all
-    threads = torch.get_num_threads() if torch is not None else 1
-    try:
-        if torch is not None:
-            torch.set_num_threads(1)
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        if torch is not None:
-            torch.set_num_threads(threads)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    with _LOCK:
+        before = {name: os.environ.get(name) for name in ONE_THREAD}
+        os.environ.update(ONE_THREAD)  # for libraries that are loaded now
+        torch = sys.modules.get("torch")  # loaded by the audited training, or not at all
+        threads = torch.get_num_threads() if torch is not None else 1
+        try:
+            if torch is not None:
+                torch.set_num_threads(1)
+            with redirect_stdout(sys.stderr):
+                yield
+        finally:
+            if torch is not None:
+                torch.set_num_threads(threads)
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

@@ -35,7 +35,7 @@ _START = (
     "from dpaudit.experiments.trials.pools import worker_main; worker_main(int(sys.argv[2]))"
 )
 _STOP_SECONDS = 5.0  # in which a worker has to end by itself
-_POLL_SECONDS = 0.5  # between two looks at whether silent workers are still alive
+_POLL_SECONDS = 0.5  # between two checks that silent workers are still alive
 
 
 class Pool(Protocol):
@@ -138,7 +138,7 @@ class _WorkerGroup:
         return sum(worker.group is not None for worker in self._workers)
 
     def _assign(self) -> None:
-        """Start as many workers as there is work for, and give a group to each that is free."""
+        """Start as many workers as there are groups for, and give a group to each that is free."""
         while len(self._workers) < min(self._num_workers, len(self._waiting) + self._num_busy):
             self._workers.append(_Worker(self._task))
         for worker in self._workers:
@@ -237,7 +237,7 @@ class _Worker:
         self._kill()  # processes that it has left behind
         self._lines.close()
         self.channel.close()
-        return f"was killed by {_name(-status)}" if status < 0 else f"ended with status {status}"
+        return f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with status {status}"
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -259,7 +259,7 @@ def _poll(workers: Sequence[_Worker]) -> list[tuple[_Worker, dict[str, Any] | No
     return messages + [(worker, None) for worker in silent if worker.is_dead]
 
 
-def _name(number: int) -> str:
+def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -267,7 +267,7 @@ def _name(number: int) -> str:
 
 
 def worker_main(descriptor: int) -> None:
-    """Work in this process for the driver at the other end of this socket, until told to stop."""
+    """Score groups for the driver at the other end of this socket, until it asks to stop."""
     channel = socket.socket(fileno=descriptor)
     requests: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
     threading.Thread(target=_listen, args=(channel, requests), daemon=True).start()
@@ -284,7 +284,7 @@ def worker_main(descriptor: int) -> None:
 
 
 def _listen(channel: socket.socket, requests: SimpleQueue[Mapping[str, Any]]) -> None:
-    """Read in a thread of its own, so that the end of the driver is noticed in the middle of a training."""
+    """Read requests in a thread, so that the end of the driver is noticed during a training."""
     with channel.makefile("rb") as lines:
         for line in lines:
             request = json.loads(line)
@@ -295,7 +295,7 @@ def _listen(channel: socket.socket, requests: SimpleQueue[Mapping[str, Any]]) ->
 
 
 def _die() -> None:
-    """End at once, with everything that a training has started: the driver was killed."""
+    """Kill this process and everything that a training has started: the driver is gone."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
