@@ -1,4 +1,4 @@
-"""An entry of the zoo, a fault that was public, and the evidence that a run of it gives.
+"""An entry of the zoo, which is a publicly reported fault, and the evidence that a run of it gives.
 
 Most specimens make the claim of the paper's three violations: one Gaussian step with epsilon = 1.27.
 """
@@ -42,26 +42,26 @@ class Scores:
 
     @classmethod
     def of(cls, recorder: Recorder) -> Scores:
-        """Return those of the steps that an observer recorded."""
+        """Return the scores that an observer recorded."""
         state = recorder.state_dict()
         return cls(values=state["scores"], present=state["present"])
 
     @property
     def is_stepped(self) -> bool:
-        """Whether there are scores of single steps, so that fewer steps can be judged, too."""
+        """Whether there are scores of single steps, so that fewer steps can be judged."""
         return self.values.ndim == 2
 
     def first(self, num_steps: int) -> Observations:
-        """Return the scores of the first so many steps."""
+        """Return the scores of the first ``num_steps`` steps."""
         steps = slice(num_steps if self.is_stepped else None)
         return Observations.from_presence(self.values[steps], self.present[steps])
 
     def method(self, num_steps: int) -> Inference | None:
-        """Return what a verdict on so many steps rests on."""
+        """Return the inference that a verdict on the first ``num_steps`` steps rests on."""
         return Betting(horizon=num_steps) if self.inference is None and self.is_stepped else self.inference
 
     def is_enough(self, num_steps: int) -> bool:
-        """Return whether so many steps have enough scores on both sides."""
+        """Return whether the first ``num_steps`` steps have enough scores on both sides."""
         present = self.present[:num_steps]
         return min(int(present.sum()), int((~present).sum())) >= _MIN_SCORES
 
@@ -76,14 +76,14 @@ class Replay:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evidence:
-    """All that one run gives to judge it by: any of scores, observed noise and a replay."""
+    """What one run is judged by: any of scores, observed noise and a replay."""
 
     claim: Claim
-    """Of whatever one score is of."""
+    """The claim about what one score observes: a step or a training."""
     num_steps: int
     scores: Scores | None = None
     diagnostics: Mapping[int, Diagnostics] = field(default_factory=dict)
-    """What the tests of noise and batches had seen after so many steps; the last is all."""
+    """The tests of noise and batches by the number of steps that they have seen; the last is all."""
     replay: Replay | None = None
 
 
@@ -93,28 +93,28 @@ Specimen: TypeAlias = Callable[[bool, int], Evidence]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One fault of the zoo: a specimen that has it, and a twin that has not."""
+    """One fault of the zoo: a specimen with it and a correct twin."""
 
     name: str
     public: str
-    """Where it was public."""
+    """Where it was reported."""
     wrong: str
     """What was wrong, in a sentence."""
     kind: str
     """What the specimen is made of."""
     specimen: Specimen
     not_caught: str | None = None
-    """Why it is expected not to be seen, if it is."""
+    """Why it is not expected to be caught; None if it is."""
 
     def described(self) -> dict[str, str | None]:
-        """Return what it is, as plain values."""
+        """Return the description as plain values."""
         return {name: getattr(self, name) for name in ("name", "public", "wrong", "kind", "not_caught")}
 
     def observe(self, *, is_broken: bool, seed: int) -> Evidence:
-        """Run one of the two; each entry has a seed of its own, whatever else is run."""
+        """Run the specimen or its twin; the seed of an entry does not depend on the others."""
         text = f"{seed} {self.name}"
-        own = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-        return self.specimen(is_broken, own)
+        own_seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+        return self.specimen(is_broken, own_seed)
 
 
 def noise_of(epsilon: float) -> float:
@@ -126,17 +126,17 @@ NOISE = noise_of(EPSILON)
 
 
 @cache
-def papers_claim() -> Claim:
+def paper_claim() -> Claim:
     """Return the claim of one Gaussian step with epsilon = 1.27."""
     return Claim.gaussian(noise_multiplier=NOISE, delta=DELTA)
 
 
 def checkpoints(num_steps: int) -> list[int]:
-    """Return after how many steps it is asked whether they would have been enough; the last is all."""
+    """Return the numbers of steps after which the run is judged; the last is all."""
     return [*(count for count in _CHECKPOINTS if count < num_steps), num_steps]
 
 
 def keep_checkpoint(kept: dict[int, Diagnostics], record: Diagnostics, num_done: int, num_steps: int) -> None:
-    """Copy what the tests have seen so far, if it is asked for after so many steps."""
+    """Copy the tests if ``num_done`` is a checkpoint."""
     if num_done in checkpoints(num_steps):
         kept[num_done] = copy.deepcopy(record)

@@ -1,6 +1,6 @@
 """From the evidence of one run to a verdict, with one error rate for bound and tests together.
 
-In depth, every method is held against the claim as well, and it is asked how few steps would have done.
+In depth, every method is compared with the claim as well, and the fewest sufficient steps are found.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dpaudit.zoo._entry import Evidence, Scores, checkpoints
 
 
 def judge(evidence: Evidence, *, confidence: float = 0.95, in_depth: bool = False) -> Judged:
-    """Judge by bound and tests at a confidence for both together; a replay has no error.
+    """Judge by bound and tests, at one confidence for both; a replay has no error.
 
-    ``in_depth``, every method is held against the claim as well, and it is asked how few steps would do.
+    ``in_depth`` compares every method with the claim as well, and finds the fewest sufficient steps.
     """
     scores, tests = evidence.scores, evidence.diagnostics
     bound_level, tests_level = share_error(
@@ -46,9 +46,9 @@ def judge(evidence: Evidence, *, confidence: float = 0.95, in_depth: bool = Fals
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What bound, tests and replay say of one run; a correct one is flagged in 5 % of runs at most.
+    """The results of bound, tests and replay for one run; at most 5 % of correct runs are flagged.
 
-    ``bound_steps`` and ``tests_steps`` are how few steps would have been enough, None if none were.
+    ``bound_steps`` and ``tests_steps`` are the fewest steps that are enough, None if none are.
     """
 
     evidence: Evidence
@@ -136,7 +136,7 @@ def _audited(evidence: Evidence, scores: Scores, num_steps: int, confidence: flo
 
 
 def _steps_of_bound(evidence: Evidence, scores: Scores, confidence: float) -> int | None:
-    """Return the fewest steps with a violation, as long as all that were more had one, too."""
+    """Return the fewest steps with a violation such that all larger numbers have one, too."""
 
     def is_violation(num_steps: int) -> bool:
         return _audited(evidence, scores, num_steps, confidence).verdict is Verdict.VIOLATION
@@ -166,7 +166,7 @@ def _compare_methods(evidence: Evidence, scores: Scores, confidence: float) -> t
 def _outcomes(
     evidence: Evidence, scores: Scores, num_steps: int, confidence: float
 ) -> dict[str, MethodOutcome]:
-    """Return them by name; of several rules the last, which is the one that a verdict would use."""
+    """Return the outcomes by name; of several rules the last, which a verdict would use."""
     claim, threshold = evidence.claim, None if scores.is_stepped else scores.threshold
     examined = examine(
         scores.first(num_steps),

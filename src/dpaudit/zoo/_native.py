@@ -24,7 +24,7 @@ from dpaudit.training import (
 )
 from dpaudit.training.data import digits
 from dpaudit.training.models import mlp
-from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Scores, keep_checkpoint, papers_claim
+from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Scores, keep_checkpoint, paper_claim
 
 _DIRAC = Dirac()
 _HIDDEN = 16
@@ -61,7 +61,7 @@ class NativeTraining:
             training = self._training(is_broken, seed + run, audits[-1], tests)
             for _ in training.run():
                 keep_checkpoint(seen, tests.record, run * self.num_steps + training.num_done, total)
-        return Evidence(claim=papers_claim(), num_steps=total, scores=self._scores(audits), diagnostics=seen)
+        return Evidence(claim=paper_claim(), num_steps=total, scores=self._scores(audits), diagnostics=seen)
 
     def _scores(self, audits: list[OneRun]) -> Scores:
         states = [audit.recorder.state_dict() for audit in audits]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dpaudit.observers.opacus import observe  # first: it says how Opacus is installed
 from dpaudit.recording import Recorder
-from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Scores, papers_claim
+from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Scores, paper_claim
 from dpaudit.zoo._steps import replayed
 
 # isort: split
@@ -88,7 +88,7 @@ def ghost_default_clip(is_broken: bool, seed: int) -> Evidence:
         for _ in range(recorder.num_steps):
             ghost.backward(torch.randn(_BATCH, 8), torch.randn(_BATCH, 8))
             ghost.optimizer.step()
-    return Evidence(claim=papers_claim(), num_steps=recorder.num_steps, scores=Scores.of(recorder))
+    return Evidence(claim=paper_claim(), num_steps=recorder.num_steps, scores=Scores.of(recorder))
 
 
 def ghost_bias_norm(is_broken: bool, seed: int) -> Evidence:

@@ -21,7 +21,7 @@ import torch
 from dpaudit._io import open_file
 from dpaudit._types import FloatArray
 from dpaudit.diagnostics import Diagnostics
-from dpaudit.zoo._entry import NOISE, Evidence, Scores, keep_checkpoint, papers_claim
+from dpaudit.zoo._entry import NOISE, Evidence, Scores, keep_checkpoint, paper_claim
 from dpaudit.zoo._opacus import flat, recorded  # before Opacus: it says how that is installed
 
 # isort: split
@@ -37,15 +37,15 @@ _PROCESSES = 2
 _EXAMPLES, _RATE, _STEPS = 400, 0.1, 200
 _BATCH = _EXAMPLES * _RATE
 _CANARIES = 128
-_SHORT = 20  # steps of the training whose processes' noise is compared
+_SHORT_STEPS = 20  # steps of the training whose processes' noise is compared
 
 _Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
-_Work: TypeAlias = Callable[[int, bool, int], _Arrays]
-"""What each process does: with its number, whether it is broken, and a seed; to arrays that are kept."""
+_RankFunction: TypeAlias = Callable[[int, bool, int], _Arrays]
+"""From the rank of a process, whether it is broken, and a seed, to the arrays that it found."""
 
 
 def ddp_batch(is_broken: bool, seed: int) -> Evidence:
-    """A mean over the batch of all processes where each makes that of its own; they are averaged then."""
+    """Each process divides by the batch size of all of them before they are averaged."""
     found = _on_processes(_released_mean, is_broken, seed)[0]
     return _evidence(found, _diagnosed(found["noise"]))
 
@@ -56,12 +56,12 @@ def ddp_rank_noise(is_broken: bool, seed: int) -> Evidence:
     In the first the processes' noise is too little for what is added up. The second is short: the noise of
     each process is tested, one after another, as whoever receives it sees it.
     """
-    ranks = _on_processes(_noise_of_ranks, is_broken, seed)
+    ranks = _on_processes(_scores_and_noise, is_broken, seed)
     record = Diagnostics()
     for step in zip(*(found["noise"] for found in ranks), strict=True):
         for vector in step:
             record.observe_noise(vector)
-    return _evidence(ranks[0], {_SHORT: record})
+    return _evidence(ranks[0], {_SHORT_STEPS: record})
 
 
 def _diagnosed(noise: FloatArray) -> dict[int, Diagnostics]:
@@ -75,11 +75,11 @@ def _diagnosed(noise: FloatArray) -> dict[int, Diagnostics]:
 
 def _evidence(found: _Arrays, diagnostics: dict[int, Diagnostics]) -> Evidence:
     scores = Scores(values=found["values"], present=found["present"])
-    return Evidence(claim=papers_claim(), num_steps=_STEPS, scores=scores, diagnostics=diagnostics)
+    return Evidence(claim=paper_claim(), num_steps=_STEPS, scores=scores, diagnostics=diagnostics)
 
 
 def _released_mean(rank: int, is_broken: bool, seed: int) -> _Arrays:
-    model, optimizer, loader = _private(seed, rank)
+    model, optimizer, loader = _make_private(seed, rank)
     if is_broken:
         optimizer.expected_batch_size *= _PROCESSES  # the engine had divided by it
     noise: list[FloatArray] = []
@@ -87,32 +87,32 @@ def _released_mean(rank: int, is_broken: bool, seed: int) -> _Arrays:
     return {"values": scores.values, "present": scores.present, "noise": np.stack(noise)}
 
 
-def _noise_of_ranks(rank: int, is_broken: bool, seed: int) -> _Arrays:
-    return {**_added_up(rank, is_broken, seed), **_of_each(rank, is_broken, seed)}
+def _scores_and_noise(rank: int, is_broken: bool, seed: int) -> _Arrays:
+    return {**_scores_of_sum(rank, is_broken, seed), **_noise_of_rank(rank, is_broken, seed)}
 
 
-def _added_up(rank: int, is_broken: bool, seed: int) -> _Arrays:
-    model, optimizer, loader = _private(seed, rank)
+def _scores_of_sum(rank: int, is_broken: bool, seed: int) -> _Arrays:
+    model, optimizer, loader = _make_private(seed, rank)
     if is_broken:
         _add_noise_everywhere(optimizer, 1 / _PROCESSES)
     scores = _scored(model, optimizer, loader, seed, lambda: None)
     return {"values": scores.values, "present": scores.present}
 
 
-def _of_each(rank: int, is_broken: bool, seed: int) -> _Arrays:
-    """As much noise of each process as is right for the sum; all have the same seed, or each its own."""
-    model, optimizer, loader = _private(seed, 0 if is_broken else rank)
+def _noise_of_rank(rank: int, is_broken: bool, seed: int) -> _Arrays:
+    """Add the right noise for the sum on each process; all have the same seed, or each its own."""
+    model, optimizer, loader = _make_private(seed, 0 if is_broken else rank)
     share = 1 / math.sqrt(_PROCESSES)
     _add_noise_everywhere(optimizer, share)
     noise: list[FloatArray] = []
     optimizer.attach_step_hook(lambda _: noise.append(_own_noise(optimizer)))
-    for _ in _steps(model, optimizer, loader, _SHORT):
+    for _ in _steps(model, optimizer, loader, _SHORT_STEPS):
         pass
     return {"noise": np.stack(noise) / share}
 
 
 def _add_noise_everywhere(optimizer: Any, share: float) -> None:
-    """As an optimizer for one process does it; that for several adds noise on the first one only."""
+    """Add noise on every process; the optimizer for several adds it on the first one only."""
     optimizer.noise_multiplier *= share
     optimizer.add_noise = partial(DPOptimizer.add_noise, optimizer)
 
@@ -135,24 +135,24 @@ def _steps(model: Any, optimizer: Any, loader: Any, num_steps: int) -> Iterator[
 
 
 def _released_noise(optimizer: Any) -> FloatArray:
-    """Return what all processes released, as the mean of the claimed batch, less the sum that is in it."""
+    """Return the noise in the released mean of all processes: less their sum, for the claimed batch."""
     total = flat(optimizer, "summed_grad")
     distributed.all_reduce(total)
-    return _in_units(_BATCH * flat(optimizer, "grad") - total)
+    return _in_noise_units(_BATCH * flat(optimizer, "grad") - total)
 
 
 def _own_noise(optimizer: Any) -> FloatArray:
-    """Return what this process added to its sum; a hook is called before anything is sent."""
+    """Return the noise that this process added to its sum; hooks run before anything is sent."""
     mean = flat(optimizer, "grad") * optimizer.expected_batch_size
-    return _in_units(mean - flat(optimizer, "summed_grad"))
+    return _in_noise_units(mean - flat(optimizer, "summed_grad"))
 
 
-def _in_units(noise: Tensor) -> FloatArray:
+def _in_noise_units(noise: Tensor) -> FloatArray:
     found: FloatArray = noise.double().numpy() / NOISE
     return found
 
 
-def _private(seed: int, own: int) -> Any:
+def _make_private(seed: int, own: int) -> Any:
     """Return a model, its optimizer and its batches; the RNG of this process is seeded by both numbers."""
     torch.manual_seed(seed)  # the same model and data everywhere
     inputs = torch.randn(_EXAMPLES, 8)
@@ -169,8 +169,8 @@ def _private(seed: int, own: int) -> Any:
     )
 
 
-def _on_processes(work: _Work, is_broken: bool, seed: int) -> list[_Arrays]:
-    """Return what each process found."""
+def _on_processes(work: _RankFunction, is_broken: bool, seed: int) -> list[_Arrays]:
+    """Run the work on all processes and return the arrays of each."""
     with tempfile.TemporaryDirectory() as name:
         with _interrupts_blocked():
             running = spawn(  # type: ignore[no-untyped-call]
@@ -213,7 +213,7 @@ def _loaded(path: Path) -> _Arrays:
         return dict(arrays)
 
 
-def _process(rank: int, folder: str, work: _Work, is_broken: bool, seed: int) -> None:
+def _process(rank: int, folder: str, work: _RankFunction, is_broken: bool, seed: int) -> None:
     # from here on an interrupt, or the end of the process that waits, ends this one silently
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -14,48 +14,10 @@ from dpaudit._io import JsonCache
 from dpaudit.errors import InputError, MissingExtraError
 from dpaudit.zoo._entries import ENTRIES
 from dpaudit.zoo._entry import Entry
-from dpaudit.zoo._judge import Judged, judge
+from dpaudit.zoo._judge import judge
 
 _SCHEMA_VERSION = 2
 _KEYS = {"name", "public", "wrong", "kind", "not_caught", "left_out", "is_as_expected", "broken", "correct"}
-
-
-def _finished(output: Path, *, seed: int, confidence: float, twin_confidence: float) -> JsonCache:
-    """Return the finished entries of a zoo, each with the seed and the versions that it was made with."""
-    identity = {
-        "schema_version": _SCHEMA_VERSION,
-        "seed": seed,
-        "confidence": confidence,
-        "twin_confidence": twin_confidence,
-        **{f"{name}_version": _version(name) for name in ("dpaudit", "torch", "opacus")},
-    }
-    return JsonCache(_io.expanded(output), identity, keys=_KEYS, content="an entry of the zoo")
-
-
-def _version(name: str) -> str | None:
-    """Of dpaudit that of the code that runs, which may be newer than what was installed."""
-    if name == "dpaudit":
-        return dpaudit.__version__
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def chosen(entries: Sequence[Entry], names: Iterable[str]) -> list[Entry]:
-    """Return the entries of these names, or all if there are none."""
-    known = {entry.name: entry for entry in entries}
-    wanted = dict.fromkeys(names)
-    for name in wanted:
-        if name not in known:
-            raise InputError(f"Expected the name of an entry of the zoo, got {name!r}: {_near(name, known)}")
-    return [known[name] for name in wanted] if wanted else list(entries)
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"{', '.join(names)}."
 
 
 def run_zoo(
@@ -68,10 +30,10 @@ def run_zoo(
 ) -> dict[str, Any]:
     """Return the matrix of all entries, as plain values.
 
-    The twins of the whole zoo share the error rate: any of them is flagged with a probability of
-    1 - confidence at most. So a twin is judged alike, whichever entries are run with it. What is in
-    ``output`` already, of the same seed, confidence and versions, is reused. ``watch`` is called with how
-    many entries of how many are done, and the name of the current one.
+    The twins of the whole zoo share the error rate: the probability that any of them is flagged is at most
+    1 - confidence, whichever entries are run. Entries in ``output`` with the same seed, confidence and
+    versions are reused. ``watch`` is called with the number of finished entries, the number of all, and the
+    name of the current one.
     """
     twins = 1 - (1 - confidence) / max(len(entries), len(ENTRIES))
     cache, found = _finished(output, seed=seed, confidence=confidence, twin_confidence=twins), []
@@ -103,19 +65,49 @@ def _examined(entry: Entry, cache: JsonCache) -> dict[str, Any]:
 def examine_entry(
     entry: Entry, *, seed: int, confidence: float = 0.95, twin_confidence: float | None = None
 ) -> dict[str, Any]:
-    """Judge the broken training in depth, and its correct twin, at its own confidence if there are many."""
+    """Judge the broken training in depth, and its correct twin, at its own confidence if one is given."""
     level = confidence if twin_confidence is None else twin_confidence
     broken = judge(entry.observe(is_broken=True, seed=seed), confidence=confidence, in_depth=True)
     correct = judge(entry.observe(is_broken=False, seed=seed), confidence=level)
+    is_caught = bool(broken.caught_by) or entry.not_caught is not None
     return {
         **entry.described(),
         "left_out": None,
-        "is_as_expected": _is_as_expected(entry, broken, correct),
+        "is_as_expected": is_caught and not correct.caught_by,
         "broken": broken.to_dict(),
         "correct": correct.to_dict(),
     }
 
 
-def _is_as_expected(entry: Entry, broken: Judged, correct: Judged) -> bool:
-    is_caught = bool(broken.caught_by) or entry.not_caught is not None
-    return is_caught and not correct.caught_by
+def chosen(entries: Sequence[Entry], names: Iterable[str]) -> list[Entry]:
+    """Return the entries of these names, or all if there are none."""
+    known = {entry.name: entry for entry in entries}
+    wanted = dict.fromkeys(names)
+    for name in wanted:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"{', '.join(known)}."
+            raise InputError(f"Expected the name of an entry of the zoo, got {name!r}: {hint}")
+    return [known[name] for name in wanted] if wanted else list(entries)
+
+
+def _finished(output: Path, *, seed: int, confidence: float, twin_confidence: float) -> JsonCache:
+    """Return the cache of finished entries, each with the seed and the versions that it was made with."""
+    identity = {
+        "schema_version": _SCHEMA_VERSION,
+        "seed": seed,
+        "confidence": confidence,
+        "twin_confidence": twin_confidence,
+        **{f"{name}_version": _version(name) for name in ("dpaudit", "torch", "opacus")},
+    }
+    return JsonCache(_io.expanded(output), identity, keys=_KEYS, content="an entry of the zoo")
+
+
+def _version(name: str) -> str | None:
+    """Return the version of a package; None if it is not installed."""
+    if name == "dpaudit":
+        return dpaudit.__version__  # of the running code, which may be newer than what was installed
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

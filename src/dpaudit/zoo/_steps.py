@@ -22,7 +22,7 @@ from dpaudit.canaries import Constant, GradientCanary
 from dpaudit.diagnostics import Diagnostics
 from dpaudit.observers._residuals import clipped_sum, residual
 from dpaudit.observers.step import observe_step, replay_step
-from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Replay, Scores, keep_checkpoint, papers_claim
+from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Replay, Scores, keep_checkpoint, paper_claim
 
 Step: TypeAlias = Callable[[FloatArray, tuple[int, ...], np.random.Generator], FloatArray]
 """From gradients, whose parameters have these sizes, to a noisy sum; the clipping norm is 1."""
@@ -55,7 +55,7 @@ class PlainStep:
         recorder = observe_step(
             observed,
             np.zeros((0, sum(self.leaves))),
-            claim=papers_claim(),
+            claim=paper_claim(),
             max_grad_norm=1.0,
             num_steps=self.num_steps,
             canary=self.canary,
@@ -63,7 +63,7 @@ class PlainStep:
             seed=seed,
         )
         return Evidence(
-            claim=papers_claim(), num_steps=self.num_steps, scores=Scores.of(recorder), diagnostics=seen
+            claim=paper_claim(), num_steps=self.num_steps, scores=Scores.of(recorder), diagnostics=seen
         )
 
 
@@ -102,7 +102,7 @@ def replayed(
     max_grad_norm: float = 1.0,
     batch_size: float | None = None,
 ) -> Evidence:
-    """Return what one example does to a release, beside the claim that the noise is made for."""
+    """Replay a release without one example, and return whether the difference exceeds the claim."""
     found = replay_step(
         release,
         batch,
@@ -113,7 +113,7 @@ def replayed(
     )
     sentence = str(found)
     replay = Replay(f"{sentence[0].upper()}{sentence[1:]}.", found.is_violation)
-    return Evidence(claim=papers_claim(), num_steps=1, replay=replay)
+    return Evidence(claim=paper_claim(), num_steps=1, replay=replay)
 
 
 def _noise(seed: int, size: int) -> FloatArray:
@@ -180,8 +180,8 @@ def _per_example(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return torch.stack([torch.cat([part.reshape(-1) for part in grad]) for grad in grads])
 
 
-def _too_small(epsilon: float) -> float:
-    """Halve an interval until it is short, and return the end that has too little noise."""
+def _end_with_less_noise(epsilon: float) -> float:
+    """Bisect an interval and return the end that has too little noise."""
     low, high = 0.3, 10.0
     while high - low > 0.02:
         middle = (low + high) / 2
@@ -192,14 +192,15 @@ def _too_small(epsilon: float) -> float:
 
 def calibration(is_broken: bool, seed: int) -> Evidence:
     """Noise for some epsilon from 1 to 4, and the epsilon that it has."""
-    asked = round(float(np.random.default_rng(seed).uniform(1, 4)), 3)
+    target = round(float(np.random.default_rng(seed).uniform(1, 4)), 3)
     if is_broken:
-        noise = _too_small(asked)
+        noise = _end_with_less_noise(target)
     else:
-        noise = noise_for_epsilon(asked, sample_rate=_RATE, num_steps=_STEPS, delta=DELTA)
+        noise = noise_for_epsilon(target, sample_rate=_RATE, num_steps=_STEPS, delta=DELTA)
     found = epsilon_below(noise, _RATE, _STEPS, DELTA)
     replay = Replay(
-        f"Asked for epsilon = {asked:g}, a noise multiplier of {noise:.4g} was found, which has {found:.4g}.",
-        found > asked,
+        f"Asked for epsilon = {target:g}, a noise multiplier of {noise:.4g} was found, "
+        f"which has {found:.4g}.",
+        found > target,
     )
-    return Evidence(claim=Claim.approximate_dp(epsilon=asked, delta=DELTA), num_steps=1, replay=replay)
+    return Evidence(claim=Claim.approximate_dp(epsilon=target, delta=DELTA), num_steps=1, replay=replay)

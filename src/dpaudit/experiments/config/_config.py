@@ -121,7 +121,8 @@ def _with_defaults(audit: Any, info: ValidationInfo) -> Any:
         raise InputError(f"Expected a mode that threat_model = {name!r} has, got mode = {audit.mode!r}.")
     if audit.canary is not None and not isinstance(audit.canary, options.canaries):
         raise InputError(
-            f"Expected a canary.kind of {options.kinds} with threat_model = {name!r}, got {audit.canary.kind!r}."
+            f"Expected a canary.kind of {options.kinds} with threat_model = {name!r}, "
+            f"got {audit.canary.kind!r}."
         )
     unused = options.unused
     if name == ThreatModel.BLACK_BOX.value and isinstance(audit, OneRunConfig):

@@ -181,7 +181,7 @@ class _ProgressCounter:
 
 
 def _observations(scores: Mapping[int, float], failures: Mapping[int, str]) -> Observations | None:
-    """Return both sides in the order of trials, with the scores of failures set to the worst for an attack."""
+    """Return both sides in the order of trials; the scores of failures are the worst for an attack."""
     if not scores:
         return None
     # the score of a diverged model may be the lowest float: then the same has to do

@@ -299,9 +299,9 @@ def _checksum(values: _Values, digest: str) -> str:
 def connect(path: Path) -> sqlite3.Connection:
     """Open the file, which is created if it is missing.
 
-    It has a rollback journal instead of a write-ahead log, which needs shared memory: so it works on the disks
-    of clusters, and a commit that fails on a full disk leaves the file as it was. A commit is on the disk when
-    it returns, which costs little beside a group of trials.
+    It has a rollback journal instead of a write-ahead log, which needs shared memory: so it works on the
+    disks of clusters, and a commit that fails on a full disk leaves the file as it was. A commit is on the
+    disk when it returns, which costs little beside a group of trials.
     """
     _require_database(path)
     with _writing(path):
