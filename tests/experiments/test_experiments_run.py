@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from dpaudit import InputError
-from dpaudit.experiments import Config, Progress, rehearse, run
-from dpaudit.experiments._build import build, load_data
+from dpaudit.experiments import Config, Progress, build, rehearse, run
+from dpaudit.experiments._build import load_data
 from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._resolved import resolve
 from dpaudit.methods import examine

@@ -1,4 +1,4 @@
-"""Whole experiments, from a config file to a directory with the observations and the verdict.
+"""Experiments, from a config file to a directory with the observations and the verdict.
 
 Needs torch and pydantic, which are loaded with the first of these names: a worker process that imports only
 ``dpaudit.experiments.trials`` does not wait for them.

@@ -28,7 +28,7 @@ from dpaudit.stats._serialization import SCHEMA_VERSION, upgraded
 from dpaudit.training import Training
 
 _ARRAY = "numpy array"  # the mark of an array among tensors
-# what torch says of bytes that are no checkpoint, and a training of a state that is not its own
+# errors of torch for bytes that are no checkpoint, and of a training for a state that is not its own
 _DAMAGED = (
     AssertionError,
     AttributeError,
@@ -144,7 +144,7 @@ def _require_undamaged(file: BinaryIO) -> None:
     with zipfile.ZipFile(file) as packed:
         # torch packs nothing: what unpacks to more than the file has bytes is not of it
         _require(all(one.compress_type == zipfile.ZIP_STORED for one in packed.infolist()))
-        _require(packed.testzip() is None)  # torch itself does not look at the checksums
+        _require(packed.testzip() is None)  # torch itself does not verify the checksums
     file.seek(0)
 
 

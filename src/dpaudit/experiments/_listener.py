@@ -1,4 +1,4 @@
-"""What a run reports while it goes on: one listener for steps, canaries, trials and messages."""
+"""The callbacks of a run for steps, canaries, trials and messages, and the progress that they receive."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Listener:
     """Callbacks of a run, each of which does nothing unless it is given."""
 
     message: Callable[[str], None] = ignore
-    """Called with what is done between the steps."""
+    """Called with a sentence on the work between steps."""
     step: Callable[[Progress], None] = ignore
     """Called before the first step and after every step."""
     crafting: Callable[[int, int], None] = ignore
@@ -46,8 +46,7 @@ class Progress:
 class Running:
     """The progress of many trainings, and the bound that the scores so far would give if they were all.
 
-    The bound is an estimate: whoever watches it all the time and stops at the best value errs more often
-    than its confidence says.
+    The bound is an estimate: stopping at its best value errs more often than its confidence says.
     """
 
     progress: TrialProgress

@@ -1,4 +1,4 @@
-"""Faults that DP training code really had, each beside a correct twin: what catches them, and how soon.
+"""Faults of real DP training code, each beside a correct twin: what catches them, and how soon.
 
 Needs torch; the faults of Opacus need Opacus, and are left out without it.
 """

@@ -1,4 +1,4 @@
-"""Trainings with the native engine: judged step by step, or as a whole, so that their sampling shows."""
+"""Trainings with the native engine, judged step by step, or end to end to test their sampling."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DIRAC = Dirac()
 _HIDDEN = 16
 LEAVES = 64 * _HIDDEN, _HIDDEN, _HIDDEN * 10, 10
 """The sizes of the usual model's parameters."""
-_RATE, _EPOCHS = 1 / 25, 4  # of a training that is judged as a whole
+_RATE, _EPOCHS = 1 / 25, 4  # of a training that is judged end to end
 
 
 @dataclass(frozen=True, kw_only=True)

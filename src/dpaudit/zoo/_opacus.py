@@ -32,7 +32,7 @@ def recorded(optimizer: Any, **options: Any) -> Iterator[Recorder]:
 
 
 def flat(optimizer: Any, name: str = "grad") -> Tensor:
-    """Return what all parameters have under this name, as one vector."""
+    """Return an attribute of all parameters as one vector."""
     return torch.cat([getattr(parameter, name).reshape(-1) for parameter in optimizer.params])
 
 
@@ -48,7 +48,7 @@ def _optimizer(kind: type[DPOptimizer], model: nn.Module, generator: torch.Gener
 
 
 class _Ghost:
-    """A model with ghost clipping, as ``make_private`` puts it together; the sum is not averaged."""
+    """A model with ghost clipping, assembled as in ``make_private``; the sum is not averaged."""
 
     def __init__(self, model: nn.Module, *, module_norm: float = _NORM, optimizer: Any = None) -> None:
         self.module = GradSampleModuleFastGradientClipping(
@@ -92,7 +92,7 @@ def ghost_default_clip(is_broken: bool, seed: int) -> Evidence:
 
 
 def ghost_bias_norm(is_broken: bool, seed: int) -> Evidence:
-    """Sequences: the gradient of a bias is a sum over places, whose norm is not that of its parts."""
+    """Sequences: the gradient of a bias is a sum over positions, whose norm is not that of its parts."""
     torch.manual_seed(seed)
     ghost = _Ghost(nn.Linear(4, 4))
     inputs, targets = 0.01 * torch.randn(_BATCH, 16, 4), torch.ones(_BATCH, 16, 4)
@@ -107,7 +107,7 @@ def ghost_bias_norm(is_broken: bool, seed: int) -> Evidence:
 
 @contextmanager
 def _norms_of_parts() -> Iterator[None]:
-    """Squares of a bias' gradient are added up place by place, as if each place had a bias of its own."""
+    """Sum the squares of a bias' gradient by position, as if each position had a bias of its own."""
     known = GradSampleModuleFastGradientClipping.NORM_SAMPLERS
     correct = known[nn.Linear]
 
@@ -122,7 +122,7 @@ def _norms_of_parts() -> Iterator[None]:
 
 
 def ghost_accumulate(is_broken: bool, seed: int) -> Evidence:
-    """A batch in two parts: the sum of the first is the place where the second is made."""
+    """A batch in two parts: the second overwrites the sum of the first."""
     torch.manual_seed(seed)
     ghost = _Ghost(nn.Linear(8, 8), optimizer=_Aliasing if is_broken else None)
     inputs, targets = torch.randn(_BATCH, 8), torch.randn(_BATCH, 8)

@@ -53,8 +53,8 @@ def ddp_batch(is_broken: bool, seed: int) -> Evidence:
 def ddp_rank_noise(is_broken: bool, seed: int) -> Evidence:
     """Two trainings in which every process adds noise.
 
-    In the first the processes' noise is too little for what is added up. The second is short: the noise of
-    each process is tested, one after another, as whoever receives it sees it.
+    In the first the noise of all processes is too small for their sum. In the second, which is short, the
+    noise of each process is tested, one after another.
     """
     ranks = _on_processes(_scores_and_noise, is_broken, seed)
     record = Diagnostics()

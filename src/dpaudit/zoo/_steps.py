@@ -68,13 +68,13 @@ class PlainStep:
 
 
 def correct_step(rows: FloatArray, leaves: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
-    """Clip each gradient as a whole, add them up, add noise."""
+    """Clip each gradient, sum them and add noise."""
     noise: FloatArray = NOISE * rng.standard_normal(sum(leaves))
     return clipped_sum(rows, 1.0) + noise
 
 
 def _by_leaf(rows: FloatArray, leaves: tuple[int, ...]) -> FloatArray:
-    """Return the sum of gradients of which each leaf was clipped to the norm of the whole."""
+    """Return the sum of gradients with each leaf clipped to the full norm."""
     parts = np.split(rows, np.cumsum(leaves)[:-1], axis=1)
     return np.concatenate([clipped_sum(part, 1.0) for part in parts])
 
@@ -173,7 +173,7 @@ def batch_norm(is_broken: bool, seed: int) -> Evidence:
 
 
 def _per_example(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the gradient of the loss of each example of the batch, which is run as a whole."""
+    """Return the gradient of each example's loss, after one forward pass of the batch."""
     losses = nn.functional.cross_entropy(model(inputs), targets, reduction="none")
     parameters = list(model.parameters())
     grads = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]

@@ -1,4 +1,4 @@
-"""Black-box audits: the adversary inserts examples, and asks final models only."""
+"""Black-box audits: the adversary inserts examples and queries only final models."""
 
 from dpaudit.experiments.black_box._final_model import FinalModel
 from dpaudit.experiments.black_box._many_runs import ManyRuns, run_many

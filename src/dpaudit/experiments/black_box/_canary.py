@@ -107,7 +107,7 @@ def first_weights(config: object, build: Build, held_out: HeldOutData, seed: int
     )
 
 
-def first_model(build: Build, weights: Tensor | None, seed: int) -> nn.Module:
+def first_model(build: Build, weights: Tensor | None, seed: int | None) -> nn.Module:
     """Return a model with these weights, or with random ones if there are none."""
     return initialize(build, seed) if weights is None else with_weights(build, weights)
 

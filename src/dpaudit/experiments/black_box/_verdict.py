@@ -1,4 +1,4 @@
-"""From one score of each of many trainings to bounds, verdict and power."""
+"""Bounds, verdict and power of a black-box audit from one score of each of many trainings."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ _RULES: Mapping[str, ThresholdRule] = {"simultaneous": Simultaneous(), "held-out
 class ManyRunsAnalysis:
     """Bounds, verdict and power from one score of each training.
 
-    Each score is of a whole training, so that the curve is that of all its steps, composed. Without noise
-    there is no such curve, and the bound is that of (epsilon, delta)-DP.
+    A score observes a training, so its curve is composed over all steps. Without noise there is no such
+    curve, and the bound is that of (epsilon, delta)-DP.
     """
 
     def __init__(self, config: Config, resolved: Resolved) -> None:
@@ -73,7 +73,7 @@ class ManyRunsAnalysis:
 
     @property
     def rule(self) -> ThresholdRule | None:
-        """How the threshold is chosen; None if the number of scores decides. All choices are sound."""
+        """The threshold rule; None if the number of scores decides. All choices are sound."""
         return None if self._audit.threshold is None else _RULES[self._audit.threshold]
 
     def bound(self, observations: Observations) -> Bound:
@@ -89,7 +89,7 @@ class ManyRunsAnalysis:
         )
 
     def largest(self, observations: Observations, failed: Collection[int] = ()) -> float:
-        """Return the epsilon that an attack without a single error would have shown, by the same method.
+        """Return the epsilon that an attack without any error would have shown, by the same method.
 
         Failed trials count as errors.
         """

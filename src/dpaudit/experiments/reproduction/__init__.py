@@ -1,4 +1,4 @@
-"""The paper's tables and figures, each by one call: measured in cells that are kept, drawn elsewhere.
+"""The paper's tables and figures, each reproduced by one call; ``dpaudit.report`` draws them.
 
 Simulations need numpy and scipy only. Trainings need torch and pydantic, which are loaded when the first
 cell of one is measured.

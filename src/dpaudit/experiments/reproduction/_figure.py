@@ -1,7 +1,7 @@
-"""What a table or figure of the paper is: its scales, its cells, the data it needs, and what is drawn of it.
+"""The description of a figure or table of the paper: its scales, cells, data, pictures and tables.
 
-A :class:`Figure` is measured by ``reproduce``. Pictures and tables are plain values; ``dpaudit.report`` draws
-them.
+A :class:`Figure` is measured by ``reproduce``. Pictures and tables are plain values, which ``dpaudit.report``
+draws.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Settings: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure(ABC):
-    """What the paper shows, and how it is measured again.
+    """A figure or table of the paper, and how to measure it.
 
     The work is split into ``cells``; each is stored when it is finished. ``measure`` is given the key of a
     cell and returns its rows; ``picture`` and ``tables`` are made from the rows of all cells.
@@ -42,7 +42,7 @@ class Figure(ABC):
     has_processes: bool = False
     """Whether a cell uses all cores by itself: then cells are measured one at a time."""
     remarks: tuple[str, ...] = ()
-    """What a reader has to know to compare it with the paper."""
+    """Caveats for comparing it with the paper."""
 
     @abstractmethod
     def cells(self, settings: Settings, /) -> Sequence[Key]:
@@ -54,11 +54,11 @@ class Figure(ABC):
 
     @abstractmethod
     def picture(self, rows: Rows, settings: Settings, /) -> Picture:
-        """Return what is drawn."""
+        """Return the picture to draw."""
 
     @abstractmethod
     def tables(self, rows: Rows, settings: Settings, /) -> Sequence[Table]:
-        """Return what is printed."""
+        """Return the tables to print."""
 
     def described(self) -> dict[str, object]:
         """Return name, title, place in the paper and needed files as plain values."""
@@ -71,7 +71,7 @@ class Figure(ABC):
 
 
 class Scale(StrEnum):
-    """From seconds to a machine with a GPU."""
+    """The size of a reproduction, from seconds to a machine with a GPU."""
 
     TINY = "tiny"  # for tests: every part runs, no number means anything
     CPU = "cpu"  # at most half an hour on two cores
@@ -79,7 +79,7 @@ class Scale(StrEnum):
 
 
 def simulated(usual: Settings, **tiny: object) -> Mapping[Scale, Settings]:
-    """Return settings of a simulation that a CPU runs at the paper's own scale; tests change some of them."""
+    """Return settings of a simulation that a CPU runs at the paper's scale; ``tiny`` is for tests."""
     return {Scale.TINY: {**usual, **tiny}, Scale.CPU: usual, Scale.PAPER: usual}
 
 
@@ -114,10 +114,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Need:
-    """Files of one data set; the first of several places that has one is taken."""
+    """Files of one data set; the first of ``places`` that exists is used."""
 
     paper: str
-    """What the paper calls the data."""
+    """The paper's name for the data."""
     files: str
     places: tuple[tuple[str, str], ...]
     """A file in the data folder, and the name that configs have for the data."""
@@ -141,13 +141,13 @@ _OFFICIAL = frozenset({"cifar10", "purchase100"})
 
 @dataclass(frozen=True)
 class Data:
-    """Where data come from: the official files in a folder, or what comes with dpaudit."""
+    """The source of data: the official files in a folder, or the digits that come with dpaudit."""
 
     directory: Path | None = None
     embedded: bool = False
 
     def require(self, name: str, needs: Iterable[Need]) -> None:
-        """Raise if files of a figure are missing, and say which."""
+        """Raise an error that names the missing files of a figure."""
         missing = [need.files for need in needs if not self.embedded and self._found(need) is None]
         if missing:
             where = "" if self.directory is None else f", got {self.directory} without them"
@@ -157,7 +157,7 @@ class Data:
             )
 
     def names(self, needs: Sequence[Need]) -> list[str]:
-        """Return which data are used, as stored in the identity of cells."""
+        """Return the names of the data used, as stored in the identity of cells."""
         return ["digits"] if self.embedded and needs else [str(self._found(need)) for need in needs]
 
     def stand_ins(self, needs: Iterable[Need]) -> dict[str, str]:
@@ -192,7 +192,7 @@ class Mark(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Points, with how far each may be off on either side."""
+    """Points, with the spread of each to either side."""
 
     label: str
     x: Sequence[float]
@@ -203,7 +203,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One pair of axes. ``categories`` name the places 0, 1, ... of the x axis; ``level`` is the truth."""
+    """One pair of axes. ``categories`` label the ticks 0, 1, ... of the x axis; ``level`` is the truth."""
 
     title: str = ""
     x_label: str
@@ -227,10 +227,10 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Numbers to read, such as those of the paper beside ours."""
+    """Numbers to print, such as those of the paper beside ours."""
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     names_papers: bool = False
-    """Whether data are called what the paper calls its own, also where others stand for them."""
+    """Whether to keep the paper's names of data even if others stand in for them."""

@@ -1,4 +1,4 @@
-"""From the rows of cells to panels and tables: what several figures select, average and draw alike."""
+"""Select and average the rows of cells, and turn them into panels and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of trainings: from a column of the paper to a config, and from its result to rows.
+"""Trainings of figures: make a config from a column of the paper, and rows from its result.
 
 A :class:`Study` trains several variants at several epsilons, audited by the paper's methods and by ours.
 """
@@ -72,7 +72,7 @@ def sizes(
     learning_rate: float,
     num_test: int | None = _NUM_TEST,
 ) -> dict[str, Any]:
-    """Return how long a column is trained on how much; all test data are used where all data are trained on.
+    """Return the sizes of a training; with all training data, all test data are used.
 
     The smaller the batch, the more noise there is in the mean: a learning rate that is large at the paper's
     scale would make models of small batches diverge.
@@ -116,7 +116,7 @@ def run_audit(
     training: Mapping[str, Any],
     threat_model: str = "gradient",
 ) -> dict[str, Any]:
-    """Return the result of a run of this column; a run that was interrupted is resumed."""
+    """Run or resume the audit of this column and return its result."""
     from dpaudit import experiments  # noqa: PLC0415  # loads torch
     from dpaudit.experiments.config import Config  # noqa: PLC0415
 
@@ -176,7 +176,7 @@ def _model(name: str, data: str, *, is_narrow: bool = False) -> dict[str, Any]:
 
 
 def method_rows(values: Mapping[str, Any], *, of_step: bool = False) -> list[Row]:
-    """Return the bound of each method, of the whole training where steps were seen, unless ``of_step``."""
+    """Return the bound of each method; bounds of steps are composed over the training unless ``of_step``."""
     rows: list[Row] = []
     for one in values["methods"]:
         epsilon = one["epsilon"]
@@ -187,7 +187,7 @@ def method_rows(values: Mapping[str, Any], *, of_step: bool = False) -> list[Row
 
 
 def our_row(values: Mapping[str, Any], *, of_step: bool = False) -> Row:
-    """Return the bound that the verdict rests on; of a single step the same bets."""
+    """Return the bound that the verdict rests on, or the same betting bound of a single step."""
     bound = values["bound"]
     if of_step:
         [bound] = [one for one in values["methods"] if one["name"] == "f-DP(betting)"]
@@ -205,9 +205,9 @@ def _row(bound: Mapping[str, Any], epsilon: Any, values: Mapping[str, Any]) -> R
 
 
 def _composed(bound: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
-    """Return epsilon of the whole training.
+    """Return epsilon composed over the training.
 
-    An epsilon at delta = 0 is read as one at delta, as the paper must have done.
+    An epsilon at delta = 0 is taken for one at delta, as the paper must have done.
     """
     if bound["training_epsilon"] is not None:
         return bound["training_epsilon"]
@@ -227,7 +227,7 @@ def claim_of(values: Mapping[str, Any]) -> Claim:
 def final_model_rows(
     work: Work, column: str, *, num_models: int, canary: str, score: str, training: Mapping[str, Any]
 ) -> list[Row]:
-    """Return the paper's rows of many trainings of which only the final models are seen, and our bound."""
+    """Return the rows of many trainings whose final models are audited: the paper's methods and ours."""
     values = run_audit(
         work,
         column,
@@ -326,13 +326,13 @@ class Study(Figure):
         return Picture(panels=panels, columns=2)
 
     def _is_shown(self, row: Row) -> bool:
-        """Return whether it is the paper's practice or one of our sound bounds."""
+        """Return whether a row is drawn: the paper's practice or one of our sound bounds."""
         if row["method"] in self.methods:
             return row["rule"] == SAME_DATA
         return row["method"] in (OURS, "f-DP(joint)")
 
     def tables(self, rows: Rows, settings: Settings) -> list[Table]:
-        """Return the mean over runs, beside the printed values."""
+        """Return the means over runs beside the printed values."""
         names = values_of(rows, "variant")
         lines = [
             (

@@ -33,7 +33,7 @@ _BUILT_IN = {
     "dpaudit:function-scorer": "dpaudit.experiments.trials._function:function_scorer",
     "dpaudit:figure-cells": "dpaudit.experiments.reproduction._reproduce:worker",
 }
-# What version 0.1 stored in their place.
+# the names that version 0.1 stored instead
 _FORMER = {
     "dpaudit.experiments.black_box._recipe:scorer": "dpaudit:ensemble-scorer",
     "dpaudit.experiments.black_box._recipe:neighbours": "dpaudit:neighbours",
@@ -72,7 +72,7 @@ Group: TypeAlias = tuple[Trial, ...]
 
 
 class Scorer(Protocol):
-    """Trains a model for each trial and returns the canary's score in each of them."""
+    """Train a model for each trial and return the canary's score in each of them."""
 
     def __call__(self, trials: Sequence[Trial], /) -> Sequence[float]: ...
 
@@ -91,8 +91,8 @@ class Recipe:
     group_size: int = 1
     """How many trials its scorer trains at once.
 
-    Trials are grouped by their numbers, and a group is always computed as a whole: where the rounding of a
-    model depends on the others of its group, these are always the same.
+    Trials are grouped by their numbers, and a group is always computed together: the rounding of a model may
+    depend on the others of its group, which are always the same.
     """
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class Recipe:
             raise InputError(f"Expected arguments that JSON leaves as they are, got {self.arguments!r}.")
 
     def to_json(self) -> str:
-        """Return the whole recipe as text."""
+        """Return the recipe as text."""
         values = {"target": self.target, "arguments": self.arguments, "group_size": self.group_size}
         return json.dumps(values, allow_nan=False, sort_keys=True)
 
@@ -115,7 +115,7 @@ class Recipe:
         return cls(**json.loads(text))
 
     def build(self) -> Scorer:
-        """Make the scorer; what goes wrong here would go wrong for every trial."""
+        """Make the scorer; an error here would occur for every trial."""
         function = load(self.target)
         try:
             scorer = function(**self.arguments)
@@ -158,7 +158,7 @@ class TrialPlan:
         return [group for group in groups if any(trial.number not in done for trial in group)]
 
     def identity(self) -> dict[str, Any]:
-        """Return all that the scores depend on; scores of different identities must not be mixed."""
+        """Return everything that the scores depend on; scores of different identities must not be mixed."""
         name, given = ("arguments", self.recipe.arguments) if self.config is None else ("config", self.config)
         return {
             name: dict(given),

@@ -1,4 +1,4 @@
-"""All tables and figures of the paper; those that share their set-up share a module."""
+"""All tables and figures of the paper; those with the same setup share a module."""
 
 import difflib
 
@@ -45,7 +45,7 @@ FIGURES = (
 
 
 def figure_named(name: str) -> Figure:
-    """The figure of this name."""
+    """Return the figure of this name."""
     known = {figure.name: figure for figure in FIGURES}
     if name in known:
         return known[name]

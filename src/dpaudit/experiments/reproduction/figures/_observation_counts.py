@@ -1,6 +1,6 @@
 """Simulated scores of the Gaussian mechanism: how the bound grows with observations, and a sampled step.
 
-A Poisson-sampled Gaussian step has several accounted curves; beside them is what an attack really finds.
+A Poisson-sampled Gaussian step has several accounted curves, which are compared with an attack.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the bound depends on the threshold: with few observations, and how many the best threshold needs."""
+"""How the bound depends on the threshold, and how many observations the best threshold needs."""
 
 from __future__ import annotations
 
