@@ -12,8 +12,7 @@ except ImportError as _error:
 
 from dpaudit.zoo._entries import ENTRIES
 from dpaudit.zoo._entry import Entry, Evidence, Replay, Scores, Specimen
-from dpaudit.zoo._judge import Judged, judge
-from dpaudit.zoo._run import chosen, examine_entry, run_zoo
+from dpaudit.zoo._run import Judged, chosen, examine_entry, judge, run_zoo
 
 __all__ = [
     "ENTRIES",
