@@ -66,10 +66,7 @@ class Claim(Claimed):
         """A trade-off curve: a family and its parameter (1 is a ``PiecewiseLinear`` curve as given)."""
         parameter = _validate.at_least("parameter", parameter, 0)
         return cls(
-            f"{tradeoff.symbol} = {parameter:g}",
-            tradeoff.at(_validate.delta(delta)),
-            parameter,
-            delta,
+            f"{tradeoff.symbol} = {parameter:g}", tradeoff.at(_validate.delta(delta)), parameter, delta
         )
 
     @classmethod

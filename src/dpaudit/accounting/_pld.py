@@ -29,9 +29,7 @@ def composed(noise_multiplier: float, sample_rate: float, num_steps: int, finer:
     interval = _interval(noise_multiplier, sample_rate, num_steps) / finer
     try:
         step = privacy_loss_distribution.from_gaussian_mechanism(
-            noise_multiplier,
-            sampling_prob=sample_rate,
-            value_discretization_interval=interval,
+            noise_multiplier, sampling_prob=sample_rate, value_discretization_interval=interval
         )
     except ValueError as error:
         raise InputError(

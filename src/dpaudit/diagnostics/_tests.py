@@ -77,11 +77,7 @@ def claim_p_value(energy: ArrayLike, count: ArrayLike, resolution: float = RESOL
 
 
 def share_p_value(
-    energy: FloatArray,
-    count: FloatArray,
-    total: float,
-    total_count: float,
-    resolution: float = RESOLUTION,
+    energy: FloatArray, count: FloatArray, total: float, total_count: float, resolution: float = RESOLUTION
 ) -> FloatArray:
     """Return how likely ``count`` of ``total_count`` squares are to be so small a share, at any scale.
 

@@ -202,11 +202,7 @@ class WholeRunRecorder:
         claimed, all scores move, and that place may tell nothing; so the other is the best of many.
         """
         claim, observations = self._judged(method)
-        usual: dict[str, Any] = {
-            "claim": claim,
-            "confidence": self.confidence,
-            "tradeoff": _curve(claim),
-        }
+        usual: dict[str, Any] = {"claim": claim, "confidence": self.confidence, "tradeoff": _curve(claim)}
         if {"threshold", "inference"} & method.keys():
             result = audit(observations, **(usual | {"threshold": Fixed(0.0)} | method))
         else:

@@ -27,14 +27,7 @@ from dpaudit.stats.inference import (
     Kind,
     ThresholdResult,
 )
-from dpaudit.stats.thresholds import (
-    Fixed,
-    HeldOut,
-    Predictable,
-    SameData,
-    Simultaneous,
-    ThresholdRule,
-)
+from dpaudit.stats.thresholds import Fixed, HeldOut, Predictable, SameData, Simultaneous, ThresholdRule
 from dpaudit.stats.tradeoffs import ApproximateDP, PureDP, TradeOff
 
 _FEW = 10  # below, a part held out has nothing to choose on

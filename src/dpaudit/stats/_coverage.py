@@ -51,9 +51,7 @@ def ideal_observations(
     middle = 0.5 + tradeoff.balanced_error(parameter)
     present = tradeoff.fnr(parameter, rng.random(num_present))
     return Observations(
-        with_canary=middle - present,
-        without_canary=middle - rng.random(num_absent),
-        normalized=True,
+        with_canary=middle - present, without_canary=middle - rng.random(num_absent), normalized=True
     )
 
 

@@ -96,9 +96,7 @@ class Observations:
         if not (is_on_disk(self.with_canary) or is_on_disk(self.without_canary)):
             return self
         return replace(
-            self,
-            with_canary=np.array(self.with_canary),
-            without_canary=np.array(self.without_canary),
+            self, with_canary=np.array(self.with_canary), without_canary=np.array(self.without_canary)
         )
 
     @property

@@ -34,11 +34,7 @@ class AuditDesign:
 
     @classmethod
     def of(
-        cls,
-        observations: Observations,
-        inference: Inference,
-        rule: ThresholdRule,
-        query: BoundQuery,
+        cls, observations: Observations, inference: Inference, rule: ThresholdRule, query: BoundQuery
     ) -> AuditDesign:
         """The design behind ``observations``."""
         return cls.sized(

@@ -85,11 +85,7 @@ class CountInference(Inference):
 
     @abstractmethod
     def rank(
-        self,
-        false_positives: IntArray,
-        false_negatives: IntArray,
-        sizes: ErrorCounts,
-        query: BoundQuery,
+        self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
         """A number for each pair of counts that orders them as their bounds do; falls with errors.
 
@@ -98,11 +94,7 @@ class CountInference(Inference):
         """
 
     def limit(
-        self,
-        false_positives: IntArray,
-        false_negatives: IntArray,
-        sizes: ErrorCounts,
-        query: BoundQuery,
+        self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
         """Not below the rank of these counts, nor of any with more errors; best if close and cheap."""
         return self.rank(false_positives, false_negatives, sizes, query)

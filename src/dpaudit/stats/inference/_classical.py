@@ -33,22 +33,14 @@ class ClopperPearson(ExactInference):
     rank_is_bound: ClassVar[bool] = True
 
     def rank(
-        self,
-        false_positives: IntArray,
-        false_negatives: IntArray,
-        sizes: ErrorCounts,
-        query: BoundQuery,
+        self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
         fpr = upper_rate(false_positives, sizes.num_absent, query.error_rate / 2)
         fnr = upper_rate(false_negatives, sizes.num_present, query.error_rate / 2)
         return query.tradeoff.parameter(fpr, fnr)
 
     def limit(
-        self,
-        false_positives: IntArray,
-        false_negatives: IntArray,
-        sizes: ErrorCounts,
-        query: BoundQuery,
+        self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
         fpr = upper_rate_chords(false_positives, sizes.num_absent, query.error_rate / 2)
         fnr = upper_rate_chords(false_negatives, sizes.num_present, query.error_rate / 2)
@@ -90,11 +82,7 @@ class Posterior(CountInference):
         return last_positive(lambda p: query.error_rate / 2 - mass(p), guess, tolerance=1e-6)
 
     def rank(
-        self,
-        false_positives: IntArray,
-        false_negatives: IntArray,
-        sizes: ErrorCounts,
-        query: BoundQuery,
+        self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
         return surrogate(false_positives, false_negatives, sizes, query.tradeoff, query.error_rate / 2)
 
@@ -166,11 +154,7 @@ class KatzLog(CountInference):
         return super().assumption(stepped) + ", and many (the interval is asymptotic)"
 
     def rank(
-        self,
-        false_positives: IntArray,
-        false_negatives: IntArray,
-        sizes: ErrorCounts,
-        query: BoundQuery,
+        self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
         z = float(-special.ndtri(query.error_rate / 2))
         absent, present = sizes.num_absent, sizes.num_present
@@ -179,11 +163,7 @@ class KatzLog(CountInference):
         return at_least_zero(np.maximum(forward, backward))
 
     def limit(
-        self,
-        false_positives: IntArray,
-        false_negatives: IntArray,
-        sizes: ErrorCounts,
-        query: BoundQuery,
+        self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
         # Below (z / 2)^2 errors one more is better: the interval narrows more than the ratio falls.
         turn = math.ceil(float(special.ndtri(query.error_rate / 2)) ** 2 / 4)
@@ -202,11 +182,7 @@ def _log_ratio(hits: IntArray, of: int, misses: IntArray, among: int, z: float) 
 
 
 def surrogate(
-    false_positives: IntArray,
-    false_negatives: IntArray,
-    sizes: ErrorCounts,
-    tradeoff: TradeOff,
-    error: float,
+    false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, tradeoff: TradeOff, error: float
 ) -> FloatArray:
     """The parameter at Jeffreys' upper ends of both rates, each raised by z / sqrt(2) deviations.
 
@@ -215,9 +191,6 @@ def surrogate(
     level = float(special.ndtr(-special.ndtri(error) / math.sqrt(2)))
     ends = [
         np.asarray(special.betaincinv(errors + 0.5, trials - errors + 0.5, level), np.float64)
-        for errors, trials in (
-            (false_positives, sizes.num_absent),
-            (false_negatives, sizes.num_present),
-        )
+        for errors, trials in ((false_positives, sizes.num_absent), (false_negatives, sizes.num_present))
     ]
     return tradeoff.parameter(ends[0], ends[1])

@@ -43,11 +43,7 @@ class JointExact(ExactInference):
         return _least_parameter(observed, counts, interval, query)
 
     def rank(
-        self,
-        false_positives: IntArray,
-        false_negatives: IntArray,
-        sizes: ErrorCounts,
-        query: BoundQuery,
+        self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
         return surrogate(false_positives, false_negatives, sizes, query.tradeoff, query.error_rate)
 

@@ -104,10 +104,7 @@ def _from_slope_one(points: FloatArray) -> tuple[FloatArray, FloatArray]:
     logs, values = points.T
     start = np.interp(1.0, np.exp(np.minimum(logs, 700.0)), values)
     keep = logs > 0
-    return (
-        np.concatenate([[0.0], logs[keep]]),
-        np.concatenate([[float(start)], values[keep]]),
-    )
+    return (np.concatenate([[0.0], logs[keep]]), np.concatenate([[float(start)], values[keep]]))
 
 
 def lower_hull(epsilons: FloatArray, deltas: FloatArray) -> FloatArray:
