@@ -21,7 +21,7 @@ EMPTY = Html()
 
 
 def element(tag: str, /, *children: Child, **attributes: str | float | bool | None) -> Html:
-    """One element. Text and attributes are escaped; ``None`` is left out; ``class_`` is ``class``.
+    """Return one element. Text and attributes are escaped; ``None`` is left out; ``class_`` is ``class``.
 
     >>> element("p", "1 < 2", element("b", "so"), class_="note", data_of='"it"')
     '<p class="note" data-of="&quot;it&quot;">1 &lt; 2<b>so</b></p>'
@@ -49,7 +49,7 @@ def _attribute(key: str, value: str | float | bool | None) -> str:
 
 
 def labelled(heading: str, text: str, rows: Sequence[tuple[str, str]]) -> Html:
-    """A sentence and lines with a label each; its looks are those of the notebook."""
+    """Return a sentence and lines with a label each; its looks are those of the notebook."""
     lines = [
         element("tr", element("th", label, scope="row", align="left"), element("td", words, align="left"))
         for label, words in rows

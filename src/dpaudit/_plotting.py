@@ -28,7 +28,7 @@ _ACCENT, _SOFT, _INK, _MUTED = "#1d5c9c", "#cfe0f2", "#1b1d21", "#59606a"
 
 
 def draw_tradeoff(plane: Any, ax: Any = None) -> Any:
-    """The two error rates: a :class:`dpaudit.stats._result.Plane`."""
+    """Return the two error rates: a :class:`dpaudit.stats._result.Plane`."""
     ax = _axes(ax)
     (left, right), (low, high) = plane.region
     level = f"{100 * plane.confidence:g} %"
@@ -46,7 +46,7 @@ def draw_tradeoff(plane: Any, ax: Any = None) -> Any:
 
 
 def draw_course(course: Any, claimed: float, ax: Any = None) -> Any:
-    """The bound over time: a :class:`dpaudit.recording.Course`, beside the claimed epsilon."""
+    """Return the bound over time: a :class:`dpaudit.recording.Course`, beside the claimed epsilon."""
     ax = _axes(ax)
     steps = [one.num_done for one in course.moments]
     lower = [one.epsilon for one in course.moments]
@@ -86,7 +86,7 @@ def draw_picture(picture: Any, files: dict[str, BinaryIO]) -> None:
 
 
 def _colors(labels: list[str]) -> dict[str, str]:
-    """The same one for a method in all pictures; two lines of a method are told apart."""
+    """Return the same one for a method in all pictures; two lines of a method are told apart."""
     found: dict[str, str] = {}
     for label in labels:
         own = next((color for method, color in _OF_METHODS.items() if label.startswith(method)), None)
@@ -142,7 +142,7 @@ def _draw_series(ax: Any, one: Any, color: str, bar: tuple[float, float]) -> Non
 
 
 def _legend(made: Any, columns: int) -> None:
-    """One for all panels, below them."""
+    """Return one for all panels, below them."""
     entries: dict[str, Any] = {}
     for ax in made.axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):

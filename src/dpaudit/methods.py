@@ -75,11 +75,11 @@ class Method:
     rule: ThresholdRule
 
     def is_one_of(self, names: Collection[str] | None) -> bool:
-        """Whether it is asked for; None asks for all."""
+        """Return whether it is asked for; None asks for all."""
         return names is None or self.name.split()[0] in names
 
     def bound(self, observations: Observations, delta: float, confidence: float) -> Bound:
-        """What the method finds. Katz's interval is for pure epsilon-DP only, so for delta = 0."""
+        """Return what the method finds. Katz's interval is for pure epsilon-DP only, so for delta = 0."""
         return lower_bound(
             observations,
             delta=0.0 if isinstance(self.inference, KatzLog) else delta,
@@ -91,13 +91,13 @@ class Method:
 
 
 def is_large(observations: Observations) -> bool:
-    """Whether the scores had better stay on disk."""
+    """Return whether the scores had better stay on disk."""
     sides = observations.with_canary, observations.without_canary
     return any(is_on_disk(side) and side.size > _LARGE for side in sides)
 
 
 def methods(observations: Observations, fixed: ThresholdRule | None, curve: TradeOff) -> list[Method]:
-    """The paper's methods and ours with sound threshold rules, then the paper's with its own practice.
+    """Return the paper's methods and ours with sound threshold rules, then the paper's with its own practice.
 
     Of scores that stay on disk, those that need no more than counts.
     """
@@ -117,7 +117,7 @@ def _method(name: str, parts: _Parts, curve: TradeOff, rule: ThresholdRule) -> M
 
 
 def _chosen_on_scores(observations: Observations, curve: TradeOff) -> list[Method]:
-    """Where no threshold is fixed: the rule that a verdict by this method would use, and bands."""
+    """Return where no threshold is fixed: the rule that a verdict by this method would use, and bands."""
     bands = Method("f-DP(CP)", curve, ClopperPearson(), Simultaneous())
     if observations.num_steps < 2:
         return [bands]  # nothing to hold out
@@ -177,7 +177,7 @@ def _by_step(observations: Observations, threshold: float) -> StepErrors:
 
 
 def _above(name: str, scores: ScoreArray, threshold: float) -> IntArray:
-    """How many scores of each step are above the threshold."""
+    """Return how many scores of each step are above the threshold."""
     num_steps, num_canaries = scores.shape
     above = np.zeros(num_steps, dtype=np.int64)
     for start, piece in chunks(scores):
@@ -204,7 +204,7 @@ class Row:
     training_epsilon: float | None  # composed over the steps of the claim, where it is of steps
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         composed = None if self.training_epsilon is None else plain(self.training_epsilon)
         return {"name": self.method.name, **self.bound.to_dict(), "training_epsilon": composed}
 
@@ -229,7 +229,7 @@ class Examined:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         nothing = dict.fromkeys(("verdict", "sentence", "claim", "bound", "power"))
         sides = self.observations.with_canary, self.observations.without_canary
         return {
@@ -272,14 +272,14 @@ def examine(
 
 
 def _fixed(observations: Observations, threshold: float | None) -> CountedOnce | None:
-    """The threshold that was chosen before the data, if one was; counted once for all methods."""
+    """Return the threshold that was chosen before the data, if one was; counted once for all methods."""
     if threshold is not None:
         return CountedOnce.of(observations, threshold)
     return CountedOnce.of(observations, 0.5) if observations.normalized else None
 
 
 def _composed(method: Method, bound: Bound, claim: Claim | None) -> float | None:
-    """The bound's epsilon for the whole training; delta = 0 has none."""
+    """Return the bound's epsilon for the whole training; delta = 0 has none."""
     if claim is None or isinstance(method.tradeoff, PureDP):
         return None
     return claim.hypothesis(method.tradeoff).epsilon(bound.parameter)

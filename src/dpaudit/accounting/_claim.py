@@ -36,7 +36,7 @@ class Claim(Claimed):
 
     @classmethod
     def gaussian(cls, *, noise_multiplier: float, delta: float) -> Claim:
-        """One Gaussian step with noise of ``noise_multiplier`` times the sensitivity."""
+        """Return one Gaussian step with noise of ``noise_multiplier`` times the sensitivity."""
         noise = _validate.positive("noise_multiplier", noise_multiplier)
         _require_delta(delta)
         return cls(f"one Gaussian step, noise multiplier {noise:g}", Gaussian(), 1 / noise, delta)
@@ -139,7 +139,7 @@ class Claim(Claimed):
         return Hypothesis(family, self._in(family), epsilon, assumed, self._condition(family))
 
     def _in(self, family: TradeOff) -> float:
-        """The claimed parameter in terms of ``family``."""
+        """Return the claimed parameter in terms of ``family``."""
         if family == self._tradeoff:
             return self._parameter
         step = self._tradeoff.epsilon(self._parameter, self._delta) if self._training else self.epsilon
@@ -147,7 +147,7 @@ class Claim(Claimed):
         return family.with_epsilon(step * (1 + 1e-9), self._delta)
 
     def _condition(self, family: TradeOff) -> str | None:
-        """What a refutation of the claim needs, where the tested curve does not follow from the claim.
+        """Return what a refutation of the claim needs, where the tested curve does not follow from the claim.
 
         Every claim implies its own (eps, delta)-DP; another mechanism's curve is an assumption.
         """
@@ -169,7 +169,7 @@ def _over_the_steps(training: SubsampledGaussian) -> str:
 
 
 def _composed(bound: float, family: TradeOff, training: SubsampledGaussian, delta: float) -> float:
-    """The epsilon of the whole training whose steps have this bound."""
+    """Return the epsilon of the whole training whose steps have this bound."""
     if isinstance(family, Gaussian):
         return training.epsilon(bound, delta)
     step = family.epsilon(bound, delta)

@@ -16,7 +16,7 @@ from dpaudit import _validate
 from dpaudit._types import FloatArray
 from dpaudit.accounting._pld import epsilon_above, epsilon_below, epsilon_near
 from dpaudit.errors import InputError
-from dpaudit.stats._rootfinding import Remembered, last_positive, last_true
+from dpaudit.stats._rootfinding import MonotonePredicate, last_positive, last_true
 
 # Places of the table are counted in 1/24 of ln(mu). Cubics run through every fourth of them, and through
 # every second or every one where epsilon bends. What the cubic may be off is taken off. An audit asks in one
@@ -34,7 +34,7 @@ _LEAKIEST = 100.0  # the epsilon of this mu stands for all above it, which have 
 
 
 def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float) -> float:
-    """Epsilon at ``delta`` of ``num_steps`` Poisson-sampled Gaussian steps of 1/noise = ``mu``.
+    """Return epsilon at ``delta`` of ``num_steps`` Poisson-sampled Gaussian steps of 1/noise = ``mu``.
 
     Not above the truth. The first calls build a table (seconds); the next take microseconds, as long as
     mu is near the first one. Where epsilon has a kink the accountant itself is asked each time.
@@ -50,7 +50,7 @@ def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float
 
 
 def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, delta: float) -> float:
-    """The least noise multiplier whose training has at most this epsilon at ``delta``.
+    """Return the least noise multiplier whose training has at most this epsilon at ``delta``.
 
     >>> noise = noise_for_epsilon(8.0, sample_rate=0.01, num_steps=100, delta=1e-5)
     >>> round(noise, 3)
@@ -60,7 +60,7 @@ def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, del
     rate, steps = _validate.sample_rate(sample_rate), _validate.num_steps(num_steps)
     if _validate.delta(delta) == 0:
         raise InputError("Expected delta > 0: no Gaussian noise has a finite epsilon at delta=0.")
-    is_private = Remembered(lambda m: epsilon_above(1 / m, rate, steps, delta) <= epsilon)
+    is_private = MonotonePredicate(lambda m: epsilon_above(1 / m, rate, steps, delta) <= epsilon)
     # an accountant that is quick and not exact says where to ask the exact one, which decides
     near = last_positive(
         lambda m: math.log(epsilon / max(epsilon_near(1 / m, rate, steps, delta), _LEAST)),
@@ -73,7 +73,7 @@ def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, del
 
 
 def _limit_guess(epsilon: float, sample_rate: float, num_steps: int) -> float:
-    """Mu of a step by the central limit theorem; total mu of about epsilon = mu^2 / 2 + 4 mu."""
+    """Return mu of a step by the central limit theorem; total mu of about epsilon = mu^2 / 2 + 4 mu."""
     total = math.sqrt(16 + 2 * epsilon) - 4
     return math.sqrt(math.log1p((total / sample_rate) ** 2 / num_steps))
 
@@ -109,13 +109,13 @@ class _Table:
                 self._fill_around(next(iter(self._asked)))
 
     def _fill_around(self, cell: int) -> None:
-        """In advance, nearest first. What patience leaves out is filled in when it is asked for."""
+        """Return in advance, nearest first. What patience leaves out is filled in when it is asked for."""
         end = time.monotonic() + _PATIENCE
         for near in sorted(range(-_BELOW, _ABOVE + 1), key=abs):
             self._fill((cell + near) * _STRIDES[0], _STRIDES, end)
 
     def _fill(self, place: int, strides: tuple[int, ...], end: float) -> None:
-        """What a question between this place and the next of the first stride needs."""
+        """Return what a question between this place and the next of the first stride needs."""
         stride, *finer = strides
         if time.monotonic() >= end:
             return
@@ -140,12 +140,12 @@ class _Table:
 
 
 def _first_node(place: float, stride: int) -> int:
-    """The first of the six neighbours whose middle two hold the place between them."""
+    """Return the first of the six neighbours whose middle two hold the place between them."""
     return (math.floor(place / stride) - 2) * stride
 
 
 def cubic(values: FloatArray, at: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The polynomial through the four values (or rows) at 0, 1, 2, 3, and how far it may be off.
+    """Return the polynomial through the four values (or rows) at 0, 1, 2, 3, and how far it may be off.
 
     It is off by less than it differs from the parabolas through three of the four, as long as a step of
     the lattice is small against the bends of the function.

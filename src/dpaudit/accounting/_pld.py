@@ -22,7 +22,7 @@ _NUM_LINES = 200  # each costs a pass over the privacy loss distribution
 
 @lru_cache(maxsize=64)
 def composed(noise_multiplier: float, sample_rate: float, num_steps: int, finer: float = 1) -> Any:
-    """The PLD of the whole training, rounded to the pessimistic side."""
+    """Return the PLD of the whole training, rounded to the pessimistic side."""
     # imported here, because it takes longer than all the rest of dpaudit
     from dp_accounting.pld import privacy_loss_distribution  # noqa: PLC0415
 
@@ -70,17 +70,17 @@ def _searched(pld: Any, delta: float) -> float:
 
 
 def epsilon_above(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
-    """Epsilon at ``delta``, not below the truth: for what is claimed."""
+    """Return epsilon at ``delta``, not below the truth: for what is claimed."""
     return _epsilon(noise, sample_rate, num_steps, delta, 2)
 
 
 def epsilon_near(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
-    """Epsilon at ``delta``, on either side of the truth: for a first guess."""
+    """Return epsilon at ``delta``, on either side of the truth: for a first guess."""
     return _epsilon(noise, sample_rate, num_steps, delta, 0.25)
 
 
 def epsilon_below(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
-    """Epsilon at ``delta``, not above the truth: for a lower bound.
+    """Return epsilon at ``delta``, not above the truth: for a lower bound.
 
     The discretisation errs upwards by an amount that falls to a quarter when the interval is halved. The
     truth is a third of the last improvement below the finer value; here all of it is taken off.
@@ -93,7 +93,7 @@ def epsilon_below(noise: float, sample_rate: float, num_steps: int, delta: float
 
 
 def profile(noise: float, sample_rate: float, num_steps: int, epsilons: FloatArray) -> FloatArray:
-    """Delta at each epsilon, not below the truth."""
+    """Return delta at each epsilon, not below the truth."""
     pld = composed(noise, sample_rate, num_steps)
     return np.asarray(pld.get_delta_for_epsilon(epsilons), dtype=np.float64)
 

@@ -94,7 +94,7 @@ class SubsampledGaussian(TradeOff):
         return out.reshape(rates.shape)
 
     def _invert(self, fpr: FloatArray, mu: FloatArray) -> FloatArray:
-        """The parameter at which the interpolated curve passes through each point, by bisection."""
+        """Return the parameter at which the interpolated curve passes through each point, by bisection."""
         guesses = np.log(self._clt_guess(mu)) / _STEP
         # far below the largest the exact parameter does not matter: it is called 0
         first = max(math.floor(guesses.min() - 8), math.floor(guesses.max()) - _RANGE)
@@ -131,13 +131,13 @@ class SubsampledGaussian(TradeOff):
 
 
 def _equivalent(fpr: FloatArray, fnr: FloatArray) -> FloatArray:
-    """Mu of the Gaussian curve through each point."""
+    """Return mu of the Gaussian curve through each point."""
     with np.errstate(invalid="ignore"):
         return np.minimum(at_least_zero(-special.ndtri(fpr) - special.ndtri(fnr)), 1e3)
 
 
 def _interpolated(levels: FloatArray, places: FloatArray) -> FloatArray:
-    """Each column at its own place."""
+    """Return each column at its own place."""
     first = np.clip(np.floor(places).astype(np.int64) - 1, 0, len(levels) - 4)
     columns = np.arange(levels.shape[1])
     best, off = cubic(np.stack([levels[first + i, columns] for i in range(4)]), places - first)
@@ -192,7 +192,7 @@ class LineEnvelope:
         return cls(eps, dels, (np.exp(-eps[:-1]) * risen)[::-1], 1 - dels[:-1] - risen)
 
     def fnr(self, fpr: FloatArray) -> FloatArray:
-        """The highest line at each rate, 0 where all are below."""
+        """Return the highest line at each rate, 0 where all are below."""
         last = self._epsilons.size - 1
         steep = last - np.searchsorted(self._steep_ends, fpr)
         flat = np.searchsorted(self._flat_ends, fpr)

@@ -57,7 +57,7 @@ class ClopperPearson(ExactInference):
 
 
 def _most_below(rates: FloatArray, trials: int, error: float) -> FloatArray:
-    """The most errors whose upper end is below each rate, -1 if none."""
+    """Return the most errors whose upper end is below each rate, -1 if none."""
     errors = plausible_counts(trials, float(rates.min()), float(rates.max()))
     ends = upper_rate_chords(errors, trials, error)
     return np.asarray(errors[0] + np.searchsorted(ends, rates, side="left") - 1.0)
@@ -74,17 +74,16 @@ class Posterior(CountInference):
     kind: ClassVar[Kind] = Kind.CREDIBLE
 
     def parameter(self, counts: ErrorCounts, query: BoundQuery) -> float:
-        fp, fn = np.asarray(counts.false_positives), np.asarray(counts.false_negatives)
-        # what chance alone makes of data without a leak, if the stand-in sees none
+        # what random data without a leak give, if the rank is 0
         least = 0.05 / math.sqrt(min(counts.num_absent, counts.num_present))
-        guess = max(float(self.rank(fp, fn, counts, query)), least)
+        guess = max(super().parameter(counts, query), least)
         mass = _RegionMass(counts, query.tradeoff)
         return last_positive(lambda p: query.error_rate / 2 - mass(p), guess, tolerance=1e-6)
 
     def rank(
         self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
-        return surrogate(false_positives, false_negatives, sizes, query.tradeoff, query.error_rate / 2)
+        return jeffreys_rank(false_positives, false_negatives, sizes, query.tradeoff, query.error_rate / 2)
 
 
 class _RegionMass:
@@ -181,16 +180,16 @@ def _log_ratio(hits: IntArray, of: int, misses: IntArray, among: int, z: float) 
     return np.asarray(np.log(top / of) - np.log(bottom / among) - z * spread)
 
 
-def surrogate(
+def jeffreys_rank(
     false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, tradeoff: TradeOff, error: float
 ) -> FloatArray:
-    """The parameter at Jeffreys' upper ends of both rates, each raised by z / sqrt(2) deviations.
+    """Return the parameter at the upper ends of both Jeffreys intervals, each at z / sqrt(2) deviations.
 
     Two rates that are each off by z / sqrt(2) deviations are off by z together.
     """
     level = float(special.ndtr(-special.ndtri(error) / math.sqrt(2)))
-    ends = [
+    fpr, fnr = (
         np.asarray(special.betaincinv(errors + 0.5, trials - errors + 0.5, level), np.float64)
         for errors, trials in ((false_positives, sizes.num_absent), (false_negatives, sizes.num_present))
-    ]
-    return tradeoff.parameter(ends[0], ends[1])
+    )
+    return tradeoff.parameter(fpr, fnr)
