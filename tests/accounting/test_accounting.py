@@ -56,7 +56,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("rate", "steps", "delta"), SETTINGS)
 def test_interpolated_epsilons_are_never_above_the_truth(monkeypatch, rate, steps, delta):
-    monkeypatch.setattr(_epsilon, "_PATIENCE", 0.0)  # nothing in advance
+    monkeypatch.setattr(_epsilon, "_PREFETCH_TIME", 0.0)  # nothing in advance
     for mu in np.geomspace(0.45, 2.6, 4):
         above = _pld.epsilon_above(1 / mu, rate, steps, delta)
         quick = dpaudit.training_epsilon(float(mu), rate, steps, delta)

@@ -15,7 +15,7 @@ from dpaudit.stats._rootfinding import last_true
 from dpaudit.stats.tradeoffs import PiecewiseLinear
 
 _FINE = 1e-3
-_HUGE = 1e12  # an epsilon above all that are asked for
+_HUGE = 1e12  # an epsilon above all that are of interest
 _ROUNDING = 1e-5  # of epsilon: what the truncation of tails may add at a delta of 1e-10
 _NUM_LINES = 200  # each costs a pass over the privacy loss distribution
 
@@ -40,10 +40,11 @@ def composed(noise_multiplier: float, sample_rate: float, num_steps: int, finer:
 
 
 def _interval(noise_multiplier: float, sample_rate: float, num_steps: int) -> float:
-    """How fine to discretise: 1e-3, a twentieth of a step's spread if that is less, more if epsilon is large.
+    """Return the discretisation interval: 1e-3, less for steps of little spread, more for a large epsilon.
 
-    The error of dp-accounting's "connect the dots" grows with interval^2 x steps. Epsilon is guessed from
-    the central limit theorem, or from the largest loss of a step where that is less.
+    It is at most a twentieth of a step's spread. The error of dp-accounting's "connect the dots" grows with
+    interval^2 x steps. Epsilon is guessed from the central limit theorem, or from the largest loss of a step
+    where that is less.
     """
     mu = 1 / noise_multiplier
     loss = mu**2 / 2 + 10 * mu
@@ -58,15 +59,15 @@ def _epsilon(noise: float, sample_rate: float, num_steps: int, delta: float, fin
     pld = composed(noise, sample_rate, num_steps, finer)
     with np.errstate(over="ignore"):
         epsilon = float(pld.get_epsilon_for_delta(delta))
-    return epsilon if math.isfinite(epsilon) else _searched(pld, delta)
+    return epsilon if math.isfinite(epsilon) else _search_epsilon(pld, delta)
 
 
-def _searched(pld: Any, delta: float) -> float:
-    """Epsilon from the profile: dp-accounting's own divides by e^-epsilon, which is 0 from 709 to 745."""
+def _search_epsilon(pld: Any, delta: float) -> float:
+    """Search epsilon in the profile: dp-accounting divides by e^-epsilon, which is 0 from 709 to 745."""
     if pld.get_delta_for_epsilon(_HUGE) > delta:
         return math.inf
     below = last_true(lambda epsilon: pld.get_delta_for_epsilon(epsilon) > delta, 700.0)
-    return below * (1 + 1e-6)  # as all here, not below the truth
+    return below * (1 + 1e-6)  # not below the truth, as everywhere here
 
 
 def epsilon_above(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
@@ -99,7 +100,7 @@ def profile(noise: float, sample_rate: float, num_steps: int, epsilons: FloatArr
 
 
 def event_curve(event: Any, delta: float) -> PiecewiseLinear:
-    """The trade-off curve of a ``DpEvent`` from its privacy loss distribution, with a line at ``delta``."""
+    """Return the trade-off curve of a ``DpEvent`` from its PLD, with a line at ``delta``."""
     import dp_accounting  # noqa: PLC0415  # imported late: it takes longer than all the rest
     from dp_accounting.pld import PLDAccountant  # noqa: PLC0415
 
@@ -119,7 +120,7 @@ def event_curve(event: Any, delta: float) -> PiecewiseLinear:
 
 
 def _largest_epsilon(accountant: Any) -> float:
-    """The epsilon at the smallest delta that has a finite one: 0 for bounded losses, else 1e-12 or so."""
+    """Return epsilon at the smallest delta with a finite one: 0 for bounded losses, else 1e-12 or so."""
     deltas = [0.0, *(10.0**-exponent for exponent in range(12, 0, -1))]
     found = _finite(accountant.get_epsilon(delta) for delta in deltas)
     if not found:
