@@ -208,8 +208,8 @@ def difference(stored: Any, given: Any, key_path: str = "") -> str | None:
     return f"{key_path} is {json.dumps(given)} here and {json.dumps(stored)} there"
 
 
-def _foreign(path: Path, key: str, here: Any, there: Any) -> str:
-    return f"Expected {key} = {here} in {path}, got {there}; give another --output."
+def _foreign(path: Path, key: str, expected: Any, stored: Any) -> str:
+    return f"Expected {key} = {expected} in {path}, got {stored}; give another --output."
 
 
 class JsonCache:
@@ -246,9 +246,9 @@ class JsonCache:
             values = read_json(path)
         except InputError as error:
             raise self._damaged(path) if self._content else error from error
-        for key, here in self.identity.items():
-            if difference(there := values.pop(key, None), here) is not None:
-                raise InputError(self._foreign(path, key, here, there))
+        for key, expected in self.identity.items():
+            if difference(stored := values.pop(key, None), expected) is not None:
+                raise InputError(self._foreign(path, key, expected, stored))
         if self._keys is not None and values.keys() != set(self._keys):
             raise self._damaged(path)
         return values

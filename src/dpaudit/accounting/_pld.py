@@ -111,10 +111,10 @@ def event_curve(event: Any, delta: float) -> PiecewiseLinear:
         raise InputError(f"dp-accounting has no privacy loss distribution for {event!r}.")
     accountant.compose(event)
     points = np.linspace(0.0, _largest_epsilon(accountant), _NUM_LINES)
-    here = _finite([accountant.get_epsilon(delta)])
-    if not here:
+    at_delta = _finite([accountant.get_epsilon(delta)])
+    if not at_delta:
         raise InputError(f"The accountant gives {event!r} no finite epsilon at delta={delta:g}.")
-    epsilons = np.unique(np.append(points, here))
+    epsilons = np.unique(np.append(points, at_delta))
     deltas = [accountant.get_delta(float(epsilon)) for epsilon in epsilons]
     return PiecewiseLinear(tuple(epsilons), tuple(np.clip(deltas, 0.0, 1.0)))
 

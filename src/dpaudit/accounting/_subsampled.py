@@ -169,10 +169,10 @@ def _paper_curve(
 
 @dataclass(frozen=True, eq=False)
 class LineEnvelope:
-    """What ``PiecewiseLinear`` is at parameter 1, for those who ask in many places.
+    """The curve of ``PiecewiseLinear`` at parameter 1, fast for many error rates.
 
     Both lines of a guarantee, 1 - delta - e^eps fpr and its mirror image, are the highest between the
-    places where their neighbours cross them. So the highest line is looked up, and the others are not
+    rates where their neighbours cross them. So the highest line is looked up, and the others are not
     computed.
     """
 

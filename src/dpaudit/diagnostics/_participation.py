@@ -193,7 +193,7 @@ def _spread(name: str, text: str, counts: IntArray, trials: int) -> Check | None
     if len(pairs) == 0:
         return None
     sums, multiplicities = np.unique(pairs.sum(axis=1), return_counts=True)
-    seen = float(((pairs[:, 0] - pairs[:, 1]) ** 2).sum())
+    observed = float(((pairs[:, 0] - pairs[:, 1]) ** 2).sum())
     squares, probabilities = zip(*(_squared_difference(int(total), trials) for total in sums), strict=True)
     means = np.array([row @ weight for row, weight in zip(squares, probabilities, strict=True)])
     seconds = np.array([row**2 @ weight for row, weight in zip(squares, probabilities, strict=True)])
@@ -203,10 +203,10 @@ def _spread(name: str, text: str, counts: IntArray, trials: int) -> Check | None
         return np.asarray(np.asarray(parts).T @ multiplicities.astype(np.float64))
 
     expected = float(multiplicities @ means)
-    ratio = math.sqrt(seen / expected) if expected > 0 else 1.0
+    ratio = math.sqrt(observed / expected) if expected > 0 else 1.0
     return Check(
         name=name,
-        p_value=chernoff_p_value(log_mgf, seen, float(multiplicities @ (seconds - means**2))),
+        p_value=chernoff_p_value(log_mgf, observed, float(multiplicities @ (seconds - means**2))),
         sentence=f"{text} {ratio:.2g} times as much as those of Poisson sampling.",
         estimate=ratio,
     )
@@ -274,17 +274,17 @@ def batch_overlap(record: ParticipationRecord) -> Check | None:
     """
     if not record.overlaps:
         return None
-    sizes, seen = np.asarray(record.sizes), sum(record.overlaps)
+    sizes, observed = np.asarray(record.sizes), sum(record.overlaps)
     drawn, shares = sizes[1:], sizes[:-1] / record.num_examples
 
     def log_mgf(slopes: FloatArray) -> FloatArray:
         return np.asarray(np.log1p(np.expm1(slopes)[:, None] * shares) @ drawn)
 
     expected = float(drawn @ shares)
-    ratio = seen / expected if expected > 0 else 1.0
+    ratio = observed / expected if expected > 0 else 1.0
     return Check(
         name="batch-overlap",
-        p_value=chernoff_p_value(log_mgf, seen, float(drawn @ (shares * (1 - shares)))),
+        p_value=chernoff_p_value(log_mgf, observed, float(drawn @ (shares * (1 - shares)))),
         sentence=f"Consecutive batches share {ratio:.2g} times as many examples as random ones.",
         estimate=ratio,
     )
@@ -341,14 +341,14 @@ def hypergeometric(total: int, marked: int, drawn: int) -> tuple[IntArray, Float
     return values[likely], probabilities[likely] / probabilities.sum()
 
 
-def hypergeometric_tail(total: int, marked: int, drawn: int, seen: int) -> float:
-    """Return how likely it is that ``seen`` of those drawn are marked, or more."""
+def hypergeometric_tail(total: int, marked: int, drawn: int, observed: int) -> float:
+    """Return how likely it is that ``observed`` of those drawn are marked, or more."""
     values, probabilities = hypergeometric(total, marked, drawn)
-    return float(probabilities[values >= seen].sum())
+    return float(probabilities[values >= observed].sum())
 
 
-def chernoff_p_value(log_mgf: Callable[[FloatArray], FloatArray], seen: float, variance: float) -> float:
-    """Return an upper bound on how likely a sum is to be as extreme as ``seen`` (Chernoff 1952).
+def chernoff_p_value(log_mgf: Callable[[FloatArray], FloatArray], observed: float, variance: float) -> float:
+    """Return an upper bound on how likely a sum is to be as extreme as ``observed`` (Chernoff 1952).
 
     ``log_mgf`` is the logarithm of the mean of exp(slope x sum). Sums of counts take few values: an exact
     p-value would have to break ties at random, and this bound does not.
@@ -356,7 +356,7 @@ def chernoff_p_value(log_mgf: Callable[[FloatArray], FloatArray], seen: float, v
     if variance <= 0:
         return 1.0
     slopes = np.geomspace(min(0.05 / math.sqrt(variance), 1.0), _STEEPEST, 80)
-    lowest = min(float((log_mgf(slope) - slope * seen).min()) for slope in (slopes, -slopes))
+    lowest = min(float((log_mgf(slope) - slope * observed).min()) for slope in (slopes, -slopes))
     return min(1.0, 2 * math.exp(min(lowest, 0.0)))
 
 

@@ -25,7 +25,7 @@ from dpaudit.recording._trajectory import LiveBound
 from dpaudit.stats import Bound, Fixed, Guesses, Observations, Result, Simultaneous, audit, one_run_fdp_bound
 from dpaudit.stats.thresholds import BestOf
 
-# Sampling needs all the error it can have; too little noise is seen with less.
+# Sampling needs all the error it can have; too little noise is detected with less.
 _SHARES = {Fixed(0.0): 0.8, Simultaneous(): 0.2}
 _MANY_DRAWS = 20  # expected; to see none of them then has a probability of two in a billion
 

@@ -1,4 +1,4 @@
-"""How often a bound exceeds the truth: simulated with mechanisms that reach their own curve."""
+"""How often a bound exceeds the truth: simulated with mechanisms that attain their own curve."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from dpaudit.errors import InputError
 # One megabyte of float32: a piece stays in the second-level cache while it is checked and compared.
 _CHUNK = 1 << 18
 FAIR = "every canary was present by a fair coin of its own"  # what a bound assumes
-_ERROR = 1e-9  # how often fair coins are refused
+_REFUSAL_RATE = 1e-9  # how often fair coins are refused
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -181,11 +181,11 @@ def require_fair(present: BoolArray) -> None:
     }
     for where, (found, number) in counts.items():
         least = _probabilities(found, number)
-        if least.min() < _ERROR / (len(counts) * least.size):
-            there = int(found[least.argmin()])
+        if least.min() < _REFUSAL_RATE / (len(counts) * least.size):
+            worst = int(found[least.argmin()])
             raise InputError(
                 "Expected each canary of each step to be present by a fair coin of its own, got "
-                f"{there:,} of {number:,} present {where}. For other designs give the scores with and "
+                f"{worst:,} of {number:,} present {where}. For other designs give the scores with and "
                 "without the canary apart."
             )
 

@@ -168,13 +168,13 @@ def choose(absent: ScoreArray, present: ScoreArray, query: BoundQuery) -> float:
 
 def _midpoint_above(roc: EmpiricalROC, rank: int) -> float:
     """Return halfway from this absent score to the next score above: new scores fall on both sides."""
-    here = float(roc.absent[rank])
+    score = float(roc.absent[rank])
     above = [
         float(side[index])
         for side in (roc.absent, roc.present)
-        if (index := int(np.searchsorted(side, here, side="right"))) < side.size
+        if (index := int(np.searchsorted(side, score, side="right"))) < side.size
     ]
-    return (here + min(above)) / 2 if above else here
+    return (score + min(above)) / 2 if above else score
 
 
 def _split(
