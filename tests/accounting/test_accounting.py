@@ -67,7 +67,7 @@ def test_after_questions_in_three_places_the_accountant_is_not_asked_again(monke
     def composed_again(*setting):
         raise AssertionError(f"composed {setting}")
 
-    monkeypatch.setattr(_epsilon, "_PATIENCE", math.inf)
+    monkeypatch.setattr(_epsilon, "_PREFETCH_TIME", math.inf)
     for mu in (0.2, 0.25, 0.15):
         dpaudit.training_epsilon(mu, 1.0, 99, DELTA)
     monkeypatch.setattr(_epsilon, "epsilon_below", composed_again)
