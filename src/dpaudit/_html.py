@@ -21,7 +21,7 @@ EMPTY = Html()
 
 
 def element(tag: str, /, *children: Child, **attributes: str | float | bool | None) -> Html:
-    """One element. Text and attributes are escaped; ``None`` is left out; ``class_`` is ``class``.
+    """Return one element. Text and attributes are escaped; ``None`` is left out; ``class_`` is ``class``.
 
     >>> element("p", "1 < 2", element("b", "so"), class_="note", data_of='"it"')
     '<p class="note" data-of="&quot;it&quot;">1 &lt; 2<b>so</b></p>'
@@ -31,12 +31,9 @@ def element(tag: str, /, *children: Child, **attributes: str | float | bool | No
 
 
 def joined(children: Iterable[Child]) -> Html:
-    """Several, one after the other."""
-    return Html("".join(_text(child) for child in children if child is not None))
-
-
-def _text(child: str) -> str:
-    return child if isinstance(child, Html) else escape(child)
+    """Return several, one after another; text is escaped."""
+    texts = [child if isinstance(child, Html) else escape(child) for child in children if child is not None]
+    return Html("".join(texts))
 
 
 def _attribute(key: str, value: str | float | bool | None) -> str:
@@ -49,7 +46,7 @@ def _attribute(key: str, value: str | float | bool | None) -> str:
 
 
 def labelled(heading: str, text: str, rows: Sequence[tuple[str, str]]) -> Html:
-    """A sentence and lines with a label each; its looks are those of the notebook."""
+    """Return a sentence and lines with a label each, in the style of the notebook."""
     lines = [
         element("tr", element("th", label, scope="row", align="left"), element("td", words, align="left"))
         for label, words in rows
@@ -61,6 +58,6 @@ def labelled(heading: str, text: str, rows: Sequence[tuple[str, str]]) -> Html:
 def result_html(
     verdict: str, sentence: str, rows: Sequence[tuple[str, str]], lists: Sequence[tuple[str, Sequence[str]]]
 ) -> Html:
-    """Verdict, lines, and lists whose label stands at their first line only."""
-    more = [(label if place == 0 else "", text) for label, texts in lists for place, text in enumerate(texts)]
+    """Return verdict, lines, and lists whose label is at their first line only."""
+    more = [(label if index == 0 else "", text) for label, texts in lists for index, text in enumerate(texts)]
     return labelled(f"{verdict}.", sentence, [*rows, *more])

@@ -1,6 +1,6 @@
-"""Files: writes that are whole or not there, and reads of files that anybody may have written.
+"""Files: atomic writes, and reads of files from untrusted sources.
 
-Nothing that is read is run, waited for, or without an end. :class:`JsonCache` keeps finished pieces of work.
+Nothing that is read is executed, waited for, or endless. :class:`JsonCache` keeps finished pieces of work.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SPECIAL = (
 
 
 def expanded(path: str | Path) -> Path:
-    """Return the path with the home directory in the place of ``~``."""
+    """Return the path with ``~`` replaced by the home directory."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
@@ -56,7 +56,7 @@ def expanded(path: str | Path) -> Path:
 def followed(path: Path) -> Path:
     """Return the file that a path leads to, so that it is written and the link stays.
 
-    This is for paths that the user names. A file that dpaudit names itself may be a link that somebody else
+    This is for paths that the user names. A file that dpaudit names itself may be a link that another user
     has put there: it is never followed.
     """
     with _writing(path):
@@ -81,21 +81,16 @@ def locked(folder: Path) -> Iterator[None]:
             raise InputError(
                 f"Expected {folder} for this run alone, but another process runs in it."
             ) from error
-        _remove_unfinished(folder)
+        for path in folder.glob(f".*{_UNFINISHED}"):  # what a process that was killed was writing
+            path.unlink(missing_ok=True)
         yield
 
 
 def _lock_file(folder: Path) -> BinaryIO:
-    """Open the lock, which is empty; what somebody else put there is not followed, emptied or waited for."""
+    """Open the lock, which is empty; what others put there is not followed, emptied or waited for."""
     with _writing(folder):
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         return os.fdopen(handle, "r+b", buffering=0)
-
-
-def _remove_unfinished(folder: Path) -> None:
-    """Delete what was being written when a process was killed."""
-    for path in folder.glob(f".*{_UNFINISHED}"):
-        path.unlink(missing_ok=True)
 
 
 def remove(path: Path) -> None:
@@ -105,7 +100,7 @@ def remove(path: Path) -> None:
 
 
 def write_text(path: Path, text: str, *, private: bool = False) -> None:
-    """Write a text file as a whole."""
+    """Write a text file atomically."""
     write(path, lambda file: file.write(text.encode()), private=private)
 
 
@@ -135,8 +130,8 @@ def _require_replaceable(path: Path, status: Callable[[], os.stat_result]) -> No
         mode = status().st_mode
     except FileNotFoundError:
         return
-    for is_such, name in _SPECIAL:
-        if is_such(mode):
+    for is_kind, name in _SPECIAL:
+        if is_kind(mode):
             raise InputError(f"Expected {path} to be a file, or not there yet, but it is {name}.")
 
 
@@ -154,7 +149,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 def open_file(path: str | Path) -> BufferedReader:
     """Open a regular file to read: a pipe would wait for a writer, a device has no end."""
-    # not to wait concerns the opening of a pipe only; what was opened is looked at, so that it stays the same
+    # O_NONBLOCK concerns the opening of a pipe only; the open file is checked, so that it cannot be exchanged
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
@@ -178,7 +173,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         with open_file(path) as file:
             content = file.read(_LARGEST_JSON + 1)
-        values = json.loads(_moderate(path, content), parse_constant=_no_constant)
+        values = json.loads(_bounded_text(path, content), parse_constant=_refuse_constant)
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:
@@ -188,17 +183,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _moderate(path: Path, content: bytes) -> str:
+def _bounded_text(path: Path, content: bytes) -> str:
     if len(content) > _LARGEST_JSON:
         raise InputError(f"Expected {path} to have at most {_LARGEST_JSON:,} bytes.")
     return content.decode()
 
 
-def _no_constant(word: str) -> NoReturn:
+def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
 
 
-def difference(stored: Any, given: Any, place: str = "") -> str | None:
+def difference(stored: Any, given: Any, key_path: str = "") -> str | None:
     """Return the first value that differs, as part of a sentence; None if there is none.
 
     >>> difference({"a": {"b": 1}}, {"a": {"b": 2}})
@@ -206,19 +201,19 @@ def difference(stored: Any, given: Any, place: str = "") -> str | None:
     """
     if isinstance(stored, dict) and isinstance(given, dict):
         keys = [*stored, *(key for key in given if key not in stored)]
-        found = (difference(stored.get(k), given.get(k), f"{place}.{k}".lstrip(".")) for k in keys)
+        found = (difference(stored.get(k), given.get(k), f"{key_path}.{k}".lstrip(".")) for k in keys)
         return next((text for text in found if text is not None), None)
     if stored == given:
         return None
-    return f"{place} is {json.dumps(given)} here and {json.dumps(stored)} there"
+    return f"{key_path} is {json.dumps(given)} here and {json.dumps(stored)} there"
 
 
-def _foreign(path: Path, key: str, here: Any, there: Any) -> str:
-    return f"Expected {key} = {here} in {path}, got {there}; give another --output."
+def _foreign(path: Path, key: str, expected: Any, stored: Any) -> str:
+    return f"Expected {key} = {expected} in {path}, got {stored}; give another --output."
 
 
 class JsonCache:
-    """Finished pieces of work in a folder: one JSON file a name, each whole or not there.
+    """Finished pieces of work in a folder: one JSON file a name, each complete or absent.
 
     Every file begins with the values of ``identity``: what it was made with. With ``keys``, it has these
     beside them, and no others. ``content`` is what a file holds, for the sentence that refuses a damaged one;
@@ -251,9 +246,9 @@ class JsonCache:
             values = read_json(path)
         except InputError as error:
             raise self._damaged(path) if self._content else error from error
-        for key, here in self.identity.items():
-            if difference(there := values.pop(key, None), here) is not None:
-                raise InputError(self._foreign(path, key, here, there))
+        for key, expected in self.identity.items():
+            if difference(stored := values.pop(key, None), expected) is not None:
+                raise InputError(self._foreign(path, key, expected, stored))
         if self._keys is not None and values.keys() != set(self._keys):
             raise self._damaged(path)
         return values

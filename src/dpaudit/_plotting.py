@@ -9,9 +9,9 @@ from typing import Any, BinaryIO
 
 from dpaudit.errors import MissingExtraError
 
-# apart also for eyes that do not tell red from green (Okabe and Ito)
+# distinct also for color-blind readers (Okabe and Ito)
 _PALETTE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8a6d3b", "#7f3fbf"
-_OF_METHODS = {
+_METHOD_COLORS = {
     "f-DP(joint)": _PALETTE[0],
     "f-DP(CP)": _PALETTE[1],
     "f-DP(ZB)": _PALETTE[2],
@@ -28,7 +28,7 @@ _ACCENT, _SOFT, _INK, _MUTED = "#1d5c9c", "#cfe0f2", "#1b1d21", "#59606a"
 
 
 def draw_tradeoff(plane: Any, ax: Any = None) -> Any:
-    """The two error rates: a :class:`dpaudit.stats._result.Plane`."""
+    """Draw the two error rates: a :class:`dpaudit.stats._result.Plane`."""
     ax = _axes(ax)
     (left, right), (low, high) = plane.region
     level = f"{100 * plane.confidence:g} %"
@@ -46,7 +46,7 @@ def draw_tradeoff(plane: Any, ax: Any = None) -> Any:
 
 
 def draw_course(course: Any, claimed: float, ax: Any = None) -> Any:
-    """The bound over time: a :class:`dpaudit.recording.Course`, beside the claimed epsilon."""
+    """Draw the bound over time: a :class:`dpaudit.recording.Course`, beside the claimed epsilon."""
     ax = _axes(ax)
     steps = [one.num_done for one in course.moments]
     lower = [one.epsilon for one in course.moments]
@@ -62,7 +62,7 @@ def draw_course(course: Any, claimed: float, ax: Any = None) -> Any:
 
 
 def draw_picture(picture: Any, files: dict[str, BinaryIO]) -> None:
-    """Panels of series, as each of these formats: a :class:`dpaudit.experiments.reproduction.Picture`."""
+    """Draw a :class:`dpaudit.experiments.reproduction.Picture`, panels of series, in each format."""
     require_plotting()
     from matplotlib import rc_context  # noqa: PLC0415  # most users never draw
     from matplotlib.figure import Figure  # noqa: PLC0415
@@ -77,19 +77,19 @@ def draw_picture(picture: Any, files: dict[str, BinaryIO]) -> None:
     side_by_side = max(1, int(width / (max(map(len, labels), default=0) / 16 + 0.6)))
     height = _PANEL[1] * lines + 0.2 * math.ceil((len(labels) + 1) / side_by_side) + 0.3
     with rc_context({"svg.hashsalt": "dpaudit", "font.size": 9}):
-        made = Figure(figsize=(width, height), layout="constrained")
-        for place, panel in enumerate(picture.panels):
-            _draw_panel(made.add_subplot(lines, columns, place + 1), panel, colors)
-        _legend(made, side_by_side)
+        figure = Figure(figsize=(width, height), layout="constrained")
+        for number, panel in enumerate(picture.panels, 1):
+            _draw_panel(figure.add_subplot(lines, columns, number), panel, colors)
+        _draw_legend(figure, side_by_side)
         for name, file in files.items():
-            made.savefig(file, format=name, dpi=150, metadata={"Date": None} if name == "svg" else None)
+            figure.savefig(file, format=name, dpi=150, metadata={"Date": None} if name == "svg" else None)
 
 
 def _colors(labels: list[str]) -> dict[str, str]:
-    """The same one for a method in all pictures; two lines of a method are told apart."""
+    """Return the color of each label: the same for a method in all pictures, distinct for its lines."""
     found: dict[str, str] = {}
     for label in labels:
-        own = next((color for method, color in _OF_METHODS.items() if label.startswith(method)), None)
+        own = next((color for method, color in _METHOD_COLORS.items() if label.startswith(method)), None)
         if own is not None and own not in found.values():
             found[label] = own
     rest = cycle([color for color in _PALETTE if color not in found.values()] or _PALETTE)
@@ -107,26 +107,26 @@ def _draw_panel(ax: Any, panel: Any, colors: dict[str, str]) -> None:
     if panel.categories:
         ax.set_xticks(range(len(panel.categories)), [fill(name, 14) for name in panel.categories])
     if panel.log_x:
-        _log_axis(ax, sorted({place for one in panel.series for place in one.x}))
+        _log_axis(ax, sorted({x for one in panel.series for x in one.x}))
     ranges = {"xlim": panel.x_range, "ylim": panel.y_range}
     ax.set(xlabel=panel.x_label, ylabel=panel.y_label, **{k: v for k, v in ranges.items() if v is not None})
     ax.set_title(panel.title, fontsize=10)
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _log_axis(ax: Any, places: list[float]) -> None:
-    """Powers of ten, or the places themselves where they are too near to each other for that."""
+def _log_axis(ax: Any, values: list[float]) -> None:
+    """Mark powers of ten, or the values themselves where they are too near to each other for that."""
     ax.set_xscale("log")
-    if places[-1] < _DECADES * places[0]:
-        ax.set_xticks(places, [f"{place:,g}" for place in places])
+    if values[-1] < _DECADES * values[0]:
+        ax.set_xticks(values, [f"{x:,g}" for x in values])
         ax.minorticks_off()
 
 
 def _draw_series(ax: Any, one: Any, color: str, bar: tuple[float, float]) -> None:
     x, y, label = list(one.x), list(one.y), one.label
     if one.mark == "bars":
-        places = [place + bar[0] for place in x]
-        ax.bar(places, y, bar[1], yerr=one.spread, color=color, label=label, error_kw={"linewidth": 1})
+        centers = [center + bar[0] for center in x]
+        ax.bar(centers, y, bar[1], yerr=one.spread, color=color, label=label, error_kw={"linewidth": 1})
     elif one.mark == "points":
         ax.errorbar(x, y, yerr=one.spread, fmt="o", markersize=4, color=color, label=label, linewidth=1)
     elif one.mark == "steps":
@@ -141,13 +141,13 @@ def _draw_series(ax: Any, one: Any, color: str, bar: tuple[float, float]) -> Non
             ax.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
 
 
-def _legend(made: Any, columns: int) -> None:
-    """One for all panels, below them."""
+def _draw_legend(figure: Any, columns: int) -> None:
+    """Draw one legend for all panels, below them."""
     entries: dict[str, Any] = {}
-    for ax in made.axes:
+    for ax in figure.axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    made.legend(
+    figure.legend(
         entries.values(), entries, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
     )
 

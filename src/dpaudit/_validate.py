@@ -1,4 +1,4 @@
-"""Checks of single values, in one sentence form, such as: Expected confidence=1.2 in [0.5, 1)."""
+"""Checks that return a valid value or raise one sentence, such as: Expected confidence=1.2 in [0.5, 1)."""
 
 from __future__ import annotations
 
@@ -26,54 +26,54 @@ def _inside(name: str, value: float, ok: bool, interval: str) -> float:
 
 
 def finite(name: str, value: float) -> float:
-    """A finite number."""
+    """Require a finite number."""
     number = _number(name, value)
     return _inside(name, number, math.isfinite(number), "(-inf, inf)")
 
 
 def positive(name: str, value: float) -> float:
-    """A finite number above zero."""
+    """Require a finite number above zero."""
     number = _number(name, value)
     return _inside(name, number, 0 < number < math.inf, "(0, inf)")
 
 
 def at_least(name: str, value: float, low: float) -> float:
-    """A finite number not below ``low``."""
+    """Require a finite number not below ``low``."""
     number = _number(name, value)
     return _inside(name, number, low <= number < math.inf, f"[{low:g}, inf)")
 
 
 def fraction(name: str, value: float) -> float:
-    """A number strictly between 0 and 1."""
+    """Require a number strictly between 0 and 1."""
     number = _number(name, value)
     return _inside(name, number, 0 < number < 1, "(0, 1)")
 
 
 def confidence(value: float) -> float:
-    """A confidence level; below one half a "bound" would sit on the wrong side of the estimate."""
+    """Require a confidence level; below one half a "bound" would be above the estimate."""
     number = _number("confidence", value)
     return _inside("confidence", number, 0.5 <= number < 1, "[0.5, 1)")
 
 
 def delta(value: float) -> float:
-    """The delta of (eps, delta)-DP."""
+    """Require the delta of (eps, delta)-DP."""
     number = _number("delta", value)
     return _inside("delta", number, 0 <= number < 1, "[0, 1)")
 
 
 def sample_rate(value: float) -> float:
-    """The probability with which an example enters a batch."""
+    """Require the probability with which an example enters a batch."""
     number = _number("sample_rate", value)
     return _inside("sample_rate", number, 0 < number <= 1, "(0, 1]")
 
 
 def num_steps(value: int) -> int:
-    """The steps of a training; composing more than anybody trains would fill the memory."""
+    """Require a number of steps; composing unrealistically many would fill the memory."""
     return whole("num_steps", value, high=_MOST_STEPS)
 
 
 def whole(name: str, value: int, low: int = 1, high: int | None = None) -> int:
-    """A whole number not below ``low``, and not above ``high``."""
+    """Require an integer not below ``low``, and not above ``high``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"Expected {name}={value!r} to be a whole number.")
     if value < low:

@@ -76,11 +76,11 @@ class Method:
     rule: ThresholdRule
 
     def is_one_of(self, names: Collection[str] | None) -> bool:
-        """Whether it is asked for; None asks for all."""
+        """Return whether the method is among these names; None stands for all."""
         return names is None or self.name.split()[0] in names
 
     def bound(self, observations: Observations, delta: float, confidence: float) -> Bound:
-        """What the method finds. Katz's interval is for pure epsilon-DP only, so for delta = 0."""
+        """Return the bound of this method. Katz's interval is for pure epsilon-DP only, so for delta = 0."""
         return lower_bound(
             observations,
             delta=0.0 if isinstance(self.inference, KatzLog) else delta,
@@ -92,15 +92,15 @@ class Method:
 
 
 def is_large(observations: Observations) -> bool:
-    """Whether the scores had better stay on disk."""
+    """Return whether the scores should stay on disk."""
     sides = observations.with_canary, observations.without_canary
     return any(is_on_disk(side) and side.size > _LARGE for side in sides)
 
 
 def methods(observations: Observations, fixed: ThresholdRule | None, curve: TradeOff) -> list[Method]:
-    """The paper's methods and ours with sound threshold rules, then the paper's with its own practice.
+    """Return the paper's methods and ours with sound threshold rules, then the paper's with its own practice.
 
-    Of scores that stay on disk, those that need no more than counts.
+    For scores that stay on disk, only those methods that need no more than counts.
     """
     large = is_large(observations)
     if fixed is not None:
@@ -118,7 +118,7 @@ def _method(name: str, parts: _Parts, curve: TradeOff, rule: ThresholdRule) -> M
 
 
 def _chosen_on_scores(observations: Observations, curve: TradeOff) -> list[Method]:
-    """Where no threshold is fixed: the rule that a verdict by this method would use, and bands."""
+    """Return methods with the rules that their verdicts would use, as no threshold is fixed, and bands."""
     bands = Method("f-DP(CP)", curve, ClopperPearson(), Simultaneous())
     if observations.num_steps < 2:
         return [bands]  # nothing to hold out
@@ -140,11 +140,11 @@ class CountedOnce(ThresholdRule):
 
     @classmethod
     def of(cls, observations: Observations, threshold: float) -> CountedOnce:
-        """Go through the scores, piece by piece."""
+        """Count errors in the scores, piece by piece."""
         fixed = Fixed(threshold)
         if observations.with_canary.ndim == 1:
             return cls(fixed, count(observations, fixed.threshold))
-        errors = _by_step(observations, fixed.threshold)
+        errors = _step_errors(observations, fixed.threshold)
         return cls(fixed, errors.total(), errors)
 
     def __repr__(self) -> str:
@@ -169,23 +169,23 @@ class CountedOnce(ThresholdRule):
         return self.fixed.operating_point(query, parameter, normalized)
 
 
-def _by_step(observations: Observations, threshold: float) -> StepErrors:
+def _step_errors(observations: Observations, threshold: float) -> StepErrors:
     absent, present = observations.without_canary, observations.with_canary
     sizes = [np.full(len(side), side.shape[1]) for side in (absent, present)]
-    false_positives = _above("without_canary", absent, threshold)
-    false_negatives = sizes[1] - _above("with_canary", present, threshold)
+    false_positives = _count_above("without_canary", absent, threshold)
+    false_negatives = sizes[1] - _count_above("with_canary", present, threshold)
     return StepErrors(false_positives, sizes[0], false_negatives, sizes[1], by_coin=False)
 
 
-def _above(name: str, scores: ScoreArray, threshold: float) -> IntArray:
-    """How many scores of each step are above the threshold."""
+def _count_above(name: str, scores: ScoreArray, threshold: float) -> IntArray:
+    """Return how many scores of each step are above the threshold."""
     num_steps, num_canaries = scores.shape
     above = np.zeros(num_steps, dtype=np.int64)
     for start, piece in chunks(scores):
         require_finite(name, start, piece)
         first = start // num_canaries
-        places = start + np.flatnonzero(piece > threshold)
-        found = np.bincount(places // num_canaries - first)
+        indices = start + np.flatnonzero(piece > threshold)
+        found = np.bincount(indices // num_canaries - first)
         above[first : first + found.size] += found
     return above
 
@@ -205,14 +205,14 @@ class Row:
     training_epsilon: float | None  # composed over the steps of the claim, where it is of steps
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         composed = None if self.training_epsilon is None else plain(self.training_epsilon)
         return {"name": self.method.name, **self.bound.to_dict(), "training_epsilon": composed}
 
 
 @dataclass(frozen=True)
 class Examined:
-    """All that is printed of one set of scores."""
+    """The bounds and the verdict on one set of scores."""
 
     observations: Observations
     delta: float
@@ -230,7 +230,7 @@ class Examined:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         nothing = dict.fromkeys(("verdict", "sentence", "claim", "bound", "power"))
         sides = self.observations.with_canary, self.observations.without_canary
         return {
@@ -273,14 +273,14 @@ def examine(
 
 
 def _fixed(observations: Observations, threshold: float | None) -> CountedOnce | None:
-    """The threshold that was chosen before the data, if one was; counted once for all methods."""
+    """Return the threshold that was chosen before the data, if one was; counted once for all methods."""
     if threshold is not None:
         return CountedOnce.of(observations, threshold)
     return CountedOnce.of(observations, 0.5) if observations.normalized else None
 
 
 def _composed(method: Method, bound: Bound, claim: Claim | None) -> float | None:
-    """The bound's epsilon for the whole training; delta = 0 has none."""
+    """Return the bound's epsilon for the whole training; delta = 0 has none."""
     if claim is None or isinstance(method.tradeoff, PureDP):
         return None
     return claim.hypothesis(method.tradeoff).epsilon(bound.parameter)

@@ -56,7 +56,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("rate", "steps", "delta"), SETTINGS)
 def test_interpolated_epsilons_are_never_above_the_truth(monkeypatch, rate, steps, delta):
-    monkeypatch.setattr(_epsilon, "_PATIENCE", 0.0)  # nothing in advance
+    monkeypatch.setattr(_epsilon, "_PREFETCH_TIME", 0.0)  # nothing in advance
     for mu in np.geomspace(0.45, 2.6, 4):
         above = _pld.epsilon_above(1 / mu, rate, steps, delta)
         quick = dpaudit.training_epsilon(float(mu), rate, steps, delta)
@@ -67,7 +67,7 @@ def test_after_questions_in_three_places_the_accountant_is_not_asked_again(monke
     def composed_again(*setting):
         raise AssertionError(f"composed {setting}")
 
-    monkeypatch.setattr(_epsilon, "_PATIENCE", math.inf)
+    monkeypatch.setattr(_epsilon, "_PREFETCH_TIME", math.inf)
     for mu in (0.2, 0.25, 0.15):
         dpaudit.training_epsilon(mu, 1.0, 99, DELTA)
     monkeypatch.setattr(_epsilon, "epsilon_below", composed_again)

@@ -1,4 +1,4 @@
-"""The claim: what a training says of its own privacy, as curve and as epsilon."""
+"""Privacy claims: what a training states about its privacy, as a curve and as epsilon."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Claim(Claimed):
 
     @classmethod
     def gaussian(cls, *, noise_multiplier: float, delta: float) -> Claim:
-        """One Gaussian step with noise of ``noise_multiplier`` times the sensitivity."""
+        """Claim one Gaussian step with noise of ``noise_multiplier`` times the sensitivity."""
         noise = _validate.positive("noise_multiplier", noise_multiplier)
         _require_delta(delta)
         return cls(f"one Gaussian step, noise multiplier {noise:g}", Gaussian(), 1 / noise, delta)
 
     @classmethod
     def dpsgd(cls, *, noise_multiplier: float, sample_rate: float, num_steps: int, delta: float) -> Claim:
-        """DP-SGD: Poisson-sampled Gaussian steps. Observations are of single steps, canary always in.
+        """Claim DP-SGD: Poisson-sampled Gaussian steps. Observations are of single steps, canary always in.
 
         Pass ``tradeoff=SubsampledGaussian(sample_rate, num_steps)`` to :func:`dpaudit.audit` when each
         observation is of a whole run, and ``SubsampledGaussian(canary_rate, 1)`` when it is of a step that
@@ -57,27 +57,22 @@ class Claim(Claimed):
 
     @classmethod
     def approximate_dp(cls, *, epsilon: float, delta: float) -> Claim:
-        """(epsilon, delta)-DP of whatever one observation is of; nothing is said of the mechanism."""
+        """Claim (epsilon, delta)-DP of whatever one observation is of, by any mechanism."""
         epsilon, delta = _validate.at_least("epsilon", epsilon, 0), _validate.delta(delta)
         return cls("(epsilon, delta)-DP", ApproximateDP(delta), epsilon, delta)
 
     @classmethod
     def curve(cls, tradeoff: TradeOff, *, parameter: float = 1.0, delta: float) -> Claim:
-        """A trade-off curve: a family and its parameter (1 is a ``PiecewiseLinear`` curve as given)."""
+        """Claim a trade-off curve: a family and its parameter (1 is a ``PiecewiseLinear`` curve as given)."""
         parameter = _validate.at_least("parameter", parameter, 0)
-        return cls(
-            f"{tradeoff.symbol} = {parameter:g}",
-            tradeoff.at(_validate.delta(delta)),
-            parameter,
-            delta,
-        )
+        family = tradeoff.at(_validate.delta(delta))
+        return cls(f"{tradeoff.symbol} = {parameter:g}", family, parameter, delta)
 
     @classmethod
     def accounted(cls, event: Any, *, delta: float) -> Claim:
-        """Any ``dp_accounting.DpEvent``; each observation is of the whole event."""
-        return cls(
-            f"accounted {type(event).__name__}", event_curve(event, _validate.delta(delta)), 1.0, delta
-        )
+        """Claim any ``dp_accounting.DpEvent``; each observation is of the whole event."""
+        family = event_curve(event, _validate.delta(delta))
+        return cls(f"accounted {type(event).__name__}", family, 1.0, delta)
 
     @property
     def training(self) -> SubsampledGaussian | None:
@@ -111,38 +106,37 @@ class Claim(Claimed):
     def hypothesis(self, tradeoff: TradeOff | None) -> Hypothesis:
         family = self._tradeoff if tradeoff is None else tradeoff.at(self._delta)
         if self._training is None:
-            return self._as_is(family)
+            epsilon = partial(family.epsilon, delta=self._delta)
+            return Hypothesis(family, self._parameter_in(family), epsilon, condition=self._condition(family))
         if isinstance(family, SubsampledGaussian):
             if family.num_steps == 1 and family.sample_rate != self._training.sample_rate:
-                return self._of_a_sampled_step(family, self._training)
-            return self._whole_run(family, self._training)
-        return self._of_a_step(family, self._training)
+                return self._sampled_step_hypothesis(family, self._training)
+            return self._whole_run_hypothesis(family, self._training)
+        return self._step_hypothesis(family, self._training)
 
-    def _as_is(self, family: TradeOff) -> Hypothesis:
-        epsilon = partial(family.epsilon, delta=self._delta)
-        return Hypothesis(family, self._in(family), epsilon, condition=self._condition(family))
-
-    def _whole_run(self, family: SubsampledGaussian, training: SubsampledGaussian) -> Hypothesis:
-        asked, claimed = ((f.sample_rate, f.num_steps) for f in (family, training))
-        if asked != claimed:
+    def _whole_run_hypothesis(self, family: SubsampledGaussian, training: SubsampledGaussian) -> Hypothesis:
+        given, claimed = ((f.sample_rate, f.num_steps) for f in (family, training))
+        if given != claimed:
             raise InputError(
                 f"Expected a trade-off of the claimed sample_rate={claimed[0]:g} and "
-                f"num_steps={claimed[1]}, got sample_rate={asked[0]:g} and num_steps={asked[1]}."
+                f"num_steps={claimed[1]}, got sample_rate={given[0]:g} and num_steps={given[1]}."
             )
         return Hypothesis(family, self._parameter, partial(family.epsilon, delta=self._delta))
 
-    def _of_a_sampled_step(self, family: SubsampledGaussian, training: SubsampledGaussian) -> Hypothesis:
-        """Steps that the canary is in with a probability of its own, whatever that of the examples is."""
+    def _sampled_step_hypothesis(
+        self, family: SubsampledGaussian, training: SubsampledGaussian
+    ) -> Hypothesis:
+        """Return that of a step which the canary is in with a rate of its own, unlike the examples'."""
         epsilon = partial(training.epsilon, delta=self._delta)
-        return Hypothesis(family, self._parameter, epsilon, (_over_the_steps(training),))
+        return Hypothesis(family, self._parameter, epsilon, (_composition_assumption(training),))
 
-    def _of_a_step(self, family: TradeOff, training: SubsampledGaussian) -> Hypothesis:
+    def _step_hypothesis(self, family: TradeOff, training: SubsampledGaussian) -> Hypothesis:
         epsilon = partial(_composed, family=family, training=training, delta=self._delta)
-        assumed = (_over_the_steps(training),)
-        return Hypothesis(family, self._in(family), epsilon, assumed, self._condition(family))
+        assumed = (_composition_assumption(training),)
+        return Hypothesis(family, self._parameter_in(family), epsilon, assumed, self._condition(family))
 
-    def _in(self, family: TradeOff) -> float:
-        """The claimed parameter in terms of ``family``."""
+    def _parameter_in(self, family: TradeOff) -> float:
+        """Return the claimed parameter in terms of ``family``."""
         if family == self._tradeoff:
             return self._parameter
         step = self._tradeoff.epsilon(self._parameter, self._delta) if self._training else self.epsilon
@@ -150,7 +144,7 @@ class Claim(Claimed):
         return family.with_epsilon(step * (1 + 1e-9), self._delta)
 
     def _condition(self, family: TradeOff) -> str | None:
-        """What a refutation of the claim needs, where the tested curve does not follow from the claim.
+        """Return what a refutation of the claim needs, where the tested curve does not follow from the claim.
 
         Every claim implies its own (eps, delta)-DP; another mechanism's curve is an assumption.
         """
@@ -164,7 +158,7 @@ def _require_delta(delta: float) -> None:
         raise InputError("Expected delta > 0, got delta=0: Gaussian noise has no finite epsilon there.")
 
 
-def _over_the_steps(training: SubsampledGaussian) -> str:
+def _composition_assumption(training: SubsampledGaussian) -> str:
     return (
         "epsilon is composed over the claimed steps: they are Gaussian and Poisson-sampled "
         f"at {training.sample_rate:g}"
@@ -172,7 +166,7 @@ def _over_the_steps(training: SubsampledGaussian) -> str:
 
 
 def _composed(bound: float, family: TradeOff, training: SubsampledGaussian, delta: float) -> float:
-    """The epsilon of the whole training whose steps have this bound."""
+    """Return the epsilon of the whole training whose steps have this bound."""
     if isinstance(family, Gaussian):
         return training.epsilon(bound, delta)
     step = family.epsilon(bound, delta)

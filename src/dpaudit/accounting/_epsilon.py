@@ -1,6 +1,6 @@
 """The epsilon of a whole training from the mu of a step, in milliseconds after the first call.
 
-The accountant is asked at few places; between them ln(epsilon) is interpolated by a cubic whose error is
+The accountant is called at few nodes; between them ln(epsilon) is interpolated by a cubic whose error is
 estimated, and the result is rounded down by more than that.
 """
 
@@ -16,16 +16,16 @@ from dpaudit import _validate
 from dpaudit._types import FloatArray
 from dpaudit.accounting._pld import epsilon_above, epsilon_below, epsilon_near
 from dpaudit.errors import InputError
-from dpaudit.stats._rootfinding import Remembered, last_positive, last_true
+from dpaudit.stats._rootfinding import MonotonePredicate, last_positive, last_true
 
-# Places of the table are counted in 1/24 of ln(mu). Cubics run through every fourth of them, and through
-# every second or every one where epsilon bends. What the cubic may be off is taken off. An audit asks in one
-# or two places, and has only those computed. Who asks in more gets all from a fifth to twice the first mu.
-_PLACES = 24
+# Nodes of the table are 1/24 of ln(mu) apart. Cubics run through every fourth of them, and through every
+# second or every one where epsilon bends. The error estimate of the cubic is subtracted. An audit queries one
+# or two cells, and only those are computed. After more queries, all from a fifth to twice the first mu are.
+_NODES_PER_UNIT = 24
 _STRIDES = 4, 2, 1
 _BELOW, _ABOVE = 10, 5  # in the widest strides
-_MANY = 3  # of them, in which somebody has asked
-_PATIENCE = 15.0  # seconds
+_MANY = 3  # cells that were queried
+_PREFETCH_TIME = 15.0  # seconds
 _SAFETY = 1e-4
 _SMOOTH = 0.012  # third differences of ln(epsilon) up to here: then the cubic is off by less than 1e-4
 _NEAR = 3e-4  # how far the quick accountant may be off, on mu: else it only takes longer
@@ -34,10 +34,10 @@ _LEAKIEST = 100.0  # the epsilon of this mu stands for all above it, which have 
 
 
 def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float) -> float:
-    """Epsilon at ``delta`` of ``num_steps`` Poisson-sampled Gaussian steps of 1/noise = ``mu``.
+    """Return epsilon at ``delta`` of ``num_steps`` Poisson-sampled Gaussian steps of 1/noise = ``mu``.
 
     Not above the truth. The first calls build a table (seconds); the next take microseconds, as long as
-    mu is near the first one. Where epsilon has a kink the accountant itself is asked each time.
+    mu is near the first one. Where epsilon has a kink the accountant is called each time.
     """
     if not mu >= 0:
         raise InputError(f"Expected mu={mu:g} in [0, inf].")
@@ -50,7 +50,7 @@ def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float
 
 
 def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, delta: float) -> float:
-    """The least noise multiplier whose training has at most this epsilon at ``delta``.
+    """Return the least noise multiplier whose training has at most this epsilon at ``delta``.
 
     >>> noise = noise_for_epsilon(8.0, sample_rate=0.01, num_steps=100, delta=1e-5)
     >>> round(noise, 3)
@@ -60,8 +60,8 @@ def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, del
     rate, steps = _validate.sample_rate(sample_rate), _validate.num_steps(num_steps)
     if _validate.delta(delta) == 0:
         raise InputError("Expected delta > 0: no Gaussian noise has a finite epsilon at delta=0.")
-    is_private = Remembered(lambda m: epsilon_above(1 / m, rate, steps, delta) <= epsilon)
-    # an accountant that is quick and not exact says where to ask the exact one, which decides
+    is_private = MonotonePredicate(lambda m: epsilon_above(1 / m, rate, steps, delta) <= epsilon)
+    # a quick accountant shows where to call the exact one, which decides
     near = last_positive(
         lambda m: math.log(epsilon / max(epsilon_near(1 / m, rate, steps, delta), _LEAST)),
         _limit_guess(epsilon, rate, steps),
@@ -73,7 +73,7 @@ def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, del
 
 
 def _limit_guess(epsilon: float, sample_rate: float, num_steps: int) -> float:
-    """Mu of a step by the central limit theorem; total mu of about epsilon = mu^2 / 2 + 4 mu."""
+    """Return mu of a step by the central limit theorem; total mu of about epsilon = mu^2 / 2 + 4 mu."""
     total = math.sqrt(16 + 2 * epsilon) - 4
     return math.sqrt(math.log1p((total / sample_rate) ** 2 / num_steps))
 
@@ -84,47 +84,45 @@ def _table(sample_rate: float, num_steps: int, delta: float) -> _Table:
 
 
 class _Table:
-    """ln(epsilon) at a lattice of ln(mu), grown where it is asked, finer where it bends."""
+    """ln(epsilon) at a lattice of ln(mu), computed where it is queried, finer where it bends."""
 
     def __init__(self, sample_rate: float, num_steps: int, delta: float) -> None:
         self._setting = sample_rate, num_steps, delta
         self._known: dict[int, float] = {}
-        self._asked: dict[int, None] = {}  # in this order
+        self._queried: dict[int, None] = {}  # cells, in this order
 
     def epsilon(self, mu: float) -> float:
-        place = math.log(mu) * _PLACES
-        self._foresee(math.floor(place / _STRIDES[0]))
+        position = math.log(mu) * _NODES_PER_UNIT
+        self._prefetch(math.floor(position / _STRIDES[0]))
         for stride in _STRIDES:
-            first = _first_node(place, stride)
+            first = _first_node(position, stride)
             values = self._smooth_values(first, stride)
             if values is not None:
-                best, off = cubic(np.log(values[1:5]), np.asarray((place - first) / stride - 1))
+                best, off = cubic(np.log(values[1:5]), np.asarray((position - first) / stride - 1))
                 return math.exp(float(best - off)) * (1 - _SAFETY)
         return self._exact(mu)
 
-    def _foresee(self, cell: int) -> None:
-        if cell not in self._asked:
-            self._asked[cell] = None
-            if len(self._asked) == _MANY:
-                self._fill_around(next(iter(self._asked)))
+    def _prefetch(self, cell: int) -> None:
+        """Fill the cells around the first one, nearest first, once many were queried and while time lasts."""
+        if cell in self._queried:
+            return
+        self._queried[cell] = None
+        if len(self._queried) == _MANY:
+            first, end = next(iter(self._queried)), time.monotonic() + _PREFETCH_TIME
+            for near in sorted(range(-_BELOW, _ABOVE + 1), key=abs):
+                self._fill((first + near) * _STRIDES[0], _STRIDES, end)
 
-    def _fill_around(self, cell: int) -> None:
-        """In advance, nearest first. What patience leaves out is filled in when it is asked for."""
-        end = time.monotonic() + _PATIENCE
-        for near in sorted(range(-_BELOW, _ABOVE + 1), key=abs):
-            self._fill((cell + near) * _STRIDES[0], _STRIDES, end)
-
-    def _fill(self, place: int, strides: tuple[int, ...], end: float) -> None:
-        """What a question between this place and the next of the first stride needs."""
+    def _fill(self, node: int, strides: tuple[int, ...], end: float) -> None:
+        """Compute what a query between this node and the next of the first stride needs."""
         stride, *finer = strides
         if time.monotonic() >= end:
             return
-        if self._smooth_values(_first_node(place, stride), stride) is None and finer:
-            self._fill(place, tuple(finer), end)
-            self._fill(place + finer[0], tuple(finer), end)
+        if self._smooth_values(_first_node(node, stride), stride) is None and finer:
+            self._fill(node, tuple(finer), end)
+            self._fill(node + finer[0], tuple(finer), end)
 
     def _smooth_values(self, first: int, stride: int) -> FloatArray | None:
-        """Six neighbours, if a cubic follows them: not where epsilon vanishes or few steps begin to tell."""
+        """Return six neighbours, if a cubic fits them: not where epsilon vanishes, nor at a kink."""
         values = np.asarray([self._at(first + i * stride) for i in range(6)])
         if values[0] <= 0 or np.abs(np.diff(np.log(values), 3)).max() > _SMOOTH:
             return None
@@ -132,20 +130,20 @@ class _Table:
 
     def _at(self, index: int) -> float:
         if index not in self._known:
-            self._known[index] = self._exact(math.exp(index / _PLACES))
+            self._known[index] = self._exact(math.exp(index / _NODES_PER_UNIT))
         return self._known[index]
 
     def _exact(self, mu: float) -> float:
         return epsilon_below(1 / mu, *self._setting)
 
 
-def _first_node(place: float, stride: int) -> int:
-    """The first of the six neighbours whose middle two hold the place between them."""
-    return (math.floor(place / stride) - 2) * stride
+def _first_node(position: float, stride: int) -> int:
+    """Return the first of the six neighbours whose middle two enclose the position."""
+    return (math.floor(position / stride) - 2) * stride
 
 
 def cubic(values: FloatArray, at: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The polynomial through the four values (or rows) at 0, 1, 2, 3, and how far it may be off.
+    """Return the polynomial through the four values (or rows) at 0, 1, 2, 3, and how far it may be off.
 
     It is off by less than it differs from the parabolas through three of the four, as long as a step of
     the lattice is small against the bends of the function.

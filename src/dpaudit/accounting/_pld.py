@@ -15,23 +15,21 @@ from dpaudit.stats._rootfinding import last_true
 from dpaudit.stats.tradeoffs import PiecewiseLinear
 
 _FINE = 1e-3
-_HUGE = 1e12  # an epsilon above all that are asked for
+_HUGE = 1e12  # an epsilon above all that are of interest
 _ROUNDING = 1e-5  # of epsilon: what the truncation of tails may add at a delta of 1e-10
 _NUM_LINES = 200  # each costs a pass over the privacy loss distribution
 
 
 @lru_cache(maxsize=64)
 def composed(noise_multiplier: float, sample_rate: float, num_steps: int, finer: float = 1) -> Any:
-    """The PLD of the whole training, rounded to the pessimistic side."""
+    """Return the PLD of the whole training, rounded to the pessimistic side."""
     # imported here, because it takes longer than all the rest of dpaudit
     from dp_accounting.pld import privacy_loss_distribution  # noqa: PLC0415
 
     interval = _interval(noise_multiplier, sample_rate, num_steps) / finer
     try:
         step = privacy_loss_distribution.from_gaussian_mechanism(
-            noise_multiplier,
-            sampling_prob=sample_rate,
-            value_discretization_interval=interval,
+            noise_multiplier, sampling_prob=sample_rate, value_discretization_interval=interval
         )
     except ValueError as error:
         raise InputError(
@@ -42,10 +40,11 @@ def composed(noise_multiplier: float, sample_rate: float, num_steps: int, finer:
 
 
 def _interval(noise_multiplier: float, sample_rate: float, num_steps: int) -> float:
-    """How fine to discretise: 1e-3, a twentieth of a step's spread if that is less, more if epsilon is large.
+    """Return the discretisation interval: 1e-3, less for steps of little spread, more for a large epsilon.
 
-    The error of dp-accounting's "connect the dots" grows with interval^2 x steps. Epsilon is guessed from
-    the central limit theorem, or from the largest loss of a step where that is less.
+    It is at most a twentieth of a step's spread. The error of dp-accounting's "connect the dots" grows with
+    interval^2 x steps. Epsilon is guessed from the central limit theorem, or from the largest loss of a step
+    where that is less.
     """
     mu = 1 / noise_multiplier
     loss = mu**2 / 2 + 10 * mu
@@ -60,29 +59,29 @@ def _epsilon(noise: float, sample_rate: float, num_steps: int, delta: float, fin
     pld = composed(noise, sample_rate, num_steps, finer)
     with np.errstate(over="ignore"):
         epsilon = float(pld.get_epsilon_for_delta(delta))
-    return epsilon if math.isfinite(epsilon) else _searched(pld, delta)
+    return epsilon if math.isfinite(epsilon) else _search_epsilon(pld, delta)
 
 
-def _searched(pld: Any, delta: float) -> float:
-    """Epsilon from the profile: dp-accounting's own divides by e^-epsilon, which is 0 from 709 to 745."""
+def _search_epsilon(pld: Any, delta: float) -> float:
+    """Search epsilon in the profile: dp-accounting divides by e^-epsilon, which is 0 from 709 to 745."""
     if pld.get_delta_for_epsilon(_HUGE) > delta:
         return math.inf
     below = last_true(lambda epsilon: pld.get_delta_for_epsilon(epsilon) > delta, 700.0)
-    return below * (1 + 1e-6)  # as all here, not below the truth
+    return below * (1 + 1e-6)  # not below the truth, as everywhere here
 
 
 def epsilon_above(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
-    """Epsilon at ``delta``, not below the truth: for what is claimed."""
+    """Return epsilon at ``delta``, not below the truth: for what is claimed."""
     return _epsilon(noise, sample_rate, num_steps, delta, 2)
 
 
 def epsilon_near(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
-    """Epsilon at ``delta``, on either side of the truth: for a first guess."""
+    """Return epsilon at ``delta``, on either side of the truth: for a first guess."""
     return _epsilon(noise, sample_rate, num_steps, delta, 0.25)
 
 
 def epsilon_below(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
-    """Epsilon at ``delta``, not above the truth: for a lower bound.
+    """Return epsilon at ``delta``, not above the truth: for a lower bound.
 
     The discretisation errs upwards by an amount that falls to a quarter when the interval is halved. The
     truth is a third of the last improvement below the finer value; here all of it is taken off.
@@ -95,13 +94,13 @@ def epsilon_below(noise: float, sample_rate: float, num_steps: int, delta: float
 
 
 def profile(noise: float, sample_rate: float, num_steps: int, epsilons: FloatArray) -> FloatArray:
-    """Delta at each epsilon, not below the truth."""
+    """Return delta at each epsilon, not below the truth."""
     pld = composed(noise, sample_rate, num_steps)
     return np.asarray(pld.get_delta_for_epsilon(epsilons), dtype=np.float64)
 
 
 def event_curve(event: Any, delta: float) -> PiecewiseLinear:
-    """The trade-off curve of a ``DpEvent`` from its privacy loss distribution, with a line at ``delta``."""
+    """Return the trade-off curve of a ``DpEvent`` from its PLD, with a line at ``delta``."""
     import dp_accounting  # noqa: PLC0415  # imported late: it takes longer than all the rest
     from dp_accounting.pld import PLDAccountant  # noqa: PLC0415
 
@@ -112,16 +111,16 @@ def event_curve(event: Any, delta: float) -> PiecewiseLinear:
         raise InputError(f"dp-accounting has no privacy loss distribution for {event!r}.")
     accountant.compose(event)
     points = np.linspace(0.0, _largest_epsilon(accountant), _NUM_LINES)
-    here = _finite([accountant.get_epsilon(delta)])
-    if not here:
+    at_delta = _finite([accountant.get_epsilon(delta)])
+    if not at_delta:
         raise InputError(f"The accountant gives {event!r} no finite epsilon at delta={delta:g}.")
-    epsilons = np.unique(np.append(points, here))
+    epsilons = np.unique(np.append(points, at_delta))
     deltas = [accountant.get_delta(float(epsilon)) for epsilon in epsilons]
     return PiecewiseLinear(tuple(epsilons), tuple(np.clip(deltas, 0.0, 1.0)))
 
 
 def _largest_epsilon(accountant: Any) -> float:
-    """The epsilon at the smallest delta that has a finite one: 0 for bounded losses, else 1e-12 or so."""
+    """Return epsilon at the smallest delta with a finite one: 0 for bounded losses, else 1e-12 or so."""
     deltas = [0.0, *(10.0**-exponent for exponent in range(12, 0, -1))]
     found = _finite(accountant.get_epsilon(delta) for delta in deltas)
     if not found:

@@ -13,8 +13,7 @@ from dpaudit import _validate
 from dpaudit._types import FloatArray
 from dpaudit.accounting._epsilon import cubic, training_epsilon
 from dpaudit.accounting._pld import composed, profile
-from dpaudit.stats.tradeoffs import TradeOff
-from dpaudit.stats.tradeoffs._base import at_least_zero
+from dpaudit.stats.tradeoffs import Gaussian, TradeOff
 from dpaudit.stats.tradeoffs._families import approximate_fnr
 from dpaudit.stats.tradeoffs._piecewise import lower_hull
 
@@ -67,16 +66,16 @@ class SubsampledGaussian(TradeOff):
         )
 
     def fnr(self, parameter: float, fpr: FloatArray) -> FloatArray:
-        """Between the curves of a lattice of parameters, a little on the leaky side."""
+        """Interpolate between the curves of a lattice of parameters, a little on the leaky side."""
         rate = np.asarray(fpr, dtype=np.float64)
         if parameter <= 0:
             return 1 - rate
-        if parameter > _LEAKIEST:  # beyond what any number of observations could tell
+        if parameter > _LEAKIEST:  # beyond what any number of observations could distinguish
             return np.where(rate > 0, 0.0, 1.0)
-        place = math.log(parameter) / _STEP
-        first = math.floor(place) - 1
+        position = math.log(parameter) / _STEP
+        first = math.floor(position) - 1
         levels = self._levels(rate.reshape(-1), first, first + 3)
-        best, off = cubic(levels, np.full(levels.shape[1], place - first))
+        best, off = cubic(levels, np.full(levels.shape[1], position - first))
         mu = np.exp(best + off) * (1 + _SAFETY)
         inside = special.ndtr(-special.ndtri(rate) - mu.reshape(rate.shape))
         # where the rate is so small that the curve has only its last line
@@ -86,7 +85,7 @@ class SubsampledGaussian(TradeOff):
     def parameter(self, fpr: FloatArray, fnr: FloatArray) -> FloatArray:
         rates, misses = np.broadcast_arrays(np.asarray(fpr, float), np.asarray(fnr, float))
         flat = np.clip(rates.reshape(-1), _EDGE, 1 - _EDGE)
-        mu = _equivalent(flat, np.clip(misses.reshape(-1), _EDGE, 1 - _EDGE)) / (1 + _SAFETY)
+        mu = _equivalent_mu(flat, np.clip(misses.reshape(-1), _EDGE, 1 - _EDGE)) / (1 + _SAFETY)
         out = np.zeros(flat.size)
         leaky = mu > _LEAST
         if leaky.any():
@@ -94,7 +93,7 @@ class SubsampledGaussian(TradeOff):
         return out.reshape(rates.shape)
 
     def _invert(self, fpr: FloatArray, mu: FloatArray) -> FloatArray:
-        """The parameter at which the interpolated curve passes through each point, by bisection."""
+        """Return the parameter at which the interpolated curve passes through each point, by bisection."""
         guesses = np.log(self._clt_guess(mu)) / _STEP
         # far below the largest the exact parameter does not matter: it is called 0
         first = max(math.floor(guesses.min() - 8), math.floor(guesses.max()) - _RANGE)
@@ -109,13 +108,13 @@ class SubsampledGaussian(TradeOff):
         return np.where(target > levels[1], np.exp((first + low) * _STEP), 0.0)
 
     def _clt_guess(self, mu: FloatArray) -> FloatArray:
-        """From the central limit theorem: mu_total = rate sqrt(steps (exp(mu^2) - 1))."""
+        """Invert the central limit theorem: mu_total = rate sqrt(steps (exp(mu^2) - 1))."""
         return np.sqrt(np.log1p((mu / self.sample_rate) ** 2 / self.num_steps))
 
     def _levels(self, fpr: FloatArray, first: int, last: int) -> FloatArray:
-        """For each parameter of the lattice, ln mu of the Gaussian curve through its points."""
+        """Return, for each parameter of the lattice, ln mu of the Gaussian curve through its points."""
         rate = np.clip(fpr, _EDGE, 1 - _EDGE)
-        rows = [_equivalent(rate, self._curve(i).fnr(rate)) for i in range(first, last + 1)]
+        rows = [_equivalent_mu(rate, self._curve(i).fnr(rate)) for i in range(first, last + 1)]
         return np.log(np.maximum(np.stack(rows), _LEAST))
 
     def epsilon(self, parameter: float, delta: float) -> float:
@@ -130,23 +129,22 @@ class SubsampledGaussian(TradeOff):
         return _paper_curve(noise, self.sample_rate, self.num_steps, self.num_lines, self.line_delta)
 
 
-def _equivalent(fpr: FloatArray, fnr: FloatArray) -> FloatArray:
-    """Mu of the Gaussian curve through each point."""
-    with np.errstate(invalid="ignore"):
-        return np.minimum(at_least_zero(-special.ndtri(fpr) - special.ndtri(fnr)), 1e3)
+def _equivalent_mu(fpr: FloatArray, fnr: FloatArray) -> FloatArray:
+    """Return mu of the Gaussian curve through each point."""
+    return np.minimum(Gaussian().parameter(fpr, fnr), 1e3)
 
 
-def _interpolated(levels: FloatArray, places: FloatArray) -> FloatArray:
-    """Each column at its own place."""
-    first = np.clip(np.floor(places).astype(np.int64) - 1, 0, len(levels) - 4)
+def _interpolated(levels: FloatArray, positions: FloatArray) -> FloatArray:
+    """Return each column at its own position."""
+    first = np.clip(np.floor(positions).astype(np.int64) - 1, 0, len(levels) - 4)
     columns = np.arange(levels.shape[1])
-    best, off = cubic(np.stack([levels[first + i, columns] for i in range(4)]), places - first)
+    best, off = cubic(np.stack([levels[first + i, columns] for i in range(4)]), positions - first)
     return best + off
 
 
 @lru_cache(maxsize=512)
 def _exact_curve(noise: float, sample_rate: float, num_steps: int) -> LineEnvelope:
-    """LineEnvelope at epsilons from 0 to where delta vanishes, evenly spaced: slopes grow by a constant."""
+    """Return lines at epsilons from 0 to where delta vanishes, evenly spaced: slopes grow by a factor."""
     pld = composed(noise, sample_rate, num_steps, 0.5)
     largest = pld.get_epsilon_for_delta(1e-12)
     if not 0 < largest < math.inf:
@@ -161,20 +159,20 @@ def _exact_curve(noise: float, sample_rate: float, num_steps: int) -> LineEnvelo
 def _paper_curve(
     noise: float, sample_rate: float, num_steps: int, num_lines: int, line_delta: float
 ) -> LineEnvelope:
-    """Algorithm 4: a line for each of ``num_lines`` deltas."""
+    """Return the lines of Algorithm 4, one for each of ``num_lines`` deltas."""
     pld = composed(noise, sample_rate, num_steps)
-    reach = math.log(line_delta / (1 - line_delta))
-    deltas = special.expit(np.linspace(reach, -reach, num_lines))
+    lowest = math.log(line_delta / (1 - line_delta))
+    deltas = special.expit(np.linspace(lowest, -lowest, num_lines))
     epsilons = np.asarray([max(pld.get_epsilon_for_delta(delta), 0.0) for delta in deltas])
     return LineEnvelope.of(epsilons, deltas)
 
 
 @dataclass(frozen=True, eq=False)
 class LineEnvelope:
-    """What ``PiecewiseLinear`` is at parameter 1, for those who ask in many places.
+    """The curve of ``PiecewiseLinear`` at parameter 1, fast for many error rates.
 
     Both lines of a guarantee, 1 - delta - e^eps fpr and its mirror image, are the highest between the
-    places where their neighbours cross them. So the highest line is looked up, and the others are not
+    rates where their neighbours cross them. So the highest line is looked up, and the others are not
     computed.
     """
 
@@ -185,17 +183,17 @@ class LineEnvelope:
 
     @classmethod
     def of(cls, epsilons: FloatArray, deltas: FloatArray) -> LineEnvelope:
-        """From guarantees in any order."""
+        """Make the envelope of guarantees in any order."""
         eps, dels = lower_hull(epsilons, deltas).T
         with np.errstate(over="ignore"):  # epsilons that hardly differ cross nowhere
             risen = -np.diff(dels) / np.expm1(np.diff(eps))  # e^eps fpr where two neighbours cross
         return cls(eps, dels, (np.exp(-eps[:-1]) * risen)[::-1], 1 - dels[:-1] - risen)
 
     def fnr(self, fpr: FloatArray) -> FloatArray:
-        """The highest line at each rate, 0 where all are below."""
+        """Return the highest line at each rate, 0 where all are below."""
         last = self._epsilons.size - 1
         steep = last - np.searchsorted(self._steep_ends, fpr)
         flat = np.searchsorted(self._flat_ends, fpr)
-        near = np.clip(np.concatenate([place[None] + _NEIGHBOURS for place in (steep, flat)]), 0, last)
+        near = np.clip(np.concatenate([line[None] + _NEIGHBOURS for line in (steep, flat)]), 0, last)
         highest: FloatArray = approximate_fnr(self._epsilons[near], self._deltas[near], fpr).max(axis=0)
         return highest

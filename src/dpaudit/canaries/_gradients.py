@@ -35,20 +35,21 @@ class Directions:
     def dense(self) -> FloatArray:
         """Return the full matrix, canaries x parameters."""
         full = np.zeros((self.num_canaries, self.num_parameters))
-        places = self._places
-        inside = places < self.num_parameters
-        numbers = np.broadcast_to(np.arange(self.num_canaries), places.shape)
-        np.add.at(full, (numbers[inside], places[inside]), self.values[inside])
+        coordinates = self._explicit_coordinates
+        inside = coordinates < self.num_parameters
+        canaries = np.broadcast_to(np.arange(self.num_canaries), coordinates.shape)
+        np.add.at(full, (canaries[inside], coordinates[inside]), self.values[inside])
         return full
 
     def project(self, vector: FloatArray) -> FloatArray:
         """Return the dot product of each direction with ``vector``."""
-        places = np.minimum(self._places, self.num_parameters - 1)  # padding is zero, wherever it points
-        products: FloatArray = (self.values * vector[places]).sum(axis=0)
+        # padding is zero, wherever it points
+        coordinates = np.minimum(self._explicit_coordinates, self.num_parameters - 1)
+        products: FloatArray = (self.values * vector[coordinates]).sum(axis=0)
         return products
 
     @property
-    def _places(self) -> IntArray:
+    def _explicit_coordinates(self) -> IntArray:
         if self.coordinates is not None:
             return self.coordinates
         return np.arange(self.values.size).reshape(self.values.shape)
@@ -110,7 +111,7 @@ class Constant(GradientCanary):
     def _directions(self, num_canaries: int, num_parameters: int, rng: np.random.Generator) -> Directions:
         signs = rng.integers(0, 2, num_canaries) * 2.0 - 1.0
         rows = math.ceil(num_parameters / num_canaries)
-        return _dealt(np.broadcast_to(signs, (rows, num_canaries)), num_parameters)
+        return _interleaved(np.broadcast_to(signs, (rows, num_canaries)), num_parameters)
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class RandomDirection(GradientCanary):
 
     def _directions(self, num_canaries: int, num_parameters: int, rng: np.random.Generator) -> Directions:
         rows = math.ceil(num_parameters / num_canaries)
-        return _dealt(rng.standard_normal((rows, num_canaries), dtype=np.float32), num_parameters)
+        return _interleaved(rng.standard_normal((rows, num_canaries), dtype=np.float32), num_parameters)
 
 
 @dataclass(frozen=True)
@@ -149,16 +150,16 @@ class Mixed(GradientCanary):
         narrow = self.num_narrow(num_canaries)
         single = np.sort(rng.choice(num_parameters, narrow, replace=False, shuffle=False))
         rest = np.setdiff1d(np.arange(num_parameters), single, assume_unique=True)
-        wide = _places(rest, num_canaries - narrow)
+        wide = _deal(rest, num_canaries - narrow)
         signs = rng.integers(0, 2, wide.shape[1]) * 2.0 - 1.0
         values = np.zeros((len(wide), num_canaries))
         values[0, :narrow] = 1.0
         values[:, narrow:] = (wide >= 0) * signs / np.sqrt((wide >= 0).sum(axis=0))
-        places = np.hstack([np.tile(single, (len(wide), 1)), np.maximum(wide, 0)])
-        return Directions(values, places, num_parameters)
+        coordinates = np.hstack([np.tile(single, (len(wide), 1)), np.maximum(wide, 0)])
+        return Directions(values, coordinates, num_parameters)
 
 
-def _places(coordinates: IntArray, num_canaries: int) -> IntArray:
+def _deal(coordinates: IntArray, num_canaries: int) -> IntArray:
     """Deal out coordinates like cards: a column for each canary, padded with -1."""
     rows = math.ceil(coordinates.size / num_canaries)
     filled = np.full(rows * num_canaries, -1)
@@ -166,7 +167,7 @@ def _places(coordinates: IntArray, num_canaries: int) -> IntArray:
     return filled.reshape(rows, num_canaries)
 
 
-def _dealt(values: np.ndarray, num_parameters: int) -> Directions:
+def _interleaved(values: np.ndarray, num_parameters: int) -> Directions:
     """Deal out parameters to the canaries like cards, so that each canary reaches into every layer."""
     filled = np.array(values, dtype=np.float32, order="C")  # so that the flat view below is no copy
     filled.reshape(-1)[num_parameters:] = 0.0

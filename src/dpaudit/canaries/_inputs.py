@@ -42,7 +42,7 @@ class InputCanary:
 class Blank(InputCanary):
     """Zero everywhere, or the nearest value in the domain, with a random class.
 
-    Of two values that are as near, as with features of -1 and 1, it is the smaller one.
+    Of two equally near values, as with features of -1 and 1, it is the smaller one.
     """
 
 
@@ -74,7 +74,7 @@ class Crafted(InputCanary):
     """A held-out example, moved to where its gradient is orthogonal to the mean gradient of the others.
 
     Algorithm 3 of the paper: descend the absolute cosine of the two, at the current weights. It is crafted
-    again ``every`` so many steps of the training; None: once, before the first step. ``long`` also makes its
+    again every ``every`` steps of the training; None: once, before the first step. ``long`` also makes its
     gradient long: one that is shorter than the clipping norm reveals less, and gradients become shorter as a
     model learns.
     """
@@ -154,7 +154,7 @@ class HeldOutExamples(Generic[Array]):
 
 
 def split_places(num_examples: int, num_held_out: int, seed: int) -> tuple[IntArray, IntArray]:
-    """Return the places of examples to train on and of those to hold out, drawn at random, in order.
+    """Return the indices of examples to train on and of those to hold out, drawn at random, in order.
 
     >>> split_places(5, 2, seed=0)
     (array([0, 1, 3]), array([2, 4]))
@@ -171,7 +171,7 @@ def fingerprints(rows: np.ndarray) -> list[int]:
 
 
 def unseen_places(held_out: Iterable[int], seen: set[int]) -> IntArray:
-    """Return the places of held-out fingerprints that are not among those the training has ``seen``.
+    """Return the indices of held-out fingerprints that are not among those the training has ``seen``.
 
     Data sets have duplicates, so that an example can be held out and trained on.
     """

@@ -42,12 +42,12 @@ class _StepRandomness:
 
     def coins(self, index: int) -> BoolArray:
         """Return whether each canary is present in a step: a fair coin each."""
-        block, place = divmod(index, _AT_ONCE)
+        block, offset = divmod(index, _AT_ONCE)
         if self._drawn.get(block) is None:
             self._drawn.clear()
             shape = (_AT_ONCE, self.num_canaries)
             self._drawn[block] = self.rng(block).integers(0, 2, shape, dtype=np.bool_)
-        coins: BoolArray = self._drawn[block][place]
+        coins: BoolArray = self._drawn[block][offset]
         return coins
 
     def entries(self) -> BoolArray:

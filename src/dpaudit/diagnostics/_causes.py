@@ -14,7 +14,7 @@ _RATIO_TOLERANCE = 0.02  # how far a ratio of noise may be off where no interval
 _SIGNAL_TOLERANCE = 0.1
 _WIDE = 1.1  # the ends of an interval that any number of workers would fit into
 _WORKERS = (*range(2, 13), 16, 20, 24, 32, 48, 64, 128)
-_TOGETHER = "is the mean or the sum of the batch clipped, and not each gradient?"
+_JOINT_CLIP = "is the mean or the sum of the batch clipped, and not each gradient?"
 
 LOCALIZING = frozenset({"step-noise", "leaf-noise", "coordinate-noise", "repeated-noise"})
 """Findings that say where noise is missing or comes again: its amount in all only follows from that."""
@@ -66,18 +66,18 @@ def likely_causes(
     """
     names, causes = list(findings), list[str]()
     if signal is not None:
-        causes += _of_signal(signal, spread_signal, is_crowded, canary_scale, batch_size)
+        causes += _signal_causes(signal, spread_signal, is_crowded, canary_scale, batch_size)
     is_silent = noise_ratio is not None and noise_ratio < NO_NOISE
     if not is_silent:  # where there is no noise, there is nothing else to say of it
         causes += [_CAUSE_OF_FINDING[name] for name in names if name in _CAUSE_OF_FINDING]
     if noise_ratio is not None and (is_silent or not LOCALIZING.intersection(names)):
         low, high = interval or (noise_ratio * (1 - _RATIO_TOLERANCE), noise_ratio * (1 + _RATIO_TOLERANCE))
         own = _own_ratios(batch_size, noise_multiplier, max_grad_norm)
-        causes += _of_noise(noise_ratio, low, high, own)
+        causes += _noise_causes(noise_ratio, low, high, own)
     return tuple(dict.fromkeys(causes))  # each once
 
 
-def _of_noise(ratio: float, low: float, high: float, own: Iterable[tuple[float, str]]) -> list[str]:
+def _noise_causes(ratio: float, low: float, high: float, own: Iterable[tuple[float, str]]) -> list[str]:
     if low <= 1 <= high:
         return []
     text = f"effective noise is {ratio:.3g} of the claim"
@@ -134,7 +134,7 @@ def _own_ratios(
             yield std, "std: is the variance used as a standard deviation?"
 
 
-def _of_signal(
+def _signal_causes(
     signal: float,
     spread: float | None,
     is_crowded: bool,
@@ -150,12 +150,12 @@ def _of_signal(
     if _near(signal, 1):
         return []
     if is_crowded:
-        return [f"how much of a canary arrives depends on how many others are in the batch: {_TOGETHER}"]
-    known = _of_own_signal(signal, canary_scale, batch_size)
-    return known or (_of_large_signal(signal) if signal > 1 else _of_small_signal(signal))
+        return [f"how much of a canary arrives depends on how many others are in the batch: {_JOINT_CLIP}"]
+    known = _own_signal_causes(signal, canary_scale, batch_size)
+    return known or (_large_signal_causes(signal) if signal > 1 else _small_signal_causes(signal))
 
 
-def _of_own_signal(signal: float, canary_scale: float | None, batch_size: float | None) -> list[str]:
+def _own_signal_causes(signal: float, canary_scale: float | None, batch_size: float | None) -> list[str]:
     """Return what the numbers of this audit explain."""
     causes = []
     if canary_scale and canary_scale > 1 and _near(signal, canary_scale):
@@ -163,16 +163,16 @@ def _of_own_signal(signal: float, canary_scale: float | None, batch_size: float 
     if batch_size and batch_size > 1 and _near(signal, batch_size):
         causes.append("the canary arrives batch_size times: is a sum released, and not the mean?")
     if batch_size and canary_scale and _near(signal, canary_scale / batch_size):
-        causes.append(f"the canary arrives with its length over the batch size: {_TOGETHER}")
+        causes.append(f"the canary arrives with its length over the batch size: {_JOINT_CLIP}")
     return causes
 
 
-def _of_large_signal(signal: float) -> list[str]:
+def _large_signal_causes(signal: float) -> list[str]:
     arrives = f"the canary arrives with {signal:.3g} times the clipping norm"
-    return [f"{arrives}: is another norm used to clip?", f"{arrives}: {_TOGETHER}"]
+    return [f"{arrives}: is another norm used to clip?", f"{arrives}: {_JOINT_CLIP}"]
 
 
-def _of_small_signal(signal: float) -> list[str]:
+def _small_signal_causes(signal: float) -> list[str]:
     """Return causes of too small a signal, which is no leak by itself, but may hide one."""
     if signal < _NO_SIGNAL:
         return ["nothing arrives of the canary: are examples left out, or is another batch released?"]
@@ -180,7 +180,7 @@ def _of_small_signal(signal: float) -> list[str]:
     if signal <= 0.5:
         return [
             f"{arrives}, which is 1/{1 / signal:.3g}: if a mean is released, give batch_size=...",
-            f"{arrives}: {_TOGETHER}",
+            f"{arrives}: {_JOINT_CLIP}",
         ]
     return []
 

@@ -94,9 +94,9 @@ class Diagnostics:
         notes = []
         if noise is not None and noise.low > 1 + RESOLUTION:
             notes.append(f"The noise is {noise}: more than claimed costs accuracy, not privacy.")
-        claimed, seen = self.sample_rate, self._participation
-        if claimed is not None and seen.num_steps:
-            rate, error = seen.drawn_rate, (claimed * (1 - claimed) / seen.num_trials) ** 0.5
+        claimed, batches = self.sample_rate, self._participation
+        if claimed is not None and batches.num_steps:
+            rate, error = batches.drawn_rate, (claimed * (1 - claimed) / batches.num_trials) ** 0.5
             if rate < claimed * (1 - RESOLUTION) - 4 * error:
                 notes.append(
                     f"Examples are drawn with a rate of {rate:.4g}, less than the claimed {claimed:.4g}."
@@ -238,12 +238,12 @@ def _by_certainty(finding: Finding) -> tuple[float, float, float, int]:
 
     Of parts without their noise, those that have least of it come first.
     """
-    place = _ORDER.index(finding.name) if finding.name in _ORDER else len(_ORDER)
-    rank, least = float(place), 0.0
+    order = _ORDER.index(finding.name) if finding.name in _ORDER else len(_ORDER)
+    rank, least = float(order), 0.0
     if finding.name in _PARTS:
         rank, least = float(_ORDER.index(_PARTS[0])), max(finding.estimate, NO_NOISE)
     if finding.name == "coordinate-correlation" and finding.estimate > _SHARED:
         rank = -1.0
     if finding.name == "repeated-noise" and abs(finding.estimate) < _SAME:
         rank = _ORDER.index("step-correlation") + 0.5
-    return max(finding.p_value, SMALLEST_P_VALUE), rank, least, place
+    return max(finding.p_value, SMALLEST_P_VALUE), rank, least, order

@@ -66,7 +66,7 @@ class NoiseRecord:
     def observe(self, residual: Any, leaves: Leaves | None = None, rounding: float = 0.0) -> None:
         """Add the noise of one step, and how far it may be off, in claimed standard deviations."""
         vector = np.asarray(residual)
-        self._require_alike(vector, leaves)
+        self._require_consistent(vector, leaves)
         if self.num_steps == 0:
             self._start(Layout.of(vector.size, leaves))
         layout = self.layout
@@ -87,7 +87,7 @@ class NoiseRecord:
         self._add_pairs(signs)
         self.sketches.add(noise[layout.sketch].astype(np.float32))
 
-    def _require_alike(self, vector: Any, leaves: Leaves | None) -> None:
+    def _require_consistent(self, vector: Any, leaves: Leaves | None) -> None:
         expected = self.layout.num_parameters if self.num_steps else vector.size
         if vector.ndim != 1 or vector.size != expected or vector.size == 0 or vector.dtype.kind not in "fiu":
             raise InputError(
@@ -164,11 +164,11 @@ class Layout:
         lengths = np.array([size for _, size in named], dtype=np.int64)
         offsets = np.cumsum(lengths) - lengths
         kept = _choose(offsets, lengths)
-        places = np.arange(num_parameters) if kept is None else kept
-        starts = np.searchsorted(places, offsets)
-        sizes = np.diff(np.append(starts, places.size))
+        coordinates = np.arange(num_parameters) if kept is None else kept
+        starts = np.searchsorted(coordinates, offsets)
+        sizes = np.diff(np.append(starts, coordinates.size))
         compared = np.unique(np.linspace(0, len(named) - 1, min(len(named), _MAX_COMPARED)).astype(np.int64))
-        sketch = fixed_rng(1).permutation(places.size)[:_SKETCH]
+        sketch = fixed_rng(1).permutation(coordinates.size)[:_SKETCH]
         return cls(
             num_parameters=num_parameters,
             leaves=named,
@@ -185,9 +185,9 @@ class Layout:
         """Those of the leaves."""
         return tuple(name for name, _ in self.leaves)
 
-    def coordinate(self, place: int) -> int:
-        """Return which coordinate of the gradient is kept at this place."""
-        return place if self.kept is None else int(self.kept[place])
+    def coordinate(self, index: int) -> int:
+        """Return which coordinate of the gradient is kept at this index."""
+        return index if self.kept is None else int(self.kept[index])
 
     def is_like(self, leaves: Leaves) -> bool:
         """Return whether these are the leaves."""

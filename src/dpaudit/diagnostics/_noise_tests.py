@@ -30,18 +30,18 @@ from dpaudit.diagnostics._tests import (
     uniform_p_value,
 )
 
-_SURELY = 1e-6  # how unlikely each part is that is counted as one without its noise
+_SURE_P_VALUE = 1e-6  # how unlikely each part is that is counted as one without its noise
 _MAX_RATIOS = 2**17  # cross ratios that are tested
 # What rounding can do to the distribution of cross ratios, in units of the resolution: 4.1 where each of
 # the four numbers is moved to the worse side (simulated).
 _RATIO_TOLERANCE = 5.0
 _SAME = 0.95  # the correlation from which on noise is called the same, if its length is too
 _MAX_LAG = 16  # steps between two that are compared
-_WORTH_A_LOOK = 0.05  # p-values above it are no finding at any level that is used
+_SUSPICIOUS = 0.05  # p-values above it are no finding at any level that is used
 
 
 def noise_checks(record: NoiseRecord, confidence: float) -> list[Check]:
-    """Run all tests that so many steps, leaves and coordinates allow; none is left out for its result."""
+    """Run all tests for which there are enough steps, leaves and coordinates, whatever their results."""
     if record.num_steps == 0:
         return []
     found = [noise_variance(record, confidence), *(test(record) for test in NOISE_TESTS)]
@@ -104,7 +104,7 @@ def coordinate_noise(record: NoiseRecord) -> Check | None:
     """Test the coordinate with the least noise: some may have been released as they are."""
     coordinate = record.layout.coordinate
     return _least(
-        record, "coordinate", record.energies, record.num_steps, lambda place: str(coordinate(place))
+        record, "coordinate", record.energies, record.num_steps, lambda index: str(coordinate(index))
     )
 
 
@@ -132,8 +132,8 @@ def _least(
 
 
 def _others(part: str, p_values: FloatArray) -> str:
-    """Say how many have too little."""
-    count = int(np.count_nonzero(p_values * p_values.size <= _SURELY))
+    """Return how many parts have too little, as the end of a sentence."""
+    count = int(np.count_nonzero(p_values * p_values.size <= _SURE_P_VALUE))
     return f"; {count} of {p_values.size} such parts have too little ({part} by {part})" if count > 1 else ""
 
 
@@ -200,7 +200,7 @@ def repeated_noise(record: NoiseRecord) -> Check | None:
     return Check(
         name="repeated-noise",
         p_value=p_value,
-        sentence=(_repetition(rows, steps) if p_value <= _WORTH_A_LOOK else None) or sentence,
+        sentence=(_repetition(rows, steps) if p_value <= _SUSPICIOUS else None) or sentence,
         estimate=estimate,
     )
 
@@ -208,7 +208,7 @@ def repeated_noise(record: NoiseRecord) -> Check | None:
 def _most_alike(signs: FloatArray) -> tuple[int, int, tuple[int, int]]:
     """Return the pair of rows with the smallest p-value, and how many of its signs agree and differ.
 
-    The search counts a place twice that is not sure in both rows. So it may miss the best pair by very
+    The search counts a coordinate twice that is not sure in both rows. So it may miss the best pair by very
     little, which errs on the safe side: the p-value is that of the pair that it found.
     """
     single = signs.astype(np.float32)
@@ -314,16 +314,16 @@ def leaf_correlation(record: NoiseRecord) -> Check | None:
     agreeing, differing = record.agreeing[upper], record.differing[upper]
     numbers = record.num_steps * np.minimum.outer(widths, widths)[upper]
     p_values, correlations = sign_p_value(agreeing, differing, numbers), sign_correlation(agreeing, differing)
-    place = int(np.argmin(p_values))
-    one, other = (layout.names[layout.compared[leaf[place]]] for leaf in upper)
+    best = int(np.argmin(p_values))
+    one, other = (layout.names[layout.compared[leaf[best]]] for leaf in upper)
     pairs = int(np.count_nonzero(np.abs(correlations) > _SAME))
-    more = f"; {pairs} of {numbers.size} pairs of leaves are alike" if pairs > 1 else ""
+    others = f"; {pairs} of {numbers.size} pairs of leaves are alike" if pairs > 1 else ""
     return Check(
         name="leaf-correlation",
-        p_value=bonferroni(p_values[place], numbers.size),
+        p_value=bonferroni(p_values[best], numbers.size),
         sentence=f"The noise of leaves {one} and {other} has a correlation of "
-        f"{correlations[place]:.2g}{more}.",
-        estimate=float(correlations[place]),
+        f"{correlations[best]:.2g}{others}.",
+        estimate=float(correlations[best]),
     )
 
 

@@ -72,7 +72,7 @@ class ParticipationRecord:
         return self._last is not None
 
     def observe(self, indices: Any, num_examples: int) -> None:
-        """Add one batch: the indices of its examples in a data set of so many."""
+        """Add one batch: the indices of its examples in a data set of ``num_examples``."""
         if self.num_steps and not self.has_members:
             raise InputError("Expected the size of the batch, as in the steps before, got its examples.")
         members = _members(indices, self._require_same(num_examples))
@@ -192,21 +192,21 @@ def _spread(name: str, text: str, counts: IntArray, trials: int) -> Check | None
     pairs = counts[: counts.size // 2 * 2].reshape(-1, 2)[:_MAX_PAIRS]
     if len(pairs) == 0:
         return None
-    sums, how_often = np.unique(pairs.sum(axis=1), return_counts=True)
-    seen = float(((pairs[:, 0] - pairs[:, 1]) ** 2).sum())
+    sums, multiplicities = np.unique(pairs.sum(axis=1), return_counts=True)
+    observed = float(((pairs[:, 0] - pairs[:, 1]) ** 2).sum())
     squares, probabilities = zip(*(_squared_difference(int(total), trials) for total in sums), strict=True)
     means = np.array([row @ weight for row, weight in zip(squares, probabilities, strict=True)])
     seconds = np.array([row**2 @ weight for row, weight in zip(squares, probabilities, strict=True)])
 
     def log_mgf(slopes: FloatArray) -> FloatArray:
         parts = [_log_mgf(slopes, row, weight) for row, weight in zip(squares, probabilities, strict=True)]
-        return np.asarray(np.asarray(parts).T @ how_often.astype(np.float64))
+        return np.asarray(np.asarray(parts).T @ multiplicities.astype(np.float64))
 
-    expected = float(how_often @ means)
-    ratio = math.sqrt(seen / expected) if expected > 0 else 1.0
+    expected = float(multiplicities @ means)
+    ratio = math.sqrt(observed / expected) if expected > 0 else 1.0
     return Check(
         name=name,
-        p_value=chernoff_p_value(log_mgf, seen, float(how_often @ (seconds - means**2))),
+        p_value=chernoff_p_value(log_mgf, observed, float(multiplicities @ (seconds - means**2))),
         sentence=f"{text} {ratio:.2g} times as much as those of Poisson sampling.",
         estimate=ratio,
     )
@@ -274,17 +274,17 @@ def batch_overlap(record: ParticipationRecord) -> Check | None:
     """
     if not record.overlaps:
         return None
-    sizes, seen = np.asarray(record.sizes), sum(record.overlaps)
+    sizes, observed = np.asarray(record.sizes), sum(record.overlaps)
     drawn, shares = sizes[1:], sizes[:-1] / record.num_examples
 
     def log_mgf(slopes: FloatArray) -> FloatArray:
         return np.asarray(np.log1p(np.expm1(slopes)[:, None] * shares) @ drawn)
 
     expected = float(drawn @ shares)
-    ratio = seen / expected if expected > 0 else 1.0
+    ratio = observed / expected if expected > 0 else 1.0
     return Check(
         name="batch-overlap",
-        p_value=chernoff_p_value(log_mgf, seen, float(drawn @ (shares * (1 - shares)))),
+        p_value=chernoff_p_value(log_mgf, observed, float(drawn @ (shares * (1 - shares)))),
         sentence=f"Consecutive batches share {ratio:.2g} times as many examples as random ones.",
         estimate=ratio,
     )
@@ -321,8 +321,8 @@ def _candidates(present: npt.NDArray[np.float32], sizes: FloatArray) -> Iterator
     for block, shared, is_earlier in pairwise_products(present):
         expected = np.outer(sizes[block], sizes[: block[-1] + 1]) / present.shape[1]
         excess = np.where(is_earlier, (shared - expected) / np.sqrt(expected + 1), -np.inf).ravel()
-        for place in np.argpartition(excess, -min(_CANDIDATES, excess.size))[-_CANDIDATES:]:
-            later, earlier = np.unravel_index(place, shared.shape)
+        for index in np.argpartition(excess, -min(_CANDIDATES, excess.size))[-_CANDIDATES:]:
+            later, earlier = np.unravel_index(index, shared.shape)
             if is_earlier[later, earlier]:
                 yield int(earlier), int(block[later]), float(shared[later, earlier])
 
@@ -341,22 +341,22 @@ def hypergeometric(total: int, marked: int, drawn: int) -> tuple[IntArray, Float
     return values[likely], probabilities[likely] / probabilities.sum()
 
 
-def hypergeometric_tail(total: int, marked: int, drawn: int, seen: int) -> float:
-    """Return how likely it is that so many of those drawn are marked, or more."""
+def hypergeometric_tail(total: int, marked: int, drawn: int, observed: int) -> float:
+    """Return how likely it is that ``observed`` of those drawn are marked, or more."""
     values, probabilities = hypergeometric(total, marked, drawn)
-    return float(probabilities[values >= seen].sum())
+    return float(probabilities[values >= observed].sum())
 
 
-def chernoff_p_value(log_mgf: Callable[[FloatArray], FloatArray], seen: float, variance: float) -> float:
-    """Return an upper bound on how likely a sum is to be so far up, or so far down (Chernoff 1952).
+def chernoff_p_value(log_mgf: Callable[[FloatArray], FloatArray], observed: float, variance: float) -> float:
+    """Return an upper bound on how likely a sum is to be as extreme as ``observed`` (Chernoff 1952).
 
     ``log_mgf`` is the logarithm of the mean of exp(slope x sum). Sums of counts take few values: an exact
-    p-value would have to break ties at random, and this bound needs not.
+    p-value would have to break ties at random, and this bound does not.
     """
     if variance <= 0:
         return 1.0
     slopes = np.geomspace(min(0.05 / math.sqrt(variance), 1.0), _STEEPEST, 80)
-    lowest = min(float((log_mgf(slope) - slope * seen).min()) for slope in (slopes, -slopes))
+    lowest = min(float((log_mgf(slope) - slope * observed).min()) for slope in (slopes, -slopes))
     return min(1.0, 2 * math.exp(min(lowest, 0.0)))
 
 

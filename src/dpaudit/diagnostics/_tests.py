@@ -21,7 +21,7 @@ from scipy import special, stats
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
 
 RESOLUTION = 1e-3  # of the claimed standard deviation
-SMALLEST_P_VALUE = 1e-12  # smaller ones tell a reader no more
+SMALLEST_P_VALUE = 1e-12  # smaller ones are no more informative
 _SEED = 0x5EED_0F_D1A6  # nothing that a training would be seeded with
 _BLOCK = 512  # rows whose products with all others are in memory at a time
 _HALF = 2048  # steps that are kept at either end
@@ -77,13 +77,9 @@ def claim_p_value(energy: ArrayLike, count: ArrayLike, resolution: float = RESOL
 
 
 def share_p_value(
-    energy: FloatArray,
-    count: FloatArray,
-    total: float,
-    total_count: float,
-    resolution: float = RESOLUTION,
+    energy: FloatArray, count: FloatArray, total: float, total_count: float, resolution: float = RESOLUTION
 ) -> FloatArray:
-    """Return how likely ``count`` of ``total_count`` squares are to be so small a share, at any scale.
+    """Return how likely ``count`` of ``total_count`` squares are to be a share this small, at any scale.
 
     The share of squared normal numbers of one variance has a beta distribution.
     """
@@ -112,8 +108,8 @@ def uniform_p_value(values: FloatArray, tolerance: float = 0.0) -> float:
 
 
 # Signs: exact for independent noise that is as often positive as negative, because its signs are fair coins
-# however much of it there is in each coordinate and step. So noise that is larger than claimed in some
-# places, which leaks nothing, looks no different from noise of one size.
+# however much of it there is in each coordinate and step. So noise that is larger than claimed for some
+# coordinates, which leaks nothing, looks no different from noise of one size.
 
 
 def sure_signs(noise: FloatArray, resolution: float) -> FloatArray:
@@ -122,7 +118,7 @@ def sure_signs(noise: FloatArray, resolution: float) -> FloatArray:
 
 
 def sign_p_value(agreeing: ArrayLike, differing: ArrayLike, count: ArrayLike) -> FloatArray:
-    """Return how likely so many of ``count`` pairs of signs are to agree, or to differ: a binomial test.
+    """Return how likely this many of ``count`` pairs of signs are to agree, or to differ: a binomial test.
 
     Pairs that do neither may be either: the p-value is the largest over all that they may be.
     """
@@ -137,7 +133,7 @@ def sign_correlation(agreeing: ArrayLike, differing: ArrayLike) -> FloatArray:
 
 
 def sign_sum_p_value(energy: float, count: int) -> float:
-    """Return an upper bound on how likely sums of signs, of any length, are to be so large.
+    """Return an upper bound on how likely sums of signs, of any length, are to be this large.
 
     ``energy`` is the sum of ``count`` squared sums, each over the number of its signs. The moments of
     exp(slope x square) are below those of a squared normal number: Chernoff's bound is that of a chi-square.

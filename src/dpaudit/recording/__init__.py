@@ -1,4 +1,4 @@
-"""What an audit keeps of a training while it runs, whoever trains.
+"""What an audit records of a training while it runs, whatever library trains.
 
 :class:`Recorder` keeps the scores of every step, :class:`WholeRunRecorder` one score a canary of the whole
 run. Observers compose them of parts: where the claim comes from, a log of the noise, what is known of the

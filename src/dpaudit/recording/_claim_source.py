@@ -81,7 +81,7 @@ class TrainingInfo:
         return self.canary.scale if isinstance(self.canary, GradientCanary) else None
 
 
-NOTHING = DPSGDParams()
+UNKNOWN = DPSGDParams()
 
 
 class ClaimSource(Protocol):
@@ -90,16 +90,16 @@ class ClaimSource(Protocol):
     def pop_params(self, keywords: dict[str, Any]) -> DPSGDParams:
         """Take the parts of a claim that ``audit()`` was given out of its keywords; refuse an epsilon."""
 
-    def claim(self, num_done: int, asked: DPSGDParams = NOTHING, *, may_be_longer: bool = False) -> Claim:
-        """Return the claim on a training with this many steps so far; what is ``asked`` for counts most.
+    def claim(self, num_done: int, given: DPSGDParams = UNKNOWN, *, may_be_longer: bool = False) -> Claim:
+        """Return the claim on a training with this many steps so far; what is ``given`` counts most.
 
         A training that is longer than claimed is refused, unless it ``may_be_longer``.
         """
 
-    def noise_multiplier(self, asked: float | None) -> float:
-        """Return the noise multiplier to test noise against: the one asked for, else the claimed one."""
+    def noise_multiplier(self, given: float | None) -> float:
+        """Return the noise multiplier to test noise against: the given one, else the claimed one."""
 
-    def remarks(self, asked: DPSGDParams) -> tuple[str, ...]:
+    def remarks(self, given: DPSGDParams) -> tuple[str, ...]:
         """Return what of the claim contradicts the training without showing in the scores of steps."""
 
 
@@ -113,22 +113,22 @@ class GivenClaim:
         _require_no_epsilon(
             keywords, "claim=Claim.dpsgd(noise_multiplier=..., sample_rate=..., num_steps=..., delta=...)"
         )
-        return NOTHING
+        return UNKNOWN
 
-    def claim(self, num_done: int, asked: DPSGDParams = NOTHING, *, may_be_longer: bool = False) -> Claim:
-        del num_done, asked, may_be_longer
+    def claim(self, num_done: int, given: DPSGDParams = UNKNOWN, *, may_be_longer: bool = False) -> Claim:
+        del num_done, given, may_be_longer
         return self._claim
 
-    def noise_multiplier(self, asked: float | None) -> float:
+    def noise_multiplier(self, given: float | None) -> float:
         mu = claimed_mu(self._claim)
         if mu is None:
             raise UntestedError(
                 f"Expected a claim of Gaussian noise for tests of the noise, got {self._claim.summary}."
             )
-        return asked or 1 / mu
+        return given or 1 / mu
 
-    def remarks(self, asked: DPSGDParams) -> tuple[str, ...]:
-        del asked
+    def remarks(self, given: DPSGDParams) -> tuple[str, ...]:
+        del given
         return ()
 
 
@@ -138,7 +138,7 @@ class ReadClaim:
     Without a number of steps, the claim is of those that were recorded.
     """
 
-    def __init__(self, read: Callable[[], DPSGDParams], given: DPSGDParams = NOTHING) -> None:
+    def __init__(self, read: Callable[[], DPSGDParams], given: DPSGDParams = UNKNOWN) -> None:
         self._read, self._given = read, given
         self._made: dict[DPSGDParams, Claim] = {}  # the epsilon of each is computed once
 
@@ -146,13 +146,13 @@ class ReadClaim:
         _require_no_epsilon(keywords, "noise_multiplier=..., sample_rate=... and num_steps=... of the claim")
         return DPSGDParams(**{name: keywords.pop(name) for name in _MISSING if name in keywords})
 
-    def params(self, num_done: int, asked: DPSGDParams = NOTHING) -> DPSGDParams:
+    def params(self, num_done: int, given: DPSGDParams = UNKNOWN) -> DPSGDParams:
         """Return what is known now."""
-        known = self._read().overridden(self._given).overridden(asked)
+        known = self._read().overridden(self._given).overridden(given)
         return DPSGDParams(num_steps=num_done or None).overridden(known)
 
-    def claim(self, num_done: int, asked: DPSGDParams = NOTHING, *, may_be_longer: bool = False) -> Claim:
-        params = self.params(num_done, asked)
+    def claim(self, num_done: int, given: DPSGDParams = UNKNOWN, *, may_be_longer: bool = False) -> Claim:
+        params = self.params(num_done, given)
         if params.num_steps is not None and num_done > params.num_steps and not may_be_longer:
             raise InputError(
                 f"Expected at most num_steps={params.num_steps} steps, which the claim is of, got "
@@ -162,18 +162,18 @@ class ReadClaim:
             self._made[params] = Claim.dpsgd(**params.known())
         return self._made[params]
 
-    def noise_multiplier(self, asked: float | None) -> float:
-        known = self.params(0, DPSGDParams(noise_multiplier=asked)).known("noise_multiplier")
+    def noise_multiplier(self, given: float | None) -> float:
+        known = self.params(0, DPSGDParams(noise_multiplier=given)).known("noise_multiplier")
         return float(known["noise_multiplier"])
 
-    def remarks(self, asked: DPSGDParams) -> tuple[str, ...]:
-        here = self._read().sample_rate
-        said = self._given.overridden(asked).sample_rate
-        if here is None or said is None or math.isclose(here, said, rel_tol=_SAME_RATE):
+    def remarks(self, given: DPSGDParams) -> tuple[str, ...]:
+        read = self._read().sample_rate
+        claimed = self._given.overridden(given).sample_rate
+        if read is None or claimed is None or math.isclose(read, claimed, rel_tol=_SAME_RATE):
             return ()
         return (
-            f"sample_rate={said:g} was given for the claim, and this training says {here:g}: epsilons are of "
-            "the rate that was given, which steps do not test",
+            f"sample_rate={claimed:g} was given for the claim, and this training says {read:g}: epsilons are "
+            "of the rate that was given, which steps do not test",
         )
 
 

@@ -39,7 +39,7 @@ _NOT_SHOWN = "not looked at; live() shows it, and audit() then allows for a run 
 
 @final
 class Recorder:
-    """Collects, step by step, scores in units of the canary's own signal, and which canaries are present.
+    """Collect, step by step, scores in units of the canary's own signal, and which canaries are present.
 
     ``num_steps`` is how many steps are planned, or None; the bound is tightest if it is right, and holds if
     it is not. ``callbacks`` get a :class:`LiveBound` about a hundred times a run (or every ``every`` steps);
@@ -152,7 +152,7 @@ class Recorder:
                 callback(live)
 
     def close(self) -> None:
-        """Say that the run is over: who looks from now on cannot have ended it."""
+        """Note that the run is over: a bound that is seen from now on cannot have ended it."""
         self._closed = True
 
     def live(self) -> LiveBound:
@@ -166,7 +166,7 @@ class Recorder:
         """Return the bound of the first steps, for each of these numbers; by default about a hundred.
 
         They hold all together, so that the best may be chosen; none is below one before it. Before the end it
-        is a look like :meth:`live`, after which :meth:`audit` rests on bets.
+        reveals the bound like :meth:`live`, after which :meth:`audit` rests on bets.
 
         >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=3)
         >>> for _ in range(3):
@@ -220,7 +220,7 @@ class Recorder:
         return draw_course(self.course(), self.claim.epsilon, ax)
 
     def _repr_html_(self) -> str:
-        """Show it in a notebook. That may happen unasked, so a bound that nobody saw stays unseen."""
+        """Return what a notebook shows. That may happen unasked, so an unseen bound stays unseen."""
         is_free = self._peeked or self._is_over
         self._shown = self._shown or is_free
         rows = [("steps", f"{self.num_done:,}")]
@@ -251,12 +251,12 @@ class Recorder:
         ``num_steps`` or ``delta``.
 
         By default it rests on bets, which hold also if the run could have been stopped because of the live
-        bound, and if the canaries of one step depend on each other. A finished run of pairs that nobody
-        looked into needs neither: there the counts of all steps tell more.
+        bound, and if the canaries of one step depend on each other. A finished run of pairs whose
+        bound was never seen needs neither: there the counts of all steps are more powerful.
         """
-        asked = self._claims.pop_params(method)
-        observations = self.observations  # before the claim, which a training that did not run has none of
-        claim = claim or self._claims.claim(self.num_done, asked)
+        given = self._claims.pop_params(method)
+        observations = self.observations  # before the claim, which a training without steps does not have
+        claim = claim or self._claims.claim(self.num_done, given)
         if self._signal is not None:
             check_signal(*_moments(observations), self._signal)
         if self._shares_noise and self._scores[0].size > 1:
@@ -269,11 +269,11 @@ class Recorder:
         }
         self._shown = True
         result = audit(observations, **(usual | method))
-        return replace(result, not_covered=self.not_covered + self._claims.remarks(asked))
+        return replace(result, not_covered=self.not_covered + self._claims.remarks(given))
 
     def _default_inference(self) -> Inference | None:
         if self._planned is None and not self._peeked:
-            return Betting()  # nobody could have stopped the run because of what it showed
+            return Betting()  # the run cannot have been stopped because of what it showed
         if self._paired and self._is_of_fixed_length:
             return None
         return Betting(horizon=self.num_steps)
@@ -282,7 +282,7 @@ class Recorder:
         """Test the noise of all steps against ``noise_multiplier``, by default the claimed one.
 
         Raise an ``InputError`` if no noise was kept, or if it may have ended the run: the error rate of the
-        tests is that of a number of steps that nobody chose by what the noise showed.
+        tests is that of a number of steps that was not chosen by what the noise showed.
         """
         if self._noise is None:
             raise UntestedError(NO_NOISE)
@@ -313,7 +313,7 @@ class Recorder:
         self._present = list(state["present"])
         pairs = zip(self._scores, self._present, strict=True)
         self._wrong = [_share_wrong(scores, present) for scores, present in pairs]
-        # who does not know whether the bound was shown supposes that it was
+        # a state that does not say whether the bound was shown counts as shown
         self._peeked, self._shown = state["looked"], state.get("shown", True)
         self._live = None
 
@@ -330,7 +330,7 @@ class Recorder:
         return self._closed or self.num_done == self._planned
 
     def _note_peek(self) -> None:
-        """Note that somebody sees the bound, and may end the run because of it if it is not over."""
+        """Note that the bound is seen, and may end the run if that is not over."""
         self._shown = True
         self._peeked = self._peeked or not self._is_over
 
@@ -364,7 +364,7 @@ def _moments(observations: Observations) -> tuple[RunningMoments, RunningMoments
 
 
 def _share_wrong(scores: FloatArray, present: BoolArray) -> float:
-    """How often a guess by the midpoint is wrong; counted, which is faster than a mean in every step."""
+    """Return the share of wrong guesses by the midpoint; counted, which is faster than a mean."""
     return int(np.count_nonzero((scores > _MIDPOINT) != present)) / scores.size
 
 
@@ -385,7 +385,7 @@ def _require_alike(scores: FloatArray, present: BoolArray, *, step: int, first: 
 
 
 def _require_bets(inference: Inference | None) -> None:
-    """Counts of scores that share noise vary more than a binomial: no bound by them holds."""
+    """Refuse counts of scores that share noise: they vary more than a binomial, so no bound holds."""
     if isinstance(inference, CountInference):
         raise InputError(
             "Expected inference=Betting() for scores of one step that share its noise, as those of input "

@@ -60,7 +60,7 @@ class RunningMoments:
 
 
 def has_signal(present: RunningMoments, absent: RunningMoments, signal: float) -> bool:
-    """Return whether canaries score what clipped ones do, as far as the noise lets one tell."""
+    """Return whether canaries score what clipped ones do, within the uncertainty that the noise leaves."""
     gap, spread = _gap(present, absent)
     return abs(gap - signal) <= max(_SURELY * spread, _ROUNDING)
 
@@ -81,7 +81,7 @@ def check_signal(present: RunningMoments, absent: RunningMoments, signal: float)
 
 
 def _gap(present: RunningMoments, absent: RunningMoments) -> tuple[float, float]:
-    """By how much present canaries score more, and the standard error of that."""
+    """Return by how much present canaries score more, and the standard error of that."""
     return present.mean - absent.mean, math.sqrt(present.error + absent.error)
 
 

@@ -79,7 +79,7 @@ class Course:
         The last lower bound is the one by ``Betting(horizon)``.
         """
         error = 1 - confidence
-        hypothesis.epsilon(hypothesis.parameter)  # the accountant's table is made around what is asked first
+        hypothesis.epsilon(hypothesis.parameter)  # the accountant's table is made around the first query
 
         def moment(count: int) -> Moment:
             seen = shares[:count]

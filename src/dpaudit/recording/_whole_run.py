@@ -25,7 +25,7 @@ from dpaudit.recording._trajectory import LiveBound
 from dpaudit.stats import Bound, Fixed, Guesses, Observations, Result, Simultaneous, audit, one_run_fdp_bound
 from dpaudit.stats.thresholds import BestOf
 
-# Sampling needs all the error it can have; too little noise is seen with less.
+# Sampling needs all the error it can have; too little noise is detected with less.
 _SHARES = {Fixed(0.0): 0.8, Simultaneous(): 0.2}
 _MANY_DRAWS = 20  # expected; to see none of them then has a probability of two in a billion
 
@@ -77,12 +77,12 @@ class LikelihoodRatios:
 
 @final
 class WholeRunRecorder:
-    """Adds up, for every canary, how much more likely its scores are if it is in the data set.
+    """Add up, for every canary, how much more likely its scores are if it is in the data set.
 
     The product of a canary's likelihood ratios over all steps is the most powerful test of the composed
     mechanism, so that each canary is one observation of the whole training. ``present`` says which canaries
     are in the data set. The claim is of DP-SGD with these four numbers. ``ratios`` are those of a training
-    that somebody else recorded.
+    that was recorded elsewhere.
 
     Observers compose it of more parts. ``claim`` reads the four numbers from the training; the noise and the
     sample rate that are known before the first step settle how scores are weighed. A canary has the share
@@ -139,7 +139,7 @@ class WholeRunRecorder:
 
     @property
     def num_steps(self) -> int:
-        """How many steps are planned; if nobody says, those that were recorded."""
+        """How many steps are planned; if that is not known, those that were recorded."""
         return self._planned or self.num_done
 
     @property
@@ -184,7 +184,7 @@ class WholeRunRecorder:
         raise InputError("Expected to wait for the end with sampling=True: there is no bound before it.")
 
     def close(self) -> None:
-        """Say that the run is over. Nothing depends on it: there is no bound before."""
+        """Note that the run is over. Nothing depends on it: there is no bound before."""
 
     @property
     def observations(self) -> Observations:
@@ -198,47 +198,43 @@ class WholeRunRecorder:
         ``num_steps`` or ``delta``.
 
         By default two thresholds share the error. One is where present and absent are equally likely under
-        the claim, known before the data: the best place to see sampling. Where there is less noise than
-        claimed, all scores move, and that place may tell nothing; so the other is the best of many.
+        the claim, known before the data: the best one to see sampling. Where there is less noise than
+        claimed, all scores move, and it may be useless; so the other is the best of many.
         """
-        claim, observations = self._judged(method)
-        usual: dict[str, Any] = {
-            "claim": claim,
-            "confidence": self.confidence,
-            "tradeoff": _curve(claim),
-        }
+        claim, observations = self._claim_and_observations(method)
+        usual: dict[str, Any] = {"claim": claim, "confidence": self.confidence, "tradeoff": _curve(claim)}
         if {"threshold", "inference"} & method.keys():
             result = audit(observations, **(usual | {"threshold": Fixed(0.0)} | method))
         else:
-            result = _larger(observations, **(usual | method))
+            result = _larger_bound(observations, **(usual | method))
         return replace(result, not_covered=self.not_covered)
 
-    def one_run_bound(self, **asked: Any) -> Bound:
+    def one_run_bound(self, **given: Any) -> Bound:
         """Return a bound that holds also if the canaries of the run depend on each other; it is looser.
 
         The recorder of an observer takes any part of the claim here, as :meth:`audit` does.
         """
-        claim, _ = self._judged(asked)
-        if asked:
-            raise TypeError(f"one_run_bound() got an unexpected keyword argument {next(iter(asked))!r}")
+        claim, _ = self._claim_and_observations(given)
+        if given:
+            raise TypeError(f"one_run_bound() got an unexpected keyword argument {next(iter(given))!r}")
         guesses = Guesses.from_scores(self._ratios.values, self.present, num_guesses=self.present.size)
         return one_run_fdp_bound(
             guesses, tradeoff=_curve(claim), delta=claim.delta, confidence=self.confidence
         )
 
-    def _judged(self, keywords: dict[str, Any]) -> tuple[Claim, Observations]:
+    def _claim_and_observations(self, keywords: dict[str, Any]) -> tuple[Claim, Observations]:
         """Return what is claimed, with what the keywords say of it, and the scores of a finished run.
 
         A run that is longer than claimed is judged too: that it leaks more shows in the scores.
         """
-        asked = self._claims.pop_params(keywords)
+        given = self._claims.pop_params(keywords)
         if self._signal is not None:
             self._require_draws()
         if self._finished is not None:
             self._finished(self._ratios.sample_rate)
         if self._signal is not None:
             check_signal(self._joined, self._absent, self._signal)
-        claim = self._claims.claim(self.num_done, asked, may_be_longer=True)
+        claim = self._claims.claim(self.num_done, given, may_be_longer=True)
         return claim, self._ratios.observations(_curve(claim).num_steps)
 
     def _require_draws(self) -> None:
@@ -273,7 +269,7 @@ def _curve(claim: Claim) -> SubsampledGaussian:
     return claim.training
 
 
-def _larger(observations: Observations, *, confidence: float, **method: Any) -> Result:
+def _larger_bound(observations: Observations, *, confidence: float, **method: Any) -> Result:
     """Return the larger of two bounds that share the error: together they err as often as one would."""
     error = 1 - _validate.confidence(confidence)
     found = [

@@ -27,14 +27,7 @@ from dpaudit.stats.inference import (
     Kind,
     ThresholdResult,
 )
-from dpaudit.stats.thresholds import (
-    Fixed,
-    HeldOut,
-    Predictable,
-    SameData,
-    Simultaneous,
-    ThresholdRule,
-)
+from dpaudit.stats.thresholds import Fixed, HeldOut, Predictable, SameData, Simultaneous, ThresholdRule
 from dpaudit.stats.tradeoffs import ApproximateDP, PureDP, TradeOff
 
 _FEW = 10  # below, a part held out has nothing to choose on
@@ -95,7 +88,7 @@ def lower_bound(
     threshold: ThresholdRule | None = None,
     confidence: float = 0.95,
 ) -> Bound:
-    """The largest parameter of ``tradeoff`` that the observations refute, and its epsilon at ``delta``.
+    """Return the largest refuted parameter of ``tradeoff``, and its epsilon at ``delta``.
 
     Give scores and a threshold rule, or counts at a threshold that was chosen before the data.
 
@@ -176,7 +169,7 @@ def default_method(
     inference: Inference | None = None,
     rule: ThresholdRule | None = None,
 ) -> tuple[Inference, ThresholdRule]:
-    """Fill in what was not given. Must not look at the scores: that would be choosing on the data."""
+    """Fill in what was not given, without reading the scores: that would be choosing on the data."""
     if rule is None:
         rule = _rule(observations, tradeoff, inference)
     if inference is None:
@@ -190,7 +183,7 @@ def _rule(observations: Observations, tradeoff: TradeOff, inference: Inference |
     if isinstance(inference, Betting) or (inference is None and observations.is_stepped):
         return Predictable()
     few = min(observations.with_canary.size, observations.without_canary.size)
-    # (eps, delta)-DP is told apart in the tails, so that the place of the threshold matters
+    # violations of (eps, delta)-DP show in the tails, so the position of the threshold matters
     tails = isinstance(tradeoff, ApproximateDP | PureDP)
     bands = few < _FEW or (tails and few >= _MANY)
     if bands and (inference is None or isinstance(inference, ClopperPearson)):

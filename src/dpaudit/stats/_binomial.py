@@ -16,14 +16,14 @@ _DEVIATIONS = 8.0  # how far a sum over counts reaches: it leaves out less than 
 
 
 def upper_rate(errors: IntArray, trials: int, error: float) -> FloatArray:
-    """The rate that ``errors`` of ``trials`` rule out at level ``error``; 1 if all were errors."""
+    """Return the rate that ``errors`` of ``trials`` rule out at level ``error``; 1 if all were errors."""
     errors = np.asarray(errors)
     upper = special.betaincinv(errors + 1.0, np.maximum(trials - errors, 1.0), 1 - error)
     return np.where(errors >= trials, 1.0, upper)
 
 
 def upper_rate_chords(errors: IntArray, trials: int, error: float) -> FloatArray:
-    """Not above :func:`upper_rate`, by less than 1e-5 of it, and a hundred times cheaper for many counts.
+    """Return a lower bound on :func:`upper_rate`, within 1e-5 of it: a hundred times cheaper for many counts.
 
     The upper end is concave in the number of errors, so that its chords lie below it.
     """
@@ -33,7 +33,7 @@ def upper_rate_chords(errors: IntArray, trials: int, error: float) -> FloatArray
 
 @lru_cache(maxsize=16)
 def _knots(trials: int, error: float) -> tuple[FloatArray, FloatArray]:
-    """Every count up to 256, then counts 2 % apart, and the same from the other end."""
+    """Return every count up to 256, then counts 2 % apart, and the same from the other end."""
     apart = np.geomspace(256, max(trials / 2, 256), 2 + int(50 * math.log(max(trials / 512, 1))))
     half = np.minimum(np.concatenate([np.arange(256), apart.astype(np.int64)]), trials)
     knots = np.union1d(half, trials - half)
@@ -41,36 +41,36 @@ def _knots(trials: int, error: float) -> tuple[FloatArray, FloatArray]:
 
 
 def plausible_rate(errors: int, trials: int, error: float) -> tuple[float, float]:
-    """Clopper and Pearson's two-sided interval."""
+    """Return the two-sided interval of Clopper and Pearson."""
     low = 1 - float(upper_rate(np.asarray(trials - errors), trials, error / 2))
     return max(low, 0.0), float(upper_rate(np.asarray(errors), trials, error / 2))
 
 
 def binomial_cdf(successes: FloatArray, trials: int, rate: float | FloatArray) -> FloatArray:
-    """P(Binomial <= successes), 0 below 0 and 1 from ``trials`` on."""
+    """Return P(Binomial <= successes): 0 below 0 and 1 from ``trials`` on."""
     inside = np.clip(successes, 0, trials - 1)
     value = special.betaincc(inside + 1.0, trials - inside, rate)
     return np.where(successes < 0, 0.0, np.where(successes >= trials, 1.0, value))
 
 
 def plausible_counts(trials: int, low: float, high: float) -> IntArray:
-    """The counts that matter for a rate between ``low`` and ``high``."""
+    """Return the counts that matter for a rate between ``low`` and ``high``."""
     ends = []
     for rate, sign in ((low, -1), (high, 1)):
-        reach = _DEVIATIONS * (math.sqrt(trials * rate * (1 - rate)) + _DEVIATIONS)
-        ends.append(min(max(int(trials * rate + sign * reach), 0), trials))
+        half_width = _DEVIATIONS * (math.sqrt(trials * rate * (1 - rate)) + _DEVIATIONS)
+        ends.append(min(max(int(trials * rate + sign * half_width), 0), trials))
     return np.arange(ends[0], ends[1] + 1)
 
 
 @lru_cache(maxsize=128)
 def binomial_pmf(trials: int, rate: float) -> tuple[int, FloatArray]:
-    """The first count that matters, and the probabilities from there on."""
+    """Return the first count that matters, and the probabilities from there on."""
     rate = min(max(rate, 1e-300), 1 - 1e-16)
     counts = plausible_counts(trials, rate, rate)
     logs = _log_choose(trials, int(counts[0]), int(counts[-1]) + 1)
     other = math.log1p(-rate)
     pmf = np.exp(logs + counts * (math.log(rate) - other) + trials * other)
-    pmf.flags.writeable = False  # others get the same one
+    pmf.flags.writeable = False  # the cache returns the same array again
     return int(counts[0]), pmf
 
 
@@ -98,47 +98,47 @@ class Region:
         self._most_fn = most_fn.astype(np.int64)
 
     def probability(self, fpr: float, fnr: float) -> float:
-        """How probable these outcomes are under the two rates."""
-        weights, limits = self._given(fpr)
+        """Return how probable these outcomes are under the two rates."""
+        weights, limits = self._conditional(fpr)
         return _dot(weights, self._at_most(limits, fnr)[0])
 
     def fnr(self, fpr: float, probability: float, near: float) -> float:
-        """The fnr at which, with this fpr, these outcomes have this probability; 0 or 1 if there is none.
+        """Return the fnr at which, with this fpr, outcomes have this probability; 0 or 1 if there is none.
 
         ``near`` is a guess. On the probit scale the probability is nearly linear.
         """
-        weights, limits = self._given(fpr)
+        weights, limits = self._conditional(fpr)
         if weights[limits >= 0].sum() <= probability:
             return 0.0
         if weights[limits >= self._present].sum() >= probability:
             return 1.0
         target = float(special.ndtri(probability))
 
-        def excess(place: float) -> tuple[float, float]:
-            rate = float(special.ndtr(place))
+        def excess(probit: float) -> tuple[float, float]:
+            rate = float(special.ndtr(probit))
             below, density = self._at_most(limits, rate)
             height = float(special.ndtri(min(max(_dot(weights, below), 1e-300), 1 - 1e-16)))
-            slope = -_dot(weights, density) / (1 - rate) * math.exp((height**2 - place**2) / 2)
+            slope = -_dot(weights, density) / (1 - rate) * math.exp((height**2 - probit**2) / 2)
             return height - target, slope
 
         close = 0.01 / math.sqrt(self._present)  # a hundredth of a standard deviation
         return float(special.ndtr(falling_root(excess, float(special.ndtri(near)), -37.0, 8.0, close)))
 
-    def _given(self, fpr: float) -> tuple[FloatArray, IntArray]:
-        """The probability of every number of false positives that matters, and its limit."""
+    def _conditional(self, fpr: float) -> tuple[FloatArray, IntArray]:
+        """Return the probability of every number of false positives that matters, and its limit."""
         first, weights = binomial_pmf(self._absent, fpr)
         low = max(first, self._first)
         high = max(min(first + weights.size, self._first + self._most_fn.size), low)
         return weights[low - first : high - first], self._most_fn[low - self._first : high - self._first]
 
     def _at_most(self, limits: IntArray, fnr: float) -> tuple[FloatArray, FloatArray]:
-        """P(false negatives <= limit) for every limit, and its derivative by fnr times -(1 - fnr)."""
+        """Return P(false negatives <= limit) for every limit, and its derivative by fnr times -(1 - fnr)."""
         start, pmf = binomial_pmf(self._present, fnr)
-        places = np.minimum(np.maximum(limits - (start - 1), 0), pmf.size + 1)
+        indices = np.minimum(np.maximum(limits - (start - 1), 0), pmf.size + 1)
         padded = np.zeros(pmf.size + 2)
         padded[1:-1] = pmf
         # one running sum serves all limits
-        return np.cumsum(padded)[places], padded[places] * (self._present - limits)
+        return np.cumsum(padded)[indices], padded[indices] * (self._present - limits)
 
 
 def _dot(weights: FloatArray, values: FloatArray) -> float:

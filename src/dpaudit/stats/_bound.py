@@ -106,7 +106,7 @@ class Bound:
 
 
 def plain(value: float) -> float | str:
-    """JSON has no infinity: the word stands for it."""
+    """Return the value, or "inf" for infinity, which JSON does not have."""
     return value if abs(value) != float("inf") else "inf"
 
 

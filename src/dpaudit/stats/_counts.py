@@ -1,4 +1,4 @@
-"""What an attack got wrong: counts at a threshold, counts of every step, and guesses without a threshold."""
+"""Errors of an attack: counts at a threshold, counts of every step, and guesses without a threshold."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ErrorCounts:
 
     @classmethod
     def perfect(cls, num_absent: int, num_present: int) -> ErrorCounts:
-        """What an attack that is never wrong would count."""
+        """Return what an attack that is never wrong would count."""
         return cls(false_positives=0, num_absent=num_absent, false_negatives=0, num_present=num_present)
 
     @property
@@ -48,7 +48,7 @@ class ErrorCounts:
         return self.false_negatives / self.num_present
 
     def to_dict(self) -> dict[str, int]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
@@ -56,14 +56,14 @@ def count(observations: Observations, threshold: float) -> ErrorCounts:
     """Count the errors at one threshold, in one pass and in bounded memory."""
     absent, present = observations.without_canary, observations.with_canary
     return ErrorCounts(
-        false_positives=_above("without_canary", absent, threshold),
+        false_positives=_count_above("without_canary", absent, threshold),
         num_absent=absent.size,
-        false_negatives=present.size - _above("with_canary", present, threshold),
+        false_negatives=present.size - _count_above("with_canary", present, threshold),
         num_present=present.size,
     )
 
 
-def _above(name: str, scores: ScoreArray, threshold: float) -> int:
+def _count_above(name: str, scores: ScoreArray, threshold: float) -> int:
     # A Python float keeps float32 scores float32: no copy in double precision. The threshold is then
     # rounded to float32 as well, to the scores' own precision.
     above = 0
@@ -90,7 +90,7 @@ class Steps:
 
     @classmethod
     def of(cls, observations: Observations) -> Steps:
-        """The steps of ``observations``, whatever their shape."""
+        """Return the steps of ``observations``, whatever their shape."""
         observations = observations.in_memory()
         absent, present = observations.without_canary, observations.with_canary
         if observations.with_steps is not None and observations.without_steps is not None:
@@ -107,12 +107,12 @@ class Steps:
         )
 
     def before(self, step: int) -> tuple[ScoreArray, ScoreArray]:
-        """The absent and present scores of all steps before ``step``."""
+        """Return the absent and present scores of all steps before ``step``."""
         first, second = (int(np.searchsorted(steps, step)) for steps in (self.absent_step, self.present_step))
         return self.absent[:first], self.present[:second]
 
     def errors(self, threshold: FloatArray) -> StepErrors:
-        """Errors of every step at its own threshold."""
+        """Return errors of every step at its own threshold."""
         above = self.absent > threshold[self.absent_step]
         below = self.present <= threshold[self.present_step]
         return StepErrors(
@@ -135,7 +135,7 @@ class StepErrors:
     by_coin: bool
 
     def balanced(self) -> FloatArray:
-        """A number in [0, 1] a step, whose mean is (fpr + fnr) / 2.
+        """Return a number in [0, 1] a step, whose mean is (fpr + fnr) / 2.
 
         Under fair coins that is the share of wrong guesses, whatever the coins showed; for fixed groups
         it is the average of the two shares.
@@ -146,7 +146,7 @@ class StepErrors:
         return (self.false_positives / self.num_absent + self.false_negatives / self.num_present) / 2
 
     def after_first(self) -> StepErrors:
-        """The same without the first step."""
+        """Return the same without the first step."""
         return StepErrors(
             self.false_positives[1:],
             self.num_absent[1:],
@@ -156,7 +156,7 @@ class StepErrors:
         )
 
     def total(self) -> ErrorCounts:
-        """The counts of all steps together."""
+        """Return the counts of all steps together."""
         return ErrorCounts(
             false_positives=int(self.false_positives.sum()),
             num_absent=int(self.num_absent.sum()),
@@ -166,7 +166,7 @@ class StepErrors:
 
 
 def _deal(size: int, num_steps: int) -> IntArray:
-    """The step of each of ``size`` scores, in order and as even as can be."""
+    """Return the step of each of ``size`` scores, in order and as even as can be."""
     return np.arange(size) * num_steps // size
 
 
@@ -200,9 +200,7 @@ class Guesses:
             raise InputError(
                 f"Expected one score and one presence a canary, got {values.shape} and {truth.shape}."
             )
-        if not np.isfinite(values).all():
-            index = int(np.flatnonzero(~np.isfinite(values))[0])
-            raise InputError(f"Expected finite scores, got scores[{index}]={values[index]}.")
+        require_finite("scores", 0, values)
         if truth.dtype != np.bool_ and not np.isin(truth, (0, 1)).all():
             raise InputError("Expected present to hold only 0 and 1 (or False and True).")
         if _validate.whole("num_guesses", num_guesses, low=0) > values.size:
@@ -215,5 +213,5 @@ class Guesses:
         return cls(num_canaries=values.size, num_guesses=num_guesses, num_correct=right)
 
     def to_dict(self) -> dict[str, int]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)

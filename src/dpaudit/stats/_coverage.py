@@ -1,4 +1,4 @@
-"""How often a bound exceeds the truth: simulated with mechanisms that reach their own curve."""
+"""How often a bound exceeds the truth: simulated with mechanisms that attain their own curve."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Coverage:
         return math.sqrt(self.exceeded * (1 - self.exceeded) / self.repetitions)
 
     def is_sound(self, confidence: float) -> bool:
-        """Whether the share is at most 1 - confidence, within three standard errors of that."""
+        """Return whether the share is at most 1 - confidence, within three standard errors of that."""
         error = 1 - confidence
         return self.exceeded <= error + 3 * math.sqrt(error * (1 - error) / self.repetitions)
 
@@ -42,7 +42,7 @@ def ideal_observations(
     num_present: int | tuple[int, int],
     rng: np.random.Generator,
 ) -> Observations:
-    """Scores of the best attack on a mechanism whose curve is the family's; 1/2 is the midpoint.
+    """Return scores of the best attack on a mechanism whose curve is the family's; 1/2 is the midpoint.
 
     The best attack's score is, but for its scale, the false positive rate at which it would just call
     "present". For absent canaries that is uniform; for present ones it is at most x with probability
@@ -51,9 +51,7 @@ def ideal_observations(
     middle = 0.5 + tradeoff.balanced_error(parameter)
     present = tradeoff.fnr(parameter, rng.random(num_present))
     return Observations(
-        with_canary=middle - present,
-        without_canary=middle - rng.random(num_absent),
-        normalized=True,
+        with_canary=middle - present, without_canary=middle - rng.random(num_absent), normalized=True
     )
 
 

@@ -21,7 +21,7 @@ from dpaudit.errors import InputError
 # One megabyte of float32: a piece stays in the second-level cache while it is checked and compared.
 _CHUNK = 1 << 18
 FAIR = "every canary was present by a fair coin of its own"  # what a bound assumes
-_ERROR = 1e-9  # how often fair coins are refused
+_REFUSAL_RATE = 1e-9  # how often fair coins are refused
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,7 +56,6 @@ class Observations:
                 "Expected both sides one-dimensional, or both steps x canaries with as many steps, got "
                 f"with_canary of shape {present} and without_canary of shape {absent}."
             )
-
         _check_steps(self)
 
     def __repr__(self) -> str:
@@ -68,11 +67,11 @@ class Observations:
     def from_presence(
         cls, scores: ArrayLike, present: ArrayLike, *, normalized: bool = False
     ) -> Observations:
-        """Scores and, for each, whether its canary was present: one-dimensional, or steps x canaries.
+        """Split scores by whether their canary was present: one-dimensional, or steps x canaries.
 
         Steps x canaries means that every canary of every step was present by a fair coin of its own:
-        the share of wrong guesses of a step then has the balanced error as its mean. A mask that cannot
-        have come about so is refused.
+        the share of wrong guesses of a step then has the balanced error as its mean. A mask that fair
+        coins would hardly give is refused.
 
         >>> Observations.from_presence([0.1, 0.9, 0.4], [False, True, True])
         Observations(with_canary=2 scores, without_canary=1 scores)
@@ -92,13 +91,11 @@ class Observations:
         )
 
     def in_memory(self) -> Observations:
-        """The same with memory-mapped files read and checked: for what needs all scores at once."""
+        """Return the same with memory-mapped files read and checked: for what needs all scores at once."""
         if not (is_on_disk(self.with_canary) or is_on_disk(self.without_canary)):
             return self
         return replace(
-            self,
-            with_canary=np.array(self.with_canary),
-            without_canary=np.array(self.without_canary),
+            self, with_canary=np.array(self.with_canary), without_canary=np.array(self.without_canary)
         )
 
     @property
@@ -120,7 +117,7 @@ class Observations:
 
 
 def _check_steps(observations: Observations) -> None:
-    """The steps of coin-flip canaries: one a score, in order (rules that look back rely on it)."""
+    """Require one step for each score, in order: predictable rules rely on it."""
     pairs = (
         ("with_steps", observations.with_steps, observations.with_canary),
         ("without_steps", observations.without_steps, observations.without_canary),
@@ -184,29 +181,29 @@ def require_fair(present: BoolArray) -> None:
     }
     for where, (found, number) in counts.items():
         least = _probabilities(found, number)
-        if least.min() < _ERROR / (len(counts) * least.size):
-            there = int(found[least.argmin()])
+        if least.min() < _REFUSAL_RATE / (len(counts) * least.size):
+            worst = int(found[least.argmin()])
             raise InputError(
                 "Expected each canary of each step to be present by a fair coin of its own, got "
-                f"{there:,} of {number:,} present {where}. For other designs give the scores with and "
+                f"{worst:,} of {number:,} present {where}. For other designs give the scores with and "
                 "without the canary apart."
             )
 
 
 def _probabilities(counts: IntArray, number: int) -> FloatArray:
-    """Of a count of heads that is as far from half, among so many fair coins."""
+    """Return how likely ``number`` fair coins are to show heads at least as far from half as each count."""
     fewer = np.minimum(counts, number - counts)
     likely: FloatArray = np.minimum(1.0, 2 * bdtr(fewer, number, 0.5))
     return likely
 
 
 def is_on_disk(scores: ScoreArray) -> bool:
-    """Whether ``scores`` is a whole memory-mapped file (a slice of one does not know its place)."""
+    """Return whether ``scores`` is a whole memory-mapped file (a slice of one does not know its offset)."""
     return isinstance(scores, np.memmap) and isinstance(scores.base, mmap.mmap)
 
 
 def chunks(scores: ScoreArray) -> Iterator[tuple[int, ScoreArray]]:
-    """The scores in flat order, as (index of the first, piece). A piece lasts until the next is asked for."""
+    """Yield (index of the first, piece) in flat order; a piece is valid until the next one is requested."""
     if isinstance(scores, np.memmap) and is_on_disk(scores) and scores.flags.c_contiguous:
         yield from _from_file(scores)
         return

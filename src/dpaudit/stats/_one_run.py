@@ -21,7 +21,7 @@ _BEFORE = "which canaries to guess was decided without the truth, and how many b
 
 
 def one_run_bound(guesses: Guesses, *, delta: float, confidence: float = 0.95) -> Bound:
-    """The (eps, delta) bound of Steinke, Nasr and Jagielski 2023.
+    """Return the (eps, delta) bound of Steinke, Nasr and Jagielski 2023.
 
     >>> guesses = Guesses(num_canaries=1000, num_guesses=100, num_correct=95)
     >>> round(one_run_bound(guesses, delta=1e-5).epsilon, 2)
@@ -29,15 +29,15 @@ def one_run_bound(guesses: Guesses, *, delta: float, confidence: float = 0.95) -
     """
     _require_guesses(guesses)
     delta, error = _validate.delta(delta), 1 - _validate.confidence(confidence)
-    family = ApproximateDP(delta)
     epsilon = last_true(lambda eps: _p_value(guesses, eps, delta) <= error)
-    return _bound(guesses, family, epsilon, delta, confidence, Named("one-run (Steinke 2023)"), ())
+    family, name = ApproximateDP(delta), "one-run (Steinke 2023)"
+    return _bound(guesses, family, epsilon, delta=delta, confidence=confidence, name=name)
 
 
 def one_run_fdp_bound(
     guesses: Guesses, *, tradeoff: TradeOff, delta: float, confidence: float = 0.95
 ) -> Bound:
-    """The bound of Mahloujifar, Melis and Chaudhuri 2024 for any trade-off curve.
+    """Return the bound of Mahloujifar, Melis and Chaudhuri 2024 for any trade-off curve.
 
     >>> from dpaudit import Gaussian
     >>> guesses = Guesses(num_canaries=1000, num_guesses=100, num_correct=95)
@@ -48,16 +48,8 @@ def one_run_fdp_bound(
     delta, error = _validate.delta(delta), 1 - _validate.confidence(confidence)
     family = tradeoff.at(delta)
     parameter = last_true(lambda p: too_many_correct(guesses, family, p, error), tolerance=1e-6)
-    assumed = family.assumption(delta)
-    return _bound(
-        guesses,
-        family,
-        parameter,
-        delta,
-        confidence,
-        Named("one-run f-DP (Mahloujifar 2024)"),
-        (assumed,) if assumed else (),
-    )
+    name = "one-run f-DP (Mahloujifar 2024)"
+    return _bound(guesses, family, parameter, delta=delta, confidence=confidence, name=name)
 
 
 def _require_guesses(guesses: Guesses) -> None:
@@ -65,32 +57,27 @@ def _require_guesses(guesses: Guesses) -> None:
         raise InputError(f"Expected guesses to be Guesses(...), got a {type(guesses).__name__}.")
 
 
-def _bound(  # noqa: PLR0917
-    guesses: Guesses,
-    family: TradeOff,
-    parameter: float,
-    delta: float,
-    confidence: float,
-    inference: Named,
-    assumptions: tuple[str, ...],
+def _bound(
+    guesses: Guesses, family: TradeOff, parameter: float, *, delta: float, confidence: float, name: str
 ) -> Bound:
+    assumed = family.assumption(delta)
     return Bound(
         epsilon=family.epsilon(parameter, delta),
         delta=delta,
         confidence=confidence,
         parameter=parameter,
         tradeoff=family,
-        inference=inference,
+        inference=Named(name),
         threshold_rule=Named("guesses"),
         threshold=None,
         counts=guesses,
         kind=Kind.CONFIDENCE,
-        assumptions=(*assumptions, FAIR, _BEFORE),
+        assumptions=(*((assumed,) if assumed else ()), FAIR, _BEFORE),
     )
 
 
 def _p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """P[Bin(r, s) >= v] + 2 m delta max_i (1/i) P[v > Bin(r, s) >= v - i]."""
+    """Return P[Bin(r, s) >= v] + 2 m delta max_i (1/i) P[v > Bin(r, s) >= v - i]."""
     trials, right = guesses.num_guesses, guesses.num_correct
     if right == 0:
         return 1.0
@@ -103,7 +90,7 @@ def _p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 
 def too_many_correct(guesses: Guesses, family: TradeOff, parameter: float, error: float) -> bool:
-    """Whether so many correct guesses have probability below ``error`` under the curve.
+    """Return whether this many correct guesses have probability below ``error`` under the curve.
 
     The recursion of the paper's Algorithm 3, from the number of correct guesses down to none: ``right``
     and ``wrong`` are the least probabilities of a correct and of a wrong guess that are consistent with

@@ -16,7 +16,7 @@ from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inferen
 from dpaudit.stats.thresholds import Fixed
 from dpaudit.stats.tradeoffs import TradeOff
 
-_MOST = 10_000_000  # more than this nobody makes to find one leak
+_MOST = 10_000_000  # more is never worth it to find one leak
 _MOST_SCORES = 1_000_000_000  # a side; finding the power takes longer with more
 
 
@@ -39,7 +39,7 @@ class Leak:
             )
 
     def parameter(self, claim: Claimed, hypothesis: Hypothesis) -> float:
-        """The leaky mechanism's parameter in the family of ``hypothesis``."""
+        """Return the leaky mechanism's parameter in the family of ``hypothesis``."""
         if self.noise_factor is None:
             return self._with_epsilon(claim, hypothesis)
         if not hypothesis.tradeoff.is_inverse_noise:
@@ -95,7 +95,7 @@ class Plan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "inference": self.inference.to_dict(),
             "num_steps": self.num_steps,
@@ -116,7 +116,7 @@ def plan_observations(
     confidence: float = 0.95,
     tradeoff: TradeOff | None = None,
 ) -> Plan:
-    """How many independent scores a side find the leak with probability ``power``.
+    """Return how many independent scores a side find the leak with probability ``power``.
 
     As everywhere here, for an ideal attack with its threshold at the midpoint, chosen before the data.
 
@@ -140,10 +140,10 @@ def plan_steps(
     confidence: float = 0.95,
     tradeoff: TradeOff | None = None,
 ) -> Plan:
-    """How many steps find the leak, with ``num_canaries`` scores a step and side."""
+    """Return how many steps find the leak, with ``num_canaries`` scores a step and side."""
     method = Betting() if inference is None else inference
     planner = _Planner.of(claim, method, confidence, tradeoff)
-    return planner.plan_steps(planner.leak(leak, power), _size_of("num_canaries", num_canaries))
+    return planner.plan_steps(planner.leak(leak, power), _validated_size("num_canaries", num_canaries))
 
 
 def plan_canaries(
@@ -156,10 +156,10 @@ def plan_canaries(
     confidence: float = 0.95,
     tradeoff: TradeOff | None = None,
 ) -> Plan:
-    """How many canaries a step and side find the leak in ``num_steps`` steps."""
+    """Return how many canaries a step and side find the leak in ``num_steps`` steps."""
     method = Betting() if inference is None else inference
     planner = _Planner.of(claim, method, confidence, tradeoff)
-    return planner.plan_canaries(planner.leak(leak, power), _size_of("num_steps", num_steps))
+    return planner.plan_canaries(planner.leak(leak, power), _validated_size("num_steps", num_steps))
 
 
 def smallest_leak(
@@ -172,24 +172,23 @@ def smallest_leak(
     confidence: float = 0.95,
     tradeoff: TradeOff | None = None,
 ) -> Power:
-    """The smallest leak found with probability ``power``, from this many scores a step and side."""
+    """Return the smallest leak found with probability ``power``, from this many scores a step and side."""
     method = inference or (JointExact() if num_canaries == 1 else Betting())
     planner = _Planner.of(claim, method, confidence, tradeoff)
-    sizes = _size_of("num_steps", num_steps), _size_of("num_canaries", num_canaries)
+    sizes = _validated_size("num_steps", num_steps), _validated_size("num_canaries", num_canaries)
     _validate.whole("num_steps x num_canaries", sizes[0] * sizes[1], high=_MOST_SCORES)
     claimed = planner.hypothesis.parameter
-    return planner.described(
-        planner.design(*sizes).smallest_leak(claimed, _validate.fraction("power", power)), power
-    )
+    parameter = planner.design(*sizes).smallest_leak(claimed, _validate.fraction("power", power))
+    return Power.of(parameter, planner.hypothesis, power)
 
 
-def _size_of(name: str, value: int) -> int:
+def _validated_size(name: str, value: int) -> int:
     return _validate.whole(name, value, high=_MOST_SCORES)
 
 
 @dataclass(frozen=True)
 class _Planner:
-    """Searches the sizes at which a method refutes a claim."""
+    """The search for sizes at which a method refutes a claim."""
 
     claim: Claimed
     hypothesis: Hypothesis
@@ -213,10 +212,7 @@ class _Planner:
     def leak(self, leak: Leak, power: float) -> Power:
         require(leak, Leak, "leak", "Leak(noise_factor=0.8)")
         parameter = leak.parameter(self.claim, self.hypothesis)
-        return self.described(parameter, _validate.fraction("power", power))
-
-    def described(self, parameter: float, power: float) -> Power:
-        return Power.of(parameter, self.hypothesis, power)
+        return Power.of(parameter, self.hypothesis, _validate.fraction("power", power))
 
     def design(self, num_steps: int, num_canaries: int) -> AuditDesign:
         size = num_steps * num_canaries
@@ -244,28 +240,28 @@ class _Planner:
         )
 
     def _enough(self, leak: Power, design: Callable[[int], AuditDesign], most: int) -> int | None:
-        """The least size with the power, to four digits: more would only follow the jumps of counts."""
+        """Return the least size with the power, to four digits: more would follow the jumps of counts."""
         claimed, actual = self.hypothesis.parameter, leak.parameter
-        place = first_true_integer(
-            lambda i: design(_size(i)).power(claimed, actual) >= leak.probability, 1, _place(most)
+        index = first_true_integer(
+            lambda i: design(_nth_size(i)).power(claimed, actual) >= leak.probability, 1, _size_index(most)
         )
-        return None if place is None else _size(place)
+        return None if index is None else _nth_size(index)
 
 
-def _size(place: int) -> int:
-    """The numbers of at most four significant digits, in their order.
+def _nth_size(index: int) -> int:
+    """Return a number from the ordered sequence of those with at most four significant digits.
 
-    >>> [_size(place) for place in (1, 9999, 10_000, 10_001, 19_000)]
+    >>> [_nth_size(index) for index in (1, 9999, 10_000, 10_001, 19_000)]
     [1, 9999, 10000, 10010, 100000]
     """
-    exponent = max((place - 1000) // 9000, 0)
-    return (place - 9000 * exponent) * int(10**exponent)
+    exponent = max((index - 1000) // 9000, 0)
+    return (index - 9000 * exponent) * int(10**exponent)
 
 
-def _place(size: int) -> int:
-    """The place of the largest such number up to ``size``.
+def _size_index(size: int) -> int:
+    """Return the index of the largest such number up to ``size``.
 
-    >>> _place(10_005), _place(9_999), _place(7)
+    >>> _size_index(10_005), _size_index(9_999), _size_index(7)
     (10000, 9999, 7)
     """
     exponent = max(len(str(size)) - 4, 0)

@@ -14,15 +14,15 @@ from dpaudit.stats._counts import ErrorCounts, StepErrors
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference
-from dpaudit.stats.inference._betting import MOST, stake
+from dpaudit.stats.inference._betting import MAX_LOSS, stake
 from dpaudit.stats.thresholds import ThresholdRule
 
-_IMPLAUSIBLE = 1e-3  # what an audit would hold for the fpr is left out with this probability
+_IMPLAUSIBLE = 1e-3  # the error of the interval of plausible fprs
 
 
 @dataclass(frozen=True)
 class AuditDesign:
-    """The sizes of an audit, after its threshold rule has taken its part, with its method."""
+    """The sizes of an audit, less what its threshold rule holds out, with its method."""
 
     inference: Inference
     rule: ThresholdRule
@@ -34,13 +34,9 @@ class AuditDesign:
 
     @classmethod
     def of(
-        cls,
-        observations: Observations,
-        inference: Inference,
-        rule: ThresholdRule,
-        query: BoundQuery,
+        cls, observations: Observations, inference: Inference, rule: ThresholdRule, query: BoundQuery
     ) -> AuditDesign:
-        """The design behind ``observations``."""
+        """Return the design behind ``observations``."""
         return cls.sized(
             num_absent=observations.without_canary.size,
             num_present=observations.with_canary.size,
@@ -63,7 +59,7 @@ class AuditDesign:
         query: BoundQuery,
         normalized: bool = True,
     ) -> AuditDesign:
-        """A design of these sizes before the rule has taken its part; ``num_steps`` if canaries share."""
+        """Return a design from sizes before the rule holds any out; ``num_steps`` if canaries share steps."""
         left = replace(query, error_rate=rule.error(query.error_rate, num_absent))
         if num_steps is None:
             absent, present = rule.counted(num_absent), rule.counted(num_present)
@@ -73,18 +69,18 @@ class AuditDesign:
         return cls(inference, rule, left, absent, present, steps, normalized)
 
     def max_refutable(self) -> float:
-        """The parameter that an attack without a single error would refute."""
+        """Return the parameter that an attack without a single error would refute."""
         if isinstance(self.inference, ExactInference):
             counts = ErrorCounts.perfect(self.num_absent, self.num_present)
             return self.inference.parameter(counts, self.query)
         assert isinstance(self.inference, Betting)
         none = np.zeros(self.num_steps, dtype=np.int64)
-        sizes = [np.full(self.num_steps, self._a_step(n)) for n in (self.num_absent, self.num_present)]
+        sizes = [np.full(self.num_steps, self._per_step(n)) for n in (self.num_absent, self.num_present)]
         errors = StepErrors(none, sizes[0], none, sizes[1], by_coin=False)
         return self.inference.from_errors(errors, self.query)
 
     def power(self, claimed: float, actual: float) -> float:
-        """The probability of refuting ``claimed`` when the mechanism has parameter ``actual``.
+        """Return the probability of refuting ``claimed`` when the mechanism has parameter ``actual``.
 
         For an ideal attack, one that reaches the mechanism's own curve at the rule's operating point.
         """
@@ -98,7 +94,7 @@ class AuditDesign:
         return self._betting_power(claimed, fpr, fnr)
 
     def smallest_leak(self, claimed: float, probability: float = 0.8) -> float:
-        """The smallest parameter above ``claimed`` that would be flagged with this probability."""
+        """Return the smallest parameter above ``claimed`` that would be flagged with this probability."""
         target = float(special.ndtri(probability))
 
         def missing(excess: float) -> float:
@@ -107,11 +103,11 @@ class AuditDesign:
 
         return claimed + last_positive(missing, max(0.1 * claimed, 1e-6), tolerance=1e-2)
 
-    def _a_step(self, size: int) -> int:
+    def _per_step(self, size: int) -> int:
         return max(size // self.num_steps, 1)
 
     def _betting_power(self, claimed: float, fpr: float, fnr: float) -> float:
-        """The log of the wealth is a walk with drift; it refutes if it is at its target after any step.
+        """Return the probability that the log of the wealth, a walk with drift, ever reaches its target.
 
         For a constant stake: the real one, which follows the wealth, does a little better (simulated: by
         up to 0.05 with one score a step, by nothing where the stake is at its limit).
@@ -123,29 +119,24 @@ class AuditDesign:
         assert isinstance(self.inference, Betting)
         horizon = self.inference.horizon or self.num_steps
         bet = stake(variance, math.log(1 / self.query.error_rate), horizon)
-        growth = np.log1p(min(bet, MOST / (1 - allowed)) * (allowed - shares))
+        growth = np.log1p(min(bet, MAX_LOSS / (1 - allowed)) * (allowed - shares))
         drift = float(weights @ growth)
         spread = math.sqrt(max(float(weights @ (growth - drift) ** 2), 1e-24))
-        return _reaches(math.log(1 / self.query.error_rate), drift, spread, self.num_steps)
+        return _hitting_probability(math.log(1 / self.query.error_rate), drift, spread, self.num_steps)
 
     def _step_shares(self, fpr: float, fnr: float) -> tuple[FloatArray, FloatArray]:
-        """The balanced error of one step: its values and their probabilities."""
-        values, weights = zip(
-            *(
-                _binomial_or_normal(self._a_step(n), p)
-                for n, p in ((self.num_absent, fpr), (self.num_present, fnr))
-            ),
-            strict=True,
-        )
-        shares = (values[0][:, None] + values[1][None, :]) / 2
-        return shares.reshape(-1), np.outer(weights[0], weights[1]).reshape(-1)
+        """Return the balanced error of one step: its values and their probabilities."""
+        absent, absent_weights = _binomial_or_normal(self._per_step(self.num_absent), fpr)
+        present, present_weights = _binomial_or_normal(self._per_step(self.num_present), fnr)
+        shares = (absent[:, None] + present[None, :]) / 2
+        return shares.reshape(-1), np.outer(absent_weights, present_weights).reshape(-1)
 
 
-def _reaches(target: float, drift: float, spread: float, num_steps: int) -> float:
-    """The probability that a random walk is at ``target`` or above after some step.
+def _hitting_probability(target: float, drift: float, spread: float, num_steps: int) -> float:
+    """Return the probability that a random walk is at ``target`` or above after some step.
 
-    Brownian motion's, by the reflection principle; a walk looks only at whole steps, which is as if the
-    target were 0.5826 spreads higher (Siegmund 1979).
+    That of Brownian motion, by the reflection principle; discrete steps act as if the target were 0.5826
+    spreads higher (Siegmund 1979).
     """
     target += 0.5826 * spread
     end, total = drift * num_steps, spread * math.sqrt(num_steps)
@@ -155,7 +146,7 @@ def _reaches(target: float, drift: float, spread: float, num_steps: int) -> floa
 
 
 def _binomial_or_normal(trials: int, rate: float) -> tuple[FloatArray, FloatArray]:
-    """The share of errors of one side: every value where errors are few, a normal's nodes where many."""
+    """Return the error shares of one side with weights: every value if errors are few, else normal nodes."""
     if trials * rate * (1 - rate) < 25:
         first, weights = binomial_pmf(trials, rate)
         return (first + np.arange(weights.size)) / trials, weights

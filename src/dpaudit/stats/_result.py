@@ -23,7 +23,7 @@ from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.tradeoffs import TradeOff
 
 _POINTS = 121
-_LEAKIEST = 500.0  # its curve cannot be told from the axes
+_LEAKIEST = 500.0  # its curve coincides with the axes
 
 
 class Verdict(Enum):
@@ -77,7 +77,7 @@ class Result:
         return "\n".join(lines + [f"  not covered: {text}" for text in self.not_covered])
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it."""
+        """Return what a notebook shows."""
         return result_html(
             self.verdict.name,
             self.sentence,
@@ -91,10 +91,13 @@ class Result:
     def plot(self, *, ax: Any = None) -> Any:
         """Draw the claimed curve, that of the bound, and the measured rates with their region.
 
-        Needs matplotlib. Gives the axes back: ``ax``, or new ones.
+        Needs matplotlib. Return the axes: ``ax``, or new ones.
         """
+        counts = self.bound.counts
+        if not isinstance(counts, ErrorCounts):
+            raise InputError(f"Expected a bound on error rates to plot, got one on {counts!r}.")
         plane = Plane.of(
-            _rates(self.bound),
+            counts,
             tradeoff=self.hypothesis.tradeoff,
             claimed=self.hypothesis.parameter,
             bound=self.bound.parameter,
@@ -103,7 +106,7 @@ class Result:
         return draw_tradeoff(plane, ax)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "verdict": self.verdict.name,
             "sentence": self.sentence,
@@ -131,7 +134,7 @@ class Power:
 
     @classmethod
     def of(cls, parameter: float, hypothesis: Hypothesis, probability: float) -> Power:
-        """The leak of a mechanism with this parameter, in all its terms."""
+        """Describe the leak of a mechanism with this parameter."""
         scales = hypothesis.tradeoff.is_inverse_noise
         return cls(
             probability=probability,
@@ -151,7 +154,7 @@ class Power:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "probability": self.probability,
             "epsilon": plain(self.epsilon),
@@ -208,7 +211,7 @@ class Claimed(ABC):
 
     @abstractmethod
     def hypothesis(self, tradeoff: TradeOff | None) -> Hypothesis:
-        """The claim in terms of ``tradeoff``; of its own, if None."""
+        """Return the claim in terms of ``tradeoff``; of its own, if None."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -230,7 +233,7 @@ class Plane:
     def of(
         cls, counts: ErrorCounts, *, tradeoff: TradeOff, claimed: float, bound: float, confidence: float
     ) -> Plane:
-        """The curves with the parameters ``claimed`` and ``bound``."""
+        """Return the curves with the parameters ``claimed`` and ``bound``."""
         error = (1 - confidence) / 2
         region = (
             plausible_rate(counts.false_positives, counts.num_absent, error),
@@ -252,9 +255,3 @@ class Plane:
 
 def _curve(tradeoff: TradeOff, parameter: float, fpr: FloatArray) -> FloatArray:
     return np.clip(np.nan_to_num(tradeoff.fnr(min(parameter, _LEAKIEST), fpr)), 0.0, 1.0)
-
-
-def _rates(bound: Bound) -> ErrorCounts:
-    if not isinstance(bound.counts, ErrorCounts):
-        raise InputError(f"Expected a bound on error rates to plot, got one on {bound.counts!r}.")
-    return bound.counts

@@ -14,7 +14,7 @@ _HUGE = 1e9
 
 
 def last_true(refuted: Callable[[float], bool], start: float = 1.0, tolerance: float = 1e-7) -> float:
-    """The largest value at which ``refuted`` holds, from below; 0 if it holds nowhere above 1e-9.
+    """Return the largest value at which ``refuted`` holds, from below; 0 if it holds nowhere above 1e-9.
 
     ``refuted`` must be true up to some point and false after it. ``tolerance`` is relative.
 
@@ -25,9 +25,9 @@ def last_true(refuted: Callable[[float], bool], start: float = 1.0, tolerance: f
 
 
 def last_positive(margin: Callable[[float], float], start: float = 1.0, tolerance: float = 1e-7) -> float:
-    """As :func:`last_true`, for a margin that is positive where the value is refuted.
+    """Return the same as :func:`last_true`, for a margin that is positive where the value is refuted.
 
-    A smooth margin is worth having: false position then needs a handful of evaluations.
+    With a smooth margin, false position needs only a handful of evaluations.
     """
     bracket = _bracket(margin, min(max(start, _TINY), _HUGE))
     if isinstance(bracket, float):
@@ -54,7 +54,7 @@ def last_positive(margin: Callable[[float], float], start: float = 1.0, toleranc
 
 
 def _bracket(margin: Callable[[float], float], start: float) -> tuple[float, float, float, float] | float:
-    """A refuted and an unrefuted value with their margins, or the answer where there is none."""
+    """Return a refuted and an unrefuted value with their margins; the answer itself if one is missing."""
     at, step, value = start, 1.05, margin(start)
     if value > 0:
         while at < _HUGE:
@@ -74,7 +74,7 @@ def _bracket(margin: Callable[[float], float], start: float) -> tuple[float, flo
 
 
 def first_true_integer(enough: Callable[[int], bool], low: int, most: int) -> int | None:
-    """The smallest integer in [low, most] with ``enough``, for an increasing predicate; None if none.
+    """Return the smallest integer in [low, most] with ``enough``, for an increasing predicate; None if none.
 
     >>> first_true_integer(lambda n: n * n >= 50, 1, 1000)
     8
@@ -93,10 +93,10 @@ def first_true_integer(enough: Callable[[int], bool], low: int, most: int) -> in
 def falling_root(
     function: Callable[[float], tuple[float, float]], start: float, low: float, high: float, tolerance: float
 ) -> float:
-    """Where a falling function, which returns its value and its slope, is zero: between low and high.
+    """Return the root, between low and high, of a falling function that returns its value and its slope.
 
     Newton's method until a step is below ``tolerance`` (the error is then far below it); bisection where
-    a step would leave what is known to hold the root.
+    a step would leave the bracket.
 
     >>> round(falling_root(lambda x: (2 - x * x, -2 * x), 1.0, 0.0, 9.0, 1e-4), 6)
     1.414214
@@ -112,12 +112,12 @@ def falling_root(
     return high
 
 
-class Remembered:
-    """A predicate that is true up to some point, asked only where its earlier answers do not tell.
+class MonotonePredicate:
+    """A predicate that is true up to some point, evaluated only where earlier results do not decide.
 
-    >>> asked = []
-    >>> small = Remembered(lambda x: asked.append(x) or x < 3)
-    >>> small(2.0), small(1.0), small(4.0), small(5.0), asked
+    >>> evaluated = []
+    >>> small = MonotonePredicate(lambda x: evaluated.append(x) or x < 3)
+    >>> small(2.0), small(1.0), small(4.0), small(5.0), evaluated
     (True, True, False, False, [2.0, 4.0])
     """
 

@@ -1,4 +1,4 @@
-"""The interface of an inference: what it is asked, what it answers, and what its error rate means."""
+"""The interface of an inference: its query, its result, and what its error rate means."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class Inference(Serializable, ABC):
     def at_threshold(
         self, observations: Observations, threshold: float, query: BoundQuery
     ) -> ThresholdResult:
-        """The finding at a threshold that does not depend on these observations."""
+        """Return the result at a threshold that does not depend on these observations."""
 
     @abstractmethod
     def assumption(self, stepped: bool) -> str:
-        """What the observations must satisfy; ``stepped`` if several canaries share a step."""
+        """Return what the observations must satisfy; ``stepped`` if several canaries share a step."""
 
     def check(self, query: BoundQuery) -> None:
-        """Refuse a question that this inference cannot answer, with a sentence."""
+        """Raise an ``InputError`` for a query that this inference cannot answer."""
         del query
 
 
@@ -79,32 +79,24 @@ class CountInference(Inference):
     rank_is_bound: ClassVar[bool] = False
 
     def parameter(self, counts: ErrorCounts, query: BoundQuery) -> float:
-        """The largest refuted parameter, 0 if none: the rank, where that is the bound itself."""
+        """Return the largest refuted parameter, 0 if none: the rank, where that is the bound itself."""
         fp, fn = np.asarray(counts.false_positives), np.asarray(counts.false_negatives)
         return float(self.rank(fp, fn, counts, query))
 
     @abstractmethod
     def rank(
-        self,
-        false_positives: IntArray,
-        false_negatives: IntArray,
-        sizes: ErrorCounts,
-        query: BoundQuery,
+        self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
-        """A number for each pair of counts that orders them as their bounds do; falls with errors.
+        """Return a number for each pair of counts that orders them as their bounds do, and falls with errors.
 
-        Only the group sizes of ``sizes`` are used. It is for searching among thresholds, so it may be
-        a cheap stand-in for the bound.
+        Only the group sizes of ``sizes`` are used. The rank serves to search among thresholds, so it may
+        be a cheap stand-in for the bound.
         """
 
     def limit(
-        self,
-        false_positives: IntArray,
-        false_negatives: IntArray,
-        sizes: ErrorCounts,
-        query: BoundQuery,
+        self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
-        """Not below the rank of these counts, nor of any with more errors; best if close and cheap."""
+        """Return an upper bound on the rank of these counts and of all with more errors: close and cheap."""
         return self.rank(false_positives, false_negatives, sizes, query)
 
     def at_threshold(
@@ -128,4 +120,4 @@ class ExactInference(CountInference):
     def refuting_region(
         self, claimed: float, sizes: ErrorCounts, fpr: tuple[float, float], query: BoundQuery
     ) -> Region:
-        """The outcomes that refute ``claimed``, as far as they matter for rates in ``fpr``."""
+        """Return the outcomes that refute ``claimed``, as far as they matter for rates in ``fpr``."""

@@ -1,10 +1,10 @@
 """Betting against the claim, step by step (Waudby-Smith and Ramdas 2024).
 
 A wealth that starts at 1 is bet, at every step, on fewer errors than the claim allows. Under the claim it
-reaches 1 / error with probability at most ``error``, whenever one looks. Any stake that depends on the past
-only keeps the game fair, so :func:`stakes` is free to look for growth: it aims at a mean a little above the
-one seen so far, which is where the bound will be, and spreads what the wealth still lacks over the steps that
-are left (Voracek and Orabona 2025, "STaR-Bets"). It does not depend on the mean that is tested, so that
+reaches 1 / error at any time with probability at most ``error``. Any stake that depends on the past
+only keeps the game fair, so :func:`stakes` is free to seek growth: it targets a mean a little above the one
+observed so far, which is where the bound will be, and spreads what the wealth still lacks over the remaining
+steps (Voracek and Orabona 2025, "STaR-Bets"). It does not depend on the mean that is tested, so that
 wealth grows with that mean and the refuted means are an interval.
 """
 
@@ -25,14 +25,14 @@ from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats.inference._base import BoundQuery, Inference, Kind, ThresholdResult
 
 # The largest share of the wealth that one step may cost. All of it would end the game at one bad step.
-MOST = 0.99
-_ABOVE = 2.2  # deviations of the final mean: how far above the mean the bound will be, nearly
-_BLOCKS = 64  # how often the stake is decided anew
+MAX_LOSS = 0.99
+_BOUND_OFFSET = 2.2  # standard errors of the final mean: roughly how far above the mean the bound will be
+_BLOCKS = 64  # how often the stake is updated
 
 
 @dataclass(frozen=True)
 class Betting(Inference):
-    """A gambler bets that errors are rarer than the trade-off allows; riches refute it.
+    """Bets that errors are rarer than the trade-off allows; enough wealth refutes it.
 
     The bet is on the balanced error (fpr + fnr) / 2 of each step, which is lossless at the threshold where
     both rates are equal. Valid at every moment, and when the canaries of one step depend on each other.
@@ -61,14 +61,14 @@ class Betting(Inference):
         return ThresholdResult(self.from_errors(errors, query), threshold, errors.total())
 
     def from_errors(self, errors: StepErrors, query: BoundQuery) -> float:
-        """The largest refuted parameter, from the errors of every step in their order."""
+        """Return the largest refuted parameter, from the errors of every step in their order."""
         guesses = float((errors.num_absent + errors.num_present).mean())
         upper = upper_mean(errors.balanced(), query.error_rate, guesses, self.horizon)
         return query.tradeoff.from_balanced_error(upper)
 
 
 def upper_mean(shares: FloatArray, error: float, guesses: float, horizon: int | None = None) -> float:
-    """A mean that the shares refute: the wealth of betting on less reached 1/error at some step.
+    """Return a mean that the shares refute: the wealth of betting on less reached 1/error at some step.
 
     ``guesses`` is how many guesses a share is made of; it only starts the estimate of their variance.
 
@@ -81,33 +81,33 @@ def upper_mean(shares: FloatArray, error: float, guesses: float, horizon: int | 
     def margin(rest: float) -> float:
         mean = 1 - rest
         # 1 + bet (mean - share) stays positive for shares up to 1, and grows with the mean
-        capped = np.minimum(bets, MOST / rest)
+        capped = np.minimum(bets, MAX_LOSS / rest)
         return float(np.cumsum(np.log1p(capped * (mean - shares))).max()) - target
 
     return 1 - min(last_positive(margin, 0.5, tolerance=1e-9), 1.0)
 
 
 def stakes(shares: FloatArray, error: float, guesses: float, horizon: int) -> FloatArray:
-    """The bet of every step; ``guesses`` a share only start the estimate of the variance."""
-    mean, variance = _so_far(shares, guesses)
+    """Return the bet of every step; ``guesses`` per share only start the estimate of the variance."""
+    mean, variance = _running_moments(shares, guesses)
     target, wealth = math.log(1 / error), _WealthSums()
     bets = np.empty(shares.size)
     for start, end in _blocks(shares.size, horizon):
-        aim = min(mean[start] + _ABOVE * math.sqrt(variance[start] / horizon), 0.9)
-        lacking = min(max(target - wealth.log_wealth(aim), target / 10), 3 * target)
+        tested = min(mean[start] + _BOUND_OFFSET * math.sqrt(variance[start] / horizon), 0.9)
+        lacking = min(max(target - wealth.log_wealth(tested), target / 10), 3 * target)
         bet = stake(variance[start], lacking, max(horizon - start, 1))
         bets[start:end] = bet
-        wealth.add(min(bet, MOST / (1 - aim)), shares[start:end])
+        wealth.add(min(bet, MAX_LOSS / (1 - tested)), shares[start:end])
     return bets
 
 
 def stake(variance: float, lacking: float, steps: int) -> float:
-    """The bet under which the logarithm of the wealth grows by ``lacking`` most surely in ``steps``."""
+    """Return the bet under which the log of the wealth most surely grows by ``lacking`` in ``steps``."""
     return math.sqrt(2 * lacking / (variance * steps)) if variance > 0 else math.inf
 
 
-def _so_far(shares: FloatArray, guesses: float) -> tuple[FloatArray, FloatArray]:
-    """Mean and variance before each step, started by those of independent guesses that err by halves."""
+def _running_moments(shares: FloatArray, guesses: float) -> tuple[FloatArray, FloatArray]:
+    """Return mean and variance before each step, started by those of independent fair guesses."""
     steps = np.arange(shares.size)
     after = (0.25 + np.cumsum(shares)) / (steps + 2)
     mean = np.concatenate([[0.25], after[:-1]])
@@ -116,7 +116,7 @@ def _so_far(shares: FloatArray, guesses: float) -> tuple[FloatArray, FloatArray]
 
 
 def _blocks(size: int, horizon: int) -> Iterator[tuple[int, int]]:
-    """Steps with one stake: short while little is known, then a 64th of the horizon."""
+    """Yield ranges of steps with one stake: short while little is known, then a 64th of the horizon."""
     start = 0
     while start < size:
         end = start + max(1, min(start // 2, horizon // _BLOCKS))

@@ -33,22 +33,14 @@ class ClopperPearson(ExactInference):
     rank_is_bound: ClassVar[bool] = True
 
     def rank(
-        self,
-        false_positives: IntArray,
-        false_negatives: IntArray,
-        sizes: ErrorCounts,
-        query: BoundQuery,
+        self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
         fpr = upper_rate(false_positives, sizes.num_absent, query.error_rate / 2)
         fnr = upper_rate(false_negatives, sizes.num_present, query.error_rate / 2)
         return query.tradeoff.parameter(fpr, fnr)
 
     def limit(
-        self,
-        false_positives: IntArray,
-        false_negatives: IntArray,
-        sizes: ErrorCounts,
-        query: BoundQuery,
+        self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
         fpr = upper_rate_chords(false_positives, sizes.num_absent, query.error_rate / 2)
         fnr = upper_rate_chords(false_negatives, sizes.num_present, query.error_rate / 2)
@@ -65,7 +57,7 @@ class ClopperPearson(ExactInference):
 
 
 def _most_below(rates: FloatArray, trials: int, error: float) -> FloatArray:
-    """The most errors whose upper end is below each rate, -1 if none."""
+    """Return the most errors whose upper end is below each rate, -1 if none."""
     errors = plausible_counts(trials, float(rates.min()), float(rates.max()))
     ends = upper_rate_chords(errors, trials, error)
     return np.asarray(errors[0] + np.searchsorted(ends, rates, side="left") - 1.0)
@@ -82,21 +74,16 @@ class Posterior(CountInference):
     kind: ClassVar[Kind] = Kind.CREDIBLE
 
     def parameter(self, counts: ErrorCounts, query: BoundQuery) -> float:
-        fp, fn = np.asarray(counts.false_positives), np.asarray(counts.false_negatives)
-        # what chance alone makes of data without a leak, if the stand-in sees none
+        # what random data without a leak give, if the rank is 0
         least = 0.05 / math.sqrt(min(counts.num_absent, counts.num_present))
-        guess = max(float(self.rank(fp, fn, counts, query)), least)
+        guess = max(super().parameter(counts, query), least)
         mass = _RegionMass(counts, query.tradeoff)
         return last_positive(lambda p: query.error_rate / 2 - mass(p), guess, tolerance=1e-6)
 
     def rank(
-        self,
-        false_positives: IntArray,
-        false_negatives: IntArray,
-        sizes: ErrorCounts,
-        query: BoundQuery,
+        self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
-        return surrogate(false_positives, false_negatives, sizes, query.tradeoff, query.error_rate / 2)
+        return jeffreys_rank(false_positives, false_negatives, sizes, query.tradeoff, query.error_rate / 2)
 
 
 class _RegionMass:
@@ -166,11 +153,7 @@ class KatzLog(CountInference):
         return super().assumption(stepped) + ", and many (the interval is asymptotic)"
 
     def rank(
-        self,
-        false_positives: IntArray,
-        false_negatives: IntArray,
-        sizes: ErrorCounts,
-        query: BoundQuery,
+        self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
         z = float(-special.ndtri(query.error_rate / 2))
         absent, present = sizes.num_absent, sizes.num_present
@@ -179,11 +162,7 @@ class KatzLog(CountInference):
         return at_least_zero(np.maximum(forward, backward))
 
     def limit(
-        self,
-        false_positives: IntArray,
-        false_negatives: IntArray,
-        sizes: ErrorCounts,
-        query: BoundQuery,
+        self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
         # Below (z / 2)^2 errors one more is better: the interval narrows more than the ratio falls.
         turn = math.ceil(float(special.ndtri(query.error_rate / 2)) ** 2 / 4)
@@ -201,23 +180,16 @@ def _log_ratio(hits: IntArray, of: int, misses: IntArray, among: int, z: float) 
     return np.asarray(np.log(top / of) - np.log(bottom / among) - z * spread)
 
 
-def surrogate(
-    false_positives: IntArray,
-    false_negatives: IntArray,
-    sizes: ErrorCounts,
-    tradeoff: TradeOff,
-    error: float,
+def jeffreys_rank(
+    false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, tradeoff: TradeOff, error: float
 ) -> FloatArray:
-    """The parameter at Jeffreys' upper ends of both rates, each raised by z / sqrt(2) deviations.
+    """Return the parameter at the upper ends of both Jeffreys intervals, each at z / sqrt(2) deviations.
 
     Two rates that are each off by z / sqrt(2) deviations are off by z together.
     """
     level = float(special.ndtr(-special.ndtri(error) / math.sqrt(2)))
-    ends = [
+    fpr, fnr = (
         np.asarray(special.betaincinv(errors + 0.5, trials - errors + 0.5, level), np.float64)
-        for errors, trials in (
-            (false_positives, sizes.num_absent),
-            (false_negatives, sizes.num_present),
-        )
-    ]
-    return tradeoff.parameter(ends[0], ends[1])
+        for errors, trials in ((false_positives, sizes.num_absent), (false_negatives, sizes.num_present))
+    )
+    return tradeoff.parameter(fpr, fnr)

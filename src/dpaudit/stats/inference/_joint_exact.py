@@ -17,13 +17,13 @@ from dpaudit.stats._binomial import Region, plausible_counts, plausible_rate
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats.inference._base import BoundQuery, ExactInference
-from dpaudit.stats.inference._classical import surrogate
+from dpaudit.stats.inference._classical import jeffreys_rank
 from dpaudit.stats.tradeoffs import TradeOff
 
 _CLOSE = 1e-5  # relative, on the parameter
-_HUGE = 1e300  # in the place of infinity
-_HALVINGS = 6  # of the distance of places, at most
-_GRID = 15  # places of the first look for the least favourable fpr
+_HUGE = 1e300  # instead of infinity
+_HALVINGS = 6  # of the distance of two angles, at most
+_GRID = 15  # angles of the first search for the least favourable fpr
 _ALLOWANCE = 1e-3  # of the limit, for what the search may miss
 
 
@@ -39,30 +39,26 @@ class JointExact(ExactInference):
     def parameter(self, counts: ErrorCounts, query: BoundQuery) -> float:
         fp, fn = np.asarray(counts.false_positives), np.asarray(counts.false_negatives)
         observed = float(_order(fp, fn, counts))
-        interval = plausible_rate(counts.false_positives, counts.num_absent, _spent(query))
+        interval = plausible_rate(counts.false_positives, counts.num_absent, _interval_error(query))
         return _least_parameter(observed, counts, interval, query)
 
     def rank(
-        self,
-        false_positives: IntArray,
-        false_negatives: IntArray,
-        sizes: ErrorCounts,
-        query: BoundQuery,
+        self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
-        return surrogate(false_positives, false_negatives, sizes, query.tradeoff, query.error_rate)
+        return jeffreys_rank(false_positives, false_negatives, sizes, query.tradeoff, query.error_rate)
 
     def refuting_region(
         self, claimed: float, sizes: ErrorCounts, fpr: tuple[float, float], query: BoundQuery
     ) -> Region:
         fp = plausible_counts(sizes.num_absent, *fpr)
-        curve = _places(claimed, fpr, query)
+        curve = _curve_points(claimed, fpr, query)
         limit = float(special.ndtri(_limit(query)))
 
         def region(observed: float) -> Region:
             most_fn = _most_false_negatives(fp, observed, sizes)
             return Region(fp, most_fn, (sizes.num_absent, sizes.num_present))
 
-        # how far below the top of the order an outcome may be: the search wants the refuted on its left
+        # how far below the top of the order an outcome may be: the search needs the refuted side below
         none = np.asarray(0)
         top = float(_order(none, none, sizes)) + 1
 
@@ -75,36 +71,36 @@ class JointExact(ExactInference):
 
 
 def _order(fp: IntArray, fn: IntArray, sizes: ErrorCounts) -> FloatArray:
-    """The order of outcomes: mu of the observed rates, half an error added to each side."""
+    """Return the order of outcomes: mu of the observed rates, half an error added to each side."""
     return -special.ndtri((fp + 0.5) / (sizes.num_absent + 1)) - special.ndtri(
         (fn + 0.5) / (sizes.num_present + 1)
     )
 
 
 def _most_false_negatives(fp: IntArray, observed: float, sizes: ErrorCounts) -> FloatArray:
-    """For each fp the largest fn that still orders at least as high as ``observed``."""
+    """Return for each fp the largest fn that still orders at least as high as ``observed``."""
     rest = -special.ndtri((fp + 0.5) / (sizes.num_absent + 1)) - observed
     return np.floor((sizes.num_present + 1) * special.ndtr(rest + 1e-10) - 0.5 + 1e-9)
 
 
-def _spent(query: BoundQuery) -> float:
-    """The error spent on the interval of the fpr."""
+def _interval_error(query: BoundQuery) -> float:
+    """Return the error spent on the interval of the fpr."""
     return min(1e-3, query.error_rate / 50)
 
 
 def _limit(query: BoundQuery) -> float:
-    """How probable an outcome may be at the worst fpr and still refute."""
-    return (query.error_rate - _spent(query)) * (1 - _ALLOWANCE)
+    """Return how probable an outcome may be at the worst fpr and still refute."""
+    return (query.error_rate - _interval_error(query)) * (1 - _ALLOWANCE)
 
 
 def _angles(interval: tuple[float, float], size: int) -> FloatArray:
-    """Places in an interval of rates, even in the arcsine of the root: in standard deviations."""
+    """Return angles, arcsin(sqrt(rate)), evenly over an interval of rates: even in standard deviations."""
     low, high = np.arcsin(np.sqrt(interval))
     return np.linspace(low, high, size)
 
 
-def _places(claimed: float, fpr: tuple[float, float], query: BoundQuery) -> list[tuple[float, float]]:
-    """Points of the claimed curve, those where it may bend among them."""
+def _curve_points(claimed: float, fpr: tuple[float, float], query: BoundQuery) -> list[tuple[float, float]]:
+    """Return points of the claimed curve, those where it may bend among them."""
     family = query.tradeoff
     bend = min(max(family.balanced_error(claimed), fpr[0]), fpr[1])
     rates = np.append(np.sin(_angles(fpr, 2 * _GRID)) ** 2, bend)
@@ -114,7 +110,7 @@ def _places(claimed: float, fpr: tuple[float, float], query: BoundQuery) -> list
 def _least_parameter(
     observed: float, sizes: ErrorCounts, interval: tuple[float, float], query: BoundQuery
 ) -> float:
-    """The largest parameter at which outcomes ordered at least ``observed`` are too rare at every fpr."""
+    """Return the largest parameter at which outcomes as high as ``observed`` are too rare at every fpr."""
     fp = plausible_counts(sizes.num_absent, *interval)
     region = Region(fp, _most_false_negatives(fp, observed, sizes), (sizes.num_absent, sizes.num_present))
     angles = _angles(interval, _GRID)
@@ -133,7 +129,7 @@ class RejectionBoundary:
         self._region, self._limit, self._tradeoff, self._near = region, limit, tradeoff, near
 
     def least_parameter(self, angles: FloatArray) -> float:
-        """The least parameter on the boundary; the fpr is the squared sine of an angle."""
+        """Return the least parameter on the boundary; the fpr is the squared sine of an angle."""
         angles, fnr = self._with_bend(angles, self._along(angles))
         values = self._parameters(angles, fnr)
         least = float(values.min())
@@ -142,13 +138,13 @@ class RejectionBoundary:
         padded = np.pad(values, 1, mode="edge")
         lower, higher = np.sort([padded[:-2], padded[2:]], axis=0)
         valleys = np.flatnonzero((values <= lower) & _may_be_deeper(values, higher, least))
-        return min([least, *(self._bottom(angles, fnr, int(valley)) for valley in valleys)])
+        return min([least, *(self._valley_minimum(angles, fnr, int(valley)) for valley in valleys)])
 
-    def _bottom(self, angles: FloatArray, fnr: FloatArray, valley: int) -> float:
-        """The least parameter between the neighbours of a valley: look halfway to them, and again."""
+    def _valley_minimum(self, angles: FloatArray, fnr: FloatArray, valley: int) -> float:
+        """Return the least parameter between the neighbours of a valley, by halving the distances."""
         for _ in range(_HALVINGS):
             around = slice(max(valley - 1, 0), valley + 2)
-            angles, fnr = self._halved(angles[around], fnr[around])
+            angles, fnr = self._with_midpoints(angles[around], fnr[around])
             values = self._parameters(angles, fnr)
             valley = int(values.argmin())
             higher = values[max(valley - 1, 0) : valley + 2].max()
@@ -156,32 +152,32 @@ class RejectionBoundary:
                 break
         return float(values[valley])
 
-    def _halved(self, angles: FloatArray, fnr: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The same with the places halfway between."""
+    def _with_midpoints(self, angles: FloatArray, fnr: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return the boundary with the points halfway between added."""
         between = (angles[:-1] + angles[1:]) / 2
         near = (fnr[:-1] + fnr[1:]) / 2
         found = [self._fnr(angle, guess) for angle, guess in zip(between, near, strict=True)]
-        places = np.arange(1, angles.size)
-        return np.insert(angles, places, between), np.insert(fnr, places, found)
+        indices = np.arange(1, angles.size)
+        return np.insert(angles, indices, between), np.insert(fnr, indices, found)
 
     def _parameters(self, angles: FloatArray, fnr: FloatArray) -> FloatArray:
         return np.minimum(self._tradeoff.parameter(np.sin(angles) ** 2, fnr), _HUGE)
 
     def _with_bend(self, angles: FloatArray, fnr: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Add where both rates are equal: there a curve may bend."""
+        """Add the point where both rates are equal: there a curve may bend."""
 
         def margin(rate: float) -> float:
             return self._region.probability(rate, rate) - self._limit
 
         rate = min(last_positive(margin, 0.1, tolerance=1e-6) * (1 + 1e-6), 0.5)
         bend = math.asin(math.sqrt(rate))
-        place = int(np.searchsorted(angles, bend))
-        if not 0 < place < angles.size:
+        index = int(np.searchsorted(angles, bend))
+        if not 0 < index < angles.size:
             return angles, fnr
-        return np.insert(angles, place, bend), np.insert(fnr, place, rate)
+        return np.insert(angles, index, bend), np.insert(fnr, index, rate)
 
     def _along(self, angles: FloatArray) -> FloatArray:
-        """The boundary at each angle; two points make a guess of the next."""
+        """Return the boundary at each angle; two points make a guess of the next."""
         found: list[float] = []
         near = self._near
         for angle in angles:
@@ -197,5 +193,5 @@ class RejectionBoundary:
 
 
 def _may_be_deeper(value: FloatArray, higher: FloatArray, least: float) -> BoolArray:
-    """Whether a convex valley may go below ``least``: not below the lines through its neighbours."""
+    """Return whether a convex valley may go below ``least``: not below the lines through its neighbours."""
     return np.asarray(2 * value - higher < (1 - _CLOSE) * least)

@@ -15,7 +15,7 @@ from dpaudit.stats._observations import Observations
 from dpaudit.stats._serialization import Serializable
 from dpaudit.stats.inference import BoundQuery, CountInference, Inference, ThresholdResult
 
-_FIRST = 256  # places of the first look
+_COARSE = 256  # thresholds that are evaluated first
 _SPLIT = 8  # parts into which a block that may hold the best threshold is cut
 
 
@@ -30,30 +30,28 @@ class ThresholdRule(Serializable, ABC):
         """Place the threshold, count, infer."""
 
     def counted(self, size: int) -> int:
-        """How many of ``size`` scores of a side (or of steps, where canaries share them) are counted."""
+        """Return how many of ``size`` scores of a side, or of steps that canaries share, are counted."""
         return size
 
     def error(self, error: float, num_absent: int) -> float:
-        """The error left for one threshold."""
+        """Return the error left for one threshold."""
         del num_absent
         return error
 
     def operating_point(self, query: BoundQuery, parameter: float, normalized: bool) -> tuple[float, float]:
-        """The fpr and fnr at which an ideal attack would be counted: its balanced point."""
+        """Return the fpr and fnr at which an ideal attack would be counted: its balanced point."""
         del normalized
         error = query.tradeoff.balanced_error(parameter)
         return error, error
 
 
-def wants(rule: ThresholdRule, inference: Inference, *kinds: type) -> None:
-    """Refuse an inference that the rule has no meaning with."""
-    if not isinstance(inference, kinds):
-        names = " or ".join(f"{kind.__name__}()" for kind in kinds)
-        raise InputError(f"{rule!r} works with {names}, got {inference!r}.")
+def unsupported(rule: ThresholdRule, inference: Inference, expected: type) -> InputError:
+    """Return the error for an inference that the rule does not work with."""
+    return InputError(f"{rule!r} works with {expected.__name__}(), got {inference!r}.")
 
 
 def least_balanced_error(absent: ScoreArray, present: ScoreArray) -> float:
-    """The best of some quantiles of all scores; few and smoothed, so that noise does not decide."""
+    """Return the best of some quantiles of all scores: few and smoothed, so that noise does not decide."""
     if not absent.size or not present.size:
         return 0.0
     scores = np.concatenate([absent, present])
@@ -66,7 +64,7 @@ def least_balanced_error(absent: ScoreArray, present: ScoreArray) -> float:
 
 
 def smooth(values: FloatArray) -> FloatArray:
-    """A moving average over a sixth of the places: the extreme of a noisy curve moves less."""
+    """Return a moving average over a sixth of the values: the extreme of a noisy curve moves less."""
     half = values.size // 12
     if half == 0:
         return values
@@ -93,66 +91,64 @@ class EmpiricalROC:
         present = np.sort(observations.with_canary, axis=None)
         return cls(absent, present, ErrorCounts.perfect(absent.size, present.size))
 
-    def errors(self, places: IntArray) -> tuple[IntArray, IntArray]:
-        """False positives and false negatives at the absent scores of these ranks."""
-        thresholds = self.absent[places]
+    def errors(self, ranks: IntArray) -> tuple[IntArray, IntArray]:
+        """Return false positives and false negatives at the absent scores of these ranks."""
+        thresholds = self.absent[ranks]
         return (
             self.absent.size - np.searchsorted(self.absent, thresholds, side="right"),
             np.searchsorted(self.present, thresholds, side="right"),
         )
 
     def best(self, inference: CountInference, query: BoundQuery) -> int:
-        """The rank of the best threshold, by branch and bound.
+        """Return the rank of the best threshold, by branch and bound.
 
-        Along the staircase false positives fall and false negatives grow, so a block of thresholds is
+        Along the curve false positives fall and false negatives grow, so a block of thresholds is
         no better than the fewest of both at its ends. Blocks that cannot beat the best are dropped.
         """
-        search = _Search(self, inference, query)
-        places = np.unique(np.linspace(0, self.absent.size - 1, _FIRST).astype(np.int64))
-        starts, ends = places[:-1], places[1:]
-        search.look_at(places)
+        search = _ThresholdSearch(self, inference, query)
+        ranks = np.unique(np.linspace(0, self.absent.size - 1, _COARSE).astype(np.int64))
+        starts, ends = ranks[:-1], ranks[1:]
+        search.evaluate(ranks)
         while starts.size:
-            keep = search.could_be_better(ends, starts) & (ends - starts > 1)
+            keep = search.may_improve(ends, starts) & (ends - starts > 1)
             cuts = _cut(starts[keep], ends[keep])
             starts, ends = cuts[:, :-1].reshape(-1), cuts[:, 1:].reshape(-1)
-            search.look_at(np.unique(cuts[:, 1:-1]))
-        return search.place
+            search.evaluate(np.unique(cuts[:, 1:-1]))
+        return search.best
 
 
-class _Search:
-    """The best place so far."""
+class _ThresholdSearch:
+    """The rank of the best threshold so far."""
 
-    def __init__(self, stairs: EmpiricalROC, inference: CountInference, query: BoundQuery) -> None:
-        self._stairs, self._inference, self._query = stairs, inference, query
-        self.place, self._value = stairs.absent.size - 1, -np.inf
+    def __init__(self, roc: EmpiricalROC, inference: CountInference, query: BoundQuery) -> None:
+        self._roc, self._inference, self._query = roc, inference, query
+        self.best, self._value = roc.absent.size - 1, -np.inf
 
-    def look_at(self, places: IntArray) -> None:
-        """Take the best of these places, if it is better. Ranks are dear: only of those in query."""
-        if not places.size:
+    def evaluate(self, ranks: IntArray) -> None:
+        """Take the best of these thresholds, if it is better; the costly ``rank`` is called for few."""
+        if not ranks.size:
             return
-        fp, fn = self._stairs.errors(places)
-        limits = self._inference.limit(fp, fn, self._stairs.sizes, self._query)
+        limits = self._inference.limit(*self._roc.errors(ranks), self._roc.sizes, self._query)
         for chosen in (limits == limits.max(), limits > self._value):
             # the first choice, which is small, raises the bar for the second
-            self._rank(places[chosen & (limits > self._value)])
+            self._take_best(ranks[chosen & (limits > self._value)])
 
-    def _rank(self, places: IntArray) -> None:
-        if not places.size:
+    def _take_best(self, ranks: IntArray) -> None:
+        if not ranks.size:
             return
-        errors = self._stairs.errors(places)
-        values = self._inference.rank(*errors, self._stairs.sizes, self._query)
+        values = self._inference.rank(*self._roc.errors(ranks), self._roc.sizes, self._query)
         top = int(values.argmax())
         if values[top] > self._value:
-            self.place, self._value = int(places[top]), float(values[top])
+            self.best, self._value = int(ranks[top]), float(values[top])
 
-    def could_be_better(self, fewest_fp: IntArray, fewest_fn: IntArray) -> BoolArray:
-        """Whether a block with these ends may hold a better place than the best."""
-        fp, fn = self._stairs.errors(fewest_fp)[0], self._stairs.errors(fewest_fn)[1]
-        limits = self._inference.limit(fp, fn, self._stairs.sizes, self._query)
+    def may_improve(self, fewest_fp: IntArray, fewest_fn: IntArray) -> BoolArray:
+        """Return whether a block with these ends may hold a better threshold."""
+        fp, fn = self._roc.errors(fewest_fp)[0], self._roc.errors(fewest_fn)[1]
+        limits = self._inference.limit(fp, fn, self._roc.sizes, self._query)
         return np.asarray(limits > self._value)
 
 
 def _cut(starts: IntArray, ends: IntArray) -> IntArray:
-    """The ends of the parts of each block, a row a block; short blocks repeat an end."""
+    """Return the ends of the parts of each block, a row a block; short blocks repeat an end."""
     shares = np.arange(_SPLIT + 1)
     return starts[:, None] + (ends - starts)[:, None] * shares // _SPLIT

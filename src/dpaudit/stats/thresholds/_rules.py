@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy import special
@@ -25,12 +25,18 @@ from dpaudit.stats.inference import (
     Inference,
     ThresholdResult,
 )
-from dpaudit.stats.thresholds._base import EmpiricalROC, ThresholdRule, least_balanced_error, smooth, wants
+from dpaudit.stats.thresholds._base import (
+    EmpiricalROC,
+    ThresholdRule,
+    least_balanced_error,
+    smooth,
+    unsupported,
+)
 from dpaudit.stats.tradeoffs import Gaussian
 
 _CANDIDATES = 64  # few, so that the choice follows the shape of the scores and not their noise
-_GROWTH = 1.3  # choose anew when the past has grown by this factor
-_OTHERS = 32
+_GROWTH = 1.3  # choose again when the past has grown by this factor
+_OTHERS = 32  # thresholds that are evaluated beside the best-ranked one
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ class Optimal(ThresholdRule):
         return "optimal"
 
     def threshold(self, delta: float) -> float:
-        """The paper's w."""
+        """Return the threshold, w in the paper."""
         if delta == 0:
             raise InputError("Optimal() needs delta > 0, got delta=0: the best threshold is then infinite.")
         return 0.5 + self.noise**2 * Gaussian().epsilon(1 / self.noise, delta)
@@ -87,7 +93,7 @@ class Optimal(ThresholdRule):
 
 
 def _gaussian_point(threshold: float, parameter: float) -> tuple[float, float]:
-    """How often N(0, 1 / parameter) is above the threshold and N(1, 1 / parameter) is not."""
+    """Return how often N(0, 1 / parameter) is above the threshold and N(1, 1 / parameter) is not."""
     fpr, fnr = special.ndtr(np.asarray([-threshold, threshold - 1]) * parameter)
     return float(fpr), float(fnr)
 
@@ -117,88 +123,73 @@ class HeldOut(ThresholdRule):
         return inference.at_threshold(rest, best, query)
 
     def counted(self, size: int) -> int:
-        return size - self._held(size)
+        return size - self._num_held(size)
 
     def split(
         self, observations: Observations, *, the_first: bool = False
     ) -> tuple[ScoreArray, ScoreArray, Observations]:
-        """The absent and the present scores to choose on, and the part to count."""
+        """Return the absent and the present scores to choose on, and the part to count."""
         observations = observations.in_memory()
         rng = None if the_first else np.random.default_rng(self.seed)
         if observations.with_steps is not None and observations.without_steps is not None:
-            held = self._pick(rng, observations.num_steps)
-            return _split_coins(observations, held[observations.without_steps], held[observations.with_steps])
-        with_held = self._pick(rng, len(observations.with_canary))
+            held = self._held_mask(rng, observations.num_steps)
+            return _split(observations, held[observations.without_steps], held[observations.with_steps])
+        with_held = self._held_mask(rng, len(observations.with_canary))
         stepped = observations.is_stepped
-        without_held = with_held if stepped else self._pick(rng, len(observations.without_canary))
+        without_held = with_held if stepped else self._held_mask(rng, len(observations.without_canary))
         return _split(observations, without_held, with_held)
 
-    def _pick(self, rng: np.random.Generator | None, size: int) -> BoolArray:
-        """Which of ``size`` are held out."""
+    def _held_mask(self, rng: np.random.Generator | None, size: int) -> BoolArray:
+        """Return which of ``size`` are held out."""
         order = np.arange(size) if rng is None else rng.permutation(size)
         held = np.zeros(size, dtype=np.bool_)
-        held[order[: self._held(size)]] = True
+        held[order[: self._num_held(size)]] = True
         return held
 
-    def _held(self, size: int) -> int:
+    def _num_held(self, size: int) -> int:
         if size < 2:
             raise InputError("HeldOut() needs at least 2 scores (or steps) a side, got 1.")
         return min(max(round(self.fraction * size), 1), size - 1)
 
 
 def choose(absent: ScoreArray, present: ScoreArray, query: BoundQuery) -> float:
-    """The threshold with the best bound on these scores; where nothing is refuted, the fewest errors."""
+    """Return the threshold with the best bound on these scores; if nothing is refuted, the fewest errors."""
     if not absent.size or not present.size:
         return least_balanced_error(absent, present)
-    stairs = EmpiricalROC.of(Observations(with_canary=present, without_canary=absent))
-    places = np.unique(np.linspace(0, stairs.absent.size - 1, _CANDIDATES).astype(np.int64))
-    values = ClopperPearson().rank(*stairs.errors(places), stairs.sizes, query)
+    roc = EmpiricalROC.of(Observations(with_canary=present, without_canary=absent))
+    ranks = np.unique(np.linspace(0, roc.absent.size - 1, _CANDIDATES).astype(np.int64))
+    values = ClopperPearson().rank(*roc.errors(ranks), roc.sizes, query)
     if not values.max() > 0:
-        return least_balanced_error(stairs.absent, stairs.present)
+        return least_balanced_error(roc.absent, roc.present)
     values = smooth(values)
     best = np.flatnonzero(values >= values.max())
-    return _between(stairs, int(places[best[best.size // 2]]))
+    return _midpoint_above(roc, int(ranks[best[best.size // 2]]))
 
 
-def _between(stairs: EmpiricalROC, place: int) -> float:
-    """Halfway from this absent score to the next score above: new scores fall on both sides."""
-    here = float(stairs.absent[place])
+def _midpoint_above(roc: EmpiricalROC, rank: int) -> float:
+    """Return halfway from this absent score to the next score above: new scores fall on both sides."""
+    score = float(roc.absent[rank])
     above = [
         float(side[index])
-        for side in (stairs.absent, stairs.present)
-        if (index := int(np.searchsorted(side, here, side="right"))) < side.size
+        for side in (roc.absent, roc.present)
+        if (index := int(np.searchsorted(side, score, side="right"))) < side.size
     ]
-    return (here + min(above)) / 2 if above else here
+    return (score + min(above)) / 2 if above else score
 
 
 def _split(
     observations: Observations, without_held: BoolArray, with_held: BoolArray
 ) -> tuple[ScoreArray, ScoreArray, Observations]:
+    """Separate the held-out scores from the rest, whose steps are renumbered if they have any."""
     absent, present = observations.without_canary, observations.with_canary
-    rest = replace(observations, with_canary=present[~with_held], without_canary=absent[~without_held])
-    return absent[without_held].reshape(-1), present[with_held].reshape(-1), rest
-
-
-def _split_coins(
-    observations: Observations, without_held: BoolArray, with_held: BoolArray
-) -> tuple[ScoreArray, ScoreArray, Observations]:
-    """As :func:`_split`, for scores that know their steps, which are numbered anew in the rest."""
-    absent, present = observations.without_canary, observations.with_canary
-    if with_held.all() or without_held.all():
-        raise InputError("HeldOut() left no score to count on one side: it needs more steps.")
-    assert observations.with_steps is not None
-    assert observations.without_steps is not None
-    steps = np.concatenate([observations.with_steps[~with_held], observations.without_steps[~without_held]])
-    numbers = np.unique(steps, return_inverse=True)[1]
-    split = int(np.count_nonzero(~with_held))
-    rest = replace(
-        observations,
-        with_canary=present[~with_held],
-        without_canary=absent[~without_held],
-        with_steps=numbers[:split],
-        without_steps=numbers[split:],
-    )
-    return absent[without_held], present[with_held], rest
+    rest: dict[str, Any] = {"with_canary": present[~with_held], "without_canary": absent[~without_held]}
+    if observations.with_steps is not None and observations.without_steps is not None:
+        if with_held.all() or without_held.all():
+            raise InputError("HeldOut() left no score to count on one side: it needs more steps.")
+        kept = observations.with_steps[~with_held], observations.without_steps[~without_held]
+        steps = np.unique(np.concatenate(kept), return_inverse=True)[1]
+        rest |= {"with_steps": steps[: kept[0].size], "without_steps": steps[kept[0].size :]}
+    return absent[without_held].reshape(-1), present[with_held].reshape(-1), replace(observations, **rest)
 
 
 @dataclass(frozen=True)
@@ -216,22 +207,18 @@ class Predictable(ThresholdRule):
         return max(size - 1, 1)
 
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
-        wants(self, inference, Betting)
-        assert isinstance(inference, Betting)
+        if not isinstance(inference, Betting):
+            raise unsupported(self, inference, Betting)
         steps = Steps.of(observations)
         if steps.num_steps < 2:
             raise InputError(f"{self!r} needs at least 2 steps, got {steps.num_steps}.")
         thresholds = predictable_thresholds(steps)
-        errors = steps.errors(thresholds)
-        return ThresholdResult(
-            inference.from_errors(errors.after_first(), query),
-            float(thresholds[-1]),
-            errors.after_first().total(),
-        )
+        errors = steps.errors(thresholds).after_first()
+        return ThresholdResult(inference.from_errors(errors, query), float(thresholds[-1]), errors.total())
 
 
 def predictable_thresholds(steps: Steps) -> FloatArray:
-    """A threshold for every step, from the steps before it; of the first one there is none."""
+    """Return a threshold for every step, from the steps before it; 0 for the first, which is not counted."""
     thresholds = np.zeros(steps.num_steps)
     step = 1
     while step < steps.num_steps:
@@ -265,14 +252,15 @@ class Simultaneous(ThresholdRule):
         return error / self.ranks(num_absent).size
 
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
-        wants(self, inference, ClopperPearson)
-        stairs = EmpiricalROC.of(observations)
-        absent, present = stairs.absent, stairs.present
+        if not isinstance(inference, ClopperPearson):
+            raise unsupported(self, inference, ClopperPearson)
+        roc = EmpiricalROC.of(observations)
+        absent, present = roc.absent, roc.present
         ranks = self.ranks(absent.size)
         thresholds = absent[absent.size - 1 - ranks]
         misses = np.searchsorted(present, thresholds, side="right")
-        shared = BoundQuery(query.tradeoff, query.delta, self.error(query.error_rate, absent.size))
-        values = ClopperPearson().rank(ranks, misses, stairs.sizes, shared)
+        shared = replace(query, error_rate=self.error(query.error_rate, absent.size))
+        values = inference.rank(ranks, misses, roc.sizes, shared)
         best = int(values.argmax())
         counts = ErrorCounts(
             # a tie at the threshold may leave fewer above it; the rank is what the band is for
@@ -284,7 +272,7 @@ class Simultaneous(ThresholdRule):
         return ThresholdResult(float(values[best]), float(thresholds[best]), counts)
 
     def ranks(self, size: int) -> IntArray:
-        """Numbers of absent scores above the threshold: even in the logit, so dense at both ends."""
+        """Return how many absent scores are above each threshold: even in the logit, dense at both ends."""
         if size <= self.num_thresholds:
             return np.arange(size)
         most = np.log(2.0 * size)
@@ -318,22 +306,21 @@ class SameData(ThresholdRule):
         return "same data"
 
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
-        wants(self, inference, CountInference)
-        assert isinstance(inference, CountInference)
-        stairs = EmpiricalROC.of(observations)
-        best = stairs.best(inference, query)
-        places = [best]
-        if not inference.rank_is_bound:  # a stand-in, which may err in the tails: look at others as well
-            others = np.linspace(0, stairs.absent.size - 1, _OTHERS).astype(np.int64)
-            places += np.unique(others).tolist()
-        findings = [_at(stairs, place, inference, query) for place in places]
-        return max(findings, key=lambda finding: finding.parameter)
+        if not isinstance(inference, CountInference):
+            raise unsupported(self, inference, CountInference)
+        roc = EmpiricalROC.of(observations)
+        ranks = [roc.best(inference, query)]
+        if not inference.rank_is_bound:  # a stand-in, which may err in the tails: evaluate others as well
+            others = np.linspace(0, roc.absent.size - 1, _OTHERS).astype(np.int64)
+            ranks += np.unique(others).tolist()
+        results = [_at_rank(roc, rank, inference, query) for rank in ranks]
+        return max(results, key=lambda result: result.parameter)
 
 
-def _at(stairs: EmpiricalROC, place: int, inference: CountInference, query: BoundQuery) -> ThresholdResult:
-    (fp,), (fn,) = stairs.errors(np.asarray([place]))
-    counts = replace(stairs.sizes, false_positives=int(fp), false_negatives=int(fn))
-    return ThresholdResult(inference.parameter(counts, query), float(stairs.absent[place]), counts)
+def _at_rank(roc: EmpiricalROC, rank: int, inference: CountInference, query: BoundQuery) -> ThresholdResult:
+    (fp,), (fn,) = roc.errors(np.asarray([rank]))
+    counts = replace(roc.sizes, false_positives=int(fp), false_negatives=int(fn))
+    return ThresholdResult(inference.parameter(counts, query), float(roc.absent[rank]), counts)
 
 
 @dataclass(frozen=True, repr=False)

@@ -31,31 +31,31 @@ class TradeOff(Serializable, ABC):
 
     @abstractmethod
     def assumption(self, delta: float) -> str | None:
-        """What a bound at ``delta`` assumes of the mechanism's curve; None if nothing."""
+        """Return what a bound at ``delta`` assumes of the mechanism's curve; None if nothing."""
 
     @abstractmethod
     def fnr(self, parameter: float, fpr: FloatArray) -> FloatArray:
-        """The curve: the smallest fnr of any attack with this fpr."""
+        """Return the curve: the smallest fnr of any attack with this fpr."""
 
     @abstractmethod
     def parameter(self, fpr: FloatArray, fnr: FloatArray) -> FloatArray:
-        """The largest parameter whose curve lies above these error rates, at least 0."""
+        """Return the largest parameter whose curve lies above these error rates, at least 0."""
 
     @abstractmethod
     def epsilon(self, parameter: float, delta: float) -> float:
-        """The epsilon at delta of a mechanism with this parameter, rounded down."""
+        """Return the epsilon at delta of a mechanism with this parameter, rounded down."""
 
     def at(self, delta: float) -> Self:
-        """The family as it stands for a question at ``delta``; only (eps, delta)-DP depends on it."""
+        """Return the family for a query at ``delta``; only (eps, delta)-DP depends on it."""
         del delta
         return self
 
     def with_epsilon(self, epsilon: float, delta: float) -> float:
-        """The parameter of the mechanism whose epsilon at ``delta`` is ``epsilon``."""
+        """Return the parameter of the mechanism whose epsilon at ``delta`` is ``epsilon``."""
         return last_true(lambda p: self.epsilon(p, delta) <= epsilon, tolerance=1e-9)
 
     def balanced_error(self, parameter: float) -> float:
-        """The smallest (fpr + fnr) / 2 of any attack: (1 - total variation) / 2.
+        """Return the smallest (fpr + fnr) / 2 of any attack: (1 - total variation) / 2.
 
         For a symmetric curve it is where fpr and fnr are equal.
         """
@@ -67,13 +67,13 @@ class TradeOff(Serializable, ABC):
         return low
 
     def from_balanced_error(self, error: float) -> float:
-        """The largest parameter whose smallest balanced error is above ``error``."""
+        """Return the largest parameter whose smallest balanced error is above ``error``."""
         rate = np.asarray(error, dtype=np.float64)
         return float(self.parameter(rate, rate))
 
 
 def ratio_epsilon(fpr: FloatArray, fnr: FloatArray, delta: float | FloatArray) -> FloatArray:
-    """The largest epsilon that these error rates refute in (eps, delta)-DP, both directions.
+    """Return the largest epsilon that these error rates refute in (eps, delta)-DP, both directions.
 
     Paper, equation of section 2.3: max of ln((1 - delta - fpr) / fnr) and ln((1 - delta - fnr) / fpr).
     """
@@ -84,6 +84,6 @@ def ratio_epsilon(fpr: FloatArray, fnr: FloatArray, delta: float | FloatArray) -
 
 
 def at_least_zero(values: ArrayLike) -> FloatArray:
-    """The values, but 0 where they are negative or undefined (0/0 and inf - inf say nothing)."""
+    """Return the values, but 0 where they are negative or undefined (0/0 and inf - inf say nothing)."""
     array = np.asarray(values, dtype=np.float64)
     return np.where(array > 0, array, 0.0)

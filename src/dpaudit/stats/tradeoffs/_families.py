@@ -52,11 +52,11 @@ class Gaussian(TradeOff):
             return math.inf
         # delta(eps) <= Phi(mu/2 - eps/mu), so this is not below the answer
         high = parameter * (parameter / 2 - float(special.ndtri(delta)))
-        # as a share of that, which the search's own limits do not cut off
+        # search for a share of that, which the limits of the search do not cut off
         return high * last_true(lambda part: self.delta(parameter, part * high) > delta, 1.0, tolerance=1e-12)
 
     def delta(self, parameter: float, epsilon: float) -> float:
-        """The delta at ``epsilon``; in logarithms, so that neither factor overflows."""
+        """Return the delta at ``epsilon``; in logarithms, so that neither factor overflows."""
         if math.isinf(parameter):
             return 1.0
         upper = float(special.log_ndtr(parameter / 2 - epsilon / parameter))
@@ -138,7 +138,7 @@ class RandomizedResponse(TradeOff):
         return f"the mechanism is randomised response over {self.num_values} values"
 
     def _log_lie(self, parameter: float) -> float:
-        """Ln of the probability of one given wrong value."""
+        """Return the logarithm of the probability of one given wrong value."""
         return -float(np.logaddexp(parameter, math.log(self.num_values - 1)))
 
     def fnr(self, parameter: float, fpr: FloatArray) -> FloatArray:
@@ -147,7 +147,7 @@ class RandomizedResponse(TradeOff):
         neither = (self.num_values - 2) * lie
         with np.errstate(divide="ignore", over="ignore"):
             steep = 1 - np.exp(parameter + np.log(rate))
-        # between the two values the k - 2 others tell nothing: there the slope is -1
+        # between the two values the k - 2 others carry no information: there the slope is -1
         blind = lie + neither + lie - rate
         flat = np.exp(-parameter) * (1 - rate)
         return at_least_zero(np.maximum(np.maximum(steep, blind), flat))
@@ -169,7 +169,7 @@ class RandomizedResponse(TradeOff):
 
 
 def approximate_fnr(epsilon: float | FloatArray, delta: float | FloatArray, fpr: FloatArray) -> FloatArray:
-    """max(0, 1 - delta - e^eps fpr, e^-eps (1 - delta - fpr)) without overflow for any eps."""
+    """Return max(0, 1 - delta - e^eps fpr, e^-eps (1 - delta - fpr)), without overflow for any eps."""
     with np.errstate(divide="ignore", over="ignore"):
         steep = 1 - delta - np.exp(epsilon + np.log(fpr))
     flat = np.exp(-np.asarray(epsilon)) * (1 - delta - fpr)
@@ -178,7 +178,7 @@ def approximate_fnr(epsilon: float | FloatArray, delta: float | FloatArray, fpr:
 
 @dataclass(frozen=True)
 class ApproximateDP(TradeOff):
-    """(eps, delta)-DP at the question's delta: no assumption on the mechanism.
+    """(eps, delta)-DP at the delta of the query: no assumption on the mechanism.
 
     >>> round(float(ApproximateDP(1e-5).parameter(0.01, 0.5)), 3)
     3.912

@@ -80,7 +80,7 @@ class PiecewiseLinear(TradeOff):
         return best
 
     def epsilon(self, parameter: float, delta: float) -> float:
-        """From the lower hull of the guarantees, each with its mirror image, over e^eps."""
+        """Return epsilon from the lower hull of the guarantees, each with its mirror image, over e^eps."""
         slopes, hull = _profile(self._scaled(parameter), self._del)
         if delta >= hull[0]:
             return 0.0
@@ -94,24 +94,16 @@ class PiecewiseLinear(TradeOff):
 
 
 def _profile(eps: FloatArray, deltas: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """The tightest (ln slope, delta) profile from slope 1 up; delta is linear in e^eps between points."""
+    """Return the tightest profile from slope 1 up: ln slopes and deltas, linear in e^eps between points."""
     mirrored = 1 - np.exp(-eps) * (1 - deltas)
-    logs, values = np.concatenate([eps, -eps]), np.concatenate([deltas, mirrored])
-    return _from_slope_one(lower_hull(logs, values))
-
-
-def _from_slope_one(points: FloatArray) -> tuple[FloatArray, FloatArray]:
-    logs, values = points.T
+    logs, values = lower_hull(np.concatenate([eps, -eps]), np.concatenate([deltas, mirrored])).T
     start = np.interp(1.0, np.exp(np.minimum(logs, 700.0)), values)
     keep = logs > 0
-    return (
-        np.concatenate([[0.0], logs[keep]]),
-        np.concatenate([[float(start)], values[keep]]),
-    )
+    return np.concatenate([[0.0], logs[keep]]), np.concatenate([[float(start)], values[keep]])
 
 
 def lower_hull(epsilons: FloatArray, deltas: FloatArray) -> FloatArray:
-    """The (eps, delta) on the lower convex hull over e^eps, a row each, in order: no other says more.
+    """Return the (eps, delta) on the lower convex hull over e^eps, a row each, in order: no other says more.
 
     >>> lower_hull(np.array([2.0, 0.0, 1.0]), np.array([0.0, 0.3, 0.29]))
     array([[0. , 0.3],
@@ -129,7 +121,7 @@ def lower_hull(epsilons: FloatArray, deltas: FloatArray) -> FloatArray:
 
 
 def _is_above(left: _Point, middle: _Point, right: _Point) -> bool:
-    """Whether a point is on or above the chord of its neighbours, with e^eps on the horizontal axis."""
+    """Return whether a point is on or above the chord of its neighbours, over e^eps."""
     # (e^middle - e^left) / (e^right - e^left) without overflow
     share = math.exp(middle[0] - right[0]) * math.expm1(left[0] - middle[0]) / math.expm1(left[0] - right[0])
     return middle[1] - left[1] >= (right[1] - left[1]) * share
