@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dpaudit
+from dpaudit._io import JsonCache
+from dpaudit.errors import InputError
 from dpaudit.experiments import Config, load_config, run
 from dpaudit.report import Report
 
@@ -95,3 +98,18 @@ def test_a_store_of_a_function_of_the_user_goes_on(monkeypatch: pytest.MonkeyPat
     outcome = run(config("blackbox", "output=function-interrupted", FUNCTION), say=remarks.append)
     assert outcome.values["num_failed"] == 0
     assert not [text for text in remarks if "damaged" in text]
+
+
+@pytest.mark.parametrize("wrap", [dict, lambda values: {"identity": values}], ids=["zoo", "figure"])
+def test_finished_work_of_a_version_with_the_same_numbers_is_used(wrap: Any, tmp_path: Path) -> None:
+    def cache(version: str, seed: int = 1) -> JsonCache:
+        return JsonCache(tmp_path, wrap({"dpaudit_version": version, "seed": seed}))
+
+    cache("0.1.0").write("old", {"epsilon": 1.0})
+    cache("0.0.9").write("older", {"epsilon": 1.0})
+    now = cache(dpaudit.__version__)
+    assert now.read("old") == {"epsilon": 1.0}
+    with pytest.raises(InputError, match=r"0\.0\.9"):
+        now.read("older")
+    with pytest.raises(InputError, match="seed"):
+        cache(dpaudit.__version__, seed=2).read("old")

@@ -212,6 +212,20 @@ def _foreign(path: Path, key: str, expected: Any, stored: Any) -> str:
     return f"Expected {key} = {expected} in {path}, got {stored}; give another --output."
 
 
+# Versions whose numbers are those of this one: what they finished is used as if it were new.
+_SAME_NUMBERS = ("0.1.0",)
+_VERSION_KEYS = ("dpaudit", "dpaudit_version")
+
+
+def _of_this_version(key: str, stored: Any, expected: Any) -> Any:
+    """Return a stored identity with the version of dpaudit brought up to date, where no number changed."""
+    if key in _VERSION_KEYS and stored in _SAME_NUMBERS:
+        return expected
+    if isinstance(stored, dict) and isinstance(expected, dict):
+        return {name: _of_this_version(name, value, expected.get(name)) for name, value in stored.items()}
+    return stored
+
+
 class JsonCache:
     """Finished pieces of work in a folder: one JSON file a name, each complete or absent.
 
@@ -247,7 +261,8 @@ class JsonCache:
         except InputError as error:
             raise self._damaged(path) if self._content else error from error
         for key, expected in self.identity.items():
-            if difference(stored := values.pop(key, None), expected) is not None:
+            stored = _of_this_version(key, values.pop(key, None), expected)
+            if difference(stored, expected) is not None:
                 raise InputError(self._foreign(path, key, expected, stored))
         if self._keys is not None and values.keys() != set(self._keys):
             raise self._damaged(path)

@@ -99,6 +99,22 @@ def test_a_class_of_the_user_is_read_as_soon_as_it_is_defined() -> None:
     assert dpaudit.TradeOff.from_dict({"type": "Shifted", "shift": 2.0}) == Shifted(2.0)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Fixed(threshold={[]: 1})",
+        "Fixed(threshold={[]})",
+        "a, the better of X() with ... of the error",
+        "a, the better of X() with 1.2.3 of the error",
+        "Fixed(" * 500,
+        "__import__('os').system('true')",
+    ],
+)
+def test_a_text_that_is_no_call_is_shown_as_it_is(text: str) -> None:
+    assert from_repr(text) == {"type": text}
+    assert repr(dpaudit.ThresholdRule.from_dict(from_repr(text))) == text
+
+
 @given(text=st.text(max_size=200))
 def test_any_text_of_version_1_becomes_values_and_runs_nothing(text: str) -> None:
     found = dpaudit.TradeOff.from_dict(from_repr(text)) if from_repr(text)["type"] == text else None

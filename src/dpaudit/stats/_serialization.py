@@ -126,15 +126,17 @@ def from_repr(text: str) -> dict[str, Any]:
     {'type': 'guesses'}
     """
     chosen, _, others = text.partition(", the better of ")
-    if others:
-        shares = [re.fullmatch(r"(.+) with ([\d.]+) of the error", one) for one in others.split(" and ")]
-        known = [(from_repr(one[1]), float(one[2])) for one in shares if one]
-        rules, errors = [rule for rule, _ in known], [error for _, error in known]
-        return {"type": "BestOf", "chosen": from_repr(chosen), "rules": rules, "shares": errors}
     try:
-        return _call(ast.parse(text, mode="eval").body)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _best_of(chosen, others) if others else _call(ast.parse(text, mode="eval").body)
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
         return {"type": text}  # the words of another program: shown, never run
+
+
+def _best_of(chosen: str, others: str) -> dict[str, Any]:
+    shares = [re.fullmatch(r"(.+) with ([\d.]+) of the error", one) for one in others.split(" and ")]
+    known = [(from_repr(one[1]), float(one[2])) for one in shares if one]
+    rules, errors = [rule for rule, _ in known], [error for _, error in known]
+    return {"type": "BestOf", "chosen": from_repr(chosen), "rules": rules, "shares": errors}
 
 
 def _call(node: ast.expr) -> dict[str, Any]:
