@@ -65,11 +65,11 @@ def test_betting_has_the_planned_power(num_canaries: int, noise_factor: float) -
 
 def _planned_power(plan: dpaudit.Plan, claim: Claim) -> float:
     """At least what was asked for: the power of a count grows in jumps."""
-    from dpaudit.stats._planning import _Aim  # noqa: PLC0415
+    from dpaudit.stats._planning import _Planner  # noqa: PLC0415
 
     assert plan.num_steps is not None
     assert plan.num_canaries is not None
-    aim = _Aim.of(claim, plan.inference, 0.95, None)
+    aim = _Planner.of(claim, plan.inference, 0.95, None)
     design = aim.design(plan.num_steps, plan.num_canaries)
     power = design.power(aim.hypothesis.parameter, plan.leak.parameter)
     assert power >= plan.leak.probability

@@ -85,9 +85,9 @@ def test_values_that_no_part_has_are_refused_in_a_sentence(values: dict[str, Any
 
 
 def test_a_type_that_is_not_defined_here_can_be_shown() -> None:
-    values = {"type": "Pilot", "size": 50, "of": {"type": "Fixed", "threshold": 0.5}}
+    values = {"type": "Unheard", "size": 50, "of": {"type": "Fixed", "threshold": 0.5}}
     found = dpaudit.ThresholdRule.from_dict(values)
-    assert repr(found) == "Pilot(size=50, of=Fixed(threshold=0.5))"
+    assert repr(found) == "Unheard(size=50, of=Fixed(threshold=0.5))"
     assert found.to_dict() == values
 
 

@@ -52,8 +52,8 @@ class Serializable:
         >>> from dpaudit import ThresholdRule
         >>> ThresholdRule.from_dict({"type": "Fixed", "threshold": 0.5})
         Fixed(threshold=0.5)
-        >>> ThresholdRule.from_dict({"type": "Pilot", "size": 50})
-        Pilot(size=50)
+        >>> ThresholdRule.from_dict({"type": "Unheard", "size": 50})
+        Unheard(size=50)
         """
         found = _read(values, 0)
         if not isinstance(found, cls | Named):
