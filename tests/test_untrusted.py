@@ -35,7 +35,7 @@ OPEN_NOTHING = {
     ("_io.py", "_lock_file"),
     ("_io.py", "write"),
     ("training/data/_dataset.py", "digits"),
-    ("cli/_console.py", "_sentences"),
+    ("cli/_console.py", "_errors_as_sentences"),
 }
 WRITERS = {
     "write_text",
