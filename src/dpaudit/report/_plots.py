@@ -28,7 +28,7 @@ from dpaudit.stats._result import Plane
 _DASHES = ("one", "two", "three", "four")  # classes of lines, one for each run that is compared
 _BAR_HEIGHT = 24  # with the room around a bar
 _TOP, _AXIS = 4, 46  # room above the bars and below them
-_NAMES, _NUMBERS = 168, 52  # room for text on the left and on the right
+_NAMES, _NUMBERS = 192, 52  # room for text on the left and on the right
 _PLANE_HEIGHT = 300
 _NUM_TIPS = 40  # on the curves of a trade-off
 _WIDE_CLOSEUP = 0.6  # a window of this width shows nothing that the full plot does not
