@@ -79,8 +79,10 @@ def test_the_source_archive_has_what_the_tests_need_and_nothing_that_was_made(di
     assert names >= {f"src/{name}" for name in package()}
     assert names >= {"LICENSE", "README.md", "Makefile", "constraints.txt", "pyproject.toml", "CITATION.cff"}
     assert names >= {"SECURITY.md", "tests/conftest.py", "tests/test_packaging.py"}
-    made = ("__pycache__", ".venv", ".hypothesis", "site/", "dist/", "dpaudit-demo", "dpaudit-zoo", "runs/")
-    assert [name for name in names if any(word in name for word in made)] == []
+    fixtures = (path for path in (ROOT / "tests" / "fixtures").rglob("*") if path.is_file())
+    assert names >= {path.relative_to(ROOT).as_posix() for path in fixtures}
+    made = {"__pycache__", ".venv", ".hypothesis", "site", "dist", "dpaudit-demo", "dpaudit-zoo", "runs"}
+    assert [name for name in names if made.intersection(Path(name).parts)] == []
 
 
 def description(wheel: Path) -> str:

@@ -12,6 +12,7 @@ import pytest
 
 from dpaudit.experiments import reproduction
 from dpaudit.experiments.reproduction import FIGURES
+from dpaudit.stats import Kind
 
 
 def test_four_files_are_written_and_the_second_call_measures_nothing(run: Any, tmp_path: Path) -> None:
@@ -35,8 +36,8 @@ def test_four_files_are_written_and_the_second_call_measures_nothing(run: Any, t
 def test_the_page_says_which_numbers_are_sound(run: Any, tmp_path: Path) -> None:
     run("reproduce", "observations", "--scale", "tiny", "--output", tmp_path)
     page = (tmp_path / "observations.md").read_text()
-    assert "| f-DP(CP) | best on the same data | heuristic | not sound" in page
-    assert "| f-DP(joint) | threshold 1/2 | confidence | sound" in page
+    assert f"| f-DP(CP) | best on the same data | heuristic | {Kind.HEURISTIC.meaning} |" in page
+    assert f"| f-DP(joint) | threshold 1/2 | confidence | {Kind.CONFIDENCE.meaning} |" in page
     assert "Scale tiny, seed 0" in page
 
 

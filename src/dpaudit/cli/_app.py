@@ -23,11 +23,11 @@ from dpaudit.cli._scores_command import scores
 from dpaudit.cli._zoo_command import zoo
 
 _PROGRAM = "dpaudit"
-_QUESTION = "_DPAUDIT_COMPLETE"  # set by the script when the shell asks
+_COMPLETE_VAR = "_DPAUDIT_COMPLETE"  # set by the script when the shell completes a line
 
 
 class Shell(StrEnum):
-    """Those that have a script."""
+    """The shells that have a completion script."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -42,7 +42,7 @@ def completion(*, shell: _Shell, as_json: Json = False) -> None:
 
     For bash, put this line into ~/.bashrc: source <(dpaudit completion bash)
     """
-    script = get_completion_script(prog_name=_PROGRAM, complete_var=_QUESTION, shell=shell.value)
+    script = get_completion_script(prog_name=_PROGRAM, complete_var=_COMPLETE_VAR, shell=shell.value)
     if as_json:
         print_json({"shell": shell.value, "script": script})
     else:
@@ -50,8 +50,8 @@ def completion(*, shell: _Shell, as_json: Json = False) -> None:
 
 
 def prepare_completion() -> None:
-    """Have the question of a shell answered in the words of its script."""
-    if _QUESTION in os.environ:
+    """Set up completion, if a shell asks for it by its script."""
+    if _COMPLETE_VAR in os.environ:
         completion_init()
 
 

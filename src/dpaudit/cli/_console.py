@@ -1,7 +1,7 @@
-"""What commands print and how they end.
+"""Output and exit status of commands.
 
-Results go to standard output, what takes long is said on standard error. A mistake of the user ends in one
-sentence and an exit status, never in a traceback.
+Results go to standard output, progress to standard error. A mistake of the user ends in one sentence and an
+exit status, never in a traceback.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ from typer.core import TyperGroup
 from dpaudit.errors import DpauditError
 from dpaudit.stats import Verdict
 
+BAD_INPUT: Final = 2
+UNDERPOWERED: Final = 3
+INTERRUPTED: Final = 130
+EXIT_STATUS: Final = {Verdict.NO_VIOLATION: 0, Verdict.VIOLATION: 1, Verdict.UNDERPOWERED: UNDERPOWERED}
+_BROKEN_PIPE: Final = 141
 _GAP = 2  # spaces between the columns of a table
+_UsageError: Any = typer.BadParameter.__base__  # typer has no name of its own for it
 
 
 class _Console(Console):
@@ -33,17 +39,17 @@ class _Console(Console):
 
 
 def output() -> Console:
-    """Standard output; square brackets are text."""
+    """Return a console on standard output, where square brackets are text."""
     return _Console(highlight=False, markup=False, emoji=False)
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """One JSON object."""
+    """Print one JSON object."""
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
 
 
 def print_labelled(console: Console, rows: Sequence[tuple[str, str | Text]]) -> None:
-    """Lines with a label each; what does not fit goes on under its own line."""
+    """Print labelled lines; a long text is wrapped under itself, not under its label."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
@@ -53,7 +59,7 @@ def print_labelled(console: Console, rows: Sequence[tuple[str, str | Text]]) -> 
 
 
 def slim_table(*left: str) -> Table:
-    """A table of few lines whose first columns are text; as narrow as its cells, two spaces apart."""
+    """Return a table without a frame, as narrow as its cells, whose first columns are text."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for name in left:
         table.add_column(name, no_wrap=True)
@@ -61,7 +67,7 @@ def slim_table(*left: str) -> Table:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """A page that is too narrow gets a block for each row: a number that is cut off says nothing."""
+    """Print a table; on a console too narrow for it, a block for each row, so that no number is cut off."""
     if _least_width(table) <= console.width:
         console.print(table)
         return
@@ -73,7 +79,7 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def _least_width(table: Table) -> int:
-    """Below this a cell is cut off, or a word of it is."""
+    """Return the width below which a word is cut off."""
     return sum(map(_least_column, table.columns)) + _GAP * (len(table.columns) - 1)
 
 
@@ -85,7 +91,7 @@ def _least_column(column: Column) -> int:
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """Say what takes long: a spinner on a terminal, a line elsewhere."""
+    """Announce what takes long: by a spinner on a terminal, by a line elsewhere."""
     console = Console(stderr=True, highlight=False, markup=False)
     if console.is_terminal:
         with console.status(text):
@@ -95,27 +101,8 @@ def working(text: str) -> Iterator[None]:
         yield
 
 
-BAD_INPUT: Final = 2
-UNDERPOWERED: Final = 3
-INTERRUPTED: Final = 130
-_BROKEN_PIPE: Final = 141
-
-_UsageError: Any = typer.BadParameter.__base__  # typer has no name of its own for it
-_STATUS = {Verdict.NO_VIOLATION: 0, Verdict.VIOLATION: 1, Verdict.UNDERPOWERED: UNDERPOWERED}
-
-
-def status(verdict: Verdict) -> int:
-    """The exit status of a verdict."""
-    return _STATUS[verdict]
-
-
-def _printable(text: str) -> str:
-    """A file may hold what moves the cursor or changes colours, and a sentence may quote it."""
-    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
-
-
 class ErrorSentences(TyperGroup):
-    """Commands whose mistakes end in a sentence instead of a traceback."""
+    """A group of commands whose errors end in a sentence instead of a traceback."""
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
         with _errors_as_sentences():
@@ -145,27 +132,29 @@ def _errors_as_sentences(ctx: Any = None) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(_BROKEN_PIPE) from error
     except OSError as error:
-        place = error.filename or "standard output"
-        raise _refused(f"Cannot read or write {place}: {error.strerror or error}.") from error
+        name = error.filename or "standard output"
+        raise _refused(f"Cannot read or write {name}: {error.strerror or error}.") from error
 
 
 def _refused(sentence: str) -> typer.Exit:
-    typer.echo(f"dpaudit: {_printable(sentence)}", err=True)
+    # a sentence may quote a file, which may hold what moves the cursor or changes colours
+    shown = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in sentence)
+    typer.echo(f"dpaudit: {shown}", err=True)
     return typer.Exit(BAD_INPUT)
 
 
 def _usage(error: Any, ctx: Any) -> str:
-    """What typer says of the words that it was given, and where to read on."""
+    """Return typer's message about the arguments, and where the help is."""
     text = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
     if error.ctx is not None:
         return f"{text}{'' if text.endswith('?') else '.'} See: {error.ctx.command_path} --help"
     if ctx is None or ctx.invoked_subcommand is None:
         return f"{text}. See: dpaudit --help"
-    return f"{text}.{_about(error, ctx)} See: {ctx.command_path} {ctx.invoked_subcommand} --help"
+    return f"{text}.{_option_help(error, ctx)} See: {ctx.command_path} {ctx.invoked_subcommand} --help"
 
 
-def _about(error: Any, ctx: Any) -> str:
-    """What the help says of an option that lacks its value: it may name the values that there are."""
+def _option_help(error: Any, ctx: Any) -> str:
+    """Return the help of an option that lacks its value: it may list the possible values."""
     name, command = getattr(error, "option_name", None), ctx.command.get_command(ctx, ctx.invoked_subcommand)
     found = [option.help for option in command.params if name in option.opts and option.help]
     return f" {found[0].rstrip('.')}." if found else ""

@@ -1,4 +1,4 @@
-"""``dpaudit demo``: what an audit says of a correct training, and of its twin with too little noise."""
+"""``dpaudit demo``: audit a correct training, and its twin with too little noise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpaudit.cli._result_table import model_and_steps, print_result, tests_of_no
 from dpaudit.stats import Verdict
 
 if TYPE_CHECKING:  # they need torch, or are slow to load: imported when the command is called
-    from dpaudit.experiments import Config, Progress
+    from dpaudit.experiments import Progress
     from dpaudit.report import Report
 
 
@@ -33,7 +33,7 @@ NOTICE = (
 
 @dataclass(frozen=True)
 class DemoTraining:
-    """One training and what its audit said."""
+    """One training of the demo and the result of its audit."""
 
     name: str
     folder: Path
@@ -47,7 +47,7 @@ class DemoTraining:
         return Verdict[self.values["verdict"]] is self.expected
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "name": self.name,
             "folder": self.folder.name,
@@ -58,50 +58,23 @@ class DemoTraining:
         }
 
 
-@dataclass(frozen=True)
-class Demo:
-    """All trainings of the demonstration."""
-
-    trainings: tuple[DemoTraining, ...]
-
-    @property
-    def is_as_expected(self) -> bool:
-        """Whether every audit said what is known to be true."""
-        return all(training.is_as_expected for training in self.trainings)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "notice": NOTICE,
-            "as_expected": self.is_as_expected,
-            "trainings": [training.to_dict() for training in self.trainings],
-        }
-
-
-def demonstrate(folder: Path, say: Callable[[str], None], watch: Callable[[Progress], None]) -> Demo:
+def demonstrate(
+    folder: Path, say: Callable[[str], None], watch: Callable[[Progress], None]
+) -> list[DemoTraining]:
     """Train both, one after the other, each in a directory of its own; the claim is the same."""
     from dpaudit import experiments  # noqa: PLC0415  # loads torch
 
     found = []
-    for name, place, factor, fault, expected in (
+    for name, subfolder, factor, fault, expected in (
         ("a correct training", "correct", 1.0, (), Verdict.NO_VIOLATION),
         ("its twin with 0.8 of the noise", "too-little-noise", _FACTOR, _FAULT, Verdict.VIOLATION),
     ):
         say(f"Training: {name}")
-        config = _config(folder / place, *_CHANGES, *fault)
+        changes = f"output={json.dumps(str(folder / subfolder))}", *_CHANGES, *fault
+        config = experiments.parse_config(experiments.example("digits"), "the demo's config", changes)
         values = experiments.rehearse(config, watch=watch, keep=True)
-        found.append(DemoTraining(name, folder / place, factor, expected, values))
-    return Demo(tuple(found))
-
-
-def _config(folder: Path, *changes: str) -> Config:
-    """The example, changed."""
-    from dpaudit import experiments  # noqa: PLC0415  # loads torch
-
-    text = experiments.example("digits")
-    return experiments.parse_config(
-        text, "the demo's config", (f"output={json.dumps(str(folder))}", *changes)
-    )
+        found.append(DemoTraining(name, folder / subfolder, factor, expected, values))
+    return found
 
 
 _Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Where the report and the runs go.")]
@@ -122,7 +95,9 @@ def demo(*, folder: _Output = Path("dpaudit-demo"), as_json: Json = False) -> No
         found = demonstrate(folder, display.say, display)
         display.say("Writing the report")
         made = _report(found)
-    values = found.to_dict()
+    is_as_expected = all(training.is_as_expected for training in found)
+    trainings = [training.to_dict() for training in found]
+    values = {"notice": NOTICE, "as_expected": is_as_expected, "trainings": trainings}
     write_text(folder / "result.json", json.dumps(values, indent=2, allow_nan=False) + "\n")
     for name in ("report.md", "report.html"):
         made.write(folder / name)
@@ -130,33 +105,31 @@ def demo(*, folder: _Output = Path("dpaudit-demo"), as_json: Json = False) -> No
         print_json(values)
     else:
         _print(found, folder)
-    if not found.is_as_expected:
+    if not is_as_expected:
         raise typer.Exit(1)
 
 
-def _print(found: Demo, folder: Path) -> None:
+def _print(trainings: list[DemoTraining], folder: Path) -> None:
     console = output()
     console.print(NOTICE)
-    for training in found.trainings:
+    for training in trainings:
         console.print()
         console.print(f"{training.name.capitalize()}:", style="bold")
         print_result(console, training.values, model_and_steps(training.values))
         console.print(tests_of_noise(training.values))
     console.print()
-    console.print(_conclusion(found))
+    console.print(_conclusion(trainings))
     console.print("The report of both, a page to open in a browser:")
     console.print(str(folder / "report.html"), soft_wrap=True)
 
 
-def _conclusion(found: Demo) -> str:
-    if found.is_as_expected:
-        return "Both verdicts are as expected."
-    wrong = " and ".join(training.name for training in found.trainings if not training.is_as_expected)
-    return f"The verdict on {wrong} is not as expected."
+def _conclusion(trainings: list[DemoTraining]) -> str:
+    wrong = " and ".join(training.name for training in trainings if not training.is_as_expected)
+    return f"The verdict on {wrong} is not as expected." if wrong else "Both verdicts are as expected."
 
 
-def _report(found: Demo) -> Report:
+def _report(trainings: list[DemoTraining]) -> Report:
     from dpaudit.report import Report, read_run  # noqa: PLC0415
 
-    runs = tuple(read_run(one.folder, name=one.name.capitalize()) for one in found.trainings)
-    return Report(runs=runs, title="The audits of the demo", notice=f"{NOTICE} {_conclusion(found)}")
+    runs = tuple(read_run(one.folder, name=one.name.capitalize()) for one in trainings)
+    return Report(runs=runs, title="The audits of the demo", notice=f"{NOTICE} {_conclusion(trainings)}")

@@ -1,8 +1,8 @@
 """Files of scores: .csv, .npy, .npz and .parquet, read in bounded memory.
 
-:func:`readable` says what a file is by its name, :class:`Columns` which of its columns are meant. Each format
-is read as the scores of one side, or as a table of scores and presence. What is damaged, or too large to be
-unpacked, is refused in a sentence that repeats only a little of it.
+:func:`readable` checks a file by its name, :class:`Columns` names the columns to read. Each format is read as
+the scores of one side, or as a table of scores and presence. A file that is damaged, or too large to unpack,
+is refused in a sentence that quotes little of it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _PRESENCE = {"0": False, "1": True, "false": False, "true": True, "0.0": False, 
 _LONGEST_WORD = 60  # characters of one value in a sentence
 _MOST_NAMES = 10  # in a sentence
 _LONGEST_LINE = 1_000_000  # characters of a line
-_OTHER_SIGNS = {";": "semicolons", "\t": "tabs"}  # as some programs separate columns
-_MOST_LINES = 1_000  # of one row, whose cells may go over several
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs"}
+_MOST_LINES = 1_000  # of one row, whose cells may span several
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
-# also what unpackers say
+# what numpy, zipfile and zlib raise for damaged files
 _DAMAGED = *NOT_AN_ARRAY, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error
 _WIDEST_SCORE = 8  # bytes of a score in memory
 
@@ -44,12 +44,12 @@ _Row: TypeAlias = tuple[int, list[str]]
 
 
 def readable(path: Path) -> str:
-    """The suffix of a file that exists and may hold scores."""
+    """Return the suffix of a file that exists and may hold scores."""
     with reading(path):
         if path.is_dir():
             raise InputError(f"Expected {_EXPECTED}, got the directory {path}.")
         path.stat()
-        if not path.is_file():  # opening a pipe waits for somebody to write into it
+        if not path.is_file():  # opening a pipe waits for a writer
             raise InputError(f"Expected {_EXPECTED}, but {path} is no file.")
     suffix = path.suffix.lower()
     if suffix not in _SUFFIXES:
@@ -59,7 +59,7 @@ def readable(path: Path) -> str:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn an error of the system into a sentence."""
+    """Turn an error of the operating system into an ``InputError``."""
     try:
         yield
     except FileNotFoundError as error:
@@ -76,7 +76,7 @@ class Columns:
     presence: str = "present"
 
     def side(self, path: Path, names: Sequence[str]) -> str:
-        """The column of scores in a file of one side; the only column may have any name."""
+        """Return the column of scores in a file of one side; a single column may have any name."""
         if self.score in names:
             return self.score
         if len(names) == 1 and self.score == Columns.score:
@@ -84,7 +84,7 @@ class Columns:
         raise InputError(f"Expected a column {self.score!r} in {path}, got {listed(names)}.")
 
     def table(self, path: Path, names: Sequence[str]) -> tuple[str, str]:
-        """The columns of scores and of presence in a table."""
+        """Return the columns of scores and of presence in a table."""
         for name in (self.score, self.presence):
             if name not in names:
                 raise InputError(f"Expected a column {name!r} in {path}, got {listed(names)}.")
@@ -92,13 +92,13 @@ class Columns:
 
 
 def as_presence(path: Path, name: str, values: npt.NDArray[Any]) -> BoolArray:
-    """Truth values from 0, 1, true and false in whatever type the file has them."""
+    """Return booleans from 0, 1, true and false of whatever type."""
     if values.dtype.kind == "b":
         return values
     found: BoolArray
     if values.dtype.kind in "iuf":
         found, known = values == 1, np.isin(values, (0, 1))
-    else:  # one by one: an array of words has room for the longest one in every place
+    else:  # one by one: an array of strings gives every element the room of the longest
         meanings = [_PRESENCE.get(_word(value)) for value in values.flat]
         known = np.array([meaning is not None for meaning in meanings], dtype=np.bool_)
         found = np.array(meanings, dtype=np.bool_).reshape(values.shape)
@@ -115,7 +115,7 @@ def _word(value: object) -> str:
 
 
 def read_csv_side(path: Path, columns: Columns) -> FloatArray:
-    """The scores of one side: the only column, or the one that the header names."""
+    """Return the scores of one side: the single column, or the one that the header names."""
     header, rows = _with_header(path)
     if isinstance(header, int):
         if header != 1:
@@ -123,34 +123,34 @@ def read_csv_side(path: Path, columns: Columns) -> FloatArray:
                 f"Expected one column, or a header that names {columns.score!r}, in {path}, got {header} "
                 "columns without a header."
             )
-        place = 0
+        column = 0
     else:
-        place = header.index(columns.side(path, header))
-    scores = array("d", (_number(path, line, _cell(path, line, cells, place)) for line, cells in rows))
+        column = header.index(columns.side(path, header))
+    scores = array("d", (_number(path, line, _cell(path, line, cells, column)) for line, cells in rows))
     return _not_empty(path, scores)
 
 
 def read_csv_table(path: Path, columns: Columns) -> tuple[FloatArray, BoolArray]:
-    """Scores and presence, by the names in the header; without one, the first and the second column."""
+    """Return scores and presence, by the names in the header; without one, the first two columns."""
     header, rows = _with_header(path)
     if isinstance(header, int):
         if header != 2:
             raise InputError(
                 f"Expected a score and a presence column in {path}, got {header} columns without a header."
             )
-        places = [0, 1]
+        indices = [0, 1]
     else:
-        places = [header.index(name) for name in columns.table(path, header)]
+        indices = [header.index(name) for name in columns.table(path, header)]
     scores, presence = array("d"), array("b")
     for line, cells in rows:
-        score, word = (_cell(path, line, cells, place) for place in places)
+        score, word = (_cell(path, line, cells, column) for column in indices)
         scores.append(_number(path, line, score))
         presence.append(_presence(path, line, word))
     return _not_empty(path, scores), np.frombuffer(presence, dtype=np.bool_)
 
 
 def _rows(path: Path) -> Iterator[_Row]:
-    """Each line that is not empty, with its number."""
+    """Yield each row that is not empty, with the number of its line."""
     try:
         with TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as file:
             lines = _BoundedLines(path, file)
@@ -164,7 +164,7 @@ def _rows(path: Path) -> Iterator[_Row]:
 
 
 class _BoundedLines:
-    """The lines of a file that has some: neither one line nor one row may be all of it."""
+    """The lines of a file, which are refused if one line or one row is too long."""
 
     def __init__(self, path: Path, file: TextIO) -> None:
         self._path, self._file = path, file
@@ -187,7 +187,7 @@ class _BoundedLines:
 
 
 def _with_header(path: Path) -> tuple[list[str] | int, Iterator[_Row]]:
-    """The names in the header, or the number of columns without one; and the rows of scores."""
+    """Return the names in the header, or the number of columns without one; and the rows of scores."""
     rows = _rows(path)
     first = next(rows, None)
     if first is None:
@@ -202,9 +202,9 @@ def _with_header(path: Path) -> tuple[list[str] | int, Iterator[_Row]]:
 
 
 def _require_commas(path: Path, first: list[str], second: list[str]) -> None:
-    """Two rows with another separator are no names that happen to have one in them."""
-    for sign, name in _OTHER_SIGNS.items():
-        if len(first) == 1 and sign in first[0] and any(sign in cell for cell in second):
+    """Refuse another separator, if both of the first two rows have it: a single name may contain one."""
+    for separator, name in _OTHER_SEPARATORS.items():
+        if len(first) == 1 and separator in first[0] and any(separator in cell for cell in second):
             raise InputError(
                 f"Expected commas between the columns of {path}, got {name} in {_shortened(first[0])}."
             )
@@ -218,10 +218,10 @@ def _is_number(word: str) -> bool:
     return True
 
 
-def _cell(path: Path, line: int, cells: list[str], place: int) -> str:
-    if place >= len(cells):
-        raise InputError(f"Expected at least {place + 1} columns in {path}, line {line}, got {len(cells)}.")
-    return cells[place]
+def _cell(path: Path, line: int, cells: list[str], column: int) -> str:
+    if column >= len(cells):
+        raise InputError(f"Expected at least {column + 1} columns in {path}, line {line}, got {len(cells)}.")
+    return cells[column]
 
 
 def _number(path: Path, line: int, word: str) -> float:
@@ -247,13 +247,13 @@ def _not_empty(path: Path, scores: array[float]) -> FloatArray:
 
 
 def read_npy(path: Path) -> npt.NDArray[Any]:
-    """The array, memory-mapped: it may be larger than the memory."""
-    with _whole(path, _NPY, "a .npy file"):
+    """Map the array into memory: it may be larger than that."""
+    with _intact(path, _NPY, "a .npy file"):
         return map_array(path)
 
 
 class NpzArchive:
-    """The arrays of an open .npz file, each read when it is asked for."""
+    """The arrays of an open .npz file, each read on access."""
 
     def __init__(self, path: Path, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
         self._path, self._arrays, self._sizes = path, arrays, sizes
@@ -269,10 +269,10 @@ class NpzArchive:
 
 @contextmanager
 def open_npz(path: Path) -> Iterator[NpzArchive]:
-    """The arrays by their names."""
+    """Open the arrays of a file by their names."""
     # opened here, because numpy leaves a damaged file open
     with (
-        _whole(path, _ZIP, "an .npz file"),
+        _intact(path, _ZIP, "an .npz file"),
         open_file(path) as file,
         np.load(file, allow_pickle=False) as arrays,
     ):
@@ -280,10 +280,10 @@ def open_npz(path: Path) -> Iterator[NpzArchive]:
 
 
 @contextmanager
-def _whole(path: Path, start: bytes, kind: str) -> Iterator[None]:
-    """Turn an error of numpy into a sentence."""
+def _intact(path: Path, magic: bytes, kind: str) -> Iterator[None]:
+    """Check the magic bytes, and turn an error of numpy into an ``InputError``."""
     with open_file(path) as file:
-        if file.read(len(start)) != start:
+        if file.read(len(magic)) != magic:
             raise InputError(f"Expected {kind}, but {path} is not one, whatever its name.")
     try:
         yield
@@ -298,13 +298,13 @@ def _whole(path: Path, start: bytes, kind: str) -> Iterator[None]:
 
 
 def read_parquet_side(path: Path, columns: Columns) -> npt.NDArray[Any]:
-    """The scores of one side: the only column, or the named one."""
+    """Return the scores of one side: the single column, or the named one."""
     with _opened(path) as file:
         return _numbers(path, file, columns.side(path, file.schema_arrow.names))
 
 
 def read_parquet_table(path: Path, columns: Columns) -> tuple[npt.NDArray[Any], BoolArray]:
-    """Scores and presence."""
+    """Return scores and presence."""
     with _opened(path) as file:
         score, presence = columns.table(path, file.schema_arrow.names)
     with _opened(path, words=[presence]) as file:
@@ -314,14 +314,14 @@ def read_parquet_table(path: Path, columns: Columns) -> tuple[npt.NDArray[Any], 
 
 @contextmanager
 def _opened(path: Path, words: Sequence[str] = ()) -> Iterator[Any]:
-    """The file; a text in the columns ``words`` is kept once, however many rows have it."""
+    """Open the file; equal texts in the columns ``words`` are kept once."""
     try:
         import pyarrow  # noqa: PLC0415  # an extra
         from pyarrow import parquet  # noqa: PLC0415
     except ImportError as error:
         raise MissingExtraError("Reading .parquet files", "parquet") from error
     damaged = pyarrow.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError
-    with open_file(path):  # what the system says of it is no damage
+    with open_file(path):  # an error of the operating system is no damage
         pass
     try:
         with parquet.ParquetFile(path, read_dictionary=list(words)) as file:
@@ -368,7 +368,7 @@ def _column(path: Path, file: Any, name: str) -> Any:
 
 
 def _require_moderate(path: Path, size: int) -> None:
-    """Refuse an array of more than so many bytes before it is unpacked."""
+    """Refuse an array that is too large, before it is unpacked."""
     if size > LARGEST_ARRAY:
         raise InputError(
             f"Expected arrays of at most {LARGEST_ARRAY:,} bytes in {path}, got one of {size:,}; .npy files "
@@ -377,11 +377,11 @@ def _require_moderate(path: Path, size: int) -> None:
 
 
 def _shortened(word: str) -> str:
-    """A value from a file, as a sentence shows it."""
+    """Return a value from a file, short enough for a sentence."""
     return repr(word if len(word) <= _LONGEST_WORD else f"{word[:_LONGEST_WORD]}...")
 
 
 def listed(names: Sequence[str]) -> str:
-    """Some names from a file, as a sentence shows them."""
+    """Return names from a file, few enough for a sentence."""
     more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
     return (", ".join(map(_shortened, names[:_MOST_NAMES])) or "none") + more

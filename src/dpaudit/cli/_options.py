@@ -1,4 +1,4 @@
-"""Options that several commands share, described once, and the claim that they state."""
+"""The options that commands share, and the claim that they state."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Confidence: TypeAlias = Annotated[float, typer.Option(help="The confidence of bo
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
-_WAYS = (
+_FORMS = (
     "--epsilon and --delta, or --noise-multiplier and --delta, or --noise-multiplier, --sample-rate, "
     "--num-steps and --delta"
 )
@@ -58,7 +58,7 @@ _WAYS = (
 
 @dataclass(frozen=True)
 class ClaimOptions:
-    """The options of a claim as they were given."""
+    """The options that state a claim, and what they say."""
 
     epsilon: float | None
     delta: float | None
@@ -69,7 +69,7 @@ class ClaimOptions:
 
     @property
     def claim(self) -> Claim | None:
-        """The claim; None if none was stated."""
+        """The stated claim; None if there is none."""
         self._check()
         if self.epsilon is not None:
             return Claim.approximate_dp(epsilon=self.epsilon, delta=self._given_delta)
@@ -86,15 +86,15 @@ class ClaimOptions:
 
     @property
     def required(self) -> Claim:
-        """The claim, for a command that has nothing to do without one."""
+        """The stated claim; raises ``InputError`` if there is none."""
         claim = self.claim
         if claim is None:
-            raise InputError(f"Expected a claim: {_WAYS}.")
+            raise InputError(f"Expected a claim: {_FORMS}.")
         return claim
 
     @property
     def tradeoff(self) -> SubsampledGaussian | None:
-        """The curve of a whole run; None where the claim's own curve is meant."""
+        """The curve of an end-to-end run; None where the claim's own curve is meant."""
         if not self.end_to_end or self.sample_rate is None or self.num_steps is None:
             return None
         return SubsampledGaussian(self.sample_rate, self.num_steps)
@@ -113,9 +113,9 @@ class ClaimOptions:
     def _check(self) -> None:
         noise = self._given("--noise-multiplier", "--sample-rate", "--num-steps")
         if self.epsilon is not None and noise:
-            raise InputError(f"Expected one claim, got --epsilon and {noise[0]}; give {_WAYS}.")
+            raise InputError(f"Expected one claim, got --epsilon and {noise[0]}; give {_FORMS}.")
         if noise and "--noise-multiplier" not in noise:
-            raise InputError(f"Expected --noise-multiplier with {noise[0]}; give {_WAYS}.")
+            raise InputError(f"Expected --noise-multiplier with {noise[0]}; give {_FORMS}.")
         if len(noise) == 2:
             raise InputError(f"Expected --sample-rate and --num-steps together, got only {noise[1]}.")
         if self.end_to_end and len(noise) < 3:
@@ -125,5 +125,5 @@ class ClaimOptions:
             )
 
     def _given(self, *names: str) -> list[str]:
-        """Which of these options were given."""
+        """Return those of these options that were given."""
         return [n for n in names if getattr(self, n.removeprefix("--").replace("-", "_")) is not None]

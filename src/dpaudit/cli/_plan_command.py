@@ -1,4 +1,4 @@
-"""``dpaudit plan``: how many observations find a leak, or the smallest leak that a given number finds."""
+"""``dpaudit plan``: the observations that find a leak, or the smallest leak that a number of them finds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.table import Table
 
 from dpaudit import _validate
 from dpaudit.accounting import Claim
+from dpaudit.cli import _options as opt
 from dpaudit.cli._console import (
     UNDERPOWERED,
     output,
@@ -22,17 +23,7 @@ from dpaudit.cli._console import (
     slim_table,
     working,
 )
-from dpaudit.cli._options import (
-    ClaimOptions,
-    Confidence,
-    Delta,
-    EndToEnd,
-    Epsilon,
-    Json,
-    NoiseMultiplier,
-    NumSteps,
-    SampleRate,
-)
+from dpaudit.cli._options import ClaimOptions
 from dpaudit.errors import InputError
 from dpaudit.stats import (
     Betting,
@@ -67,7 +58,7 @@ class MethodLeak:
     leak: Power
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "inference": self.inference.to_dict(),
             "num_steps": self.num_steps,
@@ -89,12 +80,12 @@ class PlanResult:
 
     @property
     def is_found(self) -> bool:
-        """Whether any method can do it."""
+        """Whether any method finds a leak."""
         sizes = any(plan.num_observations is not None for plan in self.plans)
         return sizes or any(one.leak.parameter < float("inf") for one in self.leaks)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "claim": {
                 "summary": self.claim.summary,
@@ -110,7 +101,7 @@ class PlanResult:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """The options of ``dpaudit plan`` as they were given."""
+    """The options of ``dpaudit plan``, and the answer to them."""
 
     claimed: ClaimOptions
     noise_factor: float | None
@@ -122,17 +113,17 @@ class PlanOptions:
     confidence: float
 
     def check(self) -> None:
-        """Find mistakes in the options before it is said that anything is planned."""
+        """Raise ``InputError`` on mistakes in the options, before planning is announced."""
         claim, leak = self.claimed.required, self._leak()
         if leak is None:
             self._size()
-        elif self.claimed.epsilon is not None:  # of a noise an accountant has to tell, which may take long
+        elif self.claimed.epsilon is not None:  # that of a noise needs an accountant, which may take long
             leak.parameter(claim, claim.hypothesis(None))
         _validate.fraction("power", self.power)
         _validate.confidence(self.confidence)
 
     def result(self) -> PlanResult:
-        """The answer: sizes where a leak was given, leaks where a size was."""
+        """Return sizes where a leak was given, leaks where a size was."""
         leak = self._leak()
         return PlanResult(
             self.claimed.required,
@@ -156,7 +147,7 @@ class PlanOptions:
         return Leak(noise_factor=self.noise_factor, epsilon=self.true_epsilon)
 
     def _size(self) -> tuple[int, int]:
-        """Steps, and canaries a step and side."""
+        """Return the number of steps, and of canaries a step and side."""
         if self.observations is not None and self.steps is None and self.canaries is None:
             return self.observations, 1
         if self.observations is None and self.steps is not None and self.canaries is not None:
@@ -168,7 +159,7 @@ class PlanOptions:
         return tuple(MethodLeak(m, num_steps, num_canaries, find(inference=m)) for m in _METHODS)
 
     def _by_steps(self, leak: Leak) -> list[Plan]:
-        """All methods with one score a step and side; betting also with more."""
+        """Plan steps by all methods with one score a step and side; by betting also with more."""
         if self.steps is not None:
             return []
         plan = self._of_claim(plan_steps, leak=leak)
@@ -178,7 +169,7 @@ class PlanOptions:
         return single + [plan(inference=Betting(), num_canaries=more) for more in _MORE_CANARIES]
 
     def _by_canaries(self, leak: Leak) -> list[Plan]:
-        """How many canaries in the steps that were named, or else in those of the claim."""
+        """Plan canaries in the given steps, or else in those of the claim."""
         num_steps = self.steps
         if num_steps is None and self.canaries is None and self.claimed.is_of_steps:
             num_steps = self.claimed.num_steps
@@ -188,7 +179,7 @@ class PlanOptions:
         return [plan(inference=method) for method in (JointExact(), Betting())]
 
     def _of_claim(self, function: Callable[..., _Found], **sizes: Any) -> Callable[..., _Found]:
-        """The function with the claim and what else all methods have in common."""
+        """Bind the claim and whatever else all methods have in common."""
         return partial(
             function,
             self.claimed.required,
@@ -212,13 +203,13 @@ _TRY = (
 
 
 def print_planned(console: Console, planned: PlanResult) -> None:
-    """The claim, the leak where one was asked for, and a row a method."""
-    chances = f"with {100 * planned.power:g} % probability, at {100 * planned.confidence:g} % confidence"
+    """Print the claim, the leak where one was given, and a row a method."""
+    level = f"with {100 * planned.power:g} % probability, at {100 * planned.confidence:g} % confidence"
     rows = [("claim", planned.claim.summary)]
     if planned.plans:
-        rows.append(("to find", f"{_leak(planned.plans[0].leak)}, {chances}"))
+        rows.append(("to find", f"{_leak(planned.plans[0].leak)}, {level}"))
     else:
-        rows.append(("found", f"the smallest leak {chances}"))
+        rows.append(("found", f"the smallest leak {level}"))
     print_labelled(console, rows)
     console.print()
     print_table(console, _plans(planned.plans) if planned.plans else _leaks(planned.leaks))
@@ -301,20 +292,20 @@ _Power = Annotated[float, typer.Option(help="The probability of finding the leak
 
 def plan(
     *,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    noise_multiplier: NoiseMultiplier = None,
-    sample_rate: SampleRate = None,
-    num_steps: NumSteps = None,
-    end_to_end: EndToEnd = False,
+    epsilon: opt.Epsilon = None,
+    delta: opt.Delta = None,
+    noise_multiplier: opt.NoiseMultiplier = None,
+    sample_rate: opt.SampleRate = None,
+    num_steps: opt.NumSteps = None,
+    end_to_end: opt.EndToEnd = False,
     noise_factor: _NoiseFactor = None,
     true_epsilon: _TrueEpsilon = None,
     observations: _Observations = None,
     steps: _Steps = None,
     canaries: _Canaries = None,
     power: _Power = 0.8,
-    confidence: Confidence = 0.95,
-    as_json: Json = False,
+    confidence: opt.Confidence = 0.95,
+    as_json: opt.Json = False,
 ) -> None:
     """Plan an audit of a claim: the size that finds a leak, or the leak that a size finds.
 

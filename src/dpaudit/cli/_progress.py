@@ -19,11 +19,11 @@ if TYPE_CHECKING:  # it needs torch, which the command imports when it is called
 
 
 _LINES = 10  # in a training, where there is no terminal
-_PAUSE = 10.0  # seconds between lines about canaries, where there is no terminal
+_PAUSE = 10.0  # seconds between lines about parts of the work, where there is no terminal
 
 
 class ProgressDisplay:
-    """Shows steps, speed, the time that is left and the live bound beside the claim."""
+    """Show steps, speed, the time left, and the live bound beside the claim."""
 
     def __init__(self) -> None:
         console = Console(stderr=True, highlight=False, markup=False)
@@ -32,11 +32,11 @@ class ProgressDisplay:
         self._task = None if self._bar is None else self._bar.add_task("", total=None, visible=False)
         self._line = -1
         self._speed = _Speed()
-        self._told, self._shown = time.monotonic(), ""
-        self.place: str | None = None
-        """Where the run is; None as long as it has not begun."""
+        self._last_line, self._shown = time.monotonic(), ""
+        self.position: str | None = None
+        """How far the run is; None before it has begun."""
         self.num_done, self.num_all = 0, 0
-        """How many parts of the work are finished, and of how many; see :meth:`part`."""
+        """The finished parts of the work, and all of them; see :meth:`part`."""
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -50,12 +50,12 @@ class ProgressDisplay:
 
     @contextmanager
     def resumable(self, describe: Callable[[], str | None]) -> Iterator[None]:
-        """Say on an interrupt that the same command goes on, and how far it came, unless that is None."""
+        """Explain on an interrupt that the same command resumes, unless ``describe`` returns None."""
         try:
             yield
         except KeyboardInterrupt:
-            if (kept := describe()) is not None:
-                self.say(f"Interrupted{kept}. The same command goes on from there.")
+            if (progress := describe()) is not None:
+                self.say(f"Interrupted{progress}. The same command goes on from there.")
             raise
 
     def say(self, text: str) -> None:
@@ -66,22 +66,22 @@ class ProgressDisplay:
             self._bar.console.print(text)
 
     def __call__(self, steps: TrainingProgress) -> None:
-        """After every step."""
-        self.place = f"step {steps.num_done:,}"
+        """Show a training after a step."""
+        self.position = f"step {steps.num_done:,}"
         speed = self._speed.after(steps)
         if self._is_due(steps.num_done, steps.num_steps):
             self.show(steps.num_done, steps.num_steps, _text(steps, speed))
 
     def trials(self, running: Running) -> None:
-        """After every group of trainings."""
+        """Show a run of many trainings after a group of them."""
         progress = running.progress
-        self.place = f"{progress.num_done:,} of {progress.num_trials:,} models"
+        self.position = f"{progress.num_done:,} of {progress.num_trials:,} models"
         ended = progress.num_trials - progress.num_left
         if self._is_due(ended, progress.num_trials):
             self.show(ended, progress.num_trials, _trials_text(running))
 
     def _is_due(self, num_done: int, num_all: int) -> bool:
-        """A bar can be drawn at any time, lines are to be few."""
+        """Return whether to show progress: always on a bar, at every tenth otherwise."""
         line = _tenth(num_done, num_all)
         if self._bar is None and line == self._line:
             return False
@@ -89,56 +89,56 @@ class ProgressDisplay:
         return True
 
     def crafting(self, num_done: int, num_all: int) -> None:
-        """After every step of making canaries, which may take long before the first step of the training."""
+        """Show the crafting of canaries, which may take long before the first step of the training."""
         text = f"making canaries, step {num_done:,} of {num_all:,}"
         if self._bar is not None:
             self.show(num_done, num_all, text)
-        elif (now := time.monotonic()) - self._told >= _PAUSE:
-            self._told = now
-            typer.echo(text, err=True)
+        else:
+            self._echo_rarely(text)
 
     def part(self, num_done: int, num_all: int, text: str) -> None:
-        """Before every part of the work that is kept when it is finished, such as a cell of a figure."""
+        """Show that a part of the work begins that is kept when finished, such as a cell of a figure."""
         self.num_done, self.num_all = num_done, num_all
         self.show(num_done, num_all, f"{num_done} of {num_all}: {text}")
 
     def within(self, text: str) -> None:
-        """Inside of the part that was shown last."""
+        """Show progress inside the part that was shown last."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=f"{self._shown}: {text}")
-        elif (now := time.monotonic()) - self._told >= _PAUSE:
-            self._told = now
-            typer.echo(f"{self._shown}: {text}", err=True)
+        else:
+            self._echo_rarely(f"{self._shown}: {text}")
 
     def show(self, num_done: int, num_all: int, text: str) -> None:
-        """Show how many of all are done, and a text."""
+        """Show the share that is done, and a text."""
         self._shown = text
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, total=num_all, completed=num_done, description=text, visible=True)
         else:
             typer.echo(text, err=True)
 
+    def _echo_rarely(self, text: str) -> None:
+        if (now := time.monotonic()) - self._last_line >= _PAUSE:
+            self._last_line = now
+            typer.echo(text, err=True)
+
 
 class _Speed:
-    """Steps a second in the newest part of a training: its first step also loads what the others need."""
+    """Steps a second in the latest part of a training: its first step also loads libraries."""
 
     def __init__(self) -> None:
         self._marks: deque[TrainingProgress] = deque(maxlen=2)
 
     def after(self, steps: TrainingProgress) -> float | None:
-        """Since the last mark but one; None until two steps of this training have ended."""
+        """Return the speed since the last mark but one; None until two steps have ended."""
         if self._marks and steps.num_new < self._marks[-1].num_new:  # another training has begun
             self._marks.clear()
-        if steps.num_new > 0 and (not self._marks or _part(steps) != _part(self._marks[-1])):
+        tenths = [_tenth(one.num_done, one.num_steps) for one in (steps, *self._marks)]
+        if steps.num_new > 0 and (not self._marks or tenths[0] != tenths[-1]):
             self._marks.append(steps)
         if not self._marks:
             return None
         seconds = steps.seconds - self._marks[0].seconds
         return (steps.num_new - self._marks[0].num_new) / seconds if seconds > 0 else None
-
-
-def _part(steps: TrainingProgress) -> int:
-    return _tenth(steps.num_done, steps.num_steps)
 
 
 def _tenth(num_done: int, num_all: int) -> int:
@@ -174,9 +174,7 @@ def _trials_text(running: Running) -> str:
 
 
 def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes == 0:
+        return f"{rest} s"
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -42,7 +42,7 @@ def report(*, runs: _Runs, file: _Output = None, format_name: _Format = None, as
     from dpaudit.report import Report  # noqa: PLC0415
 
     chosen = _format(format_name, file)
-    target = file or _own(_place(runs) / f"report.{chosen}")
+    target = file or _default_target(runs, chosen)
     with working(f"Reading {len(runs)} {'run' if len(runs) == 1 else 'runs'}"):
         made = Report.read(runs)
     made.write(target, format=chosen)
@@ -52,12 +52,9 @@ def report(*, runs: _Runs, file: _Output = None, format_name: _Format = None, as
         _print(made, target)
 
 
-def _place(runs: list[Path]) -> Path:
-    return runs[0] if len(runs) == 1 else Path()
-
-
-def _own(target: Path) -> Path:
-    """A run may be of anybody: a link in it must not say where the report goes."""
+def _default_target(runs: list[Path], chosen: Format) -> Path:
+    """Return a file in the run, or in the current directory; refuse a link, since a run is untrusted."""
+    target = (runs[0] if len(runs) == 1 else Path()) / f"report.{chosen}"
     if target.is_symlink():
         raise InputError(f"Expected {target} to be a file, but it is a link; give the file by --output.")
     return target

@@ -1,4 +1,4 @@
-"""``dpaudit reproduce``: measure the paper's tables and figures again, print them and write their files."""
+"""``dpaudit reproduce``: measure the paper's tables and figures, print them and write their files."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _WORDS = frozenset({"method", "lines", "canary", "kind"})  # columns that are ea
 
 
 def print_reproduced(console: Console, found: Reproduced, files: Sequence[Path]) -> None:
-    """The tables, which methods are not sound, and where everything is."""
+    """Print the tables, which methods are not sound, and the paths of the files."""
     data = f", data {', '.join(found.data)}" if found.data else ""
     console.print(f"{found.figure.title} (scale {found.scale}, seed {found.seed}{data})", soft_wrap=True)
     for one in found.tables:
         console.print()
         console.print(one.title, soft_wrap=True)
         table = slim_table()
-        for place, name in enumerate(one.header):
-            is_text = place == 0 or name in _WORDS
+        for index, name in enumerate(one.header):
+            is_text = index == 0 or name in _WORDS
             table.add_column(name, justify="left" if is_text else "right", no_wrap=is_text, overflow="fold")
         for row in one.rows:
             table.add_row(*row)
@@ -90,7 +90,7 @@ class ReproduceOptions:
         return found, write_reproduced(found, self.output)
 
     def reproduce_each(self, figures: tuple[Figure, ...]) -> Iterator[tuple[Reproduced, list[Path]]]:
-        """One after another. An error with one is printed, and the next one comes."""
+        """Reproduce figures one after another; one that fails is reported and skipped."""
         failed = []
         for figure in figures:
             typer.echo(f"{figure.name}: {figure.title}", err=True)
@@ -105,7 +105,7 @@ class ReproduceOptions:
             )
 
     def _pool(self) -> Processes | None:
-        """A GPU has one process at a time, and so has what takes seconds, unless more are asked for."""
+        """Return a pool for long work on a CPU, or of the size that was asked for."""
         from dpaudit.experiments.reproduction import Scale  # noqa: PLC0415
         from dpaudit.experiments.trials import Processes  # noqa: PLC0415
 
@@ -240,5 +240,5 @@ def _scale(name: str) -> Scale:
 def _print_names(figures: tuple[Figure, ...], *, as_json: bool) -> None:
     if as_json:
         print_json({"figures": [figure.described() for figure in figures]})
-        return
-    print_labelled(output(), [(figure.name, figure.title) for figure in figures])
+    else:
+        print_labelled(output(), [(figure.name, figure.title) for figure in figures])

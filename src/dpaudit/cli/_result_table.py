@@ -1,4 +1,4 @@
-"""How bounds and verdicts look: from the same plain values that ``--json`` prints and a run stores."""
+"""Bounds and verdicts on a terminal, from the plain values that ``--json`` prints and a run stores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TRAINING = (
 def print_examined(
     console: Console, values: _Values, *, left_out: bool = False, more: Sequence[tuple[str, str]] = ()
 ) -> None:
-    """The table of methods, its notes, and the verdict with what more is to be said."""
+    """Print the table of methods, notes, and the verdict followed by the labelled lines ``more``."""
     if values["methods"]:
         _print_methods(console, values, left_out)
     for text in values["notes"]:
@@ -41,7 +41,7 @@ def print_examined(
 
 
 def print_result(console: Console, values: _Values, more: Sequence[tuple[str, str]] = ()) -> None:
-    """Verdict, claim, bound, method, power, assumptions, and more of the same form."""
+    """Print verdict, claim, bound, method, power and assumptions, followed by the lines ``more``."""
     bound, claim = Bound.from_dict(values["bound"]), values["claim"]["summary"]
     if values["verdict"] is None:  # where nothing is claimed
         print_labelled(console, [*summary(claim, bound, None), *more])
@@ -57,21 +57,18 @@ def print_result(console: Console, values: _Values, more: Sequence[tuple[str, st
 
 
 def model_and_steps(values: _Values) -> list[tuple[str, str]]:
-    """What a run has beside its verdict."""
-    timing = values["timing"]
+    """Return labelled lines about the model and the steps of a run."""
     if "num_models" in values:
         return _many_models(values)
+    seconds = values["timing"]["training_seconds"]
     return [
         ("model", f"{values['num_parameters']:,} parameters, test accuracy {values['accuracy']:.3f}"),
-        (
-            "steps",
-            f"{values['num_done']:,} of {values['num_steps']:,} in {timing['training_seconds']:.3g} s",
-        ),
+        ("steps", f"{values['num_done']:,} of {values['num_steps']:,} in {seconds:.3g} s"),
     ]
 
 
 def tests_of_noise(values: _Values) -> str:
-    """What tests of noise and batches found, by name; old runs, and those that see no step, have none."""
+    """Return the findings of tests of noise and batches, which old runs and end-to-end ones lack."""
     found = values.get("diagnosis")
     if found is None:
         return "tests of the noise: not run"
@@ -95,7 +92,7 @@ def _many_models(values: _Values) -> list[tuple[str, str]]:
 
 
 class _NumberedAssumptions:
-    """Assumptions, each with a number at its first use."""
+    """Assumptions, numbered in the order of their first use."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
@@ -119,18 +116,15 @@ def _print_methods(console: Console, values: _Values, left_out: bool) -> None:
 
 
 def _heading(values: _Values, left_out: bool) -> str:
+    sides = values["shapes"]["with_canary"], values["shapes"]["without_canary"]
+    present, absent = (" x ".join(f"{size:,}" for size in side) for side in sides)
     lines = [
-        _sizes(values["shapes"]),
+        f"scores with the canary: {present}, without: {absent}",
         f"lower bounds at {100 * values['confidence']:g} %, epsilon at delta = {values['delta']:g}",
     ]
     if left_out:
         lines.append("files of this size are read once; methods that need them in memory are left out")
     return "\n".join(lines) + "\n"
-
-
-def _sizes(shapes: _Values) -> str:
-    first, second = (" x ".join(f"{n:,}" for n in shapes[side]) for side in ("with_canary", "without_canary"))
-    return f"scores with the canary: {first}, without: {second}"
 
 
 def _table(values: _Values, notes: _NumberedAssumptions, composed: bool) -> Table:
@@ -139,17 +133,18 @@ def _table(values: _Values, notes: _NumberedAssumptions, composed: bool) -> Tabl
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("kind", "notes"):
         table.add_column(name, no_wrap=True)
-    practice = False
+    previous = ""
     for row in values["methods"]:
-        if row["threshold_rule"]["type"] == "SameData" and not practice:
-            practice = True
+        rule = row["threshold_rule"]["type"]
+        if rule == "SameData" and rule != previous:  # the rows of common practice come last, apart
             table.add_section()
+        previous = rule
         table.add_row(*_cells(row, notes, composed))
     return table
 
 
 def _symbol(values: _Values) -> str:
-    """The parameter of the f-DP rows."""
+    """Return the parameter of the f-DP rows."""
     symbols = [row["symbol"] for row in values["methods"] if row["name"].startswith("f-DP")]
     symbol = symbols[0] if symbols else "mu"
     return "1/noise" if symbol.startswith("1/") else symbol
@@ -157,14 +152,11 @@ def _symbol(values: _Values) -> str:
 
 def _cells(row: _Values, notes: _NumberedAssumptions, composed: bool) -> list[str]:
     parameter = "" if row["symbol"] == "epsilon" else _number(row["parameter"])
-    cells = [row["name"], _rule(row), parameter, _number(row["epsilon"])]
+    rule = ThresholdRule.from_dict(row["threshold_rule"]).label
+    cells = [row["name"], rule, parameter, _number(row["epsilon"])]
     training = [_number(row["training_epsilon"])] if composed else []
     return [*cells, *training, row["kind"], notes.cell(row["assumptions"])]
 
 
 def _number(value: float | str | None) -> str:
     return "" if value is None else f"{float(value):.4g}"
-
-
-def _rule(row: _Values) -> str:
-    return ThresholdRule.from_dict(row["threshold_rule"]).label

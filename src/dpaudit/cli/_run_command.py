@@ -1,4 +1,4 @@
-"""``dpaudit run``: train and audit what a config file says."""
+"""``dpaudit run``: train and audit as a config file says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.errors import NotRenderableError
 
-from dpaudit.cli._console import output, print_json, status
+from dpaudit._io import expanded
+from dpaudit.cli._console import EXIT_STATUS, output, print_json
 from dpaudit.cli._options import Json
 from dpaudit.cli._progress import ProgressDisplay
 from dpaudit.cli._result_table import model_and_steps, print_examined, tests_of_noise
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # they need torch, which is imported when the command is call
     from dpaudit.experiments import Config, Outcome
 
 
+# what printing raises where a value is missing or of another type; an InputError is a ValueError
 _DAMAGED = AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError, NotRenderableError
 
 _File = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False)]
@@ -73,29 +75,26 @@ def run(
     loaded = experiments.load_config(config, changes or ())
     found = _run(loaded, retry_failed=retry_failed)
     if found.was_finished:
-        _require_whole(loaded, found)
+        _require_intact(loaded, found)
     if as_json:
         print_json(found.values)
     else:
         _print(output(), loaded, found)
-    raise typer.Exit(_status(found))
-
-
-def _status(found: Outcome) -> int:
     verdict = found.values["verdict"]  # none where nothing is claimed
-    return 0 if verdict is None else status(Verdict[verdict])
+    raise typer.Exit(0 if verdict is None else EXIT_STATUS[Verdict[verdict]])
 
 
-def _require_whole(config: Config, found: Outcome) -> None:
-    """A result that was read is shown to nobody first: a file that was changed ends in a sentence."""
-    page = io.StringIO()
+def _require_intact(config: Config, found: Outcome) -> None:
+    """Check a stored result as ``dpaudit report`` does, and that the terminal can print all of it."""
+    from dpaudit.report._read import read_result  # noqa: PLC0415  # loads what draws reports
+
     try:
-        _print(Console(file=page, width=1000), config, found)
-        _status(found)
-        whole = all(one.isprintable() or one == "\n" for one in page.getvalue())
+        checked, _ = read_result(expanded(config.output), config.output)
+        _print(Console(file=io.StringIO(), width=1000), config, found)
+        is_intact = checked == found.values  # texts that no terminal should show were replaced
     except _DAMAGED:
-        whole = False
-    if not whole:
+        is_intact = False
+    if not is_intact:
         raise InputError(
             f"Expected the result of a run in {Path(config.output) / 'result.json'}, but it is damaged; "
             "delete it, and the same command makes it again."
@@ -110,7 +109,7 @@ def _run(config: Config, *, retry_failed: bool) -> Outcome:
         display.say(
             f"{config.model.name} on {config.data.name}, audited by {config.audit.mode}, in {config.output}"
         )
-        with display.resumable(lambda: None if display.place is None else f" at {display.place}"):
+        with display.resumable(lambda: None if display.position is None else f" at {display.position}"):
             found = experiments.run(
                 config,
                 watch=display,

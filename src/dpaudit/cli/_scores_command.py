@@ -1,4 +1,4 @@
-"""``dpaudit scores``: from files of scores to bounds and a verdict."""
+"""``dpaudit scores``: bounds and a verdict from files of scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy.typing as npt
 import typer
 
 from dpaudit import _validate
-from dpaudit.cli._console import output, print_json, status, working
+from dpaudit.cli import _options as opt
+from dpaudit.cli._console import EXIT_STATUS, output, print_json, working
 from dpaudit.cli._formats import (
     Columns,
     NpzArchive,
@@ -26,17 +27,7 @@ from dpaudit.cli._formats import (
     readable,
     reading,
 )
-from dpaudit.cli._options import (
-    ClaimOptions,
-    Confidence,
-    Delta,
-    EndToEnd,
-    Epsilon,
-    Json,
-    NoiseMultiplier,
-    NumSteps,
-    SampleRate,
-)
+from dpaudit.cli._options import ClaimOptions
 from dpaudit.cli._result_table import print_examined
 from dpaudit.errors import InputError
 from dpaudit.methods import examine, is_large
@@ -45,7 +36,7 @@ from dpaudit.stats import Observations
 
 @dataclass(frozen=True)
 class ScoreFiles:
-    """Where the scores are: a table, or a file for each side."""
+    """The files of scores: a table, or a file for each side."""
 
     table: Path | None
     with_canary: Path | None
@@ -53,7 +44,7 @@ class ScoreFiles:
     columns: Columns
 
     def read(self, *, normalized: bool) -> Observations:
-        """The observations; .npy files stay on disk."""
+        """Read the observations; .npy files stay on disk."""
         both = self.with_canary, self.without_canary
         if self.table is not None and both == (None, None):
             return _read_table(self.table, self.columns, normalized)
@@ -107,7 +98,7 @@ def _from_npz(path: Path, arrays: NpzArchive, columns: Columns, normalized: bool
     return Observations.from_presence(arrays[columns.score], present, normalized=normalized)
 
 
-_USUAL_DELTA = 1e-5
+_DEFAULT_DELTA = 1e-5
 _QUICK = 1_000_000  # fewer scores a side take no time
 
 _Table = Annotated[
@@ -149,14 +140,14 @@ def scores(
     presence_column: _Presence = Columns.presence,
     normalized: _Normalized = False,
     threshold: _Threshold = None,
-    confidence: Confidence = 0.95,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    noise_multiplier: NoiseMultiplier = None,
-    sample_rate: SampleRate = None,
-    num_steps: NumSteps = None,
-    end_to_end: EndToEnd = False,
-    as_json: Json = False,
+    confidence: opt.Confidence = 0.95,
+    epsilon: opt.Epsilon = None,
+    delta: opt.Delta = None,
+    noise_multiplier: opt.NoiseMultiplier = None,
+    sample_rate: opt.SampleRate = None,
+    num_steps: opt.NumSteps = None,
+    end_to_end: opt.EndToEnd = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Bound the leak that scores show, by every method, and test a claim on them.
 
@@ -170,10 +161,10 @@ def scores(
     _check(options, threshold, confidence)
     files = ScoreFiles(table, with_file, without_file, Columns(score_column, presence_column))
     observations = files.read(normalized=normalized)
-    with _announced(observations, options):
+    with _announcing(observations, options):
         examined = examine(
             observations,
-            delta=_USUAL_DELTA if delta is None else delta,
+            delta=_DEFAULT_DELTA if delta is None else delta,
             confidence=confidence,
             claim=options.claim,
             tradeoff=options.tradeoff,
@@ -186,7 +177,7 @@ def scores(
     else:
         print_examined(output(), values, left_out=is_large(examined.observations))
     if examined.result is not None:
-        raise typer.Exit(status(examined.result.verdict))
+        raise typer.Exit(EXIT_STATUS[examined.result.verdict])
 
 
 def _check(options: ClaimOptions, threshold: float | None, confidence: float) -> None:
@@ -199,8 +190,8 @@ def _check(options: ClaimOptions, threshold: float | None, confidence: float) ->
         _validate.finite("threshold", threshold)
 
 
-def _announced(observations: Observations, options: ClaimOptions) -> AbstractContextManager[None]:
-    """Say what is done where it takes more than a few seconds."""
+def _announcing(observations: Observations, options: ClaimOptions) -> AbstractContextManager[None]:
+    """Announce an analysis that takes more than a few seconds."""
     sizes = observations.with_canary.size, observations.without_canary.size
     if max(sizes) < _QUICK and not options.end_to_end:
         return nullcontext()

@@ -1,4 +1,4 @@
-"""``dpaudit zoo``: a table of faults that were public with what catches each, and every method's epsilon."""
+"""``dpaudit zoo``: published faults, what catches each, and every method's epsilon."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _METHODS = (
 
 
 def print_zoo(console: Console, values: _Values, folder: Path) -> None:
-    """The table of faults, the table of methods, and what was not as it should be."""
+    """Print the table of faults, the table of methods, and what was not as it should be."""
     run = [entry for entry in values["entries"] if entry["left_out"] is None]
     print_table(console, _faults(run))
     console.print()
@@ -80,7 +80,7 @@ def _faults(entries: list[_Values]) -> Table:
 
 
 def _caught_by(judged: _Values) -> str:
-    """The bound, a replay and the most certain finding: the others often follow from it."""
+    """Return the bound, a replay and the most certain finding: the others often follow from it."""
     findings = [finding["name"] for finding in (judged["tests"] or {"findings": []})["findings"]]
     names = [name for name in judged["caught_by"] if name not in findings[1:]]
     return ", ".join(names) + (f" +{len(findings) - 1}" if len(findings) > 1 else "")

@@ -1,6 +1,6 @@
 """The pytest plugin: a fixture ``dp_audit`` that fails the test if a privacy claim is refuted.
 
-Pytest loads this at every start, also of projects that never use it, so nothing heavy is imported here.
+Pytest loads this at every start, even in projects that never use it, so nothing heavy is imported here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Tell the fixture, for its teardown, whether its test passed."""
+    """Record whether a test passed, for the teardown of the fixture."""
     report = yield
     if call.when == "call":
         item.stash[_PASSED] = report.passed

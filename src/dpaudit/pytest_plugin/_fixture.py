@@ -1,4 +1,4 @@
-"""The fixture ``dp_audit``: it audits a step, a recorder or tests of noise, and fails the test if need be."""
+"""The fixture ``dp_audit``: it audits a step or a recorder, or runs tests of noise, and may fail the test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 _MIXED = Mixed()
 _CANARIES = 64
-_WEAK = 2.0  # an audit that sees no leak below so many times the claim says little
+_WEAK = 2.0  # an audit that sees no leak below this multiple of the claim says little
 _ZEROS = "others: their sum is not that of clipped gradients; so zeros are in their place here"
 
 
@@ -98,7 +98,7 @@ class DpAudit:
         canary: GradientCanary = _MIXED,
         num_canaries: int | None = None,
         num_steps: int | None = None,
-        confidence: float | None = None,  # noqa: ARG002  # the error was taken of it already
+        confidence: float | None = None,  # noqa: ARG002  # used by _audit_call
     ) -> AuditOutcome:
         """Audit a function from per-example gradients to a privatised gradient, as for ``observe_step``.
 
@@ -107,9 +107,9 @@ class DpAudit:
         """
         __tracebackhide__ = True
         others = _other_gradients(gradients, num_parameters)
-        usual = max(1, min(_CANARIES, others.shape[1] // 2))
+        default_canaries = max(1, min(_CANARIES, others.shape[1] // 2))
 
-        def observed(rows: Any) -> Recorder:
+        def observe(rows: Any) -> Recorder:
             return observe_step(
                 step if num_parameters is None else _with_numpy_hint(step),
                 rows,
@@ -118,16 +118,16 @@ class DpAudit:
                 batch_size=batch_size,
                 num_steps=self.num_steps if num_steps is None else num_steps,
                 canary=canary,
-                num_canaries=usual if num_canaries is None else num_canaries,
+                num_canaries=default_canaries if num_canaries is None else num_canaries,
                 leaves=leaves,
                 seed=self._report.call.seed,
             )
 
         try:
-            return self._judged(observed(others))
+            return self._audit(observe(others))
         except UnknownSumError as error:
             zeros = 0 * others  # the same with any clipping
-            return self._judged(observed(zeros), unknown=error)
+            return self._audit(observe(zeros), unknown=error)
 
     @_audit_call
     def recorded(
@@ -144,7 +144,7 @@ class DpAudit:
         know nothing of the noise.
         """
         __tracebackhide__ = True
-        return self._judged(recorder, tests=tests, **claim)
+        return self._audit(recorder, tests=tests, **claim)
 
     @_audit_call
     def diagnosed(self, tests: SupportsDiagnose, *, confidence: float | None = None) -> Diagnosis:  # noqa: ARG002
@@ -162,25 +162,25 @@ class DpAudit:
         self._report = CallReport(self._session, call, own)
         return self._report
 
-    def _judged(
+    def _audit(
         self, recorder: AnyRecorder, unknown: UnknownSumError | None = None, **options: Any
     ) -> AuditOutcome:
         __tracebackhide__ = True
         try:
-            outcome = _judge(recorder, self._report.error_rate, **options)
+            outcome = _outcome(recorder, self._report.error_rate, **options)
         except ArrivalError as error:
-            self._give_up(str(error), error.gap, recorder)
+            self._fail_without_verdict(str(error), error.gap, recorder)
         if unknown is not None and not outcome.is_bad:
-            self._give_up(str(unknown), None, recorder)
-        return self._end(outcome, recorder, () if unknown is None else (_ZEROS,))
+            self._fail_without_verdict(str(unknown), None, recorder)
+        return self._conclude(outcome, recorder, () if unknown is None else (_ZEROS,))
 
-    def _give_up(self, why: str, gap: float | None, recorder: AnyRecorder) -> NoReturn:
-        """Fail without a verdict: a test that only looks green would be worse."""
+    def _fail_without_verdict(self, why: str, gap: float | None, recorder: AnyRecorder) -> NoReturn:
+        """Fail the test: one that passes without a verdict would be worse."""
         __tracebackhide__ = True
         note_error(self._node, self._report.call.number)
         pytest.fail(self._report.no_verdict(why, gap, recorder.facts), pytrace=False)
 
-    def _end(self, outcome: AuditOutcome, recorder: AnyRecorder, remarks: Sequence[str]) -> AuditOutcome:
+    def _conclude(self, outcome: AuditOutcome, recorder: AnyRecorder, remarks: Sequence[str]) -> AuditOutcome:
         __tracebackhide__ = True
         result = outcome.result
         note(self._node, self._report.call.number, result, outcome.diagnosis)
@@ -195,15 +195,15 @@ class DpAudit:
 
 @dataclass(frozen=True)
 class AuditOutcome:
-    """What a test that is not failed gets back."""
+    """What a test gets back if it has not failed."""
 
     result: Result
     diagnosis: Diagnosis | None
-    """Tests of the noise; None where only scores are known, or where a look may have ended the run."""
+    """Tests of the noise; None where only scores are known, or where the bound may have stopped the run."""
 
     @property
     def is_bad(self) -> bool:
-        """Whether anything was found."""
+        """Whether the claim is refuted or a test flags the noise."""
         return bool(flagged_by(self.result, self.diagnosis))
 
 
@@ -214,7 +214,7 @@ class SupportsDiagnose(Protocol):
         """Run the tests."""
 
 
-def _judge(
+def _outcome(
     recorder: AnyRecorder, error_rate: float, tests: SupportsDiagnose | None = None, **claim: Any
 ) -> AuditOutcome:
     """Audit the scores, and test the noise where it is known; both share the error rate."""
@@ -231,7 +231,7 @@ def _judge(
 
 
 def _other_gradients(gradients: Any, num_parameters: int | None) -> Any:
-    """Return those of the other examples; no rows if only the number of parameters is given."""
+    """Return the gradients of the other examples; no rows if only the number of parameters is given."""
     if (gradients is None) == (num_parameters is None):
         raise InputError(
             "Expected either gradients=..., those of the other examples, or num_parameters=..., got "
@@ -244,10 +244,10 @@ def _other_gradients(gradients: Any, num_parameters: int | None) -> Any:
 
 
 def _with_numpy_hint(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the same step; if it cannot use arrays of numpy, its error says how it gets others."""
+    """Return the step; if it fails on numpy arrays, its error says how to pass others."""
 
     @wraps(step)
-    def called(rows: Any) -> Any:
+    def wrapped(rows: Any) -> Any:
         try:
             return step(rows)
         except (AttributeError, TypeError) as error:
@@ -257,7 +257,7 @@ def _with_numpy_hint(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
             )
             raise
 
-    return called
+    return wrapped
 
 
 def _is_weak(result: Result) -> bool:

@@ -1,4 +1,4 @@
-"""What a developer reads when an audit fails the test: the claim, the bound, findings and likely causes.
+"""The text of a failed audit: the claim, the bound, findings and likely causes.
 
 ``CallReport`` writes the text; ``ScoreSummary`` estimates noise and signal from the scores of the run.
 """
@@ -22,15 +22,15 @@ from dpaudit.pytest_plugin._session import AuditCall, AuditSession
 from dpaudit.recording import Recorder, TrainingInfo
 from dpaudit.stats import Gaussian, Result, Verdict
 
-_LEVELS = 0.9995, 0.0005  # of the interval of the noise: a guess that is just outside of it is none
-_MIN_STEPS = 30  # steps, from which on it may be said that the signal depends on how many are present
-_SURELY = 6.0  # standard errors
-_CROWDED = 0.2  # of its size: how much a signal changes at least if the number present is doubled
+_LEVELS = 0.9995, 0.0005  # of the interval of the noise: wide, so that no cause is guessed without need
+_MIN_STEPS = 30  # before the signal is said to depend on the number of canaries that are present
+_CERTAIN = 6.0  # standard errors
+_CROWDED = 0.2  # the least relative change of a signal if the number present is doubled
 
 
 @dataclass(frozen=True)
 class CallReport:
-    """Writes why a call failed its test, with how the error rate is shared, and how to see it again."""
+    """The texts of one call: why it failed its test, how the error rate is shared, and how to repeat it."""
 
     session: AuditSession
     call: AuditCall
@@ -39,8 +39,8 @@ class CallReport:
     @property
     def error_rate(self) -> float:
         """The probability of a false alarm that this call may use."""
-        of_all = self.session.confidence if self.own_confidence is None else self.own_confidence
-        return self.call.error_share * (1 - of_all)
+        confidence = self.session.confidence if self.own_confidence is None else self.own_confidence
+        return self.call.error_share * (1 - confidence)
 
     def failure(
         self,
@@ -60,7 +60,7 @@ class CallReport:
         return self._text(_title(result, diagnosis), lines, causes)
 
     def no_verdict(self, why: str, gap: float | None, facts: TrainingInfo | None) -> str:
-        """Report an audit that cannot be judged, with likely causes."""
+        """Report an audit without a verdict, with likely causes."""
         causes: tuple[str, ...] = ()
         if gap is not None and facts is not None:
             scale, batch_size = facts.canary_scale, facts.batch_size
@@ -106,9 +106,9 @@ def _finding_lines(diagnosis: Diagnosis | None) -> list[str]:
 
 
 def _likely_causes(diagnosis: Diagnosis | None, known: dict[str, Any]) -> tuple[str, ...]:
-    """Guess by the scores, and by the most certain finding: the others often follow from it.
+    """Guess from the scores, and from the most certain finding: the others often follow from it.
 
-    How much noise there is in all says nothing more if it is known where it is missing.
+    The total amount of noise adds nothing once it is known where noise is missing.
     """
     names = [] if diagnosis is None else [finding.name for finding in diagnosis.findings]
     if LOCALIZING.intersection(names):
@@ -122,7 +122,7 @@ def _likely_causes(diagnosis: Diagnosis | None, known: dict[str, Any]) -> tuple[
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreSummary:
-    """Noise and signal in clipping norms, as the scores show them: estimates, no part of the proof."""
+    """Noise and signal in clipping norms, estimated from the scores; the bound does not rest on them."""
 
     noise: float
     low: float  # of the noise
@@ -152,7 +152,7 @@ class ScoreSummary:
         )
 
     def noise_line(self, claimed: float | None) -> str:
-        """Say how far the noise is off."""
+        """Return how far the noise is off."""
         if self.noise == 0:
             return "noise: none at all"
         if claimed is None:
@@ -162,7 +162,7 @@ class ScoreSummary:
 
     @property
     def canary_line(self) -> str:
-        """What arrives of a canary."""
+        """The signal of a canary that reaches the scores."""
         spread = "" if self.spread_signal is None else f" ({self.spread_signal:.3g} if it is spread)"
         return f"canary: arrives with {self.signal:.3g} clipping norms{spread}; a clipped one has at most 1"
 
@@ -204,7 +204,7 @@ def _signal(scores: FloatArray, present: BoolArray) -> float:
 
 
 def _is_crowded(scores: FloatArray, present: BoolArray) -> bool:
-    """Return whether the signal surely depends on how many canaries are present, as if they share a clip."""
+    """Return whether the signal depends on the number of canaries present, as if they shared a clip."""
     numbers = present.sum(axis=1)
     some = (numbers > 0) & (numbers < present.shape[1])
     if np.count_nonzero(some) < _MIN_STEPS or np.ptp(numbers[some]) == 0:
@@ -213,7 +213,7 @@ def _is_crowded(scores: FloatArray, present: BoolArray) -> bool:
     means = np.where(present, scores, 0.0).sum(axis=1)[some] / counts
     found = stats.linregress(counts, means)
     change = abs(found.slope) * counts.mean()
-    return bool(abs(found.slope) > _SURELY * found.stderr and change > _CROWDED * abs(means.mean()))
+    return bool(abs(found.slope) > _CERTAIN * found.stderr and change > _CROWDED * abs(means.mean()))
 
 
 def claimed_noise(result: Result) -> float | None:

@@ -1,4 +1,4 @@
-"""What the audits of one session of pytest share: seed, budget, error rate; and the options that set them."""
+"""The seed, budget and error rate that audits of a pytest session share, and the options that set them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIXTURE = "dp_audit"
 
 @dataclass(frozen=True)
 class AuditCall:
-    """One call of the fixture, and what it may use."""
+    """One call of the fixture: its share of the error rate, its seed, and how to repeat it."""
 
     number: int  # which call in its test, from 1 on
     error_share: float  # of the session's error rate
@@ -32,18 +32,18 @@ class AuditCall:
 
 @dataclass
 class AuditSession:
-    """Share the error rate out, so that a session without any fault is all green with its confidence.
+    """Split the error rate, so that a session without faults passes with its confidence.
 
-    Every test that asks for the fixture gets the same share, and its calls, one after another, 1/2, 1/6,
-    1/12, ... of it, which is never more than all of it. So the number of calls need not be known before,
-    and it does not matter in which order, on which worker or how often a test runs.
+    Every test that requests the fixture gets the same share, and its successive calls get 1/2, 1/6, 1/12, ...
+    of that, which never add up to more than 1. So the number of calls need not be known in advance, and it
+    does not matter in which order, on which worker or how often a test runs.
     """
 
     seed: int
     budget: str
     confidence: float
-    root: Path | None = None  # what the names of tests begin at
-    here: Path | None = None  # where pytest was called
+    root: Path | None = None  # the directory that node ids are relative to
+    invocation_dir: Path | None = None
     num_tests: int = 0
     _counted: set[str] = field(default_factory=set)
     _calls: Counter[str] = field(default_factory=Counter)
@@ -58,21 +58,21 @@ class AuditSession:
             budget=config.getoption("--dp-audit-budget"),
             confidence=config.getoption("--dp-audit-confidence"),
             root=config.rootpath,
-            here=config.invocation_params.dir,
+            invocation_dir=config.invocation_params.dir,
         )
 
     @property
     def num_steps(self) -> int:
-        """How many steps an audit has whose test does not say."""
+        """The number of steps of an audit whose test does not set it."""
         return BUDGETS[self.budget]
 
     def count_tests(self, items: Sequence[pytest.Item]) -> None:
-        """Count the tests that ask for the fixture, themselves or through another fixture."""
-        asking = [item.nodeid for item in items if _FIXTURE in getattr(item, "fixturenames", ())]
-        self.num_tests, self._counted = len(asking), set(asking)
+        """Count the tests that request the fixture, directly or through another fixture."""
+        requesting = [item.nodeid for item in items if _FIXTURE in getattr(item, "fixturenames", ())]
+        self.num_tests, self._counted = len(requesting), set(requesting)
 
     def next_call(self, nodeid: str) -> AuditCall:
-        """Return what the next audit in this test may use."""
+        """Return the next call in this test."""
         if nodeid not in self._counted:
             raise InputError(
                 f"Expected {_FIXTURE} to be an argument of the test or of one of its fixtures, so that the "
@@ -84,22 +84,22 @@ class AuditSession:
         return AuditCall(number, error_share, self.seed_of(nodeid, number), self._rerun(nodeid))
 
     def num_calls(self, nodeid: str) -> int:
-        """Return how many audits this test has made."""
+        """Return the number of audits in this test so far."""
         return self._calls[nodeid]
 
     def seed_of(self, nodeid: str, number: int) -> int:
-        """Return a seed of its own for each audit, whatever else is run; also from another directory.
+        """Return the seed of an audit, which depends on no other test and on no directory.
 
-        It has 31 bits, which is what the generators of all libraries take.
+        It has 31 bits, which the generators of all libraries accept.
         """
         text = f"{self.seed} {number} {nodeid.rpartition('/')[2]}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
     def _rerun(self, nodeid: str) -> str:
-        """Return the command that repeats the audits of one test, at the level that they had."""
+        """Return the command that repeats the audits of one test at the same confidence."""
         path, _, test = nodeid.partition("::")
-        if self.root is not None and self.here is not None:
-            path = os.path.relpath(self.root / path, self.here)
+        if self.root is not None and self.invocation_dir is not None:
+            path = os.path.relpath(self.root / path, self.invocation_dir)
         words = [f"pytest '{path}::{test}' --dp-audit-seed {self.seed}"]
         if self.budget != DEFAULT_BUDGET:
             words.append(f"--dp-audit-budget {self.budget}")
@@ -117,7 +117,7 @@ def add_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("dpaudit", "audits of differential privacy")
     group.addoption(
         "--dp-audit-seed",
-        type=_whole,
+        type=_integer,
         metavar="N",
         help="seed of canaries and coins; without it one is drawn, and shown at the end",
     )
@@ -137,7 +137,7 @@ def add_options(parser: pytest.Parser) -> None:
     )
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     if not text.isdecimal():
         raise ArgumentTypeError(f"expected a whole number, got {text!r}")
     return int(text)

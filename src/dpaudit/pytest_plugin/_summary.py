@@ -1,4 +1,4 @@
-"""Audits in the reports of pytest: warnings, properties of a test, and a table at the end of the session."""
+"""Audits in the output of pytest: warnings, properties of a test, and a table at the end of the session."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ _ERROR = "ERROR"
 
 
 class UnderpoweredWarning(UserWarning):
-    """An audit that could not have seen even a serious leak: its green says little."""
+    """An audit that could not have detected even a serious leak, so that its success says little."""
 
 
 class NothingAuditedWarning(UserWarning):
-    """A test that asked for ``dp_audit``, passed, and audited nothing."""
+    """A test that requested ``dp_audit``, passed, and audited nothing."""
 
 
 def note_seed(node: pytest.Item, seed: int) -> None:
-    """Note the session's seed, from which the test may draw."""
+    """Record the session's seed, on which the test may depend."""
     node.user_properties.append((f"{_PREFIX}.{_SEED}", str(seed)))
 
 
 def note(node: pytest.Item, number: int, result: Result | None, diagnosis: Diagnosis | None) -> None:
-    """Keep an audit as properties of its test, which JUnit files hold and pytest-xdist passes on."""
+    """Record an audit as properties of its test, which JUnit files hold and pytest-xdist passes on."""
     found = "not run"
     if diagnosis is not None:
         found = ", ".join(finding.name for finding in diagnosis.findings) or "none"
     if result is None:
-        _keep(node, number, ("", "", "", "", "", found))
+        _record(node, number, ("", "", "", "", "", found))
         return
     bound = result.bound
     values = (
         result.verdict.name,
         f"{bound.epsilon:.4g}",
         f"{result.claim.epsilon:.4g}",
-        _sees(result),
+        _detectable_noise(result),
         f"{bound.confidence:.6g}",
         found,
     )
-    _keep(node, number, values)
+    _record(node, number, values)
 
 
-def _sees(result: Result) -> str:
-    """Return the noise over the claim that would have been flagged with a probability of 80 %."""
+def _detectable_noise(result: Result) -> str:
+    """Return the noise over the claimed that would have been detected with 80 % probability."""
     if not result.hypothesis.tradeoff.is_inverse_noise:
         return ""
     claimed = result.hypothesis.parameter
@@ -60,11 +60,11 @@ def _sees(result: Result) -> str:
 
 
 def note_error(node: pytest.Item, number: int) -> None:
-    """Note an audit that came to no verdict."""
-    _keep(node, number, (_ERROR, "", "", "", "", "not run"))
+    """Record an audit that came to no verdict."""
+    _record(node, number, (_ERROR, "", "", "", "", "not run"))
 
 
-def _keep(node: pytest.Item, number: int, values: Sequence[str]) -> None:
+def _record(node: pytest.Item, number: int, values: Sequence[str]) -> None:
     for name, value in zip(_COLUMNS, values, strict=True):
         node.user_properties.append((f"{_PREFIX}.{number}.{name}", value))
 
@@ -78,7 +78,7 @@ class Summary:
         self._rows: dict[tuple[str, str], dict[str, str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect the audits of a test that is done."""
+        """Collect the audits of a finished test."""
         for name, value in report.user_properties:
             prefix, _, rest = name.partition(".")
             if prefix != _PREFIX:
@@ -99,17 +99,16 @@ class Summary:
             f"{100 * session.confidence:g} % confidence for all audits together"
         )
         rows = [
-            (_called(nodeid, number), *(row.get(column, "") or "-" for column in _COLUMNS))
+            (
+                nodeid if number == "1" else f"{nodeid} (call {number})",
+                *(row.get(column, "") or "-" for column in _COLUMNS),
+            )
             for (nodeid, number), row in self._rows.items()
         ]
         widths = [max(map(len, column)) for column in zip(_TITLES, *rows, strict=True)]
         for row in (_TITLES, *rows) if rows else ():
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
             terminalreporter.line("  ".join(cells).rstrip(), **_colour(row))
-
-
-def _called(nodeid: str, number: str) -> str:
-    return nodeid if number == "1" else f"{nodeid} (call {number})"
 
 
 def _colour(row: Sequence[str]) -> dict[str, bool]:

@@ -1,8 +1,8 @@
 """The numbers behind the plots of a report.
 
-:class:`Figures` holds those that a run has the observations for: its scores in bins (a report holds how many
+:class:`Figures` holds those that a run has the observations for: its scores in bins (a report shows how many
 there are, and no single one), the plane of the two error rates, and the bound after more and more
-observations. Of a stored run, the curve and the claim are made again, within limits.
+observations. For a stored run, the curve and the claim are rebuilt, within limits.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from dpaudit.stats._result import Hypothesis, Plane
 from dpaudit.stats.thresholds._rules import predictable_thresholds
 
 _BINS = 48
-_ALL = 200  # so many scores a side may all be in the plot; of more, some lie far out
-_TAIL = 0.0005
-_HUGE = 1e150  # differences of scores have to be numbers
-# of a curve that is composed, or a claim that is accounted, for a plot: no longer than for real trainings
+_NO_OUTLIERS = 200  # up to this many scores a side, the plot covers all of them
+_TAIL = 0.0005  # of more scores, the share on either end that the plot leaves out
+_HUGE = 1e150  # differences of scores have to be finite
+# limits of composing a curve, or accounting a claim, for a plot: those of real trainings
 _MOST_STEPS = 10**6
 _LEAST_NOISE, _MOST_NOISE = 0.1, 1000.0
 _LEAST_RATE = 1e-7
@@ -50,7 +50,7 @@ _DRAWN = ApproximateDP, Gaussian, Laplace, PureDP, RandomizedResponse, Subsample
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Each is None where the run does not hold what it needs.
+    """The numbers of each plot; None where the run lacks what it needs.
 
     ``of_verdict`` says that the verdict's own bound is the last point of the course.
     """
@@ -71,20 +71,16 @@ class Figures:
         hypothesis: Hypothesis | None,
         in_order: bool = True,
     ) -> Figures:
-        """What can be drawn. ``in_order`` says that the observations were made one after the other."""
-        scores = None if observations is None else Histogram.of(observations, bound.threshold)
-        course = None
-        if observations is not None and hypothesis is not None and in_order:
-            course = _trajectory(observations, hypothesis, bound)
+        """Compute what can be drawn. ``in_order`` says that observations were made one after the other."""
         return cls(
-            scores=scores,
+            scores=None if observations is None else Histogram.of(observations, bound.threshold),
             plane=_plane(claimed, bound, tradeoff),
-            course=course,
+            course=_trajectory(observations, hypothesis, bound) if in_order else None,
             of_verdict=isinstance(bound.inference, Betting),
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "scores": None if self.scores is None else self.scores.to_dict(),
             "tradeoff": None if self.plane is None else _plane_values(self.plane),
@@ -94,7 +90,7 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Histogram:
-    """How many scores of either side are in each bin; what lies outside is in the first and last one."""
+    """The number of scores of either side in each bin; the outermost bins hold what lies beyond."""
 
     edges: FloatArray
     with_canary: IntArray
@@ -103,22 +99,22 @@ class Histogram:
 
     @classmethod
     def of(cls, observations: Observations, threshold: float | None) -> Histogram:
-        """Bins of equal width over nearly all scores."""
+        """Count scores in bins of equal width, over nearly all scores."""
         sides = [
             np.clip(np.asarray(side, dtype=np.float64).reshape(-1), -_HUGE, _HUGE)
             for side in (observations.with_canary, observations.without_canary)
         ]
         low, high = _range(sides)
         edges = np.linspace(low, high, _bins(sides) + 1)
-        found = [np.histogram(np.clip(side, low, high), edges)[0] for side in sides]
-        return cls(edges=edges, with_canary=found[0], without_canary=found[1], threshold=threshold)
+        present, absent = (np.histogram(np.clip(side, low, high), edges)[0] for side in sides)
+        return cls(edges=edges, with_canary=present, without_canary=absent, threshold=threshold)
 
     def share(self, counts: IntArray) -> FloatArray:
-        """Of all scores of the side, those in each bin."""
+        """Return the counts of one side as shares of all its scores."""
         return np.asarray(counts / counts.sum())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "edges": self.edges.tolist(),
             "with_canary": self.with_canary.tolist(),
@@ -129,7 +125,7 @@ class Histogram:
 
 def _range(sides: list[FloatArray]) -> tuple[float, float]:
     ends = [
-        (side.min(), side.max()) if side.size <= _ALL else np.quantile(side, (_TAIL, 1 - _TAIL))
+        (side.min(), side.max()) if side.size <= _NO_OUTLIERS else np.quantile(side, (_TAIL, 1 - _TAIL))
         for side in sides
     ]
     low, high = float(min(end[0] for end in ends)), float(max(end[1] for end in ends))
@@ -138,9 +134,8 @@ def _range(sides: list[FloatArray]) -> tuple[float, float]:
 
 
 def _bins(sides: list[FloatArray]) -> int:
-    """Fewer where there is little to count."""
-    fewest = min(side.size for side in sides)
-    return max(6, min(_BINS, round(2 * math.sqrt(fewest))))
+    """Return the number of bins, smaller where there is little to count."""
+    return max(6, min(_BINS, round(2 * math.sqrt(min(side.size for side in sides)))))
 
 
 def _plane(claimed: float, bound: Bound, tradeoff: TradeOff | None) -> Plane | None:
@@ -166,8 +161,12 @@ def _plane_values(plane: Plane) -> dict[str, Any]:
     }
 
 
-def _trajectory(observations: Observations, hypothesis: Hypothesis, bound: Bound) -> Course | None:
-    """By bets at a threshold that was fixed; without one, at what the observations before each choose."""
+def _trajectory(
+    observations: Observations | None, hypothesis: Hypothesis | None, bound: Bound
+) -> Course | None:
+    """Bet at the fixed threshold; without one, at thresholds that earlier observations choose."""
+    if observations is None or hypothesis is None:
+        return None
     steps = Steps.of(observations)
     if steps.num_steps < 2:  # nothing to draw a line through
         return None
@@ -198,7 +197,7 @@ def _course_values(course: Course) -> dict[str, Any]:
 
 
 def drawable(bound: Bound) -> TradeOff | None:
-    """The trade-off of a stored bound; None if it is not a known one, or would take long to draw."""
+    """Return the trade-off of a stored bound; None if it is unknown, or slow to draw."""
     found = bound.tradeoff
     if not isinstance(found, _DRAWN):
         return None
@@ -209,21 +208,15 @@ def drawable(bound: Bound) -> TradeOff | None:
 def rebuilt_hypothesis(
     values: Mapping[str, Any], tradeoff: TradeOff | None, claimed: float
 ) -> Hypothesis | None:
-    """What the claim of a stored run of DP-SGD says of one observation; None if that cannot be known."""
+    """Return what the claim of a stored DP-SGD run says of one observation; None if that is not known."""
     names = ("noise_multiplier", "sample_rate", "num_steps", "delta")
     if tradeoff is None or any(values.get(name) is None for name in names):
         return None
-    terms = {name: number(values, name) for name in names}
-    is_usual = _LEAST_NOISE <= terms["noise_multiplier"] <= _MOST_NOISE
-    if not is_usual or terms["sample_rate"] < _LEAST_RATE or terms["num_steps"] > _MOST_STEPS:
+    noise, rate, steps, delta = (number(values, name) for name in names)
+    if not _LEAST_NOISE <= noise <= _MOST_NOISE or rate < _LEAST_RATE or steps > _MOST_STEPS:
         return None
     try:
-        claim = Claim.dpsgd(
-            noise_multiplier=terms["noise_multiplier"],
-            sample_rate=terms["sample_rate"],
-            num_steps=int(terms["num_steps"]),
-            delta=terms["delta"],
-        )
+        claim = Claim.dpsgd(noise_multiplier=noise, sample_rate=rate, num_steps=int(steps), delta=delta)
         found = claim.hypothesis(tradeoff)
     except InputError:
         return None

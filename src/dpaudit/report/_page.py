@@ -1,7 +1,7 @@
 """A report as one HTML page that needs nothing else.
 
-The page, what it is allowed to load, which is nothing, and its sections: all runs beside each other, then
-each run with its verdict, the grounds for it, its plots and its settings.
+A content security policy forbids it to load anything. Its sections: all runs beside each other, then each run
+with its verdict, the grounds for it, its plots and its settings.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import resources
 
 import dpaudit
 from dpaudit._html import Html, element, joined
 from dpaudit.diagnostics import Diagnosis
-from dpaudit.report._plots import ComparisonPlot, MethodsPlot, ScoresPlot, TrajectoryPlot
+from dpaudit.report._plots import TradeoffPlot, comparison_plot, methods_plot, scores_plot, trajectory_plot
 from dpaudit.report._run import (
     COMPARISON_HEADER,
     Run,
@@ -26,12 +27,11 @@ from dpaudit.report._run import (
     verdict_mark,
 )
 from dpaudit.report._svg import number, table
-from dpaudit.report._tradeoff_plot import TradeoffPlot
 from dpaudit.stats import Verdict
 
 
 def page(runs: Sequence[Run], *, title: str, notice: str | None = None) -> str:
-    """One self-contained page; ``notice`` is a sentence that comes before everything else."""
+    """Return one self-contained page; ``notice`` is a sentence that comes before everything else."""
     style, script = _asset("style.css"), _asset("script.js")
     head = element(
         "head",
@@ -43,7 +43,8 @@ def page(runs: Sequence[Run], *, title: str, notice: str | None = None) -> str:
         element("title", title),
         element("style", style),
     )
-    body = element("body", _top(title, notice), _main(runs), _bottom(), _tip(), element("script", script))
+    tip = element("div", id="tip", role="status", aria_live="polite", hidden=True)
+    body = element("body", _header(title, notice), _main(runs), _footer(), tip, element("script", script))
     return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
 
 
@@ -53,56 +54,46 @@ def _asset(name: str) -> Html:
 
 
 def _policy(style: str, script: str) -> str:
-    """Only this style and this script: nothing that a file slipped into the page would run or be fetched."""
-    hashes = [f"'sha256-{_digest(text)}'" for text in (style, script)]
+    """Allow only this style and this script: markup injected by a file would neither run nor be fetched."""
+    digests = [hashlib.sha256(text.encode()).digest() for text in (style, script)]
+    hashes = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
     return (
         f"default-src 'none'; style-src {hashes[0]}; script-src {hashes[1]}; base-uri 'none'; "
         "form-action 'none'"
     )
 
 
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _top(title: str, notice: str | None) -> Html:
-    said = None if notice is None else element("p", notice, class_="lead")
+def _header(title: str, notice: str | None) -> Html:
+    lead = None if notice is None else element("p", notice, class_="lead")
     theme = element("button", "Dark", id="theme", type="button", aria_pressed="false", hidden=True)
     bar = element("div", element("p", "dpaudit report", class_="brand"), theme, class_="bar")
-    return element("header", bar, element("h1", title), said)
+    return element("header", bar, element("h1", title), lead)
 
 
 def _main(runs: Sequence[Run]) -> Html:
     compared = _comparison(runs) if len(runs) > 1 else None
-    sections = [_run_section(run, number, alone=len(runs) == 1) for number, run in enumerate(runs)]
+    sections = [_run_section(run, index, alone=len(runs) == 1) for index, run in enumerate(runs)]
     return element("main", compared, joined(sections))
 
 
-def _bottom() -> Html:
-    return element(
-        "footer",
-        element(
-            "p",
-            f"Made by dpaudit {dpaudit.__version__}. A lower bound says how much was seen to leak, not how "
-            "much there is to see: no audit can show that a claim holds.",
-        ),
+def _footer() -> Html:
+    text = (
+        f"Made by dpaudit {dpaudit.__version__}. A lower bound says how much was seen to leak, not how much "
+        "there is to see: no audit can show that a claim holds."
     )
-
-
-def _tip() -> Html:
-    return element("div", id="tip", role="status", aria_live="polite", hidden=True)
+    return element("footer", element("p", text))
 
 
 def _comparison(runs: Sequence[Run]) -> Html:
-    """A table of all runs, and their bounds over each other."""
+    """Return a table of all runs, and their bounds over each other."""
     links = [element("li", element("a", run.name, href=f"#run-{i}")) for i, run in enumerate(runs)]
-    plot = ComparisonPlot.of(runs)
+    plot = comparison_plot(runs)
     return element(
         "section",
         element("h2", "All runs", id="all"),
         element("nav", element("ul", *links), aria_label="Runs"),
         table(COMPARISON_HEADER, [_row(run) for run in runs], words=2, label="All runs, as a table"),
-        None if plot is None else element("div", plot.html(), class_="figures"),
+        None if plot is None else element("div", plot, class_="figures"),
         aria_labelledby="all",
     )
 
@@ -115,9 +106,9 @@ def _row(run: Run) -> list[str]:
     return [name, verdict, *numbers]
 
 
-def _run_section(run: Run, place: int, *, alone: bool) -> Html:
-    """Verdict, what it rests on, pictures, diagnostics, settings. The only run needs no heading."""
-    name = f"run-{place}"
+def _run_section(run: Run, index: int, *, alone: bool) -> Html:
+    """Return verdict, grounds, plots, diagnostics and settings of a run; a single run needs no heading."""
+    name = f"run-{index}"
     heading = None if alone else element("h2", run.name, id=name)
     return element(
         "section",
@@ -158,16 +149,15 @@ def _numbers(run: Run) -> Html:
         seen = leak if leak == "none" else f"epsilon {leak}"
         below = f"with {100 * run.power.probability:g} % probability"
         entries.append(("smallest leak that would show", seen, below))
-    return element("dl", *(_big(*entry) for entry in entries), class_="numbers")
-
-
-def _big(label: str, value: str, below: str) -> Html:
-    shown = element("dd", element("strong", value), element("small", below))
-    return element("div", element("dt", label), shown)
+    parts = [
+        element("div", element("dt", label), element("dd", element("strong", value), element("small", below)))
+        for label, value, below in entries
+    ]
+    return element("dl", *parts, class_="numbers")
 
 
 def _grounds(run: Run) -> Html:
-    """What the verdict rests on, in full sentences."""
+    """Return what the verdict rests on, in full sentences."""
     entries: list[tuple[str, Html]] = [(label, element("p", text)) for label, text in summary(run)]
     lists = (
         ("assumes", run.bound.assumptions),
@@ -184,24 +174,23 @@ def _list(texts: Sequence[str]) -> Html:
 
 
 def _plots(run: Run) -> Html:
-    """Two a row; one that is left alone has its words beside it."""
-    draw = list(_drawable(run))
-    found = [one(wide=len(draw) % 2 == 1 and place == len(draw) - 1) for place, one in enumerate(draw)]
-    if run.methods:
-        found.append(MethodsPlot(run).html())
-    return element("div", *found, class_="figures")
+    """Draw two plots a row; an odd last one has its text beside it."""
+    functions = list(_plot_functions(run))
+    odd = len(functions) if len(functions) % 2 else None
+    drawn = [draw(wide=count == odd) for count, draw in enumerate(functions, start=1)]
+    return element("div", *drawn, methods_plot(run) if run.methods else None, class_="figures")
 
 
-def _drawable(run: Run) -> Iterator[Callable[..., Html]]:
-    """What draws the plots that this run has the numbers for."""
+def _plot_functions(run: Run) -> Iterator[Callable[..., Html]]:
+    """Yield a function for each plot that this run has the numbers for."""
     figures = run.figures
     if figures.scores is not None:
-        yield ScoresPlot(figures.scores).html
+        yield partial(scores_plot, figures.scores)
     if figures.course is not None:
-        yield TrajectoryPlot(run, figures.course).html
+        yield partial(trajectory_plot, run, figures.course)
     if figures.plane is not None:
         plot = TradeoffPlot(figures.plane)
-        yield plot.whole
+        yield plot.full
         if plot.needs_closeup:
             yield plot.closeup
 
@@ -221,7 +210,7 @@ def _diagnosis(found: Diagnosis, causes: Sequence[str]) -> Html:
 
 
 def _settings(run: Run) -> Html | None:
-    """The configuration is long, and folded."""
+    """Return the training, its configuration, which is long and folded, and the versions."""
     parts: list[Html] = []
     if run.facts:
         parts += [element("h3", "The training"), _lines(run.facts)]

@@ -1,11 +1,10 @@
 """The plots of a report as SVG, each with its numbers as a table; no library and no network is needed.
 
-- :class:`ScoresPlot`: the scores with and without the canary.
-- :class:`TrajectoryPlot`: the bound after more and more observations.
-- :class:`ComparisonPlot`: that of several runs over each other.
-- :class:`MethodsPlot`: the bounds of all methods beside each other, with the claim.
-
-The trade-off plot has a module of its own, ``_tradeoff_plot``.
+- :func:`scores_plot`: the scores with and without the canary.
+- :func:`trajectory_plot`: the bound after more and more observations.
+- :func:`comparison_plot`: the bounds of several runs over each other.
+- :class:`TradeoffPlot`: the error rates that the claim allows, and those that were measured.
+- :func:`methods_plot`: the bounds of all methods beside each other, with the claim.
 """
 
 from __future__ import annotations
@@ -18,271 +17,332 @@ from itertools import pairwise
 import numpy as np
 
 from dpaudit._html import Html, element, joined
-from dpaudit.recording import Course, Moment
+from dpaudit._types import IntArray
+from dpaudit.recording import Course
 from dpaudit.report._figures import Histogram
-from dpaudit.report._run import MethodBound, Run
+from dpaudit.report._run import METHODS_HEADER, MethodBound, Run, method_row
 from dpaudit.report._svg import WIDTH, AxisScale, Canvas, figure, key, number, table
+from dpaudit.stats import Kind
+from dpaudit.stats._result import Plane
+
+_DASHES = ("one", "two", "three", "four")  # classes of lines, one for each run that is compared
+_BAR_HEIGHT = 24  # with the room around a bar
+_TOP, _AXIS = 4, 46  # room above the bars and below them
+_NAMES, _NUMBERS = 192, 52  # room for text on the left and on the right
+_PLANE_HEIGHT = 300
+_NUM_TIPS = 40  # on the curves of a trade-off
+_WIDE_CLOSEUP = 0.6  # a window of this width shows nothing that the full plot does not
+_RATES = "false positive rate", "false negative rate"
 
 
-@dataclass(frozen=True)
-class ScoresPlot:
-    """The two distributions of scores, one filled, and the threshold."""
-
-    scores: Histogram
-
-    def html(self, *, wide: bool = False) -> Html:
-        """Draw the plot, with its text and its numbers."""
-        found = self.scores
-        shares = found.share(found.with_canary), found.share(found.without_canary)
-        highest = max(float(share.max()) for share in shares)
-        canvas = Canvas.of((float(found.edges[0]), float(found.edges[-1])), (0.0, 100 * highest * 1.08))
-        xs = np.repeat(found.edges, 2)[1:-1]
-        present, absent = (np.repeat(100 * share, 2) for share in shares)
-        marks = [
-            canvas.axes("score", "share of the scores, %"),
-            canvas.area(list(xs), [0.0] * xs.size, list(present), "area with"),
-            canvas.line(xs, present, "line with"),
-            canvas.line(xs, absent, "line without"),
-        ]
-        entries = [("area with", "with the canary"), ("line without", "without it")]
-        if found.threshold is not None:
-            entries.append(("line threshold", f"threshold {number(found.threshold)}"))
-            if found.edges[0] <= found.threshold <= found.edges[-1]:
-                marks.append(canvas.vertical(found.threshold, "line threshold"))
-        middles = list((found.edges[1:] + found.edges[:-1]) / 2)
-        picture = canvas.svg(*marks, canvas.strips(middles, self._tips()), label="Scores in bins")
-        return figure("Scores", self._text(), picture, self._table(), keys=key(*entries), wide=wide)
-
-    def _text(self) -> str:
-        sizes = [int(side.sum()) for side in (self.scores.with_canary, self.scores.without_canary)]
-        return (
-            f"{sizes[0]:,} scores with the canary and {sizes[1]:,} without it. The further they lie apart, "
-            "the better an attacker tells the two; what overlaps cannot be told."
-        )
-
-    def _bins(self) -> list[str]:
-        return [f"{number(low)} to {number(high)}" for low, high in pairwise(self.scores.edges)]
-
-    def _tips(self) -> list[str]:
-        sides = self.scores.with_canary, self.scores.without_canary
-        shares = [100 * self.scores.share(side) for side in sides]
-        return [
-            f"score {between}\nwith the canary: {sides[0][i]:,} ({shares[0][i]:.2g} %)\n"
-            f"without it: {sides[1][i]:,} ({shares[1][i]:.2g} %)"
-            for i, between in enumerate(self._bins())
-        ]
-
-    def _table(self) -> Html:
-        sides = self.scores.with_canary, self.scores.without_canary
-        rows = [
-            (between, *(f"{count:,}" for count in counts))
-            for between, *counts in zip(self._bins(), *sides, strict=True)
-        ]
-        return table(("score", "with", "without"), rows, label="Scores in bins, as a table")
+def scores_plot(scores: Histogram, *, wide: bool = False) -> Html:
+    """Draw the two distributions of scores, one filled, and the threshold."""
+    sides = scores.with_canary, scores.without_canary
+    percent = [100 * scores.share(side) for side in sides]
+    canvas = Canvas.of(
+        (float(scores.edges[0]), float(scores.edges[-1])),
+        (0.0, 1.08 * max(float(share.max()) for share in percent)),
+    )
+    xs = np.repeat(scores.edges, 2)[1:-1]
+    present, absent = (np.repeat(share, 2) for share in percent)
+    marks = [
+        canvas.axes("score", "share of the scores, %"),
+        canvas.area(list(xs), [0.0] * xs.size, list(present), "area with"),
+        canvas.line(xs, present, "line with"),
+        canvas.line(xs, absent, "line without"),
+    ]
+    entries = [("area with", "with the canary"), ("line without", "without it")]
+    if scores.threshold is not None:
+        entries.append(("line threshold", f"threshold {number(scores.threshold)}"))
+        if scores.edges[0] <= scores.threshold <= scores.edges[-1]:
+            marks.append(canvas.vertical(scores.threshold, "line threshold"))
+    bins = [f"{number(low)} to {number(high)}" for low, high in pairwise(scores.edges)]
+    tips = [
+        f"score {between}\nwith the canary: {sides[0][i]:,} ({percent[0][i]:.2g} %)\n"
+        f"without it: {sides[1][i]:,} ({percent[1][i]:.2g} %)"
+        for i, between in enumerate(bins)
+    ]
+    middles = list((scores.edges[1:] + scores.edges[:-1]) / 2)
+    picture = canvas.svg(*marks, canvas.strips(middles, tips), label="Scores in bins")
+    text = (
+        f"{sides[0].sum():,} scores with the canary and {sides[1].sum():,} without it. The further they lie "
+        "apart, the better an attacker tells the two; what overlaps cannot be told."
+    )
+    rows = [(between, f"{sides[0][i]:,}", f"{sides[1][i]:,}") for i, between in enumerate(bins)]
+    numbers = table(("score", "with", "without"), rows, label="Scores in bins, as a table")
+    return figure("Scores", text, picture, numbers, keys=key(*entries), wide=wide)
 
 
-@dataclass(frozen=True)
-class TrajectoryPlot:
-    """The live bound with its band, the estimate, and the claim."""
-
-    run: Run
-    course: Course
-
-    def html(self, *, wide: bool = False) -> Html:
-        """Draw the plot, with its text and its numbers."""
-        run, moments = self.run, self.course.moments
-        steps = [float(one.num_done) for one in moments]
-        lower, upper = [one.epsilon for one in moments], [one.upper for one in moments]
-        canvas = _bounds_canvas([self.course], run.claim.epsilon, (steps[0], steps[-1]))
-        picture = canvas.svg(
-            canvas.axes(f"{run.counted}s", "epsilon"),
-            canvas.inside(
-                canvas.area(steps, lower, upper, "area band"),
-                canvas.line(steps, [one.estimate for one in moments], "line estimate"),
-                canvas.line(steps, lower, "line bound"),
-            ),
-            canvas.horizontal(run.claim.epsilon, "line claim"),
-            canvas.strips(steps, [self._tip(one) for one in moments]),
-            label="Lower bound on epsilon over time",
-        )
-        keys = key(
-            ("line bound", "lower bound"),
-            ("area band", "band"),
-            ("line estimate", "estimate"),
-            ("line claim", f"claim {number(run.claim.epsilon)}"),
-        )
-        return figure("Bound over time", self._text(), picture, self._table(), keys=keys, wide=wide)
-
-    def _text(self) -> str:
-        level = f"{100 * self.course.confidence:g} %"
-        text = (
-            f"Bets on the errors give a lower bound that holds at every {self.run.counted} at once, with "
-            f"{level} confidence: a run may be stopped because of it. The band ends where the leak that this "
-            f"attack shows would end, also with {level}, if its error rate does not change; a better attack "
-            "may show more."
-        )
-        if self.run.figures.of_verdict:
-            return text
-        return (
-            f"{text} The verdict rests on another method, with a bound of {number(self.run.bound.epsilon)}."
-        )
-
-    def _tip(self, one: Moment) -> str:
-        return (
-            f"{self.run.counted} {one.num_done:,}\nepsilon >= {number(one.epsilon)}\n"
-            f"estimate {number(one.estimate)}, band to {number(one.upper)}\n"
-            f"claim {number(self.run.claim.epsilon)}"
-        )
-
-    def _table(self) -> Html:
-        header = (f"{self.run.counted}s", "lower bound", "estimate", "end of the band")
-        rows = [
-            (f"{one.num_done:,}", number(one.epsilon), number(one.estimate), number(one.upper))
-            for one in self.course.moments
-        ]
-        return table(header, rows, words=0, label="The bound over time, as a table")
+def trajectory_plot(run: Run, course: Course, *, wide: bool = False) -> Html:
+    """Draw the live bound of a run with its band, the estimate, and the claim."""
+    moments, claimed = course.moments, number(run.claim.epsilon)
+    steps = [float(one.num_done) for one in moments]
+    lower, upper = [one.epsilon for one in moments], [one.upper for one in moments]
+    tips = [
+        f"{run.counted} {one.num_done:,}\nepsilon >= {number(one.epsilon)}\n"
+        f"estimate {number(one.estimate)}, band to {number(one.upper)}\nclaim {claimed}"
+        for one in moments
+    ]
+    canvas = _bounds_canvas([course], run.claim.epsilon, (steps[0], steps[-1]))
+    picture = canvas.svg(
+        canvas.axes(f"{run.counted}s", "epsilon"),
+        canvas.inside(
+            canvas.area(steps, lower, upper, "area band"),
+            canvas.line(steps, [one.estimate for one in moments], "line estimate"),
+            canvas.line(steps, lower, "line bound"),
+        ),
+        canvas.horizontal(run.claim.epsilon, "line claim"),
+        canvas.strips(steps, tips),
+        label="Lower bound on epsilon over time",
+    )
+    keys = key(
+        ("line bound", "lower bound"),
+        ("area band", "band"),
+        ("line estimate", "estimate"),
+        ("line claim", f"claim {claimed}"),
+    )
+    header = (f"{run.counted}s", "lower bound", "estimate", "end of the band")
+    rows = [
+        (f"{one.num_done:,}", number(one.epsilon), number(one.estimate), number(one.upper)) for one in moments
+    ]
+    numbers = table(header, rows, words=0, label="The bound over time, as a table")
+    return figure("Bound over time", _trajectory_text(run, course), picture, numbers, keys=keys, wide=wide)
 
 
-_DASHES = ("one", "two", "three", "four")  # classes of lines, by which runs are told apart
-_COMPARED = (
-    "The lower bound on epsilon of each run while it went on, by bets on its errors. A bound above its claim "
-    "refutes the claim."
-)
+def _trajectory_text(run: Run, course: Course) -> str:
+    level = f"{100 * course.confidence:g} %"
+    text = (
+        f"Bets on the errors give a lower bound that holds at every {run.counted} at once, with {level} "
+        "confidence: a run may be stopped because of it. The band ends where the leak that this attack shows "
+        f"would end, also with {level}, if its error rate does not change; a better attack may show more."
+    )
+    if run.figures.of_verdict:
+        return text
+    return f"{text} The verdict rests on another method, with a bound of {number(run.bound.epsilon)}."
 
 
-@dataclass(frozen=True)
-class ComparisonPlot:
-    """The live bounds of several runs over each other; ``drawn`` are the first runs that have one."""
+def comparison_plot(runs: Sequence[Run]) -> Html | None:
+    """Draw the live bounds of the first runs that have one; None if fewer than two have."""
+    live = [(run, run.figures.course) for run in runs if run.figures.course is not None]
+    if len(live) < 2:
+        return None
+    names = [run.name for run, _ in live[: len(_DASHES)]]
+    courses = [course for _, course in live[: len(_DASHES)]]
+    claims = sorted({run.claim.epsilon for run, _ in live[: len(_DASHES)]})
+    percents = _percents(max(courses, key=lambda one: len(one.moments)))
+    bounds = [[_bound_at(course, percent) for course in courses] for percent in percents]
+    tips = [
+        "\n".join([f"{percent:.0f} % made", *map("{}: epsilon >= {}".format, names, row)])
+        for percent, row in zip(percents, bounds, strict=True)
+    ]
+    canvas = _bounds_canvas(courses, claims[-1], (0.0, 100.0))
+    picture = canvas.svg(
+        canvas.axes("observations, in % of those made", "epsilon"),
+        *(
+            canvas.line(_percents(course), [one.epsilon for one in course.moments], f"line run {dash}")
+            for course, dash in zip(courses, _DASHES, strict=False)
+        ),
+        *(canvas.horizontal(claim, "line claim") for claim in claims),
+        canvas.strips(percents, tips),
+        label="Lower bounds of all runs",
+    )
+    keys = key(
+        *((f"line run {dash}", name) for name, dash in zip(names, _DASHES, strict=False)),
+        ("line claim", "claim " + ", ".join(map(number, claims))),
+    )
+    text = (
+        "The lower bound on epsilon of each run while it went on, by bets on its errors. A bound above its "
+        "claim refutes the claim."
+    )
+    rows = [[f"{percent:.0f} %", *row] for percent, row in zip(percents, bounds, strict=True)]
+    numbers = table(("made", *names), rows, label="Lower bounds, as a table")
+    return figure("Bounds over time", text, picture, numbers, keys=keys, wide=True)
 
-    drawn: Sequence[tuple[Run, Course]]
 
-    @classmethod
-    def of(cls, runs: Sequence[Run]) -> ComparisonPlot | None:
-        """The plot; None if no two runs have a live bound."""
-        drawn = [(run, run.figures.course) for run in runs if run.figures.course is not None]
-        return cls(drawn[: len(_DASHES)]) if len(drawn) > 1 else None
+def _bound_at(course: Course, percent: float) -> str:
+    moments = zip(course.moments, _percents(course), strict=True)
+    return number(next(one.epsilon for one, made in moments if made >= percent - 1e-9))
 
-    def html(self) -> Html:
-        """Draw the plot, with its text and its numbers."""
-        claims = sorted({run.claim.epsilon for run, _ in self.drawn})
-        canvas = _bounds_canvas([course for _, course in self.drawn], claims[-1], (0.0, 100.0))
-        longest = _percent(max((course for _, course in self.drawn), key=lambda one: len(one.moments)))
-        picture = canvas.svg(
-            canvas.axes("observations, in % of those made", "epsilon"),
-            *(
-                canvas.line(_percent(course), [one.epsilon for one in course.moments], f"line run {dash}")
-                for (_, course), dash in zip(self.drawn, _DASHES, strict=False)
-            ),
-            *(canvas.horizontal(claim, "line claim") for claim in claims),
-            canvas.strips(longest, [self._tip(percent) for percent in longest]),
-            label="Lower bounds of all runs",
-        )
-        keys = key(
-            *((f"line run {dash}", run.name) for (run, _), dash in zip(self.drawn, _DASHES, strict=False)),
-            ("line claim", "claim " + ", ".join(map(number, claims))),
-        )
-        rows = [[f"{percent:.0f} %", *self._bounds_at(percent)] for percent in longest]
-        header = ("made", *(run.name for run, _ in self.drawn))
-        numbers = table(header, rows, label="Lower bounds, as a table")
-        return figure("Bounds over time", _COMPARED, picture, numbers, keys=keys, wide=True)
 
-    def _bounds_at(self, percent: float) -> list[str]:
-        found = []
-        for _, course in self.drawn:
-            moments = zip(course.moments, _percent(course), strict=True)
-            found.append(number(next(one.epsilon for one, at in moments if at >= percent - 1e-9)))
-        return found
-
-    def _tip(self, percent: float) -> str:
-        bounds = zip(self.drawn, self._bounds_at(percent), strict=True)
-        return "\n".join(
-            [f"{percent:.0f} % made", *(f"{run.name}: epsilon >= {bound}" for (run, _), bound in bounds)]
-        )
+def _percents(course: Course) -> list[float]:
+    """Return the moments of a course in percent of all its observations."""
+    last = course.moments[-1].num_done
+    return [100 * one.num_done / last for one in course.moments]
 
 
 def _bounds_canvas(courses: Sequence[Course], claim: float, across: tuple[float, float]) -> Canvas:
-    """Room for bounds and claims; bands may leave it."""
+    """Return a canvas with room for bounds and claims; bands may leave it."""
     heights = [one.epsilon for course in courses for one in course.moments]
     heights += [*(course.moments[-1].estimate for course in courses), claim]
     top = max((height for height in heights if math.isfinite(height)), default=1.0) or 1.0
     return Canvas.of(across, (0.0, 1.25 * top), counts=True)
 
 
-def _percent(course: Course) -> list[float]:
-    last = course.moments[-1].num_done
-    return [100 * one.num_done / last for one in course.moments]
-
-
-_ROW = 24  # the height of a bar with its room
-_TOP, _AXIS = 4, 46  # room above the bars and below them
-_NAMES, _NUMBERS = 168, 52  # room for text on the left and on the right
-_METHODS = (
-    "Lower bounds on epsilon from the same scores. A confidence bound exceeds the truth at most as often as "
-    "it says, each for itself; a credible one depends on a prior, and of a heuristic one no error rate is "
-    "known. The verdict rests on the first bar alone."
-)
-
-
 @dataclass(frozen=True)
-class MethodsPlot:
-    """A bar a method: what lies under it is refuted. The verdict's own bound comes first."""
+class TradeoffPlot:
+    """The claimed curve, the curve of the bound, and the measured rates with their region.
 
-    run: Run
+    It is drawn in full and, where that shows more, near what was measured.
+    """
 
-    def html(self) -> Html:
-        """Draw the plot, with its text and its numbers."""
-        claimed, rows = self.run.claim.epsilon, [self.run.verdict_bound, *self.run.methods]
-        bars = [(row, row.claim_epsilon) for row in rows if row.claim_epsilon is not None]
-        ends = [end for end in (*(end for _, end in bars), claimed) if math.isfinite(end)]
-        height = _TOP + _ROW * len(bars) + _AXIS
-        canvas = Canvas(
-            AxisScale(0.0, 1.05 * max([*ends, 1e-9]), _NAMES, WIDTH - _NUMBERS),
-            AxisScale(0.0, 1.0, height - _AXIS, _TOP),
-            height,
-        )
+    plane: Plane
+
+    def full(self, *, wide: bool = False) -> Html:
+        """Draw all rates from 0 to 1."""
+        canvas = Canvas.of((0.0, 1.0), (0.0, 1.0), _PLANE_HEIGHT)
         picture = canvas.svg(
-            canvas.x_axis("epsilon", 4),
-            joined(_bar(canvas, row, end, place) for place, (row, end) in enumerate(bars)),
-            canvas.vertical(claimed, "line claim"),
-            joined(_bar_tip(row, end, place) for place, (row, end) in enumerate(bars)),
-            label="Lower bounds of all methods",
+            canvas.axes(*_RATES),
+            canvas.line((0.0, 1.0), (1.0, 0.0), "line nothing"),
+            *self._marks(canvas),
+            label="The two error rates",
         )
-        keys = key(
-            ("area confidence", "confidence"),
-            ("area credible", "credible"),
-            ("area heuristic", "heuristic"),
-            ("line claim", f"claim {number(claimed)}"),
+        text = (
+            "Every attack on a training that is what it claims errs at least as often as the claimed curve "
+            "says: the shaded part is out of its reach. On the dotted diagonal an attacker learns nothing."
         )
-        header = ("method", "threshold", "kind", "epsilon", "for the claim")
-        cells = [
-            (row.name, _rule(row), str(row.bound.kind), number(row.epsilon), number(row.claim_epsilon))
-            for row in rows
+        return figure("Trade-off", text, picture, self._table_of_curves(), keys=self._key(), wide=wide)
+
+    @property
+    def needs_closeup(self) -> bool:
+        """Whether a close-up shows anything that the full plot does not show as well."""
+        (low, high), _ = self._window()
+        return high - low < _WIDE_CLOSEUP
+
+    def closeup(self, *, wide: bool = False) -> Html:
+        """Draw the part around what was measured."""
+        canvas = Canvas.of(*self._window(), _PLANE_HEIGHT)
+        picture = canvas.svg(
+            canvas.axes(*_RATES),
+            *self._marks(canvas),
+            label="The two error rates, near what was measured",
+        )
+        text = (
+            f"The box holds both true rates with {100 * self.plane.confidence:g} % confidence, if all "
+            "observations are independent (Clopper and Pearson, half of the error for each rate). The "
+            "bound's curve is the leakiest one that was refuted."
+        )
+        title = "Trade-off, near what was measured"
+        return figure(title, text, picture, self._table_of_rates(), keys=self._key(), wide=wide)
+
+    def _window(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return a square with the region and the claimed curve next to it."""
+        plane, (fpr, fnr) = self.plane, (self.plane.counts.fpr, self.plane.counts.fnr)
+        sides = [high - low for low, high in plane.region]
+        gap = float(np.min(np.abs(plane.claimed - fnr) + np.abs(plane.fpr - fpr)))
+        reach = min(max(1.5 * max(sides), 1.4 * gap, 0.005), 0.5)
+        middle = [min(max(rate, reach), 1 - reach) for rate in (fpr, fnr)]
+        return (middle[0] - reach, middle[0] + reach), (middle[1] - reach, middle[1] + reach)
+
+    def _marks(self, canvas: Canvas) -> list[Html]:
+        plane, counts = self.plane, self.plane.counts
+        # one point beyond either edge, so that lines go on to it
+        inside = (plane.fpr >= canvas.x.low) & (plane.fpr <= canvas.x.high)
+        first, last = np.flatnonzero(inside)[[0, -1]]
+        kept = slice(max(first - 1, 0), last + 2)
+        xs, claimed, bound = plane.fpr[kept], plane.claimed[kept], plane.bound[kept]
+        chosen = _evenly(xs.size)
+        tips = [
+            f"at a false positive rate of {number(xs[i])}\nclaimed: false negative rate >= "
+            f"{number(claimed[i])}\nthe bound's curve: {number(bound[i])}"
+            for i in chosen
         ]
-        numbers = table(header, cells, words=3, label="Bounds of all methods, as a table")
-        return figure("All methods", _METHODS, picture, numbers, keys=keys, wide=True)
+        return [
+            canvas.inside(
+                canvas.area(list(xs), [canvas.y.low] * xs.size, list(claimed), "area impossible"),
+                canvas.box(*plane.region, "area region"),
+                canvas.line(xs, claimed, "line curve"),
+                canvas.line(xs, bound, "line bound"),
+                canvas.strips(list(xs[chosen]), tips),
+            ),
+            element("circle", class_="dot measured", cx=canvas.x(counts.fpr), cy=canvas.y(counts.fnr), r=3.5),
+            canvas.target(counts.fpr, counts.fnr, self._measured_tip()),
+        ]
+
+    def _measured_tip(self) -> str:
+        counts, ((low, high), (less, more)) = self.plane.counts, self.plane.region
+        return (
+            f"measured\nfalse positive rate {number(counts.fpr)}, in {number(low)} to {number(high)}\n"
+            f"false negative rate {number(counts.fnr)}, in {number(less)} to {number(more)}"
+        )
+
+    @staticmethod
+    def _key() -> Html:
+        return key(
+            ("line curve", "claimed curve"),
+            ("line bound", "the bound's curve"),
+            ("area region", "measured, with its region"),
+        )
+
+    def _table_of_curves(self) -> Html:
+        columns = self.plane.fpr, self.plane.claimed, self.plane.bound
+        rows = [[number(column[i]) for column in columns] for i in _evenly(self.plane.fpr.size)]
+        header = ("false positive rate", "claimed curve", "the bound's curve")
+        return table(header, rows, words=0, label="The curves, as a table")
+
+    def _table_of_rates(self) -> Html:
+        counts, (fpr, fnr) = self.plane.counts, self.plane.region
+        measured = [
+            ("false positives", counts.false_positives, counts.num_absent, counts.fpr, *fpr),
+            ("false negatives", counts.false_negatives, counts.num_present, counts.fnr, *fnr),
+        ]
+        rows = [
+            (name, f"{errors:,}", f"{size:,}", *map(number, rates)) for name, errors, size, *rates in measured
+        ]
+        header = ("", "errors", "of", "rate", "from", "to")
+        return table(header, rows, label="The measured rates, as a table")
 
 
-def _bar(canvas: Canvas, row: MethodBound, end: float, place: int) -> Html:
-    top, kind = _TOP + place * _ROW, row.bound.kind
+def _evenly(size: int) -> IntArray:
+    """Return the indices of those of ``size`` points that have a tip, both ends among them."""
+    return np.unique(np.linspace(0, size - 1, min(_NUM_TIPS, size)).round().astype(int))
+
+
+def methods_plot(run: Run) -> Html:
+    """Draw a bar a method: what lies under it is refuted. The verdict's own bound comes first."""
+    claimed, methods = run.claim.epsilon, [run.verdict_bound, *run.methods]
+    bars = [(one, one.claim_epsilon) for one in methods if one.claim_epsilon is not None]
+    ends = [end for end in (*(end for _, end in bars), claimed) if math.isfinite(end)]
+    height = _TOP + _BAR_HEIGHT * len(bars) + _AXIS
+    canvas = Canvas(
+        AxisScale(0.0, 1.05 * max([*ends, 1e-9]), _NAMES, WIDTH - _NUMBERS),
+        AxisScale(0.0, 1.0, height - _AXIS, _TOP),
+        height,
+    )
+    picture = canvas.svg(
+        canvas.x_axis("epsilon", 4),
+        joined(_bar(canvas, one, end, index) for index, (one, end) in enumerate(bars)),
+        canvas.vertical(claimed, "line claim"),
+        joined(_bar_tip(one, end, index) for index, (one, end) in enumerate(bars)),
+        label="Lower bounds of all methods",
+    )
+    kinds = ((f"area {kind}", str(kind)) for kind in Kind)
+    keys = key(*kinds, ("line claim", f"claim {number(claimed)}"))
+    meanings = " ".join(f"{kind.capitalize()}: {kind.meaning}." for kind in Kind)
+    text = (
+        f"Lower bounds on epsilon from the same scores, each for itself. {meanings} The verdict rests on the "
+        "first bar alone."
+    )
+    rows = [method_row(one) for one in methods]
+    numbers = table(METHODS_HEADER, rows, words=3, label="Bounds of all methods, as a table")
+    return figure("All methods", text, picture, numbers, keys=keys, wide=True)
+
+
+def _bar(canvas: Canvas, method: MethodBound, end: float, index: int) -> Html:
+    top = _TOP + index * _BAR_HEIGHT
     width = max(canvas.x(end) - canvas.x.start, 1)
-    name = f"{row.name}, {_rule(row)}" if place else "verdict"
-    text = "tick end" if place else "tick end strong"
+    name = f"{method.name}, {method.bound.threshold_rule.label:.14}" if index else "verdict"
+    text = "tick end" if index else "tick end strong"
     return joined(
         [
             element("text", name, class_=text, x=_NAMES - 8, y=top + 16),
-            element("rect", class_=f"area {kind}", x=_NAMES, y=top + 6, width=width, height=12),
+            element("rect", class_=f"area {method.bound.kind}", x=_NAMES, y=top + 6, width=width, height=12),
             element("text", number(end), class_=text, x=WIDTH - 2, y=top + 16),
         ]
     )
 
 
-def _bar_tip(row: MethodBound, end: float, place: int) -> Html:
-    # a kind is part of the statement
-    tip = f"{row.name}\n{row.bound.statement}\nfor the claim: epsilon >= {number(end)}\n{row.bound.label}"
-    top = _TOP + place * _ROW
-    return element("rect", class_="hit", x=0, y=top, width=WIDTH, height=_ROW, data_tip=tip)
-
-
-def _rule(row: MethodBound) -> str:
-    """The threshold rule in the few letters that there is room for."""
-    return row.bound.threshold_rule.label.replace("fixed ", "at ")[:14]
+def _bar_tip(method: MethodBound, end: float, index: int) -> Html:
+    bound, top = method.bound, _TOP + index * _BAR_HEIGHT
+    # the statement names the kind of the bound
+    tip = f"{method.name}\n{bound.statement}\nfor the claim: epsilon >= {number(end)}\n{bound.label}"
+    return element("rect", class_="hit", x=0, y=top, width=WIDTH, height=_BAR_HEIGHT, data_tip=tip)

@@ -1,8 +1,8 @@
-"""Read the directory of a run, which may come from anybody.
+"""Read the directory of a finished run, which is untrusted.
 
-Nothing in it is run, no pickle is opened, and nothing takes memory without an end. A result is checked once
-for texts and numbers without an end; what is missing, or of another type, is refused where an object is made
-of it, in one sentence.
+Nothing in it is executed, no pickle is opened, and memory is bounded. A result is checked once for texts and
+numbers that are too long; what is missing, or of another type, is refused in one sentence where an object is
+made of it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,64 +21,63 @@ from dpaudit._io import LARGEST_ARRAY, NOT_AN_ARRAY, map_array, read_json
 from dpaudit.diagnostics import Check, Diagnosis, Finding
 from dpaudit.errors import InputError
 from dpaudit.report._figures import Figures, drawable, rebuilt_hypothesis
-from dpaudit.report._run import ClaimSummary, MethodBound, Run, fit, flattened
+from dpaudit.report._run import ClaimSummary, MethodBound, Run, flattened, printable
 from dpaudit.stats import Bound, Kind, Observations, Power, Verdict
 from dpaudit.stats._bound import LARGEST, number
 from dpaudit.stats._serialization import SCHEMA_VERSION, upgraded
 
 _LONGEST_TEXT = 10_000  # characters
-_LARGEST_WHOLE = 2**63
-_DEEPEST = 32  # objects and lists inside of each other
+_LARGEST_INTEGER = 2**63
+_DEEPEST = 32  # nested objects and lists
 _MOST_NAMES = 10  # in a sentence
 _ROUNDING = 0.01  # of epsilon: a claim's is accounted from above, a bound's from below
+# the files of observations, and the kinds of dtype that they have
+_ARRAYS = {
+    "scores": "f",
+    "present": "b",
+    "with_canary": "f",
+    "without_canary": "f",
+    "log_likelihood_ratios": "f",
+}
 _NOTHING_CLAIMED = "No verdict: where nothing is claimed, nothing can be refuted."
 
 
 def read_run(path: str | Path, *, name: str | None = None) -> Run:
-    """What a finished ``dpaudit run`` left in its directory; the name is the directory's, if none is given.
+    """Read what a finished ``dpaudit run`` left in its directory; its default name is the directory's.
 
-    Files of anybody can be read: nothing in them is run, and what is not as it should be is refused.
+    Untrusted files can be read: nothing in them is executed, and what is not as it should be is refused.
     """
     folder = _io.expanded(path)
-    file = folder / "result.json"
-    values = _result(folder, file)
-    with _named(str(file)):
-        run = _audit(fit(name or folder.resolve().name), values, file)
-        facts = dict(_facts(values))
-    observed = _observations(folder, paired=values.get("mode") == "paper")
+    values, run = read_result(folder, printable(name or folder.resolve().name))
+    observations, counted = _observations(folder, paired=values.get("mode") == "paper")
     tradeoff = drawable(run.bound)
-    with _named(str(file)):
+    with _naming(folder / "result.json"):
         figures = Figures.of(
-            observed.observations,
+            observations,
             claimed=run.claim.parameter,
             bound=run.bound,
             tradeoff=tradeoff,
             hypothesis=rebuilt_hypothesis(values, tradeoff, run.claim.parameter),
-            in_order=observed.in_order,
+            in_order=counted != "canary",  # those of one training have no order in time
         )
-    return replace(
-        run,
-        facts=facts,
-        settings=_settings(folder),
-        versions=_versions(folder),
-        figures=figures,
-        counted=observed.counted,
-    )
+    settings, versions = _settings(folder), _versions(folder)
+    return replace(run, settings=settings, versions=versions, figures=figures, counted=counted)
 
 
 @contextmanager
-def _named(source: str) -> Iterator[None]:
-    """Say in which file a value is that was refused."""
+def _naming(file: Path) -> Iterator[None]:
+    """Name the file of a value that is refused."""
     try:
         yield
     except InputError as error:
-        if source in str(error):
+        if str(file) in str(error):
             raise
-        raise InputError(f"{str(error).removesuffix('.')}, in {source}.") from error
+        raise InputError(f"{str(error).removesuffix('.')}, in {file}.") from error
 
 
-def _result(folder: Path, file: Path) -> dict[str, Any]:
-    """All values of the result, checked, in the form of this version."""
+def read_result(folder: Path, name: str) -> tuple[dict[str, Any], Run]:
+    """Return the checked values of ``result.json``, and the parts of a run that come from them."""
+    file = folder / "result.json"
     if not folder.is_dir():
         raise InputError(f"Expected {folder} to be the directory of a run, but there is none.")
     if not file.exists():
@@ -87,7 +86,7 @@ def _result(folder: Path, file: Path) -> dict[str, Any]:
         raise InputError(f"Expected a finished run in {folder}, {reason}.")
     stored = read_json(file)
     _require_no_demo(folder, stored)
-    with _named(str(file)):
+    with _naming(file):
         values = upgraded(_checked(stored))
         version = values.get("schema_version")
         if version != SCHEMA_VERSION:
@@ -95,11 +94,11 @@ def _result(folder: Path, file: Path) -> dict[str, Any]:
                 f"Expected schema_version={SCHEMA_VERSION} in {file}, got {version!a:.60}: another version "
                 "of dpaudit wrote it."
             )
-    return values
+        return values, _run(name, values, file)
 
 
 def _require_no_demo(folder: Path, values: Mapping[str, Any]) -> None:
-    """A demo keeps its runs in folders of their own, and what it found of all of them above."""
+    """Refuse the directory of a demo, which keeps each of its runs in a subdirectory."""
     if "schema_version" in values or not isinstance(values.get("trainings"), list):
         return
     inner = sorted(str(one.parent) for one in folder.glob("*/result.json"))
@@ -107,8 +106,7 @@ def _require_no_demo(folder: Path, values: Mapping[str, Any]) -> None:
     raise InputError(f"Expected {folder} to be the directory of a run, got that of dpaudit demo; {runs}.")
 
 
-def _audit(name: str, values: Mapping[str, Any], file: Path) -> Run:
-    """The parts of a run that come from its result."""
+def _run(name: str, values: Mapping[str, Any], file: Path) -> Run:
     bound = Bound.from_dict(_section(values, "bound"))
     claimed = _section(values, "claim")
     claim = ClaimSummary(
@@ -131,11 +129,12 @@ def _audit(name: str, values: Mapping[str, Any], file: Path) -> Run:
         not_covered=tuple(_items(values, "not_covered", str)),
         diagnosis=_diagnosis(tests) if tests else None,
         likely_causes=tuple(_items(tests, "likely_causes", str)),
+        facts=dict(_facts(values)),
     )
 
 
 def _methods(rows: list[Mapping[str, Any]], delta: float) -> Iterator[MethodBound]:
-    """The bounds of all methods; those of steps have an epsilon for the whole training beside their own.
+    """Yield the bounds of all methods; bounds on steps have an epsilon for the training beside their own.
 
     A bound at delta = 0, as Katz's interval is, cannot be compared with a claim at another delta.
     """
@@ -150,7 +149,7 @@ def _methods(rows: list[Mapping[str, Any]], delta: float) -> Iterator[MethodBoun
 
 
 def _diagnosis(values: Mapping[str, Any]) -> Diagnosis:
-    """All tests, and what they found; of those that found nothing, no sentence is stored."""
+    """Return all tests and their findings; a test without a finding has no stored sentence."""
     return Diagnosis(
         confidence=number(values, "confidence", high=1.0),
         checks=tuple(
@@ -177,7 +176,7 @@ def _diagnosis(values: Mapping[str, Any]) -> Diagnosis:
 
 
 def _verdict(values: Mapping[str, Any], claim: ClaimSummary, bound: Bound, file: Path) -> Verdict | None:
-    """The stored verdict, None where nothing is claimed; refused if no audit gives it for such numbers."""
+    """Return the stored verdict, None where nothing is claimed; refuse one that its numbers contradict."""
     if values.get("verdict") is None and claim.epsilon == math.inf:
         return None
     word = _text(values, "verdict")
@@ -199,20 +198,20 @@ def _verdict(values: Mapping[str, Any], claim: ClaimSummary, bound: Bound, file:
 
 
 def _is_wrong_side(refutes: bool, claim: ClaimSummary, bound: Bound) -> bool:
-    """Whether the epsilons say the opposite; a bound of 0 says nothing, and none is above infinity."""
+    """Return whether the epsilons say the opposite; a bound of 0 says nothing, and none is above infinity."""
     if refutes:
         return 0 < bound.epsilon < claim.epsilon * (1 - _ROUNDING) < math.inf
     return bound.epsilon > claim.epsilon * (1 + _ROUNDING)
 
 
 def _sentence(verdict: Verdict, stored: str) -> str:
-    """The verdict's own, whatever the file says; only the condition of a violation is the file's."""
+    """Return the verdict's own sentence; only the condition of a violation comes from the file."""
     _, holds, condition = stored.partition(" This holds if ")
     return f"{verdict.value}{holds}{condition}" if verdict is Verdict.VIOLATION else verdict.value
 
 
 def _facts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What a run has beside its verdict, as far as it has it."""
+    """Yield what is stored about the training, with a label each."""
     known = {key for key, value in values.items() if value is not None}
     for key in ("mode", "threat_model"):
         if key in known:
@@ -238,7 +237,7 @@ def _settings(folder: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     stored = read_json(path)
-    with _named(str(path)):
+    with _naming(path):
         resolved = {} if stored.get("resolved") is None else _section(stored, "resolved")
         lines = {f"resolved.{label}": value for label, value in flattened(resolved).items()}
         return flattened(_section(stored, "config")) | lines
@@ -249,62 +248,31 @@ def _versions(folder: Path) -> dict[str, str]:
     return flattened(read_json(path)) if path.exists() else {}
 
 
-@dataclass(frozen=True)
-class StoredObservations:
-    """Observations, if there are any; what each is of; and whether they came one after the other."""
-
-    observations: Observations | None
-    counted: str
-    in_order: bool
-
-
-def _observations(folder: Path, *, paired: bool) -> StoredObservations:
-    """Scores of steps, scores of whole trainings, or one likelihood ratio a canary.
+def _observations(folder: Path, *, paired: bool) -> tuple[Observations | None, str]:
+    """Return the scores of steps, of trainings or of canaries, if there are any, and what each is of.
 
     ``paired`` says that a step has one score without the canary and one with it, and no coins.
     """
     try:
-        return (
-            _step_scores(folder, paired)
-            or _trial_scores(folder)
-            or _canary_ratios(folder)
-            or StoredObservations(None, "observation", in_order=False)
-        )
+        found = {name: read_array(folder / f"{name}.npy", kinds) for name, kinds in _ARRAYS.items()}
+        scores, present, with_canary, without_canary, ratios = found.values()
+        if scores is not None and present is not None:
+            if paired:
+                scores, present = scores.reshape(-1), present.reshape(-1)
+            return Observations.from_presence(scores, present), "step"
+        if with_canary is not None and without_canary is not None:
+            return Observations(with_canary=with_canary, without_canary=without_canary), "trial"
+        if ratios is not None and present is not None:
+            return Observations.from_presence(ratios, present), "canary"
     except InputError as error:
         if str(folder) in str(error):
             raise
         raise InputError(f"The observations in {folder} are damaged. {error}") from error
-
-
-def _step_scores(folder: Path, paired: bool) -> StoredObservations | None:
-    scores, present = read_array(folder / "scores.npy", "f"), read_array(folder / "present.npy", "b")
-    if scores is None or present is None:
-        return None
-    if paired:
-        scores, present = scores.reshape(-1), present.reshape(-1)
-    return StoredObservations(Observations.from_presence(scores, present), "step", in_order=True)
-
-
-def _trial_scores(folder: Path) -> StoredObservations | None:
-    """One score a training, of trainings with the canary and without it."""
-    sides = [read_array(folder / f"{name}.npy", "f") for name in ("with_canary", "without_canary")]
-    if sides[0] is None or sides[1] is None:
-        return None
-    found = Observations(with_canary=sides[0], without_canary=sides[1])
-    return StoredObservations(found, "trial", in_order=True)
-
-
-def _canary_ratios(folder: Path) -> StoredObservations | None:
-    """One score a canary of the same training: they have no order in time."""
-    ratios = read_array(folder / "log_likelihood_ratios.npy", "f")
-    present = read_array(folder / "present.npy", "b")
-    if ratios is None or present is None:
-        return None
-    return StoredObservations(Observations.from_presence(ratios, present), "canary", in_order=False)
+    return None, "observation"
 
 
 def read_array(path: Path, kinds: str) -> np.ndarray | None:
-    """An array of one of these kinds of numpy; None if there is no such file."""
+    """Return an array of one of these kinds of dtype; None if there is no such file."""
     if not path.exists():
         return None
     try:
@@ -322,27 +290,27 @@ def read_array(path: Path, kinds: str) -> np.ndarray | None:
     return np.array(mapped)
 
 
-def _checked(value: Any, place: str = "", depth: int = 0) -> Any:
-    """Return plain values with all texts fit to be shown; raise ``InputError`` where one has no end.
+def _checked(value: Any, path: str = "", depth: int = 0) -> Any:
+    """Return plain values with all texts printable; raise ``InputError`` where one is too long.
 
     >>> _checked({"name": "a" + chr(27), "sizes": [1, 2.5]}) == {"name": "a" + chr(0xFFFD), "sizes": [1, 2.5]}
     True
     """
     if depth > _DEEPEST:
-        raise _refused(place, f"to have at most {_DEEPEST} levels", value)
+        raise _refused(path, f"to have at most {_DEEPEST} levels", value)
     if isinstance(value, Mapping):
-        inside = {key: _checked(one, f"{place}.{key}".lstrip("."), depth + 1) for key, one in value.items()}
-        return {fit(key[:_LONGEST_TEXT]): one for key, one in inside.items()}
+        inside = {key: _checked(one, f"{path}.{key}".lstrip("."), depth + 1) for key, one in value.items()}
+        return {printable(key[:_LONGEST_TEXT]): one for key, one in inside.items()}
     if isinstance(value, list):
-        return [_checked(one, f"{place}.{number}", depth + 1) for number, one in enumerate(value)]
+        return [_checked(one, f"{path}.{index}", depth + 1) for index, one in enumerate(value)]
     if isinstance(value, str):
         if len(value) > _LONGEST_TEXT:
-            raise _refused(place, f"to be a text of at most {_LONGEST_TEXT:,} characters", value)
-        return fit(value)
-    if isinstance(value, int) and abs(value) >= _LARGEST_WHOLE:
-        raise _refused(place, "to be a smaller number", value)
-    if isinstance(value, float) and math.isinf(value):  # JSON has none, but numbers that are read as one
-        raise _refused(place, "to be a finite number", value)
+            raise _refused(path, f"to be a text of at most {_LONGEST_TEXT:,} characters", value)
+        return printable(value)
+    if isinstance(value, int) and abs(value) >= _LARGEST_INTEGER:
+        raise _refused(path, "to be a smaller number", value)
+    if isinstance(value, float) and math.isinf(value):  # as 1e999 is read
+        raise _refused(path, "to be a finite number", value)
     return value
 
 
@@ -372,7 +340,7 @@ def _items(values: Mapping[str, Any], key: str, kind: type) -> list[Any]:
     return value
 
 
-def _refused(place: str, expected: str, value: object) -> InputError:
-    """The error that says what is wrong with a value of a file."""
+def _refused(path: str, expected: str, value: object) -> InputError:
+    """Return the error for a value that is not as expected."""
     got = "nothing" if value is None else f"{value!a:.60}"  # it goes to a terminal
-    return InputError(f"Expected {ascii(place)[1:-1]:.200} {expected}, got {got}.")
+    return InputError(f"Expected {ascii(path)[1:-1]:.200} {expected}, got {got}.")

@@ -1,10 +1,10 @@
-"""One or several runs as a report: a page, Markdown or JSON, as text and in a file."""
+"""Reports of one or several runs as HTML, Markdown or JSON, as text or in a file."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
@@ -18,25 +18,26 @@ from dpaudit.report._page import page
 from dpaudit.report._read import read_run
 from dpaudit.report._run import (
     COMPARISON_HEADER,
+    METHODS_HEADER,
     Run,
     comparison_row,
     diagnosis_sentences,
     headline,
+    method_row,
     summary,
 )
-from dpaudit.report._svg import number
 
 SCHEMA_VERSION = 2
-# what Markdown or HTML in it would take for markup, in words of anybody
+# what Markdown, or HTML inside it, would take for markup in a text that is not ours
 _MARKUP = re.compile(r"([\\`*_{}\[\]<#|~!&])")
-# what GitHub and others make a link of
+# what GitHub and others turn into a link
 _LINK = re.compile(r"(?i)(?<=\bwww)(?=\.)|(?=://)")
-# what begins a quotation, a list or a line, at the beginning of a text
+# what begins a quotation, a list or a rule at the start of a text
 _BLOCK = re.compile(r"^(?:(?=[>+=-])|\d+(?=[.)](?:\s|$)))")
 
 
 class Format(StrEnum):
-    """What a report can be written as; the value is the ending of the file."""
+    """The formats of a report; the value is the suffix of the file."""
 
     HTML = "html"
     MARKDOWN = "md"
@@ -44,16 +45,16 @@ class Format(StrEnum):
 
     @classmethod
     def of(cls, file: Path) -> Format:
-        """What the name of a file says."""
-        ending = file.suffix.lower().removeprefix(".")
-        if ending not in list(cls):
+        """Return the format that the suffix of a file names."""
+        suffix = file.suffix.lower().removeprefix(".")
+        if suffix not in list(cls):
             raise InputError(f"Expected a file that ends with .html, .md or .json, got {file.name!r}.")
-        return cls(ending)
+        return cls(suffix)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Runs in their order, a title, and a sentence that comes first."""
+    """Runs in order, a title, and a notice that comes first."""
 
     runs: tuple[Run, ...]
     title: str
@@ -71,16 +72,17 @@ class Report:
     def read(
         cls, paths: Sequence[str | Path], *, title: str | None = None, notice: str | None = None
     ) -> Report:
-        """From the directories of finished runs. Runs of the same name are called by their paths."""
+        """Read the directories of finished runs. Runs of the same name are called by their paths."""
         names = [_io.expanded(path).resolve().name for path in paths]
-        chosen = [
-            name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)
-        ]
-        runs = tuple(read_run(path, name=name) for path, name in zip(paths, chosen, strict=True))
-        return cls(runs=runs, title=title or _title(runs), notice=notice)
+        runs = tuple(
+            read_run(path, name=name if names.count(name) == 1 else str(path))
+            for name, path in zip(names, paths, strict=True)
+        )
+        usual = f"Audit of {runs[0].name}" if len(runs) == 1 else f"Audits of {len(runs)} runs"
+        return cls(runs=runs, title=title or usual, notice=notice)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, as :func:`schema` describes them."""
+        """Return plain values for JSON, as :func:`schema` describes them."""
         return {
             "schema_version": SCHEMA_VERSION,
             "dpaudit_version": dpaudit.__version__,
@@ -90,16 +92,16 @@ class Report:
         }
 
     def to_text(self, format: Format = Format.HTML) -> str:  # noqa: A002
-        """The whole report in one format."""
+        """Return the report in one format."""
         if format is Format.JSON:
             return json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n"
         make = page if format is Format.HTML else _markdown
         return make(self.runs, title=self.title, notice=self.notice)
 
     def write(self, path: str | Path, *, format: Format | None = None) -> None:  # noqa: A002
-        """Into a file, as a whole or not at all; the format follows from its name, if none is given.
+        """Write to a file atomically; by default in the format that its name says.
 
-        A link stays, and the file that it leads to is written.
+        A symbolic link is kept, and its target is written.
         """
         file = _io.expanded(path)
         _io.make_folder(file.parent)
@@ -107,7 +109,7 @@ class Report:
 
 
 def schema(version: int = SCHEMA_VERSION) -> dict[str, Any]:
-    """The JSON Schema of :meth:`Report.to_dict`, or of the reports of an earlier version."""
+    """Return the JSON Schema of :meth:`Report.to_dict`, or of the reports of an earlier version."""
     if version not in range(1, SCHEMA_VERSION + 1):
         raise InputError(f"Expected a version from 1 to {SCHEMA_VERSION}, got {version!r}.")
     name = f"report-{version}.json"
@@ -116,12 +118,8 @@ def schema(version: int = SCHEMA_VERSION) -> dict[str, Any]:
     return found
 
 
-def _title(runs: Sequence[Run]) -> str:
-    return f"Audit of {runs[0].name}" if len(runs) == 1 else f"Audits of {len(runs)} runs"
-
-
 def _markdown(runs: Sequence[Run], *, title: str, notice: str | None = None) -> str:
-    """Without pictures: verdicts, what they rest on, all bounds, settings."""
+    """Return verdicts, what they rest on, all bounds and settings, without plots."""
     parts = [f"# {_plain(title)}"]
     if notice is not None:
         parts.append(_plain(notice))
@@ -143,14 +141,14 @@ def _section(run: Run) -> Iterator[str]:
         ("Assumes", run.bound.assumptions),
         ("Not covered", run.not_covered),
         ("Notes", run.notes),
-        ("Diagnostics", () if run.diagnosis is None else _diagnosis(run)),
+        ("Diagnostics", _diagnosis(run)),
     )
     for label, texts in lists:
         if texts:
             yield f"{label}:\n\n" + "\n".join(f"- {_plain(text)}" for text in texts)
     if run.methods:
         yield "### All methods"
-        yield _methods(run)
+        yield _table(METHODS_HEADER, [method_row(one) for one in run.methods])
     for label, lines in (
         ("The training", run.facts),
         ("Configuration", run.settings),
@@ -158,27 +156,14 @@ def _section(run: Run) -> Iterator[str]:
     ):
         if lines:
             yield f"### {label}"
-            yield _lines(lines)
+            yield _table(("", ""), list(lines.items()))
 
 
-def _diagnosis(run: Run) -> Sequence[str]:
-    assert run.diagnosis is not None
-    tests = run.diagnosis
-    found = [f"{one.name}: {one.sentence}" for one in tests.findings]
-    return [*diagnosis_sentences(tests), *found, *run.likely_causes, *tests.notes]
-
-
-def _methods(run: Run) -> str:
-    header = ("method", "threshold rule", "kind", "epsilon", "for the claim")
-    rows = [
-        (one.name, one.bound.rule, str(one.bound.kind), number(one.epsilon), number(one.claim_epsilon))
-        for one in run.methods
-    ]
-    return _table(header, rows)
-
-
-def _lines(lines: Mapping[str, str]) -> str:
-    return _table(("", ""), list(lines.items()))
+def _diagnosis(run: Run) -> list[str]:
+    if run.diagnosis is None:
+        return []
+    found = [f"{one.name}: {one.sentence}" for one in run.diagnosis.findings]
+    return [*diagnosis_sentences(run.diagnosis), *found, *run.likely_causes, *run.diagnosis.notes]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -188,10 +173,10 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """The words, on one line and never as markup, also where they begin a line."""
+    """Escape a text for a line of its own: on one line, and never as markup, also at its beginning."""
     return _BLOCK.sub(r"\g<0>\\", _inline(text))
 
 
 def _inline(text: str) -> str:
-    """The words inside of a line. A site may still make links of mail addresses and of names after an @."""
+    """Escape a text inside a line. A site may still link mail addresses and names after an @."""
     return _LINK.sub(r"\\", _MARKUP.sub(r"\\\1", " ".join(text.split())))

@@ -1,4 +1,4 @@
-"""One audit as a report shows it, and what a report says of it in every format alike."""
+"""One audit as a report shows it, and the texts and tables that all formats of a report share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpaudit.stats._result import summary as result_summary
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimSummary:
-    """The claim in a line, and its numbers; ``parameter`` is in terms of the bound's trade-off."""
+    """A claim as one line, and its numbers; ``parameter`` is that of the bound's trade-off."""
 
     summary: str
     epsilon: float
@@ -26,7 +26,7 @@ class ClaimSummary:
     parameter: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "summary": self.summary,
             "epsilon": plain(self.epsilon),
@@ -37,7 +37,7 @@ class ClaimSummary:
 
 @dataclass(frozen=True)
 class MethodBound:
-    """A bound by one method, and its epsilon for what the claim is of, None where that cannot be compared."""
+    """A bound by one method, and the epsilon to compare with the claim; None where there is none."""
 
     name: str
     bound: Bound
@@ -49,7 +49,7 @@ class MethodBound:
         return self.bound.epsilon
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; guesses have no rates, and so no counts."""
+        """Return plain values for JSON; guesses have no rates, and so no counts."""
         values = self.bound.to_dict()
         counts = values["counts"] if isinstance(self.bound.counts, ErrorCounts) else None
         compared = None if self.claim_epsilon is None else plain(self.claim_epsilon)
@@ -58,10 +58,10 @@ class MethodBound:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What was claimed, what was found, and with what.
+    """One audit: the claim, what was found, and how.
 
-    ``facts``, ``settings`` and ``versions`` are lines with a label each, of the training, of its
-    configuration and of what it was made with. ``counted`` is what an observation is of: "step", "trial".
+    ``facts``, ``settings`` and ``versions`` are labelled lines about the training, its configuration and its
+    software. ``counted`` names what one observation is of: "step", "trial".
     """
 
     name: str
@@ -93,7 +93,7 @@ class Run:
         diagnosis: Diagnosis | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> Run:
-        """From an audit that was not made by ``dpaudit run``: an observer's, or one of given scores."""
+        """Describe an audit that ``dpaudit run`` did not make: an observer's, or one of given scores."""
         claim = ClaimSummary(
             summary=result.claim.summary,
             epsilon=result.claim.epsilon,
@@ -129,7 +129,7 @@ class Run:
         return MethodBound("the verdict's", self.bound, self.bound.epsilon)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, as the schema says."""
+        """Return plain values for JSON, as the schema says."""
         return {
             "name": self.name,
             "verdict": None if self.verdict is None else self.verdict.name,
@@ -148,14 +148,14 @@ class Run:
             "figures": self.figures.to_dict(),
         }
 
-    def _diagnosis_values(self, found: Diagnosis) -> dict[str, Any]:
-        shown = ("name", "p_value", "adjusted", "sentence")
+    def _diagnosis_values(self, diagnosis: Diagnosis) -> dict[str, Any]:
+        keys = ("name", "p_value", "adjusted", "sentence")
         return {
-            "confidence": found.confidence,
-            "tests": [{"name": one.name, "p_value": one.p_value} for one in found.checks],
-            "findings": [{key: getattr(one, key) for key in shown} for one in found.findings],
+            "confidence": diagnosis.confidence,
+            "tests": [{"name": one.name, "p_value": one.p_value} for one in diagnosis.checks],
+            "findings": [{key: getattr(one, key) for key in keys} for one in diagnosis.findings],
             "likely_causes": list(self.likely_causes),
-            "notes": list(found.notes),
+            "notes": list(diagnosis.notes),
         }
 
 
@@ -167,12 +167,12 @@ _MARKS = {
 
 
 def verdict_mark(verdict: Verdict | None) -> tuple[str, str]:
-    """A sign and the word: never a colour alone."""
+    """Return a symbol and a word for a verdict: colour alone is never enough."""
     return ("\N{WHITE SQUARE}", "No claim") if verdict is None else _MARKS[verdict]
 
 
 def smallest_leak(run: Run) -> str:
-    """The epsilon that would show."""
+    """Return the epsilon that would show."""
     return "none" if run.power is None or math.isinf(run.power.epsilon) else number(run.power.epsilon)
 
 
@@ -187,7 +187,7 @@ COMPARISON_HEADER = (
 
 
 def comparison_row(run: Run) -> list[str]:
-    """One run in the table of several."""
+    """Return the row of a run in the table of several."""
     return [
         run.name,
         verdict_mark(run.verdict)[1],
@@ -198,8 +198,17 @@ def comparison_row(run: Run) -> list[str]:
     ]
 
 
+METHODS_HEADER = ("method", "threshold", "kind", "epsilon", "for the claim")
+
+
+def method_row(method: MethodBound) -> list[str]:
+    """Return the row of a method in the table of all methods."""
+    bound, compared = method.bound, number(method.claim_epsilon)
+    return [method.name, bound.threshold_rule.label, str(bound.kind), number(bound.epsilon), compared]
+
+
 def headline(run: Run) -> str:
-    """The verdict in a sentence, with its numbers."""
+    """Return the verdict in a sentence, with its numbers."""
     claimed, least, sureness = number(run.claim.epsilon), number(run.bound.epsilon), _sureness(run)
     if run.verdict is None:
         return f"Nothing is claimed: epsilon is at least {least}, {sureness}."
@@ -217,37 +226,28 @@ def headline(run: Run) -> str:
 
 
 def _sureness(run: Run) -> str:
-    """How sure the bound is, in the words of its kind."""
-    level = f"{100 * run.bound.confidence:g} %"
-    match run.bound.kind:
-        case Kind.CONFIDENCE:
-            return f"with {level} confidence"
-        case Kind.CREDIBLE:
-            return f"with {level} credibility, which depends on a prior"
-    return "by a heuristic, whose error rate is not known"
+    """Return how sure the bound is, with the meaning of a kind that gives no confidence."""
+    level, kind = f"{100 * run.bound.confidence:g} %", run.bound.kind
+    return {
+        Kind.CONFIDENCE: f"with {level} confidence",
+        Kind.CREDIBLE: f"with {level} credibility ({kind.meaning})",
+        Kind.HEURISTIC: f"by a heuristic ({kind.meaning})",
+    }[kind]
 
 
 def summary(run: Run) -> list[tuple[str, str]]:
-    """Claim, bound, its kind, method, power and tests of the noise, a sentence each."""
+    """Return claim, bound, its kind, method, power and tests of the noise, a sentence each."""
     claim, bound, *rest = result_summary(run.claim.summary, run.bound, run.power)
-    tests = "not run" if run.diagnosis is None else _findings(run.diagnosis)
-    return [claim, bound, ("kind", _KINDS[run.bound.kind]), *rest, ("tests of the noise", tests)]
-
-
-_KINDS = {
-    Kind.CONFIDENCE: "a confidence bound: it exceeds the truth at most as often as it says",
-    Kind.CREDIBLE: "a credible bound: it depends on a prior",
-    Kind.HEURISTIC: "a heuristic: no error rate is known",
-}
-
-
-def _findings(diagnosis: Diagnosis) -> str:
-    names = ", ".join(one.name for one in diagnosis.findings)
-    return f"found {names}" if names else "nothing found"
+    tests = "not run"
+    if run.diagnosis is not None:
+        names = ", ".join(one.name for one in run.diagnosis.findings)
+        tests = f"found {names}" if names else "nothing found"
+    kind = f"{run.bound.kind}: {run.bound.kind.meaning}"
+    return [claim, bound, ("kind", kind), *rest, ("tests of the noise", tests)]
 
 
 def diagnosis_sentences(diagnosis: Diagnosis) -> tuple[str, str]:
-    """How many findings there are, and how they stand to the verdict."""
+    """Return how many findings there are, and how they relate to the verdict."""
     count = len(diagnosis.findings)
     found = {0: "Nothing was found", 1: "1 finding"}.get(count, f"{count} findings")
     level = f"{100 * diagnosis.confidence:g} % confidence for all together"
@@ -257,16 +257,14 @@ def diagnosis_sentences(diagnosis: Diagnosis) -> tuple[str, str]:
     return f"{found} by {len(diagnosis.checks)} tests, {level}.", meaning
 
 
-# Who knows a seed knows the noise. A report is for showing around.
+# Who knows a seed knows the noise, and a report is made to be shared.
 _SECRET = ("seed", "seeds")
 _DEEPEST_SETTING = 8
 _LONGEST_SETTING = 400  # characters of one value
-_KEPT = "\n\t"
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def flattened(values: Mapping[str, Any]) -> dict[str, str]:
-    """Labels joined by dots; what was left open is left out, and so are seeds.
+    """Return nested settings as text, with labels joined by dots, without seeds and unset values.
 
     >>> flattened({"seed": 7, "model": {"name": "mlp", "hidden": [128, 64], "bias": None}})
     {'model.name': 'mlp', 'model.hidden': '128, 64'}
@@ -274,38 +272,35 @@ def flattened(values: Mapping[str, Any]) -> dict[str, str]:
     return dict(_lines(values, "", 0))
 
 
-def _lines(values: Mapping[str, Any], place: str, depth: int) -> Iterator[tuple[str, str]]:
+def _lines(values: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, str]]:
     for key, value in values.items():
         if key in _SECRET or value is None:
             continue
-        label = f"{place}.{key}" if place else str(key)
+        label = f"{prefix}.{key}" if prefix else str(key)
         if isinstance(value, Mapping) and depth < _DEEPEST_SETTING:
             yield from _lines(value, label, depth + 1)
         else:
-            yield fit(label[:_LONGEST_SETTING]), fit(_shown(value))
+            yield printable(label[:_LONGEST_SETTING]), printable(_formatted(value))
 
 
-def _shown(value: object) -> str:
+def _formatted(value: object) -> str:
     if isinstance(value, list):
-        shown = ", ".join(map(_shown, value[:50]))
+        text = ", ".join(map(_formatted, value[:50]))
     elif isinstance(value, bool):
-        shown = "yes" if value else "no"
-    elif isinstance(value, float):
-        shown = f"{value:.6g}"
+        text = "yes" if value else "no"
     else:
-        shown = str(value)
-    return shown if len(shown) <= _LONGEST_SETTING else f"{shown[:_LONGEST_SETTING]}..."
+        text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _LONGEST_SETTING else f"{text[:_LONGEST_SETTING]}..."
 
 
-def fit(text: str) -> str:
-    """Return the text without what moves a terminal's cursor, turns the direction of letters, or is none.
+def printable(text: str) -> str:
+    """Replace what moves a terminal's cursor, changes the direction of text, or is no character.
 
-    >>> fit("a" + chr(27) + "[2J") == "a" + chr(0xFFFD) + "[2J"
+    >>> printable("a" + chr(27) + "[2J") == "a" + chr(0xFFFD) + "[2J"
     True
     """
-    return "".join(one if one in _KEPT or _is_shown(one) else _REPLACEMENT for one in text)
-
-
-def _is_shown(one: str) -> bool:
-    # control characters, those of format such as a change of direction, and halves of a pair
-    return unicodedata.category(one) not in ("Cc", "Cf", "Cs")
+    hidden = ("Cc", "Cf", "Cs")  # control characters, those of format, and halves of a surrogate pair
+    return "".join(
+        one if one in "\n\t" or unicodedata.category(one) not in hidden else "\N{REPLACEMENT CHARACTER}"
+        for one in text
+    )

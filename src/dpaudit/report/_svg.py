@@ -12,7 +12,7 @@ from dpaudit._html import Html, element, joined
 
 @dataclass(frozen=True)
 class AxisScale:
-    """Numbers from ``low`` to ``high`` at places from ``start`` to ``end``."""
+    """Map numbers from ``low`` to ``high`` to coordinates from ``start`` to ``end``."""
 
     low: float
     high: float
@@ -22,19 +22,19 @@ class AxisScale:
     """Whether the numbers are whole."""
 
     def __call__(self, value: float) -> float:
-        """The place of a number; what lies far outside, or is infinite, is put not so far outside."""
+        """Return the coordinate of a number; one far outside, or infinite, is drawn just outside."""
         share = min(max((value - self.low) / (self.high - self.low), -1.0), 2.0)
         return self.start + share * (self.end - self.start)
 
     def ticks(self, most: int = 5) -> list[float]:
-        """Round numbers inside, at most so many and one more."""
+        """Return round numbers inside, at most ``most + 1``."""
         step = self._step(most)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         return [round(i * step, 12) for i in range(first, last + 1)]
 
     def label(self, value: float, most: int = 5) -> str:
-        """The number with the digits that tell ticks apart."""
+        """Format a number with the digits that distinguish ticks."""
         step = self._step(most)
         digits = max(0, -math.floor(math.log10(step) + 1e-9))
         return f"{value:,.{digits}f}" if digits <= 6 else f"{value:.3g}"
@@ -45,13 +45,13 @@ class AxisScale:
 
 
 def _round_step(step: float) -> float:
-    """The next of 1, 2 and 5 times a power of ten."""
+    """Round up to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * (1 - 1e-9))
 
 
 def number(value: float | None) -> str:
-    """Four digits, which is more than any of these numbers is certain to."""
+    """Format with four digits, more than any of these numbers is certain to."""
     if value is None:
         return "\N{EN DASH}"
     return "infinite" if math.isinf(value) else f"{value:.4g}"
@@ -63,7 +63,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 20, 10, 46
 
 @dataclass(frozen=True)
 class Canvas:
-    """A picture of this height with room for two axes. All marks are plain shapes with a class."""
+    """A picture of a given height with room for two axes. All marks are plain shapes with a class."""
 
     x: AxisScale
     y: AxisScale
@@ -73,20 +73,19 @@ class Canvas:
     def of(
         cls, x: tuple[float, float], y: tuple[float, float], height: float = 280, *, counts: bool = False
     ) -> Canvas:
-        """Axes over these ranges; ``counts`` says that those of x are whole numbers."""
-        return cls(
-            AxisScale(*x, _LEFT, WIDTH - _RIGHT, counts), AxisScale(*y, height - _BOTTOM, _TOP), height
-        )
+        """Make axes over these ranges; ``counts`` says that x is a whole number."""
+        across, up = AxisScale(*x, _LEFT, WIDTH - _RIGHT, counts), AxisScale(*y, height - _BOTTOM, _TOP)
+        return cls(across, up, height)
 
     def axes(self, x_label: str, y_label: str) -> Html:
-        """Lines at round numbers, and what they count."""
+        """Draw grid lines at round numbers, and the names of both axes."""
         middle = (self.y.start + self.y.end) / 2
         turned = f"rotate(-90 12 {middle:g})"
         y_name = element("text", y_label, class_="axis middle", x=12, y=middle, transform=turned)
         return joined([*self._columns(), *self._rows(), self._x_name(x_label), y_name])
 
     def x_axis(self, label: str, most: int) -> Html:
-        """The same of x alone, at most so many lines and one more."""
+        """Draw the x axis alone, with at most ``most + 1`` grid lines."""
         return joined([*self._columns(most), self._x_name(label)])
 
     def _columns(self, most: int = 5) -> Iterable[Html]:
@@ -108,34 +107,33 @@ class Canvas:
         return element("text", label, class_="axis middle", x=middle, y=self.height - 8)
 
     def line(self, xs: Iterable[float], ys: Iterable[float], class_: str) -> Html:
-        """Through these points."""
-        return element("path", class_=class_, d=path(self._places(xs, ys)))
+        """Draw a line through these points."""
+        return element("path", class_=class_, d=_path(self._points(xs, ys)))
 
     def area(self, xs: Sequence[float], low: Sequence[float], high: Sequence[float], class_: str) -> Html:
-        """Between two lines."""
-        there, back = self._places(xs, high), self._places(xs, low)
-        return element("path", class_=class_, d=path([*there, *reversed(back)]) + "Z")
+        """Fill the area between two lines."""
+        there, back = self._points(xs, high), self._points(xs, low)
+        return element("path", class_=class_, d=_path([*there, *reversed(back)]) + "Z")
 
     def horizontal(self, value: float, class_: str) -> Html:
-        """A line across."""
+        """Draw a line across."""
         at = self.y(value)
         return element("line", class_=class_, x1=self.x.start, x2=self.x.end, y1=at, y2=at)
 
     def vertical(self, value: float, class_: str) -> Html:
-        """A line from bottom to top."""
+        """Draw a line from bottom to top."""
         at = self.x(value)
         return element("line", class_=class_, x1=at, x2=at, y1=self.y.start, y2=self.y.end)
 
     def box(self, x: tuple[float, float], y: tuple[float, float], class_: str) -> Html:
-        """A rectangle, at least so large that it is seen."""
+        """Draw a rectangle, never too small to be seen."""
         left, right, top, bottom = self.x(x[0]), self.x(x[1]), self.y(y[1]), self.y(y[0])
         width, height = max(right - left, 1), max(bottom - top, 1)
         return element("rect", class_=class_, x=left, y=top, width=width, height=height)
 
     def strips(self, xs: Sequence[float], tips: Sequence[str]) -> Html:
-        """Places to point at, one around each x: what is under them is told in a tip."""
-        places = [self.x(x) for x in xs]
-        middles = [(one + other) / 2 for one, other in pairwise(places)]
+        """Add one hover target around each x, with its tip."""
+        middles = [(self.x(one) + self.x(other)) / 2 for one, other in pairwise(xs)]
         edges = [self.x.start, *middles, self.x.end]
         return joined(
             element(
@@ -146,18 +144,18 @@ class Canvas:
         )  # fmt: skip
 
     def inside(self, *marks: Html) -> Html:
-        """The same marks, cut off at the axes."""
+        """Clip marks at the axes."""
         left, top = self.x.start, self.y.end
         wide, high = self.x.end - left, self.y.start - top
         box = f"{left:g} {top:g} {wide:g} {high:g}"
         return element("svg", *marks, x=left, y=top, width=wide, height=high, viewBox=box)
 
-    def hot(self, x: float, y: float, tip: str) -> Html:
-        """A place to point at around one mark, larger than the mark."""
+    def target(self, x: float, y: float, tip: str) -> Html:
+        """Add a hover target around one mark, larger than the mark."""
         return element("circle", class_="hit round", cx=self.x(x), cy=self.y(y), r=12, data_tip=tip)
 
     def svg(self, *marks: Html, label: str) -> Html:
-        """The whole picture. Its points can be reached with the arrow keys, once it has the focus."""
+        """Return the picture. Its points can be reached with the arrow keys, once it has the focus."""
         return element(
             "svg",
             *marks,
@@ -168,24 +166,24 @@ class Canvas:
             tabindex="0",
         )
 
-    def _places(self, xs: Iterable[float], ys: Iterable[float]) -> list[tuple[float, float]]:
+    def _points(self, xs: Iterable[float], ys: Iterable[float]) -> list[tuple[float, float]]:
         return [(self.x(x), self.y(y)) for x, y in zip(xs, ys, strict=True)]
 
 
-def path(places: Sequence[tuple[float, float]]) -> str:
-    """The ``d`` of a path: a tenth of a pixel is fine enough."""
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    """Return the ``d`` of a path: a tenth of a pixel is fine enough."""
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
 def figure(title: str, text: str, picture: Html, numbers: Html, *, keys: Html, wide: bool = False) -> Html:
-    """Everything that belongs to one picture; a wide one has its words beside it, where there is room."""
+    """Return a picture with title, text, key and numbers; a wide one has its text beside it."""
     caption = element("figcaption", element("h3", title), element("p", text))
     shown = element("details", element("summary", f"Numbers: {title[0].lower()}{title[1:]}"), numbers)
     return element("figure", caption, keys, picture, shown, class_="wide" if wide else None)
 
 
 def key(*entries: tuple[str, str]) -> Html:
-    """What each mark stands for: its class, and words."""
+    """Return a legend of marks, each given by its class and its meaning."""
     return element("ul", *(element("li", _swatch(mark), words) for mark, words in entries), class_="key")
 
 
@@ -199,16 +197,13 @@ def _swatch(mark: str) -> Html:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1, label: str) -> Html:
-    """Numbers to the right, the first ``words`` columns to the left."""
-    heads = [element("th", name, scope="col", class_=_side(i, words)) for i, name in enumerate(header)]
+    """Return a table; its first ``words`` columns are aligned left, numbers right."""
+    classes = [None if column < words else "number" for column in range(len(header))]
+    heads = [element("th", name, scope="col", class_=one) for name, one in zip(header, classes, strict=True)]
     body = [
-        element("tr", *(element("td", cell, class_=_side(i, words)) for i, cell in enumerate(row)))
+        element("tr", *(element("td", cell, class_=one) for cell, one in zip(row, classes, strict=True)))
         for row in rows
     ]
-    whole = element("table", element("thead", element("tr", *heads)), element("tbody", joined(body)))
+    made = element("table", element("thead", element("tr", *heads)), element("tbody", joined(body)))
     # wide tables scroll by themselves, so that the page does not
-    return element("div", whole, class_="scroll", tabindex="0", role="region", aria_label=label)
-
-
-def _side(column: int, words: int) -> str | None:
-    return None if column < words else "number"
+    return element("div", made, class_="scroll", tabindex="0", role="region", aria_label=label)

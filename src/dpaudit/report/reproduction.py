@@ -10,16 +10,12 @@ from pathlib import Path
 
 from dpaudit import _io
 from dpaudit._plotting import draw_picture, require_plotting
-from dpaudit.experiments.reproduction import Picture, Reproduced, Scale, Table
+from dpaudit.experiments.reproduction import Reproduced, Scale
+from dpaudit.stats import Kind
 
 __all__ = ["require_plotting", "write_reproduced"]
 
 _FORMATS = "png", "svg"
-_MEANING = {
-    "confidence": "sound where what it assumes holds: exceeds the truth in 5 % of runs at most",
-    "credible": "not a confidence bound: a posterior probability",
-    "heuristic": "not sound: nothing is known of its error rate",
-}
 _CHOSEN = (
     "The paper prints no learning rates, and of Purchase neither steps nor batches; those here are ours. So "
     "is the number of trainings but for the ten of the figure in section 6.2."
@@ -30,7 +26,7 @@ def write_reproduced(found: Reproduced, folder: Path) -> list[Path]:
     """Write rows, page and picture; return their paths."""
     folder = _io.expanded(folder)
     _io.make_folder(folder)
-    contents = {"csv": _csv(found).encode(), "md": _page(found).encode(), **_drawn(found.picture)}
+    contents = {"csv": _csv(found).encode(), "md": _page(found).encode(), **_drawn(found)}
     paths = [folder / f"{found.figure.name}.{suffix}" for suffix in contents]
     for path, content in zip(paths, contents.values(), strict=True):
         _io.write(path, methodcaller("write", content))
@@ -47,10 +43,10 @@ def _csv(found: Reproduced) -> str:
     return file.getvalue()
 
 
-def _drawn(picture: Picture) -> dict[str, bytes]:
-    made = {name: io.BytesIO() for name in _FORMATS}
-    draw_picture(picture, {**made})
-    return {name: file.getvalue() for name, file in made.items()}
+def _drawn(found: Reproduced) -> dict[str, bytes]:
+    files = {name: io.BytesIO() for name in _FORMATS}
+    draw_picture(found.picture, {**files})
+    return {name: file.getvalue() for name, file in files.items()}
 
 
 def _page(found: Reproduced) -> str:
@@ -60,26 +56,22 @@ def _page(found: Reproduced) -> str:
         f"# {figure.title}",
         figure.paper,
         f"![{figure.title}]({figure.name}.svg)",
-        *(part for table in found.tables for part in _table(table)),
+        *(f"**{table.title}**\n\n{_grid(table.header, table.rows)}" for table in found.tables),
         *_kinds(found),
         *found.remarks,
-        _made(found),
+        _provenance(found),
     ]
     return "\n\n".join(blocks) + "\n"
 
 
-def _table(table: Table) -> list[str]:
-    return [f"**{table.title}**", _grid(table.header, table.rows)]
-
-
 def _kinds(found: Reproduced) -> list[str]:
-    rows = [(method, rule, kind, _MEANING[kind]) for (method, rule), kind in found.kinds.items()]
+    rows = [(method, rule, kind, Kind(kind).meaning) for (method, rule), kind in found.kinds.items()]
     if not rows:
         return []
     return ["**Which numbers are sound**", _grid(("method", "threshold", "kind", "meaning"), rows)]
 
 
-def _made(found: Reproduced) -> str:
+def _provenance(found: Reproduced) -> str:
     settings = ", ".join(f"{name} = {value}" for name, value in found.settings.items())
     data = f" Data: {', '.join(found.data)}." if found.data else ""
     chosen = f" {_CHOSEN}" if found.data and found.scale is Scale.PAPER else ""
