@@ -129,6 +129,11 @@ def flat(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.detach().reshape(-1) for part in parts])
 
 
+def summed(optimizer: DPOptimizer) -> Tensor:
+    """Return the sum of the clipped gradients, as one vector of all parameters."""
+    return flat([parameter.summed_grad for parameter in optimizer.params])
+
+
 def split_like(vectors: Tensor, parameters: Sequence[Any]) -> Iterator[tuple[Any, Tensor]]:
     """Yield each parameter with its part of the last dimension, in the parameter's shape."""
     parts = torch.split_with_sizes(vectors, [parameter.numel() for parameter in parameters], dim=-1)
