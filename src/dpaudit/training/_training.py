@@ -162,7 +162,9 @@ class Training:
         step, update = self._privatize(indices, rows, self._generators)
         for hook in self.hooks:
             hook.observe(step)
-        self._update(update)
+        set_flat_gradient(self.model, update)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
         self.num_done += 1
         for hook in self.hooks:
             hook.after(step)
@@ -222,11 +224,6 @@ class Training:
             noisy_sum=noisy,
         )
         return step, update
-
-    def _update(self, gradient: Tensor) -> None:
-        set_flat_gradient(self.model, gradient)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to continue; give it to ``load_state_dict`` of an equal training."""

@@ -17,6 +17,7 @@ from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 from torch import Tensor
 
 from dpaudit.errors import InputError
+from dpaudit.observers._patching import attribute_restored
 
 _UNSUPPORTED: dict[type, str] = {
     DistributedPerLayerOptimizer: "it clips and adds noise inside of the backward pass, a layer at a time; "
@@ -24,7 +25,6 @@ _UNSUPPORTED: dict[type, str] = {
     FSDPOptimizerFastGradientClipping: "no process has a whole gradient; observe the same training with "
     'grad_sample_mode="ghost" on a smaller model',
 }
-_MISSING = object()
 
 
 class OpacusClip(ABC):
@@ -152,17 +152,3 @@ def restored(owner: Any) -> Iterator[None]:
         yield
     finally:
         vars(owner).update(before)
-
-
-@contextmanager
-def attribute_restored(owners: Sequence[Any], name: str) -> Iterator[None]:
-    """Restore one attribute of each owner at the end, or remove it where there was none."""
-    before = [getattr(owner, name, _MISSING) for owner in owners]
-    try:
-        yield
-    finally:
-        for owner, value in zip(owners, before, strict=True):
-            if value is not _MISSING:
-                setattr(owner, name, value)
-            elif hasattr(owner, name):
-                delattr(owner, name)

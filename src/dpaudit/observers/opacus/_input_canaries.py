@@ -29,10 +29,11 @@ from dpaudit._torch._crafting import CanarySequence, Crafting, Examples, loss_of
 from dpaudit._types import IntArray
 from dpaudit.canaries import Coins, InputCanary, split_places
 from dpaudit.errors import InputError
-from dpaudit.observers.opacus._clipping import PerSampleClip, attribute_restored, flat, restored, summed
+from dpaudit.observers._patching import attribute_restored
+from dpaudit.observers.opacus._clipping import PerSampleClip, flat, restored, summed
 from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
 
-_CRAFTING = 4  # a purpose of randomness, besides those of Draws and of the places of entries
+_CRAFTING = 4  # a purpose of randomness, besides those of Draws and of the positions of entries
 _READ_CHUNK = 1_000  # examples of a data set that are in memory together
 _GRADIENT_CHUNK = 16  # canaries whose gradients are found together
 _MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no direction to score along
@@ -52,7 +53,7 @@ def hold_out(
     """
     kept, held = split_places(len(data), num_held_out, seed)
     rest = Subset(data, kept.tolist())
-    inputs, targets = _stacked([data[place] for place in held.tolist()])
+    inputs, targets = _stacked([data[index] for index in held.tolist()])
     known, largest = _fingerprints_and_classes(rest)
     count = 1 + max(largest, int(targets.max())) if num_classes is None else num_classes
     return rest, HeldOutData.split_off(inputs, targets, count).apart_from(known)
@@ -72,7 +73,7 @@ def _fingerprints_and_classes(data: Any) -> tuple[set[int], int]:
     """Return the fingerprints of all inputs, and the largest class."""
     found: set[int] = set()
     largest = 0
-    pairs = (data[place] for place in range(len(data)))
+    pairs = (data[index] for index in range(len(data)))
     while chunk := list(islice(pairs, _READ_CHUNK)):
         inputs, targets = _stacked(chunk)
         found.update(tensor_fingerprints(inputs))
@@ -144,15 +145,12 @@ def _clipped(parts: list[Tensor], optimizer: DPOptimizer) -> Tensor:
     """Clip gradients as the optimizer claims to: each layer by its own norm, or all layers together."""
     norms = getattr(optimizer, "max_grad_norms", None)
     if norms is None:
-        return _clip_rows(torch.cat(parts, dim=1), float(optimizer.max_grad_norm))
-    layers = zip(parts, norms, strict=True)
-    return torch.cat([_clip_rows(part, float(norm)) for part, norm in layers], dim=1)
-
-
-def _clip_rows(rows: Tensor, norm: float) -> Tensor:
-    lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    clipped: Tensor = rows * (norm / lengths.clamp(min=norm))
-    return clipped
+        parts, norms = [torch.cat(parts, dim=1)], [optimizer.max_grad_norm]
+    clipped = []
+    for rows, norm in zip(parts, map(float, norms), strict=True):
+        lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        clipped.append(rows * (norm / lengths.clamp(min=norm)))
+    return torch.cat(clipped, dim=1)
 
 
 def _check_independent(together: Tensor, each: Tensor, batch: Tensor) -> None:

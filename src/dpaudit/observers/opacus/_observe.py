@@ -8,7 +8,6 @@ has what happens in a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
@@ -110,7 +109,11 @@ def observe(
         "num_steps": num_steps,
         "confidence": confidence,
         "noise": NoiseLog(),
-        "facts": partial(_training_info, optimizer, canary),
+        "facts": lambda: TrainingInfo(
+            canary=canary,
+            max_grad_norm=float(optimizer.max_grad_norm),
+            batch_size=optimizer.expected_batch_size,
+        ),
     }
     if sampling:
         _check_no_live_bound(every, callbacks)
@@ -124,14 +127,6 @@ def observe(
         observer = _setup_gradients(optimizer, canary, num_canaries, seed, **shared)
     with observer.installed():
         yield observer.recorder
-
-
-def _training_info(optimizer: DPOptimizer, canary: GradientCanary | InputCanary) -> TrainingInfo:
-    return TrainingInfo(
-        canary=canary,
-        max_grad_norm=float(optimizer.max_grad_norm),
-        batch_size=optimizer.expected_batch_size,
-    )
 
 
 def _setup_gradients(

@@ -83,11 +83,8 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         self.seed = fresh_seed(seed)
         self.delta = _validate.delta(delta)
         self.confidence = _validate.confidence(confidence)
-        self._held_out = held_out
-        self._num_canaries = num_canaries
-        self._callbacks = callbacks
-        self._may_stop = may_stop
-        self._on_step = tell
+        self._held_out, self._num_canaries = held_out, num_canaries
+        self._callbacks, self._may_stop, self._on_step = callbacks, may_stop, tell
         self._training: Training | None = None
         self._recorder: AuditRecorder | None = None
 
