@@ -192,7 +192,8 @@ class Training:
         indices = self._sampling.indices(size + sum(counts), generators["sampling"])
         entries, first = [], size
         for count in counts:
-            entries.append(_between(indices, first, first + count) if count else [])
+            is_own = (indices >= first) & (indices < first + count) if count else None
+            entries.append([] if is_own is None else (indices[is_own] - first).tolist())
             first += count
         return indices[indices < size] if sum(counts) else indices, entries
 
@@ -248,12 +249,6 @@ class Training:
             self._sampling.load_state_dict(state["sampling"])
         for hook, kept in zip(self.hooks, state["hooks"], strict=True):
             hook.load_state_dict(kept)
-
-
-def _between(indices: Tensor, low: int, high: int) -> list[int]:
-    """Return the indices in [low, high), counted from ``low``."""
-    found: list[int] = (indices[(indices >= low) & (indices < high)] - low).tolist()
-    return found
 
 
 def accuracy(model: nn.Module, data: Dataset) -> float:

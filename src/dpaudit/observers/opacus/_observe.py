@@ -115,9 +115,10 @@ def observe(
             batch_size=optimizer.expected_batch_size,
         ),
     }
-    if sampling:
-        _check_no_live_bound(every, callbacks)
-    else:
+    if sampling and (callbacks or every is not None):
+        name = "callbacks" if callbacks else "every"
+        raise InputError(f"Expected no {name} with sampling=True: there is no bound before the last step.")
+    if not sampling:
         shared |= {"every": every, "callbacks": callbacks}
     if isinstance(canary, InputCanary):
         shared |= {"module": module, "criterion": criterion, "held_out": held_out}
@@ -242,11 +243,3 @@ def _check_canary(
             f"Expected one process with {canary!r}, got an optimizer that adds up gradients of several: "
             "observe those with a canary that is a gradient, such as Dirac()."
         )
-
-
-def _check_no_live_bound(every: int | None, callbacks: Sequence[Callable[[LiveBound], None]]) -> None:
-    for name, is_given in (("callbacks", bool(callbacks)), ("every", every is not None)):
-        if is_given:
-            raise InputError(
-                f"Expected no {name} with sampling=True: there is no bound before the last step."
-            )

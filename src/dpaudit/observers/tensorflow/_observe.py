@@ -212,13 +212,9 @@ class HostCallbacks:
         self._step: tuple[BoolArray, FloatArray, FloatArray] | None = None
         self.leaves: tuple[int, ...] = ()  # of the coordinates whose noise is kept
         self.eps = 0.0
+        self.num_canaries = draws.num_canaries  # present or not
         self.num_calls = 0
         self.is_active = True
-
-    @property
-    def num_canaries(self) -> int:
-        """The number of canaries, present or not."""
-        return self._draws.num_canaries
 
     def begin(self) -> tuple[IntArray, BoolArray]:
         """Return the number of this call, and which canaries are present in it."""

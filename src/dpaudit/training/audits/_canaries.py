@@ -64,20 +64,19 @@ class GradientInserter(CanaryInserter):
 
     def __init__(self, training: Training, canary: GradientCanary, num_canaries: int, seed: int) -> None:
         self.draws: Draws = Draws(canary, num_canaries, seed)
-        self._canary = canary
-        self._size = training.num_parameters
+        self._canary, self._size = canary, training.num_parameters
         self._norm = training.settings.max_grad_norm
         self._like = next(iter(trainable(training.model).values())).detach()
         self._index = -1
-        self._vectors = self._directions(0)
+        self._vectors = self._draw(0)
 
     def vectors(self, index: int) -> CanaryVectors:
         """Return where the canaries of a step point."""
         if self._canary.moving and index != self._index:
-            self._index, self._vectors = index, self._directions(index)
+            self._index, self._vectors = index, self._draw(index)
         return self._vectors
 
-    def _directions(self, index: int) -> CanaryVectors:
+    def _draw(self, index: int) -> CanaryVectors:
         return CanaryVectors.of(self.draws.directions(index, self._size), self._like)
 
     def rows(self, index: int, present: Sequence[int] | np.ndarray) -> list[CanaryRows]:
