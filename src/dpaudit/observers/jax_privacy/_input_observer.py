@@ -26,7 +26,7 @@ from dpaudit.observers.jax_privacy._host import NO_GRADIENT, Host, shape_of
 from dpaudit.observers.jax_privacy._observer import num_entries, tolerance_of
 
 _CRAFTING = 4  # a purpose of random streams, besides those of Draws
-_ADVICE = "does the model have so many? num_classes of hold_out() says how many there are."
+_HINT = "does the model have so many? num_classes of hold_out() says how many there are."
 _DIRECTION_TOLERANCE = 1e-3  # between unit vectors that are the same up to rounding
 _MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no direction to score along
 
@@ -132,12 +132,12 @@ class InputInsertion:
         )
         if lost:
             raise InputError(
-                f"Expected canaries that have a loss, got one that is not finite for classes {lost}: {_ADVICE}"
+                f"Expected canaries that have a loss, got one that is not finite for classes {lost}: {_HINT}"
             )
         if silent:
             warnings.warn(
                 f"{is_silent.sum()} of {len(losses)} canaries have gradients of 0, of classes {silent}, and "
-                f"say nothing: {_ADVICE}",
+                f"say nothing: {_HINT}",
                 stacklevel=2,
             )
 

@@ -181,7 +181,8 @@ class TensorFlowObserver:
         scores = taped.canaries.project(flat(released) - flat(batch)) / self._clip.norm
         coordinates = CoordinateSample.of([variable.shape.num_elements() for variable in variables])
         self._host.leaves = coordinates.leaves
-        self._host.eps = max(_eps(part) for part in gradients)
+        finfo = tf.experimental.numpy.finfo
+        self._host.eps = max(float(finfo(part.dtype.as_numpy_dtype).eps) for part in gradients)
         noisy = [tf.gather(flat(parts), coordinates.indices) for parts in (released, batch, inserted)]
         call.end(scores, taped.microbatch_size, tf.stack([noisy[0], noisy[1] + noisy[2]]) / self._clip.norm)
         without = [part - canaries for part, canaries in zip(released, inserted, strict=True)]
@@ -297,10 +298,6 @@ def _sum_where(present: Any, rows: Any) -> Any:
     """Sum the rows that are present; the others may be NaN."""
     mask = tf.reshape(present, [-1, *[1] * (rows.shape.rank - 1)])
     return tf.reduce_sum(tf.where(mask, rows, tf.zeros_like(rows)), axis=0)
-
-
-def _eps(part: Any) -> float:
-    return float(tf.experimental.numpy.finfo(part.dtype.as_numpy_dtype).eps)
 
 
 def _check_one_replica() -> None:
