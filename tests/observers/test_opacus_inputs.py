@@ -92,7 +92,7 @@ class Slow:
 
     @torch.enable_grad()
     def _note(self, canaries, index, numbers):
-        optimizer, made = canaries._optimizer, canaries.examples(index)
+        optimizer, made = canaries._optimizer, canaries._canaries.at(index, canaries._craft)
         copy = self.build()
         with torch.no_grad():
             for new, old in zip(copy.parameters(), optimizer.params, strict=True):

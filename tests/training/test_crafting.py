@@ -167,7 +167,7 @@ def test_canaries_for_convolutions_can_be_crafted(build):
     held = hold_out(random_images(40), 20)[1]
     model = initialize(build, 0)
     told = []
-    make = crafting(model, held, tell=lambda done, count: told.append((done, count)))
+    make = crafting(model, held, on_step=lambda done, count: told.append((done, count)))
     made = make(dpaudit.Crafted(num_steps=2), 2, np.random.default_rng(0))
     assert told == [(1, 2), (2, 2)]
     before = type(made)(start(held, 2), made.targets)

@@ -231,7 +231,7 @@ def test_the_order_of_canaries_does_not_matter():
         training = make(audit, num_steps=3)
         inserter = audit._inserter
         made = inserter.examples(0)
-        inserter._examples = type(made)(made.inputs[order], made.targets[order])
+        inserter._canaries.current = type(made)(made.inputs[order], made.targets[order])
         object.__setattr__(inserter.draws, "coins", lambda _: np.arange(8)[order] % 2 == 0)
         finished(training)
         return audit.recorder.state_dict()["scores"]
@@ -292,7 +292,7 @@ def test_canaries_are_crafted_anew_every_so_many_steps_and_others_stay():
         seen[name] = []
         training = make(audit, num_steps=7)
         for _ in training.run():
-            seen[name].append(audit._inserter._examples.inputs)
+            seen[name].append(audit._inserter._canaries.current.inputs)
     changes = [not torch.equal(*pair) for pair in zip(seen["anew"], seen["anew"][1:], strict=False)]
     assert changes == [False, False, True, False, False, True]
     assert all(torch.equal(one, seen["once"][0]) for one in seen["once"])

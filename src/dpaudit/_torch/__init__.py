@@ -1,4 +1,4 @@
-"""What the native training and the observers of torch libraries share: canaries as tensors."""
+"""Canaries as tensors, shared by the native training and the observers of torch libraries."""
 
 from dpaudit._torch._canaries import CanaryVectors, HeldOutData, require_fitting, tensor_fingerprints
 

@@ -25,9 +25,9 @@ class HeldOutData(HeldOutExamples[Tensor]):
 
     def apart_from(self, seen: set[int]) -> HeldOutData:
         """Return the examples whose inputs have none of the fingerprints ``seen``."""
-        found = unseen_places(tensor_fingerprints(self.inputs), seen)
-        places = torch.from_numpy(found).to(self.inputs.device)
-        return replace(self, inputs=self.inputs[places], targets=self.targets[places])
+        unseen = torch.from_numpy(unseen_places(tensor_fingerprints(self.inputs), seen))
+        unseen = unseen.to(self.inputs.device)
+        return replace(self, inputs=self.inputs[unseen], targets=self.targets[unseen])
 
     def require_apart(self, seen: set[int], data: str, advice: str = "") -> None:
         """Raise if one of the inputs has a fingerprint ``seen`` in the ``data`` of a training."""
@@ -74,9 +74,9 @@ class CanaryVectors:
     def of(cls, directions: Directions, like: Tensor) -> CanaryVectors:
         """Return the vectors with the dtype and device of the gradient ``like``."""
         values = torch.as_tensor(directions.values, dtype=like.dtype, device=like.device)
-        places = directions.coordinates
-        coordinates = None if places is None else torch.as_tensor(places, device=like.device)
-        return cls(values, coordinates, directions.num_parameters)
+        coordinates = directions.coordinates
+        moved = None if coordinates is None else torch.as_tensor(coordinates, device=like.device)
+        return cls(values, moved, directions.num_parameters)
 
     @property
     def num_canaries(self) -> int:
@@ -112,6 +112,6 @@ class CanaryVectors:
         if self.coordinates is not None:
             out = values.new_zeros(len(numbers), self.num_parameters)
             return out.scatter_add_(1, self.coordinates[:, numbers].T, values)
-        dealt = values.new_zeros(len(numbers), *self.values.shape)
-        dealt[torch.arange(len(numbers), device=values.device), :, numbers] = values
-        return dealt.view(len(numbers), -1)[:, : self.num_parameters]
+        padded = values.new_zeros(len(numbers), *self.values.shape)
+        padded[torch.arange(len(numbers), device=values.device), :, numbers] = values
+        return padded.view(len(numbers), -1)[:, : self.num_parameters]

@@ -63,7 +63,7 @@ def like(array: Any, numbers: FloatArray) -> Any:
 
 
 def require_rows(gradients: Any) -> tuple[int, int]:
-    """Return the shape of per-example gradients, or refuse what is none."""
+    """Return the shape of per-example gradients; raise if these are none."""
     shape = tuple(getattr(gradients, "shape", ()))
     if len(shape) != 2 or shape[1] == 0:
         raise InputError(f"Expected gradients of shape examples x parameters, got {shape}.")
@@ -73,7 +73,7 @@ def require_rows(gradients: Any) -> tuple[int, int]:
 
 
 def require_vector(released: Any, num_parameters: int) -> FloatArray:
-    """Return what a step released as numbers, or refuse another shape."""
+    """Return what a step released, in double precision; raise if it has another shape."""
     shape = tuple(getattr(released, "shape", ()))
     if shape != (num_parameters,):
         raise InputError(f"Expected the step to return a gradient of shape ({num_parameters},), got {shape}.")
@@ -93,12 +93,12 @@ def leaves(tree: Any) -> list[Any]:
     return [tree]
 
 
-def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return the same tree with ``function`` of each array."""
+def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return the tree with ``function`` applied to each array."""
     if isinstance(tree, dict):
-        return {key: mapped(function, value) for key, value in tree.items()}
+        return {key: map_tree(function, value) for key, value in tree.items()}
     if isinstance(tree, list | tuple):
-        parts = [mapped(function, part) for part in tree]
+        parts = [map_tree(function, part) for part in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     return function(tree)
 
@@ -108,7 +108,7 @@ def flat(tree: Any) -> FloatArray:
     return np.concatenate([as_numpy(leaf).reshape(-1) for leaf in leaves(tree)])
 
 
-def product(vector: Any, tree: Any) -> Any:
+def dot(vector: Any, tree: Any) -> Any:
     """Return the dot product of a flat vector with all numbers of the tree, in the library of both."""
     total, start = 0.0, 0
     for leaf in leaves(tree):

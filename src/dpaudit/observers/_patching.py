@@ -1,8 +1,8 @@
-"""Observers as ``with`` blocks, and methods that are replaced inside of one."""
+"""Observers as ``with`` blocks, and methods and attributes that change only inside of one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from types import TracebackType
@@ -12,10 +12,11 @@ from dpaudit.recording import Recorder, WholeRunRecorder
 
 T = TypeVar("T", bound=Recorder | WholeRunRecorder)
 P = ParamSpec("P")
+_MISSING = object()
 
 
 class WithBlock(AbstractContextManager[T], Generic[T]):
-    """Closes its recorder, however the block ended; says what is missing if it is used without ``with``."""
+    """Close the recorder however the block ended; raise an error with advice if ``with`` is missing."""
 
     _given: T
 
@@ -43,7 +44,7 @@ class WithBlock(AbstractContextManager[T], Generic[T]):
 
 
 def with_block(observe: Callable[P, Iterator[T]]) -> Callable[P, WithBlock[T]]:
-    """Make a context manager like ``contextmanager``, with a sentence where the ``with`` is missing."""
+    """Make a context manager like ``contextmanager``, with a helpful error where ``with`` is missing."""
     manager = contextmanager(observe)
 
     @wraps(observe)
@@ -63,3 +64,17 @@ def replaced(owner: Any, name: str, new: Callable[..., Any]) -> Iterator[None]:
     finally:
         delattr(owner, name)
         vars(owner).update(own)
+
+
+@contextmanager
+def attribute_restored(owners: Sequence[Any], name: str) -> Iterator[None]:
+    """Restore one attribute of each owner at the end, or remove it where there was none."""
+    before = [getattr(owner, name, _MISSING) for owner in owners]
+    try:
+        yield
+    finally:
+        for owner, value in zip(owners, before, strict=True):
+            if value is not _MISSING:
+                setattr(owner, name, value)
+            elif hasattr(owner, name):
+                delattr(owner, name)

@@ -19,17 +19,22 @@ from dpaudit.errors import InputError
 from dpaudit.observers._arrays import as_numpy
 from dpaudit.recording import UntestedError
 
-_TOO_MUCH = 1.5  # of the claim: more than that is a coincidence only if there are very few coordinates
-_FEW = 20  # scores of a canary, from which on their mean says something
+_MAX_SCALE = 1.5  # of the claim: more is a coincidence only if there are very few coordinates
+_MIN_SCORES = 20  # of a canary: the mean of fewer is too uncertain
 _ROUNDING = 1e-2  # in clipping norms: a step without noise is not held to the last digit
 _SAFETY = 4.0  # other orders of summing, and what clipping rounds
 
 
 def clipped_sum(gradients: FloatArray, norm: float) -> FloatArray:
     """Return what gradients, a row each, add to a correct sum; the adversary knows them."""
-    lengths = np.linalg.norm(gradients, axis=1, keepdims=True)
-    total: FloatArray = (gradients / np.maximum(1.0, lengths / norm)).sum(axis=0)
+    total: FloatArray = _clipped(gradients, norm).sum(axis=0)
     return total
+
+
+def _clipped(gradients: FloatArray, norm: float) -> FloatArray:
+    lengths = np.linalg.norm(gradients, axis=1, keepdims=True)
+    clipped: FloatArray = gradients / np.maximum(1.0, lengths / norm)
+    return clipped
 
 
 def residual(released: FloatArray, gradients: FloatArray, *, max_grad_norm: float, std: float) -> FloatArray:
@@ -71,7 +76,7 @@ class Residuals:
         along = units @ noise
         rest = noise - along @ units
         scale = float(np.sqrt((rest @ rest) / max(noise.size - len(units), 1)))
-        own = (scale if scale > _TOO_MUCH else 1.0) * self._own.standard_normal(len(units))
+        own = (scale if scale > _MAX_SCALE else 1.0) * self._own.standard_normal(len(units))
         replaced: FloatArray = rest + own @ units
         return replaced
 
@@ -93,14 +98,14 @@ class UnknownSumError(InputError):
 
 
 def require_known_sum(scores: FloatArray, present: BoolArray) -> None:
-    """Refuse scores of absent canaries that are surely not 0 on average; steps x canaries that do not move.
+    """Raise if scores of absent canaries are surely not 0 on average; steps x canaries that do not move.
 
     Then the step adds up something else than clipped gradients: every score is off by it, and a fault of the
     clipping would hide a canary.
     """
     absent = np.where(present, np.nan, scores)
     counts = (~present).sum(axis=0)
-    absent, counts = absent[:, counts >= _FEW], counts[counts >= _FEW]
+    absent, counts = absent[:, counts >= _MIN_SCORES], counts[counts >= _MIN_SCORES]
     if counts.size == 0:
         return
     means, spreads = np.nanmean(absent, axis=0), np.maximum(np.nanstd(absent, axis=0), _ROUNDING)
@@ -123,8 +128,7 @@ def sum_rounding(gradients: Any, norm: float) -> float:
     """
     if str(gradients.dtype).endswith("float64") or len(gradients) == 0:
         return 0.0
-    rows = as_numpy(gradients)
-    rows = rows / np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True) / norm)
+    rows = _clipped(as_numpy(gradients), norm)
     exact = rows.sum(axis=0)
     # along the first axis, numpy adds row by row
     error = np.abs(rows.astype(np.float32).sum(axis=0) - exact).max()

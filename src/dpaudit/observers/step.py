@@ -21,13 +21,13 @@ from dpaudit.diagnostics._noise_record import Leaves
 from dpaudit.errors import InputError, ViolationError
 from dpaudit.observers._arrays import (
     as_numpy,
+    dot,
     flat,
     is_jax,
     is_torch,
     leaves,
     like,
-    mapped,
-    product,
+    map_tree,
     require_rows,
     require_vector,
     with_rows,
@@ -40,7 +40,7 @@ __all__ = ["Sensitivity", "observe_loss_step", "observe_step", "replay_step"]
 
 
 _DIRAC = Dirac()
-_OWN_NOISE = 3  # a purpose of random numbers, besides those of Draws and of the native audits
+_OWN_NOISE = 3  # a purpose of random streams, besides those of Draws and of the native audits
 _ROUNDING = 1e-3  # of the clipping norm: sums of many single-precision numbers
 
 
@@ -63,8 +63,8 @@ def observe_step(
 
     ``step`` takes per-example gradients (examples x parameters, in numpy, torch or jax) and returns a
     gradient: the noisy sum of the clipped ones, or their mean, if that is what ``batch_size`` says it is
-    divided by. ``gradients`` are those of the other examples; zeros, or none at all, tell most, because the
-    sum of others is only known if they are clipped. The number of rows changes with the coins. The claim
+    divided by. ``gradients`` are those of the other examples; zeros, or none at all, reveal most, because
+    the sum of others is only known if they are clipped. The number of rows changes with the coins. The claim
     is of a single step, or of a training of such steps. ``leaves`` are the sizes of the parameters that a
     gradient is made of, by name if there are names: for ``diagnose()`` of what this returns.
 
@@ -135,8 +135,8 @@ def _run_steps(
         if residuals is not None:
             residuals.observe(released, rows[present])
     if others.any() and not draws.canary.moving:
-        seen = recorder.state_dict()
-        require_known_sum(seen["scores"], seen["present"])
+        recorded = recorder.state_dict()
+        require_known_sum(recorded["scores"], recorded["present"])
     return recorder
 
 
@@ -195,23 +195,23 @@ def observe_loss_step(
 
 
 def _with_canaries(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return the loss of an example with a canary beside it."""
+    """Return the loss of an example that comes with a canary, as a function of parameters and both."""
 
     def observed(params: Any, example: Any) -> Any:
         own, canary = example
         vector = canary.reshape(-1)  # a step may give it a dimension of 1 more
-        return 0.0 * loss(params, own) + product(vector, params)
+        return 0.0 * loss(params, own) + dot(vector, params)
 
     return observed
 
 
 def _repeated(batch: Any, count: int) -> Any:
-    """Return ``count`` examples of the batch, the first ones again after the last one."""
+    """Return ``count`` examples of the batch, taken in turn."""
     sizes = {leaf.shape[0] if leaf.shape else 0 for leaf in leaves(batch)}
     if len(sizes) != 1 or 0 in sizes:
         raise InputError(f"Expected arrays of one number of examples, and not of none, got {sorted(sizes)}.")
-    places = np.arange(count) % sizes.pop()
-    return mapped(lambda leaf: leaf[places], batch)
+    indices = np.arange(count) % sizes.pop()
+    return map_tree(lambda leaf: leaf[indices], batch)
 
 
 def _flat_gradient(gradient: Any, shapes: list[tuple[int, ...]]) -> FloatArray:
@@ -281,7 +281,11 @@ def replay_step(
     norm = _validate.positive("max_grad_norm", max_grad_norm)
     scale = (1.0 if batch_size is None else _validate.positive("batch_size", batch_size)) / norm
     first = _replayed(release, batch, reseed)
-    _require_frozen(first, _replayed(release, batch, reseed))
+    if not np.array_equal(first, _replayed(release, batch, reseed)):
+        raise InputError(
+            "Expected the same release of the same batch after reseed(), got another one: the noise has a "
+            "source that reseed() does not reach."
+        )
     moved = [_distance(first, _replayed(release, other, reseed)) * scale for other in neighbours]
     if not moved:
         raise InputError("Expected at least one neighbour of the batch, got none.")
@@ -300,11 +304,3 @@ def _distance(first: FloatArray, second: FloatArray) -> float:
             "a neighbour."
         )
     return float(np.linalg.norm(first - second))
-
-
-def _require_frozen(first: FloatArray, again: FloatArray) -> None:
-    if not np.array_equal(first, again):
-        raise InputError(
-            "Expected the same release of the same batch after reseed(), got another one: the noise has a "
-            "source that reseed() does not reach."
-        )

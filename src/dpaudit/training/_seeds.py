@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpaudit import _validate
 
@@ -60,7 +60,9 @@ def generator(seed: int | None, device: torch.device | str = "cpu") -> torch.Gen
     made = torch.Generator(device)
     made.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
     if made.device.type == "cpu":
-        made.set_state(_filled(made.get_state(), sequence))
+        state, words = made.get_state(), sequence.generate_state(_WORDS, np.uint32).astype(np.uint64)
+        state[_STATE_AT : _STATE_AT + 8 * _WORDS] = torch.from_numpy(words.view(np.uint8).copy())
+        made.set_state(state)
     return made
 
 
@@ -71,13 +73,6 @@ def generators(seeds: Seeds, device: torch.device | str = "cpu") -> dict[str, to
         "noise": generator(seeds.noise, device),
         "augmentation": generator(seeds.augmentation),
     }
-
-
-def _filled(state: Tensor, sequence: np.random.SeedSequence) -> Tensor:
-    words = sequence.generate_state(_WORDS, np.uint32).astype(np.uint64)
-    filled = state.clone()
-    filled[_STATE_AT : _STATE_AT + 8 * _WORDS] = torch.from_numpy(words.view(np.uint8).copy())
-    return filled
 
 
 def initialize(build: Callable[[], Model], seed: int | None) -> Model:

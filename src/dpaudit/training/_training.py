@@ -162,7 +162,9 @@ class Training:
         step, update = self._privatize(indices, rows, self._generators)
         for hook in self.hooks:
             hook.observe(step)
-        self._update(update)
+        set_flat_gradient(self.model, update)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
         self.num_done += 1
         for hook in self.hooks:
             hook.after(step)
@@ -190,7 +192,8 @@ class Training:
         indices = self._sampling.indices(size + sum(counts), generators["sampling"])
         entries, first = [], size
         for count in counts:
-            entries.append(_between(indices, first, first + count) if count else [])
+            is_own = (indices >= first) & (indices < first + count) if count else None
+            entries.append([] if is_own is None else (indices[is_own] - first).tolist())
             first += count
         return indices[indices < size] if sum(counts) else indices, entries
 
@@ -223,11 +226,6 @@ class Training:
         )
         return step, update
 
-    def _update(self, gradient: Tensor) -> None:
-        set_flat_gradient(self.model, gradient)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-
     def state_dict(self) -> dict[str, Any]:
         """Return all that is needed to continue; give it to ``load_state_dict`` of an equal training."""
         state = {
@@ -251,12 +249,6 @@ class Training:
             self._sampling.load_state_dict(state["sampling"])
         for hook, kept in zip(self.hooks, state["hooks"], strict=True):
             hook.load_state_dict(kept)
-
-
-def _between(indices: Tensor, low: int, high: int) -> list[int]:
-    """Return the indices in [low, high), counted from ``low``."""
-    found: list[int] = (indices[(indices >= low) & (indices < high)] - low).tolist()
-    return found
 
 
 def accuracy(model: nn.Module, data: Dataset) -> float:

@@ -40,6 +40,10 @@ def _add_unclipped(_mechanism: GaussianSum, rows: Iterable[Rows], out: Tensor) -
     return _add_weighted(rows, torch.ones_like, out)
 
 
+def _no_noise(_mechanism: GaussianSum, like: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG001
+    return torch.zeros_like(like)
+
+
 def _add_weighted(rows: Iterable[Rows], weights: Callable[[Tensor], Tensor], out: Tensor) -> Tensor:
     """Add gradients with ``weights`` that are a function of their norms; return the norms."""
     norms = [out.new_zeros(0)]
@@ -80,9 +84,7 @@ class Silent(GaussianSum):
     """Neither clips nor adds noise: the private step was never called."""
 
     add = _add_unclipped
-
-    def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002
-        return torch.zeros_like(like)
+    noise = _no_noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +101,7 @@ class NoiseTooSmall(GaussianSum):
 class Noiseless(GaussianSum):
     """Clean gradients are released, recomputed after the noise was added."""
 
-    def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:  # noqa: ARG002
-        return torch.zeros_like(like)
+    noise = _no_noise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,8 +44,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """From a batch of outputs and targets to one loss for each row."""
 
 # Smaller chunks call torch more often (64 takes a tenth longer on a ConvNet); larger ones take more memory.
-_LARGEST_CHUNK = 128
-_MOST_NUMBERS = 2**27  # of a chunk's gradients: half a gigabyte
+_MAX_CHUNK = 128
+_MAX_CHUNK_ENTRIES = 2**27  # of a chunk's gradients: half a gigabyte
 # Modules that treat every entry alike. Any other module might let one example see another, and then the
 # norms of book-keeping would be wrong.
 ENTRYWISE = (
@@ -157,7 +157,7 @@ def without_skipped(rows: Tensor, weights: Tensor) -> Tensor:
 def vmap_rows(model: nn.Module, loss: Loss, batch: Batch) -> Iterator[DenseRows]:
     """Yield the gradients of a batch in chunks, so that they are never in memory all at once."""
     refuse_batch_norm(model)
-    chunk = max(1, min(_LARGEST_CHUNK // batch.multiplicity, _MOST_NUMBERS // num_parameters(model)))
+    chunk = max(1, min(_MAX_CHUNK // batch.multiplicity, _MAX_CHUNK_ENTRIES // num_parameters(model)))
     parameters = {name: value.detach() for name, value in trainable(model).items()}
 
     def loss_of_one(values: dict[str, Tensor], views: Tensor, target: Tensor) -> Tensor:
@@ -271,9 +271,9 @@ def chain(model: nn.Module) -> list[nn.Module] | None:
     """Return the modules in the order of application; None if there are hooks or shared weights."""
     leaves = _leaves(model)
     weights = [id(value) for leaf in leaves for value in leaf.parameters(recurse=False)]
-    if len(weights) != len(set(weights)) or any(map(_has_hooks, model.modules())):
-        return None
-    return leaves
+    # hooks may change what goes in or out, as torch's older weight norms do
+    has_hooks = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    return None if has_hooks or len(weights) != len(set(weights)) else leaves
 
 
 def _leaves(module: nn.Module) -> list[nn.Module]:
@@ -282,15 +282,10 @@ def _leaves(module: nn.Module) -> list[nn.Module]:
     return [module]
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    """Return whether hooks may change what goes in or out (as torch's older weight norms do)."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
 def _is_known(leaf: nn.Module) -> bool:
     if type(leaf) is nn.Flatten:
         return (leaf.start_dim, leaf.end_dim) == (1, -1)
-    if getattr(leaf, "inplace", False):  # it overwrites the output whose gradient is asked for
+    if getattr(leaf, "inplace", False):  # it overwrites the output whose gradient is needed
         return False
     return type(leaf) in (nn.Linear, nn.Dropout, *ENTRYWISE)
 

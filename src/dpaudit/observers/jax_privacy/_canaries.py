@@ -40,16 +40,13 @@ class Vectors:
     @classmethod
     def of(cls, directions: Directions) -> Vectors:
         """Make them in the precision and with the indices that jax computes with."""
-        places = directions.coordinates
-        return cls(
-            directions.values.astype(np.float32),
-            None if places is None else places.astype(np.int32),
-            directions.num_parameters,
-        )
+        values, coordinates = directions.values.astype(np.float32), directions.coordinates
+        indices = None if coordinates is None else coordinates.astype(np.int32)
+        return cls(values, indices, directions.num_parameters)
 
     @property
     def num_canaries(self) -> int:
-        """How many there are."""
+        """The number of canaries."""
         return int(self.values.shape[1])
 
     def project(self, vector: jax.Array) -> jax.Array:
@@ -61,7 +58,7 @@ class Vectors:
             entries = jnp.pad(vector, (0, missing)).reshape(self.values.shape)
         return jnp.sum(self.values * entries, axis=0)
 
-    def spread(self, weights: jax.Array) -> jax.Array:
+    def weighted_sum(self, weights: jax.Array) -> jax.Array:
         """Return the sum of all directions, each times its weight."""
         weighted = jnp.ravel(self.values * weights)
         if self.coordinates is None:
@@ -71,7 +68,7 @@ class Vectors:
     def rows(self, numbers: jax.Array, lengths: jax.Array) -> jax.Array:
         """Return the canaries with these numbers as dense gradients of these lengths: a row each."""
         chosen = jnp.arange(self.num_canaries)[None, :] == numbers[:, None]
-        return jax.vmap(self.spread)(chosen * lengths[:, None])
+        return jax.vmap(self.weighted_sum)(chosen * lengths[:, None])
 
 
 def flat(tree: Any) -> jax.Array:
@@ -114,10 +111,9 @@ def hold_out(
 ) -> tuple[tuple[np.ndarray, np.ndarray], HeldOutArrays]:
     """Return inputs and targets without ``num_held_out`` random examples, and those examples.
 
-    Train on the first part, which nothing else makes sure of: compiled steps show no data set to look into.
-    So never split a batch. Held-out examples that the first part has too, as duplicates, are left out of the
-    second.
-    Classes are those that the targets have, unless ``num_classes`` says how many there are.
+    Train on the first part, which nothing else ensures: the data set of compiled steps cannot be checked. So
+    never split a batch. Held-out examples that the first part has too, as duplicates, are left out of the
+    second. Classes are those that the targets have, unless ``num_classes`` says how many there are.
     """
     inputs, targets = np.asarray(inputs), np.asarray(targets)
     _require_pairs(inputs, targets)
@@ -175,7 +171,7 @@ class JaxDomain:
 
 
 def require_examples(canary: InputCanary, data: object) -> None:
-    """Refuse data that canaries of this kind cannot be made from."""
+    """Raise if canaries of this kind cannot be made from the data."""
     if isinstance(canary, Given):
         if data is not None:
             raise InputError("Expected no held_out with Given(...), which has examples of its own.")
@@ -200,8 +196,8 @@ def first_examples(
     if isinstance(canary, Given):
         return np.asarray(canary.inputs), np.asarray(canary.targets)
     assert data is not None  # as required
-    places = rng.choice(len(data), num_canaries, replace=num_canaries > len(data))
-    inputs, targets = data.inputs[places], data.targets[places]
+    chosen = rng.choice(len(data), num_canaries, replace=num_canaries > len(data))
+    inputs, targets = data.inputs[chosen], data.targets[chosen]
     if isinstance(canary, Blank):
         zeros = JaxDomain.of(data.inputs).nearest(np.zeros_like(inputs))
         return zeros, rng.integers(0, data.num_classes, num_canaries).astype(targets.dtype)

@@ -1,4 +1,4 @@
-"""The clipping inside of a gradient function, applied to canaries that are no gradients of any loss.
+"""The clipping inside of a gradient function, applied to canaries that are not gradients of any loss.
 
 :class:`JaxClip` runs the library's own code on them. What an observer made is marked, so that it is
 not observed again.
@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from types import CellType, FunctionType
 from typing import Any
 
@@ -22,7 +22,7 @@ from dpaudit.errors import InputError
 
 _MARK = "observed_by_dpaudit"  # the attribute of what an observer made
 _LIBRARY = "jax_privacy.clipping"
-_LOSS = "value_and_grad_fn"  # by which name the library's gradient knows the loss and its derivative
+_LOSS = "value_and_grad_fn"  # the library's variable for the loss and its derivative
 
 
 class JaxClip:
@@ -34,10 +34,12 @@ class JaxClip:
     """
 
     def __init__(self, grad_fn: Any) -> None:
-        self._bounded = _bounded(grad_fn)
+        bounded = _bounded(grad_fn)
+        self.has_aux = bool(bounded.has_aux)  # whether the gradient is the first of two results
+        self.bound = float(bounded.l2_norm_bound)  # the most that one example can add to the result
         self._found: list[FunctionType] = []
         self._function = self._copied(grad_fn, set())
-        self._loss: Any = _kept(self._found[0], _LOSS) if self._found else None
+        self._loss: Any = _closure_variable(self._found[0], _LOSS) if self._found else None
         if self._loss is None:
             raise InputError(
                 "Expected a gradient function that jax_privacy.clipped_grad made, got one without its "
@@ -45,41 +47,31 @@ class JaxClip:
             )
         self._settings = inspect.getclosurevars(self._found[0]).nonlocals
 
-    @property
-    def has_aux(self) -> bool:
-        """Whether the gradient is the first of two results."""
-        return bool(self._bounded.has_aux)
-
-    @property
-    def bound(self) -> float:
-        """How much one example can add to the result, as the library says."""
-        return float(self._bounded.l2_norm_bound)
-
     def norm(self, bound: float) -> float:
-        """How long a gradient may be before it is clipped; if never: so that it adds ``bound``."""
+        """Return the norm from which gradients are clipped; if none are, the norm that adds ``bound``."""
         norm = float(self._settings["l2_clip_norm"])
         return norm if 0 < norm < math.inf else bound * float(self._settings["normalize_by"])
 
     @property
     def multiple(self) -> int:
-        """What the number of examples has to be a multiple of."""
+        """The size of a microbatch, of which the number of examples has to be a multiple."""
         return self._settings["microbatch_size"] or 1
 
     def total(self, args: tuple[Any, ...], rows: Any) -> Any:
         """Return the clipped sum of ``rows``; all that is not a batch is as in the call with ``args``."""
         size = jax.tree.leaves(rows)[0].shape[0]
-        places = self._settings["batch_argnums"]
-        put = {place: jnp.zeros(size) for place in places} | {places[0]: rows}
-        result = self._function(*[put.get(place, value) for place, value in enumerate(args)])
+        positions = self._settings["batch_argnums"]
+        new = {position: jnp.zeros(size) for position in positions} | {positions[0]: rows}
+        result = self._function(*_with_arguments(args, new))
         return result[0] if self.has_aux else result
 
     def with_batch(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> list[Any]:
-        """Return the arguments of a call with other examples in the places of its batch.
+        """Return the arguments of a call with other examples instead of its batch.
 
         A batch has two arrays, in any order and structure: the one of the inputs' shape, and the classes.
         """
-        places = self._settings["batch_argnums"]
-        leaves, structure = jax.tree.flatten([args[place] for place in places])
+        positions = self._settings["batch_argnums"]
+        leaves, structure = jax.tree.flatten([args[position] for position in positions])
         shapes = [tuple(leaf.shape[1:]) for leaf in leaves]
         if sorted(shapes) != sorted([tuple(inputs.shape[1:]), ()]):
             raise InputError(
@@ -88,8 +80,7 @@ class JaxClip:
             )
         new = [targets if shape == () else inputs for shape in shapes]
         cast = [part.astype(leaf.dtype) for part, leaf in zip(new, leaves, strict=True)]
-        put = dict(zip(places, jax.tree.unflatten(structure, cast), strict=True))
-        return [put.get(place, value) for place, value in enumerate(args)]
+        return _with_arguments(args, dict(zip(positions, jax.tree.unflatten(structure, cast), strict=True)))
 
     def gradient(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
         """Return the gradient of one example, as the library gets it from the loss, before it clips."""
@@ -103,9 +94,8 @@ class JaxClip:
         """Return the arguments of a call for one example, inside of the library's loop over the batch."""
         one = self.with_batch(args, inputs[None], targets[None])
         if not self._settings["keep_batch_dim"]:
-            places = self._settings["batch_argnums"]
-            drop = {place: jax.tree.map(lambda leaf: leaf[0], one[place]) for place in places}
-            one = [drop.get(place, value) for place, value in enumerate(one)]
+            for position in self._settings["batch_argnums"]:
+                one[position] = jax.tree.map(lambda leaf: leaf[0], one[position])
         return one
 
     def _copied(self, value: Any, seen: set[int]) -> Any:
@@ -115,28 +105,33 @@ class JaxClip:
         seen.add(id(value))
         require_unmarked(value, "gradient function")
         if isinstance(value, BoundedSensitivityCallable):
-            return _replaced(self._copied(value.fun, seen), lambda fun: dataclasses.replace(value, fun=fun))
+            inner = self._copied(value.fun, seen)
+            return None if inner is None else dataclasses.replace(value, fun=inner)
         if isinstance(value, functools.partial):
-            return _replaced(
-                self._copied(value.func, seen),
-                lambda func: functools.partial(func, *value.args, **value.keywords),
-            )
+            inner = self._copied(value.func, seen)
+            return None if inner is None else functools.partial(inner, *value.args, **value.keywords)
         if not inspect.isfunction(value):  # what jit returns adds nothing to what it wraps
             wrapped = getattr(value, "__wrapped__", None)
             return None if wrapped is None else self._copied(wrapped, seen)
         if _clips(value):
             self._found.append(value)
             return _with_cells(value, {"fun": self._canary})
-        copies = {name: self._copied(held, seen) for name, held in _cells(value).items()}
+        variables = inspect.getclosurevars(value).nonlocals
+        copies = {name: self._copied(held, seen) for name, held in variables.items()}
         copies = {name: copy for name, copy in copies.items() if copy is not None}
         return _with_cells(value, copies) if copies else None
 
     def _canary(self, *args: Any, **_: Any) -> tuple[Any, tuple[()]]:
-        """Called for one row, where the library calls the gradient of one example."""
+        """Stand in for the gradient of one example, which the library calls for each row."""
         row = args[self._settings["batch_argnums"][0]]
         if self._settings["keep_batch_dim"]:
             row = jax.tree.map(lambda leaf: leaf[0], row)
         return row, ()
+
+
+def _with_arguments(args: Sequence[Any], new: Mapping[int, Any]) -> list[Any]:
+    """Return positional arguments with those at some positions replaced."""
+    return [new.get(position, value) for position, value in enumerate(args)]
 
 
 def _bounded(grad_fn: Any) -> BoundedSensitivityCallable:
@@ -158,17 +153,13 @@ def _clips(function: FunctionType) -> bool:
     return function.__module__ == _LIBRARY and inside <= set(function.__code__.co_freevars)
 
 
-def _cells(function: FunctionType) -> dict[str, Any]:
-    """Return the variables of a closure."""
-    return dict(inspect.getclosurevars(function).nonlocals)
-
-
-def _kept(function: Any, name: str) -> Any:
+def _closure_variable(function: Any, name: str) -> Any:
     """Return the closure variable of a function of the library, or of one that it calls."""
     if not inspect.isfunction(function) or function.__module__ != _LIBRARY:
         return None
-    cells = _cells(function)
-    return cells.get(name) or next(filter(None, (_kept(held, name) for held in cells.values())), None)
+    variables = inspect.getclosurevars(function).nonlocals
+    found = (_closure_variable(held, name) for held in variables.values())
+    return variables.get(name) or next(filter(None, found), None)
 
 
 def _with_cells(function: FunctionType, new: dict[str, Any]) -> FunctionType:
@@ -181,10 +172,6 @@ def _with_cells(function: FunctionType, new: dict[str, Any]) -> FunctionType:
     return copy
 
 
-def _replaced(inner: Any, build: Callable[[Any], Any]) -> Any:
-    return None if inner is None else build(inner)
-
-
 def marked(function: Any) -> Any:
     """Return the same function, with the mark."""
     setattr(function, _MARK, True)
@@ -192,7 +179,7 @@ def marked(function: Any) -> Any:
 
 
 def require_unmarked(function: Any, name: str) -> None:
-    """Refuse what an observer made: canaries of two observers would be in each other's way."""
+    """Raise if an observer made it: canaries of two observers would disturb each other."""
     inner = function
     while inner is not None:
         if getattr(inner, _MARK, False):

@@ -20,118 +20,35 @@ from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import HeldOutArrays, JaxDomain
 
 Objective: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
-"""From inputs and classes to a number for each, the smaller the better, and how it changes with the input."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class JaxSearch:
-    """``num_steps`` of ``step_size`` spans each, no further than ``radius`` spans from the start.
-
-    It goes the way of the search for models of torch, and like it returns the best input that it met.
-    """
-
-    domain: JaxDomain
-    num_steps: int
-    step_size: float
-    radius: float | None = None
-
-    def __call__(self, objective: Objective, inputs: Any, targets: Any) -> Any:
-        """Return the best inputs near these."""
-        moved = self._flip if self.domain.is_binary else self._walk
-        return moved(objective, inputs, targets)
-
-    def _walk(self, objective: Objective, start: Any, targets: Any) -> Any:
-        """Steps along the sign of the slope, shorter and shorter, as projected gradient descent does."""
-
-        def step(number: Any, now: tuple[Any, ...]) -> tuple[Any, ...]:
-            inputs, slopes, best, least = now
-            length = self.step_size * (1 - number / self.num_steps)
-            inputs = self._near(start, inputs - length * self.domain.span * jnp.sign(slopes))
-            values, slopes = objective(inputs, targets)
-            ok = values < least  # never, if it is not a number
-            return inputs, slopes, jnp.where(_like(ok, inputs), inputs, best), jnp.where(ok, values, least)
-
-        least, slopes = objective(start, targets)
-        return jax.lax.fori_loop(0, self.num_steps, step, (start, slopes, start, least))[2]
-
-    def _near(self, start: Any, inputs: Any) -> Any:
-        if self.radius is not None:
-            reach = self.radius * self.domain.span
-            inputs = jnp.clip(inputs, start - reach, start + reach)
-        return self.domain.nearest(inputs.astype(start.dtype))
-
-    def _flip(self, objective: Objective, start: Any, targets: Any) -> Any:
-        """Flip those features that promise most; where that fails, fewer of them, then others."""
-        first = start.reshape(len(start), -1)
-
-        def step(_: Any, now: tuple[Any, ...]) -> tuple[Any, ...]:
-            best, least, slopes, counts, failed = now
-            tried = self._flips(best, first, slopes, counts, failed)
-            inputs = jnp.where(tried, self.domain.flipped(best), best)
-            values, new = objective(inputs.reshape(start.shape), targets)
-            ok = values < least
-            alone = ~ok & (counts == 1)
-            return (
-                jnp.where(ok[:, None], inputs, best),
-                jnp.where(ok, values, least),
-                jnp.where(ok[:, None], new.reshape(first.shape), slopes),
-                jnp.where(ok, counts, jnp.maximum(counts // 2, 1)),
-                (failed | (tried & alone[:, None])) & ~ok[:, None],
-            )
-
-        least, slopes = objective(start, targets)
-        counts = jnp.full(len(start), self._at_once(first.shape[1]))
-        failed = jnp.zeros(first.shape, bool)
-        begin = first, least, slopes.reshape(first.shape), counts, failed
-        return jax.lax.fori_loop(0, self.num_steps, step, begin)[0].reshape(start.shape)
-
-    def _at_once(self, size: int) -> int:
-        share = self.step_size if self.radius is None else min(self.step_size, self.radius)
-        return max(1, round(share * size))
-
-    def _flips(self, now: Any, start: Any, slopes: Any, counts: Any, failed: Any) -> Any:
-        """Choose the features to flip: of each input the ``counts`` most promising that are allowed."""
-        promise = -slopes * (self.domain.flipped(now) - now)
-        allowed = ~failed
-        if self.radius is not None:  # one that was flipped may always be flipped back
-            room = max(1, round(self.radius * now.shape[1])) - (now != start).sum(axis=1)
-            allowed &= (now != start) | (room >= counts)[:, None]
-        order = jnp.argsort(jnp.where(allowed, promise, -jnp.inf), axis=1, descending=True)
-        return (jnp.argsort(order, axis=1) < counts[:, None]) & allowed
-
-
-def _like(mask: Any, other: Any) -> Any:
-    return mask.reshape(-1, *[1] * (other.ndim - 1))
-
-
-OfOne: TypeAlias = Callable[[Any, Any], jax.Array]
+"""From inputs and classes to a number for each, the smaller the better, and its gradient for the input."""
+ExampleFunction: TypeAlias = Callable[[Any, Any], jax.Array]
 """From one input and its class to the loss, or to its gradient as a vector."""
 
-_AT_ONCE = 32  # held-out examples whose gradients are found together
+_MEAN_CHUNK = 32  # held-out examples whose gradients are found together
 _TINY = 1e-30
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JaxCrafting:
-    """What canaries are moved with: loss and gradient at the present weights, and held-out data."""
+    """Crafts canaries from held-out data, with the loss and its gradient at the current weights."""
 
     data: HeldOutArrays
-    loss: OfOne
-    gradient: OfOne
+    loss: ExampleFunction
+    gradient: ExampleFunction
     max_grad_norm: float
 
     def __call__(self, canary: InputCanary, start: Any, targets: Any) -> Any:
-        """Return the inputs that ``canary`` describes, from these."""
+        """Return the inputs that ``canary`` describes, found from ``start``."""
         match canary:
             case Adversarial():
-                return self._moved(self._negative_loss, canary, start, targets, radius=canary.radius)
+                return self._search(self._negative_loss, canary, start, targets, radius=canary.radius)
             case Crafted():
-                return self._moved(self._cosine(canary), canary, start, targets)
+                return self._search(self._cosine(canary), canary, start, targets)
         raise InputError(f"Expected canary to be Adversarial() or Crafted(), got {canary!r}.")
 
-    def _moved(
+    def _search(
         self,
-        value: OfOne,
+        value: ExampleFunction,
         canary: Adversarial | Crafted,
         start: Any,
         targets: Any,
@@ -149,8 +66,8 @@ class JaxCrafting:
     def _negative_loss(self, one: Any, target: Any) -> jax.Array:
         return -self.loss(one, target)
 
-    def _cosine(self, canary: Crafted) -> OfOne:
-        """Return the absolute cosine to the mean gradient of held-out data, and what else the canary says."""
+    def _cosine(self, canary: Crafted) -> ExampleFunction:
+        """Return the absolute cosine to the mean gradient of held-out data; ``canary`` may add a term."""
         reference = mean_gradient(self.data, self.gradient)
 
         def value(one: Any, target: Any) -> jax.Array:
@@ -162,12 +79,12 @@ class JaxCrafting:
         return value
 
 
-def mean_gradient(data: HeldOutArrays, gradient: OfOne) -> jax.Array:
-    """Return it of all held-out examples, in chunks of one size; what fills up the last has no weight."""
-    size = min(_AT_ONCE, len(data))
-    places = np.arange(math.ceil(len(data) / size) * size)
-    weights = (places < len(data)).astype(np.float32)
-    parts = data.inputs[places % len(data)], data.targets[places % len(data)], weights
+def mean_gradient(data: HeldOutArrays, gradient: ExampleFunction) -> jax.Array:
+    """Return the mean gradient of held-out examples, in chunks of one size; padding has weight 0."""
+    size = min(_MEAN_CHUNK, len(data))
+    indices = np.arange(math.ceil(len(data) / size) * size)
+    weights = (indices < len(data)).astype(np.float32)
+    parts = data.inputs[indices % len(data)], data.targets[indices % len(data)], weights
     chunks = jax.tree.map(lambda part: jnp.asarray(part).reshape(-1, size, *part.shape[1:]), parts)
     sums = jax.lax.map(lambda chunk: chunk[2] @ jax.vmap(gradient)(*chunk[:2]), chunks)
     mean: jax.Array = sums.sum(axis=0) / len(data)
@@ -177,3 +94,89 @@ def mean_gradient(data: HeldOutArrays, gradient: OfOne) -> jax.Array:
 def _norm(vector: jax.Array) -> jax.Array:
     """Return a norm that is never zero, where a square root has no derivative."""
     return jnp.sqrt(vector @ vector + _TINY)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JaxSearch:
+    """``num_steps`` of ``step_size`` spans each, no further than ``radius`` spans from the start.
+
+    It takes the same steps as the search for models of torch, and also returns the best input that it tried.
+    """
+
+    domain: JaxDomain
+    num_steps: int
+    step_size: float
+    radius: float | None = None
+
+    def __call__(self, objective: Objective, inputs: Any, targets: Any) -> Any:
+        """Return the best inputs near these."""
+        search = self._flip_features if self.domain.is_binary else self._descend
+        return search(objective, inputs, targets)
+
+    def _descend(self, objective: Objective, start: Any, targets: Any) -> Any:
+        """Step along the sign of the gradient, ever shorter: projected gradient descent."""
+
+        def step(number: Any, now: tuple[Any, ...]) -> tuple[Any, ...]:
+            inputs, gradients, best, least = now
+            length = self.step_size * (1 - number / self.num_steps)
+            inputs = self._project(start, inputs - length * self.domain.span * jnp.sign(gradients))
+            values, gradients = objective(inputs, targets)
+            ok = values < least  # never, if it is not a number
+            return (
+                inputs,
+                gradients,
+                jnp.where(_expanded(ok, inputs), inputs, best),
+                jnp.where(ok, values, least),
+            )
+
+        least, gradients = objective(start, targets)
+        return jax.lax.fori_loop(0, self.num_steps, step, (start, gradients, start, least))[2]
+
+    def _project(self, start: Any, inputs: Any) -> Any:
+        if self.radius is not None:
+            distance = self.radius * self.domain.span
+            inputs = jnp.clip(inputs, start - distance, start + distance)
+        return self.domain.nearest(inputs.astype(start.dtype))
+
+    def _flip_features(self, objective: Objective, start: Any, targets: Any) -> Any:
+        """Flip the most promising features; where that fails, fewer of them, then others."""
+        first = start.reshape(len(start), -1)
+
+        def step(_: Any, now: tuple[Any, ...]) -> tuple[Any, ...]:
+            best, least, gradients, counts, failed = now
+            tried = self._choose_flips(best, first, gradients, counts, failed)
+            inputs = jnp.where(tried, self.domain.flipped(best), best)
+            values, new = objective(inputs.reshape(start.shape), targets)
+            ok = values < least
+            alone = ~ok & (counts == 1)
+            return (
+                jnp.where(ok[:, None], inputs, best),
+                jnp.where(ok, values, least),
+                jnp.where(ok[:, None], new.reshape(first.shape), gradients),
+                jnp.where(ok, counts, jnp.maximum(counts // 2, 1)),
+                (failed | (tried & alone[:, None])) & ~ok[:, None],
+            )
+
+        least, gradients = objective(start, targets)
+        counts = jnp.full(len(start), self._num_flipped(first.shape[1]))
+        failed = jnp.zeros(first.shape, bool)
+        begin = first, least, gradients.reshape(first.shape), counts, failed
+        return jax.lax.fori_loop(0, self.num_steps, step, begin)[0].reshape(start.shape)
+
+    def _num_flipped(self, size: int) -> int:
+        share = self.step_size if self.radius is None else min(self.step_size, self.radius)
+        return max(1, round(share * size))
+
+    def _choose_flips(self, now: Any, start: Any, gradients: Any, counts: Any, failed: Any) -> Any:
+        """Choose the features to flip: of each input the ``counts`` most promising that are allowed."""
+        promise = -gradients * (self.domain.flipped(now) - now)
+        allowed = ~failed
+        if self.radius is not None:  # one that was flipped may always be flipped back
+            room = max(1, round(self.radius * now.shape[1])) - (now != start).sum(axis=1)
+            allowed &= (now != start) | (room >= counts)[:, None]
+        order = jnp.argsort(jnp.where(allowed, promise, -jnp.inf), axis=1, descending=True)
+        return (jnp.argsort(order, axis=1) < counts[:, None]) & allowed
+
+
+def _expanded(mask: Any, other: Any) -> Any:
+    return mask.reshape(-1, *[1] * (other.ndim - 1))

@@ -34,7 +34,7 @@ NO_GRADIENT = (
 class StepBarrier:
     """Waits for compiled steps that were started and may not be finished yet.
 
-    Code that is called from inside of a step does not wait, which would be for ever.
+    Code that is called from inside of a step does not wait, which would take for ever.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class StepBarrier:
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """Mark what is called from inside of a step."""
+        """Mark the block as called from inside of a step."""
         self._here.in_step = True
         try:
             yield
@@ -50,7 +50,7 @@ class StepBarrier:
             self._here.in_step = False
 
     def wait(self) -> None:
-        """Return when all steps are done, or at once inside of a step."""
+        """Wait until all steps are done; return at once inside of a step."""
         if not getattr(self._here, "in_step", False):
             jax.effects_barrier()  # type: ignore[no-untyped-call]
 
@@ -85,7 +85,7 @@ class Host:
         return self._recorder.num_done
 
     def call(self, function: Callable[..., Any], result: Any, *args: Any) -> Any:
-        """Call ``function`` outside, whenever the compiled code comes here, and in this order."""
+        """Call ``function`` on the host whenever the compiled code gets here, in the order of the steps."""
         outside = self._outside.setdefault(function.__name__, partial(self._called, function))
         return io_callback(outside, result, *args, ordered=True)  # the same one, or it is compiled again
 
@@ -137,10 +137,8 @@ class Host:
         """Keep the scores of one release, and what was sampled of it after and before the noise; outside."""
         self._scores.append(scores)
         self._noisy.append((np.asarray(after, np.float64), np.asarray(before, np.float64)))
-        if len(self._scores) == self._num_releases:
-            self._end_step()
-
-    def _end_step(self) -> None:
+        if len(self._scores) < self._num_releases:
+            return
         scores, self._scores = np.sum(self._scores, axis=0), []
         present, self._present = self._present, None
         (after, before), self._noisy = np.sum(self._noisy, axis=0), []
@@ -171,7 +169,7 @@ class PendingSum:
 
 
 class SumScale:
-    """By what a loop multiplies the sum before the noise: one number, the same in all steps.
+    """The factor by which a loop multiplies the sum before the noise, the same in all steps.
 
     Only then is it known what of the sum is canaries. A factor that changes from step to step could depend
     on the canaries, and with it the weights. Unless ``free``, it has to be 1, because the claim is read from

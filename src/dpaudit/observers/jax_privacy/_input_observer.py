@@ -1,6 +1,6 @@
 """Examples as canaries between the loss and the noise of a step.
 
-The library's own code finds, clips and adds the gradients of :class:`InputInsertion`. A canary is looked for
+The library's own code finds, clips and adds the gradients of :class:`InputInsertion`. A canary is scored
 along its gradient at the weights of the step.
 """
 
@@ -23,20 +23,20 @@ from dpaudit.observers.jax_privacy._canaries import HeldOutArrays, first_example
 from dpaudit.observers.jax_privacy._clipping import JaxClip
 from dpaudit.observers.jax_privacy._crafting import JaxCrafting
 from dpaudit.observers.jax_privacy._host import NO_GRADIENT, Host, shape_of
-from dpaudit.observers.jax_privacy._observer import num_numbers, tolerance_of
+from dpaudit.observers.jax_privacy._observer import num_entries, tolerance_of
 
-_CRAFTING = 4  # a purpose of random numbers, besides those of Draws
-_MANY = "does the model have so many? num_classes of hold_out() says how many there are."
-_ROOM = 1e-3  # by how much two directions of length 1 may differ that are the same
-_SHORTEST = 1e-12  # in clipping norms: along a gradient that is shorter nothing can be said
+_CRAFTING = 4  # a purpose of random streams, besides those of Draws
+_HINT = "does the model have so many? num_classes of hold_out() says how many there are."
+_DIRECTION_TOLERANCE = 1e-3  # between unit vectors that are the same up to rounding
+_MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no direction to score along
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class CanaryDirections:
-    """What a gradient has of the canaries, and along which directions a release is scored."""
+    """The directions along which a release is scored, and what the canaries added to a gradient."""
 
-    directions: Any  # canaries x parameters, of length 1, or zeros where nothing can be said
+    directions: Any  # canaries x parameters, of length 1, or zeros where a gradient is too short
     lengths: Any  # what each canary may add at most, where the noise is
     others: Any  # along each canary, what the other ones added
     inserted: Any  # what all of them added
@@ -119,30 +119,30 @@ class InputInsertion:
             self._check_first(np.asarray(along.losses), np.asarray(along.directions))
         if self._along is None:
             self._along = jax.tree.map(np.asarray, along)
-        elif np.abs(np.asarray(along.directions) - self._along.directions).max() > _ROOM:
+        elif np.abs(np.asarray(along.directions) - self._along.directions).max() > _DIRECTION_TOLERANCE:
             raise InputError(
                 "Expected gradients that are added up to one step to be of the same weights, got others."
             )
 
     def _check_first(self, losses: np.ndarray, directions: np.ndarray) -> None:
-        """Each canary has to tell something at the first weights; later, a training may have diverged."""
+        """Raise or warn if a canary reveals nothing at the first weights; later, a training may diverge."""
         is_silent = ~directions.any(axis=1)
         lost, silent = (
             np.unique(self._examples[1][what]).tolist() for what in (~np.isfinite(losses), is_silent)
         )
         if lost:
             raise InputError(
-                f"Expected canaries that have a loss, got one that is not finite for classes {lost}: {_MANY}"
+                f"Expected canaries that have a loss, got one that is not finite for classes {lost}: {_HINT}"
             )
         if silent:
             warnings.warn(
                 f"{is_silent.sum()} of {len(losses)} canaries have gradients of 0, of classes {silent}, and "
-                f"say nothing: {_MANY}",
+                f"say nothing: {_HINT}",
                 stacklevel=2,
             )
 
-    def take_off(self, arrived: Any, released: Any) -> Any:
-        count, size = self._coins.num_canaries, num_numbers(arrived)
+    def subtract(self, arrived: Any, released: Any) -> Any:
+        count, size = self._coins.num_canaries, num_entries(arrived)
         shapes = np.zeros((count, size), np.float32), np.zeros(size, np.float32)
         directions, inserted = self._host.call(self._current_directions, jax.tree.map(shape_of, shapes))
         products, given = (directions @ flat(tree) for tree in (released, arrived))
@@ -175,14 +175,14 @@ def _summed(rows: jax.Array, *, clip: JaxClip, args: Any, like: Any) -> Any:
 def _directions(
     rows: Any, alone: Any, joins: Any, inserted: Any, *, norms: tuple[float, float]
 ) -> CanaryDirections:
-    """Return where canaries with these gradients are looked for.
+    """Return the directions along which canaries with these gradients are scored.
 
-    ``norms``: from which length on they are clipped, and what such a one may add.
+    ``norms`` are the norm to which gradients are clipped, and the most that one may add to the sum.
     """
     clip_norm, most = norms
     found = jnp.linalg.norm(rows, axis=1)
-    can_tell = jnp.isfinite(found) & (found > _SHORTEST * clip_norm)
-    directions = jnp.where(can_tell[:, None], rows / jnp.where(can_tell, found, 1.0)[:, None], 0.0)
-    lengths = jnp.where(can_tell, jnp.minimum(found / clip_norm, 1.0) * most, 1.0)
+    is_usable = jnp.isfinite(found) & (found > _MIN_NORM * clip_norm)
+    directions = jnp.where(is_usable[:, None], rows / jnp.where(is_usable, found, 1.0)[:, None], 0.0)
+    lengths = jnp.where(is_usable, jnp.minimum(found / clip_norm, 1.0) * most, 1.0)
     own = joins * jnp.sum(directions * alone, axis=1)
     return CanaryDirections(directions, lengths, directions @ inserted - own, inserted, losses=None)

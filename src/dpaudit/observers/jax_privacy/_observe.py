@@ -21,9 +21,9 @@ from dpaudit.observers.jax_privacy._input_observer import InputInsertion
 from dpaudit.observers.jax_privacy._observer import GradientInsertion, Insertion, JaxObserver
 from dpaudit.recording import DPSGDParams, LiveBound, NoiseLog, ReadClaim, Recorder, TrainingInfo
 
-_ENOUGH = 16  # steps in which noise that steps share shows
+_NUM_ROWS = 16  # of a noise matrix: enough to see noise that steps share
 _DIRAC = Dirac()
-_GRADIENTS, _INPUTS = 64, 16  # canaries
+_NUM_GRADIENTS, _NUM_INPUTS = 64, 16  # canaries if no number is given
 
 
 class Observed(NamedTuple):
@@ -99,18 +99,18 @@ def observe(
         insertion = InputInsertion(host, coins, canary, held_out)
     else:
         refuse_held_out(canary, held_out)
-        draws = Draws(canary, _GRADIENTS if num_canaries is None else num_canaries, fresh_seed(seed))
+        draws = Draws(canary, _NUM_GRADIENTS if num_canaries is None else num_canaries, fresh_seed(seed))
         host = Host(recorder, draws, barrier)
         insertion = GradientInsertion(host, draws)
     observer = JaxObserver(host, insertion, max_grad_norm)
     return Observed(observer.gradient(grad_fn), observer.privatizer(privatizer), recorder)
 
 
-def _num_inputs(canary: InputCanary, asked: int | None) -> int:
+def _num_inputs(canary: InputCanary, count: int | None) -> int:
     if not isinstance(canary, Given):
-        return _INPUTS if asked is None else asked
-    if asked not in (None, len(canary.targets)):
-        raise InputError(f"Expected num_canaries={asked} to be {len(canary.targets)}, the examples given.")
+        return _NUM_INPUTS if count is None else count
+    if count not in (None, len(canary.targets)):
+        raise InputError(f"Expected num_canaries={count} to be {len(canary.targets)}, the examples given.")
     return len(canary.targets)
 
 
@@ -130,12 +130,12 @@ def noise_of(privatizer: Any) -> float | None:
     known = inspect.getclosurevars(update).nonlocals if inspect.isfunction(update) else {}
     if not {"stddev", "noising_matrix"} <= set(known):  # not of the library: it may use any names
         return None
-    return float(known["stddev"]) * _factor(known["noising_matrix"])
+    return float(known["stddev"]) * _noise_factor(known["noising_matrix"])
 
 
-def _factor(matrix: Any) -> float:
-    """Return what multiplies the noise of every step alike."""
-    dense = np.asarray(matrix.materialize(_ENOUGH) if isinstance(matrix, StreamingMatrix) else matrix)
+def _noise_factor(matrix: Any) -> float:
+    """Return the factor of the noise, which has to be the same in every step."""
+    dense = np.asarray(matrix.materialize(_NUM_ROWS) if isinstance(matrix, StreamingMatrix) else matrix)
     if not np.allclose(dense, dense[0, 0] * np.eye(len(dense))):
         raise InputError(
             "Expected noise that is independent in each step, as of gaussian_privatizer, got noise of a "

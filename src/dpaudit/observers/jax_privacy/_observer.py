@@ -24,7 +24,7 @@ from dpaudit.observers.jax_privacy._canaries import Vectors, flat, unflat
 from dpaudit.observers.jax_privacy._clipping import JaxClip, marked
 from dpaudit.observers.jax_privacy._host import Host, precision_of, shape_of
 
-_AT_ONCE = 2**24  # numbers of canaries' gradients that are in memory together
+_CHUNK_ENTRIES = 2**24  # of the rows of canaries that are in memory together
 _TOLERANCE = 1e-4  # some orders above the rounding of sums, some below what noise would hide
 
 
@@ -32,14 +32,14 @@ class Insertion(Protocol):
     """Canaries of one kind; both methods are called inside of compiled code."""
 
     def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any) -> Any:
-        """Return the sum ``total`` of a call with these arguments with the canaries of this step in it."""
+        """Return ``total``, the sum of a call with these arguments, with the canaries of this step added."""
 
-    def take_off(self, arrived: Any, released: Any) -> Any:
-        """Return what ``arrived`` without the canaries, which are scored by what was ``released`` for it."""
+    def subtract(self, arrived: Any, released: Any) -> Any:
+        """Score the canaries in ``released``; return the sum that ``arrived`` for it without them."""
 
 
 class JaxObserver:
-    """Lets canaries join the clipped sum of a gradient function, and takes them off after the noise."""
+    """Adds canaries to the clipped sum of a gradient function, and subtracts them after the noise."""
 
     def __init__(self, host: Host, insertion: Insertion, max_grad_norm: float | None = None) -> None:
         self._host, self._insertion = host, insertion
@@ -78,7 +78,7 @@ class JaxObserver:
             self._require_like(arrived)
             released, _ = privatizer.update(*call.args, **call.kwargs)
             self._require_like(released)
-            call.arguments[name] = self._insertion.take_off(arrived, released)
+            call.arguments[name] = self._insertion.subtract(arrived, released)
             return privatizer.update(*call.args, **call.kwargs)
 
         return privatizer._replace(update=marked(update))
@@ -109,7 +109,7 @@ class GradientInsertion:
 
     def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any) -> Any:
         length = self._draws.canary.scale * clip.norm(self._host.norm)
-        vectors = self._directions(num_numbers(total))
+        vectors = self._directions(num_entries(total))
         lengths = length * self._host.joins()
         canaries = _clipped(clip, args, total, vectors, lengths)
         joined = jax.tree.map(jnp.add, total, canaries)
@@ -126,16 +126,16 @@ class GradientInsertion:
             )
         self._host.add_pending(batch, joined)
 
-    def take_off(self, arrived: Any, released: Any) -> Any:
-        vectors = self._directions(num_numbers(arrived))
+    def subtract(self, arrived: Any, released: Any) -> Any:
+        vectors = self._directions(num_entries(arrived))
         products, given = (vectors.project(flat(tree)) for tree in (released, arrived))
         noisy = self._host.sampled(released, arrived)
         room = np.float32(tolerance_of(arrived))
         inserted = self._host.call(self._release, shape_of(products), products, given, *noisy, room)
-        return jax.tree.map(jnp.subtract, arrived, unflat(vectors.spread(inserted), arrived))
+        return jax.tree.map(jnp.subtract, arrived, unflat(vectors.weighted_sum(inserted), arrived))
 
     def _release(self, products: Any, arrived: Any, after: Any, before: Any, tolerance: Any) -> FloatArray:
-        """Keep the scores of a release; return what the canaries are in that which ``arrived`` for it."""
+        """Keep the scores of a release; return the part of the canaries in the sum that ``arrived``."""
         pending, scale = self._host.pop_pending(arrived, tolerance)
         scores = (np.asarray(products, np.float64) - scale * pending.batch) / self._host.norm
         self._host.keep(scores, after, before)
@@ -162,13 +162,13 @@ class GradientInsertion:
         return found.values, found.coordinates
 
 
-def num_numbers(tree: Any) -> int:
-    """Return how many numbers a gradient has."""
+def num_entries(tree: Any) -> int:
+    """Return the number of entries of a gradient."""
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def tolerance_of(tree: Any) -> float:
-    """Return by how much, of the largest, two ways to compute the same may differ."""
+    """Return the relative difference that rounding may make between two ways to compute a sum."""
     return max(_TOLERANCE, 4 * precision_of(tree))
 
 
@@ -180,26 +180,22 @@ def _clipped(clip: JaxClip, args: tuple[Any, ...], like: Any, vectors: Vectors, 
         rows = vectors.rows(inside, jnp.where(numbers == inside, lengths[inside], 0.0))
         return clip.total(args, unflat(rows, like))
 
-    return _added(clipped, _chunks(vectors, clip.multiple))
+    chunks = _chunks(vectors, clip.multiple)
+    first = clipped(chunks[0])
+    if len(chunks) == 1:
+        return first
+    add = lambda total, chunk: (jax.tree.map(jnp.add, total, clipped(chunk)), None)  # noqa: E731
+    return jax.lax.scan(add, first, chunks[1:])[0]
 
 
 def _has_strays(vectors: Vectors, canaries: jax.Array, tolerance: float) -> jax.Array:
     """Return whether there is more in a sum of canaries than multiples of them."""
-    strays = jnp.abs(canaries - vectors.spread(vectors.project(canaries)))
+    strays = jnp.abs(canaries - vectors.weighted_sum(vectors.project(canaries)))
     return jnp.max(strays) > tolerance * jnp.max(jnp.abs(canaries))
 
 
 def _chunks(vectors: Vectors, multiple: int) -> jax.Array:
     """Return numbers of canaries, as many a row as fit into memory; past the last canary there is none."""
-    fitting = max(1, _AT_ONCE // vectors.num_parameters)
+    fitting = max(1, _CHUNK_ENTRIES // vectors.num_parameters)
     size = multiple * math.ceil(min(fitting, vectors.num_canaries) / multiple)
     return jnp.arange(size * math.ceil(vectors.num_canaries / size)).reshape(-1, size)
-
-
-def _added(function: Any, chunks: jax.Array) -> Any:
-    """Return the sum of what ``function`` returns for each of the chunks."""
-    first = function(chunks[0])
-    if len(chunks) == 1:
-        return first
-    add = lambda total, chunk: (jax.tree.map(jnp.add, total, function(chunk)), None)  # noqa: E731
-    return jax.lax.scan(add, first, chunks[1:])[0]

@@ -17,6 +17,7 @@ from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 from torch import Tensor
 
 from dpaudit.errors import InputError
+from dpaudit.observers._patching import attribute_restored
 
 _UNSUPPORTED: dict[type, str] = {
     DistributedPerLayerOptimizer: "it clips and adds noise inside of the backward pass, a layer at a time; "
@@ -24,7 +25,6 @@ _UNSUPPORTED: dict[type, str] = {
     FSDPOptimizerFastGradientClipping: "no process has a whole gradient; observe the same training with "
     'grad_sample_mode="ghost" on a smaller model',
 }
-_MISSING = object()
 
 
 class OpacusClip(ABC):
@@ -129,6 +129,11 @@ def flat(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.detach().reshape(-1) for part in parts])
 
 
+def summed(optimizer: DPOptimizer) -> Tensor:
+    """Return the sum of the clipped gradients, as one vector of all parameters."""
+    return flat([parameter.summed_grad for parameter in optimizer.params])
+
+
 def split_like(vectors: Tensor, parameters: Sequence[Any]) -> Iterator[tuple[Any, Tensor]]:
     """Yield each parameter with its part of the last dimension, in the parameter's shape."""
     parts = torch.split_with_sizes(vectors, [parameter.numel() for parameter in parameters], dim=-1)
@@ -147,17 +152,3 @@ def restored(owner: Any) -> Iterator[None]:
         yield
     finally:
         vars(owner).update(before)
-
-
-@contextmanager
-def attribute_restored(owners: Sequence[Any], name: str) -> Iterator[None]:
-    """Restore one attribute of each owner at the end, or remove it where there was none."""
-    before = [getattr(owner, name, _MISSING) for owner in owners]
-    try:
-        yield
-    finally:
-        for owner, value in zip(owners, before, strict=True):
-            if value is not _MISSING:
-                setattr(owner, name, value)
-            elif hasattr(owner, name):
-                delattr(owner, name)

@@ -1,8 +1,8 @@
 """Gradient canaries of Opacus: directions of known length that are added to the sum of a step.
 
 :meth:`GradientCanaries.add_to_sum` is the place where such a canary joins the sum: as a row that the
-optimizer's own code clips and adds to ``p.summed_grad`` (``_clipping.py``). :class:`CanarySchedule` says
-where the canaries of a step point; the :class:`CanaryProjection` that comes back scores them in the release.
+optimizer's own code clips and adds to ``p.summed_grad`` (``_clipping.py``). The :class:`CanaryProjection`
+that it returns scores the canaries in the release.
 ``_observer.py`` calls both in a step, and subtracts the canaries again. Canaries that are examples are in
 ``_input_canaries.py``.
 """
@@ -28,6 +28,7 @@ _CHUNK_ENTRIES = 2**24  # of the rows of canaries that are in memory together
 _MIN_NORM_SHARE = 0.85  # of four layers with equal norms, one may be left out
 _FULL_NORM_SHARE = 0.99
 _MIN_SAMPLED = 32  # canaries that are entries of a data set
+_DEFAULT_NUM_CANARIES, _DEFAULT_NUM_SAMPLED = 64, 8192  # if the model has as many parameters
 
 
 class CanaryProjection(ABC):
@@ -35,15 +36,12 @@ class CanaryProjection(ABC):
 
     norm: float
     """The most that clipping lets one example add along the canaries."""
+    others: Tensor | float = 0.0
+    """What the other canaries of the step add along each; nothing, if they are orthogonal."""
 
     @abstractmethod
     def project(self, vector: Tensor) -> Tensor:
         """Return how much of each canary is in ``vector``: 1 if it is the canary itself."""
-
-    @property
-    def others(self) -> Tensor | float:
-        """What the other canaries of the step add along each; nothing, if they are orthogonal."""
-        return 0.0
 
 
 class StepCanaries(ABC):
@@ -61,56 +59,33 @@ class StepCanaries(ABC):
 
 
 class GradientCanaries(StepCanaries):
-    """Orthogonal directions of known length."""
-
-    def __init__(self, optimizer: DPOptimizer, draws: Draws, clip: OpacusClip) -> None:
-        self._scale, self._clip = draws.canary.scale, clip
-        self._schedule = CanarySchedule(optimizer, draws)
-        self.num_canaries = draws.num_canaries
-
-    def add_to_sum(self, index: int, members: IntArray, *, inserts: bool) -> CanaryProjection:
-        canaries = self._schedule.at(index)
-        if inserts:
-            vectors = canaries.vectors
-            numbers = torch.as_tensor(members, device=vectors.values.device)
-            count = max(1, _CHUNK_ENTRIES // vectors.num_parameters)
-            for start in range(0, len(numbers), count):
-                rows = vectors.rows(numbers[start : start + count], self._scale * canaries.norm)
-                self._clip.add_to_sum(rows)
-        return canaries
-
-
-@dataclass(frozen=True, eq=False)
-class ClippedCanaries(CanaryProjection):
-    """Unit vectors, and the norm that each has after clipping if it was longer before."""
-
-    vectors: CanaryVectors
-    norm: float
-
-    def project(self, vector: Tensor) -> Tensor:
-        return self.vectors.project(vector) / self.norm
-
-
-class CanarySchedule:
-    """The canaries of each step; directions are drawn again only if the canaries move.
+    """Orthogonal directions of known length, drawn again in each step only if the canaries move.
 
     Flat clipping leaves a canary's direction alone. Clipping of each layer by a norm of its own does not:
     there a canary has a part in each layer, of that layer's norm, so that all of them together reach the
     norm that the noise is made for.
     """
 
-    def __init__(self, optimizer: DPOptimizer, draws: Draws) -> None:
-        self._optimizer, self._draws = optimizer, draws
+    def __init__(self, optimizer: DPOptimizer, draws: Draws, clip: OpacusClip) -> None:
+        self._optimizer, self._draws, self._clip = optimizer, draws, clip
+        self.num_canaries = draws.num_canaries
         self._index = -1
         self._vectors = self._draw(0)
 
-    def at(self, index: int) -> ClippedCanaries:
-        """Return the canaries of one step, at the clipping norm that holds now."""
+    def add_to_sum(self, index: int, members: IntArray, *, inserts: bool) -> CanaryProjection:
         if self._draws.canary.moving and index != self._index:
             self._index, self._vectors = index, self._draw(index)
-        return ClippedCanaries(self._vectors, self._norm())
+        vectors, norm = self._vectors, self._norm()
+        if inserts:
+            numbers = torch.as_tensor(members, device=vectors.values.device)
+            count = max(1, _CHUNK_ENTRIES // vectors.num_parameters)
+            for start in range(0, len(numbers), count):
+                rows = vectors.rows(numbers[start : start + count], self._draws.canary.scale * norm)
+                self._clip.add_to_sum(rows)
+        return ClippedCanaries(vectors, norm)
 
     def _norm(self) -> float:
+        """Return the clipping norm that holds now, over the layers that canaries have a part in."""
         norms = self._layer_norms()
         return float(self._optimizer.max_grad_norm) if norms is None else math.hypot(*norms)
 
@@ -132,6 +107,17 @@ class CanarySchedule:
         return CanaryVectors.of(_layer_directions(self._draws, index, sizes, shares), like)
 
 
+@dataclass(frozen=True, eq=False)
+class ClippedCanaries(CanaryProjection):
+    """Unit vectors, and the norm that each has after clipping if it was longer before."""
+
+    vectors: CanaryVectors
+    norm: float
+
+    def project(self, vector: Tensor) -> Tensor:
+        return self.vectors.project(vector) / self.norm
+
+
 def _layer_directions(draws: Draws, index: int, sizes: list[int], shares: FloatArray) -> Directions:
     """Draw canaries with a part in every layer whose share is not 0."""
     rng = draws.direction_rng(index)
@@ -151,15 +137,15 @@ def _layer_coordinates(part: Directions, size: int) -> IntArray:
     return np.minimum(np.arange(part.values.size).reshape(part.values.shape), size - 1)
 
 
-def default_num_canaries(optimizer: DPOptimizer, limit: int) -> int:
-    """Return how many fit into the model (per-layer clipping: its largest layer), up to ``limit``."""
+def default_num_canaries(optimizer: DPOptimizer) -> int:
+    """Return 64, or how many fit into a smaller model (per-layer clipping: into its largest layer)."""
     sizes = _sizes(optimizer)
-    return min(limit, max(sizes) if hasattr(optimizer, "max_grad_norms") else sum(sizes))
+    return min(_DEFAULT_NUM_CANARIES, max(sizes) if hasattr(optimizer, "max_grad_norms") else sum(sizes))
 
 
-def default_num_sampled(optimizer: DPOptimizer, limit: int) -> int:
-    """Return the number of parameters, up to ``limit``, or fewer so that enough layers have a part."""
-    sizes = _sizes(optimizer)
+def default_num_sampled(optimizer: DPOptimizer) -> int:
+    """Return the number of parameters, up to 8,192, or fewer so that enough layers have a part."""
+    sizes, limit = _sizes(optimizer), _DEFAULT_NUM_SAMPLED
     if not hasattr(optimizer, "max_grad_norms"):
         return min(limit, sum(sizes))
     counts = {min(limit, size) for size in sizes if size >= _MIN_SAMPLED}

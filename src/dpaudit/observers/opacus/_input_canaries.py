@@ -12,25 +12,28 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from opacus.grad_sample.gsm_base import AbstractGradSampleModule
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.utils.data import Subset
 
 from dpaudit._torch import HeldOutData, tensor_fingerprints
-from dpaudit._torch._crafting import Crafting, Examples
+from dpaudit._torch._crafting import CanarySequence, Crafting, Examples, loss_of_one
 from dpaudit._types import IntArray
 from dpaudit.canaries import Coins, InputCanary, split_places
 from dpaudit.errors import InputError
-from dpaudit.observers.opacus._clipping import PerSampleClip, attribute_restored, flat, restored
+from dpaudit.observers._patching import attribute_restored
+from dpaudit.observers.opacus._clipping import PerSampleClip, flat, restored, summed
 from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
 
-_CRAFTING = 4  # a purpose of randomness, besides those of Draws and of the places of entries
+_CRAFTING = 4  # a purpose of randomness, besides those of Draws and of the positions of entries
 _READ_CHUNK = 1_000  # examples of a data set that are in memory together
 _GRADIENT_CHUNK = 16  # canaries whose gradients are found together
 _MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no direction to score along
@@ -50,7 +53,7 @@ def hold_out(
     """
     kept, held = split_places(len(data), num_held_out, seed)
     rest = Subset(data, kept.tolist())
-    inputs, targets = _stacked([data[place] for place in held.tolist()])
+    inputs, targets = _stacked([data[index] for index in held.tolist()])
     known, largest = _fingerprints_and_classes(rest)
     count = 1 + max(largest, int(targets.max())) if num_classes is None else num_classes
     return rest, HeldOutData.split_off(inputs, targets, count).apart_from(known)
@@ -70,7 +73,7 @@ def _fingerprints_and_classes(data: Any) -> tuple[set[int], int]:
     """Return the fingerprints of all inputs, and the largest class."""
     found: set[int] = set()
     largest = 0
-    pairs = (data[place] for place in range(len(data)))
+    pairs = (data[index] for index in range(len(data)))
     while chunk := list(islice(pairs, _READ_CHUNK)):
         inputs, targets = _stacked(chunk)
         found.update(tensor_fingerprints(inputs))
@@ -110,32 +113,24 @@ class InputCanaries(StepCanaries):
         backward: BackwardPass,
         data: HeldOutData,
     ) -> None:
-        self._optimizer, self._canary, self._coins = optimizer, canary, coins
-        self._model, self._backward = model, backward
+        self._optimizer, self._model, self._backward = optimizer, model, backward
         self._data = data.to(optimizer.params[0].device)
-        self._examples: Examples | None = None
-        self._made_at: int | None = None
+        self._canaries = CanarySequence(canary, coins, _CRAFTING)
         self.num_canaries = coins.num_canaries
 
     def add_to_sum(self, index: int, members: IntArray, *, inserts: bool) -> CanaryProjection:
         assert inserts  # several processes are refused
-        examples = self.examples(index)
+        examples = self._canaries.at(index, self._craft)
         directions = _clipped(self._model.gradients(examples), self._optimizer)
         numbers = torch.as_tensor(members, device=directions.device)
         each = directions.new_zeros(0, directions.shape[1])
         if len(numbers):
-            before = self._sum()
+            before = summed(self._optimizer)
             each = self._backward.add_to_sum(Examples(examples.inputs[numbers], examples.targets[numbers]))
-            _check_independent(self._sum() - before, each, before)
+            _check_independent(summed(self._optimizer) - before, each, before)
         return GradientProjection.of(directions, numbers, each, float(self._optimizer.max_grad_norm))
 
-    def examples(self, index: int) -> Examples:
-        """Return the canaries of a step."""
-        if self._examples is None or self._canary.is_due(index, self._made_at):
-            self._examples, self._made_at = self._craft(index), index
-        return self._examples
-
-    def _craft(self, index: int) -> Examples:
+    def _craft(self, canary: InputCanary, num_canaries: int, rng: np.random.Generator) -> Examples:
         crafting = Crafting(
             model=self._model.module,
             loss=self._model.loss,
@@ -143,25 +138,19 @@ class InputCanaries(StepCanaries):
             max_grad_norm=float(self._optimizer.max_grad_norm),
         )
         with self._model.without_hooks():
-            return crafting(self._canary, self.num_canaries, self._coins.rng(index, _CRAFTING))
-
-    def _sum(self) -> Tensor:
-        return flat([parameter.summed_grad for parameter in self._optimizer.params])
+            return crafting(canary, num_canaries, rng)
 
 
 def _clipped(parts: list[Tensor], optimizer: DPOptimizer) -> Tensor:
     """Clip gradients as the optimizer claims to: each layer by its own norm, or all layers together."""
     norms = getattr(optimizer, "max_grad_norms", None)
     if norms is None:
-        return _clip_rows(torch.cat(parts, dim=1), float(optimizer.max_grad_norm))
-    layers = zip(parts, norms, strict=True)
-    return torch.cat([_clip_rows(part, float(norm)) for part, norm in layers], dim=1)
-
-
-def _clip_rows(rows: Tensor, norm: float) -> Tensor:
-    lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    clipped: Tensor = rows * (norm / lengths.clamp(min=norm))
-    return clipped
+        parts, norms = [torch.cat(parts, dim=1)], [optimizer.max_grad_norm]
+    clipped = []
+    for rows, norm in zip(parts, map(float, norms), strict=True):
+        lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+        clipped.append(rows * (norm / lengths.clamp(min=norm)))
+    return torch.cat(clipped, dim=1)
 
 
 def _check_independent(together: Tensor, each: Tensor, batch: Tensor) -> None:
@@ -182,8 +171,8 @@ class GradientProjection(CanaryProjection):
 
     directions: Tensor  # canaries x parameters
     squares: Tensor
-    of_others: Tensor
     norm: float
+    others: Tensor
 
     @classmethod
     def of(cls, directions: Tensor, members: Tensor, each: Tensor, norm: float) -> GradientProjection:
@@ -194,14 +183,10 @@ class GradientProjection(CanaryProjection):
         squares = torch.where(usable, lengths.square(), 1.0)
         of_all = directions @ each.sum(dim=0)
         own = torch.zeros_like(of_all).index_copy_(0, members, (directions[members] * each).sum(dim=1))
-        return cls(directions, squares, (of_all - own) / squares, norm)
+        return cls(directions, squares, norm, (of_all - own) / squares)
 
     def project(self, vector: Tensor) -> Tensor:
         return self.directions @ vector / self.squares
-
-    @property
-    def others(self) -> Tensor:
-        return self.of_others
 
 
 class BackwardPass(ABC):
@@ -261,7 +246,7 @@ class PerSampleBackward(BackwardPass):
         for parameter in self._optimizer.params:
             parameter.summed_grad = None
         clip.add_to_sum(row)
-        return flat([parameter.summed_grad for parameter in self._optimizer.params])
+        return summed(self._optimizer)
 
 
 class GhostBackward(BackwardPass):
@@ -312,16 +297,11 @@ class UnwrappedModel:
         """Return examples x entries for each parameter of the optimizer."""
         values = dict(self.module.named_parameters())
         parameters = {name: values[name].detach() for name in self._names}
-        each: Any = vmap(
-            grad(self._loss_of_one), in_dims=(None, 0, 0), randomness="different", chunk_size=_GRADIENT_CHUNK
-        )
+        one = grad(partial(loss_of_one, self.module, self.loss))
+        each: Any = vmap(one, in_dims=(None, 0, 0), randomness="different", chunk_size=_GRADIENT_CHUNK)
         with self.without_hooks(), torch.random.fork_rng(devices=[]):
             found = each(parameters, examples.inputs, examples.targets)
         return [found[name].flatten(1) for name in self._names]
-
-    def _loss_of_one(self, parameters: dict[str, Tensor], one: Tensor, target: Tensor) -> Tensor:
-        outputs = functional_call(self.module, parameters, (one[None],))
-        return self.loss(outputs, target[None])[0]
 
 
 def _parameter_names(module: nn.Module, optimizer: DPOptimizer) -> list[str]:

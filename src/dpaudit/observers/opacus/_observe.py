@@ -1,14 +1,13 @@
 """``observe()`` for Opacus: a context around the training loop.
 
-It checks what it gets, and sets up one of three audits: gradients or examples that join each step by a fair
-coin, or gradients that are entries of the data set, which the training's own sampler draws. What happens in a
-step then is in ``_observer.py``.
+It checks its arguments and sets up one of three audits: gradients or examples that join each step by a fair
+coin, or gradients that are entries of the data set, which the training's own sampler draws. ``_observer.py``
+has what happens in a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
@@ -53,7 +52,7 @@ from dpaudit.recording import (
     WholeRunRecorder,
 )
 
-_GRADIENTS, _SAMPLED, _INPUTS = 64, 8192, 16  # canaries if no number is given; of gradients at most these
+_NUM_INPUTS = 16  # canaries if no number is given
 _DIRAC = Dirac()
 
 
@@ -110,27 +109,25 @@ def observe(
         "num_steps": num_steps,
         "confidence": confidence,
         "noise": NoiseLog(),
-        "facts": partial(_training_info, optimizer, canary),
+        "facts": lambda: TrainingInfo(
+            canary=canary,
+            max_grad_norm=float(optimizer.max_grad_norm),
+            batch_size=optimizer.expected_batch_size,
+        ),
     }
-    live: dict[str, Any] = {"every": every, "callbacks": callbacks}
+    if sampling and (callbacks or every is not None):
+        name = "callbacks" if callbacks else "every"
+        raise InputError(f"Expected no {name} with sampling=True: there is no bound before the last step.")
+    if not sampling:
+        shared |= {"every": every, "callbacks": callbacks}
     if isinstance(canary, InputCanary):
-        examples: dict[str, Any] = {"module": module, "criterion": criterion, "held_out": held_out}
-        observer = _setup_inputs(optimizer, canary, num_canaries, seed, **examples, **shared, **live)
-    elif sampling:
-        _check_no_live_bound(**live)
-        observer = _setup_sampling(optimizer, canary, num_canaries, seed, clip=clip, **shared)
+        shared |= {"module": module, "criterion": criterion, "held_out": held_out}
+        observer = _setup_inputs(optimizer, canary, num_canaries, seed, **shared)
     else:
-        observer = _setup_gradients(optimizer, canary, num_canaries, seed, clip=clip, **shared, **live)
+        shared |= {"clip": clip, "sampling": sampling}
+        observer = _setup_gradients(optimizer, canary, num_canaries, seed, **shared)
     with observer.installed():
         yield observer.recorder
-
-
-def _training_info(optimizer: DPOptimizer, canary: GradientCanary | InputCanary) -> TrainingInfo:
-    return TrainingInfo(
-        canary=canary,
-        max_grad_norm=float(optimizer.max_grad_norm),
-        batch_size=optimizer.expected_batch_size,
-    )
 
 
 def _setup_gradients(
@@ -140,55 +137,36 @@ def _setup_gradients(
     seed: int,
     *,
     clip: OpacusClip,
+    sampling: bool,
     loader: Any,
     ranks: Ranks,
     given: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
-    """Set up gradients that join each step by a fair coin; ``options`` are those of the recorder."""
-    count = default_num_canaries(optimizer, _GRADIENTS) if num_canaries is None else num_canaries
-    draws = Draws(canary, count, seed)
-    params = OpacusParamsReader(optimizer, loader)
-    recorder = Recorder(
-        claim=ReadClaim(params, given),
-        signal=min(canary.scale, 1.0),
-        not_covered=clip.not_covered + uncovered_layers(norm_share(optimizer, count), count),
-        **options,
-    )
-    canaries = GradientCanaries(optimizer, draws, clip)
-    return OpacusObserver(optimizer, recorder, params, canaries, CoinMembership(draws), ranks=ranks)
+    """Set up gradients that join each step by a fair coin, or that the training's own sampler draws.
 
-
-def _setup_sampling(
-    optimizer: DPOptimizer,
-    canary: GradientCanary,
-    num_canaries: int | None,
-    seed: int,
-    *,
-    clip: OpacusClip,
-    loader: Any,
-    ranks: Ranks,
-    given: DPSGDParams,
-    **options: Any,
-) -> OpacusObserver:
-    """Set up gradients that are entries of the data set, which the training's own sampler draws."""
-    count = default_num_sampled(optimizer, _SAMPLED) if num_canaries is None else num_canaries
-    share = norm_share(optimizer, count)
-    check_norm_share(share, count)
-    draws = Draws(canary, count, seed)
-    membership = SampledMembership(draws, optimizer, loader, clip)
-    # the claimed rate is the accounted one, if there is any; the loader's is what is audited
-    knows_rate = given.sample_rate is not None or accounted_rate(optimizer) is not None
-    params = OpacusParamsReader(optimizer, None if knows_rate else loader)
-    recorder = WholeRunRecorder(
-        draws.entries(),
-        claim=ReadClaim(params, given),
-        reach=share,
-        finished=membership.check_complete,
-        signal=min(canary.scale, 1.0),
-        not_covered=clip.not_covered + uncovered_layers(share, count),
-        **options,
-    )
+    ``options`` are those of the recorder.
+    """
+    if num_canaries is None:
+        num_canaries = (default_num_sampled if sampling else default_num_canaries)(optimizer)
+    draws = Draws(canary, num_canaries, seed)
+    share = norm_share(optimizer, num_canaries)
+    options["signal"] = min(canary.scale, 1.0)
+    options["not_covered"] = clip.not_covered + uncovered_layers(share, num_canaries)
+    membership: CoinMembership | SampledMembership
+    recorder: Recorder | WholeRunRecorder
+    if sampling:
+        check_norm_share(share, num_canaries)
+        membership = SampledMembership(draws, optimizer, loader, clip)
+        # the claimed rate is the accounted one, if there is any; the loader's is what is audited
+        knows_rate = given.sample_rate is not None or accounted_rate(optimizer) is not None
+        params = OpacusParamsReader(optimizer, None if knows_rate else loader)
+        options |= {"reach": share, "finished": membership.check_complete}
+        recorder = WholeRunRecorder(draws.entries(), claim=ReadClaim(params, given), **options)
+    else:
+        membership = CoinMembership(draws)
+        params = OpacusParamsReader(optimizer, loader)
+        recorder = Recorder(claim=ReadClaim(params, given), **options)
     canaries = GradientCanaries(optimizer, draws, clip)
     return OpacusObserver(optimizer, recorder, params, canaries, membership, ranks=ranks)
 
@@ -208,7 +186,7 @@ def _setup_inputs(
     **options: Any,
 ) -> OpacusObserver:
     """Set up examples, made from held-out data, that join each step by a fair coin."""
-    coins = Coins(_INPUTS if num_canaries is None else num_canaries, seed)
+    coins = Coins(_NUM_INPUTS if num_canaries is None else num_canaries, seed)
     if not isinstance(module, nn.Module):
         raise InputError(
             "Expected module=..., the model that PrivacyEngine.make_private returned: it finds the "
@@ -265,11 +243,3 @@ def _check_canary(
             f"Expected one process with {canary!r}, got an optimizer that adds up gradients of several: "
             "observe those with a canary that is a gradient, such as Dirac()."
         )
-
-
-def _check_no_live_bound(every: int | None, callbacks: Sequence[Callable[[LiveBound], None]]) -> None:
-    for name, is_given in (("callbacks", bool(callbacks)), ("every", every is not None)):
-        if is_given:
-            raise InputError(
-                f"Expected no {name} with sampling=True: there is no bound before the last step."
-            )

@@ -27,7 +27,7 @@ from torch.utils.data import BatchSampler
 from dpaudit._types import BoolArray
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import replaced
-from dpaudit.observers.opacus._clipping import flat, split_like
+from dpaudit.observers.opacus._clipping import flat, split_like, summed
 from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
 from dpaudit.observers.opacus._sampling import Membership
 from dpaudit.recording import CoordinateSample, DPSGDParams, Recorder, WholeRunRecorder
@@ -35,7 +35,7 @@ from dpaudit.recording import CoordinateSample, DPSGDParams, Recorder, WholeRunR
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """What is known between the noise and the update."""
+    """A step between the noise and the update."""
 
     projection: CanaryProjection
     present: BoolArray
@@ -83,7 +83,7 @@ class OpacusObserver:
     def _insert_and_add_noise(self) -> None:
         """Stand in for ``add_noise``, which the optimizer calls once for the sum of a step."""
         parameters = self._optimizer.params
-        sums = [_checked_sum(parameter, place) for place, parameter in enumerate(parameters)]
+        sums = [_checked_sum(parameter, index) for index, parameter in enumerate(parameters)]
         for parameter, own in zip(parameters, sums, strict=True):
             parameter.summed_grad = _marked_like(own.clone(), own)
         try:
@@ -101,7 +101,7 @@ class OpacusObserver:
         members = self._membership.members(index)
         projection = self._canaries.add_to_sum(index, members, inserts=self._ranks.inserts)
         batch = flat(sums)
-        total = flat([parameter.summed_grad for parameter in self._optimizer.params])
+        total = summed(self._optimizer)
         self._params.note_step()
         present = np.zeros(self._canaries.num_canaries, dtype=np.bool_)
         present[members] = True
@@ -120,7 +120,9 @@ class OpacusObserver:
         released = flat([parameter.grad for parameter in self._optimizer.params])
         scores = step.projection.project(released) * divisor - self._ranks.sum(step.known)
         self._keep_noise(released.index_select(0, self._indices) * divisor, step)
-        self._subtract(self._ranks.inserted(step.inserted) / divisor)
+        inserted = self._ranks.inserted(step.inserted) / divisor
+        for parameter, part in split_like(inserted, self._optimizer.params):
+            parameter.grad = parameter.grad - part.to(parameter.grad.dtype)
         self.recorder.record(scores.double().cpu().numpy(), step.present)
 
     def _keep_noise(self, released: Tensor, step: _Step) -> None:
@@ -133,10 +135,6 @@ class OpacusObserver:
             eps=torch.finfo(known.dtype).eps,
         )
 
-    def _subtract(self, inserted: Tensor) -> None:
-        for parameter, part in split_like(inserted, self._optimizer.params):
-            parameter.grad = parameter.grad - part.to(parameter.grad.dtype)
-
     def _divisor(self) -> float:
         """Return what the sum was divided by since the noise."""
         if self._optimizer.loss_reduction == "sum":
@@ -145,7 +143,7 @@ class OpacusObserver:
         return float(examples * self._ranks.world_size)
 
     def _end_step(self) -> _Step | None:
-        """Give the optimizer its own sums back; return the step that is going on, if any."""
+        """Restore the optimizer's own sums; return the step in progress, if any."""
         step, self._step = self._step, None
         if step is not None:
             self._restore(step.sums)
@@ -162,12 +160,12 @@ def check_unobserved(optimizer: DPOptimizer) -> None:
         raise InputError("Expected an optimizer that is not observed, got one that another observer is at.")
 
 
-def _checked_sum(parameter: Any, place: int) -> Tensor:
+def _checked_sum(parameter: Any, index: int) -> Tensor:
     summed: Tensor = parameter.summed_grad
     shape = None if summed is None else tuple(summed.shape)
     if shape != tuple(parameter.shape):
         raise InputError(
-            f"Expected a summed gradient of shape {tuple(parameter.shape)} for parameter {place} of the "
+            f"Expected a summed gradient of shape {tuple(parameter.shape)} for parameter {index} of the "
             f"optimizer, got {shape}: is its grad_sample examples x shape?"
         )
     return summed
@@ -241,13 +239,13 @@ class OpacusParamsReader:
 
 def loader_rate(loader: Any) -> float:
     """Return the sample rate of the loader that ``make_private`` or ``BatchMemoryManager`` gave."""
-    place, has_one_size = loader, False
+    owner, has_one_size = loader, False
     for name in ("batch_sampler", "sampler", "sampler"):  # a sampler may be inside of one that splits
-        rate = getattr(place, "sample_rate", None)
+        rate = getattr(owner, "sample_rate", None)
         if rate is not None:
             return float(rate)
-        place = getattr(place, name, None)
-        has_one_size = has_one_size or isinstance(place, BatchSampler)
+        owner = getattr(owner, name, None)
+        has_one_size = has_one_size or isinstance(owner, BatchSampler)
     if has_one_size:
         raise InputError(
             f"Expected a loader that is Poisson-sampled, which the claim counts with, got a "

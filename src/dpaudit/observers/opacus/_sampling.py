@@ -34,7 +34,7 @@ from dpaudit.observers.opacus._clipping import OpacusClip
 _Changes: TypeAlias = dict[tuple[Any, str], Any]  # of an object's attribute
 _Epoch: TypeAlias = Callable[[], Iterator[Any]]  # begins to draw the batches of an epoch
 
-_PLACES = 3  # a purpose of randomness, besides those of Draws
+_POSITIONS = 3  # a purpose of randomness, besides those of Draws
 _MIN_EXPECTED = 20  # draws expected; to see none of them then has a probability of two in a billion
 _MAX_DEVIATION = 6.0  # standard errors
 _MARK = "_observed_by_dpaudit"
@@ -75,7 +75,7 @@ class CoinMembership(Membership):
 class SampledMembership(Membership):
     """Lets the loader's batch sampler draw canaries too, and removes them from the batches again.
 
-    They are at random places among the examples. A batch's canaries join the step that its examples join.
+    They are at random positions among the examples. A batch's canaries join the step that its examples join.
     """
 
     def __init__(self, draws: Draws, optimizer: DPOptimizer, loader: Any, clip: OpacusClip) -> None:
@@ -83,9 +83,9 @@ class SampledMembership(Membership):
         sampler, canaries = _batch_sampler(loader), np.flatnonzero(draws.entries())
         self._sampler = SamplerWithCanaries.of(sampler, len(canaries))
         total = self._sampler.num_examples + len(canaries)
-        places = draws.rng(0, _PLACES).choice(total, len(canaries), replace=False, shuffle=False)
-        self._canary = np.full(total, -1)  # the number of the canary at each place, -1 for an example
-        self._canary[np.sort(places)] = canaries
+        positions = draws.rng(0, _POSITIONS).choice(total, len(canaries), replace=False, shuffle=False)
+        self._canary = np.full(total, -1)  # the number of the canary at each position, -1 for an example
+        self._canary[np.sort(positions)] = canaries
         self._example = np.cumsum(self._canary < 0) - 1
         self._num_batches, self._num_drawn, self._num_added = 0, 0, 0
         num_prefetched = int(loader.num_workers * (loader.prefetch_factor or 0))
@@ -126,24 +126,24 @@ class SampledMembership(Membership):
     def _batches(self, epoch: _Epoch) -> Iterator[list[int]]:
         """Yield the batches of an epoch, without canaries."""
         self._queue.start_epoch(self._clip.pending_batch_sizes())
-        num_places = 0
+        num_entries = 0
         for batch in self._sampler.batches(epoch):
-            places = np.asarray(batch, dtype=np.int64)
-            canaries = self._canary[places]
+            entries = np.asarray(batch, dtype=np.int64)
+            canaries = self._canary[entries]
             members = canaries[canaries >= 0]
             self._num_batches += 1
             self._num_drawn += len(members)
-            self._num_added += int((places >= self._sampler.num_examples).sum())
-            num_places += len(places)
-            self._queue.push(members, len(places) - len(members))
-            yield self._example[places[canaries < 0]].tolist()
+            self._num_added += int((entries >= self._sampler.num_examples).sum())
+            num_entries += len(entries)
+            self._queue.push(members, len(entries) - len(members))
+            yield self._example[entries[canaries < 0]].tolist()
         self._queue.end_epoch()
-        self._check_added_places(num_places)
+        self._check_new_entries(num_entries)
 
-    def _check_added_places(self, num_places: int) -> None:
+    def _check_new_entries(self, num_entries: int) -> None:
         """Raise if the sampler keeps a list of entries from before: it would leave most examples out."""
         old, total = self._sampler.num_examples, len(self._canary)
-        expected = num_places * (total - old) / total
+        expected = num_entries * (total - old) / total
         if self._num_added == 0 and not self._sampler.is_trusted and expected > _MIN_EXPECTED:
             raise InputError(
                 f"Expected the {self._sampler.name} to draw from {total} entries when it says so, "

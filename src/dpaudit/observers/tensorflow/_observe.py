@@ -18,7 +18,7 @@ import tensorflow as tf
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
 from dpaudit.errors import InputError
-from dpaudit.observers._patching import with_block
+from dpaudit.observers._patching import attribute_restored, replaced, with_block
 from dpaudit.observers.tensorflow._clipping import (
     CanaryTape,
     CanaryTensors,
@@ -40,7 +40,7 @@ from dpaudit.recording import (
 _NOT_POISSON = (
     "how batches are drawn does not show: those of fit() are shuffled, and the claim is of Poisson sampling"
 )
-_SEVERAL = (
+_SHARED_MICROBATCHES = (
     "microbatches have several examples each: a canary is a microbatch of its own, so that it does not show "
     "that one of several examples can move a clipped mean by up to twice the clipping norm"
 )
@@ -92,15 +92,13 @@ def observe(
     num_before = int(optimizer.iterations.numpy())
     host = HostCallbacks(recorder, draws, calls_per_step=calls_per_step, calls_before=num_before)
     observer = TensorFlowObserver(optimizer, clip=clip, scale=canary.scale, host=host, params=params)
-    observer.attach()
     try:
-        yield recorder
+        with observer.installed():
+            yield recorder
     except Exception:
         if observer.raised is None:
             raise
         raise observer.raised from None
-    finally:
-        observer.detach()
     observer.check_all_observed()
 
 
@@ -123,24 +121,20 @@ class TensorFlowObserver:
         self._optimizer, self._clip, self._scale = optimizer, clip, scale
         self._host, self._params = host, params
         self.raised: Exception | None = None
-
-    def attach(self) -> None:
-        """Replace ``_compute_gradients``, until ``detach``."""
-        self._own = self._optimizer._compute_gradients
-        self._was_patched = "_compute_gradients" in vars(self._optimizer)
+        self._own = optimizer._compute_gradients
         self._updates_before = self._num_updates()
-        self._optimizer._compute_gradients = self._compute_gradients
 
-    def detach(self) -> None:
-        """Restore the optimizer; graphs that were traced meanwhile get no canaries from now on."""
-        self._host.is_active = False
-        if self._was_patched:
-            self._optimizer._compute_gradients = self._own
-        else:
-            del self._optimizer._compute_gradients
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Observe the steps inside of the block; graphs that were traced there get no canaries after it."""
+        with replaced(self._optimizer, "_compute_gradients", self._compute_gradients):
+            try:
+                yield
+            finally:
+                self._host.is_active = False
 
     def check_all_observed(self) -> None:
-        """Raise if updates were made by a graph that was traced before ``attach``."""
+        """Raise if updates were made by a graph that was traced before ``observe()``."""
         updates = self._num_updates() - self._updates_before
         if updates > self._host.num_calls:
             raise InputError(
@@ -165,7 +159,8 @@ class TensorFlowObserver:
         taped = CanaryTape(
             tape, present=call.present, length=self._scale * self._clip.norm, draw=call.canaries
         )
-        with _attribute_restored(self._optimizer, "_num_microbatches") as number:
+        number = self._optimizer._num_microbatches
+        with attribute_restored([self._optimizer], "_num_microbatches"):
             if number is not None:
                 self._optimizer._num_microbatches = number + taped.num_present
             if callable(loss):
@@ -186,7 +181,8 @@ class TensorFlowObserver:
         scores = taped.canaries.project(flat(released) - flat(batch)) / self._clip.norm
         coordinates = CoordinateSample.of([variable.shape.num_elements() for variable in variables])
         self._host.leaves = coordinates.leaves
-        self._host.eps = max(_eps(part) for part in gradients)
+        finfo = tf.experimental.numpy.finfo
+        self._host.eps = max(float(finfo(part.dtype.as_numpy_dtype).eps) for part in gradients)
         noisy = [tf.gather(flat(parts), coordinates.indices) for parts in (released, batch, inserted)]
         call.end(scores, taped.microbatch_size, tf.stack([noisy[0], noisy[1] + noisy[2]]) / self._clip.norm)
         without = [part - canaries for part, canaries in zip(released, inserted, strict=True)]
@@ -217,13 +213,9 @@ class HostCallbacks:
         self._step: tuple[BoolArray, FloatArray, FloatArray] | None = None
         self.leaves: tuple[int, ...] = ()  # of the coordinates whose noise is kept
         self.eps = 0.0
+        self.num_canaries = draws.num_canaries  # present or not
         self.num_calls = 0
         self.is_active = True
-
-    @property
-    def num_canaries(self) -> int:
-        """How many there are, present or not."""
-        return self._draws.num_canaries
 
     def begin(self) -> tuple[IntArray, BoolArray]:
         """Return the number of this call, and which canaries are present in it."""
@@ -237,11 +229,13 @@ class HostCallbacks:
     def directions(self, _: int, num_parameters: int) -> tuple[FloatArray, IntArray]:
         """Return values and coordinates of the canaries of this call."""
         found = self._draws.directions(self._recorder.num_done, int(num_parameters))
-        places = found.coordinates
-        if places is None:
-            places = np.arange(found.values.size).reshape(found.values.shape)
-        places = np.minimum(places, num_parameters - 1)  # zeros that pad the last row may go anywhere
-        return found.values.astype(np.float32), places.astype(np.int32)
+        coordinates = found.coordinates
+        if coordinates is None:
+            coordinates = np.arange(found.values.size).reshape(found.values.shape)
+        coordinates = np.minimum(
+            coordinates, num_parameters - 1
+        )  # zeros that pad the last row may go anywhere
+        return found.values.astype(np.float32), coordinates.astype(np.int32)
 
     def end(self, number: int, scores: FloatArray, microbatch_size: int, noisy: FloatArray) -> None:
         """Take the scores of this call; record them if it is the last one of its step.
@@ -255,7 +249,7 @@ class HostCallbacks:
             raise InputError("Expected one step after the other, got several of one graph at the same time.")
         self.num_calls += 1
         if microbatch_size > 1:
-            self._recorder.not_covered = (_NOT_POISSON, _SEVERAL)
+            self._recorder.not_covered = (_NOT_POISSON, _SHARED_MICROBATCHES)
         if self._step is None:
             return
         present, summed, both = self._step[0], self._step[1] + scores, self._step[2] + noisy
@@ -283,10 +277,10 @@ class _GraphCall:
         """Return the canaries of this call."""
         self._host.directions(0, num_parameters)  # so that an error is raised before anything is traced
         inputs, dtypes = [self._number, num_parameters], [tf.float32, tf.int32]
-        values, places = self._callback(self._host.directions, inputs, dtypes)
-        for part in (values, places):
+        values, coordinates = self._callback(self._host.directions, inputs, dtypes)
+        for part in (values, coordinates):
             part.set_shape([None, self._host.num_canaries])
-        return CanaryTensors(values, places, num_parameters)
+        return CanaryTensors(values, coordinates, num_parameters)
 
     def end(self, scores: Any, microbatch_size: Any, noisy: Any) -> None:
         """Hand over the scores, and what was released above the sum that went into it."""
@@ -306,10 +300,6 @@ def _sum_where(present: Any, rows: Any) -> Any:
     return tf.reduce_sum(tf.where(mask, rows, tf.zeros_like(rows)), axis=0)
 
 
-def _eps(part: Any) -> float:
-    return float(tf.experimental.numpy.finfo(part.dtype.as_numpy_dtype).eps)
-
-
 def _check_one_replica() -> None:
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
@@ -317,12 +307,3 @@ def _check_one_replica() -> None:
             f"Expected a training on one device, got a strategy with {replicas}: each of them adds "
             "noise of its own, and no observer sees their sum."
         )
-
-
-@contextmanager
-def _attribute_restored(owner: Any, name: str) -> Iterator[Any]:
-    value = getattr(owner, name)
-    try:
-        yield value
-    finally:
-        setattr(owner, name, value)

@@ -1,7 +1,7 @@
 """Canaries in the steps of one training: gradients that join its sum, and how visible they are in it.
 
 ``GradientInserter`` has orthogonal directions that are known before the training, ``InputInserter`` examples
-whose gradients at the weights of a step are the directions to look along.
+whose gradients at the weights of a step are the directions that they are scored along.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpaudit._torch import CanaryVectors, HeldOutData, require_fitting
-from dpaudit._torch._crafting import Crafting, Examples, Tell, nobody
+from dpaudit._torch._crafting import CanarySequence, Crafting, Examples, ProgressCallback
 from dpaudit._types import FloatArray
 from dpaudit.canaries import Coins, Draws, GradientCanary, InputCanary
 from dpaudit.training._seeds import generator
@@ -27,7 +27,7 @@ from dpaudit.training.gradients import Rows, per_example, refuse_batch_norm, tra
 
 # purposes of random streams, besides those of Draws
 SECOND_BATCH, CRAFTING, AUGMENTING, DROPPING = 2, 3, 4, 5
-_SHORTEST = 1e-12  # in clipping norms: a shorter gradient has no direction that could be told
+_MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no direction to score along
 
 
 class CanaryInserter(ABC):
@@ -64,20 +64,19 @@ class GradientInserter(CanaryInserter):
 
     def __init__(self, training: Training, canary: GradientCanary, num_canaries: int, seed: int) -> None:
         self.draws: Draws = Draws(canary, num_canaries, seed)
-        self._canary = canary
-        self._size = training.num_parameters
+        self._canary, self._size = canary, training.num_parameters
         self._norm = training.settings.max_grad_norm
         self._like = next(iter(trainable(training.model).values())).detach()
         self._index = -1
-        self._vectors = self._directions(0)
+        self._vectors = self._draw(0)
 
     def vectors(self, index: int) -> CanaryVectors:
         """Return where the canaries of a step point."""
         if self._canary.moving and index != self._index:
-            self._index, self._vectors = index, self._directions(index)
+            self._index, self._vectors = index, self._draw(index)
         return self._vectors
 
-    def _directions(self, index: int) -> CanaryVectors:
+    def _draw(self, index: int) -> CanaryVectors:
         return CanaryVectors.of(self.draws.directions(index, self._size), self._like)
 
     def rows(self, index: int, present: Sequence[int] | np.ndarray) -> list[CanaryRows]:
@@ -130,40 +129,28 @@ class InputInserter(CanaryInserter):
         seed: int,
         *,
         data: HeldOutData,
-        tell: Tell = nobody,
+        on_step: ProgressCallback | None = None,
     ) -> None:
         self.draws = Coins(num_canaries, seed)
         data.require_apart(
             fingerprints_of(training.data), "the training's data", advice=", or tell it apart_from="
         )
         refuse_batch_norm(training.model)
-        require_fitting(training.model, training.loss, data.to(training.device))
+        data = data.to(training.device)
+        require_fitting(training.model, training.loss, data)
         self._training = training
-        self._canary = canary
         self._norm = training.settings.max_grad_norm
-        self._data, self._tell = data.to(training.device), tell
-        self._examples: Examples | None = None
-        self._crafted_at: int | None = None
+        self._canaries = CanarySequence(canary, self.draws, CRAFTING)
+        self._craft = Crafting(
+            model=training.model, loss=training.loss, data=data, max_grad_norm=self._norm, on_step=on_step
+        )
         self._index = -1
         self._joined = torch.zeros(0, dtype=torch.long)
         self._rows: list[WeightRecordingRows] = []
 
     def examples(self, index: int) -> Examples:
-        """Return the canaries of a step: made before the first one, and again when they are due."""
-        if self._examples is None or self._canary.is_due(index, self._crafted_at):
-            self._examples, self._crafted_at = self._craft(index), index
-        return self._examples
-
-    def _craft(self, index: int) -> Examples:
-        training = self._training
-        crafting = Crafting(
-            model=training.model,
-            loss=training.loss,
-            data=self._data,
-            max_grad_norm=self._norm,
-            tell=self._tell,
-        )
-        return crafting(self._canary, self.draws.num_canaries, self.draws.rng(index, CRAFTING))
+        """Return the canaries of a step."""
+        return self._canaries.at(index, self._craft)
 
     def _find_gradients(self, index: int) -> None:
         """Compute the gradients of all canaries at the current weights, once a step."""
@@ -181,16 +168,16 @@ class InputInserter(CanaryInserter):
     def rows(self, index: int, present: Sequence[int] | np.ndarray) -> list[WeightRecordingRows]:
         self._find_gradients(index)
         numbers = torch.as_tensor(np.asarray(present, dtype=np.int64), device=self._gradients.device)
-        training = self._training
+        model, loss, batch = self._training.model, self._training.loss, _select(self._batch, numbers)
         with torch.random.fork_rng(devices=[]):
-            found = list(per_example(training.model, training.loss, _some(self._batch, numbers)))
-        self._joined, self._rows = numbers, [WeightRecordingRows(rows) for rows in found]
+            self._rows = [WeightRecordingRows(rows) for rows in per_example(model, loss, batch)]
+        self._joined = numbers
         return self._rows
 
     def scores(self, step: Step, *, residual: bool = True) -> FloatArray:
         self._find_gradients(step.index)
         norms = torch.linalg.vector_norm(self._gradients, dim=1)
-        is_usable = norms.isfinite() & (norms > _SHORTEST * self._norm)
+        is_usable = norms.isfinite() & (norms > _MIN_NORM * self._norm)
         gradients = self._gradients.masked_fill(~is_usable[:, None], 0.0)
         released, own = step.noisy_sum, norms.new_zeros(len(norms))
         if residual:
@@ -209,17 +196,17 @@ class InputInserter(CanaryInserter):
         return weights.index_copy_(0, self._joined, torch.cat(parts)) if parts else weights
 
     def state_dict(self) -> dict[str, Any]:
-        if self._examples is None:
+        made = self._canaries.current
+        if made is None:
             return {}
-        inputs, targets = self._examples.inputs, self._examples.targets
-        return {"inputs": inputs, "targets": targets, "crafted_at": self._crafted_at}
+        return {"inputs": made.inputs, "targets": made.targets, "crafted_at": self._canaries.made_at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._index = -1
         if state:
             device = self._training.device
-            self._examples = Examples(state["inputs"].to(device), state["targets"].to(device))
-            self._crafted_at = state["crafted_at"]
+            self._canaries.current = Examples(state["inputs"].to(device), state["targets"].to(device))
+            self._canaries.made_at = state["crafted_at"]
 
 
 class WeightRecordingRows:
@@ -241,7 +228,7 @@ class WeightRecordingRows:
         self._rows.add_weighted(weights, out)
 
 
-def _some(batch: Batch, numbers: Tensor) -> Batch:
+def _select(batch: Batch, numbers: Tensor) -> Batch:
     """Select the examples with these numbers, each with all its augmentations."""
     inputs = batch.views.index_select(0, numbers).flatten(0, 1)
     return Batch(inputs, batch.targets.index_select(0, numbers), batch.multiplicity)

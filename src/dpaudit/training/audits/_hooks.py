@@ -14,7 +14,7 @@ import torch
 
 from dpaudit import _validate
 from dpaudit._torch import HeldOutData
-from dpaudit._torch._crafting import Tell, nobody
+from dpaudit._torch._crafting import ProgressCallback
 from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.canaries import (
     Crafted,
@@ -46,8 +46,8 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
     """A hook that inserts canaries and records how visible they are.
 
     ``canary`` is a gradient such as ``Dirac()``, or an input such as ``Crafted()``, which is made from the
-    examples that :func:`dpaudit.training.data.hold_out` split off: ``held_out``. ``tell`` is called with how
-    many of all steps of making them are done.
+    examples that :func:`dpaudit.training.data.hold_out` split off: ``held_out``. ``tell`` is called in each
+    step of crafting them, with the number of steps that are done and the number of all steps.
 
     The claim is that of the training's settings, at ``delta``. All randomness comes from ``seed``, or from
     the operating system. ``callbacks`` get the live bound while the training runs; they may raise to end it,
@@ -68,7 +68,7 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         seed: int | None = None,
         callbacks: Sequence[Callable[[LiveBound], None]] = (),
         may_stop: bool | None = None,
-        tell: Tell = nobody,
+        tell: ProgressCallback | None = None,
     ) -> None:
         default = Dirac() if held_out is None else Crafted()
         self.canary = default if canary is None else canary
@@ -83,11 +83,8 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         self.seed = fresh_seed(seed)
         self.delta = _validate.delta(delta)
         self.confidence = _validate.confidence(confidence)
-        self._held_out = held_out
-        self._num_canaries = num_canaries
-        self._callbacks = callbacks
-        self._may_stop = may_stop
-        self._tell = tell
+        self._held_out, self._num_canaries = held_out, num_canaries
+        self._callbacks, self._may_stop, self._on_step = callbacks, may_stop, tell
         self._training: Training | None = None
         self._recorder: AuditRecorder | None = None
 
@@ -121,7 +118,7 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
             assert self._held_out is not None  # required for input canaries
             count = self.default_num_inputs if count is None else count
             return InputInserter(
-                training, self.canary, count, self.seed, data=self._held_out, tell=self._tell
+                training, self.canary, count, self.seed, data=self._held_out, on_step=self._on_step
             )
         if count is None:
             count = min(self.default_num_gradients, training.num_parameters)
@@ -231,7 +228,7 @@ class TwoBatches(CanaryAudit[Recorder]):
     def attach(self, training: Training) -> None:
         super().attach(training)
         # Generators of the audit's own: the training's stay as they are, and differ also if both have the
-        # same seed. The same noise in both batches would tell them apart without error.
+        # same seed. The same noise in both batches would separate them without error.
         own = int(self._inserter.draws.rng(0, SECOND_BATCH).integers(2**63))
         self._generators = generators(Seeds.of(own), training.device)
         self._recorder = self._step_recorder(
@@ -346,7 +343,7 @@ class Diagnose(Hook):
         self.record.observe_batch(step.indices.cpu().numpy(), self._num_examples)
 
     def diagnose(self, confidence: float = 0.95) -> Diagnosis:
-        """Test the steps so far; the false alarm rate is that of one look."""
+        """Test the steps so far; the false alarm rate is that of a single diagnosis."""
         return self.record.diagnose(confidence)
 
     def state_dict(self) -> dict[str, Any]:

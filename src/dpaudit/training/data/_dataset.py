@@ -18,7 +18,7 @@ from dpaudit._torch import HeldOutData, tensor_fingerprints
 from dpaudit.canaries import split_places
 from dpaudit.errors import InputError
 
-_AT_ONCE = 1_000  # examples that are converted together
+_CHUNK = 1_000  # examples that are converted together
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +60,12 @@ class Dataset:
 
     def at(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of some examples, ready for a model."""
-        places = indices.to(self.inputs.device)
-        inputs = self.inputs.index_select(0, places)
-        return as_inputs(inputs), self.targets.index_select(0, places)
+        indices = indices.to(self.inputs.device)
+        return as_inputs(self.inputs.index_select(0, indices)), self.targets.index_select(0, indices)
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield inputs and targets of all examples in order, ready for a model, some at a time."""
-        for indices in torch.arange(len(self)).split(_AT_ONCE):  # type: ignore[no-untyped-call]
+        for indices in torch.arange(len(self)).split(_CHUNK):  # type: ignore[no-untyped-call]
             yield self.at(indices)
 
     def to(self, device: torch.device | str) -> Dataset:

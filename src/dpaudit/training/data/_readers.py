@@ -57,13 +57,13 @@ def _records(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
 def idx_images(directory: str | Path, *, train: bool = True, num_classes: int = 10) -> Dataset:
     """Read images and labels from ``train-images-idx3-ubyte`` and its siblings, gzipped or not."""
     part = "train" if train else "t10k"
-    images = _read(_find(directory, f"{part}-images", 3), dimensions=3)
-    labels = _read(_find(directory, f"{part}-labels", 1), dimensions=1)
+    images = _read(_find_idx(directory, f"{part}-images", 3), dimensions=3)
+    labels = _read(_find_idx(directory, f"{part}-labels", 1), dimensions=1)
     inputs = torch.from_numpy(images)[:, None]
     return Dataset(inputs, torch.from_numpy(labels.astype(np.int64)), num_classes)
 
 
-def _find(directory: str | Path, stem: str, dimensions: int) -> Path:
+def _find_idx(directory: str | Path, stem: str, dimensions: int) -> Path:
     plain = [f"{stem}{mark}idx{dimensions}-ubyte" for mark in "-."]
     return _first_existing(directory, [name + end for name in plain for end in ("", ".gz")], _IDX_SOURCE)
 
@@ -108,13 +108,8 @@ def _table(path: Path, num_features: int, num_classes: int) -> Dataset:
     features, labels = _from_npz(path) if path.suffix == ".npz" else _from_csv(path)
     if features.ndim != 2 or features.shape[1] != num_features:
         raise InputError(f"Expected {num_features} features a record in {path}, got shape {features.shape}.")
-    labels = labels - _first_class(labels, num_classes)
+    labels = labels - int(labels.max(initial=0) == num_classes)  # original files count classes from 1
     return Dataset(torch.from_numpy(features), torch.from_numpy(labels.astype(np.int64)), num_classes)
-
-
-def _first_class(labels: npt.NDArray[np.int64], num_classes: int) -> int:
-    """Return 1 or 0: original files count classes from 1, copies often from 0."""
-    return int(labels.max(initial=0) == num_classes)
 
 
 def _from_csv(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
@@ -132,7 +127,7 @@ def _from_csv(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64
 def _from_npz(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     try:
         with open_file(path) as file, np.load(file, allow_pickle=False) as arrays:
-            features, labels = _named(path, arrays, _INPUTS), _named(path, arrays, _TARGETS)
+            features, labels = _first_array(path, arrays, _INPUTS), _first_array(path, arrays, _TARGETS)
     except InputError:
         raise
     except (*NOT_AN_ARRAY, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
@@ -142,7 +137,7 @@ def _from_npz(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64
     return features.astype(np.float32), labels.astype(np.int64)
 
 
-def _named(path: Path, arrays: np.lib.npyio.NpzFile, names: tuple[str, ...]) -> npt.NDArray[np.generic]:
+def _first_array(path: Path, arrays: np.lib.npyio.NpzFile, names: Sequence[str]) -> npt.NDArray[np.generic]:
     for name in names:
         if name in arrays:
             return np.asarray(arrays[name])

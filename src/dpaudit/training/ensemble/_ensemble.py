@@ -15,21 +15,16 @@ from dpaudit._types import IntArray
 from dpaudit.errors import InputError
 from dpaudit.training._mechanism import GaussianSum, Mechanism
 from dpaudit.training._seeds import Seeds, generator, initialize
-from dpaudit.training._settings import DPSGD
+from dpaudit.training._settings import DPSGD, SGD
 from dpaudit.training._training import Training
 from dpaudit.training.data import Dataset
 from dpaudit.training.ensemble._layers import Stack
 from dpaudit.training.ensemble._models import Example, Score, TrainedModels, joined, log_odds, pattern_of
-from dpaudit.training.ensemble._stacked import (
-    DrawnBatches,
-    can_train_together,
-    drawn_batches,
-    train_together,
-)
+from dpaudit.training.ensemble._stacked import DrawnBatches, drawn_batches, train_stacked
 from dpaudit.training.gradients import Loss, cross_entropy, flat_parameters, num_parameters
 
 # Measured by benchmarks/ensemble.py: fewer call torch more often, more fall out of the caches.
-_DENSE_AT_ONCE, _CONVOLUTIONS_AT_ONCE = 32, 2
+_DENSE_MODELS, _CONVOLUTIONAL_MODELS = 32, 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,7 +71,7 @@ class Ensemble:
         if self._stack is None:
             return 1
         return self.models_at_once or (
-            _CONVOLUTIONS_AT_ONCE if self._stack.has_convolutions else _DENSE_AT_ONCE
+            _CONVOLUTIONAL_MODELS if self._stack.has_convolutions else _DENSE_MODELS
         )
 
     @property
@@ -101,17 +96,19 @@ class Ensemble:
             )
         blocks = range(0, len(seeds), self.at_once)
         parts = [slice(first, first + self.at_once) for first in blocks]
-        weights = [self._block([Seeds.of(seed) for seed in seeds[part]], present[part]) for part in parts]
+        weights = [
+            self._train_block([Seeds.of(seed) for seed in seeds[part]], present[part]) for part in parts
+        ]
         return TrainedModels(torch.cat(weights), self._pattern)
 
-    def _block(self, seeds: Sequence[Seeds], present: Sequence[bool]) -> Tensor:
-        flat = torch.stack([self._first_weights(each) for each in seeds]).to(self.device)
+    def _train_block(self, seeds: Sequence[Seeds], present: Sequence[bool]) -> Tensor:
+        flat = torch.stack([self._initial_weights(each) for each in seeds]).to(self.device)
         batches = [
             drawn_batches(num_examples=len(self.data), present=there, settings=self.settings, seeds=each)
             for each, there in zip(seeds, present, strict=True)
         ]
         if self._stack is not None:
-            return train_together(self._stack, flat, self._joined, batches, seeds=seeds, **self._common)
+            return train_stacked(self._stack, flat, self._joined, batches, seeds=seeds, **self._common)
         model = TrainedModels(flat, self._pattern).module(0)
         return self._train_alone(model, batches[0], seeds[0])[None]
 
@@ -131,7 +128,7 @@ class Ensemble:
                 pass
         return flat_parameters(model)
 
-    def _first_weights(self, seeds: Seeds) -> Tensor:
+    def _initial_weights(self, seeds: Seeds) -> Tensor:
         if self.initial_weights is not None:
             return self.initial_weights
         return flat_parameters(initialize(self.build, seeds.initialization))
@@ -156,4 +153,7 @@ class Ensemble:
 
     @cached_property
     def _stack(self) -> Stack | None:
-        return Stack.of(self._pattern, self.data.shape) if can_train_together(self.settings) else None
+        """The layers to train many models at once; None where the settings or the model do not allow it."""
+        if type(self.settings.optimizer) is not SGD or self.settings.augmentation is not None:
+            return None
+        return Stack.of(self._pattern, self.data.shape)

@@ -101,25 +101,17 @@ def _leaf(module: nn.Module, dimensions: int) -> StackedLayer | nn.Module | None
     if type(module) is nn.Linear:
         return StackedLinear(module) if dimensions == 2 else None
     if type(module) is nn.Conv2d:
-        return StackedConv(module) if _is_plain(module) and dimensions == 4 else None
+        is_plain = module.groups == 1 and module.padding_mode == "zeros"
+        is_plain = is_plain and not isinstance(module.padding, str) and dimensions == 4
+        return StackedConv(module) if is_plain else None
     if type(module) is nn.Flatten:
         return module if (module.start_dim, module.end_dim) == (1, -1) else None
     if type(module) not in _PLAIN or getattr(module, "return_indices", False):
         return None
-    return _not_in_place(module)
-
-
-def _not_in_place(module: nn.Module) -> nn.Module:
-    """Return a module that keeps its input, the output of a layer that is still needed."""
-    if not getattr(module, "inplace", False):
-        return module
-    other = copy.deepcopy(module)
-    other.inplace = False  # type: ignore[assignment]
-    return other
-
-
-def _is_plain(layer: nn.Conv2d) -> bool:
-    return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    if getattr(module, "inplace", False):  # it would overwrite the output of a layer that is still needed
+        module = copy.deepcopy(module)
+        module.inplace = False  # type: ignore[assignment]
+    return module
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +164,7 @@ class StackedLayer(Protocol):
         ...
 
 
-def parts(layer: nn.Linear | nn.Conv2d, flat: Tensor) -> tuple[Tensor, Tensor | None]:
+def split_weights(layer: nn.Linear | nn.Conv2d, flat: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the weights of all models as models x outputs x inputs, and the biases, as views."""
     size = layer.weight.numel()
     weight = flat[:, :size].view(len(flat), len(layer.weight), -1)
@@ -187,7 +179,7 @@ class StackedLinear:
 
     def forward(self, values: Tensor, flat: Tensor) -> tuple[Tensor, Tensor]:
         inputs = values.view(len(flat), -1, values.shape[1])
-        return values, affine(inputs, *parts(self.layer, flat)).flatten(0, 1)
+        return values, affine(inputs, *split_weights(self.layer, flat)).flatten(0, 1)
 
     def gradients(self, inputs: Tensor, outputs: Tensor, squares: Tensor | None = None) -> LayerGradients:
         if squares is None:
@@ -224,7 +216,7 @@ class _StackedLinearGradients:
         each = weights.flatten()
         gradients = (without_skipped(self.gradients, each) * each[:, None]).view(*weights.shape, -1)
         inputs = without_skipped(self.inputs, each).view(*weights.shape, -1)
-        weight, bias = parts(self.layer, out)
+        weight, bias = split_weights(self.layer, out)
         weight.baddbmm_(gradients.mT, inputs)
         if bias is not None:
             bias.add_(gradients.sum(dim=1))
@@ -240,9 +232,9 @@ class StackedConv:
     layer: nn.Conv2d
 
     def forward(self, values: Tensor, flat: Tensor) -> tuple[Tensor, Tensor]:
-        patches = self._patches(values)  # rows x places x features
+        patches = self._patches(values)  # rows x positions x features
         inputs = patches.reshape(len(flat), -1, patches.shape[2])
-        outputs = affine(inputs, *parts(self.layer, flat)).contiguous()
+        outputs = affine(inputs, *split_weights(self.layer, flat)).contiguous()
         height, width = self._size(values)
         return patches, outputs.view(len(values), height, width, -1).permute(0, 3, 1, 2)
 
@@ -252,8 +244,8 @@ class StackedConv:
         outputs: Tensor,
         squares: Tensor | None = None,  # noqa: ARG002
     ) -> LayerGradients:
-        places = outputs.flatten(2)
-        return _StackedConvGradients(self.layer, torch.bmm(places, inputs), places.sum(dim=2))
+        positions = outputs.flatten(2)
+        return _StackedConvGradients(self.layer, torch.bmm(positions, inputs), positions.sum(dim=2))
 
     def _patches(self, values: Tensor) -> Tensor:
         (up, left), (down, right) = self.layer.kernel_size, self.layer.stride
@@ -296,7 +288,7 @@ class _StackedConvGradients:
         return norms
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        weight, bias = parts(self.layer, out)
+        weight, bias = split_weights(self.layer, out)
         _add(self.weights, weights, weight.flatten(1))
         if bias is not None:
             _add(self.biases, weights, bias)

@@ -26,7 +26,7 @@ Score = Callable[[Tensor, int], Tensor]
 
 _ROUNDING = 1e-9  # of the largest squared singular value: what differs by less is equal
 # a shorter part is mostly rounding; below a million features, one of the unit vectors has a longer one
-_FAINT = 1e-3
+_MIN_PART = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +153,7 @@ def clip_bkd(data: Dataset, model: nn.Module) -> Example:
     inputs, _ = data.at(torch.arange(len(data)))
     rows = inputs.flatten(1)
     squares, vectors = torch.linalg.eigh(rows.T.double() @ rows.double())  # by increasing singular value
-    direction = _chosen(vectors[:, squares <= squares[0] + _ROUNDING * squares[-1]])
+    direction = _canonical_direction(vectors[:, squares <= squares[0] + _ROUNDING * squares[-1]])
     norms = rows.norm(dim=1)
     length = norms[norms > 0].min() if bool((norms > 0).any()) else torch.tensor(1.0)
     found = (direction.to(rows.dtype) * length).view(data.shape)
@@ -163,11 +163,11 @@ def clip_bkd(data: Dataset, model: nn.Module) -> Example:
     return Example(found, target)
 
 
-def _chosen(space: Tensor) -> Tensor:
+def _canonical_direction(space: Tensor) -> Tensor:
     """Return a direction of a space that does not depend on its basis: a fixed vector's part in it."""
     fixed = torch.ones(len(space), dtype=space.dtype)
     parts = (space @ (space.T @ one) for one in (fixed, *torch.eye(len(space), dtype=space.dtype)))
-    return nn.functional.normalize(next(part for part in parts if part.norm() > _FAINT), dim=0)
+    return nn.functional.normalize(next(part for part in parts if part.norm() > _MIN_PART), dim=0)
 
 
 def log_odds(logits: Tensor, target: int) -> Tensor:

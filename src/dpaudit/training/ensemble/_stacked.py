@@ -21,12 +21,7 @@ from dpaudit.training.ensemble._layers import Stack, StackedRows
 from dpaudit.training.gradients import Loss
 
 
-def can_train_together(settings: DPSGD) -> bool:
-    """Return whether these settings are supported; others are trained one model after another."""
-    return type(settings.optimizer) is SGD and settings.augmentation is None
-
-
-def train_together(
+def train_stacked(
     stack: Stack,
     flat: Tensor,
     data: Dataset,
@@ -43,11 +38,11 @@ def train_together(
     noise = [generator(each.noise, flat.device) for each in seeds]
     optimizer, total = StackedSGD(settings.optimizer, flat), torch.empty_like(flat)
     squares = stack.squares(data.inputs)
-    for table, sizes in side_by_side(batches, filler=0):
-        places = table.view(-1).to(flat.device)
-        inputs, targets = data.at(places)
+    for table, sizes in padded_batches(batches):
+        indices = table.view(-1).to(flat.device)
+        inputs, targets = data.at(indices)
         real = (torch.arange(table.shape[1]) < sizes[:, None]).view(-1).to(flat.device)
-        known = None if squares is None else squares.index_select(0, places)
+        known = None if squares is None else squares.index_select(0, indices)
         rows = stack.rows(flat, inputs, targets, real=real, loss=loss, squares=known)
         optimizer.step(private_sum(mechanism, rows, sizes, noise, total), expected_batch_size)
     return flat
@@ -61,8 +56,7 @@ def private_sum(
     out: Tensor,
 ) -> Tensor:
     """Fill ``out`` with every model's noisy sum, each with noise of its own generator."""
-    kind = type(mechanism)
-    if kind.finish is GaussianSum.finish:  # a sum that only adds up may begin with its noise
+    if type(mechanism).finish is GaussianSum.finish:  # a sum that only adds up may begin with its noise
         _fill_with_noise(mechanism, generators, out)
         mechanism.add([rows], out)
         return out
@@ -87,9 +81,8 @@ class StackedSGD:
     """torch's SGD, for a row of weights of each model."""
 
     def __init__(self, optimizer: SGD, flat: Tensor) -> None:
-        self._optimizer = optimizer
-        self._flat = flat
-        self._moving: Tensor | None = None
+        self._optimizer, self._flat = optimizer, flat
+        self._velocity: Tensor | None = None
 
     def step(self, total: Tensor, expected_batch_size: float) -> None:
         """Update by ``total`` over ``expected_batch_size``; ``total`` may be overwritten."""
@@ -101,15 +94,12 @@ class StackedSGD:
         if settings.weight_decay:
             gradient.add_(self._flat, alpha=settings.weight_decay)
         if settings.momentum:
-            gradient = self._momentum(gradient)
+            if self._velocity is None:
+                self._velocity = gradient.clone()
+            else:
+                self._velocity.mul_(settings.momentum).add_(gradient)
+            gradient = self._velocity
         self._flat.add_(gradient, alpha=-settings.learning_rate)
-
-    def _momentum(self, gradient: Tensor) -> Tensor:
-        if self._moving is None:
-            self._moving = gradient.clone()
-        else:
-            self._moving.mul_(self._optimizer.momentum).add_(gradient)
-        return self._moving
 
 
 def drawn_batches(*, num_examples: int, present: bool, settings: DPSGD, seeds: Seeds) -> list[IntArray]:
@@ -133,22 +123,18 @@ def drawn_batches(*, num_examples: int, present: bool, settings: DPSGD, seeds: S
 
 
 def _heads(num_coins: int, probability: float, rng: np.random.Generator) -> IntArray:
-    """Return the places of the heads in a sequence of coins."""
+    """Return the indices of the heads in a sequence of coins."""
     if probability == 1.0:
         return np.arange(num_coins)
     found, last = [], -1
     while last < num_coins - 1:
-        gaps = rng.geometric(probability, size=_enough(num_coins - 1 - last, probability))
+        mean = (num_coins - 1 - last) * probability
+        # nearly always enough gaps to reach the end; if not, more are drawn
+        gaps = rng.geometric(probability, size=int(mean + 5 * mean**0.5) + 1)
         found.append(last + np.cumsum(gaps))
         last = int(found[-1][-1])
-    places = np.concatenate([np.empty(0, np.int64), *found])
-    return places[places < num_coins]
-
-
-def _enough(num_coins: int, probability: float) -> int:
-    """Return a number of gaps that nearly always reach the end; if not, more are drawn."""
-    mean = num_coins * probability
-    return int(mean + 5 * mean**0.5) + 1
+    heads = np.concatenate([np.empty(0, np.int64), *found])
+    return heads[heads < num_coins]
 
 
 class DrawnBatches:
@@ -162,13 +148,13 @@ class DrawnBatches:
         return torch.from_numpy(next(self._batches))
 
 
-def side_by_side(models: Sequence[Sequence[IntArray]], filler: int) -> Iterator[tuple[Tensor, Tensor]]:
+def padded_batches(models: Sequence[Sequence[IntArray]]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield for every step the batches of all models as rows of one table, and the size of each.
 
-    Rows are padded to the longest with the index ``filler``.
+    Rows are padded to the longest with the index 0.
     """
     for batches in zip(*models, strict=True):
         sizes = np.array([len(batch) for batch in batches])
-        table = np.full((len(batches), max(int(sizes.max()), 1)), filler)
+        table = np.zeros((len(batches), max(int(sizes.max()), 1)), np.int64)
         table[np.arange(table.shape[1]) < sizes[:, None]] = np.concatenate(batches)
         yield torch.from_numpy(table), torch.from_numpy(sizes)
