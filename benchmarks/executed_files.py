@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import json
 import os
 import subprocess
@@ -39,8 +40,10 @@ def profiled() -> Iterator[set[str]]:
     found: set[str] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_flags & 0x02:  # optimized: functions, not bodies of modules
-            found.add(frame.f_code.co_filename)
+        code = frame.f_code
+        # bodies of modules and classes are not optimized; comprehensions run in them too
+        if event == "call" and code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.startswith("<"):
+            found.add(code.co_filename)
 
     threading.setprofile(note)
     sys.setprofile(note)

@@ -49,9 +49,9 @@ EXTENDED_CLASSES = {
     "InputError": "the tree of errors",
     "Section": "tables of a config share their pydantic settings",
     "Serializable": "what the three interfaces of a method share",
-    "_Audit": "tables of a config share their keys",
-    "_OfSteps": "tables of a config share their keys",
-    "_Sized": "tables of a config share their keys",
+    "_AuditConfig": "tables of a config share their keys",
+    "_StepAuditConfig": "tables of a config share their keys",
+    "_SizedDataConfig": "tables of a config share their keys",
     "_StepRandomness": "streams of coins alone, and of coins and directions",
 }
 

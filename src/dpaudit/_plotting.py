@@ -28,7 +28,7 @@ _ACCENT, _SOFT, _INK, _MUTED = "#1d5c9c", "#cfe0f2", "#1b1d21", "#59606a"
 
 
 def draw_tradeoff(plane: Any, ax: Any = None) -> Any:
-    """Draw the two error rates: a :class:`dpaudit.stats._result.Plane`."""
+    """Draw the two error rates: a :class:`dpaudit.stats._result.ErrorRatePlane`."""
     ax = _axes(ax)
     (left, right), (low, high) = plane.region
     level = f"{100 * plane.confidence:g} %"

@@ -11,8 +11,7 @@ from scipy import stats
 
 from dpaudit.diagnostics._diagnosis import holm
 from dpaudit.diagnostics._noise_tests import cross_ratio_cdf
-from dpaudit.diagnostics._participation import chernoff_p_value, hypergeometric, hypergeometric_tail
-from dpaudit.diagnostics._tests import (
+from dpaudit.diagnostics._p_values import (
     RESOLUTION,
     bonferroni,
     claim_p_value,
@@ -23,6 +22,7 @@ from dpaudit.diagnostics._tests import (
     sure_signs,
     uniform_p_value,
 )
+from dpaudit.diagnostics._participation import chernoff_p_value, hypergeometric, hypergeometric_tail
 
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=8)
 

@@ -12,9 +12,9 @@ from scipy import stats
 import dpaudit
 from dpaudit.recording import Course
 from dpaudit.report import Report, read_run
-from dpaudit.report._figures import Histogram
+from dpaudit.report._plot_data import Histogram
 from dpaudit.report._svg import AxisScale
-from dpaudit.stats._result import Plane
+from dpaudit.stats._result import ErrorRatePlane
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
 
@@ -90,7 +90,7 @@ def test_the_region_holds_both_rates_as_often_as_it_says(rate: float) -> None:
         counts = dpaudit.ErrorCounts(
             false_positives=errors, num_absent=trials, false_negatives=0, num_present=5
         )
-        plane = Plane.of(counts, tradeoff=dpaudit.Gaussian(), claimed=1.0, bound=0.5, confidence=0.9)
+        plane = ErrorRatePlane.of(counts, tradeoff=dpaudit.Gaussian(), claimed=1.0, bound=0.5, confidence=0.9)
         low, high = plane.region[0]
         held += float(stats.binom.pmf(errors, trials, rate)) * (low <= rate <= high)
     assert held**2 >= 0.9
@@ -99,7 +99,7 @@ def test_the_region_holds_both_rates_as_often_as_it_says(rate: float) -> None:
 def test_curves_stay_in_the_plane_whatever_was_bound() -> None:
     counts = dpaudit.ErrorCounts(false_positives=0, num_absent=9, false_negatives=9, num_present=9)
     for tradeoff in (dpaudit.Gaussian(), dpaudit.ApproximateDP(1e-5), dpaudit.PureDP(), dpaudit.Laplace()):
-        plane = Plane.of(counts, tradeoff=tradeoff, claimed=0.0, bound=math.inf, confidence=0.95)
+        plane = ErrorRatePlane.of(counts, tradeoff=tradeoff, claimed=0.0, bound=math.inf, confidence=0.95)
         for curve in (plane.claimed, plane.bound):
             assert ((curve >= 0) & (curve <= 1)).all()
 

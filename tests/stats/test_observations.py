@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import dpaudit
-from dpaudit.stats._counts import Steps, count
+from dpaudit.stats._counts import StepScores, count
 
 scores = hnp.arrays(
     st.sampled_from([np.float64, np.float32]),
@@ -120,7 +120,7 @@ def test_coins_keep_the_step_of_every_score():
     scores = np.asarray([[0.9, 0.1, 0.2], [0.8, 0.7, 0.6]])
     present = np.asarray([[True, False, False], [True, True, True]])
     observations = dpaudit.Observations.from_presence(scores, present)
-    errors = Steps.of(observations).errors(np.asarray([0.15, 0.65]))
+    errors = StepScores.of(observations).errors(np.asarray([0.15, 0.65]))
     assert errors.false_positives.tolist() == [1, 0]
     assert errors.false_negatives.tolist() == [0, 1]
     np.testing.assert_allclose(errors.balanced(), [1 / 3, 1 / 3])
@@ -129,7 +129,7 @@ def test_coins_keep_the_step_of_every_score():
 @given(st.integers(1, 30), st.integers(1, 30))
 def test_unequal_sides_are_dealt_out_so_that_every_step_has_both(n0, n1):
     observations = dpaudit.Observations(with_canary=np.zeros(n1), without_canary=np.zeros(n0))
-    errors = Steps.of(observations).errors(np.zeros(min(n0, n1)))
+    errors = StepScores.of(observations).errors(np.zeros(min(n0, n1)))
     assert errors.num_absent.sum() == n0
     assert errors.num_present.sum() == n1
     assert errors.num_absent.min() >= 1

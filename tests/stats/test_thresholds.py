@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import dpaudit
-from dpaudit.stats._counts import Steps, count
+from dpaudit.stats._counts import StepScores, count
 from dpaudit.stats.inference import BoundQuery
 from dpaudit.stats.thresholds._rules import predictable_thresholds
 
@@ -139,11 +139,13 @@ def test_predictable_thresholds_do_not_look_ahead(seed):
     size = (12, 8)
     present, absent = rng.normal(1, 1, size), rng.normal(0, 1, size)
     before = predictable_thresholds(
-        Steps.of(dpaudit.Observations(with_canary=present, without_canary=absent))
+        StepScores.of(dpaudit.Observations(with_canary=present, without_canary=absent))
     )
     changed = present.copy()
     changed[7:] = rng.normal(9, 1, changed[7:].shape)
-    after = predictable_thresholds(Steps.of(dpaudit.Observations(with_canary=changed, without_canary=absent)))
+    after = predictable_thresholds(
+        StepScores.of(dpaudit.Observations(with_canary=changed, without_canary=absent))
+    )
     assert np.array_equal(before[:8], after[:8])
 
 

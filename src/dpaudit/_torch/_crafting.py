@@ -1,8 +1,8 @@
 """Craft input canaries: from their description, a model and held-out data to examples.
 
 :class:`Crafting` makes them; :class:`CanarySequence` makes those of a training, again whenever they are due.
-Inputs move through their :class:`Domain` by a :class:`Search` for where an ``Objective`` is small: the
-negative loss, or the cosine of Algorithm 3 of Nasr et al. 2023.
+Inputs move through their :class:`InputDomain` by a :class:`CraftingSearch` for where an ``Objective`` is
+small: the negative loss, or the cosine of Algorithm 3 of Nasr et al. 2023.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Crafting:
     def _craft(self, canary: InputCanary, start: Examples, rng: np.random.Generator) -> Examples:
         match canary:
             case Blank():
-                zeros = Domain.of(self.data).nearest(torch.zeros_like(start.inputs))
+                zeros = InputDomain.of(self.data).nearest(torch.zeros_like(start.inputs))
                 return Examples(zeros, self._random_classes(0, start, rng))
             case Mislabelled():
                 others = self._random_classes(1, start, rng)
@@ -116,8 +116,8 @@ class Crafting:
         *,
         radius: float | None = None,
     ) -> Examples:
-        search = Search(
-            domain=Domain.of(self.data),
+        search = CraftingSearch(
+            domain=InputDomain.of(self.data),
             num_steps=canary.num_steps,
             step_size=canary.step_size,
             radius=radius,
@@ -193,7 +193,7 @@ def _norm(parts: dict[str, Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Domain:
+class InputDomain:
     """From ``low`` to ``high`` in each entry, or only these two values, if features are binary.
 
     Pixels of an image share one range. Features of a table have one each.
@@ -204,7 +204,7 @@ class Domain:
     is_binary: bool
 
     @classmethod
-    def of(cls, data: HeldOutData) -> Domain:
+    def of(cls, data: HeldOutData) -> InputDomain:
         """Return the range of held-out examples; the training's own are not read."""
         inputs = data.inputs
         low, high = inputs.min(), inputs.max()
@@ -230,13 +230,13 @@ class Domain:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Search:
+class CraftingSearch:
     """``num_steps`` of ``step_size`` spans each, no further than ``radius`` spans from the start.
 
     It returns the best input that it tried, so that no canary is worse than what it was made from.
     """
 
-    domain: Domain
+    domain: InputDomain
     num_steps: int
     step_size: float
     radius: float | None = None

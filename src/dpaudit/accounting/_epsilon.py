@@ -79,11 +79,11 @@ def _limit_guess(epsilon: float, sample_rate: float, num_steps: int) -> float:
 
 
 @lru_cache(maxsize=64)
-def _table(sample_rate: float, num_steps: int, delta: float) -> _Table:
-    return _Table(sample_rate, num_steps, delta)
+def _table(sample_rate: float, num_steps: int, delta: float) -> _EpsilonTable:
+    return _EpsilonTable(sample_rate, num_steps, delta)
 
 
-class _Table:
+class _EpsilonTable:
     """ln(epsilon) at a lattice of ln(mu), computed where it is queried, finer where it bends."""
 
     def __init__(self, sample_rate: float, num_steps: int, delta: float) -> None:

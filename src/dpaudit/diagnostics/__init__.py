@@ -7,6 +7,6 @@ part in which step, against Poisson sampling.
 from dpaudit.diagnostics._causes import likely_causes
 from dpaudit.diagnostics._diagnosis import Diagnosis, Diagnostics
 from dpaudit.diagnostics._noise_tests import Amount
-from dpaudit.diagnostics._tests import Check, Finding
+from dpaudit.diagnostics._p_values import Check, Finding
 
 __all__ = ["Amount", "Check", "Diagnosis", "Diagnostics", "Finding", "likely_causes"]

@@ -17,8 +17,8 @@ from dpaudit._types import ArrayLike, FloatArray
 from dpaudit.diagnostics._causes import NO_NOISE, likely_causes
 from dpaudit.diagnostics._noise_record import Leaves, NoiseRecord
 from dpaudit.diagnostics._noise_tests import Amount, noise_amount, noise_checks
+from dpaudit.diagnostics._p_values import RESOLUTION, SMALLEST_P_VALUE, Check, Finding
 from dpaudit.diagnostics._participation import ParticipationRecord, participation_checks
-from dpaudit.diagnostics._tests import RESOLUTION, SMALLEST_P_VALUE, Check, Finding
 from dpaudit.errors import FindingError, InputError
 from dpaudit.stats import Result, Verdict
 

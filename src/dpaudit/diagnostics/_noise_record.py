@@ -15,7 +15,7 @@ import numpy as np
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.diagnostics._tests import RESOLUTION, HeadTailBuffer, fixed_rng, sure_signs
+from dpaudit.diagnostics._p_values import RESOLUTION, HeadTailBuffer, fixed_rng, sure_signs
 from dpaudit.errors import InputError
 
 Leaves = Mapping[str, int] | Sequence[int]

@@ -17,7 +17,7 @@ from scipy import special, stats
 
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
 from dpaudit.diagnostics._noise_record import NoiseRecord
-from dpaudit.diagnostics._tests import (
+from dpaudit.diagnostics._p_values import (
     Check,
     bonferroni,
     claim_p_value,
@@ -273,7 +273,7 @@ def _exact_repetition(steps: IntArray, same: IntArray) -> str:
     )
 
 
-def step_correlation(record: NoiseRecord) -> Check | None:
+def lagged_correlation(record: NoiseRecord) -> Check | None:
     """Test how often signs agree in steps that are 1 to 16 apart, Bonferroni-corrected: binomial.
 
     A step is in two pairs of a distance, with an earlier and with a later one. Whether the signs of one pair
@@ -351,7 +351,7 @@ NOISE_TESTS: tuple[Callable[[NoiseRecord], Check | None], ...] = (
     coordinate_noise,
     noise_shape,
     repeated_noise,
-    step_correlation,
+    lagged_correlation,
     leaf_correlation,
     coordinate_correlation,
 )

@@ -18,7 +18,7 @@ from scipy import special, stats
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.diagnostics._tests import (
+from dpaudit.diagnostics._p_values import (
     RESOLUTION,
     Check,
     HeadTailBuffer,

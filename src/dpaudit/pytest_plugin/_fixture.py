@@ -21,7 +21,7 @@ from dpaudit.errors import InputError
 from dpaudit.observers._arrays import require_rows
 from dpaudit.observers._residuals import UnknownSumError
 from dpaudit.observers.step import observe_step
-from dpaudit.pytest_plugin._message import CallReport, ScoreSummary, claimed_noise
+from dpaudit.pytest_plugin._message import FailureMessage, ScoreSummary, claimed_noise
 from dpaudit.pytest_plugin._session import AuditSession
 from dpaudit.pytest_plugin._summary import UnderpoweredWarning, note, note_error
 from dpaudit.recording import ArrivalError, Recorder, UntestedError, WholeRunRecorder
@@ -61,7 +61,7 @@ class DpAudit:
 
     def __init__(self, node: pytest.Item, session: AuditSession) -> None:
         self._node, self._session = node, session
-        self._report: CallReport
+        self._report: FailureMessage
         self.seed = session.seed_of(node.nodeid, 0)
         self.num_steps = session.num_steps
 
@@ -156,10 +156,10 @@ class DpAudit:
             pytest.fail(self._report.findings(diagnosis), pytrace=False)
         return diagnosis
 
-    def _begin(self, confidence: float | None) -> CallReport:
+    def _begin(self, confidence: float | None) -> FailureMessage:
         call = self._session.next_call(self._node.nodeid)
         own = None if confidence is None else _validate.confidence(confidence)
-        self._report = CallReport(self._session, call, own)
+        self._report = FailureMessage(self._session, call, own)
         return self._report
 
     def _audit(

@@ -1,6 +1,6 @@
 """The text of a failed audit: the claim, the bound, findings and likely causes.
 
-``CallReport`` writes the text; ``ScoreSummary`` estimates noise and signal from the scores of the run.
+``FailureMessage`` writes the text; ``ScoreSummary`` estimates noise and signal from the scores of the run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CROWDED = 0.2  # the least relative change of a signal if the number present is
 
 
 @dataclass(frozen=True)
-class CallReport:
+class FailureMessage:
     """The texts of one call: why it failed its test, how the error rate is shared, and how to repeat it."""
 
     session: AuditSession

@@ -16,7 +16,7 @@ import numpy as np
 
 from dpaudit._types import IntArray, ScoreArray
 from dpaudit.diagnostics import Diagnosis, Diagnostics
-from dpaudit.diagnostics._tests import HeadTailBuffer
+from dpaudit.diagnostics._p_values import HeadTailBuffer
 from dpaudit.errors import InputError
 
 _ROUNDING = 1e-3  # of a clipping norm

@@ -19,11 +19,11 @@ import numpy as np
 from dpaudit._html import Html, element, joined
 from dpaudit._types import IntArray
 from dpaudit.recording import Course
-from dpaudit.report._figures import Histogram
+from dpaudit.report._plot_data import Histogram
 from dpaudit.report._run import METHODS_HEADER, MethodBound, Run, method_row
 from dpaudit.report._svg import WIDTH, AxisScale, Canvas, figure, key, number, table
 from dpaudit.stats import Kind
-from dpaudit.stats._result import Plane
+from dpaudit.stats._result import ErrorRatePlane
 
 _DASHES = ("one", "two", "three", "four")  # classes of lines, one for each run that is compared
 _BAR_HEIGHT = 24  # with the room around a bar
@@ -185,7 +185,7 @@ class TradeoffPlot:
     It is drawn in full and, where that shows more, near what was measured.
     """
 
-    plane: Plane
+    plane: ErrorRatePlane
 
     def full(self, *, wide: bool = False) -> Html:
         """Draw all rates from 0 to 1."""

@@ -20,7 +20,7 @@ from dpaudit import _io
 from dpaudit._io import LARGEST_ARRAY, NOT_AN_ARRAY, map_array, read_json
 from dpaudit.diagnostics import Check, Diagnosis, Finding
 from dpaudit.errors import InputError
-from dpaudit.report._figures import Figures, drawable, rebuilt_hypothesis
+from dpaudit.report._plot_data import PlotData, drawable, rebuilt_hypothesis
 from dpaudit.report._run import ClaimSummary, MethodBound, Run, flattened, printable
 from dpaudit.stats import Bound, Kind, Observations, Power, Verdict
 from dpaudit.stats._bound import LARGEST, number
@@ -52,7 +52,7 @@ def read_run(path: str | Path, *, name: str | None = None) -> Run:
     observations, counted = _observations(folder, paired=values.get("mode") == "paper")
     tradeoff = drawable(run.bound)
     with _naming(folder / "result.json"):
-        figures = Figures.of(
+        figures = PlotData.of(
             observations,
             claimed=run.claim.parameter,
             bound=run.bound,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpaudit.diagnostics import Diagnosis
-from dpaudit.report._figures import Figures
+from dpaudit.report._plot_data import PlotData
 from dpaudit.report._svg import number
 from dpaudit.stats import ApproximateDP, Bound, ErrorCounts, Kind, Observations, Power, Result, Verdict
 from dpaudit.stats._bound import plain
@@ -80,7 +80,7 @@ class Run:
     facts: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
-    figures: Figures = field(default_factory=Figures)
+    figures: PlotData = field(default_factory=PlotData)
     counted: str = "step"
 
     @classmethod
@@ -100,7 +100,7 @@ class Run:
             delta=result.claim.delta,
             parameter=result.hypothesis.parameter,
         )
-        figures = Figures.of(
+        figures = PlotData.of(
             observations,
             claimed=claim.parameter,
             bound=result.bound,

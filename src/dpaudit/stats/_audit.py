@@ -15,7 +15,7 @@ from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import FAIR, Observations
 from dpaudit.stats._power import AuditDesign
 from dpaudit.stats._result import Claimed, Result, Verdict
-from dpaudit.stats._serialization import Named
+from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import (
     Betting,
     BoundQuery,
@@ -113,7 +113,7 @@ def lower_bound(
         parameter=finding.parameter,
         tradeoff=query.tradeoff,
         inference=inference,
-        threshold_rule=Named("given counts") if threshold is None else threshold,
+        threshold_rule=NamedPart("given counts") if threshold is None else threshold,
         threshold=finding.threshold,
         counts=finding.counts,
         kind=inference.kind if valid else Kind.HEURISTIC,

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from dpaudit.errors import InputError
 from dpaudit.stats._counts import ErrorCounts, Guesses
-from dpaudit.stats._serialization import Named
+from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import Inference, Kind
 from dpaudit.stats.thresholds import ThresholdRule
 from dpaudit.stats.tradeoffs import TradeOff
@@ -27,9 +27,9 @@ class Bound:
     delta: float
     confidence: float
     parameter: float
-    tradeoff: TradeOff | Named
-    inference: Inference | Named
-    threshold_rule: ThresholdRule | Named
+    tradeoff: TradeOff | NamedPart
+    inference: Inference | NamedPart
+    threshold_rule: ThresholdRule | NamedPart
     threshold: float | None
     counts: ErrorCounts | Guesses
     kind: Kind

@@ -74,7 +74,7 @@ def _count_above(name: str, scores: ScoreArray, threshold: float) -> int:
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepScores:
     """Scores of both sides in the order of their steps.
 
     One-dimensional observations become min(sizes) steps: the larger side is dealt out evenly, so that
@@ -89,7 +89,7 @@ class Steps:
     by_coin: bool
 
     @classmethod
-    def of(cls, observations: Observations) -> Steps:
+    def of(cls, observations: Observations) -> StepScores:
         """Return the steps of ``observations``, whatever their shape."""
         observations = observations.in_memory()
         absent, present = observations.without_canary, observations.with_canary

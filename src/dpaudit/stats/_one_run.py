@@ -13,7 +13,7 @@ from dpaudit.stats._bound import Bound
 from dpaudit.stats._counts import Guesses
 from dpaudit.stats._observations import FAIR
 from dpaudit.stats._rootfinding import last_true
-from dpaudit.stats._serialization import Named
+from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import Kind
 from dpaudit.stats.tradeoffs import ApproximateDP, TradeOff
 
@@ -67,8 +67,8 @@ def _bound(
         confidence=confidence,
         parameter=parameter,
         tradeoff=family,
-        inference=Named(name),
-        threshold_rule=Named("guesses"),
+        inference=NamedPart(name),
+        threshold_rule=NamedPart("guesses"),
         threshold=None,
         counts=guesses,
         kind=Kind.CONFIDENCE,

@@ -96,7 +96,7 @@ class Result:
         counts = self.bound.counts
         if not isinstance(counts, ErrorCounts):
             raise InputError(f"Expected a bound on error rates to plot, got one on {counts!r}.")
-        plane = Plane.of(
+        plane = ErrorRatePlane.of(
             counts,
             tradeoff=self.hypothesis.tradeoff,
             claimed=self.hypothesis.parameter,
@@ -215,7 +215,7 @@ class Claimed(ABC):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Plane:
+class ErrorRatePlane:
     """A claimed curve, the curve of the bound, and the measured rates with their region.
 
     ``region`` holds both true rates with the stated confidence, if all observations are independent: each
@@ -232,7 +232,7 @@ class Plane:
     @classmethod
     def of(
         cls, counts: ErrorCounts, *, tradeoff: TradeOff, claimed: float, bound: float, confidence: float
-    ) -> Plane:
+    ) -> ErrorRatePlane:
         """Return the curves with the parameters ``claimed`` and ``bound``."""
         error = (1 - confidence) / 2
         region = (

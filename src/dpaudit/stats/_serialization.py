@@ -46,7 +46,7 @@ class Serializable:
         return {"type": type(self).__name__, **{name: _plain(value) for name, value in values.items()}}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self | Named:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self | NamedPart:
         """Make the object that ``to_dict`` described; of an unknown type, what there is to show of it.
 
         >>> from dpaudit import ThresholdRule
@@ -56,13 +56,13 @@ class Serializable:
         Unheard(size=50)
         """
         found = _read(values, 0)
-        if not isinstance(found, cls | Named):
+        if not isinstance(found, cls | NamedPart):
             raise InputError(f"Expected the values of a {cls.__name__}, got those of a {values['type']}.")
         return found
 
 
 @dataclass(frozen=True, repr=False)
-class Named:
+class NamedPart:
     """A part of a method that is known by its name alone.
 
     Counts that were given have no rule, guesses no threshold, and a file may name a class that is not
@@ -164,7 +164,7 @@ def _read(values: Any, depth: int) -> Any:
     rest = {name: _field(value, depth) for name, value in values.items() if name != "type"}
     kind = _KNOWN.get(values["type"])
     if kind is None:
-        return Named(values["type"], tuple(rest.items()))
+        return NamedPart(values["type"], tuple(rest.items()))
     try:
         found = kind(**rest)
         _ = repr(found), found.label  # where fields of a wrong type show

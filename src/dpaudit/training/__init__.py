@@ -1,6 +1,6 @@
 """DP-SGD to be audited: per-example gradients, a training loop with hooks, models and data.
 
-Needs torch, which nothing else of dpaudit loads.
+Needs torch.
 """
 
 from dpaudit.errors import MissingExtraError

@@ -1,8 +1,8 @@
 """All entries of the zoo. A new one is added here, to ``ENTRIES``.
 
-Its specimen goes beside others of its kind: trainings with the native engine are in ``_native``, steps on
-per-example gradients in ``_steps``, and Opacus itself in ``_opacus`` and ``_opacus_distributed``, which are
-imported only when one of them is run.
+Its specimen goes beside others of its kind: trainings with the native engine are in ``_native`` (the faulty
+mechanisms in ``dpaudit.training.faults``), steps on per-example gradients in ``_steps``, and Opacus itself in
+``_opacus`` and ``_opacus_distributed``, which are imported only when one of them is run.
 """
 
 from __future__ import annotations

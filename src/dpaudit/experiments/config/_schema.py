@@ -51,20 +51,20 @@ class FunctionModel(Section):
 ModelConfig: TypeAlias = Annotated[NamedModel | Mlp | FunctionModel, Field(discriminator="name")]
 
 
-class _Sized(Section):
+class _SizedDataConfig(Section):
     """How many examples are trained on, and how many of the others are for test; None: all there are."""
 
     num_examples: PositiveInt | None = None
     num_test: PositiveInt | None = None
 
 
-class Digits(_Sized):
+class Digits(_SizedDataConfig):
     """The digits that come with dpaudit."""
 
     name: Literal["digits"]
 
 
-class Files(_Sized):
+class Files(_SizedDataConfig):
     """Data from official files in a directory."""
 
     name: Literal["cifar10", "purchase100", "location", "idx"]
@@ -263,7 +263,7 @@ def _known(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
 Methods: TypeAlias = Annotated[tuple[str, ...] | None, Field(strict=False), AfterValidator(_known)]
 
 
-class _Audit(Section):
+class _AuditConfig(Section):
     """The keys of all modes. Without ``methods``, bounds of all of them are reported.
 
     Without ``canary``, it is the usual one of the threat model.
@@ -274,7 +274,7 @@ class _Audit(Section):
     canary: AnyCanary = None
 
 
-class _OfSteps(_Audit):
+class _StepAuditConfig(_AuditConfig):
     """The keys of modes that observe single steps.
 
     ``held_out`` is the number of examples that input canaries are made from.
@@ -285,7 +285,7 @@ class _OfSteps(_Audit):
     stop_on_violation: bool = False
 
 
-class OneRunConfig(_OfSteps):
+class OneRunConfig(_StepAuditConfig):
     """Many canaries in one training.
 
     Only for audits of the final model: ``score``, ``num_guesses`` and ``initialization``.
@@ -298,7 +298,7 @@ class OneRunConfig(_OfSteps):
     initialization: Initialization = None
 
 
-class PaperConfig(_OfSteps):
+class PaperConfig(_StepAuditConfig):
     """The paper's two batches a step, with one canary."""
 
     mode: Literal["paper"]
@@ -307,14 +307,14 @@ class PaperConfig(_OfSteps):
     residual: bool = False
 
 
-class EndToEndConfig(_Audit):
+class EndToEndConfig(_AuditConfig):
     """One observation of the whole training from each canary."""
 
     mode: Literal["end-to-end"]
     num_canaries: PositiveInt | None = None
 
 
-class ManyRunsConfig(_Audit):
+class ManyRunsConfig(_AuditConfig):
     """One observation from each of many trainings; the canary is in every second one's data.
 
     Without ``threshold`` the rule is chosen by the number of scores.

@@ -1,7 +1,7 @@
 """Canaries as arrays: the directions of gradients, and the examples that input canaries start from.
 
-:func:`hold_out` splits off the examples that a training does not get. :class:`JaxDomain` is where the inputs
-of canaries live.
+:func:`hold_out` splits off the examples that a training does not get. :class:`JaxInputDomain` is where the
+inputs of canaries live.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dpaudit.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
-class Vectors:
+class JaxCanaryVectors:
     """The directions of a step's canaries; arrays of numpy, or tracers of a compiled step."""
 
     values: Any  # entries x canaries
@@ -38,7 +38,7 @@ class Vectors:
     num_parameters: int
 
     @classmethod
-    def of(cls, directions: Directions) -> Vectors:
+    def of(cls, directions: Directions) -> JaxCanaryVectors:
         """Make them in the precision and with the indices that jax computes with."""
         values, coordinates = directions.values.astype(np.float32), directions.coordinates
         indices = None if coordinates is None else coordinates.astype(np.int32)
@@ -131,7 +131,7 @@ def _require_pairs(inputs: np.ndarray, targets: np.ndarray) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class JaxDomain:
+class JaxInputDomain:
     """From ``low`` to ``high`` in each entry, or only these two values, if features are binary.
 
     Pixels of an image share one range. Features of a table have one each.
@@ -142,7 +142,7 @@ class JaxDomain:
     is_binary: bool
 
     @classmethod
-    def of(cls, inputs: np.ndarray) -> JaxDomain:
+    def of(cls, inputs: np.ndarray) -> JaxInputDomain:
         """Return the domain of inputs that are known."""
         low, high = inputs.min(), inputs.max()
         if low < high and bool(((inputs == low) | (inputs == high)).all()):
@@ -199,7 +199,7 @@ def first_examples(
     chosen = rng.choice(len(data), num_canaries, replace=num_canaries > len(data))
     inputs, targets = data.inputs[chosen], data.targets[chosen]
     if isinstance(canary, Blank):
-        zeros = JaxDomain.of(data.inputs).nearest(np.zeros_like(inputs))
+        zeros = JaxInputDomain.of(data.inputs).nearest(np.zeros_like(inputs))
         return zeros, rng.integers(0, data.num_classes, num_canaries).astype(targets.dtype)
     if isinstance(canary, Mislabelled):
         others = rng.integers(1, data.num_classes, num_canaries)

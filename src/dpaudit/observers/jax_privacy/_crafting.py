@@ -1,7 +1,7 @@
 """Crafting of canaries at the weights of a step, inside of compiled code.
 
-:class:`JaxCrafting` knows the objective of each kind of canary; :class:`JaxSearch` moves inputs through their
-domain to where it is small.
+:class:`JaxCrafting` knows the objective of each kind of canary; :class:`JaxCraftingSearch` moves inputs
+through their domain to where it is small.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from dpaudit.canaries import Adversarial, Crafted, InputCanary
 from dpaudit.errors import InputError
-from dpaudit.observers.jax_privacy._canaries import HeldOutArrays, JaxDomain
+from dpaudit.observers.jax_privacy._canaries import HeldOutArrays, JaxInputDomain
 
 Objective: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
 """From inputs and classes to a number for each, the smaller the better, and its gradient for the input."""
@@ -55,8 +55,8 @@ class JaxCrafting:
         *,
         radius: float | None = None,
     ) -> Any:
-        search = JaxSearch(
-            domain=JaxDomain.of(self.data.inputs),
+        search = JaxCraftingSearch(
+            domain=JaxInputDomain.of(self.data.inputs),
             num_steps=canary.num_steps,
             step_size=canary.step_size,
             radius=radius,
@@ -97,13 +97,13 @@ def _norm(vector: jax.Array) -> jax.Array:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class JaxSearch:
+class JaxCraftingSearch:
     """``num_steps`` of ``step_size`` spans each, no further than ``radius`` spans from the start.
 
     It takes the same steps as the search for models of torch, and also returns the best input that it tried.
     """
 
-    domain: JaxDomain
+    domain: JaxInputDomain
     num_steps: int
     step_size: float
     radius: float | None = None

@@ -20,7 +20,7 @@ from dpaudit import _validate
 from dpaudit._types import FloatArray
 from dpaudit.canaries import Draws
 from dpaudit.errors import InputError
-from dpaudit.observers.jax_privacy._canaries import Vectors, flat, unflat
+from dpaudit.observers.jax_privacy._canaries import JaxCanaryVectors, flat, unflat
 from dpaudit.observers.jax_privacy._clipping import JaxClip, marked
 from dpaudit.observers.jax_privacy._host import Host, precision_of, shape_of
 
@@ -105,7 +105,7 @@ class GradientInsertion:
 
     def __init__(self, host: Host, draws: Draws) -> None:
         self._host, self._draws = host, draws
-        self._vectors: Vectors | None = None
+        self._vectors: JaxCanaryVectors | None = None
 
     def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any) -> Any:
         length = self._draws.canary.scale * clip.norm(self._host.norm)
@@ -141,10 +141,10 @@ class GradientInsertion:
         self._host.keep(scores, after, before)
         return (scale * pending.inserted).astype(np.float32)
 
-    def _directions(self, num_parameters: int) -> Vectors:
+    def _directions(self, num_parameters: int) -> JaxCanaryVectors:
         """Return where the canaries of this step point; inside of compiled code."""
         if self._vectors is None:
-            self._vectors = Vectors.of(self._draws.directions(0, num_parameters))
+            self._vectors = JaxCanaryVectors.of(self._draws.directions(0, num_parameters))
         if num_parameters != self._vectors.num_parameters:
             raise InputError(
                 f"Expected gradients of {self._vectors.num_parameters} numbers in every step, got "
@@ -154,11 +154,11 @@ class GradientInsertion:
             return self._vectors
         shapes = jax.tree.map(shape_of, (self._vectors.values, self._vectors.coordinates))
         values, coordinates = self._host.call(self._moved, shapes)
-        return Vectors(values, coordinates, num_parameters)
+        return JaxCanaryVectors(values, coordinates, num_parameters)
 
     def _moved(self) -> tuple[Any, Any]:
         assert self._vectors is not None
-        found = Vectors.of(self._draws.directions(self._host.step, self._vectors.num_parameters))
+        found = JaxCanaryVectors.of(self._draws.directions(self._host.step, self._vectors.num_parameters))
         return found.values, found.coordinates
 
 
@@ -172,7 +172,9 @@ def tolerance_of(tree: Any) -> float:
     return max(_TOLERANCE, 4 * precision_of(tree))
 
 
-def _clipped(clip: JaxClip, args: tuple[Any, ...], like: Any, vectors: Vectors, lengths: jax.Array) -> Any:
+def _clipped(
+    clip: JaxClip, args: tuple[Any, ...], like: Any, vectors: JaxCanaryVectors, lengths: jax.Array
+) -> Any:
     """Return what the clipping leaves of canaries of these lengths, added up."""
 
     def clipped(numbers: jax.Array) -> Any:
@@ -188,13 +190,13 @@ def _clipped(clip: JaxClip, args: tuple[Any, ...], like: Any, vectors: Vectors, 
     return jax.lax.scan(add, first, chunks[1:])[0]
 
 
-def _has_strays(vectors: Vectors, canaries: jax.Array, tolerance: float) -> jax.Array:
+def _has_strays(vectors: JaxCanaryVectors, canaries: jax.Array, tolerance: float) -> jax.Array:
     """Return whether there is more in a sum of canaries than multiples of them."""
     strays = jnp.abs(canaries - vectors.weighted_sum(vectors.project(canaries)))
     return jnp.max(strays) > tolerance * jnp.max(jnp.abs(canaries))
 
 
-def _chunks(vectors: Vectors, multiple: int) -> jax.Array:
+def _chunks(vectors: JaxCanaryVectors, multiple: int) -> jax.Array:
     """Return numbers of canaries, as many a row as fit into memory; past the last canary there is none."""
     fitting = max(1, _CHUNK_ENTRIES // vectors.num_parameters)
     size = multiple * math.ceil(min(fitting, vectors.num_canaries) / multiple)

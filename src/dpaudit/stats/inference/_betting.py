@@ -19,7 +19,7 @@ import numpy as np
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray
-from dpaudit.stats._counts import StepErrors, Steps
+from dpaudit.stats._counts import StepErrors, StepScores
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats.inference._base import BoundQuery, Inference, Kind, ThresholdResult
@@ -56,7 +56,7 @@ class Betting(Inference):
     def at_threshold(
         self, observations: Observations, threshold: float, query: BoundQuery
     ) -> ThresholdResult:
-        steps = Steps.of(observations)
+        steps = StepScores.of(observations)
         errors = steps.errors(np.full(steps.num_steps, threshold))
         return ThresholdResult(self.from_errors(errors, query), threshold, errors.total())
 

@@ -14,9 +14,9 @@ from scipy import special
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
-from dpaudit.stats._counts import ErrorCounts, Steps
+from dpaudit.stats._counts import ErrorCounts, StepScores
 from dpaudit.stats._observations import Observations
-from dpaudit.stats._serialization import Named
+from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import (
     Betting,
     BoundQuery,
@@ -209,7 +209,7 @@ class Predictable(ThresholdRule):
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         if not isinstance(inference, Betting):
             raise unsupported(self, inference, Betting)
-        steps = Steps.of(observations)
+        steps = StepScores.of(observations)
         if steps.num_steps < 2:
             raise InputError(f"{self!r} needs at least 2 steps, got {steps.num_steps}.")
         thresholds = predictable_thresholds(steps)
@@ -217,7 +217,7 @@ class Predictable(ThresholdRule):
         return ThresholdResult(inference.from_errors(errors, query), float(thresholds[-1]), errors.total())
 
 
-def predictable_thresholds(steps: Steps) -> FloatArray:
+def predictable_thresholds(steps: StepScores) -> FloatArray:
     """Return a threshold for every step, from the steps before it; 0 for the first, which is not counted."""
     thresholds = np.zeros(steps.num_steps)
     step = 1
@@ -327,7 +327,7 @@ def _at_rank(roc: EmpiricalROC, rank: int, inference: CountInference, query: Bou
 class BestOf(ThresholdRule):
     """The rule with the larger bound among several that share the error rate: together they err as one."""
 
-    chosen: ThresholdRule | Named
+    chosen: ThresholdRule | NamedPart
     rules: tuple[ThresholdRule, ...]
     shares: tuple[float, ...]
 

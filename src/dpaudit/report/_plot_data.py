@@ -1,6 +1,6 @@
 """The numbers behind the plots of a report.
 
-:class:`Figures` holds those that a run has the observations for: its scores in bins (a report shows how many
+:class:`PlotData` holds those that a run has the observations for: its scores in bins (a report shows how many
 there are, and no single one), the plane of the two error rates, and the bound after more and more
 observations. For a stored run, the curve and the claim are rebuilt, within limits.
 """
@@ -32,8 +32,8 @@ from dpaudit.stats import (
     TradeOff,
 )
 from dpaudit.stats._bound import number, plain
-from dpaudit.stats._counts import Steps
-from dpaudit.stats._result import Hypothesis, Plane
+from dpaudit.stats._counts import StepScores
+from dpaudit.stats._result import ErrorRatePlane, Hypothesis
 from dpaudit.stats.thresholds._rules import predictable_thresholds
 
 _BINS = 48
@@ -49,14 +49,14 @@ _DRAWN = ApproximateDP, Gaussian, Laplace, PureDP, RandomizedResponse, Subsample
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class PlotData:
     """The numbers of each plot; None where the run lacks what it needs.
 
     ``of_verdict`` says that the verdict's own bound is the last point of the course.
     """
 
     scores: Histogram | None = None
-    plane: Plane | None = None
+    plane: ErrorRatePlane | None = None
     course: Course | None = None
     of_verdict: bool = False
 
@@ -70,7 +70,7 @@ class Figures:
         tradeoff: TradeOff | None,
         hypothesis: Hypothesis | None,
         in_order: bool = True,
-    ) -> Figures:
+    ) -> PlotData:
         """Compute what can be drawn. ``in_order`` says that observations were made one after the other."""
         return cls(
             scores=None if observations is None else Histogram.of(observations, bound.threshold),
@@ -138,10 +138,10 @@ def _bins(sides: list[FloatArray]) -> int:
     return max(6, min(_BINS, round(2 * math.sqrt(min(side.size for side in sides)))))
 
 
-def _plane(claimed: float, bound: Bound, tradeoff: TradeOff | None) -> Plane | None:
+def _plane(claimed: float, bound: Bound, tradeoff: TradeOff | None) -> ErrorRatePlane | None:
     if tradeoff is None or not isinstance(bound.counts, ErrorCounts) or not 0 <= claimed < math.inf:
         return None
-    return Plane.of(
+    return ErrorRatePlane.of(
         bound.counts,
         tradeoff=tradeoff,
         claimed=claimed,
@@ -150,7 +150,7 @@ def _plane(claimed: float, bound: Bound, tradeoff: TradeOff | None) -> Plane | N
     )
 
 
-def _plane_values(plane: Plane) -> dict[str, Any]:
+def _plane_values(plane: ErrorRatePlane) -> dict[str, Any]:
     return {
         "fpr": plane.fpr.tolist(),
         "claimed_fnr": plane.claimed.tolist(),
@@ -167,7 +167,7 @@ def _trajectory(
     """Bet at the fixed threshold; without one, at thresholds that earlier observations choose."""
     if observations is None or hypothesis is None:
         return None
-    steps = Steps.of(observations)
+    steps = StepScores.of(observations)
     if steps.num_steps < 2:  # nothing to draw a line through
         return None
     if isinstance(bound.threshold_rule, Fixed):
