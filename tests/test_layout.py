@@ -6,6 +6,7 @@ CONTRIBUTING.md has the map. A rule that has to bend gets an exception here, wit
 from __future__ import annotations
 
 import ast
+import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -53,6 +54,16 @@ EXTENDED_CLASSES = {
     "_StepAuditConfig": "tables of a config share their keys",
     "_SizedDataConfig": "tables of a config share their keys",
     "_StepRandomness": "streams of coins alone, and of coins and directions",
+}
+
+# the module that a benchmark measures
+PRIVATE_IN_BENCHMARKS = {
+    "crafting.py": {
+        "dpaudit._torch._crafting",
+        "dpaudit._torch._crafting.Crafting",
+        "dpaudit._torch._crafting.cosine_objective",
+        "dpaudit._torch._crafting.mean_gradient",
+    }
 }
 
 
@@ -147,3 +158,15 @@ def test_a_class_is_an_interface_or_final() -> None:
         if base in found and not is_interface(found[base])
     }
     assert extended == set(EXTENDED_CLASSES)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.name)
+def test_benchmarks_use_what_users_have(path: Path) -> None:
+    private = {name for name in imported(path) if name.startswith("dpaudit.") and "._" in name}
+    assert private <= PRIVATE_IN_BENCHMARKS.get(path.name, set())
+
+
+def test_pages_import_public_names_only() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    pattern = re.compile(r"^(?:from|import) dpaudit[\w.]*\._|^from dpaudit[\w.]* import _", re.MULTILINE)
+    assert [page.name for page in pages if pattern.search(page.read_text())] == []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import dpaudit
 from dpaudit._torch import CanaryVectors
 from dpaudit.canaries import GradientCanary
-from dpaudit.observers.jax_privacy._canaries import Vectors
+from dpaudit.observers.jax_privacy._canaries import JaxCanaryVectors
 
 KINDS = [dpaudit.Dirac, dpaudit.Constant, dpaudit.Mixed, dpaudit.RandomDirection]
 
@@ -70,12 +70,12 @@ def test_every_library_has_the_same_canaries(kind):
     found, vector = directions(kind(), 6, 31), np.random.default_rng(1).standard_normal(31)
     weights, numbers = np.arange(1.0, 7.0), np.array([5, 0, 2])
     in_torch = CanaryVectors.of(found, torch.zeros(31, dtype=torch.float64))
-    in_jax = Vectors.of(found)
+    in_jax = JaxCanaryVectors.of(found)
     dense = found.dense()
     for projected in (in_torch.project(torch.as_tensor(vector)), in_jax.project(jax.numpy.asarray(vector))):
         np.testing.assert_allclose(projected, dense @ vector, atol=1e-5)
     np.testing.assert_allclose(in_torch.rows(torch.as_tensor(numbers), 3.0), 3 * dense[numbers], atol=1e-6)
-    np.testing.assert_allclose(in_jax.spread(jax.numpy.asarray(weights)), weights @ dense, atol=1e-5)
+    np.testing.assert_allclose(in_jax.weighted_sum(jax.numpy.asarray(weights)), weights @ dense, atol=1e-5)
 
 
 def test_a_random_direction_prefers_no_coordinate():

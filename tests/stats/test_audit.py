@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import dpaudit
+from dpaudit.stats import ideal_observations
 from dpaudit.stats._audit import default_method
-from dpaudit.stats._coverage import ideal_observations
 
 
 def scores(noise, size, seed=0, **more):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import dpaudit
-from dpaudit.stats._coverage import tally
+from dpaudit.stats import tally
 from dpaudit.stats._one_run import _p_value, too_many_correct
 
 

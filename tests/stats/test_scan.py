@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpaudit
+from dpaudit.stats import ErrorCounts
 from dpaudit.stats._binomial import upper_rate, upper_rate_chords
-from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats.inference import BoundQuery
 
 DELTA = 1e-3

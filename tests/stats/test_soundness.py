@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.stats._coverage import coverage, ideal_observations, tally
+from dpaudit.stats import coverage, ideal_observations, tally
 
 QUICK = [
     (dpaudit.ClopperPearson(), dpaudit.Fixed(0.5), 300),
