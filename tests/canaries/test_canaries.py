@@ -75,7 +75,7 @@ def test_every_library_has_the_same_canaries(kind):
     for projected in (in_torch.project(torch.as_tensor(vector)), in_jax.project(jax.numpy.asarray(vector))):
         np.testing.assert_allclose(projected, dense @ vector, atol=1e-5)
     np.testing.assert_allclose(in_torch.rows(torch.as_tensor(numbers), 3.0), 3 * dense[numbers], atol=1e-6)
-    np.testing.assert_allclose(in_jax.spread(jax.numpy.asarray(weights)), weights @ dense, atol=1e-5)
+    np.testing.assert_allclose(in_jax.weighted_sum(jax.numpy.asarray(weights)), weights @ dense, atol=1e-5)
 
 
 def test_a_random_direction_prefers_no_coordinate():
