@@ -293,7 +293,7 @@ def test_scores_and_weights_are_right_if_nothing_is_compiled():
 
 def test_canaries_in_many_chunks_are_the_same_canaries(monkeypatch):
     at_once = train(20).recorder
-    monkeypatch.setattr("dpaudit.observers.jax_privacy._observer._AT_ONCE", 3 * 130)
+    monkeypatch.setattr("dpaudit.observers.jax_privacy._observer._CHUNK_ENTRIES", 3 * 130)
     in_chunks = train(20).recorder
     both = [recorder.observations.with_canary for recorder in (at_once, in_chunks)]
     np.testing.assert_allclose(*both, atol=1e-5)
