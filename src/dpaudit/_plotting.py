@@ -1,4 +1,4 @@
-"""Pictures by matplotlib: the only place that imports it, and only when something is drawn."""
+"""Plots drawn with matplotlib: the only place that imports it, and only when something is drawn."""
 
 from __future__ import annotations
 

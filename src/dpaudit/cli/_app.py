@@ -12,7 +12,7 @@ from typer._completion_classes import completion_init
 from typer._completion_shared import get_completion_script
 
 import dpaudit
-from dpaudit.cli._console import ErrorSentences, print_json
+from dpaudit.cli._console import SentenceErrorGroup, print_json
 from dpaudit.cli._demo_command import demo
 from dpaudit.cli._options import Json
 from dpaudit.cli._plan_command import plan
@@ -56,7 +56,7 @@ def prepare_completion() -> None:
 
 
 app = typer.Typer(
-    cls=ErrorSentences,
+    cls=SentenceErrorGroup,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -101,7 +101,7 @@ def working(text: str) -> Iterator[None]:
         yield
 
 
-class ErrorSentences(TyperGroup):
+class SentenceErrorGroup(TyperGroup):
     """A group of commands whose errors end in a sentence instead of a traceback."""
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:

@@ -30,7 +30,10 @@ _SUMS = ("energies", "step_energies", "sum_energy", "agreeing", "differing", "re
 
 
 class NoiseRecord:
-    """Sums over all steps, and a few coordinates of every step: no more memory than a few gradients."""
+    """What is kept of a training's noise: sums over all steps, and a few coordinates of every step.
+
+    It needs no more memory than a few gradients.
+    """
 
     def __init__(self) -> None:
         self.layout: Layout
@@ -55,7 +58,7 @@ class NoiseRecord:
 
     @property
     def count(self) -> int:
-        """How many numbers were squared."""
+        """The number of noise values in ``energy``."""
         return self.num_steps * self.energies.size
 
     @property
@@ -182,7 +185,7 @@ class Layout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those of the leaves."""
+        """The names of the leaves."""
         return tuple(name for name, _ in self.leaves)
 
     def coordinate(self, index: int) -> int:
@@ -190,7 +193,7 @@ class Layout:
         return index if self.kept is None else int(self.kept[index])
 
     def is_like(self, leaves: Leaves) -> bool:
-        """Return whether these are the leaves."""
+        """Return whether gradients with these leaves have this layout."""
         return _named(leaves, self.num_parameters) == self.leaves
 
 

@@ -22,7 +22,7 @@ _IMPLAUSIBLE = 1e-3  # the error of the interval of plausible fprs
 
 @dataclass(frozen=True)
 class AuditDesign:
-    """The sizes of an audit, less what its threshold rule holds out, with its method."""
+    """The method of an audit, and how many scores its threshold rule leaves to count."""
 
     inference: Inference
     rule: ThresholdRule

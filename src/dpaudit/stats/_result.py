@@ -192,7 +192,7 @@ class Hypothesis:
 
 
 class Claimed(ABC):
-    """What a training says of itself. The one implementation is :class:`dpaudit.Claim`."""
+    """The interface of a privacy claim. The one implementation is :class:`dpaudit.Claim`."""
 
     @property
     @abstractmethod

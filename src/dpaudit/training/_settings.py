@@ -42,7 +42,7 @@ class DPSGD:
 
 
 class Optimizer(Protocol):
-    """A description that builds an optimizer of torch."""
+    """The settings of an optimizer; ``build`` makes torch's."""
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Return the optimizer itself."""
@@ -70,7 +70,7 @@ class SGD:
 
 @dataclass(frozen=True, kw_only=True)
 class Adam:
-    """Kingma and Ba 2015, arXiv:1412.6980."""
+    """The Adam optimizer (Kingma and Ba 2015, arXiv:1412.6980)."""
 
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)

@@ -34,8 +34,8 @@ from dpaudit.training.gradients import (
 class Step:
     """One step, between the noise and the update: what an audit may read.
 
-    Only ``noisy_sum`` is private. The rest is what the strongest adversary knows, who knows every example but
-    the canary.
+    Only ``noisy_sum`` is released. The strongest adversary, who knows every example but the canary, also
+    knows the rest, except ``noise``, which is here for tests.
     """
 
     index: int
@@ -43,7 +43,7 @@ class Step:
     indices: Tensor
     """The indices of the batch's examples in the data."""
     clipped_sum: Tensor
-    """Of the examples of the batch."""
+    """The clipped sum of the batch's examples."""
     noise: Tensor
     """What the mechanism added to the sum."""
     noisy_sum: Tensor
@@ -51,7 +51,7 @@ class Step:
 
     @property
     def joined_sum(self) -> Tensor:
-        """Of the batch and of all gradients that hooks let join, up to rounding.
+        """The clipped sum of the batch and of all gradients that hooks add, up to rounding.
 
         Computed on demand, because a step that kept it would have one vector more to fill.
         """

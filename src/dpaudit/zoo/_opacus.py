@@ -1,4 +1,4 @@
-"""Opacus itself, with a fault that it once had."""
+"""Specimens in Opacus: each restores a fault that it once had."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from dpaudit.experiments.config._schema import (
     PaperConfig,
     PoolConfig,
     PretrainedConfig,
-    RandomConfig,
+    RandomWeightsConfig,
     ShuffledBatchesConfig,
     TrainingConfig,
 )
@@ -78,7 +78,7 @@ _OPTIONS: Mapping[str, _AuditOptions] = {
         (ExampleConfig, ClipBkdConfig, GivenConfig),
         ExampleConfig(kind="mislabelled"),
         unused=_STEP_KEYS,
-        defaults={"held_out": 128, "score": "log-odds", "initialization": RandomConfig()},
+        defaults={"held_out": 128, "score": "log-odds", "initialization": RandomWeightsConfig()},
     ),
 }
 

@@ -227,7 +227,7 @@ AnyCanary: TypeAlias = Annotated[
 ScoreName: TypeAlias = Literal["log-odds", "loss"]
 
 
-class RandomConfig(Section):
+class RandomWeightsConfig(Section):
     """Every model has random first weights of its own."""
 
     kind: Literal["random"] = "random"
@@ -248,7 +248,7 @@ def _as_table(raw: Any) -> Any:
 
 
 Initialization: TypeAlias = Annotated[
-    Annotated[RandomConfig | PretrainedConfig, Field(discriminator="kind")] | None,
+    Annotated[RandomWeightsConfig | PretrainedConfig, Field(discriminator="kind")] | None,
     BeforeValidator(_as_table),
 ]
 

@@ -1,8 +1,8 @@
 """Betting against the claim, step by step (Waudby-Smith and Ramdas 2024).
 
-A wealth that starts at 1 is bet, at every step, on fewer errors than the claim allows. Under the claim it
-reaches 1 / error at any time with probability at most ``error``. Any stake that depends on the past
-only keeps the game fair, so :func:`stakes` is free to seek growth: it targets a mean a little above the one
+Wealth that starts at 1 is bet, at every step, on fewer errors than the claim allows. Under the claim it
+reaches 1 / error at any time with probability at most ``error``. Any stake that depends only on the
+past keeps the game fair, so :func:`stakes` is free to seek growth: it targets a mean a little above the one
 observed so far, which is where the bound will be, and spreads what the wealth still lacks over the remaining
 steps (Voracek and Orabona 2025, "STaR-Bets"). It does not depend on the mean that is tested, so that
 wealth grows with that mean and the refuted means are an interval.

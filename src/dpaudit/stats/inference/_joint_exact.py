@@ -40,7 +40,7 @@ class JointExact(ExactInference):
         fp, fn = np.asarray(counts.false_positives), np.asarray(counts.false_negatives)
         observed = float(_order(fp, fn, counts))
         interval = plausible_rate(counts.false_positives, counts.num_absent, _interval_error(query))
-        return _least_parameter(observed, counts, interval, query)
+        return _largest_refuted(observed, counts, interval, query)
 
     def rank(
         self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
@@ -107,7 +107,7 @@ def _curve_points(claimed: float, fpr: tuple[float, float], query: BoundQuery) -
     return list(zip(rates.tolist(), family.fnr(claimed, rates).tolist(), strict=True))
 
 
-def _least_parameter(
+def _largest_refuted(
     observed: float, sizes: ErrorCounts, interval: tuple[float, float], query: BoundQuery
 ) -> float:
     """Return the largest parameter at which outcomes as high as ``observed`` are too rare at every fpr."""
