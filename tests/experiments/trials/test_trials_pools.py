@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -21,6 +22,7 @@ from dpaudit.errors import MissingExtraError
 from dpaudit.experiments.trials import (
     Processes,
     Ray,
+    Recipe,
     Serial,
     TrialPlan,
     TrialsRun,
@@ -228,3 +230,23 @@ def test_without_ray_the_line_that_installs_it_is_told(
 def test_a_pool_of_nothing_is_refused(pool: Callable[..., object], options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(options))):
         pool(**options)
+
+
+def test_a_worker_ends_when_its_driver_dies_with_a_reply_unread() -> None:
+    ours, its = socket.socketpair()
+    code = f"from dpaudit.experiments.trials.pools import worker_main; worker_main({its.fileno()})"
+    worker = subprocess.Popen(
+        [sys.executable, "-c", code],
+        pass_fds=[its.fileno()],
+        process_group=0,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    its.close()
+    recipe = Recipe(target="trial_functions:plain").to_json()
+    ours.sendall(json.dumps({"recipe": recipe}).encode() + b"\n")
+    assert select.select([ours], [], [], 60)[0]  # a reply, which resets the connection if it is not read
+    ours.close()
+    try:
+        assert worker.wait(timeout=60) != 0
+    finally:
+        worker.kill()

@@ -285,7 +285,8 @@ def worker_main(descriptor: int) -> None:
 
 def _listen(channel: socket.socket, requests: SimpleQueue[Mapping[str, Any]]) -> None:
     """Read requests in a thread, so that the end of the driver is noticed during a training."""
-    with channel.makefile("rb") as lines:
+    # a driver that dies with a reply unread resets the connection instead of ending it
+    with suppress(OSError), channel.makefile("rb") as lines:
         for line in lines:
             request = json.loads(line)
             requests.put(request)
