@@ -57,7 +57,7 @@ class Serializable:
         """
         found = _read(values, 0)
         if not isinstance(found, cls | NamedPart):
-            raise InputError(f"Expected the values of a {cls.__name__}, got those of a {values['type']}.")
+            raise InputError(f"Expected the values of {cls.__name__}, got those of {values['type']}.")
         return found
 
 
@@ -172,7 +172,7 @@ def _read(values: Any, depth: int) -> Any:
         raise
     # fields of another version, or edited ones
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"Expected fields of a {kind.__name__}, got {values!a:.80}: {error}.") from error
+        raise InputError(f"Expected fields of a {kind.__name__}, got {values!a:.80}.") from error
     return found
 
 

@@ -325,8 +325,12 @@ def _at_rank(roc: EmpiricalROC, rank: int, inference: CountInference, query: Bou
 
 @dataclass(frozen=True, repr=False)
 class BestOf(ThresholdRule):
-    """The rule with the larger bound among several that share the error rate: together they err as one."""
+    """The larger bound of rules that share the error: how the audit of a whole run chose.
 
+    It describes a bound in results and files. No bound is computed by it, so that its shares need no proof.
+    """
+
+    valid: ClassVar[bool] = False
     chosen: ThresholdRule | NamedPart
     rules: tuple[ThresholdRule, ...]
     shares: tuple[float, ...]
@@ -341,8 +345,5 @@ class BestOf(ThresholdRule):
         return self.chosen.label
 
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
-        found = [
-            rule.apply(observations, inference, replace(query, error_rate=share * query.error_rate))
-            for rule, share in zip(self.rules, self.shares, strict=True)
-        ]
-        return max(found, key=lambda result: result.parameter)
+        del observations, inference, query
+        raise InputError(f"Expected a rule that places a threshold, such as Fixed(0.5), got {self!r}.")
