@@ -98,7 +98,7 @@ def test_a_leak_that_no_method_finds_is_said_to_be_one(run: Any, monkeypatch: py
     result = run("plan", *GAUSSIAN, "--noise-factor", "0.99")
     assert result.exit_code == 3
     assert "> 50" in result.stdout
-    assert "No method finds this leak within the sizes that were tried." in result.stdout
+    assert "No method detects this leak within the sizes that were tried." in result.stdout
     sentence = str(dpaudit.plan_observations(CLAIM, Leak(noise_factor=0.99)))
     assert "JointExact does not find noise at 0.99 of the claimed" in sentence
     assert "within 50 steps" in sentence
@@ -108,8 +108,8 @@ def test_too_few_scores_find_no_leak(run: Any) -> None:
     result = run("plan", "--epsilon", "8", "--delta", "1e-5", "--observations", "20")
     assert result.exit_code == 3
     said = " ".join(result.stdout.split())
-    assert "With so few scores no leak is found with 80 % probability. Try more of them" in said
-    assert "or give a leak by --true-epsilon" in said
+    assert "With so few scores, no leak is detected with 80 % probability. Try a larger size" in said
+    assert "or give a leak with --true-epsilon" in said
 
 
 def test_a_plan_is_a_sentence() -> None:

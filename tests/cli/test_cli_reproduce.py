@@ -58,7 +58,7 @@ def test_the_list_has_every_figure(run: Any) -> None:
 
 
 def test_mistakes_are_one_sentence(refused: Any) -> None:
-    assert refused("reproduce").startswith("Expected the name of a figure; print all with")
+    assert refused("reproduce").startswith("Expected the name of a figure; list all with")
     assert (
         refused("reproduce", "pdl")
         == "Expected the name of a figure or table, got 'pdl': did you mean 'pld'?"
@@ -67,7 +67,7 @@ def test_mistakes_are_one_sentence(refused: Any) -> None:
         "Expected --scale to be tiny, cpu, paper, got 'huge'."
     )
     assert refused("reproduce", "table1", "--embedded", "--data-dir", "here") == (
-        "Expected --data-dir or --embedded, got both: --embedded would not use here."
+        "Expected --data-dir or --embedded, got both: --embedded ignores here."
     )
     for words in (("regions", "--output"), ("table1", "--data-dir")):
         assert refused("reproduce", *words, "~nobody-of-this-name/x") == (
@@ -104,7 +104,7 @@ def test_all_goes_on_after_a_figure_that_cannot_be_made_and_names_it_at_the_end(
     assert [one["name"] for one in json.loads(result.stdout)["figures"]] == ["regions", "thresholds"]
     assert {path.stem for path in tmp_path.glob("*.csv")} == {"regions", "thresholds"}
     assert "flagship: Expected --data-dir with the official files" in result.stderr
-    assert result.stderr.endswith("Expected 3 figures, but 1 could not be made: flagship.\n")
+    assert result.stderr.endswith("Expected 3 figures, but 1 failed: flagship.\n")
 
 
 def test_more_workers_write_the_same_data(run: Any, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_an_interrupted_run_keeps_its_last_step(number: signal.Signals, config: 
         assert process.wait() == 130
     saved = steps_saved(tmp_path / "run")
     assert 500 <= saved < 5000
-    assert f"Interrupted at step {saved:,}. The same command goes on from there.\n" in said
+    assert f"Interrupted at step {saved:,}. Run the same command again to resume.\n" in said
     assert "Traceback" not in said
 
 
@@ -229,7 +229,7 @@ def test_a_run_tells_its_progress_in_about_ten_lines(config: Path, run: Any) -> 
     assert "claimed" in lines[-1]
     assert "verdict  NO_VIOLATION" in result.stdout
     assert "test accuracy" in result.stdout
-    assert "tests of the noise: nothing found (16 tests, 95 % confidence of their own)" in result.stdout
+    assert "noise tests: no findings (16 tests, with their own 95 % confidence)" in result.stdout
     assert f"Written: {config.parent / 'run'}" in result.stdout
 
 
@@ -239,7 +239,7 @@ def test_an_old_run_says_that_its_noise_was_not_tested(config: Path, run: Any) -
     values = json.loads(path.read_text())
     assert len(values.pop("diagnosis")["tests"]) == 16
     path.write_text(json.dumps(values))
-    assert "tests of the noise: not run" in run("run", config, *SHORT).stdout
+    assert "noise tests: not run" in run("run", config, *SHORT).stdout
 
 
 def test_a_finished_run_prints_its_result_again(config: Path, run: Any) -> None:

@@ -50,7 +50,7 @@ def test_help_groups_the_commands(run: Any) -> None:
         "Plan and compare",
         "plan",
         "zoo",
-        "Show",
+        "Other commands",
         "report",
         "demo",
         "completion",
@@ -168,7 +168,7 @@ def test_wrong_usage_is_one_sentence(words: list[str], sentence: str, run: Any) 
 
 def test_an_option_without_its_value_is_told_with_the_help_of_its_command(run: Any) -> None:
     line = run("run", "--example").stderr
-    assert "Option '--example' requires an argument. Print a config to start from: digits, " in line
+    assert "Option '--example' requires an argument. Print an example config: digits, " in line
     assert line.endswith("black-box-function. See: root run --help\n")  # so is it called in a test
     assert run("scores", "--confidence").stderr.endswith(" See: root scores --help\n")
 
@@ -179,7 +179,10 @@ def test_torch_without_memory_is_a_sentence(run: Any, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("dpaudit.cli._demo_command.make_folder", give_up)
     result = run("demo")
-    assert (result.exit_code, result.stderr) == (2, "dpaudit: There is not enough memory for that.\n")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "dpaudit: There is not enough memory to run this command.\n",
+    )
 
 
 def test_a_full_disk_behind_standard_output_is_no_verdict(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_link_in_a_run_does_not_say_where_the_report_goes(copied: Any, tmp_pat
     (folder / "report.html").symlink_to(tmp_path / "mine")
     done = run(folder)
     assert done.exit_code == 2
-    assert done.stderr.splitlines()[-1].endswith("but it is a link; give the file by --output.")
+    assert done.stderr.splitlines()[-1].endswith("but it is a link; choose a file with --output.")
     assert (tmp_path / "mine").read_text() == "mine"
 
 
