@@ -195,7 +195,10 @@ def test_a_second_process_in_the_same_directory_is_refused(config: Path, tmp_pat
         second = finished(config, *endless)
     assert second.returncode == 2
     assert second.stdout == ""
-    assert f"Expected {tmp_path / 'run'} for this run alone, but another process runs in it." in second.stderr
+    assert (
+        f"Expected {tmp_path / 'run'} to be used by this run only, but another process is running in it."
+        in second.stderr
+    )
 
 
 SHORT = ["--set", "training.num_steps=40", "--set", "audit.num_canaries=64", "--set", "checkpoint_seconds=99"]
@@ -247,7 +250,7 @@ def test_a_finished_run_prints_its_result_again(config: Path, run: Any) -> None:
     first, again = (run("run", config, *SHORT, *methods) for _ in range(2))
     assert again.stdout == first.stdout
     assert "f-DP(joint)" in again.stdout
-    assert "This run is finished" in again.stderr
+    assert "This run is already finished" in again.stderr
     assert "step" not in again.stderr
     assert again.exit_code == first.exit_code == 0
     values = json.loads(run("run", config, *SHORT, *methods, "--json").stdout)
@@ -265,7 +268,7 @@ def test_another_config_in_the_directory_is_refused(config: Path, run: Any) -> N
     run("run", config, *SHORT)
     result = run("run", config, *SHORT, "--set", "training.num_steps=41")
     assert result.exit_code == 2
-    assert "training.num_steps is 41 here and 40 there" in result.stderr
+    assert "training.num_steps is 41 instead of the stored 40" in result.stderr
 
 
 @pytest.mark.long

@@ -150,7 +150,7 @@ def test_a_verdict_has_colours_only_where_they_are_wanted(name: str, files: Any)
         (["zoo", "--seed", "-1"], "Invalid value for '--seed'"),
         (["completion", "tcsh"], "'tcsh' is not one of 'bash', 'zsh', 'fish'."),
         (["--nothing"], "No such option: --nothing."),
-        (["report", "."], "but it has no result.json."),
+        (["report", "."], "but there is no result.json."),
         (["report", "~nobody-of-this-name/x"], "there is no such home directory."),
         (["plan", "--epsilon", "1", "--delta", "1e-5", "--observations", "1" + "0" * 30], "to be at most"),
         (["scores", "."], "got the directory"),

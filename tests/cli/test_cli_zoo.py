@@ -89,7 +89,7 @@ def test_mistakes_are_told_in_a_sentence(refused: Any, run: Any, tmp_path: Path)
     )
     run("zoo", "--only", "microbatch", "--output", tmp_path)
     sentence = refused("zoo", "--only", "microbatch", "--output", tmp_path, "--seed", 1)
-    assert sentence == f"Expected seed = 1 in {tmp_path / 'microbatch.json'}, got 0; give another --output."
+    assert sentence == f"Expected seed = 1 in {tmp_path / 'microbatch.json'}, got 0; choose another --output."
     (tmp_path / "microbatch.json").write_text("{")
     assert "cannot be read" in refused("zoo", "--only", "microbatch", "--output", tmp_path)
 

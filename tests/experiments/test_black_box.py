@@ -278,7 +278,7 @@ def test_a_run_without_a_claim_has_a_report(tiny: Make) -> None:
     report = Report.read([config.output])
     jsonschema.validate(json.loads(report.to_text(Format.JSON)), schema())
     assert report.runs[0].verdict is None
-    assert "Nothing is claimed: epsilon is at least" in report.to_text()
+    assert "There is no claim: epsilon is at least" in report.to_text()
     assert "No verdict" in report.to_text(Format.MARKDOWN)
 
 

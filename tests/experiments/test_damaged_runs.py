@@ -79,7 +79,10 @@ def test_a_result_that_was_changed_is_not_shown_in_part(again: Callable[[], Path
     path.write_text(json.dumps({**json.loads(path.read_text()), "timing": None}))
     found = _shown(finished)
     assert (found.exit_code, found.stdout) == (2, "")
-    assert "result.json, but it is damaged; delete it and run the same command again to recreate it." in found.stderr
+    assert (
+        "result.json, but it is damaged; delete it and run the same command again to recreate it."
+        in found.stderr
+    )
     path.unlink()
     assert _shown(finished).exit_code in (0, 1, 3)
     assert json.loads(path.read_text())["timing"] is not None

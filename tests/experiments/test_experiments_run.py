@@ -153,7 +153,9 @@ def test_a_finished_run_is_not_run_again(small: Small) -> None:
 def test_a_directory_with_another_config_is_refused_by_the_difference(small: Small) -> None:
     with pytest.raises(CrashError):
         run(small(), watch=crash_at(1))
-    with pytest.raises(InputError, match=r"but training\.num_steps is 30 here and 20 there; give another"):
+    with pytest.raises(
+        InputError, match=r"but training\.num_steps is 30 instead of the stored 20; give another"
+    ):
         run(small("training.num_steps=30"))
     with pytest.raises(InputError, match=r"but data\.num_examples is 300 here and 400 there"):
         run(small("data.num_examples=300"))
@@ -170,7 +172,10 @@ def test_a_directory_of_something_else_is_refused(small: Small) -> None:
 
 def test_a_second_run_in_the_same_directory_is_refused(small: Small) -> None:
     config = small()
-    with RunDirectory(config.output).locked(), pytest.raises(InputError, match=r"another process runs in it"):
+    with (
+        RunDirectory(config.output).locked(),
+        pytest.raises(InputError, match=r"another process is running in it"),
+    ):
         run(config)
     assert run(config).values["num_done"] == 20
 

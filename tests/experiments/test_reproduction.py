@@ -156,9 +156,9 @@ def test_cells_are_measured_once_and_the_rest_goes_on_after_an_interrupt(
 
 def test_cells_of_another_seed_or_scale_are_refused(counting: Counting, tmp_path: Path) -> None:
     reproduce(counting, output=tmp_path, seed=1)
-    with pytest.raises(InputError, match="seed is 2 here and 1 there; give another --output"):
+    with pytest.raises(InputError, match="seed is 2 instead of the stored 1; give another --output"):
         reproduce(counting, output=tmp_path, seed=2)
-    with pytest.raises(InputError, match=r'scale is "tiny" here and "cpu" there'):
+    with pytest.raises(InputError, match=r'scale is "tiny" instead of the stored "cpu"'):
         reproduce(counting, output=tmp_path, seed=1, scale=Scale.TINY)
 
 

@@ -73,22 +73,22 @@ def test_a_violation_fails_the_test_with_what_a_developer_needs(pytester: pytest
     done.assert_outcomes(passed=1, failed=4)
     done.stdout.fnmatch_lines(
         [
-            "dpaudit: epsilon >= *, and 4.38 is claimed. The observations refute the claim: *",
+            "dpaudit: epsilon >= *, but 4.38 is claimed. The observations refute the claim: *",
             "  claim: one Gaussian step, noise multiplier 1 with epsilon = *",
             "  bound: mu >= *, with 99.6 % confidence",  # 0.05 / 5 tests / 2 for the first call, 0.8 of it
-            "  session: 95 % confidence, shared between 5 tests with audits",
-            "  noise: 0.7* of the claimed (* to *)",
-            "  canary: arrives with * clipping norms (* if it is spread); a clipped one has at most 1",
-            "  cause? effective noise is 0.7* of the claim = 1/sqrt(2): added by each of 2 workers*",
-            "  again: pytest '*::test_two_workers' --dp-audit-seed 1 --dp-audit-confidence 0.99",
-            "  cause? the canary arrives unclipped: is each gradient clipped, before the sum?",
+            "  session: 95 % confidence, shared by 5 tests with audits",
+            "  noise: 0.7* of the claimed level (* to *)",
+            "  canary: signal of * clipping norms (* if spread), at most 1 if clipped correctly",
+            "  possible cause: effective noise is 0.7* of the claim = 1/sqrt(2): added by each of 2 workers*",
+            "  rerun: pytest '*::test_two_workers' --dp-audit-seed 1 --dp-audit-confidence 0.99",
+            "  possible cause: the canary arrives unclipped: is each gradient clipped, before the sum?",
             "dpaudit (call 2 of the test): epsilon >= *",
-            "  cause? effective noise is 0.2* of the claim = 1/max_grad_norm: noise not scaled by the clip*",
-            "dpaudit: repeated-noise: the noise is not what the claim says.",
-            "  found: repeated-noise * The noise repeats every 100 steps.",
-            "  cause? is the generator seeded anew*",
+            "  possible cause: effective noise is 0.2* of the claim = 1/max_grad_norm: noise not scaled*",
+            "dpaudit: repeated-noise: the noise does not match the claim.",
+            "  finding: repeated-noise * The noise repeats every 100 steps.",
+            "  possible cause: is the generator seeded anew*",
             "seed 1, budget full, 95 % confidence for all audits together",
-            "test * verdict * sees noise of *",
+            "test * verdict * detects noise at *",
             "*::test_correct * NO_VIOLATION * none",
             "*::test_unscaled (call 2) * VIOLATION * noise-variance",
         ]
@@ -148,7 +148,7 @@ def test_a_failure_can_be_seen_again_at_the_level_that_it_had(pytester: pytest.P
     pytester.path.joinpath("inside", "test_them.py").write_text(STEPS + tests)
     options = ("--dp-audit-seed=3", "--dp-audit-budget=quick", "--dp-audit-confidence=0.9")
     done = pytester.runpytest_subprocess(*options)
-    again = next(line for line in done.outlines if "again:" in line and "test_b" in line).partition(
+    again = next(line for line in done.outlines if "rerun:" in line and "test_b" in line).partition(
         "pytest "
     )[2]
     assert "--dp-audit-budget quick --dp-audit-confidence 0.95" not in again  # which is the default
@@ -202,7 +202,7 @@ def test_torch(dp_audit):
         [
             "*Expected a step, which is a function of per-example gradients, or the recorder*of type int.",
             "*Expected either gradients=*got neither.",
-            "E * again: pytest '*::test_nothing' --dp-audit-seed *",
+            "E * rerun: pytest '*::test_nothing' --dp-audit-seed *",
             "*::test_nothing * ERROR * not run",
             "*pass gradients=torch.zeros(0, 200)*",
             "*Expected dp_audit to be an argument of the test or of one of its fixtures*",
@@ -229,7 +229,7 @@ def test_weak(dp_audit, num_steps, num_canaries):
     )
     done = pytester.runpytest_subprocess()
     done.assert_outcomes(passed=2, warnings=2)
-    done.stdout.fnmatch_lines(["*UnderpoweredWarning: *would have been flagged*make more steps or canaries."])
+    done.stdout.fnmatch_lines(["*UnderpoweredWarning: *would have been*Use more steps or canaries."])
     strict = pytester.runpytest_subprocess("-W", "error::dpaudit.pytest_plugin.UnderpoweredWarning")
     strict.assert_outcomes(failed=2)
 

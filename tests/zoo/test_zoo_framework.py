@@ -90,7 +90,9 @@ def test_a_finished_entry_is_taken_up_and_an_unfinished_one_is_run(tmp_path):
 
 def test_what_is_left_of_another_seed_is_refused(tmp_path):
     run_zoo([entry()], seed=3, output=tmp_path)
-    with pytest.raises(InputError, match=r"Expected seed = 4 in .*quiet\.json, got 3; give another --output"):
+    with pytest.raises(
+        InputError, match=r"Expected seed = 4 in .*quiet\.json, got 3; choose another --output"
+    ):
         run_zoo([entry()], seed=4, output=tmp_path)
 
 
@@ -101,7 +103,7 @@ def test_what_is_left_of_another_version_is_refused(tmp_path, name):
     values = json.loads(file.read_text())
     assert values[name]
     file.write_text(json.dumps(values | {name: "0.0.1"}))
-    with pytest.raises(InputError, match=rf"Expected {name} = .*, got 0\.0\.1; give another --output"):
+    with pytest.raises(InputError, match=rf"Expected {name} = .*, got 0\.0\.1; choose another --output"):
         run_zoo([entry()], seed=3, output=tmp_path)
 
 
