@@ -157,7 +157,7 @@ def test_a_directory_with_another_config_is_refused_by_the_difference(small: Sma
         InputError, match=r"but training\.num_steps is 30 instead of the stored 20; give another"
     ):
         run(small("training.num_steps=30"))
-    with pytest.raises(InputError, match=r"but data\.num_examples is 300 here and 400 there"):
+    with pytest.raises(InputError, match=r"but data\.num_examples is 300 instead of the stored 400"):
         run(small("data.num_examples=300"))
 
 

@@ -117,7 +117,7 @@ class PlanOptions:
         claim, leak = self.claimed.required, self._leak()
         if leak is None:
             self._size()
-        elif self.claimed.epsilon is not None:  # a claimed noise needs an accountant, which may be slow
+        elif self.claimed.epsilon is not None:  # a claim by noise needs an accountant, which may be slow
             leak.parameter(claim, claim.hypothesis(None))
         _validate.fraction("power", self.power)
         _validate.confidence(self.confidence)
