@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,50 +82,72 @@ def y_of(epsilon: float) -> float:
     return BOTTOM - (BOTTOM - TOP) * epsilon / MAX_EPSILON
 
 
-def path(bounds: list[LiveBound]) -> str:
+def points(bounds: list[LiveBound]) -> str:
     return "M" + " ".join(f"{x_of(bound.num_done):.1f},{y_of(bound.epsilon):.1f}" for bound in bounds)
 
 
-def text(x: float, y: float, words: str, color: str, attributes: str = "") -> str:
-    return f'<text x="{x:g}" y="{y:.1f}" fill="{color}" {attributes}>{words}</text>'
+def path(data: str, **attributes: str) -> str:
+    return f'<path d="{data}" {_joined({"fill": "none"} | attributes)}/>'
+
+
+def text(x: float, y: float, words: str, color: str, **attributes: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" {_joined({"fill": color} | attributes)}>{words}</text>'
+
+
+def _joined(attributes: dict[str, str]) -> str:
+    return " ".join(f'{name.replace("_", "-")}="{value}"' for name, value in attributes.items())
+
+
+def axes(theme: Theme) -> Iterator[str]:
+    yield text(LEFT - 18, 16, "lower bound on ε (95 % confidence)", theme.muted)
+    yield text((LEFT + RIGHT) / 2, BOTTOM + 38, "training step", theme.muted, text_anchor="middle")
+    yield path(f"M{LEFT},{BOTTOM}H{RIGHT}", stroke=theme.grid)
+    for epsilon in range(0, MAX_EPSILON, 2):
+        yield text(LEFT - 8, y_of(epsilon) + 5, str(epsilon), theme.muted, text_anchor="end")
+    for step in range(0, NUM_STEPS + 1, 50):
+        yield text(x_of(step), BOTTOM + 20, str(step), theme.muted, text_anchor="middle")
+
+
+def claim_line(epsilon: float, label: str, color: str) -> Iterator[str]:
+    y = y_of(epsilon)
+    yield path(f"M{LEFT},{y:.1f}H{RIGHT}", stroke=color, stroke_width="1.5", stroke_dasharray="6 4")
+    yield text(RIGHT + 12, y + 5, label, color)
+
+
+def curve(bounds: list[LiveBound], label: str, reason: str, color: str) -> Iterator[str]:
+    y = y_of(bounds[-1].epsilon)
+    yield path(points(bounds), stroke=color, stroke_width="2.5")
+    yield text(RIGHT + 12, y + 5, label, color, font_weight="600")
+    yield text(RIGHT + 12, y + 23, reason, color)
+
+
+def violation(broken: list[LiveBound], step: int, color: str) -> Iterator[str]:
+    """Yield the area above the claim, and the step from which on it is refuted."""
+    x, y, claimed = x_of(step), y_of(broken[step - 1].epsilon), y_of(broken[-1].claimed_epsilon)
+    area = f"{points(broken[step - 1 :])} V{claimed:.1f} H{x:.1f}Z"
+    yield path(area, fill=color, fill_opacity="0.12")
+    yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{color}"/>'
+    yield text(x + 12, y + 20, f"violation established at step {step}", color)
 
 
 def svg(
     correct: list[LiveBound], broken: list[LiveBound], numbers: dict[str, float | int], theme: Theme
 ) -> str:
-    claimed = y_of(broken[-1].claimed_epsilon)
-    found = next(bound for bound in broken if bound.is_violation)
-    x, y = x_of(found.num_done), y_of(found.epsilon)
+    labels = {name: f"{numbers[f'{name}_epsilon']:.2f}" for name in ("claimed", "correct", "broken")}
+    reason = f"noise at {BROKEN_NOISE:g} of the claim"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
-        ' font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif" font-size="14">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
+        f'viewBox="0 0 {WIDTH} {HEIGHT}" font-size="14" '
+        'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif">',
         f"<desc>{json.dumps(numbers)}</desc>",
-        text(LEFT - 18, 16, "lower bound on ε (95 % confidence)", theme.muted),
+        *axes(theme),
+        *claim_line(broken[-1].claimed_epsilon, f"claimed ε = {labels['claimed']}", theme.text),
+        *curve(correct, f"correct: ε ≥ {labels['correct']}", "noise as claimed", theme.correct),
+        *curve(broken, f"broken: ε ≥ {labels['broken']}", reason, theme.broken),
+        *violation(broken, int(numbers["violation_step"]), theme.broken),
+        "</svg>",
     ]
-    parts.append(f'<path d="M{LEFT},{BOTTOM}H{RIGHT}" stroke="{theme.grid}"/>')
-    for epsilon in range(0, MAX_EPSILON, 2):
-        parts.append(text(LEFT - 8, y_of(epsilon) + 5, str(epsilon), theme.muted, 'text-anchor="end"'))
-    for step in range(0, NUM_STEPS + 1, 50):
-        parts.append(text(x_of(step), BOTTOM + 20, str(step), theme.muted, 'text-anchor="middle"'))
-    middle = (LEFT + RIGHT) / 2
-    parts.append(text(middle, BOTTOM + 38, "training step", theme.muted, 'text-anchor="middle"'))
-    above = f"{path(broken[found.num_done - 1 :])} V{claimed:.1f} H{x:.1f}Z"
-    parts.append(f'<path d="{above}" fill="{theme.broken}" fill-opacity="0.12"/>')
-    parts.append(
-        f'<path d="M{LEFT},{claimed:.1f}H{RIGHT}" stroke="{theme.text}" stroke-width="1.5" stroke-dasharray="6 4"/>'
-    )
-    parts.append(text(RIGHT + 12, claimed + 5, f"claimed ε = {numbers['claimed_epsilon']:.2f}", theme.text))
-    for bounds, color, name, label, last in (
-        (broken, theme.broken, "broken", f"noise at {BROKEN_NOISE:g} of the claim", numbers["broken_epsilon"]),
-        (correct, theme.correct, "correct", "noise as claimed", numbers["correct_epsilon"]),
-    ):
-        parts.append(f'<path d="{path(bounds)}" fill="none" stroke="{color}" stroke-width="2.5"/>')
-        height = y_of(bounds[-1].epsilon)
-        parts.append(text(RIGHT + 12, height + 5, f"{name}: ε ≥ {last:.2f}", color, 'font-weight="600"'))
-        parts.append(text(RIGHT + 12, height + 23, label, color))
-    parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{theme.broken}"/>')
-    parts.append(text(x + 12, y + 20, f"violation established at step {found.num_done}", theme.broken))
-    return "\n".join([*parts, "</svg>", ""])
+    return "\n".join(parts) + "\n"
 
 
 def main() -> None:
