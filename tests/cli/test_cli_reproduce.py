@@ -64,7 +64,7 @@ def test_mistakes_are_one_sentence(refused: Any) -> None:
         == "Expected the name of a figure or table, got 'pdl': did you mean 'pld'?"
     )
     assert refused("reproduce", "pld", "--scale", "huge") == (
-        "Expected --scale to be tiny, cpu, paper, got 'huge'."
+        "Expected --scale to be one of tiny, cpu, paper, got 'huge'."
     )
     assert refused("reproduce", "table1", "--embedded", "--data-dir", "here") == (
         "Expected --data-dir or --embedded, got both: --embedded ignores here."

@@ -76,7 +76,7 @@ def dpaudit_command(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Audit whether differentially private training provides the privacy it claims."""
+    """Test whether differentially private training delivers the privacy it claims."""
     if version:
         typer.echo(f"dpaudit {dpaudit.__version__}")
         raise typer.Exit

@@ -86,7 +86,7 @@ class ClaimOptions:
 
     @property
     def required(self) -> Claim:
-        """The stated claim; ``InputError`` if there is none."""
+        """The stated claim; raises ``InputError`` if there is none."""
         claim = self.claim
         if claim is None:
             raise InputError(f"Expected a claim: {_FORMS}.")

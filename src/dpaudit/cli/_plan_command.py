@@ -1,4 +1,4 @@
-"""``dpaudit plan``: the number of observations that detects a leak, or the smallest leak detected by one."""
+"""``dpaudit plan``: the number of observations needed to detect a leak, or the smallest detectable leak."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ _NOTE = (
 )
 _TRY = (
     "Try a larger size (--observations, or --steps and --canaries), or give a leak with --true-epsilon "
-    "instead of a size to compute how many scores detect it."
+    "instead of a size to compute how many scores are needed."
 )
 
 
@@ -265,7 +265,7 @@ def _nothing(planned: PlanResult) -> str:
     return "No method detects this leak within the sizes that were tried."
 
 
-_LEAK, _SIZE = "Leak to detect", "Or the size, to compute the smallest leak it detects"
+_LEAK, _SIZE = "Leak to detect", "Or the size, to compute the smallest detectable leak"
 
 _NoiseFactor = Annotated[
     float | None,
@@ -280,13 +280,13 @@ _Observations = Annotated[
 _Steps = Annotated[
     int | None,
     typer.Option(
-        help="Observed steps. With a leak: compute how many canaries detect it.", rich_help_panel=_SIZE
+        help="Observed steps. With a leak: compute the number of canaries needed.", rich_help_panel=_SIZE
     ),
 ]
 _Canaries = Annotated[
     int | None,
     typer.Option(
-        help="Canaries per step and side. With a leak: compute how many steps detect it.",
+        help="Canaries per step and side. With a leak: compute the number of steps needed.",
         rich_help_panel=_SIZE,
     ),
 ]
@@ -310,7 +310,7 @@ def plan(
     confidence: opt.Confidence = 0.95,
     as_json: opt.Json = False,
 ) -> None:
-    """Plan an audit: compute the size that detects a leak, or the leak that a size detects.
+    """Plan an audit: compute the size needed to detect a leak, or the leak that a size can detect.
 
     Assumes an ideal attack with the threshold at the scores' midpoint.
 

@@ -232,7 +232,7 @@ def _scale(name: str) -> Scale:
     from dpaudit.experiments.reproduction import Scale  # noqa: PLC0415
 
     if name not in list(Scale):
-        raise InputError(f"Expected --scale to be {', '.join(Scale)}, got {name!r}.")
+        raise InputError(f"Expected --scale to be one of {', '.join(Scale)}, got {name!r}.")
     return Scale(name)
 
 

@@ -46,7 +46,7 @@ _Retry = Annotated[
     bool,
     typer.Option(
         "--retry-failed",
-        help="Retry training runs that failed: sound only if their seed determines all of their randomness.",
+        help="Retry failed training runs. Sound only if their seed determines all of their randomness.",
     ),
 ]
 

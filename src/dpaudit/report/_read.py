@@ -200,7 +200,7 @@ def _verdict(values: Mapping[str, Any], claim: ClaimSummary, bound: Bound, file:
 
 
 def _is_wrong_side(refutes: bool, claim: ClaimSummary, bound: Bound) -> bool:
-    """Return whether the epsilons contradict the verdict; a bound of 0 or infinite claim contradicts none."""
+    """Return whether the epsilons contradict the verdict; a bound of 0 or an infinite claim never does."""
     if refutes:
         return 0 < bound.epsilon < claim.epsilon * (1 - _ROUNDING) < math.inf
     return bound.epsilon > claim.epsilon * (1 + _ROUNDING)
