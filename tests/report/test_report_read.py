@@ -133,7 +133,7 @@ def test_a_report_says_what_the_tests_of_the_noise_found_or_that_they_were_not_r
         return dict(summary(read_run(folder)))["noise tests"]
 
     assert told(runs["correct"]) == "no findings"
-    assert told(runs["broken"]).startswith("noise-variance")
+    assert told(runs["broken"]).startswith("flagged by noise-variance")
     old = copied(lambda values: values.pop("diagnosis"))
     assert told(old) == "not run"
     report = Report.read([old])
@@ -141,9 +141,7 @@ def test_a_report_says_what_the_tests_of_the_noise_found_or_that_they_were_not_r
     assert "<h3>Diagnostics</h3>" not in report.to_text()
     page = Report.read([runs["correct"]]).to_text()
     assert "<h3>Diagnostics</h3>" in page
-    assert (
-        "Their error rate is separate from that of the bound, and the verdict does not rest on them." in page
-    )
+    assert "These tests have their own error rate, and the verdict does not rest on them." in page
 
 
 def test_an_unfinished_run_is_said_to_be_unfinished(copied: Copy, tmp_path: Path) -> None:

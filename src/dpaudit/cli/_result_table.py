@@ -72,7 +72,7 @@ def tests_of_noise(values: _Values) -> str:
         return "noise tests: not run"
     names = ", ".join(one["name"] for one in found["findings"])
     level = f"{len(found['tests'])} tests, with their own {100 * found['confidence']:g} % confidence"
-    return f"noise tests: {names or 'no findings'} ({level})"
+    return f"noise tests: {'flagged by ' + names if names else 'no findings'} ({level})"
 
 
 def _many_models(values: _Values) -> list[tuple[str, str]]:

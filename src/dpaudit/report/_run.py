@@ -241,7 +241,7 @@ def summary(run: Run) -> list[tuple[str, str]]:
     tests = "not run"
     if run.diagnosis is not None:
         names = ", ".join(one.name for one in run.diagnosis.findings)
-        tests = names or "no findings"
+        tests = f"flagged by {names}" if names else "no findings"
     kind = f"{run.bound.kind}: {run.bound.kind.meaning}"
     return [claim, bound, ("kind", kind), *rest, ("noise tests", tests)]
 
@@ -251,7 +251,7 @@ def diagnosis_sentences(diagnosis: Diagnosis) -> tuple[str, str]:
     count = len(diagnosis.findings)
     found = {0: "No findings", 1: "1 finding"}.get(count, f"{count} findings")
     level = f"with {100 * diagnosis.confidence:g} % confidence for all together"
-    meaning = "Their error rate is separate from that of the bound, and the verdict does not rest on them."
+    meaning = "These tests have their own error rate, and the verdict does not rest on them."
     if diagnosis.findings:
         meaning += (
             " A finding means that the training run is not the one accounted for; it does not bound epsilon."
