@@ -32,7 +32,7 @@ def _rates(inference: str, rule: str, parameters: tuple[str, ...]) -> list[float
     header = next(row for row in rows if row[0] == "method")
     places = [header.index(f"mu = {parameter}") for parameter in parameters]
     found = [row for row in rows if row[0] == f"{inference} + {rule}"]
-    assert len(found) == 4, "a row for each number of scores a side"
+    assert len(found) == 4, "one row for each number of scores per side"
     return [float(re.match(r"[\d.]+", row[place])[0]) for row in found for place in places]  # type: ignore[index]
 
 
