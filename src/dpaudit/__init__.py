@@ -1,4 +1,4 @@
-"""Audit whether differentially private training provides the privacy it claims."""
+"""Check whether differentially private training provides the privacy it claims."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -14,7 +14,7 @@ from dpaudit.stats.tradeoffs import ApproximateDP, Gaussian, TradeOff
 
 
 class Claim(Claimed):
-    """A privacy claim, from ``gaussian``, ``dpsgd``, ``approximate_dp``, ``accounted`` or ``curve``.
+    """A privacy claim, created by ``gaussian``, ``dpsgd``, ``approximate_dp``, ``accounted`` or ``curve``.
 
     >>> print(Claim.approximate_dp(epsilon=8.0, delta=1e-5))
     (epsilon, delta)-DP with epsilon = 8 at delta = 1e-05

@@ -172,7 +172,10 @@ def _deal(size: int, num_steps: int) -> IntArray:
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """The outcome of guessing the presence of ``num_guesses`` of ``num_canaries`` canaries."""
+    """The outcome of guessing the presence of ``num_guesses`` of ``num_canaries`` canaries.
+
+    An independent fair coin must have decided the presence of each canary.
+    """
 
     num_canaries: int
     num_guesses: int

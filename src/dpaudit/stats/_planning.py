@@ -188,7 +188,7 @@ def _validated_size(name: str, value: int) -> int:
 
 @dataclass(frozen=True)
 class _Planner:
-    """Search for the sizes at which a method refutes a claim."""
+    """A search for the sizes at which a method refutes a claim."""
 
     claim: Claimed
     hypothesis: Hypothesis
@@ -240,7 +240,7 @@ class _Planner:
         )
 
     def _enough(self, leak: Power, design: Callable[[int], AuditDesign], most: int) -> int | None:
-        """Return the smallest size with the power, to four digits: counts jump by more than the rest."""
+        """Return the smallest sufficient size to four digits; further digits only reflect discreteness."""
         claimed, actual = self.hypothesis.parameter, leak.parameter
         index = first_true_integer(
             lambda i: design(_nth_size(i)).power(claimed, actual) >= leak.probability, 1, _size_index(most)

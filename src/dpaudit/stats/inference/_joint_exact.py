@@ -94,7 +94,7 @@ def _limit(query: BoundQuery) -> float:
 
 
 def _angles(interval: tuple[float, float], size: int) -> FloatArray:
-    """Return evenly spaced angles, arcsin(sqrt(rate)), over an interval of rates: even in deviations."""
+    """Return evenly spaced angles arcsin(sqrt(rate)), so that rates are even in standard deviations."""
     low, high = np.arcsin(np.sqrt(interval))
     return np.linspace(low, high, size)
 

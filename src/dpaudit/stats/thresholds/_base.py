@@ -118,7 +118,7 @@ class EmpiricalROC:
 
 
 class _ThresholdSearch:
-    """The rank of the best threshold so far."""
+    """A search that keeps the rank of the best threshold so far."""
 
     def __init__(self, roc: EmpiricalROC, inference: CountInference, query: BoundQuery) -> None:
         self._roc, self._inference, self._query = roc, inference, query

@@ -103,7 +103,7 @@ def _gaussian_point(threshold: float, parameter: float) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class HeldOut(ThresholdRule):
-    """Choose the threshold on a random ``fraction`` of the data (whole steps, if any) and count on the rest.
+    """A threshold chosen on a random ``fraction`` of the data (whole steps, if any); the rest is counted.
 
     With betting, the first part is held out instead, because a bet may depend only on the past.
     """
@@ -156,7 +156,7 @@ class HeldOut(ThresholdRule):
 
 
 def choose(absent: ScoreArray, present: ScoreArray, query: BoundQuery) -> float:
-    """Return the threshold with the best bound on these scores; with the fewest errors if none is refuted."""
+    """Return the threshold with the best bound on these scores or, if all are 0, with the fewest errors."""
     if not absent.size or not present.size:
         return least_balanced_error(absent, present)
     roc = EmpiricalROC.of(Observations(with_canary=present, without_canary=absent))
@@ -199,7 +199,7 @@ def _split(
 
 @dataclass(frozen=True)
 class Predictable(ThresholdRule):
-    """For betting: each step's threshold minimizes the balanced error of the earlier steps.
+    """For betting, one threshold per step, which minimizes the balanced error of the earlier steps.
 
     No bet is placed on the first step, which has no earlier steps.
     """
