@@ -294,7 +294,7 @@ def test_the_digits_example_runs(run: Any, tmp_path: Path) -> None:
 
 def test_an_unknown_example_lists_the_known_ones(refused: Any) -> None:
     sentence = refused("run", "--example", "x")
-    assert sentence.startswith("Expected an example of digits, paper-cifar10, end-to-end, purchase, input, ")
+    assert sentence.startswith("Expected one of the examples digits, paper-cifar10, end-to-end, purchase, ")
     assert sentence.endswith("black-box, black-box-one-run, black-box-function, got 'x'.")
 
 

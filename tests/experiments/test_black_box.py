@@ -255,7 +255,7 @@ def test_a_function_whose_code_has_changed_is_another_run(tiny: Make, tmp_path: 
         patch.chdir(tmp_path)
         found = run(config).values
         code.write_text("def train(data, seed):\n    return -float(len(data))\n")
-        with pytest.raises(InputError, match="its file has changed since"):
+        with pytest.raises(InputError, match="its file has changed;"):
             run(config)
         code.write_text("def train(data, seed):\n    return float(len(data))\n")
         assert run(config).values == found
