@@ -239,11 +239,11 @@ def test_a_callback_that_ends_the_training_leaves_whole_steps(train):
 
 
 def test_a_second_audit_of_the_same_training_is_refused_and_so_is_a_second_training(train):
-    with pytest.raises(dpaudit.InputError, match="one audit a training, got two"):
+    with pytest.raises(dpaudit.InputError, match="one audit per Training, got two"):
         train([OneRun(delta=DELTA), OneRun(delta=DELTA)])
     hook = OneRun(delta=DELTA)
     train(hook, num_steps=2)
-    with pytest.raises(dpaudit.InputError, match="an audit of its own for each training"):
+    with pytest.raises(dpaudit.InputError, match="a separate audit for each Training"):
         train(hook, num_steps=2)
 
 
