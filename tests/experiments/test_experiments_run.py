@@ -420,7 +420,7 @@ def test_what_shows_only_later_is_told_before_the_run_begins(
 def test_files_that_are_missing_are_named(small: Small, tmp_path: Path) -> None:
     for name in ("cifar10", "purchase100", "location", "idx"):
         base = small().model_dump() | {"data": {"name": name, "directory": str(tmp_path / "data")}}
-        with pytest.raises(InputError, match=r"put it there, from"):
+        with pytest.raises(InputError, match=r"download it from"):
             rehearse(Config.model_validate(base))
 
 

@@ -300,15 +300,15 @@ def test_a_rate_of_the_canary_works_for_a_single_step():
     [
         (
             lambda: OneRun(delta=DELTA, canary="dirac"),
-            r"Expected canary to be such as Dirac\(\), got 'dirac'",
+            r"Expected canary to be a canary such as Dirac\(\), got 'dirac'",
         ),
         (lambda: OneRun(delta=DELTA, num_canaries=0), "num_canaries=0"),
         (lambda: OneRun(delta=-1.0), "delta=-1"),
         (lambda: OneRun(delta=DELTA).recorder, "a hook of a Training before its recorder"),
-        (lambda: EndToEnd(delta=DELTA, callbacks=[print]), "no callbacks end to end"),
+        (lambda: EndToEnd(delta=DELTA, callbacks=[print]), "no callbacks with EndToEnd"),
         (
             lambda: TwoBatches(delta=DELTA, num_canaries=2),
-            "num_canaries=1 where two batches are compared, got 2",
+            "num_canaries=1 with TwoBatches, got 2",
         ),
         (lambda: TwoBatches(delta=DELTA, canary_rate=2.0), "=2 in"),
     ],

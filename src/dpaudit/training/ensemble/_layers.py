@@ -69,7 +69,7 @@ class Stack:
         loss: Loss,
         squares: Tensor | None = None,
     ) -> StackedRows:
-        """Return the gradients of all batches at the ``flat`` weights, zero for rows that are not ``real``."""
+        """Return the gradients of all batches at ``flat`` weights; rows that are not ``real`` are zero."""
         outputs, calls = self._forward(flat, inputs)
         total = checked(loss, outputs, targets) @ real.to(outputs.dtype)
         gradients = torch.autograd.grad(total, [values for _, _, values in calls])
