@@ -100,7 +100,7 @@ def run_many(
         done = run_trials(plan, pool=pool, store=store, retry_failed=retry_failed, watch=estimates.update)
     listener.message("Computing the bounds of all methods")
     if (observations := done.observations) is None:
-        raise InputError(f"Expected trainings that give scores: {done.failure_summary}")
+        raise InputError(f"Expected at least one training run to return a score: {done.failure_summary}")
     values = _outcome(runs, analysis, observations, done, estimates.progress)
     arrays = {"with_canary": observations.with_canary, "without_canary": observations.without_canary}
     directory.finish(arrays, values)

@@ -98,7 +98,7 @@ class CanaryRows:
     """Present gradient canaries as sparse rows of norm ``length``."""
 
     vectors: CanaryVectors
-    present: Tensor  # their numbers
+    present: Tensor  # canary numbers
     length: float
 
     def norms(self) -> Tensor:

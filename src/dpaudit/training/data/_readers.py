@@ -79,7 +79,9 @@ def _read(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     values = np.frombuffer(content, dtype=np.uint8, offset=header)
     if values.size != np.prod(shape, dtype=np.int64):
-        raise InputError(f"Expected {shape} values in {path}, got {values.size:,}: the file is truncated.")
+        raise InputError(
+            f"Expected shape {shape} in {path}, got {values.size:,} values: the file is truncated."
+        )
     return values.reshape(shape).copy()
 
 
