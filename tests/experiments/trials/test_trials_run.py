@@ -183,7 +183,7 @@ def test_only_finite_scores_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("too_few", "Expected a score for each of 2 trials, got 1"),
+        ("too_few", "Expected one score for each of 2 trials, got 1"),
         ("leaving", "SystemExit: a training that thinks it is a program"),
     ],
 )

@@ -53,7 +53,9 @@ class Ray:
         for name, needed, kind in (("num_cpus", self.num_cpus, "CPU"), ("num_gpus", self.num_gpus, "GPU")):
             most = found.get(kind, 0)
             if needed > most:
-                raise InputError(f"Expected {name}={needed:g} to be at most {most:g}, the number Ray has.")
+                raise InputError(
+                    f"Expected {name}={needed:g} to be at most {most:g}, the number available to Ray."
+                )
 
 
 def _call(task: Task, group: Group) -> tuple[Group, Finished]:
