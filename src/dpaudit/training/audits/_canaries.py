@@ -31,7 +31,7 @@ _MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no usable directi
 
 
 class CanaryInserter(ABC):
-    """Inserts canaries into the steps of one training run, and scores them."""
+    """Base class of objects that insert canaries into the steps of one training run and score them."""
 
     shares_noise: ClassVar[bool] = False
     """Whether the scores of one step are dependent, because canaries are not orthogonal."""
