@@ -300,7 +300,7 @@ def test_a_rate_of_the_canary_works_for_a_single_step():
     [
         (
             lambda: OneRun(delta=DELTA, canary="dirac"),
-            r"Expected canary to be a canary such as Dirac\(\), got 'dirac'",
+            r"Expected canary to be a gradient or input canary such as Dirac\(\), got 'dirac'",
         ),
         (lambda: OneRun(delta=DELTA, num_canaries=0), "num_canaries=0"),
         (lambda: OneRun(delta=-1.0), "delta=-1"),

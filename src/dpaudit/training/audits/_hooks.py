@@ -77,7 +77,9 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         elif isinstance(self.canary, InputCanary):
             require_held_out(self.canary, held_out, HeldOutData)
         else:
-            raise InputError(f"Expected canary to be a canary such as Dirac(), got {canary!r}.")
+            raise InputError(
+                f"Expected canary to be a gradient or input canary such as Dirac(), got {canary!r}."
+            )
         if num_canaries is not None:
             _validate.whole("num_canaries", num_canaries)
         self.seed = fresh_seed(seed)
