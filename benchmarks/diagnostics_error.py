@@ -24,7 +24,7 @@ CONFIDENCE = 0.95
 class Size:
     """Size of a correct training run with normal noise and Poisson sampling.
 
-    In kind "doubling", the first leaf has the claimed noise, and each further leaf twice that of the one before.
+    In kind "doubling", the first leaf has the claimed noise, and each other leaf twice that of the previous.
     """
 
     num_steps: int
@@ -77,7 +77,7 @@ def rates(size: Size, repetitions: int) -> tuple[float, dict[str, float]]:
 def table(repetitions: int) -> str:
     error = (CONFIDENCE * (1 - CONFIDENCE) / repetitions) ** 0.5
     lines = [
-        f"{repetitions:,} simulated training runs per line; the standard error of 5 % is {100 * error:.1f} %.",
+        f"{repetitions:,} simulated training runs per row; the standard error of 5 % is {100 * error:.1f} %.",
         "",
         "| steps | leaves | noise | examples, rate | any finding | test with p <= 5 % most often |",
         "| --- | --- | --- | --- | --- | --- |",
