@@ -102,7 +102,7 @@ class _BothScores(TwoBatches):
         steps = step, self._training.draw(rows, self._generators)
         for recorder, residual in ((self.recorder, False), (self.residual, True)):
             scores = [self._inserter.scores(one, residual=residual)[0] for one in steps]
-            recorder.record(scores, [False, True], tell=False)
+            recorder.record(scores, [False, True], notify=False)
 
 
 def _train(audit, case, train, build, seed):

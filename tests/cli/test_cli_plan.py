@@ -100,7 +100,7 @@ def test_a_leak_that_no_method_finds_is_said_to_be_one(run: Any, monkeypatch: py
     assert "> 50" in result.stdout
     assert "No method finds this leak within the sizes that were tried." in result.stdout
     sentence = str(dpaudit.plan_observations(CLAIM, Leak(noise_factor=0.99)))
-    assert "JointExact does not find noise at 0.99 of the claimed" in sentence
+    assert "JointExact does not detect noise at 0.99 of the claimed level" in sentence
     assert "within 50 steps" in sentence
 
 
@@ -115,8 +115,8 @@ def test_too_few_scores_find_no_leak(run: Any) -> None:
 def test_a_plan_is_a_sentence() -> None:
     plan = dpaudit.plan_observations(CLAIM, Leak(noise_factor=0.5))
     assert str(plan) == (
-        "JointExact finds noise at 0.5 of the claimed (a true epsilon of 9.997) with 80 % probability in "
-        f"{plan.num_steps} steps, canaries a step and side: 1."
+        "JointExact detects noise at 0.5 of the claimed level (a true epsilon of 9.997) with 80 % "
+        f"probability in {plan.num_steps} steps (canaries per step and side: 1)."
     )
 
 

@@ -41,7 +41,7 @@ def test_a_result_states_claim_bound_power_and_assumptions():
         "claim:",
         "bound: mu >=",
         "95 % confidence",
-        "flagged with 80 %",
+        "detected with 80 %",
         "assumes:",
     ):
         assert words in text
@@ -56,7 +56,7 @@ def test_a_result_states_claim_bound_power_and_assumptions():
 def test_too_few_observations_are_called_underpowered():
     result = dpaudit.audit(scores(0.01, 2, normalized=True), claim=STEP)
     assert result.verdict is dpaudit.Verdict.UNDERPOWERED
-    assert "no leak would have been flagged" in str(result.power)
+    assert "no leak would have been detected" in str(result.power)
 
 
 @pytest.mark.parametrize("size", [1, 2, 9, 10, 40])
@@ -151,7 +151,7 @@ def test_an_epsilon_delta_claim_assumes_no_mechanism():
     assert bad.verdict is dpaudit.Verdict.VIOLATION
     assert bad.bound.assumptions == (
         "all observations are independent",
-        "what was seen with and without the canary differs in the canary alone",
+        "the canary is the only difference between the observations with and without it",
     )
     assert bad.power.noise_factor is None
 
@@ -195,7 +195,7 @@ def test_underpowered_is_what_a_perfect_attack_of_that_size_could_not_refute(siz
 def test_a_threshold_that_a_leak_moves_away_from_finds_no_leak():
     claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-2)
     result = dpaudit.audit(scores(1.0, 2000, normalized=True), claim=claim, threshold=dpaudit.Optimal(1.0))
-    assert "no leak would have been flagged" in str(result.power)
+    assert "no leak would have been detected" in str(result.power)
 
 
 def test_the_power_is_that_of_the_threshold_where_it_is():

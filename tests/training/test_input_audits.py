@@ -369,7 +369,7 @@ def test_a_canary_drawn_with_a_rate_is_in_so_many_second_batches():
 
 def test_an_audit_with_held_out_examples_crafts_by_default_and_tells_how_far_it_is():
     told = []
-    audit = OneRun(delta=DELTA, held_out=HELD, seed=0, tell=lambda *steps: told.append(steps))
+    audit = OneRun(delta=DELTA, held_out=HELD, seed=0, notify=lambda *steps: told.append(steps))
     assert audit.canary == dpaudit.Crafted()
     train(audit, num_steps=1)
     assert audit.num_canaries == 16

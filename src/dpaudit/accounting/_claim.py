@@ -160,8 +160,8 @@ def _require_delta(delta: float) -> None:
 
 def _composition_assumption(training: SubsampledGaussian) -> str:
     return (
-        "epsilon is composed over the claimed steps: they are Gaussian and Poisson-sampled "
-        f"at {training.sample_rate:g}"
+        "epsilon is composed over the claimed steps, assumed Gaussian with Poisson sampling at rate "
+        f"{training.sample_rate:g}"
     )
 
 

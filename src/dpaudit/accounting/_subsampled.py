@@ -59,10 +59,10 @@ class SubsampledGaussian(TradeOff):
     def assumption(self, delta: float) -> str | None:
         del delta
         if self.num_steps == 1:
-            return f"the mechanism is a Gaussian step, Poisson-sampled at {self.sample_rate:g}"
+            return f"the mechanism is one Gaussian step with Poisson sampling at rate {self.sample_rate:g}"
         return (
-            f"the mechanism is {self.num_steps} Gaussian steps, Poisson-sampled at "
-            f"{self.sample_rate:g}, and each observation is of a whole run"
+            f"the mechanism is {self.num_steps} Gaussian steps with Poisson sampling at rate "
+            f"{self.sample_rate:g}, and each observation comes from a whole run"
         )
 
     def fnr(self, parameter: float, fpr: FloatArray) -> FloatArray:

@@ -180,7 +180,7 @@ def _audit(
         "may_stop": audit.stop_on_violation,
         "first_steps": audit.first_steps,
         "held_out": held_out,
-        "tell": listener.crafting,
+        "notify": listener.crafting,
     }
     if isinstance(audit, PaperConfig):
         return TwoBatches(canary_rate=audit.canary_rate, residual=audit.residual, **common)

@@ -32,9 +32,9 @@ from dpaudit.stats.tradeoffs import ApproximateDP, PureDP, TradeOff
 
 _FEW = 10  # below, a part held out has nothing to choose on
 _MANY = 5000  # from here on bands beat a held-out part, where the threshold matters
-_ALIKE = "what was seen with and without the canary differs in the canary alone"
-_GIVEN = "the threshold behind the counts was chosen before the data"
-_SAME_DATA = "nothing is known of the error rate: the threshold was chosen on the counted data"
+_ALIKE = "the canary is the only difference between the observations with and without it"
+_GIVEN = "the threshold for the counts was chosen before seeing the data"
+_SAME_DATA = "the error rate is unknown: the threshold was chosen on the counted data"
 
 
 def audit(

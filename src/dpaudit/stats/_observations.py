@@ -20,7 +20,7 @@ from dpaudit.errors import InputError
 
 # One megabyte of float32: a piece stays in the second-level cache while it is checked and compared.
 _CHUNK = 1 << 18
-FAIR = "every canary was present by a fair coin of its own"  # what a bound assumes
+FAIR = "the presence of each canary was decided by an independent fair coin"  # an assumption of bounds
 _REFUSAL_RATE = 1e-9  # how often fair coins are refused
 
 

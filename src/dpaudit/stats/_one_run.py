@@ -17,7 +17,10 @@ from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import Kind
 from dpaudit.stats.tradeoffs import ApproximateDP, TradeOff
 
-_BEFORE = "which canaries to guess was decided without the truth, and how many before the data"
+_BEFORE = (
+    "the number of guesses was fixed before seeing the data, and the canaries to guess were chosen without "
+    "knowing which were present"
+)
 
 
 def one_run_bound(guesses: Guesses, *, delta: float, confidence: float = 0.95) -> Bound:

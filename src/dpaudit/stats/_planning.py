@@ -85,13 +85,13 @@ class Plan:
     def __str__(self) -> str:
         leak = f"a true epsilon of {self.leak.epsilon:.4g}"
         if self.leak.noise_factor is not None:
-            leak = f"noise at {self.leak.noise_factor:.4g} of the claimed ({leak})"
-        verb = "does not find" if self.num_observations is None else "finds"
+            leak = f"noise at {self.leak.noise_factor:.4g} of the claimed level ({leak})"
+        verb = "does not detect" if self.num_observations is None else "detects"
         steps = f"in {self.num_steps:,} steps" if self.num_steps else f"within {self.most:,} steps"
         scores = f"{self.num_canaries:,}" if self.num_canaries else f"up to {self.most:,}"
         return (
             f"{self.inference.label} {verb} {leak} with {100 * self.leak.probability:g} % "
-            f"probability {steps}, canaries a step and side: {scores}."
+            f"probability {steps} (canaries per step and side: {scores})."
         )
 
     def to_dict(self) -> dict[str, Any]:

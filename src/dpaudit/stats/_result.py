@@ -29,13 +29,16 @@ _LEAKIEST = 500.0  # its curve coincides with the axes
 class Verdict(Enum):
     """The outcome of an audit; the value is its sentence."""
 
-    VIOLATION = "The observations refute the claim: they tell more of the canary than it allows."
+    VIOLATION = (
+        "The observations refute the claim: they reveal more about the canary than the claimed privacy "
+        "allows."
+    )
     NO_VIOLATION = (
-        "The observations do not refute the claim. This does not prove it: a leak below the stated "
-        "power would have gone unseen."
+        "The observations do not refute the claim. This does not prove it: a leak smaller than the power "
+        "stated below could have gone undetected."
     )
     UNDERPOWERED = (
-        "Too few observations: not even an attack without a single error could have refuted the claim."
+        "Too few observations: even an attack without a single error could not have refuted the claim."
     )
 
 
@@ -145,13 +148,12 @@ class Power:
 
     def __str__(self) -> str:
         if math.isinf(self.parameter):
-            return f"no leak would have been flagged with {100 * self.probability:g} % probability"
+            return f"no leak would have been detected with {100 * self.probability:g} % probability"
         text = f"a true epsilon of {self.epsilon:.4g}"
         if self.noise_factor is not None:
-            text += f" (noise at {self.noise_factor:.4g} of the claimed)"
-        return (
-            f"{text} would have been flagged with {100 * self.probability:g} % probability by an ideal attack"
-        )
+            text += f" (noise at {self.noise_factor:.4g} of the claimed level)"
+        percent = f"{100 * self.probability:g} %"
+        return f"{text} would have been detected with {percent} probability by an ideal attack"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

@@ -107,7 +107,7 @@ class CountInference(Inference):
 
     def assumption(self, stepped: bool) -> str:
         if stepped:
-            return "all observations are independent, also those of the canaries of one step"
+            return "all observations are independent, including those of canaries in the same step"
         return "all observations are independent"
 
 

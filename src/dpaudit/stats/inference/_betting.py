@@ -50,8 +50,8 @@ class Betting(Inference):
 
     def assumption(self, stepped: bool) -> str:
         if stepped:
-            return "no step's errors are predictable beyond its rates; canaries of a step may depend"
-        return "no observation is predictable from those before it"
+            return "errors in a step do not depend on earlier steps; canaries within a step may be dependent"
+        return "errors in an observation do not depend on earlier observations"
 
     def at_threshold(
         self, observations: Observations, threshold: float, query: BoundQuery

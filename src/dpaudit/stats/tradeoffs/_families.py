@@ -85,7 +85,7 @@ class Laplace(TradeOff):
 
     def assumption(self, delta: float) -> str | None:
         del delta
-        return "the mechanism's trade-off curve is the Laplace mechanism's"
+        return "the mechanism's trade-off curve is that of the Laplace mechanism"
 
     def fnr(self, parameter: float, fpr: FloatArray) -> FloatArray:
         rate = np.asarray(fpr, dtype=np.float64)
@@ -135,7 +135,7 @@ class RandomizedResponse(TradeOff):
 
     def assumption(self, delta: float) -> str | None:
         del delta
-        return f"the mechanism is randomised response over {self.num_values} values"
+        return f"the mechanism is randomized response over {self.num_values} values"
 
     def _log_lie(self, parameter: float) -> float:
         """Return the logarithm of the probability of one given wrong value."""

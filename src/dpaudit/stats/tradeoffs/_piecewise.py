@@ -59,7 +59,7 @@ class PiecewiseLinear(TradeOff):
 
     def assumption(self, delta: float) -> str | None:
         del delta
-        return "the mechanism's trade-off curve is the given one, its epsilons scaled or shifted"
+        return "the mechanism's trade-off curve is the given one, with its epsilons scaled or shifted"
 
     def fnr(self, parameter: float, fpr: FloatArray) -> FloatArray:
         rate = np.asarray(fpr, dtype=np.float64)

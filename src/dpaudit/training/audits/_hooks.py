@@ -46,8 +46,8 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
     """A hook that inserts canaries and records how visible they are.
 
     ``canary`` is a gradient such as ``Dirac()``, or an input such as ``Crafted()``, which is made from the
-    examples that :func:`dpaudit.training.data.hold_out` split off: ``held_out``. ``tell`` is called in each
-    step of crafting them, with the number of steps that are done and the number of all steps.
+    examples that :func:`dpaudit.training.data.hold_out` split off: ``held_out``. ``notify`` is called in
+    each step of crafting them, with the number of steps that are done and the number of all steps.
 
     The claim is that of the training's settings, at ``delta``. All randomness comes from ``seed``, or from
     the operating system. ``callbacks`` get the live bound while the training runs; they may raise to end it,
@@ -68,7 +68,7 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         seed: int | None = None,
         callbacks: Sequence[Callable[[LiveBound], None]] = (),
         may_stop: bool | None = None,
-        tell: ProgressCallback | None = None,
+        notify: ProgressCallback | None = None,
     ) -> None:
         default = Dirac() if held_out is None else Crafted()
         self.canary = default if canary is None else canary
@@ -84,7 +84,7 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         self.delta = _validate.delta(delta)
         self.confidence = _validate.confidence(confidence)
         self._held_out, self._num_canaries = held_out, num_canaries
-        self._callbacks, self._may_stop, self._on_step = callbacks, may_stop, tell
+        self._callbacks, self._may_stop, self._on_step = callbacks, may_stop, notify
         self._training: Training | None = None
         self._recorder: AuditRecorder | None = None
 
@@ -191,11 +191,11 @@ class OneRun(CanaryAudit[Recorder]):
     def observe(self, step: Step) -> None:
         if self._is_audited(step.index):
             present = self._inserter.draws.coins(step.index)
-            self.recorder.record(self._inserter.scores(step), present, tell=False)
+            self.recorder.record(self._inserter.scores(step), present, notify=False)
 
     def after(self, step: Step) -> None:
         if self._is_audited(step.index):
-            self.recorder.tell()
+            self.recorder.notify()
 
 
 class TwoBatches(CanaryAudit[Recorder]):
@@ -246,7 +246,7 @@ class TwoBatches(CanaryAudit[Recorder]):
         rows = self._inserter.rows(step.index, [0] if is_in else [])
         second = self._second_batch(step.index, rows)
         scores = [self._inserter.scores(one, residual=self._residual)[0] for one in (step, second)]
-        self.recorder.record(scores, [False, True], tell=False)
+        self.recorder.record(scores, [False, True], notify=False)
 
     def _second_batch(self, index: int, rows: Sequence[Rows]) -> Step:
         """Draw the second batch, with another RNG also where a model uses torch's, for dropout say."""
@@ -258,7 +258,7 @@ class TwoBatches(CanaryAudit[Recorder]):
 
     def after(self, step: Step) -> None:
         if self._is_audited(step.index):
-            self.recorder.tell()
+            self.recorder.notify()
 
     def state_dict(self) -> dict[str, Any]:
         states = {name: made.get_state() for name, made in self._generators.items()}

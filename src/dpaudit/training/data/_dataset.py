@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpaudit import _validate
 from dpaudit._torch import HeldOutData, tensor_fingerprints
-from dpaudit.canaries import split_places
+from dpaudit.canaries import split_indices
 from dpaudit.errors import InputError
 
 _CHUNK = 1_000  # examples that are converted together
@@ -100,7 +100,7 @@ def hold_out(
     >>> hold_out(digits(), 297)
     (Dataset(1,500 examples of 1 x 8 x 8, 10 classes), HeldOutData(297 examples, 10 classes))
     """
-    kept, held = map(torch.from_numpy, split_places(len(data), num_held_out, seed))
+    kept, held = map(torch.from_numpy, split_indices(len(data), num_held_out, seed))
     rest = replace(data, inputs=data.inputs[kept], targets=data.targets[kept])
     inputs, targets = data.at(held)
     seen = fingerprints_of(rest) | (set() if apart_from is None else fingerprints_of(apart_from))
