@@ -86,7 +86,7 @@ class Diagnostics:
         noise, participation = self._noise, self._participation
         checks = noise_checks(noise, confidence) + participation_checks(participation, self.sample_rate)
         if not checks:
-            raise InputError("Expected at least one observed step, got none: did training run?")
+            raise InputError("Expected at least one observed step, got none: did the training loop run?")
         found = noise_amount(noise, confidence) if noise.num_steps else None
         return Diagnosis.of(checks, confidence=confidence, noise=found, notes=self._notes(found))
 

@@ -58,12 +58,12 @@ class ParticipationRecord:
 
     @property
     def num_trials(self) -> int:
-        """The total number of times that an example could have been drawn."""
+        """The total number of independent draws: one per step and example."""
         return self.num_steps * self.num_examples
 
     @property
     def drawn_rate(self) -> float:
-        """The fraction of those times that an example was drawn."""
+        """The fraction of draws that put an example into its batch."""
         return sum(self.sizes) / self.num_trials
 
     @property

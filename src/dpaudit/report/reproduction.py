@@ -17,8 +17,8 @@ __all__ = ["require_plotting", "write_reproduced"]
 
 _FORMATS = "png", "svg"
 _CHOSEN = (
-    "The paper gives no learning rates, and neither steps nor batch sizes for Purchase; we chose them, and the "
-    "number of training runs except for the ten runs of the figure in section 6.2."
+    "The paper gives no learning rates, and neither steps nor batch sizes for Purchase. We chose these, and "
+    "the number of training runs, except for the ten runs of the figure in section 6.2."
 )
 
 

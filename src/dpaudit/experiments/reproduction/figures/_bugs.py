@@ -84,7 +84,7 @@ def _draw(rows: Rows) -> Picture:
     """Return the first two violations as bars and the third over the true epsilon, as in the paper."""
     found = [_bars_beside_correct(rows, name) for name in (_CLIPPED, _SEEDS) if only(rows, variant=name)]
     scaled = [{**row, "true": _TRUE[str(row["variant"])]} for row in rows if row["variant"] in _TRUE]
-    over = bounds_panel(scaled, "true", "true epsilon per step", _CLAIMED, title="3: noise too small")
+    over = bounds_panel(scaled, "true", "true epsilon per step", _CLAIMED, title="3: too little noise")
     series = [*over.series, diagonal(sorted(values_of(scaled, "true")))]
     return Picture(panels=[*found, replace(over, series=series, level_label="claimed")])
 

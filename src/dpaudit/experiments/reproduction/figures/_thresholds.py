@@ -110,7 +110,7 @@ class BoundByThreshold(Figure):
                 header=("method", *(f"t = {at:.2f}" for at in near), f"w = {optimal:.2f}"),
                 rows=lines,
             ),
-            comparison_table([("(eps,delta)(CP) at the optimal threshold", "0", f"{at_w:.2f} at most")]),
+            comparison_table([("(eps,delta)(CP) at the optimal threshold", "0", f"at most {at_w:.2f}")]),
         ]
 
 

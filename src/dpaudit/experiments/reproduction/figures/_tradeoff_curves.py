@@ -158,7 +158,7 @@ class PrivacyRegions(Figure):
             comparison_table(
                 [
                     ("mu of the Gaussian mechanism", "about 0.25", f"{mu:.4f}"),
-                    ("epsilon of the attack by (eps,delta)-DP", "0.3", f"{attack['epsilon']:.4f}"),
+                    ("epsilon of the attack with (eps,delta)-DP", "0.3", f"{attack['epsilon']:.4f}"),
                     ("mu of the attack", "about 0.25", f"{attack['parameter']:.4f}"),
                     ("smallest fnr at its fpr", "that of the attack", f"{most:.4f}, {attack['low']:.4f}"),
                 ]
