@@ -265,8 +265,8 @@ def _finished_cells(folder: Path, identity: dict[str, Any]) -> JsonCache:
     def foreign(_path: Path, _key: str, here: Any, there: Any) -> str:
         other = difference(there, here)
         return (
-            f"Expected cells of this reproduction in {folder}, got those of another: {other}; give another "
-            "--output."
+            f"Expected cells of this reproduction in {folder}, got those of another: {other}; choose "
+            "another --output."
         )
 
     return JsonCache(
