@@ -4,7 +4,9 @@ import os
 import signal
 from collections.abc import Iterator
 
+import accountant_table
 import pytest
+from cpu_times import CpuTimes
 from hypothesis import settings
 
 # Two threads of torch that share one core wait for each other; tests run in parallel processes instead.
@@ -17,8 +19,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 IS_LONG = bool(os.environ.get("DPAUDIT_TEST_LONG"))
 
 # The same examples every time: a check that passes here passes everywhere.
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=100 if IS_LONG else 40)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=100 if IS_LONG else 15)
 settings.load_profile("repeatable")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    accountant_table.install(config)
+    if not IS_LONG:
+        config.pluginmanager.register(CpuTimes(), "cpu-times")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
