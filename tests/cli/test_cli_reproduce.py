@@ -90,7 +90,7 @@ def test_without_matplotlib_the_line_that_installs_it_comes_before_the_work(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     sentence = refused("reproduce", "regions", "--scale", "tiny", "--output", tmp_path / "out")
-    assert sentence == "Plotting needs an optional dependency: pip install 'dpaudit[report]'"
+    assert sentence == "Plotting requires an optional dependency: pip install 'dpaudit[report]'"
     assert not (tmp_path / "out").exists()
 
 
