@@ -1,8 +1,8 @@
 """Epsilons of the accountant that many tests need, computed once and kept in a file.
 
-A composition takes dp-accounting a fraction of a second, and an audit needs a dozen. Tests in ``tests/accounting``
+A composition takes dp-accounting a fraction of a second, and an audit needs a dozen. Tests of the accounting
 call the accountant itself, and one of them compares the file with it. Values that are missing are computed;
-``DPAUDIT_TEST_UPDATE_TABLE=1 make test-long`` adds them to the file.
+``DPAUDIT_TEST_UPDATE_TABLE=1 make test`` adds them to the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpaudit.accounting import _epsilon, _pld
 
 PATH = Path(__file__).parent / "fixtures" / "accountant.json"
 IS_UPDATE = bool(os.environ.get("DPAUDIT_TEST_UPDATE_TABLE"))
-_COMPUTE = _pld._epsilon.__wrapped__
+compute = _pld._epsilon.__wrapped__
 _OUTPUT = "accountant_table"  # what a worker sends to the process that started it
 
 
@@ -39,7 +39,7 @@ class AccountantTable:
         """Return what ``_pld._epsilon`` returns."""
         name = ",".join(map(repr, map(float, setting)))
         if name not in self.known:
-            self.known[name] = self.missing[name] = _COMPUTE(*setting)
+            self.known[name] = self.missing[name] = compute(*setting)
         return self.known[name]
 
     def pytest_testnodedown(self, node: Any) -> None:
@@ -49,7 +49,9 @@ class AccountantTable:
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput[_OUTPUT] = self.missing
         elif IS_UPDATE:
-            found = {name: value for name, value in (self.known | self.missing).items() if math.isfinite(value)}
+            found = {
+                name: value for name, value in (self.known | self.missing).items() if math.isfinite(value)
+            }
             lines = {"dp-accounting": version("dp-accounting"), "epsilons": dict(sorted(found.items()))}
             PATH.write_text(json.dumps(lines, indent=0) + "\n")
 
@@ -67,5 +69,5 @@ def install(config: pytest.Config) -> None:
 
 def bypass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let dpaudit call the accountant itself, and forget what was looked up."""
-    monkeypatch.setattr(_pld, "_epsilon", lru_cache(maxsize=4096)(_COMPUTE))
+    monkeypatch.setattr(_pld, "_epsilon", lru_cache(maxsize=4096)(compute))
     _epsilon._table.cache_clear()

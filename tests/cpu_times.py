@@ -31,7 +31,7 @@ class CpuTimes:
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Iterator[None]:
         outcome = yield
-        if call.when == "teardown":
+        if call.when == "teardown" and not item.get_closest_marker("slow"):
             outcome.get_result().user_properties.append((_PROPERTY, _now() - item.stash[_START]))  # type: ignore[attr-defined]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -41,7 +41,9 @@ class CpuTimes:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self._slow:
-            terminalreporter.section(f"tests over {MOST:g} CPU-seconds: share a run, make it smaller, or mark it long")
+            terminalreporter.section(
+                f"tests over {MOST:g} CPU-seconds: share a run, make it smaller, or mark it long"
+            )
             for name, seconds in sorted(self._slow.items(), key=lambda slow: -slow[1]):
                 terminalreporter.write_line(f"{seconds:6.1f} s  {name}")
 
