@@ -7,9 +7,11 @@ JOBS ?= 2
 bin := .venv/bin
 pip := $(bin)/python -m pip -qq --disable-pip-version-check
 pins := pyproject.toml constraints.txt
+# Tests that share an expensive fixture run in one process.
+distributed := -n $(JOBS) --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-tensorflow bench soundness zoo docs dist clean
+.PHONY: help demo test check test-long test-tensorflow bench soundness zoo docs dist clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 24
@@ -17,15 +19,20 @@ help: ## show this list
 demo: .venv/.installed ## train and audit a correct and a broken DP-SGD; write the report to dpaudit-demo/
 	$(bin)/dpaudit demo
 
+# The checks run in the background, because mypy needs half a minute; their output is printed last.
 test: .venv/.installed-dev ## run every check: lint, format, types, layers, tests
+	@log=$$(mktemp); $(MAKE) --no-print-directory check >"$$log" 2>&1 & checks=$$!; \
+	$(bin)/python -m pytest $(distributed); tests=$$?; \
+	wait $$checks; checked=$$?; cat "$$log"; rm -f "$$log"; exit $$((tests | checked))
+
+check: .venv/.installed-dev ## run lint, format, types and layers only
 	$(bin)/ruff check
 	$(bin)/ruff format --check
 	$(bin)/mypy
 	$(bin)/lint-imports
-	$(bin)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-long: .venv/.installed-dev ## run all tests, including long ones, with 40 seeds where training is repeated
-	DPAUDIT_TEST_LONG=1 $(bin)/python -m pytest -n $(JOBS) --dist worksteal
+	DPAUDIT_TEST_LONG=1 $(bin)/python -m pytest $(distributed)
 
 test-tensorflow: .venv-tensorflow/.installed ## run the tests with TF Privacy, which needs a separate environment
 	.venv-tensorflow/bin/python -m pytest tests_tensorflow

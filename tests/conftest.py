@@ -4,7 +4,9 @@ import os
 import signal
 from collections.abc import Iterator
 
+import accountant_table
 import pytest
+from cpu_times import CpuTimes
 from hypothesis import settings
 
 # Two threads of torch that share one core wait for each other; tests run in parallel processes instead.
@@ -17,15 +19,38 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 IS_LONG = bool(os.environ.get("DPAUDIT_TEST_LONG"))
 
 # The same examples every time: a check that passes here passes everywhere.
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=100 if IS_LONG else 40)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=100 if IS_LONG else 15)
 settings.load_profile("repeatable")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    accountant_table.install(config)
+    if not IS_LONG:
+        config.pluginmanager.register(CpuTimes(), "cpu-times")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long tests are of what shorter ones show in another setting; `make test-long` has them."""
+    """Leave long tests to `make test-long`, and let one process run those that share a fixture."""
+    for item in items:
+        if group := _shared_fixtures(item):
+            item.add_marker(pytest.mark.xdist_group(group))
     if not IS_LONG:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
         items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+def _shared_fixtures(item: pytest.Item) -> str:
+    """Return where the fixtures are defined that this test shares with others; none gives an empty string."""
+    found = getattr(item, "_fixtureinfo", None)
+    known = {} if found is None else found.name2fixturedefs
+    places = [last.baseid for *_, last in known.values() if last.scope != "function"]
+    return max((place for place in places if place not in ("", "tests", "tests/zoo")), default="")
+
+
+@pytest.fixture(scope="session")
+def is_long() -> bool:
+    """Is this `make test-long`?"""
+    return IS_LONG
 
 
 @pytest.fixture(scope="session")

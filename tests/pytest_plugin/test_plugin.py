@@ -1,4 +1,4 @@
-"""The plugin as pytest sees it: real sessions in processes of their own."""
+"""The plugin as pytest sees it: real sessions, in processes of their own where that matters."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ def test_a_violation_fails_the_test_with_what_a_developer_needs(pytester: pytest
 def test_workers_order_and_choice_do_not_change_an_audit(pytester: pytest.Pytester) -> None:
     path = pytester.makepyfile(STEPS + "\n".join(f"def test_{n}(dp_audit): audit(dp_audit)" for n in "abc"))
     options = ("--dp-audit-seed=1", "--dp-audit-budget=quick")
-    straight = pytester.runpytest_subprocess(*options)
+    straight = pytester.runpytest_inprocess(*options)
     spread = pytester.runpytest_subprocess(*options, "-n", "2")
     straight.assert_outcomes(passed=3)
     spread.assert_outcomes(passed=3)
     found = epsilons(straight.outlines)
     assert len(set(found.values())) == 3  # each has coins of its own
     assert epsilons(spread.outlines) == found
-    alone = pytester.runpytest_subprocess(*options, f"{path.name}::test_b")
+    alone = pytester.runpytest_inprocess(*options, f"{path.name}::test_b")
     assert float(epsilons(alone.outlines)[f"{path.name}::test_b"]) > float(found[f"{path.name}::test_b"])
 
 
@@ -147,14 +147,14 @@ def test_a_failure_can_be_seen_again_at_the_level_that_it_had(pytester: pytest.P
     pytester.path.joinpath("inside").mkdir()
     pytester.path.joinpath("inside", "test_them.py").write_text(STEPS + tests)
     options = ("--dp-audit-seed=3", "--dp-audit-budget=quick", "--dp-audit-confidence=0.9")
-    done = pytester.runpytest_subprocess(*options)
+    done = pytester.runpytest_inprocess(*options)
     again = next(line for line in done.outlines if "rerun:" in line and "test_b" in line).partition(
         "pytest "
     )[2]
     assert "--dp-audit-budget quick --dp-audit-confidence 0.95" not in again  # which is the default
     command = shlex.split(again)
     assert command == ["inside/test_them.py::test_b", "--dp-audit-seed", "3", "--dp-audit-budget", "quick"]
-    repeated = pytester.runpytest_subprocess(*command)
+    repeated = pytester.runpytest_inprocess(*command)
     # pytest's own summary says every message a second time where the environment has CI in it.
     said = [dict.fromkeys(line for line in run.outlines if "  bound:" in line) for run in (done, repeated)]
     bounds = [list(lines) for lines in said]
@@ -172,10 +172,10 @@ def test_a_test_that_audits_nothing_says_so(pytester: pytest.Pytester) -> None:
         def test_skipped(dp_audit): pytest.skip()
         """
     )
-    done = pytester.runpytest_subprocess()
+    done = pytester.runpytest_inprocess("-W", "default")
     done.assert_outcomes(passed=1, skipped=1, warnings=1)
     done.stdout.fnmatch_lines(["*NothingAuditedWarning: Expected *::test_forgotten to call dp_audit(...)*"])
-    strict = pytester.runpytest_subprocess("-W", "error::dpaudit.pytest_plugin.NothingAuditedWarning")
+    strict = pytester.runpytest_inprocess("-W", "error::dpaudit.pytest_plugin.NothingAuditedWarning")
     strict.assert_outcomes(passed=1, skipped=1, errors=1)
 
 
@@ -196,7 +196,7 @@ def test_torch(dp_audit):
     dp_audit(lambda rows: rows.detach(), claim=CLAIM, max_grad_norm=1.0, num_parameters=200)
 """
     )
-    done = pytester.runpytest_subprocess()
+    done = pytester.runpytest_inprocess()
     done.assert_outcomes(failed=4)
     done.stdout.fnmatch_lines_random(
         [
@@ -212,7 +212,7 @@ def test_torch(dp_audit):
 
 def test_what_cannot_be_used_shows_the_test_and_no_frames_of_ours(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(STEPS + "def test_nothing(dp_audit): dp_audit(make(), claim=3, max_grad_norm=1.0)")
-    done = pytester.runpytest_subprocess()
+    done = pytester.runpytest_inprocess()
     done.assert_outcomes(failed=1)
     assert not [line for line in done.outlines if re.match(r"\S*(_fixture|_step|_others)\.py:\d+", line)]
 
@@ -227,10 +227,10 @@ def test_weak(dp_audit, num_steps, num_canaries):
     dp_audit(make(), claim=CLAIM, max_grad_norm=1.0, num_parameters=200, **options)
 """
     )
-    done = pytester.runpytest_subprocess()
+    done = pytester.runpytest_inprocess("-W", "default")
     done.assert_outcomes(passed=2, warnings=2)
     done.stdout.fnmatch_lines(["*UnderpoweredWarning: *have been detected*Use more steps or canaries."])
-    strict = pytester.runpytest_subprocess("-W", "error::dpaudit.pytest_plugin.UnderpoweredWarning")
+    strict = pytester.runpytest_inprocess("-W", "error::dpaudit.pytest_plugin.UnderpoweredWarning")
     strict.assert_outcomes(failed=2)
 
 

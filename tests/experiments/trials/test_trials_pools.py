@@ -43,7 +43,7 @@ def torch_plan() -> TrialPlan:
     return TrialPlan(recipe=recipe, num_trials=6, seed=1)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_processes_give_the_scores_of_one_after_another(tmp_path: Path, num_workers: int) -> None:
     plan = plan_of("in_company", num_trials=20, group_size=3)
     serial, pool = finish(plan, tmp_path / "serial"), Processes(num_workers=num_workers)
@@ -58,6 +58,7 @@ def test_real_trainings_have_the_same_scores_in_processes(tmp_path: Path) -> Non
     assert dict(processes.scores) == dict(serial.scores)
 
 
+@pytest.mark.long
 def test_a_function_that_imports_torch_late_has_seeded_trials_too(tmp_path: Path) -> None:
     recipe = function_recipe("trial_functions:imports_late", data="trial_functions:numbers")
     plan = TrialPlan(recipe=recipe, num_trials=6, seed=1)
