@@ -222,7 +222,7 @@ def test_a_private_optimizer_that_is_not_dp_sgd_is_refused():
 
 def test_what_is_missing_of_the_claim_is_named():
     recorder = train(num_steps=2, observer={"sample_rate": None}).recorder
-    with pytest.raises(dpaudit.InputError, match=r"Expected sample_rate=\.\.\., how likely an example"):
+    with pytest.raises(dpaudit.InputError, match=r"Expected sample_rate=\.\.\., the probability that"):
         recorder.audit()
 
 

@@ -91,7 +91,7 @@ def test_a_step_that_uses_a_loss_of_its_own_gets_no_verdict():
     recorder = watch(
         lambda _, params, batch: step(lambda p, example: loss(p, example[0]), params, batch), "torch"
     )
-    with pytest.raises(dpaudit.InputError, match="to rise by 1 where a canary is present"):
+    with pytest.raises(dpaudit.InputError, match="to increase by 1 where a canary is present"):
         recorder.audit()
 
 

@@ -287,7 +287,7 @@ def test_an_update_that_does_not_use_what_was_noised_has_no_verdict(private):
     made.optimizer.attach_step_hook(spoil)
     with observe(made.optimizer, num_steps=50, delta=DELTA, sample_rate=0.05, seed=0) as recorder:
         run(made, 50)
-    with pytest.raises(dpaudit.InputError, match="what is released does not have the canaries"):
+    with pytest.raises(dpaudit.InputError, match="the release does not contain the canaries"):
         recorder.audit()
 
 

@@ -336,4 +336,4 @@ def test_held_out_examples_that_the_model_does_not_take_are_told(private):
     others = hold_out(TensorDataset(torch.rand(60, 5), torch.arange(60) % 2), 20)[1]
     more = hold_out(TensorDataset(small_data(60).tensors[0] + 1, torch.arange(60) % 9), 20)[1]
     for held in (others, more):
-        refused(private(), held, "that the model and its loss take")
+        refused(private(), held, "that the model and its loss accept")

@@ -121,7 +121,7 @@ def test_a_sum_of_others_that_is_not_clipped_is_not_taken_for_noise():
 def test_a_step_that_drops_the_canaries_gets_no_verdict():
     step = numpy_step(noise=0.0)
     recorder = watch(lambda rows: step(rows[: len(OTHERS)]))
-    with pytest.raises(dpaudit.InputError, match="to rise by 1 where a canary is present"):
+    with pytest.raises(dpaudit.InputError, match="to increase by 1 where a canary is present"):
         recorder.audit()
 
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_held_against_the_noise_of_a_step_is_refused_in_a_sentenc
     claim = dpaudit.Claim.approximate_dp(epsilon=4.0, delta=1e-5)
     options = {"max_grad_norm": 1.0, "num_steps": 20, "num_canaries": 4, "seed": 0}
     others, step = np.zeros((1, 20)), lambda rows: rows.sum(axis=0) + np.ones(20)
-    with pytest.raises(dpaudit.InputError, match="a claim of Gaussian noise for tests of the noise, got"):
+    with pytest.raises(dpaudit.InputError, match="a claim about Gaussian noise to test the noise against"):
         observe_step(step, others, claim=claim, **options).diagnose()
     claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
     recorder = observe_step(step, others, claim=claim, **options)

@@ -422,7 +422,7 @@ def test_held_out_examples_that_the_model_does_not_take_are_told_before_the_trai
     shape, num_classes, reason
 ):
     others = Dataset(torch.rand(50, *shape), torch.arange(50) % num_classes, num_classes)
-    with pytest.raises(dpaudit.InputError, match=f"the model and its loss take, but .*{reason}"):
+    with pytest.raises(dpaudit.InputError, match=f"the model and its loss accept, but .*{reason}"):
         make(one_run(held_out=hold_out(others, 20)[1]))
 
 
