@@ -100,7 +100,7 @@ def test_what_has_no_gradient_or_the_wrong_one_is_refused():
         observe_loss_step(torch_step(), loss, np.zeros(3), INPUTS, claim=CLAIM, max_grad_norm=1.0)
     with pytest.raises(dpaudit.InputError, match="like the parameters, got"):
         watch(lambda _, params, __: params["bias"], "torch")
-    with pytest.raises(dpaudit.InputError, match=r"one number of examples, and not of none, got \[3, 12\]"):
+    with pytest.raises(dpaudit.InputError, match=r"same, nonzero number of examples, got \[3, 12\]"):
         watch(torch_step(), "torch", (INPUTS, TARGETS[:3]))
     with pytest.raises(dpaudit.InputError, match="like the parameters, got"):  # its order is not known
         watch(lambda _, params, __: torch.cat([params["bias"], params["weight"].reshape(-1)]), "torch")

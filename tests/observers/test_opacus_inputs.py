@@ -287,7 +287,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(private, held):
     refused(made, held, "Expected held_out, the examples", held_out=None)
     refused(made, held, "got a? ?tuple", held_out=(held.inputs, held.targets))
     refused(made, held, "Expected module=", module=None)
-    refused(made, held, "to be the model of the optimizer", module=small_model())
+    refused(made, held, "to be the model that the optimizer trains", module=small_model())
     refused(made, held, "with sampling=True", sampling=True, loader=made.loader)
     refused(made, held, "Expected no held_out", canary=dpaudit.Dirac())
     refused(made, held, "such as Dirac", canary="crafted")
@@ -298,7 +298,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(private, held):
 def test_held_out_examples_that_the_loader_draws_are_refused(private, held):
     both = TensorDataset(held.inputs, held.targets)
     made = private(num_examples=len(both), batch_size=6, data=lambda _: both)
-    refused(made, held, "apart from the data of loader", loader=made.loader)
+    refused(made, held, "disjoint from the data of loader", loader=made.loader)
     other = private()
     with observe(other.optimizer, **examples(other, held)):
         run(other, 2)

@@ -41,7 +41,7 @@ COUNTING = [dpaudit.ClopperPearson(), dpaudit.JointExact(), dpaudit.Posterior(),
 def test_scores_that_share_noise_are_not_counted_as_independent(inference):
     recorder = recorder_of(50, 8, 1.0, seed=0, shares_noise=True)
     with pytest.raises(
-        dpaudit.InputError, match=r"Expected inference=Betting\(\) .*, got \w+\(.*, which counts"
+        dpaudit.InputError, match=r"Expected inference=Betting\(\) .*, got \w+\(.*, which assumes"
     ):
         recorder.audit(inference=inference)
     assert recorder.audit(inference=dpaudit.Betting()).bound.epsilon == recorder.audit().bound.epsilon
