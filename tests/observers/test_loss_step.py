@@ -96,7 +96,7 @@ def test_a_step_that_uses_a_loss_of_its_own_gets_no_verdict():
 
 
 def test_what_has_no_gradient_or_the_wrong_one_is_refused():
-    with pytest.raises(dpaudit.InputError, match=r"parameters of jax or torch.*got a ndarray"):
+    with pytest.raises(dpaudit.InputError, match=r"parameters of JAX or torch.*got a ndarray"):
         observe_loss_step(torch_step(), loss, np.zeros(3), INPUTS, claim=CLAIM, max_grad_norm=1.0)
     with pytest.raises(dpaudit.InputError, match="like the parameters, got"):
         watch(lambda _, params, __: params["bias"], "torch")
@@ -104,7 +104,7 @@ def test_what_has_no_gradient_or_the_wrong_one_is_refused():
         watch(torch_step(), "torch", (INPUTS, TARGETS[:3]))
     with pytest.raises(dpaudit.InputError, match="like the parameters, got"):  # its order is not known
         watch(lambda _, params, __: torch.cat([params["bias"], params["weight"].reshape(-1)]), "torch")
-    with pytest.raises(dpaudit.InputError, match="parameters of jax or torch, got none"):
+    with pytest.raises(dpaudit.InputError, match="parameters of JAX or torch, got none"):
         observe_loss_step(torch_step(), loss, {}, INPUTS, claim=CLAIM, max_grad_norm=1.0)
     with pytest.raises(dpaudit.InputError, match="got a str among them"):
         observe_loss_step(torch_step(), loss, {"a": "b"}, INPUTS, claim=CLAIM, max_grad_norm=1.0)

@@ -315,7 +315,7 @@ def test_every_optimizer_of_opacus_is_tested_or_refused():
 @pytest.mark.parametrize(
     ("kind", "max_grad_norm", "reason"),
     [
-        (DistributedPerLayerOptimizer, [1.0, 1.0, 1.0, 1.0], "a layer at a time"),
+        (DistributedPerLayerOptimizer, [1.0, 1.0, 1.0, 1.0], "one layer at a time"),
         (FSDPOptimizerFastGradientClipping, 1.0, "no process holds a whole gradient"),
     ],
 )

@@ -243,7 +243,7 @@ def test_canaries_that_do_not_depend_on_the_optimizers_clip_are_told_together(au
             value.summed_grad = part if value.summed_grad is None else value.summed_grad + part
 
     monkeypatch.setattr(DPOptimizer, "clip_and_accumulate", of_the_sum)
-    with pytest.raises(dpaudit.InputError, match="to be clipped by itself"):
+    with pytest.raises(dpaudit.InputError, match="to be clipped separately"):
         audited(dpaudit.Mislabelled(), num_steps=5, max_grad_norm=0.3)
 
 
@@ -326,7 +326,9 @@ def test_hold_out_splits_a_data_set_and_leaves_duplicates_out():
 
 def test_data_without_classes_have_nothing_to_hold_out():
     inputs = torch.rand(40, 3)
-    with pytest.raises(dpaudit.InputError, match="Expected data of pairs of an input and its class"):
+    with pytest.raises(
+        dpaudit.InputError, match="Expected data that consist of pairs of an input and its class"
+    ):
         hold_out(TensorDataset(inputs), 20)
     with pytest.raises(dpaudit.InputError, match="Expected classes that are whole numbers"):
         hold_out(TensorDataset(inputs, inputs[:, :1]), 20)

@@ -386,13 +386,13 @@ def test_an_optimizer_or_a_loader_is_not_observed_twice(made, sampling):
     options = {"loader": built.loader, "sampling": sampling}
     with observe(built.optimizer, **options):
         with (
-            pytest.raises(dpaudit.InputError, match="an optimizer that is not observed"),
+            pytest.raises(dpaudit.InputError, match="an optimizer that is not yet observed"),
             observe(built.optimizer, **options),
         ):
             pass
         if sampling:
             with (
-                pytest.raises(dpaudit.InputError, match="a loader that is not observed"),
+                pytest.raises(dpaudit.InputError, match="a loader that is not yet observed"),
                 observe(other.optimizer, **options),
             ):
                 pass

@@ -172,7 +172,7 @@ def uncovered_layers(share: float, num_canaries: int) -> tuple[str, ...]:
     if share >= _FULL_NORM_SHARE:
         return ()
     return (
-        f"canaries do not reach layers with fewer than {num_canaries} parameters: they have {share:.0%} of "
+        f"layers with fewer than {num_canaries} parameters contain no canary: canaries reach {share:.0%} of "
         "the clipping norm, so a leak must be larger than the stated power suggests",
     )
 
