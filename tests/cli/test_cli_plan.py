@@ -126,8 +126,8 @@ MISTAKES = {
     "both": ([*GAUSSIAN, "--noise-factor", "0.8", "--observations", "9"], "and --canaries), got both"),
     "two leaks": ([*GAUSSIAN, "--noise-factor", "0.8", "--true-epsilon", "9"], "got both --noise-factor and"),
     "no leak": ([*GAUSSIAN, "--noise-factor", "1.1"], "Expected noise_factor=1.1 in (0, 1)"),
-    "no more": ([*GAUSSIAN, "--true-epsilon", "2"], "above the claimed 4.377, got 2, which is no leak."),
-    "no noise": (["--epsilon", "1", "--delta", "0", "--noise-factor", "0.8"], "says nothing of noise"),
+    "no more": ([*GAUSSIAN, "--true-epsilon", "2"], "above the claimed 4.377, got 2, which is not a leak."),
+    "no noise": (["--epsilon", "1", "--delta", "0", "--noise-factor", "0.8"], "not specify a noise level"),
     "half a size": ([*GAUSSIAN, "--steps", "9"], "either --observations, or --steps and --canaries"),
     "no scores": ([*GAUSSIAN, "--observations", "0"], "Expected --observations=0 to be at least 1."),
     "power": ([*GAUSSIAN, "--noise-factor", "0.8", "--power", "2"], "Expected power=2 in (0, 1)."),
@@ -153,5 +153,5 @@ def test_only_inferences_with_a_known_power_are_planned() -> None:
 
 def test_a_leak_is_one_of_two_things() -> None:
     for given in ({}, {"noise_factor": 0.5, "epsilon": 3.0}):
-        with pytest.raises(dpaudit.InputError, match="either a noise_factor or an epsilon"):
+        with pytest.raises(dpaudit.InputError, match="either noise_factor or epsilon"):
             Leak(**given)

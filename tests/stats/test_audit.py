@@ -214,10 +214,10 @@ def test_the_power_is_that_of_the_threshold_where_it_is():
     [
         (lambda o: dpaudit.audit(o, claim=STEP, threshold=0.5), "Expected threshold to be an object"),
         (lambda o: dpaudit.audit(o, claim=STEP, inference="x"), "Expected inference to be an object"),
-        (lambda _: dpaudit.audit(([1.0], [0.0]), claim=STEP), r"Observations\(...\), got a tuple"),
+        (lambda _: dpaudit.audit(([1.0], [0.0]), claim=STEP), r"Observations\(...\), got tuple"),
         (lambda _: dpaudit.plan_observations(STEP, 0.8), "Expected leak to be an object"),
         (lambda o: dpaudit.plan_observations(o, dpaudit.Leak(noise_factor=0.8)), "Expected claim"),
-        (lambda o: dpaudit.one_run_bound(o, delta=1e-5), "got a Observations"),
+        (lambda o: dpaudit.one_run_bound(o, delta=1e-5), "got Observations"),
     ],
 )
 def test_wrong_objects_get_a_sentence(call, sentence):

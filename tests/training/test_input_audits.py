@@ -390,13 +390,13 @@ def test_an_audit_with_held_out_examples_crafts_by_default_and_tells_how_far_it_
         ),
         (
             lambda: EndToEnd(delta=DELTA, canary=QUICK, held_out=HELD),
-            r"Expected a gradient canary such as Dirac\(\) end to end",
+            r"Expected a gradient canary such as Dirac\(\) with EndToEnd",
         ),
         (lambda: one_run(first_steps=0), "first_steps=0 to be at least 1"),
-        (lambda: paper(num_canaries=2), "num_canaries=1 where two batches are compared"),
+        (lambda: paper(num_canaries=2), "num_canaries=1 with TwoBatches"),
         (
             lambda: make(one_run(first_steps=61)),
-            "first_steps=61 to be at most 60, the number of the training's steps",
+            "first_steps=61 to be at most 60, the number of training steps",
         ),
     ],
 )
