@@ -20,8 +20,8 @@ from dpaudit.recording import DPSGDParams, LiveBound, NoiseLog, ReadClaim, Recor
 _DIRAC = Dirac()
 _POISSON = ("how batches are drawn is not tested: fit() is assumed to use Poisson sampling, as claimed",)
 _NOT_POISSON = (
-    "how batches are drawn is not tested: the claim assumes Poisson sampling, but fit() uses the given batches "
-    "(with poisson_sampling_in_fit=True, it draws them by Poisson sampling)",
+    "how batches are drawn is not tested: the claim assumes Poisson sampling, but fit() uses the given "
+    "batches (with poisson_sampling_in_fit=True, it draws them by Poisson sampling)",
 )
 
 
