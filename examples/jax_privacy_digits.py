@@ -34,6 +34,6 @@ def step(params, state, images, labels, is_padding):
 params = {"weight": jnp.zeros((64, 10)), "bias": jnp.zeros(10)}
 state = privatizer.init(params)
 for chosen in sampling.batch_iterator(1500, rng=1):
-    rows = np.pad(chosen, (0, 128 - len(chosen)), constant_values=-1)  # fixed shape, so the step is compiled once
+    rows = np.pad(chosen, (0, 128 - len(chosen)), constant_values=-1)  # fixed shape: compiled once
     params, state = step(params, state, images[rows], labels[rows], rows < 0)
 print(recorder.audit(delta=1e-5))
