@@ -39,7 +39,7 @@ _NOT_SHOWN = "not shown yet; live() shows it, after which audit() accounts for p
 
 @final
 class Recorder:
-    """Per-step scores, in units of the canary's own signal, and canary membership.
+    """A record of per-step scores, in units of the canary's own signal, and of canary membership.
 
     ``num_steps`` is the planned number of steps, or None; the bound is valid either way, and tightest if the
     number is right. ``callbacks`` receive a :class:`LiveBound` about a hundred times per run (or every
