@@ -330,7 +330,7 @@ def test_data_without_classes_have_nothing_to_hold_out():
         dpaudit.InputError, match="Expected data that consist of pairs of an input and its class"
     ):
         hold_out(TensorDataset(inputs), 20)
-    with pytest.raises(dpaudit.InputError, match="Expected classes that are whole numbers"):
+    with pytest.raises(dpaudit.InputError, match="Expected classes to be whole numbers"):
         hold_out(TensorDataset(inputs, inputs[:, :1]), 20)
 
 
