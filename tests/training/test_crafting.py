@@ -205,7 +205,7 @@ def test_duplicates_are_left_out_of_the_held_out_part():
             lambda: crafting(nn.Identity(), hold_out(digits(), 9)[1])(
                 dpaudit.Dirac(), 1, np.random.default_rng(0)
             ),
-            r"canary to be such as Crafted\(\), got Dirac",
+            r"an input canary such as Crafted\(\), got Dirac",
         ),
     ],
 )

@@ -102,7 +102,7 @@ class Crafting:
                 reference = mean_gradient(self.model, self.loss, self.data)
                 objective = cosine_objective(self.model, self.loss, reference, canary, self.max_grad_norm)
                 return self._search(objective, canary, start)
-        raise InputError(f"Expected canary to be such as Crafted(), got {canary!r}.")
+        raise InputError(f"Expected canary to be an input canary such as Crafted(), got {canary!r}.")
 
     def _random_classes(self, low: int, like: Examples, rng: np.random.Generator) -> Tensor:
         """Draw a number in [low, num_classes) for each example."""

@@ -28,7 +28,7 @@ _UNSUPPORTED: dict[type, str] = {
 
 
 class OpacusClip(ABC):
-    """Adds clipped rows to ``p.summed_grad`` with the library's own code.
+    """A way to add clipped rows to ``p.summed_grad`` with the library's own code.
 
     Everything else that this code changes is restored.
     """

@@ -190,7 +190,7 @@ class GradientProjection(CanaryProjection):
 
 
 class BackwardPass(ABC):
-    """Computes, clips and adds gradients of examples to ``p.summed_grad`` with the library's own code.
+    """A way to add clipped gradients of examples to ``p.summed_grad`` with the library's own code.
 
     Everything else is restored, including torch's RNG state.
     """

@@ -181,7 +181,7 @@ def _marked_like(new: Tensor, old: Tensor) -> Tensor:
 class Ranks:
     """The processes whose gradients the optimizer sums in a step, and which of them insert canaries.
 
-    Canaries present by coins are added to the sum of the last rank, so that they meet the noise only through
+    Canaries present by coins are added to the sum of the last rank, so that they reach the noise only through
     the reduction. Sampled canaries are added to the sum of the rank whose sampler drew them.
     """
 

@@ -236,7 +236,7 @@ class BatchQueue:
             )
 
     def _num_used(self, passes: list[int]) -> int | None:
-        """Return the number of first batches that make up exactly these passes; None if there is none."""
+        """Return the number of leading batches that make up exactly these passes; None if there is none."""
         rest, count = deque(passes), 0
         for _, size in self._batches:
             if not rest:
