@@ -231,7 +231,7 @@ def _check_canary(
             raise InputError(f"Expected no {given[0]} with {canary!r}, which is not made from examples.")
         return
     if not isinstance(canary, InputCanary):
-        raise InputError(f"Expected canary to be Dirac(), Crafted() or another canary, got {canary!r}.")
+        raise InputError(f"Expected canary to be a gradient or input canary such as Dirac(), got {canary!r}.")
     require_held_out(canary, held_out, HeldOutData)
     if sampling:
         raise InputError(
