@@ -183,7 +183,7 @@ def test_scores_and_weights_are_right_if_the_loop_divides_the_sum(dtype):
 
 def test_a_sum_that_is_scaled_is_refused_if_nobody_said_so():
     with pytest.raises(
-        jax.errors.JaxRuntimeError, match=r"times 0.5: if that is meant, pass max_grad_norm=0.05"
+        jax.errors.JaxRuntimeError, match=r"times 0.5: if this is intended, pass max_grad_norm=0.05"
     ):
         train(2, step=scaled_by(0.5))
 
@@ -207,7 +207,7 @@ def negative(gradient):
 @pytest.mark.parametrize("between", [of_norm_one, with_regulariser, one_layer, negative])
 def test_a_loop_whose_canaries_cannot_be_told_from_the_rest_is_refused(between):
     with pytest.raises(
-        jax.errors.JaxRuntimeError, match="InputError: Expected the privatizer to get the sum"
+        jax.errors.JaxRuntimeError, match="InputError: Expected the input of the privatizer to be the sum"
     ):
         train(3, observer={"max_grad_norm": 1.0}, step={"between": between})
 
@@ -220,7 +220,7 @@ def test_a_gradient_that_is_not_for_the_update_is_refused_and_the_next_step_is_r
     state = privatizer.init(start())
     for used in (0, 1):  # the one with canaries, and then the one without
         both = [grad_fn(start(), BATCH) for _ in range(2)]
-        with pytest.raises(jax.errors.JaxRuntimeError, match="such as logging, or a first call"):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="for logging, or a warm-up call"):
             jax.block_until_ready(update(both[used], state))
     released, _ = update(grad_fn(start(), BATCH), state)
     np.testing.assert_allclose(released["weight"], expected, atol=1e-5)
@@ -248,7 +248,7 @@ def test_a_gradient_function_that_adds_something_of_its_own_is_refused():
     grad_fn, privatizer = private()
     wrapped = dataclasses.replace(grad_fn, fun=lambda *args: with_regulariser(grad_fn(*args)))
     observed, *_ = observe(wrapped, privatizer)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="got one that also adds something of its own"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="got one that also adds other terms"):
         jax.block_until_ready(jax.jit(observed)(start(), BATCH))
 
 
@@ -263,10 +263,10 @@ def test_what_is_observed_already_is_refused():
     plain = private()
     wrapped = dataclasses.replace(plain[0], fun=lambda *args: twofold(grad_fn(*args)))
     for again in (grad_fn, jax.jit(grad_fn), wrapped):
-        with pytest.raises(dpaudit.InputError, match="Expected a gradient function that is not observed yet"):
+        with pytest.raises(dpaudit.InputError, match="Expected a gradient function that is not yet observed"):
             observe(again, plain[1])
     for update in (privatizer.update, jax.jit(privatizer.update), partial(privatizer.update)):
-        with pytest.raises(dpaudit.InputError, match="Expected a privatizer that is not observed yet"):
+        with pytest.raises(dpaudit.InputError, match="Expected a privatizer that is not yet observed"):
             observe(plain[0], privatizer._replace(update=update))
 
 
@@ -390,7 +390,7 @@ def test_a_function_that_does_not_clip_is_refused():
     with pytest.raises(dpaudit.InputError, match="got loss, which is not private"):
         observe(loss, privatizer)
     made_by_hand = clipping.BoundedSensitivityCallable(jax.grad(loss), 1.0, False)
-    with pytest.raises(dpaudit.InputError, match="got one without its clipping and its loss inside"):
+    with pytest.raises(dpaudit.InputError, match="got one that does not contain its clipping and its loss"):
         observe(made_by_hand, privatizer)
     with pytest.raises(dpaudit.InputError, match="finite clipping norm, got inf: pass max_grad_norm"):
         observe(clipped_grad(loss, l2_clip_norm=math.inf), privatizer)
@@ -414,7 +414,7 @@ def test_a_privatizer_of_another_kind_is_refused():
         observe(grad_fn, optax.chain(privatizer, optax.sgd(0.1)))
     matrix = matrix_factorization.toeplitz.inverse_as_streaming_matrix(np.array([1.0, 0.5]))
     correlated = noise_addition.matrix_factorization_privatizer(matrix, stddev=1.0, prng_key=0)
-    with pytest.raises(dpaudit.InputError, match="noise of a matrix factorization"):
+    with pytest.raises(dpaudit.InputError, match="noise from a matrix factorization"):
         observe(grad_fn, correlated)
 
 
@@ -448,12 +448,12 @@ def test_what_is_not_known_of_the_claim_is_asked_for():
 def test_gradients_of_the_wrong_shape_are_refused():
     grad_fn, privatizer, _ = observe(*private())
     state = privatizer.init(start())
-    with pytest.raises(dpaudit.InputError, match="called before the privatizer is updated"):
+    with pytest.raises(dpaudit.InputError, match="called before the update of the privatizer"):
         privatizer.update(start(), state)
     gradient = grad_fn(start(), BATCH)
     with pytest.raises(dpaudit.InputError, match=r"shapes \[\(10,\), \(12, 10\)\].*got \[\(10,\)\]"):
         privatizer.update({"bias": gradient["bias"]}, state)
-    with pytest.raises(dpaudit.InputError, match="gradients of 130 numbers in every step, got 121"):
+    with pytest.raises(dpaudit.InputError, match="gradients with 130 entries in every step, got 121"):
         grad_fn({"weight": start()["weight"], "bias": jnp.zeros(())}, BATCH)
 
 

@@ -125,7 +125,7 @@ def test_a_model_that_is_observed_already_is_refused():
     model = private()
     with (
         observe_model(model),
-        pytest.raises(dpaudit.InputError, match="Expected a model that is not observed yet"),
+        pytest.raises(dpaudit.InputError, match="Expected a model that is not yet observed"),
         observe_model(model),
     ):
         pass

@@ -162,7 +162,7 @@ def recorded(num_steps, planned):
 
 @pytest.mark.parametrize(
     ("planned", "sentence"),
-    [(30, "got 20 of 30 steps whose bound"), (None, "got a run of no planned length whose bound")],
+    [(30, "got 20 of 30 steps and a bound"), (None, "got a run of unplanned length and a bound")],
 )
 def test_a_run_that_its_noise_may_have_ended_is_refused_in_a_sentence(planned, sentence):
     watched = recorded(20, planned)

@@ -287,7 +287,7 @@ def test_an_update_that_does_not_use_what_was_noised_has_no_verdict(private):
     made.optimizer.attach_step_hook(spoil)
     with observe(made.optimizer, num_steps=50, delta=DELTA, sample_rate=0.05, seed=0) as recorder:
         run(made, 50)
-    with pytest.raises(dpaudit.InputError, match="what is released does not have the canaries"):
+    with pytest.raises(dpaudit.InputError, match="the release does not contain the canaries"):
         recorder.audit()
 
 
@@ -315,8 +315,8 @@ def test_every_optimizer_of_opacus_is_tested_or_refused():
 @pytest.mark.parametrize(
     ("kind", "max_grad_norm", "reason"),
     [
-        (DistributedPerLayerOptimizer, [1.0, 1.0, 1.0, 1.0], "a layer at a time"),
-        (FSDPOptimizerFastGradientClipping, 1.0, "no process has a whole gradient"),
+        (DistributedPerLayerOptimizer, [1.0, 1.0, 1.0, 1.0], "one layer at a time"),
+        (FSDPOptimizerFastGradientClipping, 1.0, "no process holds a whole gradient"),
     ],
 )
 def test_optimizers_that_have_no_place_for_canaries_are_refused(tmp_path, kind, max_grad_norm, reason):
@@ -372,12 +372,12 @@ def refusal(made, loader):
 def test_a_loader_without_a_sample_rate_is_refused(private):
     made = private()
     own = DataLoader(made.loader.dataset, batch_sampler=[[0, 1], [2]])
-    assert "got a DataLoader that does not: pass sample_rate" in refusal(made, own)
+    assert "got a DataLoader without one: pass sample_rate" in refusal(made, own)
 
 
 def test_a_loader_that_is_not_poisson_sampled_is_told_as_such(private):
     made = private(poisson_sampling=False, loading={"shuffle": True})
-    expected = "Expected a loader that is Poisson-sampled, which the claim counts with, got a DataLoader"
+    expected = "Expected a loader with Poisson sampling, which the claim assumes, got a DataLoader"
     assert refusal(made, made.loader).startswith(expected)
     assert refusal(made, made.loader).endswith("with poisson_sampling=True.")
     with BatchMemoryManager(
@@ -443,7 +443,7 @@ def test_a_small_model_has_as_many_canaries_as_parameters(private):
 def test_who_forgets_the_with_is_told(private):
     recorder = observe(private().optimizer)
     with pytest.raises(
-        AttributeError, match=r"expected 'with observe\(...\) as recorder:' around the training"
+        AttributeError, match=r"write 'with observe\(...\) as recorder:' around the training loop"
     ):
         recorder.audit()
 

@@ -243,7 +243,7 @@ def test_canaries_that_do_not_depend_on_the_optimizers_clip_are_told_together(au
             value.summed_grad = part if value.summed_grad is None else value.summed_grad + part
 
     monkeypatch.setattr(DPOptimizer, "clip_and_accumulate", of_the_sum)
-    with pytest.raises(dpaudit.InputError, match="to be clipped by itself"):
+    with pytest.raises(dpaudit.InputError, match="to be clipped separately"):
         audited(dpaudit.Mislabelled(), num_steps=5, max_grad_norm=0.3)
 
 
@@ -287,7 +287,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(private, held):
     refused(made, held, "Expected held_out, the examples", held_out=None)
     refused(made, held, "got a? ?tuple", held_out=(held.inputs, held.targets))
     refused(made, held, "Expected module=", module=None)
-    refused(made, held, "to be the model of the optimizer", module=small_model())
+    refused(made, held, "to be the model that the optimizer trains", module=small_model())
     refused(made, held, "with sampling=True", sampling=True, loader=made.loader)
     refused(made, held, "Expected no held_out", canary=dpaudit.Dirac())
     refused(made, held, "such as Dirac", canary="crafted")
@@ -298,7 +298,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(private, held):
 def test_held_out_examples_that_the_loader_draws_are_refused(private, held):
     both = TensorDataset(held.inputs, held.targets)
     made = private(num_examples=len(both), batch_size=6, data=lambda _: both)
-    refused(made, held, "apart from the data of loader", loader=made.loader)
+    refused(made, held, "disjoint from the data of loader", loader=made.loader)
     other = private()
     with observe(other.optimizer, **examples(other, held)):
         run(other, 2)
@@ -326,9 +326,11 @@ def test_hold_out_splits_a_data_set_and_leaves_duplicates_out():
 
 def test_data_without_classes_have_nothing_to_hold_out():
     inputs = torch.rand(40, 3)
-    with pytest.raises(dpaudit.InputError, match="Expected data of pairs of an input and its class"):
+    with pytest.raises(
+        dpaudit.InputError, match="Expected data that consist of pairs of an input and its class"
+    ):
         hold_out(TensorDataset(inputs), 20)
-    with pytest.raises(dpaudit.InputError, match="Expected classes that are whole numbers"):
+    with pytest.raises(dpaudit.InputError, match="Expected classes to be whole numbers"):
         hold_out(TensorDataset(inputs, inputs[:, :1]), 20)
 
 
@@ -336,4 +338,4 @@ def test_held_out_examples_that_the_model_does_not_take_are_told(private):
     others = hold_out(TensorDataset(torch.rand(60, 5), torch.arange(60) % 2), 20)[1]
     more = hold_out(TensorDataset(small_data(60).tensors[0] + 1, torch.arange(60) % 9), 20)[1]
     for held in (others, more):
-        refused(private(), held, "that the model and its loss take")
+        refused(private(), held, "that the model and its loss accept")

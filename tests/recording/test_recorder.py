@@ -29,7 +29,7 @@ def test_an_epsilon_is_no_claim_of_steps():
     for recorder in (recorder_of(5, 8, 1.0, seed=0), whole):
         with pytest.raises(
             dpaudit.InputError,
-            match=r"Expected claim=Claim\.dpsgd\(.*\), got epsilon=2\.0: an epsilon alone says nothing",
+            match=r"Expected claim=Claim\.dpsgd\(.*\), got epsilon=2\.0: an epsilon alone does not",
         ):
             recorder.audit(epsilon=2.0)
 
@@ -41,7 +41,7 @@ COUNTING = [dpaudit.ClopperPearson(), dpaudit.JointExact(), dpaudit.Posterior(),
 def test_scores_that_share_noise_are_not_counted_as_independent(inference):
     recorder = recorder_of(50, 8, 1.0, seed=0, shares_noise=True)
     with pytest.raises(
-        dpaudit.InputError, match=r"Expected inference=Betting\(\) .*, got \w+\(.*, which counts"
+        dpaudit.InputError, match=r"Expected inference=Betting\(\) .*, got \w+\(.*, which assumes"
     ):
         recorder.audit(inference=inference)
     assert recorder.audit(inference=dpaudit.Betting()).bound.epsilon == recorder.audit().bound.epsilon
@@ -261,23 +261,23 @@ def test_an_unfinished_whole_run_is_not_judged():
         np.asarray([True, False]), noise_multiplier=1.0, sample_rate=0.1, num_steps=9, delta=1e-5
     )
     recorder.record([0.0, 1.0])
-    with pytest.raises(dpaudit.InputError, match="all 9 steps before the whole run is judged, got 1"):
+    with pytest.raises(dpaudit.InputError, match="all 9 steps to be recorded before the whole run"):
         recorder.audit()
 
 
 @pytest.mark.parametrize("recorder", [recorder_of(5, 8, 1.0, seed=0), whole_run(8, num_steps=5)], ids=type)
 def test_a_recorder_of_scores_alone_has_no_noise_to_test(recorder):
     assert not recorder.tests_noise
-    with pytest.raises(UntestedError, match="which logs the noise of the steps, got one that does not"):
+    with pytest.raises(UntestedError, match="which logs the noise of each step, got one without noise"):
         recorder.diagnose()
-    with pytest.raises(UntestedError, match="which logs the noise of the steps, got one that does not"):
+    with pytest.raises(UntestedError, match="which logs the noise of each step, got one without noise"):
         recorder.noise.observe(np.zeros(2), np.zeros(2), (2,), norm=1.0, eps=0.0)
 
 
 def test_a_claim_that_is_not_of_gaussian_noise_leaves_nothing_to_test():
     claim = dpaudit.Claim.approximate_dp(epsilon=1.0, delta=1e-5)
     recorder = dpaudit.Recorder(claim=claim, num_steps=3, noise=NoiseLog())
-    with pytest.raises(UntestedError, match="Expected a claim of Gaussian noise for tests of the noise, got"):
+    with pytest.raises(UntestedError, match="a claim about Gaussian noise to test the noise against, got"):
         recorder.diagnose(noise_multiplier=1.0)
 
 

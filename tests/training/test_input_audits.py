@@ -410,7 +410,7 @@ def test_held_out_examples_that_the_training_sees_are_refused(mode):
     with pytest.raises(dpaudit.InputError, match="297 of its 297 examples are in both"):
         make(mode(), data=digits())
     held = hold_out(digits(), 10)[1]
-    with pytest.raises(dpaudit.InputError, match="apart from the training's data"):
+    with pytest.raises(dpaudit.InputError, match="disjoint from the training's data"):
         make(mode(held_out=held), data=digits().split(1700)[0])
 
 
@@ -422,7 +422,7 @@ def test_held_out_examples_that_the_model_does_not_take_are_told_before_the_trai
     shape, num_classes, reason
 ):
     others = Dataset(torch.rand(50, *shape), torch.arange(50) % num_classes, num_classes)
-    with pytest.raises(dpaudit.InputError, match=f"the model and its loss take, but .*{reason}"):
+    with pytest.raises(dpaudit.InputError, match=f"the model and its loss accept, but .*{reason}"):
         make(one_run(held_out=hold_out(others, 20)[1]))
 
 
