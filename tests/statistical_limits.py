@@ -10,6 +10,8 @@ import math
 
 from scipy import special, stats
 
+from dpaudit.stats import Coverage
+
 LEVEL = 0.001  # probability with which a correct implementation may fail a test
 POWER = 0.95  # probability with which a broken implementation has to fail it
 
@@ -51,6 +53,12 @@ def least_caught(
         level=level,
     )
     return runs - missed
+
+
+def covers(found: Coverage, rate: float = 0.05) -> bool:
+    """Return whether bounds exceed the truth as rarely as those of a correct method, and not in 25 %."""
+    exceeded = round(found.exceeded * found.repetitions)
+    return exceeded <= most_flagged(found.repetitions, rate, broken=0.25)
 
 
 def count_range(runs: int, rate: float, *, comparisons: int = 1) -> tuple[int, int]:

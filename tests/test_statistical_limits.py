@@ -67,7 +67,7 @@ def test_few_runs_notice_only_a_fault_that_shows_in_nearly_all_of_them():
 
 
 @pytest.mark.parametrize(
-    ("runs", "rate"), [(200, Fraction(4, 5)), (40, Fraction(1, 2)), (3000, Fraction(1, 50))]
+    ("runs", "rate"), [(200, Fraction(4, 5)), (40, Fraction(1, 2)), (400, Fraction(1, 20))]
 )
 def test_a_range_is_left_in_less_than_1_of_1000_cases_and_a_narrower_one_more_often_on_each_side(runs, rate):
     low, high = count_range(runs, float(rate))

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from simulated import LEAVES, SIZE, diagnostics
+from statistical_limits import count_range, most_flagged
 
 from dpaudit import InputError
 from dpaudit.diagnostics import Diagnostics
@@ -44,7 +45,8 @@ def test_the_interval_covers_the_true_ratio_as_often_as_it_says():
     for _ in range(200):
         found = record_of(0.8 * rng.standard_normal((3, 5))).diagnose(0.9).noise
         covered += found.low <= 0.8 <= found.high
-    assert stats.binom.ppf(1e-4, 200, 0.9) <= covered <= stats.binom.isf(1e-4, 200, 0.9)
+    fewest, most = count_range(200, 0.9)
+    assert fewest <= covered <= most
 
 
 def of_signs(first, second):
@@ -131,7 +133,7 @@ MORE = {
 @pytest.mark.parametrize("scales", MORE.values(), ids=MORE)
 def test_noise_of_unequal_size_that_is_nowhere_below_the_claim_is_no_finding(scales):
     found = [record_of(scales * normal(100, 300, seed=seed), [150, 150]).diagnose() for seed in range(8)]
-    assert [diagnosis.findings for diagnosis in found] == [()] * 8
+    assert sum(bool(diagnosis.findings) for diagnosis in found) <= most_flagged(8, broken=0.9)
 
 
 def test_steps_of_unequal_size_that_are_nowhere_below_the_claim_are_no_finding():
