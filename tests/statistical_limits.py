@@ -26,7 +26,7 @@ def most_flagged(
     compared with the limit.
     """
     limit = int(stats.binom.isf(level / comparisons, runs, rate))
-    limit += stats.binom.sf(limit, runs, rate) >= level / comparisons
+    limit += int(stats.binom.sf(limit, runs, rate) >= level / comparisons)
     fault = (1 + rate) / 2 if broken is None else broken
     noticed = float(stats.binom.sf(limit, runs, fault))
     if noticed < POWER:
@@ -77,6 +77,13 @@ def room(standard_error: float, *, comparisons: int = 1) -> float:
 def share_room(rate: float, runs: int, *, comparisons: int = 1) -> float:
     """Return how far the share of many runs may be from ``rate``, on either side."""
     return room(math.sqrt(rate * (1 - rate) / runs), comparisons=comparisons)
+
+
+def size_variance_room(trials: int, rate: float, runs: int, *, comparisons: int = 1) -> float:
+    """Return how far the sample variance of Binomial(trials, rate) may be from its expectation."""
+    variance = trials * rate * (1 - rate)
+    excess = (1 - 6 * rate * (1 - rate)) / variance  # kurtosis
+    return room(variance * math.sqrt((2 + excess) / runs), comparisons=comparisons)
 
 
 def spread_range(size: int, *, comparisons: int = 1) -> tuple[float, float]:

@@ -7,7 +7,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from statistical_limits import LEVEL, count_range, least_caught, most_flagged, room, share_room, spread_range
+from statistical_limits import (
+    LEVEL,
+    count_range,
+    covers,
+    least_caught,
+    most_flagged,
+    room,
+    share_room,
+    size_variance_room,
+    spread_range,
+)
+
+from dpaudit.stats import Coverage
 
 RATES = st.sampled_from([Fraction(1, 20), Fraction(1, 4), Fraction(1, 2), Fraction(4, 5), Fraction(1, 500)])
 RUNS = st.integers(1, 100)
@@ -88,6 +100,21 @@ def test_means_and_standard_deviations_leave_their_limits_in_1_of_1000_cases():
     assert fewest <= ((spreads < low) | (spreads > high)).sum() <= most
     assert fewest <= (np.abs(samples.mean(axis=1)) > room(1 / math.sqrt(12))).sum() <= most
     assert share_room(0.2, 400) == pytest.approx(room(0.02))
+
+
+def test_variances_of_batch_sizes_are_as_uncertain_as_simulated():
+    sizes = np.random.default_rng(2).binomial(41, 0.1, (4000, 500))
+    simulated = sizes.var(axis=1, ddof=1).std(ddof=1)
+    low, high = spread_range(4000)
+    assert low < simulated / (size_variance_room(41, 0.1, 500) / room(1.0)) < high
+
+
+def test_coverage_is_limited_by_its_repetitions():
+    for exceeded, is_right in ((0, True), (13, True), (14, False)):
+        found = Coverage(repetitions=100, exceeded=exceeded / 100, mean_ratio=1.0)
+        assert covers(found) is is_right
+    with pytest.raises(ValueError, match="too few"):
+        covers(Coverage(repetitions=20, exceeded=0.0, mean_ratio=1.0))
 
 
 def test_comparisons_share_the_level():

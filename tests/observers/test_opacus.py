@@ -11,7 +11,7 @@ from opacus.utils.adaptive_clipping import PrivacyEngineAdaptiveClipping
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus_runs import DELTA, OTHER_KINDS, run, small_model, weights, with_less_noise
 from score_noise import require_normal
-from statistical_limits import least_caught, most_flagged
+from statistical_limits import LEVEL, least_caught, most_flagged
 from torch import distributed, nn
 from torch.utils.data import DataLoader
 
@@ -138,14 +138,14 @@ def test_more_canaries_than_a_layer_has_parameters_leave_that_layer_out(train):
     )
     reach = math.hypot(*NORMS[:3])
     require_normal(made.recorder.observations, noise=0.5 * math.hypot(*NORMS) / reach)
-    assert made.recorder.audit().verdict is not VIOLATION
+    assert made.recorder.audit(confidence=1 - LEVEL).verdict is not VIOLATION
 
 
 def test_a_clipping_norm_that_adapts_is_read_in_every_step(train):
     made = same_weights(train, num_steps=100, noise_multiplier=0.5, **OTHER_KINDS["adaptive clipping"])
     assert made.optimizer.max_grad_norm != 1.0
     require_normal(made.recorder.observations, noise=(0.5**-2 - (2 * 2.0) ** -2) ** -0.5)
-    assert made.recorder.audit().verdict is not VIOLATION
+    assert made.recorder.audit(confidence=1 - LEVEL).verdict is not VIOLATION
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
@@ -340,7 +340,7 @@ def test_ghost_clipping_by_a_norm_that_adapts_is_observed(private):
         run(made, 100)
     assert made.optimizer.max_grad_norm != 1.0
     require_normal(recorder.observations, noise=1.0)
-    assert recorder.audit().verdict is not VIOLATION
+    assert recorder.audit(confidence=1 - LEVEL).verdict is not VIOLATION
 
 
 def test_an_optimizer_that_is_not_private_is_refused():

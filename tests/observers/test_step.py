@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from score_noise import require_normal
-from statistical_limits import least_caught, most_flagged
+from statistical_limits import LEVEL, least_caught, most_flagged
 
 import dpaudit
 from dpaudit.observers.step import observe_step, replay_step
@@ -56,7 +56,7 @@ def test_a_broken_step_is_a_violation(broken):
 
 def test_a_step_of_torch_gets_and_gives_tensors():
     recorder = watch(torch_step(), torch.as_tensor(OTHERS))
-    assert recorder.audit(confidence=0.999).verdict is not VIOLATION
+    assert recorder.audit(confidence=1 - LEVEL).verdict is not VIOLATION
     require_normal(recorder.observations, noise=NOISE)
 
 

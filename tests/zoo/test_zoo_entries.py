@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from statistical_limits import most_flagged
+from statistical_limits import LEVEL, most_flagged
 
 from dpaudit.training import faults
 from dpaudit.zoo import ENTRIES, chosen, judge
@@ -80,7 +80,8 @@ def test_a_fault_is_caught_within_500_steps(name):
 
 @pytest.mark.parametrize("name", TWINS)
 def test_a_correct_twin_is_not_flagged(name):
-    assert judge(BY_NAME[name].observe(is_broken=False, seed=SEED)).caught_by == ()
+    evidence = BY_NAME[name].observe(is_broken=False, seed=SEED)
+    assert judge(evidence, confidence=1 - LEVEL).caught_by == ()
 
 
 def test_correct_twins_of_steps_are_not_flagged_in_95_percent_of_seeds():
