@@ -236,8 +236,12 @@ def test_shuffled_batches_stay_as_many_and_draw_as_large_a_share(made, examples,
             built.criterion(built.model(inputs), targets).backward()
             built.optimizer.step()
     assert recorder.num_done == len(built.loader)
-    used = recorder.num_done * 20 / examples if drop_last else 1.0
-    assert recorder._joined.count == pytest.approx(used * recorder.present.sum(), rel=0.03)
+    used = recorder.num_done * 20 / examples
+    if used < 1:
+        fewest, most = count_range(recorder.present.sum(), used)
+        assert fewest <= recorder._joined.count <= most
+    else:
+        assert recorder._joined.count == recorder.present.sum()
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
@@ -501,7 +505,8 @@ def test_canaries_of_all_batches_that_a_step_accumulates_join_it(made):
                 built.optimizer.step()
                 built.optimizer.zero_grad()
     assert recorder.num_done == 12
-    assert recorder._joined.count == pytest.approx(recorder.present.sum() * 24 / 25, rel=0.02)
+    fewest, most = count_range(recorder.present.sum(), 24 / 25)
+    assert fewest <= recorder._joined.count <= most
     assert "sample rate 0.08" in recorder.claim.summary
 
 
@@ -511,7 +516,8 @@ def test_a_canary_that_is_drawn_twice_for_a_step_joins_it_twice(made):
     twice = DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data, replacement=True), 125, False))
     with observe(built.optimizer, loader=twice, sampling=True, seed=0) as recorder:
         run(built, 2, twice)
-    assert recorder._joined.mean == pytest.approx(0.5 / (1 - np.exp(-0.5)), rel=0.02)
+    allowed = room(recorder._joined.error**0.5)
+    assert recorder._joined.mean == pytest.approx(0.5 / (1 - np.exp(-0.5)), abs=allowed)
 
 
 def test_every_part_of_the_claim_can_be_given(sampled):
