@@ -45,16 +45,16 @@ def draw_tradeoff(plane: Any, ax: Any = None) -> Any:
     return ax
 
 
-def draw_course(course: Any, claimed: float, ax: Any = None) -> Any:
-    """Draw the bound over time: a :class:`dpaudit.recording.Course`, beside the claimed epsilon."""
+def draw_trajectory(trajectory: Any, claimed: float, ax: Any = None) -> Any:
+    """Draw the bound over time: a :class:`dpaudit.recording.Trajectory`, beside the claimed epsilon."""
     ax = _axes(ax)
-    steps = [one.num_done for one in course.moments]
-    lower = [one.epsilon for one in course.moments]
+    steps = [one.num_done for one in trajectory.points]
+    lower = [one.epsilon for one in trajectory.points]
     top = 1.25 * max(claimed, *lower)
     # what is infinite is above every picture
-    upper = [min(one.upper, 2 * top) for one in course.moments]
+    upper = [min(one.upper, 2 * top) for one in trajectory.points]
     ax.fill_between(steps, lower, upper, color=_SOFT, linewidth=0, label="band")
-    ax.plot(steps, lower, color=_ACCENT, label=f"lower bound, {100 * course.confidence:g} %")
+    ax.plot(steps, lower, color=_ACCENT, label=f"lower bound, {100 * trajectory.confidence:g} %")
     ax.axhline(claimed, color=_INK, linestyle="--", label="claim")
     ax.set(xlabel="steps", ylabel="epsilon", ylim=(0, top))
     ax.legend(frameon=False)

@@ -258,9 +258,12 @@ def accounted(event):
     ("make", "sentence"),
     [
         (lambda: accounted("gaussian"), "Expected event to be a dp_accounting.DpEvent"),
-        (lambda: accounted(dp_accounting.UnsupportedDpEvent()), "no privacy loss"),
-        (lambda: accounted(dp_accounting.NonPrivateDpEvent()), "protects nothing"),
-        (lambda: dpaudit.Claim.accounted(dp_accounting.LaplaceDpEvent(1.0), delta=0), "no finite epsilon at"),
+        (lambda: accounted(dp_accounting.UnsupportedDpEvent()), "PLD accountant supports"),
+        (lambda: accounted(dp_accounting.NonPrivateDpEvent()), "finite epsilon at some delta"),
+        (
+            lambda: dpaudit.Claim.accounted(dp_accounting.LaplaceDpEvent(1.0), delta=0),
+            "a finite epsilon at delta=0",
+        ),
         (
             lambda: dpaudit.Claim.gaussian(noise_multiplier=0, delta=DELTA),
             r"noise_multiplier=0 in \(0, inf\)",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import dpaudit
-from dpaudit.canaries import InputCanary, fingerprints, split_places, unseen_places
+from dpaudit.canaries import InputCanary, fingerprints, split_indices, unseen_indices
 
 KINDS = [dpaudit.Blank, dpaudit.Mislabelled, dpaudit.Adversarial, dpaudit.Crafted]
 
@@ -19,7 +19,7 @@ def test_input_canaries_are_frozen_values(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_those_that_are_optimized_look_at_the_weights(kind):
-    assert kind.looks_at_weights == (kind in (dpaudit.Adversarial, dpaudit.Crafted))
+    assert kind.uses_weights == (kind in (dpaudit.Adversarial, dpaudit.Crafted))
 
 
 @pytest.mark.parametrize(
@@ -56,16 +56,16 @@ def test_a_crafted_canary_is_due_once_in_every_so_manieth_step():
 
 
 def test_examples_are_held_out_at_random_and_none_is_lost():
-    kept, held = split_places(50, 20, seed=3)
+    kept, held = split_indices(50, 20, seed=3)
     assert len(held) == 20
     np.testing.assert_array_equal(np.sort(np.concatenate([kept, held])), np.arange(50))
-    np.testing.assert_array_equal(held, split_places(50, 20, seed=3)[1])
-    assert held.tolist() != split_places(50, 20, seed=4)[1].tolist()
+    np.testing.assert_array_equal(held, split_indices(50, 20, seed=3)[1])
+    assert held.tolist() != split_indices(50, 20, seed=4)[1].tolist()
 
 
 def test_held_out_examples_that_the_training_has_too_are_left_out():
     rows = np.arange(12.0).reshape(6, 2)
     seen = set(fingerprints(rows[[1, 4]].T.copy().T))  # in another order in memory
-    np.testing.assert_array_equal(unseen_places(fingerprints(rows), seen), [0, 2, 3, 5])
+    np.testing.assert_array_equal(unseen_indices(fingerprints(rows), seen), [0, 2, 3, 5])
     with pytest.raises(dpaudit.InputError, match="does not see, but it sees all 2"):
-        unseen_places(fingerprints(rows[[1, 4]]), seen)
+        unseen_indices(fingerprints(rows[[1, 4]]), seen)

@@ -137,5 +137,5 @@ def test_a_function_that_cannot_be_found_is_told_in_a_sentence(config: Path, run
     model = ["--set", 'model={name="function", function="no_such_module:train"}']
     result = run("run", config, *SHORT, *model)
     assert result.exit_code == 2
-    assert "there is no module no_such_module" in result.stderr
+    assert "module no_such_module is neither in" in result.stderr
     assert "Traceback" not in result.stderr

@@ -74,7 +74,7 @@ def test_two_dimensional_arrays_are_steps_by_canaries(files: Any, run: Any) -> N
     sides = ["--with", files.npy("w.npy", present), "--without", files.npy("o.npy", absent)]
     values = json.loads(run("scores", *sides, "--normalized", "--json").stdout)
     assert values["shapes"] == {"with_canary": [50, 6], "without_canary": [50, 5]}
-    assert any("canaries of one step" in text for text in values["methods"][0]["assumptions"])
+    assert any("canaries in the same step" in text for text in values["methods"][0]["assumptions"])
 
 
 def test_presence_of_steps_by_canaries_is_by_coins(files: Any, run: Any) -> None:
@@ -92,4 +92,6 @@ def test_parquet_without_pyarrow_gives_the_line_that_installs_it(
     table = files.parquet("t.parquet", score=files.scores, present=files.presence)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     sentence = refused("scores", table)
-    assert sentence == "Reading .parquet files needs an optional dependency: pip install 'dpaudit[parquet]'"
+    assert (
+        sentence == "Reading .parquet files requires an optional dependency: pip install 'dpaudit[parquet]'"
+    )

@@ -19,7 +19,7 @@ def test_four_files_are_written_and_the_second_call_measures_nothing(run: Any, t
     words = "reproduce", "threshold-observations", "--scale", "tiny", "--output", tmp_path
     first = run(*words)
     assert first.exit_code == 0, first.output
-    assert "What the paper says" in first.stdout
+    assert "Comparison with the paper" in first.stdout
     for suffix in ("csv", "md", "png", "svg"):
         path = tmp_path / f"threshold-observations.{suffix}"
         assert f"Written: {path}" in first.stdout
@@ -90,7 +90,7 @@ def test_without_matplotlib_the_line_that_installs_it_comes_before_the_work(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     sentence = refused("reproduce", "regions", "--scale", "tiny", "--output", tmp_path / "out")
-    assert sentence == "Plotting needs an optional dependency: pip install 'dpaudit[report]'"
+    assert sentence == "Plotting requires an optional dependency: pip install 'dpaudit[report]'"
     assert not (tmp_path / "out").exists()
 
 

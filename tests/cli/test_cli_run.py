@@ -294,7 +294,7 @@ def test_the_digits_example_runs(run: Any, tmp_path: Path) -> None:
 
 def test_an_unknown_example_lists_the_known_ones(refused: Any) -> None:
     sentence = refused("run", "--example", "x")
-    assert sentence.startswith("Expected an example of digits, paper-cifar10, end-to-end, purchase, input, ")
+    assert sentence.startswith("Expected one of the examples digits, paper-cifar10, end-to-end, purchase, ")
     assert sentence.endswith("black-box, black-box-one-run, black-box-function, got 'x'.")
 
 
@@ -304,7 +304,7 @@ def test_without_a_config_it_says_how_to_get_one(refused: Any) -> None:
 
 def test_a_config_that_is_not_there_is_named(refused: Any, tmp_path: Path) -> None:
     path = tmp_path / "none.toml"
-    assert refused("run", path) == f"Expected a config, but there is no file {path}."
+    assert refused("run", path) == f"Expected a config file, but {path} does not exist."
 
 
 def test_mistakes_of_a_config_end_in_status_2_without_a_traceback(config: Path, run: Any) -> None:
@@ -312,9 +312,9 @@ def test_mistakes_of_a_config_end_in_status_2_without_a_traceback(config: Path, 
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.splitlines() == [
-        f"dpaudit: {config} has 2 mistakes:",
+        f"dpaudit: {config} has 2 errors:",
         "  --set seed: Expected seed=-1 to be at least 0.",
-        "  --set training.num_stepz: There is no such key; did you mean 'num_steps'?",
+        "  --set training.num_stepz: Unknown key; did you mean 'num_steps'?",
     ]
 
 

@@ -84,9 +84,7 @@ def test_a_fault_that_is_known_not_to_be_caught_is_listed_with_its_reason(
 
 
 def test_mistakes_are_told_in_a_sentence(refused: Any, run: Any, tmp_path: Path) -> None:
-    assert refused("zoo", "--only", "nosie").startswith(
-        "Expected the name of an entry of the zoo, got 'nosie'"
-    )
+    assert refused("zoo", "--only", "nosie").startswith("Expected the name of a zoo entry, got 'nosie'")
     run("zoo", "--only", "microbatch", "--output", tmp_path)
     sentence = refused("zoo", "--only", "microbatch", "--output", tmp_path, "--seed", 1)
     assert sentence == f"Expected seed = 1 in {tmp_path / 'microbatch.json'}, got 0; give another --output."

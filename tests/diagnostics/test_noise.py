@@ -108,7 +108,7 @@ def test_too_much_noise_is_a_note_and_no_finding(scale):
     diagnosis = record_of(scale * normal(300, 60), [20, 40]).diagnose(1 - LEVEL)
     assert diagnosis.findings == ()
     assert len(diagnosis.notes) == 1
-    assert "more than claimed" in diagnosis.notes[0]
+    assert "noise above the claim" in diagnosis.notes[0]
 
 
 def test_one_part_with_more_noise_than_claimed_is_no_finding():
@@ -117,7 +117,7 @@ def test_one_part_with_more_noise_than_claimed_is_no_finding():
     noise[5] *= 10
     diagnosis = record_of(noise, [20, 40]).diagnose(1 - LEVEL)
     assert diagnosis.findings == ()
-    assert "more than claimed" in diagnosis.notes[0]
+    assert "noise above the claim" in diagnosis.notes[0]
 
 
 SIDES = np.arange(300)
@@ -167,7 +167,7 @@ def test_the_period_of_noise_is_said(period):
 def test_the_number_of_different_vectors_is_said():
     rng = np.random.default_rng(3)
     noise = normal(10, 30)[rng.integers(10, size=200)]
-    assert "200 steps have 10 different vectors" in checks(noise)["repeated-noise"].sentence
+    assert "200 steps have 10 distinct noise vectors" in checks(noise)["repeated-noise"].sentence
 
 
 def test_noise_that_comes_twice_in_a_row_is_repeated_and_not_of_another_shape():
@@ -179,7 +179,7 @@ def test_noise_that_comes_twice_in_a_row_is_repeated_and_not_of_another_shape():
 def test_noise_that_is_a_multiple_of_other_noise_is_not_called_the_same():
     sentence = checks(np.outer(normal(30), normal(60, seed=1)))["repeated-noise"].sentence
     assert "same noise" not in sentence
-    assert "29 of 30 steps have a multiple of the noise of an earlier one" in sentence
+    assert "in 29 of 30 steps, the noise is a multiple of that of an earlier step" in sentence
     negated = normal(20, 60)
     negated[13] = -negated[4]
     assert "noise of step 13 is -1 times that of step 4" in checks(negated)["repeated-noise"].sentence
@@ -241,10 +241,10 @@ def test_noise_of_another_shape_is_refused(bad):
 
 
 def test_wrong_leaves_are_refused():
-    with pytest.raises(InputError, match="leaves of 5 coordinates together, got 6"):
+    with pytest.raises(InputError, match="leaves with 5 coordinates in total, got 6"):
         record_of(normal(1, 5), [3, 3])
     record = record_of(normal(1, 5), [3, 2])
-    with pytest.raises(InputError, match="Expected the leaves of the first step in step 1"):
+    with pytest.raises(InputError, match="Expected the same leaves in step 1 as in the first step"):
         record.observe_noise(np.zeros(5), [2, 3])
     with pytest.raises(InputError, match="size of leaf 1"):
         record_of(normal(1, 5), [6, -1])
@@ -285,7 +285,7 @@ def test_long_trainings_keep_their_first_and_last_steps():
     record.observe_noise(first)
     finding = record.diagnose().findings[0]
     assert finding.name == "repeated-noise"
-    assert "step 0 comes again in step 5001" in finding.sentence
+    assert "Step 5001 repeats the noise of step 0" in finding.sentence
 
 
 def test_a_diagnosis_can_go_on_from_where_it_was():

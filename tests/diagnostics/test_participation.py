@@ -86,7 +86,7 @@ def test_the_batches_that_share_most_are_named():
 def test_a_lower_rate_than_claimed_is_a_note_and_no_finding():
     diagnosis = record_of(poisson(200, 300, 0.05), 300, sample_rate=0.1).diagnose(1 - LEVEL)
     assert diagnosis.findings == ()
-    assert "less than the claimed 0.1" in diagnosis.notes[0]
+    assert "below the claimed 0.1" in diagnosis.notes[0]
 
 
 def test_an_example_twice_in_a_batch_is_a_finding():

@@ -194,7 +194,7 @@ def test_a_canary_that_is_damaged_is_told(tiny: Make) -> None:
     [
         (["audit.canary={kind='example', index=64}"], "Expected audit.canary.index=64 to be less than 64"),
         (["audit.canary={kind='example', index=0, target=10}"], "target=10 to be less than 10"),
-        (["audit.canary={kind='example', file='none.npy', target=1}"], "Expected numbers of numpy in"),
+        (["audit.canary={kind='example', file='none.npy', target=1}"], "Expected a NumPy array in"),
         (["audit.held_out=1497"], "Expected audit.held_out=1497 to be less than 1497"),
     ],
 )
@@ -235,16 +235,16 @@ def test_trials_that_failed_are_tried_again_if_somebody_asks_for_it(
     assert run(config).values == first
     second = run(config, retry_failed=True)
     assert second.values["num_failed"] == 0
-    told = [text for text in second.values["bound"]["assumptions"] if "were tried again" in text]
+    told = [text for text in second.values["bound"]["assumptions"] if "were repeated" in text]
     assert len(told) == 1
-    assert told[0].startswith("all chance of a training comes from the seed that it is given")
+    assert told[0].startswith("all randomness of a training run comes from its seed")
     (Path(config.output) / "result.json").unlink()
     assert run(config).values["bound"] == second.values["bound"]  # a store does not forget it
     assert second.values["bound"]["epsilon"] == pytest.approx(second.values["largest_epsilon"])
 
 
 def test_a_function_that_changes_its_data_has_no_scores(of_function: Make) -> None:
-    with pytest.raises(InputError, match="to leave its data set alone, but it changed a tensor"):
+    with pytest.raises(InputError, match="not to modify its data set, but it changed a tensor"):
         run(of_function("train_and_change"))
 
 
@@ -256,7 +256,7 @@ def test_a_function_whose_code_has_changed_is_another_run(tiny: Make, tmp_path: 
         patch.chdir(tmp_path)
         found = run(config).values
         code.write_text("def train(data, seed):\n    return -float(len(data))\n")
-        with pytest.raises(InputError, match="its file has changed since"):
+        with pytest.raises(InputError, match="its file has changed;"):
             run(config)
         code.write_text("def train(data, seed):\n    return float(len(data))\n")
         assert run(config).values == found
@@ -303,7 +303,7 @@ def test_too_many_failures_leave_no_verdict_but_a_violation(tiny: Make) -> None:
 
 
 def test_no_rehearsal_of_many_trainings(tiny: Make) -> None:
-    with pytest.raises(InputError, match="Expected run"):
+    with pytest.raises(InputError, match="use run"):
         rehearse(tiny())
 
 

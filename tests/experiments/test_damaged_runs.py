@@ -136,7 +136,7 @@ def test_a_pickled_checkpoint_is_refused_and_not_run(
     folder = again()
     (folder / "result.json").unlink()
     (folder / "checkpoint.pt").write_bytes(dump({"training": _Harmful(tmp_path / "harm"), "seconds": 1.0}))
-    with pytest.raises(InputError, match="Expected a whole checkpoint in"):
+    with pytest.raises(InputError, match="Expected an intact checkpoint in"):
         run(_config(finished))
     assert not (tmp_path / "harm").exists()
 
@@ -148,5 +148,5 @@ def test_a_packed_checkpoint_is_refused_before_it_is_unpacked(
     (folder / "result.json").unlink()
     with zipfile.ZipFile(folder / "checkpoint.pt", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("archive/data/0", b"\0" * 10_000_000)
-    with pytest.raises(InputError, match="Expected a whole checkpoint in"):
+    with pytest.raises(InputError, match="Expected an intact checkpoint in"):
         run(_config(finished))

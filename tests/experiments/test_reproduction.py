@@ -256,7 +256,7 @@ def test_a_cell_that_is_measured_here_tells_how_far_it_is(tmp_path: Path) -> Non
     assert "8 of 8 models" in told
     tiny("input-canaries", tmp_path / "steps", within=told.append)
     assert "step 2 of 2" in told
-    assert any(text.startswith("making canaries, step 2 of") for text in told)
+    assert any(text.startswith("crafting canaries, step 2 of") for text in told)
 
 
 @pytest.mark.parametrize(("pool", "expected"), [(None, {"kind": "serial"}), (Processes(num_workers=3), 3)])
@@ -320,7 +320,7 @@ def test_data_that_are_not_the_papers_are_called_by_their_own_name(folder: Path,
     assert values_of(found.rows, "column") == names
     assert {row[0] for row in found.tables[0].rows} == set(names)
     assert found.tables[1].rows[0][:2] == ("CIFAR-10 WRN-16, f-DP(ZB)", "about 1.6")  # of the paper's own
-    assert "mean nothing" in found.remarks[0]
+    assert "meaningless" in found.remarks[0]
     (tmp_path / "bangkok").touch()
     (tmp_path / "data_batch_1.bin").touch()
     needs = CIFAR10, PURCHASE
@@ -380,7 +380,7 @@ def test_a_cell_that_fails_in_a_process_is_told_and_the_others_are_kept(tmp_path
 def test_without_files_a_figure_says_which_it_needs_and_offers_the_embedded_data(
     name: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=r"--data-dir .*cifar-10-batches-bin.*or give --embedded") as caught:
+    with pytest.raises(InputError, match=r"--data-dir .*cifar-10-batches-bin.*or pass --embedded") as caught:
         reproduce(figure_named(name), output=tmp_path / "out", data=Data(tmp_path))
     assert str(caught.value).count("\n") == 0
     assert not (tmp_path / "out").exists()

@@ -196,6 +196,6 @@ def test_a_finished_training_of_opacus_is_judged_and_tested_alike_after_a_look()
     before = unseen.audit().to_dict()
     seen._repr_html_()
     seen.live()
-    seen.course()
+    seen.trajectory()
     assert seen.audit().to_dict() == before
     assert seen.diagnose() == unseen.diagnose()

@@ -79,8 +79,8 @@ def test_canaries_that_do_not_arrive_are_no_proof_of_anything():
         recorder.audit()
 
 
-LOOKS = [lambda seen: seen.live(), lambda seen: seen.curve([10]), lambda seen: seen.course()]
-NAMES = ["live", "curve", "course"]
+LOOKS = [lambda seen: seen.live(), lambda seen: seen.curve([10]), lambda seen: seen.trajectory()]
+NAMES = ["live", "curve", "trajectory"]
 
 
 @pytest.mark.parametrize("look", LOOKS, ids=NAMES)

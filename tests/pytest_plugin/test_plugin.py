@@ -81,12 +81,12 @@ def test_a_violation_fails_the_test_with_what_a_developer_needs(pytester: pytest
             "  canary: arrives with * clipping norms (* if it is spread); a clipped one has at most 1",
             "  cause? effective noise is 0.7* of the claim = 1/sqrt(2): added by each of 2 workers*",
             "  again: pytest '*::test_two_workers' --dp-audit-seed 1 --dp-audit-confidence 0.99",
-            "  cause? the canary arrives unclipped: is each gradient clipped, before the sum?",
+            "  cause? the canary arrives unclipped: is each gradient clipped before the sum?",
             "dpaudit (call 2 of the test): epsilon >= *",
             "  cause? effective noise is 0.2* of the claim = 1/max_grad_norm: noise not scaled by the clip*",
             "dpaudit: repeated-noise: the noise is not what the claim says.",
             "  found: repeated-noise * The noise repeats every 100 steps.",
-            "  cause? is the generator seeded anew*",
+            "  cause? is the generator reseeded*",
             "seed 1, budget full, 95 % confidence for all audits together",
             "test * verdict * sees noise of *",
             "*::test_correct * NO_VIOLATION * none",
@@ -229,7 +229,7 @@ def test_weak(dp_audit, num_steps, num_canaries):
     )
     done = pytester.runpytest_subprocess()
     done.assert_outcomes(passed=2, warnings=2)
-    done.stdout.fnmatch_lines(["*UnderpoweredWarning: *would have been flagged*make more steps or canaries."])
+    done.stdout.fnmatch_lines(["*UnderpoweredWarning: *have been detected*make more steps or canaries."])
     strict = pytester.runpytest_subprocess("-W", "error::dpaudit.pytest_plugin.UnderpoweredWarning")
     strict.assert_outcomes(failed=2)
 

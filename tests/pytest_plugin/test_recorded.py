@@ -75,7 +75,7 @@ def test_causes_know_the_numbers_of_the_training():
 def test_a_training_whose_canaries_do_not_arrive_gets_no_verdict_but_a_guess():
     text = failure(recorded(signal=0.01, num_steps=2000))
     assert text.startswith("dpaudit: there is no verdict.")
-    assert "if a mean is released, give batch_size=" in text
+    assert "if a mean is released, pass batch_size=" in text
 
 
 def test_recorders_of_scores_alone_say_that_the_noise_was_not_tested():

@@ -63,8 +63,8 @@ def moving_average(rng, _, last=[0.0]):  # noqa: B006
 
 
 NOISES = {
-    "one of 100 seeds": (lambda rng, _: normal(np.random.default_rng(rng.integers(100))), "seeded anew"),
-    "the same in every step": (lambda *_: normal(np.random.default_rng(0)), "seeded anew"),
+    "one of 100 seeds": (lambda rng, _: normal(np.random.default_rng(rng.integers(100))), "reseeded"),
+    "the same in every step": (lambda *_: normal(np.random.default_rng(0)), "reseeded"),
     "on half of the coordinates": (
         lambda rng, _: normal(rng) * (np.arange(SIZE) < SIZE // 2),
         "are some coordinates",
@@ -79,8 +79,8 @@ NOISES = {
         lambda rng, _: np.full(SIZE, rng.standard_normal()),
         "of a smaller shape broadcast",
     ),
-    "never negative": (lambda rng, _: np.abs(normal(rng)), "is its mean not zero"),
-    "a moving average": (moving_average, "is noise of earlier steps used again"),
+    "never negative": (lambda rng, _: np.abs(normal(rng)), "is its mean nonzero"),
+    "a moving average": (moving_average, "is noise from earlier steps reused"),
     "of five workers": (
         lambda rng, _: sum(normal(rng) for _ in range(5)) / 5,
         "1/sqrt(5): added by each of 5",
@@ -100,12 +100,12 @@ SUMS = {
     "each coordinate clipped": (
         lambda rows: np.clip(rows, -1, 1).sum(axis=0),
         {},
-        "is each coordinate, or each parameter, clipped by itself?",
+        "is each coordinate or parameter clipped separately?",
     ),
     "each half clipped": (
         lambda rows: np.hstack([clipped(half) for half in np.split(rows, 2, axis=1)]).sum(axis=0),
         {},
-        "is each coordinate, or each parameter, clipped by itself?",
+        "is each coordinate or parameter clipped separately?",
     ),
     "mean clipped": (
         lambda rows: 32 * clipped(rows.sum(axis=0, keepdims=True) / 32)[0],
@@ -137,7 +137,7 @@ def test_broken_clipping_is_a_violation_that_is_named_and_no_fault_of_the_noise(
 def test_a_mean_of_batch_size_ten_is_not_taken_for_a_canary_of_length_ten():
     step = adding(lambda rng, _: 0.7 * normal(rng))
     (cause,) = causes(message(lambda rows: step(rows) / 10, batch_size=10))
-    assert "the noise multiplier that is used" in cause
+    assert "the noise multiplier in use" in cause
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,13 @@ def test_a_mean_of_batch_size_ten_is_not_taken_for_a_canary_of_length_ten():
     [
         (
             lambda rows: clipped(rows).sum(axis=0) / 64,
-            "if a mean is released, give batch_size=",
+            "if a mean is released, pass batch_size=",
         ),
         (
             lambda rows: clipped(rows.sum(axis=0, keepdims=True))[0],
             "is the mean or the sum of the batch clipped",
         ),
-        (lambda rows: 0 * rows.sum(axis=0), "of the canary"),
+        (lambda rows: 0 * rows.sum(axis=0), "the canary does not arrive"),
     ],
     ids=["a mean", "the sum clipped", "dropped"],
 )

@@ -121,7 +121,7 @@ def test_a_curve_of_steps_that_were_not_made_gets_a_sentence(count, sentence):
         recorder_of(20, 4, 1.0, seed=0).curve([count])
 
 
-@pytest.mark.parametrize("look", ["live", "curve", "course"])
+@pytest.mark.parametrize("look", ["live", "curve", "trajectory"])
 def test_pairs_are_not_counted_if_their_bound_was_seen_before_the_end(look):
     early, late = pairs(99), pairs(100)
     getattr(early, look)()

@@ -63,7 +63,7 @@ def test_a_running_recorder_shows_its_bound_only_to_who_has_asked_for_it() -> No
 def test_showing_a_finished_recorder_does_not_change_its_verdict() -> None:
     seen, unseen = a_recorder(30, paired=True), a_recorder(30, paired=True)
     seen._repr_html_()
-    seen.course()
+    seen.trajectory()
     seen.live()
     seen.curve()
     assert seen.audit().to_dict() == unseen.audit().to_dict()

@@ -11,7 +11,7 @@ from scipy import stats
 from statistical_limits import most_flagged
 
 import dpaudit
-from dpaudit.recording import Course
+from dpaudit.recording import Trajectory
 from dpaudit.report import Report, read_run
 from dpaudit.report._plot_data import Histogram
 from dpaudit.report._svg import AxisScale
@@ -45,22 +45,22 @@ def test_odd_scores_have_bins_too(scores: list[float]) -> None:
 
 def test_the_course_ends_at_the_verdicts_bound_and_passes_the_live_ones() -> None:
     made = recorder(120, noise=0.7)
-    moments = made.course().moments
-    assert moments[-1].epsilon == made.audit().bound.epsilon
+    points = made.trajectory().points
+    assert points[-1].epsilon == made.audit().bound.epsilon
     again = recorder(120, noise=0.7)
     early = dpaudit.Recorder(claim=CLAIM, num_steps=120)
-    for scores, present in zip(again._scores[: moments[20].num_done], again._present, strict=False):
+    for scores, present in zip(again._scores[: points[20].num_done], again._present, strict=False):
         early.record(scores, present)
-    assert moments[20].epsilon == early.live().epsilon
-    lower = [one.epsilon for one in moments]
+    assert points[20].epsilon == early.live().epsilon
+    lower = [one.epsilon for one in points]
     assert (np.diff(lower) > -1e-6).all()
-    assert all(one.epsilon <= one.upper for one in moments)
+    assert all(one.epsilon <= one.upper for one in points)
 
 
 def test_the_course_of_a_stored_run_is_that_of_its_verdict(report: Report, runs: dict[str, Path]) -> None:
     for run in report.runs:
         assert run.figures.course is not None
-        assert run.figures.course.moments[-1].epsilon == pytest.approx(run.bound.epsilon, rel=1e-3)
+        assert run.figures.course.points[-1].epsilon == pytest.approx(run.bound.epsilon, rel=1e-3)
         assert run.figures.of_verdict
     assert not read_run(runs["paper"]).figures.of_verdict
 
@@ -77,11 +77,11 @@ def test_either_end_of_the_band_misses_the_truth_as_seldom_as_it_says() -> None:
     assert (missed <= most_flagged(repetitions, broken=0.15, comparisons=2)).all()
 
 
-def _last(shares: np.ndarray) -> dpaudit.recording.Moment:
+def _last(shares: np.ndarray) -> dpaudit.recording.TrajectoryPoint:
     """Both ends only ever come nearer, so that the last moment is the one that may miss."""
     hypothesis = CLAIM.hypothesis(None)
-    whole = Course.of(shares, hypothesis=hypothesis, confidence=0.95, guesses=8, horizon=60, num_moments=1)
-    return whole.moments[-1]
+    whole = Trajectory.of(shares, hypothesis=hypothesis, confidence=0.95, guesses=8, horizon=60, num_points=1)
+    return whole.points[-1]
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.2, 0.5])

@@ -77,7 +77,7 @@ def test_scores_of_trainings_with_and_without_the_canary_are_drawn(copied: Copy)
     found = read_run(folder)
     assert found.counted == "trial"
     assert found.figures.course is not None
-    assert found.figures.course.moments[-1].num_done == 50
+    assert found.figures.course.points[-1].num_done == 50
     assert found.figures.scores is not None
     assert found.figures.scores.with_canary.sum() == 60
 

@@ -42,7 +42,7 @@ def test_a_result_states_claim_bound_power_and_assumptions():
         "claim:",
         "bound: mu >=",
         "95 % confidence",
-        "flagged with 80 %",
+        "detected with 80 %",
         "assumes:",
     ):
         assert words in text
@@ -57,7 +57,7 @@ def test_a_result_states_claim_bound_power_and_assumptions():
 def test_too_few_observations_are_called_underpowered():
     result = dpaudit.audit(scores(0.01, 2, normalized=True), claim=STEP)
     assert result.verdict is dpaudit.Verdict.UNDERPOWERED
-    assert "no leak would have been flagged" in str(result.power)
+    assert "no leak would have been detected" in str(result.power)
 
 
 @pytest.mark.parametrize("size", [1, 2, 9, 10, 40])
@@ -153,7 +153,7 @@ def test_an_epsilon_delta_claim_assumes_no_mechanism():
     assert bad.verdict is dpaudit.Verdict.VIOLATION
     assert bad.bound.assumptions == (
         "all observations are independent",
-        "what was seen with and without the canary differs in the canary alone",
+        "the canary is the only difference between the observations with and without it",
     )
     assert bad.power.noise_factor is None
 
@@ -197,7 +197,7 @@ def test_underpowered_is_what_a_perfect_attack_of_that_size_could_not_refute(siz
 def test_a_threshold_that_a_leak_moves_away_from_finds_no_leak():
     claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-2)
     result = dpaudit.audit(scores(1.0, 2000, normalized=True), claim=claim, threshold=dpaudit.Optimal(1.0))
-    assert "no leak would have been flagged" in str(result.power)
+    assert "no leak would have been detected" in str(result.power)
 
 
 def test_the_power_is_that_of_the_threshold_where_it_is():
@@ -217,10 +217,10 @@ def test_the_power_is_that_of_the_threshold_where_it_is():
     [
         (lambda o: dpaudit.audit(o, claim=STEP, threshold=0.5), "Expected threshold to be an object"),
         (lambda o: dpaudit.audit(o, claim=STEP, inference="x"), "Expected inference to be an object"),
-        (lambda _: dpaudit.audit(([1.0], [0.0]), claim=STEP), r"Observations\(...\), got a tuple"),
+        (lambda _: dpaudit.audit(([1.0], [0.0]), claim=STEP), r"Observations\(...\), got tuple"),
         (lambda _: dpaudit.plan_observations(STEP, 0.8), "Expected leak to be an object"),
         (lambda o: dpaudit.plan_observations(o, dpaudit.Leak(noise_factor=0.8)), "Expected claim"),
-        (lambda o: dpaudit.one_run_bound(o, delta=1e-5), "got a Observations"),
+        (lambda o: dpaudit.one_run_bound(o, delta=1e-5), "got Observations"),
     ],
 )
 def test_wrong_objects_get_a_sentence(call, sentence):

@@ -18,7 +18,7 @@ def noise(present, seed=0):
 def test_coins_that_are_not_fair_are_refused(rate):
     """Guessing what is likelier would be right more often than a fair coin lets anybody be."""
     present = np.random.default_rng(0).random((500, 64)) < rate
-    with pytest.raises(dpaudit.InputError, match=r"by a fair coin .* of 32,000 present in all"):
+    with pytest.raises(dpaudit.InputError, match=r"fair coin .* of 32,000 present overall"):
         noise(present)
 
 
@@ -47,4 +47,4 @@ def test_what_presence_rests_on_is_said():
     fair = noise(np.random.default_rng(2).random((500, 64)) < 0.5)
     assert any("fair coin" in text for text in dpaudit.audit(fair, claim=CLAIM).bound.assumptions)
     apart = dpaudit.Observations(with_canary=np.arange(50.0), without_canary=np.arange(50.0))
-    assert any("in the canary alone" in text for text in dpaudit.audit(apart, claim=CLAIM).bound.assumptions)
+    assert any("the only difference" in text for text in dpaudit.audit(apart, claim=CLAIM).bound.assumptions)

@@ -184,10 +184,10 @@ def test_counts_can_be_given_instead_of_scores():
         counts, delta=1e-5, tradeoff=dpaudit.Gaussian(), inference=dpaudit.JointExact()
     )
     assert found.threshold is None
-    assert "the threshold behind the counts was chosen before the data" in found.assumptions
+    assert "the threshold for the counts was chosen before seeing the data" in found.assumptions
     with pytest.raises(dpaudit.InputError, match="needs scores, got counts"):
         dpaudit.lower_bound(counts, delta=1e-5, tradeoff=dpaudit.Gaussian(), inference=dpaudit.Betting())
-    with pytest.raises(dpaudit.InputError, match="no threshold with given counts"):
+    with pytest.raises(dpaudit.InputError, match="no threshold rule with error counts"):
         dpaudit.lower_bound(
             counts,
             delta=1e-5,

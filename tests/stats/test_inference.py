@@ -211,9 +211,9 @@ def test_wealth_grows_with_the_tested_mean_so_that_refuted_means_are_an_interval
 @pytest.mark.parametrize(
     ("tradeoff", "delta", "sentence"),
     [
-        (dpaudit.PureDP(), 1e-5, "expected delta=0, got delta=1e-05"),
-        (dpaudit.Gaussian(), 0.0, r"expected tradeoff=PureDP\(\), got Gaussian\(\)"),
-        (dpaudit.ApproximateDP(), 0.0, r"expected tradeoff=PureDP\(\)"),
+        (dpaudit.PureDP(), 1e-5, r"Expected delta=0 with KatzLog\(\), got delta=1e-05"),
+        (dpaudit.Gaussian(), 0.0, r"Expected tradeoff=PureDP\(\) with KatzLog\(\), got Gaussian\(\)"),
+        (dpaudit.ApproximateDP(), 0.0, r"Expected tradeoff=PureDP\(\)"),
     ],
 )
 def test_katz_refuses_what_it_has_no_meaning_for(tradeoff, delta, sentence):

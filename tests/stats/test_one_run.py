@@ -123,7 +123,7 @@ def test_guesses_from_scores_take_both_ends():
 @pytest.mark.parametrize(
     ("scores", "present", "number", "sentence"),
     [
-        ([1.0, 2.0], [True], 1, "one score and one presence"),
+        ([1.0, 2.0], [True], 1, "one-dimensional and of the same length"),
         ([1.0, np.inf], [True, False], 1, r"scores\[1\]=inf"),
         ([1.0], [True], 2, "num_guesses=2 to be at most 1"),
         ([1.0, 2.0], [0.3, 0.7], 1, "only 0 and 1"),

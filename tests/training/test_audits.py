@@ -242,11 +242,11 @@ def test_a_callback_that_ends_the_training_leaves_whole_steps(train):
 
 
 def test_a_second_audit_of_the_same_training_is_refused_and_so_is_a_second_training(train):
-    with pytest.raises(dpaudit.InputError, match="one audit a training, got two"):
+    with pytest.raises(dpaudit.InputError, match="one audit per Training, got two"):
         train([OneRun(delta=DELTA), OneRun(delta=DELTA)])
     hook = OneRun(delta=DELTA)
     train(hook, num_steps=2)
-    with pytest.raises(dpaudit.InputError, match="an audit of its own for each training"):
+    with pytest.raises(dpaudit.InputError, match="a separate audit for each Training"):
         train(hook, num_steps=2)
 
 
@@ -303,15 +303,15 @@ def test_a_rate_of_the_canary_works_for_a_single_step():
     [
         (
             lambda: OneRun(delta=DELTA, canary="dirac"),
-            r"Expected canary to be such as Dirac\(\), got 'dirac'",
+            r"Expected canary to be a gradient or input canary such as Dirac\(\), got 'dirac'",
         ),
         (lambda: OneRun(delta=DELTA, num_canaries=0), "num_canaries=0"),
         (lambda: OneRun(delta=-1.0), "delta=-1"),
         (lambda: OneRun(delta=DELTA).recorder, "a hook of a Training before its recorder"),
-        (lambda: EndToEnd(delta=DELTA, callbacks=[print]), "no callbacks end to end"),
+        (lambda: EndToEnd(delta=DELTA, callbacks=[print]), "no callbacks with EndToEnd"),
         (
             lambda: TwoBatches(delta=DELTA, num_canaries=2),
-            "num_canaries=1 where two batches are compared, got 2",
+            "num_canaries=1 with TwoBatches, got 2",
         ),
         (lambda: TwoBatches(delta=DELTA, canary_rate=2.0), "=2 in"),
     ],

@@ -371,7 +371,7 @@ def test_a_canary_drawn_with_a_rate_is_in_so_many_second_batches():
 
 def test_an_audit_with_held_out_examples_crafts_by_default_and_tells_how_far_it_is():
     told = []
-    audit = OneRun(delta=DELTA, held_out=HELD, seed=0, tell=lambda *steps: told.append(steps))
+    audit = OneRun(delta=DELTA, held_out=HELD, seed=0, notify=lambda *steps: told.append(steps))
     assert audit.canary == dpaudit.Crafted()
     train(audit, num_steps=1)
     assert audit.num_canaries == 16
@@ -392,13 +392,13 @@ def test_an_audit_with_held_out_examples_crafts_by_default_and_tells_how_far_it_
         ),
         (
             lambda: EndToEnd(delta=DELTA, canary=QUICK, held_out=HELD),
-            r"Expected a gradient canary such as Dirac\(\) end to end",
+            r"Expected a gradient canary such as Dirac\(\) with EndToEnd",
         ),
         (lambda: one_run(first_steps=0), "first_steps=0 to be at least 1"),
-        (lambda: paper(num_canaries=2), "num_canaries=1 where two batches are compared"),
+        (lambda: paper(num_canaries=2), "num_canaries=1 with TwoBatches"),
         (
             lambda: make(one_run(first_steps=61)),
-            "first_steps=61 to be at most 60, the number of the training's steps",
+            "first_steps=61 to be at most 60, the number of training steps",
         ),
     ],
 )

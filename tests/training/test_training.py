@@ -296,4 +296,4 @@ def test_settings_that_cannot_be_used_are_refused(changes: dict[str, object], se
 def test_a_missing_torch_gives_the_line_that_installs_it() -> None:
     code = "import sys; sys.modules['torch'] = None\nimport dpaudit\nimport dpaudit.training"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "Training needs an optional dependency: pip install 'dpaudit[torch]'" in done.stderr
+    assert "Training requires an optional dependency: pip install 'dpaudit[torch]'" in done.stderr

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from dpaudit.canaries import Directions, HeldOutExamples, fingerprints, unseen_places
+from dpaudit.canaries import Directions, HeldOutExamples, fingerprints, unseen_indices
 from dpaudit.errors import InputError
 
 
@@ -25,7 +25,7 @@ class HeldOutData(HeldOutExamples[Tensor]):
 
     def apart_from(self, seen: set[int]) -> HeldOutData:
         """Return the examples whose inputs have none of the fingerprints ``seen``."""
-        unseen = torch.from_numpy(unseen_places(tensor_fingerprints(self.inputs), seen))
+        unseen = torch.from_numpy(unseen_indices(tensor_fingerprints(self.inputs), seen))
         unseen = unseen.to(self.inputs.device)
         return replace(self, inputs=self.inputs[unseen], targets=self.targets[unseen])
 

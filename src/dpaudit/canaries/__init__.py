@@ -12,8 +12,8 @@ from dpaudit.canaries._inputs import (
     fingerprints,
     refuse_held_out,
     require_held_out,
-    split_places,
-    unseen_places,
+    split_indices,
+    unseen_indices,
 )
 from dpaudit.canaries._randomness import Coins, Draws, fresh_seed
 
@@ -37,6 +37,6 @@ __all__ = [
     "fresh_seed",
     "refuse_held_out",
     "require_held_out",
-    "split_places",
-    "unseen_places",
+    "split_indices",
+    "unseen_indices",
 ]

@@ -30,7 +30,7 @@ class InputCanary:
     pixels stay in their range, binary features stay binary. Lengths are in units of that range.
     """
 
-    looks_at_weights: ClassVar[bool] = False
+    uses_weights: ClassVar[bool] = False
     """Whether it is made for the model's weights at that moment."""
 
     def is_due(self, index: int, made_at: int | None) -> bool:  # noqa: ARG002
@@ -61,7 +61,7 @@ class Adversarial(InputCanary):
     num_steps: int = 20
     step_size: float = 0.01
     radius: float = 0.03
-    looks_at_weights: ClassVar[bool] = True
+    uses_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _validate.whole("num_steps", self.num_steps)
@@ -83,7 +83,7 @@ class Crafted(InputCanary):
     step_size: float = 0.1
     every: int | None = None
     long: bool = False
-    looks_at_weights: ClassVar[bool] = True
+    uses_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _validate.whole("num_steps", self.num_steps)
@@ -153,10 +153,10 @@ class HeldOutExamples(Generic[Array]):
         return len(self.targets)  # type: ignore[arg-type]  # arrays of any framework have a length
 
 
-def split_places(num_examples: int, num_held_out: int, seed: int) -> tuple[IntArray, IntArray]:
+def split_indices(num_examples: int, num_held_out: int, seed: int) -> tuple[IntArray, IntArray]:
     """Return the indices of examples to train on and of those to hold out, drawn at random, in order.
 
-    >>> split_places(5, 2, seed=0)
+    >>> split_indices(5, 2, seed=0)
     (array([0, 1, 3]), array([2, 4]))
     """
     if not 0 < _validate.whole("num_held_out", num_held_out) < num_examples:
@@ -170,7 +170,7 @@ def fingerprints(rows: np.ndarray) -> list[int]:
     return [hash(row.tobytes()) for row in np.ascontiguousarray(rows)]
 
 
-def unseen_places(held_out: Iterable[int], seen: set[int]) -> IntArray:
+def unseen_indices(held_out: Iterable[int], seen: set[int]) -> IntArray:
     """Return the indices of held-out fingerprints that are not among those the training has ``seen``.
 
     Data sets have duplicates, so that an example can be held out and trained on.

@@ -8,21 +8,21 @@ training.
 from dpaudit.recording._claim_source import DPSGDParams, ReadClaim, TrainingInfo
 from dpaudit.recording._recorder import Recorder
 from dpaudit.recording._signal_and_noise import ArrivalError, CoordinateSample, NoiseLog, UntestedError
-from dpaudit.recording._trajectory import Course, LiveBound, Moment
+from dpaudit.recording._trajectory import LiveBound, Trajectory, TrajectoryPoint
 from dpaudit.recording._whole_run import LikelihoodRatios, WholeRunRecorder
 
 __all__ = [
     "ArrivalError",
     "CoordinateSample",
-    "Course",
     "DPSGDParams",
     "LikelihoodRatios",
     "LiveBound",
-    "Moment",
     "NoiseLog",
     "ReadClaim",
     "Recorder",
     "TrainingInfo",
+    "Trajectory",
+    "TrajectoryPoint",
     "UntestedError",
     "WholeRunRecorder",
 ]

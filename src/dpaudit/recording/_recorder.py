@@ -10,7 +10,7 @@ import numpy as np
 
 from dpaudit import _validate
 from dpaudit._html import labelled
-from dpaudit._plotting import draw_course
+from dpaudit._plotting import draw_trajectory
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim
 from dpaudit.diagnostics import Diagnosis
@@ -25,7 +25,7 @@ from dpaudit.recording._signal_and_noise import (
     check_signal,
     has_signal,
 )
-from dpaudit.recording._trajectory import Course, LiveBound
+from dpaudit.recording._trajectory import LiveBound, Trajectory
 from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, audit
 from dpaudit.stats.inference._base import CountInference
 from dpaudit.stats.inference._betting import upper_mean
@@ -129,10 +129,10 @@ class Recorder:
         """Whether :meth:`diagnose` has noise to test."""
         return self._noise is not None
 
-    def record(self, scores: Any, present: Any, *, tell: bool = True) -> None:
+    def record(self, scores: Any, present: Any, *, notify: bool = True) -> None:
         """Keep the scores of one step, and whether the canary of each was present; tell the callbacks.
 
-        Pass ``tell=False`` where something has to be finished first, and call :meth:`tell` afterwards.
+        Pass ``notify=False`` where something has to be finished first, and call :meth:`notify` afterwards.
         """
         values, mask = np.array(scores, dtype=np.float64), np.array(present, dtype=np.bool_)
         _require_alike(values, mask, step=self.num_done, first=self._scores[0] if self._scores else values)
@@ -141,10 +141,10 @@ class Recorder:
         self._scores.append(values)
         self._present.append(mask)
         self._wrong.append(_share_wrong(values, mask))
-        if tell:
-            self.tell()
+        if notify:
+            self.notify()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Give the live bound to the callbacks, if it is time for it."""
         if self.callbacks and self.num_done % self._every == 0:
             live = self.live()
@@ -200,11 +200,11 @@ class Recorder:
             is_violation=parameter > hypothesis.parameter,
         )
 
-    def course(self) -> Course:
-        """Return how the bound came about: the live bound at about sixty moments, with its band."""
+    def trajectory(self) -> Trajectory:
+        """Return the live bound at about sixty points, with its band."""
         self._require_steps()
         self._note_peek()
-        return Course.of(
+        return Trajectory.of(
             np.asarray(self._wrong),
             hypothesis=self.claim.hypothesis(self._tradeoff),
             confidence=self.confidence,
@@ -217,7 +217,7 @@ class Recorder:
 
         Needs matplotlib. Return the axes: ``ax``, or new ones.
         """
-        return draw_course(self.course(), self.claim.epsilon, ax)
+        return draw_trajectory(self.trajectory(), self.claim.epsilon, ax)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows. That may happen unasked, so an unseen bound stays unseen."""

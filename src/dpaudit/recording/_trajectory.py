@@ -1,6 +1,6 @@
 """The bound over time: what bets on the errors say at each moment of a run.
 
-:class:`LiveBound` is the bound at one moment, :class:`Course` is how the last one came about, with a band.
+:class:`LiveBound` is the bound at one moment, :class:`Trajectory` the bounds up to the last one, with a band.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dpaudit._types import FloatArray
 from dpaudit.stats._result import Hypothesis
 from dpaudit.stats.inference._betting import upper_mean
 
-_MOMENTS = 60  # more cannot be distinguished in a plot
+_NUM_POINTS = 60  # more cannot be distinguished in a plot
 _FAR = 2.0  # in units of the larger of claim and bound: beyond every picture
 
 
@@ -39,7 +39,7 @@ class LiveBound:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
+class TrajectoryPoint:
     """What was known after ``num_done`` steps, as epsilons.
 
     ``epsilon`` is the lower bound. ``estimate`` is the leak that the errors so far stand for, and is not a
@@ -53,14 +53,14 @@ class Moment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
-    """Moments from the first observations to the last.
+class Trajectory:
+    """Points from the first observations to the last.
 
-    The lower bounds of all moments hold together, with the stated confidence, and so do the upper ends, if
+    The lower bounds of all points hold together, with the stated confidence, and so do the upper ends, if
     the error rate did not change meanwhile; both together with twice the error.
     """
 
-    moments: tuple[Moment, ...]
+    points: tuple[TrajectoryPoint, ...]
     confidence: float
 
     @classmethod
@@ -72,8 +72,8 @@ class Course:
         confidence: float,
         guesses: float,
         horizon: int,
-        num_moments: int = _MOMENTS,
-    ) -> Course:
+        num_points: int = _NUM_POINTS,
+    ) -> Trajectory:
         """Compute it from the share of wrong guesses of every step; ``horizon`` steps were planned.
 
         The last lower bound is the one by ``Betting(horizon)``.
@@ -81,18 +81,18 @@ class Course:
         error = 1 - confidence
         hypothesis.epsilon(hypothesis.parameter)  # the accountant's table is made around the first query
 
-        def moment(count: int) -> Moment:
+        def point(count: int) -> TrajectoryPoint:
             seen = shares[:count]
             refuted = hypothesis.tradeoff.from_balanced_error(upper_mean(seen, error, guesses, horizon))
             far = _FAR * max(refuted, hypothesis.parameter)
-            return Moment(
+            return TrajectoryPoint(
                 num_done=count,
                 epsilon=hypothesis.epsilon(refuted),
                 estimate=_leak(hypothesis, float(seen.mean()), far),
                 upper=_leak(hypothesis, 1 - upper_mean(1 - seen, error, guesses, horizon), far),
             )
 
-        return cls(moments=tuple(map(moment, _counts(shares.size, num_moments))), confidence=confidence)
+        return cls(points=tuple(map(point, _counts(shares.size, num_points))), confidence=confidence)
 
 
 def _leak(hypothesis: Hypothesis, error: float, far: float) -> float:
@@ -103,6 +103,6 @@ def _leak(hypothesis: Hypothesis, error: float, far: float) -> float:
     return hypothesis.epsilon(parameter) if parameter <= far else math.inf
 
 
-def _counts(size: int, num_moments: int) -> Iterable[int]:
-    """Return ``num_moments`` counts, evenly spaced, the last one among them."""
-    return sorted({int(count) for count in np.linspace(size, 1, min(size, num_moments)).round()})
+def _counts(size: int, num_points: int) -> Iterable[int]:
+    """Return ``num_points`` counts, evenly spaced, the last one among them."""
+    return sorted({int(count) for count in np.linspace(size, 1, min(size, num_points)).round()})

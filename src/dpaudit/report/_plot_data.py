@@ -17,7 +17,7 @@ import numpy as np
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.errors import InputError
-from dpaudit.recording import Course
+from dpaudit.recording import Trajectory
 from dpaudit.stats import (
     ApproximateDP,
     Betting,
@@ -52,12 +52,12 @@ _DRAWN = ApproximateDP, Gaussian, Laplace, PureDP, RandomizedResponse, Subsample
 class PlotData:
     """The numbers of each plot; None where the run lacks what it needs.
 
-    ``of_verdict`` says that the verdict's own bound is the last point of the course.
+    ``of_verdict`` says that the verdict's own bound is the last point of the trajectory.
     """
 
     scores: Histogram | None = None
     plane: ErrorRatePlane | None = None
-    course: Course | None = None
+    course: Trajectory | None = None
     of_verdict: bool = False
 
     @classmethod
@@ -84,7 +84,7 @@ class PlotData:
         return {
             "scores": None if self.scores is None else self.scores.to_dict(),
             "tradeoff": None if self.plane is None else _plane_values(self.plane),
-            "course": None if self.course is None else _course_values(self.course),
+            "course": None if self.course is None else _trajectory_values(self.course),
         }
 
 
@@ -163,7 +163,7 @@ def _plane_values(plane: ErrorRatePlane) -> dict[str, Any]:
 
 def _trajectory(
     observations: Observations | None, hypothesis: Hypothesis | None, bound: Bound
-) -> Course | None:
+) -> Trajectory | None:
     """Bet at the fixed threshold; without one, at thresholds that earlier observations choose."""
     if observations is None or hypothesis is None:
         return None
@@ -176,7 +176,7 @@ def _trajectory(
         errors = steps.errors(predictable_thresholds(steps)).after_first()
     shares = errors.balanced()
     planned = bound.inference.horizon if isinstance(bound.inference, Betting) else None
-    return Course.of(
+    return Trajectory.of(
         shares,
         hypothesis=hypothesis,
         confidence=bound.confidence,
@@ -185,14 +185,14 @@ def _trajectory(
     )
 
 
-def _course_values(course: Course) -> dict[str, Any]:
-    moments = course.moments
+def _trajectory_values(trajectory: Trajectory) -> dict[str, Any]:
+    points = trajectory.points
     return {
-        "num_done": [one.num_done for one in moments],
-        "epsilon": [plain(one.epsilon) for one in moments],
-        "estimate": [plain(one.estimate) for one in moments],
-        "upper": [plain(one.upper) for one in moments],
-        "confidence": course.confidence,
+        "num_done": [one.num_done for one in points],
+        "epsilon": [plain(one.epsilon) for one in points],
+        "estimate": [plain(one.estimate) for one in points],
+        "upper": [plain(one.upper) for one in points],
+        "confidence": trajectory.confidence,
     }
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from dpaudit._html import Html, element, joined
 from dpaudit._types import IntArray
-from dpaudit.recording import Course
+from dpaudit.recording import Trajectory
 from dpaudit.report._plot_data import Histogram
 from dpaudit.report._run import METHODS_HEADER, MethodBound, Run, method_row
 from dpaudit.report._svg import WIDTH, AxisScale, Canvas, figure, key, number, table
@@ -73,22 +73,22 @@ def scores_plot(scores: Histogram, *, wide: bool = False) -> Html:
     return figure("Scores", text, picture, numbers, keys=key(*entries), wide=wide)
 
 
-def trajectory_plot(run: Run, course: Course, *, wide: bool = False) -> Html:
+def trajectory_plot(run: Run, trajectory: Trajectory, *, wide: bool = False) -> Html:
     """Draw the live bound of a run with its band, the estimate, and the claim."""
-    moments, claimed = course.moments, number(run.claim.epsilon)
-    steps = [float(one.num_done) for one in moments]
-    lower, upper = [one.epsilon for one in moments], [one.upper for one in moments]
+    points, claimed = trajectory.points, number(run.claim.epsilon)
+    steps = [float(one.num_done) for one in points]
+    lower, upper = [one.epsilon for one in points], [one.upper for one in points]
     tips = [
         f"{run.counted} {one.num_done:,}\nepsilon >= {number(one.epsilon)}\n"
         f"estimate {number(one.estimate)}, band to {number(one.upper)}\nclaim {claimed}"
-        for one in moments
+        for one in points
     ]
-    canvas = _bounds_canvas([course], run.claim.epsilon, (steps[0], steps[-1]))
+    canvas = _bounds_canvas([trajectory], run.claim.epsilon, (steps[0], steps[-1]))
     picture = canvas.svg(
         canvas.axes(f"{run.counted}s", "epsilon"),
         canvas.inside(
             canvas.area(steps, lower, upper, "area band"),
-            canvas.line(steps, [one.estimate for one in moments], "line estimate"),
+            canvas.line(steps, [one.estimate for one in points], "line estimate"),
             canvas.line(steps, lower, "line bound"),
         ),
         canvas.horizontal(run.claim.epsilon, "line claim"),
@@ -103,14 +103,16 @@ def trajectory_plot(run: Run, course: Course, *, wide: bool = False) -> Html:
     )
     header = (f"{run.counted}s", "lower bound", "estimate", "end of the band")
     rows = [
-        (f"{one.num_done:,}", number(one.epsilon), number(one.estimate), number(one.upper)) for one in moments
+        (f"{one.num_done:,}", number(one.epsilon), number(one.estimate), number(one.upper)) for one in points
     ]
     numbers = table(header, rows, words=0, label="The bound over time, as a table")
-    return figure("Bound over time", _trajectory_text(run, course), picture, numbers, keys=keys, wide=wide)
+    return figure(
+        "Bound over time", _trajectory_text(run, trajectory), picture, numbers, keys=keys, wide=wide
+    )
 
 
-def _trajectory_text(run: Run, course: Course) -> str:
-    level = f"{100 * course.confidence:g} %"
+def _trajectory_text(run: Run, trajectory: Trajectory) -> str:
+    level = f"{100 * trajectory.confidence:g} %"
     text = (
         f"Bets on the errors give a lower bound that holds at every {run.counted} at once, with {level} "
         "confidence: a run may be stopped because of it. The band ends where the leak that this attack shows "
@@ -127,20 +129,20 @@ def comparison_plot(runs: Sequence[Run]) -> Html | None:
     if len(live) < 2:
         return None
     names = [run.name for run, _ in live[: len(_DASHES)]]
-    courses = [course for _, course in live[: len(_DASHES)]]
+    trajectories = [trajectory for _, trajectory in live[: len(_DASHES)]]
     claims = sorted({run.claim.epsilon for run, _ in live[: len(_DASHES)]})
-    percents = _percents(max(courses, key=lambda one: len(one.moments)))
-    bounds = [[_bound_at(course, percent) for course in courses] for percent in percents]
+    percents = _percents(max(trajectories, key=lambda one: len(one.points)))
+    bounds = [[_bound_at(trajectory, percent) for trajectory in trajectories] for percent in percents]
     tips = [
         "\n".join([f"{percent:.0f} % made", *map("{}: epsilon >= {}".format, names, row)])
         for percent, row in zip(percents, bounds, strict=True)
     ]
-    canvas = _bounds_canvas(courses, claims[-1], (0.0, 100.0))
+    canvas = _bounds_canvas(trajectories, claims[-1], (0.0, 100.0))
     picture = canvas.svg(
         canvas.axes("observations, in % of those made", "epsilon"),
         *(
-            canvas.line(_percents(course), [one.epsilon for one in course.moments], f"line run {dash}")
-            for course, dash in zip(courses, _DASHES, strict=False)
+            canvas.line(_percents(trajectory), [one.epsilon for one in trajectory.points], f"line run {dash}")
+            for trajectory, dash in zip(trajectories, _DASHES, strict=False)
         ),
         *(canvas.horizontal(claim, "line claim") for claim in claims),
         canvas.strips(percents, tips),
@@ -159,21 +161,21 @@ def comparison_plot(runs: Sequence[Run]) -> Html | None:
     return figure("Bounds over time", text, picture, numbers, keys=keys, wide=True)
 
 
-def _bound_at(course: Course, percent: float) -> str:
-    moments = zip(course.moments, _percents(course), strict=True)
-    return number(next(one.epsilon for one, made in moments if made >= percent - 1e-9))
+def _bound_at(trajectory: Trajectory, percent: float) -> str:
+    points = zip(trajectory.points, _percents(trajectory), strict=True)
+    return number(next(one.epsilon for one, made in points if made >= percent - 1e-9))
 
 
-def _percents(course: Course) -> list[float]:
-    """Return the moments of a course in percent of all its observations."""
-    last = course.moments[-1].num_done
-    return [100 * one.num_done / last for one in course.moments]
+def _percents(trajectory: Trajectory) -> list[float]:
+    """Return the points of a trajectory in percent of all its observations."""
+    last = trajectory.points[-1].num_done
+    return [100 * one.num_done / last for one in trajectory.points]
 
 
-def _bounds_canvas(courses: Sequence[Course], claim: float, across: tuple[float, float]) -> Canvas:
+def _bounds_canvas(trajectories: Sequence[Trajectory], claim: float, across: tuple[float, float]) -> Canvas:
     """Return a canvas with room for bounds and claims; bands may leave it."""
-    heights = [one.epsilon for course in courses for one in course.moments]
-    heights += [*(course.moments[-1].estimate for course in courses), claim]
+    heights = [one.epsilon for trajectory in trajectories for one in trajectory.points]
+    heights += [*(trajectory.points[-1].estimate for trajectory in trajectories), claim]
     top = max((height for height in heights if math.isfinite(height)), default=1.0) or 1.0
     return Canvas.of(across, (0.0, 1.25 * top), counts=True)
 

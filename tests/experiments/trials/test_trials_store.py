@@ -61,14 +61,14 @@ def test_nothing_is_computed_again(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        ("score = score + 1e-9", "it was changed after it was written"),
-        ("host = 'elsewhere'", "it was changed after it was written"),
+        ("score = score + 1e-9", "its checksum does not match"),
+        ("host = 'elsewhere'", "its checksum does not match"),
         ("score = NULL", "its score is not a finite number"),
         ("score = 'high'", "its score is not a finite number"),
         ("score = 9e999", "its score is not a finite number"),
-        ("error = 'boom'", "it has a score and an error"),
-        ("seed = '00'", "its seed is not that of its number"),
-        ("present = 1 - present", "its canary is not that of its number"),
+        ("error = 'boom'", "it has both a score and an error"),
+        ("seed = '00'", "its seed does not match its number"),
+        ("present = 1 - present", "its canary membership does not match its number"),
         ("number = 10", "there is no such trial"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_flipped_bit_of_a_score_in_the_file_is_seen(folder: Path, tmp_path: Pa
     path.write_bytes(data)
     run = finish(PLAN, folder)
     assert run.remarks == (
-        "The row of trial 5 was damaged, it was changed after it was written; the trial is computed again.",
+        "The row of trial 5 was damaged (its checksum does not match); the trial is repeated.",
     )
     assert dict(run.scores) == right
 

@@ -23,8 +23,8 @@ from dpaudit.canaries import (
     Mislabelled,
     fingerprints,
     require_held_out,
-    split_places,
-    unseen_places,
+    split_indices,
+    unseen_indices,
 )
 from dpaudit.errors import InputError
 
@@ -117,8 +117,8 @@ def hold_out(
     """
     inputs, targets = np.asarray(inputs), np.asarray(targets)
     _require_pairs(inputs, targets)
-    kept, held = split_places(len(targets), num_held_out, seed)
-    held = held[unseen_places(fingerprints(inputs[held]), set(fingerprints(inputs[kept])))]
+    kept, held = split_indices(len(targets), num_held_out, seed)
+    held = held[unseen_indices(fingerprints(inputs[held]), set(fingerprints(inputs[kept])))]
     count = 1 + int(targets.max()) if num_classes is None else num_classes
     return (inputs[kept], targets[kept]), HeldOutArrays.split_off(inputs[held], targets[held], count)
 
@@ -182,7 +182,7 @@ def require_examples(canary: InputCanary, data: object) -> None:
             f"got {canary!r}."
         )
     dtype = require_held_out(canary, data, HeldOutArrays).inputs.dtype
-    if canary.looks_at_weights and not np.issubdtype(dtype, np.floating):
+    if canary.uses_weights and not np.issubdtype(dtype, np.floating):
         raise InputError(
             f"Expected inputs of floating-point numbers for {canary!r}, which needs how the loss changes "
             f"with them, got {dtype}: use Mislabelled()."

@@ -82,7 +82,7 @@ class InputInsertion:
         def gradient(one: Any, target: Any) -> jax.Array:
             return flat(clip.gradient(args, one, target))
 
-        if self._canary.looks_at_weights:
+        if self._canary.uses_weights:
             assert self._data is not None  # as required
             crafting = JaxCrafting(
                 data=self._data, loss=loss, gradient=gradient, max_grad_norm=clip.norm(self._host.norm)

@@ -27,7 +27,7 @@ from torch.utils.data import Subset
 from dpaudit._torch import HeldOutData, tensor_fingerprints
 from dpaudit._torch._crafting import CanarySequence, Crafting, Examples, loss_of_one
 from dpaudit._types import IntArray
-from dpaudit.canaries import Coins, InputCanary, split_places
+from dpaudit.canaries import Coins, InputCanary, split_indices
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import attribute_restored
 from dpaudit.observers.opacus._clipping import PerSampleClip, flat, restored, summed
@@ -51,7 +51,7 @@ def hold_out(
     it has too, as duplicates, are left out of the second. Classes are those that the data have, unless
     ``num_classes`` says how many there are.
     """
-    kept, held = split_places(len(data), num_held_out, seed)
+    kept, held = split_indices(len(data), num_held_out, seed)
     rest = Subset(data, kept.tolist())
     inputs, targets = _stacked([data[index] for index in held.tolist()])
     known, largest = _fingerprints_and_classes(rest)
