@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from simulated import LEAVES, SIZE, diagnostics
+from statistical_limits import LEVEL, count_range, most_flagged
 
 from dpaudit import InputError
 from dpaudit.diagnostics import Diagnostics
@@ -44,7 +45,8 @@ def test_the_interval_covers_the_true_ratio_as_often_as_it_says():
     for _ in range(200):
         found = record_of(0.8 * rng.standard_normal((3, 5))).diagnose(0.9).noise
         covered += found.low <= 0.8 <= found.high
-    assert stats.binom.ppf(1e-4, 200, 0.9) <= covered <= stats.binom.isf(1e-4, 200, 0.9)
+    fewest, most = count_range(200, 0.9)
+    assert fewest <= covered <= most
 
 
 def of_signs(first, second):
@@ -103,7 +105,7 @@ def test_noise_that_is_too_little_everywhere_is_said_once():
 
 @pytest.mark.parametrize("scale", [1.2, 30.0])
 def test_too_much_noise_is_a_note_and_no_finding(scale):
-    diagnosis = record_of(scale * normal(300, 60), [20, 40]).diagnose()
+    diagnosis = record_of(scale * normal(300, 60), [20, 40]).diagnose(1 - LEVEL)
     assert diagnosis.findings == ()
     assert len(diagnosis.notes) == 1
     assert "noise above the claim" in diagnosis.notes[0]
@@ -113,7 +115,7 @@ def test_one_part_with_more_noise_than_claimed_is_no_finding():
     noise = normal(300, 60)
     noise[:, :20] *= 10
     noise[5] *= 10
-    diagnosis = record_of(noise, [20, 40]).diagnose()
+    diagnosis = record_of(noise, [20, 40]).diagnose(1 - LEVEL)
     assert diagnosis.findings == ()
     assert "noise above the claim" in diagnosis.notes[0]
 
@@ -131,12 +133,12 @@ MORE = {
 @pytest.mark.parametrize("scales", MORE.values(), ids=MORE)
 def test_noise_of_unequal_size_that_is_nowhere_below_the_claim_is_no_finding(scales):
     found = [record_of(scales * normal(100, 300, seed=seed), [150, 150]).diagnose() for seed in range(8)]
-    assert [diagnosis.findings for diagnosis in found] == [()] * 8
+    assert sum(bool(diagnosis.findings) for diagnosis in found) <= most_flagged(8, broken=0.9)
 
 
 def test_steps_of_unequal_size_that_are_nowhere_below_the_claim_are_no_finding():
     steps = 1 + np.random.default_rng(1).exponential(size=(200, 1))
-    assert record_of(steps * normal(200, 100)).diagnose().findings == ()
+    assert record_of(steps * normal(200, 100)).diagnose(1 - LEVEL).findings == ()
 
 
 @pytest.mark.parametrize("fault", ["repeats", "leaves", "lags", "mean"])
@@ -229,7 +231,7 @@ def test_noise_that_is_not_finite_is_told_with_its_place(bad):
     record = record_of(normal(2, 5))
     with pytest.raises(InputError, match=r"finite noise in step 2, got -?(nan|inf) at coordinate 3"):
         record.observe_noise([0.0, 0.0, 0.0, bad, 0.0])
-    assert len(record.diagnose().checks) > 0  # the bad step was not taken in
+    assert record.diagnose() == record_of(normal(2, 5)).diagnose()  # the bad step was not taken in
 
 
 @pytest.mark.parametrize("bad", [np.zeros(4), np.zeros((5, 1)), np.array(["a"] * 5), np.zeros(0)])
@@ -279,7 +281,7 @@ def test_long_trainings_keep_their_first_and_last_steps():
     record.observe_noise(first)
     for _ in range(5000):
         record.observe_noise(rng.standard_normal(50))
-    assert record.diagnose().findings == ()
+    assert record.diagnose(1 - LEVEL).findings == ()
     record.observe_noise(first)
     finding = record.diagnose().findings[0]
     assert finding.name == "repeated-noise"

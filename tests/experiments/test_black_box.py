@@ -11,6 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from statistical_limits import count_range
 
 from dpaudit import InputError
 from dpaudit.experiments import Config, Running, parse_config, rehearse, run
@@ -209,7 +210,7 @@ def test_a_function_that_returns_models_is_audited(of_function: Make) -> None:
     values = run(of_function("train")).values
     assert values["num_failed"] == 0
     assert values["accuracy"] is None
-    assert values["bound"]["epsilon"] >= 0
+    assert values["shapes"] == {"with_canary": [20], "without_canary": [20]}
 
 
 def test_failed_trials_are_told_and_count_against_the_audit(of_function: Make) -> None:
@@ -340,7 +341,8 @@ def test_the_present_canaries_and_no_others_are_in_the_data(tiny: Make) -> None:
     there = np.array([row.numpy().tobytes() in seen for row in final.canaries.inputs])
     assert (there == final.present).all()
     assert len(final.training.data) == 300 + final.present.sum()
-    assert 5 < final.present.sum() < 35
+    fewest, most = count_range(40, 0.5)
+    assert fewest <= final.present.sum() <= most
 
 
 def test_one_training_without_noise_gives_its_canaries_away(tiny: Make) -> None:

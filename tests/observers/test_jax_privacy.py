@@ -12,6 +12,8 @@ import pytest
 from jax_privacy import batch_selection, clipped_grad, clipping, matrix_factorization, noise_addition
 from jax_privacy.experimental import execution_plan
 from jax_runs import DELTA, FAULTS, INPUTS, POISSON, RATE, TARGETS, loop, loss, private, start, train, whole
+from score_noise import require_normal
+from statistical_limits import least_caught, most_flagged, room
 
 import dpaudit
 from dpaudit.observers.jax_privacy import observe
@@ -43,14 +45,14 @@ def correct(seeds):
 
 
 def test_correct_training_is_not_flagged_in_95_percent_of_seeds(correct):
-    assert sum(result.verdict is VIOLATION for result in correct) <= 2
+    flagged = sum(result.verdict is VIOLATION for result in correct)
+    assert flagged <= most_flagged(len(correct), broken=0.9)  # with 0.9 of the noise nearly all are flagged
 
 
 def test_the_bound_of_correct_training_is_tight(correct):
-    shares = [result.bound.epsilon / result.claim.epsilon for result in correct]
     assert correct[0].claim.epsilon == pytest.approx(8.0, rel=0.01)
-    assert np.median(shares) > 0.85
-    assert np.quantile(shares, 0.1) > 0.8
+    tight = sum(result.bound.epsilon > 0.85 * result.claim.epsilon for result in correct)
+    assert tight >= least_caught(len(correct), 0.95, broken=0.1)  # with 1.1 times the noise none is
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -67,7 +69,7 @@ def test_broken_training_is_a_violation_within_300_steps(fault, monkeypatch):
 def test_a_sum_that_is_scaled_between_the_clipping_and_the_noise_is_seen(factor):
     options = {"observer": {"max_grad_norm": 0.1}, "noise_multiplier": NOISE, "step": scaled_by(factor)}
     recorder = same_weights(300, **options)
-    assert recorder.observations.with_canary.mean() == pytest.approx(factor, abs=0.1)
+    require_normal(recorder.observations, noise=NOISE, signal=factor)
     assert (recorder.audit().verdict is VIOLATION) == (factor > 1)
 
 
@@ -104,26 +106,18 @@ def test_the_weights_are_the_same_if_a_wrapped_privatizer_scales_the_sum():
             grad_fn, privatizer, recorder = observe(grad_fn, privatizer, **SHORT)
         found.append(loop(grad_fn, privatizer)(20)["weight"])
     np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
-    assert recorder.observations.with_canary.mean() == pytest.approx(2.0, abs=0.1)
+    seen = recorder.observations.with_canary  # the doubled sum of the batch adds to their spread
+    assert seen.mean() == pytest.approx(2.0, abs=room(seen.std() / math.sqrt(seen.size)))
 
 
 def twofold(gradient):
     return optax.tree.scale(2.0, gradient)
 
 
-def scores_are_normal(recorder, noise, signal=1.0):
-    seen = recorder.observations
-    room = 5 * noise / math.sqrt(min(seen.with_canary.size, seen.without_canary.size))
-    assert seen.with_canary.mean() == pytest.approx(signal, abs=room)
-    assert seen.without_canary.mean() == pytest.approx(0.0, abs=room)
-    for side in (seen.with_canary, seen.without_canary):
-        assert side.std() == pytest.approx(noise, rel=0.1)
-
-
-def same_weights(num_steps=60, room=1e-5, **options):
+def same_weights(num_steps=60, tolerance=1e-5, **options):
     observed, plain = (train(num_steps, observed=is_observed, **options) for is_observed in (True, False))
     jax.tree.map(
-        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=room),
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=tolerance),
         observed.params,
         plain.params,
     )
@@ -140,7 +134,7 @@ CANARIES = [
 
 @pytest.mark.parametrize("canary", CANARIES, ids=str)
 def test_scores_and_weights_are_right_for_every_canary(canary):
-    scores_are_normal(same_weights(observer={"canary": canary}), 0.5)
+    require_normal(same_weights(observer={"canary": canary}).observations, noise=0.5)
 
 
 def with_aux(params, batch):
@@ -165,7 +159,7 @@ def with_dropout(params, batch, key):
     ids=["sum", "unit norm", "microbatches", "auxiliary", "dropout", "empty batches"],
 )
 def test_scores_and_weights_are_right_whatever_the_training_is(options):
-    scores_are_normal(same_weights(**options), 0.5)
+    require_normal(same_weights(**options).observations, noise=0.5)
 
 
 def halves(dtype):
@@ -175,9 +169,9 @@ def halves(dtype):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_scores_and_weights_are_right_if_the_loop_divides_the_sum(dtype):
     options = {"normalize_by": 5.0, "noise_multiplier": 0.25, "step": {"between": halves(dtype)}}
-    room = {jnp.float32: 1e-5, jnp.bfloat16: 0.02}[dtype]
-    recorder = same_weights(observer={"max_grad_norm": 0.1}, room=room, **options)
-    scores_are_normal(recorder, 0.5)
+    tolerance = {jnp.float32: 1e-5, jnp.bfloat16: 0.02}[dtype]
+    recorder = same_weights(observer={"max_grad_norm": 0.1}, tolerance=tolerance, **options)
+    require_normal(recorder.observations, noise=0.5)
     assert "noise multiplier 0.5" in recorder.claim.summary
 
 
@@ -288,7 +282,7 @@ def test_a_privatizer_that_somebody_wrote_may_use_any_names():
 def test_scores_and_weights_are_right_if_nothing_is_compiled():
     recorder = same_weights(5, step={"compiled": False})
     assert recorder.num_done == 5
-    assert recorder.observations.with_canary.mean() == pytest.approx(1.0, abs=0.2)
+    require_normal(recorder.observations, noise=0.5)
 
 
 def test_canaries_in_many_chunks_are_the_same_canaries(monkeypatch):
@@ -318,7 +312,7 @@ def test_a_step_may_be_compiled_in_two_parts_and_have_gradients_of_several_batch
         found.append(params["weight"])
     np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
     assert recorder.num_done == 40
-    scores_are_normal(recorder, 0.5)
+    require_normal(recorder.observations, noise=0.5)
 
 
 def test_a_loop_may_be_compiled_as_a_whole_with_the_privatizer_in_a_chain():
@@ -339,7 +333,7 @@ def test_a_loop_may_be_compiled_as_a_whole_with_the_privatizer_in_a_chain():
         found.append(params["weight"])
     np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
     assert recorder.num_done == 60
-    scores_are_normal(recorder, 0.5)
+    require_normal(recorder.observations, noise=0.5)
 
 
 def test_the_claim_is_that_of_the_privatizer_and_of_the_sampling():
@@ -403,7 +397,7 @@ def test_a_clipping_norm_that_is_not_the_claimed_one_is_a_violation():
         *made, recorder = observe(grad_fn, privatizer, max_grad_norm=1.0, num_steps=60, **SHORT)
         loop(*made)(60)
         assert recorder.audit().verdict is VIOLATION
-        assert recorder.observations.with_canary.mean() == pytest.approx(min(norm, 10.0), abs=0.1)
+        require_normal(recorder.observations, noise=NOISE, signal=min(norm, 10.0))
 
 
 def test_a_privatizer_of_another_kind_is_refused():

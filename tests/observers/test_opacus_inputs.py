@@ -17,6 +17,7 @@ from opacus_runs import (
     without_clipping,
 )
 from score_noise import MOST, off, statistics
+from statistical_limits import LEVEL, most_flagged
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -149,15 +150,6 @@ def test_weights_are_those_without_an_observer(audited, kind):
     torch.testing.assert_close(observed.weights, plain.weights, rtol=1e-4, atol=1e-5)
 
 
-def test_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not(audited):
-    made = audited(dpaudit.Mislabelled(), num_steps=150, observer={"num_canaries": 16}, max_grad_norm=0.3)
-    seen = made.recorder.observations
-    assert seen.with_canary.mean() == pytest.approx(1.0, abs=0.1)
-    assert seen.without_canary.mean() == pytest.approx(0.0, abs=0.1)
-    for side in (seen.with_canary, seen.without_canary):
-        assert side.std() == pytest.approx(0.7, rel=0.1)  # mislabelled: longer than the clipping norm
-
-
 def projections(monkeypatch):
     """Keep what scores are projected on in every step: unit directions, and lengths in clipping norms."""
     directions, lengths, original = [], [], _input_canaries.InputCanaries.add_to_sum
@@ -173,20 +165,30 @@ def projections(monkeypatch):
     return {"directions": directions, "lengths": lengths}
 
 
+def noise_of(made, projected):
+    state = made.recorder.state_dict()
+    kept = {name: state[name] for name in ("scores", "present")}
+    return statistics(**kept, **projected, noise_multiplier=0.7)
+
+
 @pytest.mark.parametrize("canary", MOSTLY_LONG, ids=lambda canary: type(canary).__name__)
 def test_scores_are_presence_and_noise_of_the_canarys_length(audited, monkeypatch, canary):
     projected = projections(monkeypatch)
-    state = audited(canary, num_steps=100).recorder.state_dict()
-    kept = {name: state[name] for name in ("scores", "present")}
-    assert off(statistics(**kept, **projected, noise_multiplier=0.7)) == {}
+    assert off(noise_of(audited(canary, num_steps=100), projected)) == {}
+
+
+def test_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not(audited, monkeypatch):
+    projected = projections(monkeypatch)
+    made = audited(dpaudit.Mislabelled(), num_steps=150, observer={"num_canaries": 16}, max_grad_norm=0.3)
+    assert off(noise_of(made, projected)) == {}
+    # a mislabelled canary has a gradient longer than the clipping norm
+    np.testing.assert_allclose(projected["lengths"], 1.0, rtol=1e-5)
 
 
 def test_scores_of_less_noise_than_claimed_are_told_apart(audited, monkeypatch):
     monkeypatch.setattr(DPOptimizer, "add_noise", with_less_noise)
     projected = projections(monkeypatch)
-    state = audited(dpaudit.Mislabelled(), num_steps=200).recorder.state_dict()
-    kept = {name: state[name] for name in ("scores", "present")}
-    assert statistics(**kept, **projected, noise_multiplier=0.7)["spread"] < -MOST
+    assert noise_of(audited(dpaudit.Mislabelled(), num_steps=200), projected)["spread"] < -MOST
 
 
 @pytest.mark.long
@@ -194,7 +196,7 @@ def test_scores_of_less_noise_than_claimed_are_told_apart(audited, monkeypatch):
 def test_correct_training_is_flagged_in_at_most_5_percent_of_40_seeds(audited, canary):
     options = {"num_steps": 40, "max_grad_norm": 0.3}
     found = [audited(canary, seed=seed, **options).recorder.audit() for seed in range(40)]
-    assert sum(result.verdict is VIOLATION for result in found) <= 2
+    assert sum(result.verdict is VIOLATION for result in found) <= most_flagged(40)
 
 
 def test_scores_of_a_step_are_not_counted_as_independent(audited):
@@ -230,7 +232,7 @@ def test_a_wrong_norm_of_ghost_clipping_is_caught_which_gradients_do_not_see(aud
     made = audited(dpaudit.Mislabelled(), **options)
     assert made.recorder.audit().verdict is VIOLATION
     assert made.recorder.not_covered == ()
-    assert train(**options).recorder.audit().verdict is not VIOLATION
+    assert train(**options).recorder.audit(confidence=1 - LEVEL).verdict is not VIOLATION
 
 
 def test_canaries_that_do_not_depend_on_the_optimizers_clip_are_told_together(audited, monkeypatch):

@@ -1,9 +1,8 @@
 """The recorder of canaries that a sampler draws, alone: so many correct runs that its error rate shows."""
 
-import math
-
 import numpy as np
 import pytest
+from statistical_limits import least_caught, most_flagged
 
 import dpaudit
 from dpaudit.recording import DPSGDParams, ReadClaim, WholeRunRecorder
@@ -32,12 +31,12 @@ def recorded(seed, *, rate=0.04, reach=1.0):
 )
 def test_correct_runs_are_flagged_in_5_percent_at_most(reach, runs):
     flagged = sum(recorded(seed, reach=reach).audit().verdict is VIOLATION for seed in range(runs))
-    assert flagged <= 0.05 * runs + 2.5 * math.sqrt(0.05 * 0.95 * runs)
+    assert flagged <= most_flagged(runs)
 
 
 def test_drawing_twice_as_often_is_flagged():
     found = [recorded(seed, rate=0.08).audit().verdict is VIOLATION for seed in range(5)]
-    assert sum(found) >= 4
+    assert sum(found) >= least_caught(5, 0.99, broken=0.05)
 
 
 def test_a_run_that_cannot_be_judged_gets_neither_verdict_nor_bound():

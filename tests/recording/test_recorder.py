@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from statistical_limits import LEVEL, most_flagged
 
 import dpaudit
 from dpaudit.recording import NoiseLog, UntestedError, WholeRunRecorder
@@ -69,7 +70,7 @@ def test_at_no_moment_is_a_correct_mechanism_flagged_in_more_than_5_percent_of_r
         seen = []
         recorder_of(60, 8, 1.0, seed, every=1, callbacks=[seen.append])
         flagged += any(live.is_violation for live in seen)
-    assert flagged <= 10 + 3 * np.sqrt(200 * 0.05 * 0.95)
+    assert flagged <= most_flagged(200, broken=0.15)
 
 
 def test_a_leak_is_flagged_early_and_the_stopped_run_keeps_its_verdict():
@@ -109,7 +110,7 @@ def test_no_point_of_the_curve_of_a_correct_mechanism_is_a_violation_in_95_perce
         any(bound.is_violation for bound in recorder_of(60, 8, 1.0, seed, every=1).curve())
         for seed in range(300, 400)
     )
-    assert flagged <= 5 + 3 * np.sqrt(100 * 0.05 * 0.95)
+    assert flagged <= most_flagged(100)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_pairs_that_may_be_stopped_are_one_test_of_5_percent_and_not_two():
         recorder = pairs(100, seed, every=5, callbacks=[seen.append])
         flagged += recorder.audit().verdict is dpaudit.Verdict.VIOLATION
         assert not any(live.is_violation for live in seen) or recorder.live().is_violation
-    assert flagged <= 15 + 2 * np.sqrt(300 * 0.05 * 0.95)
+    assert flagged <= most_flagged(300, broken=0.15)
 
 
 def test_a_recorder_keeps_copies():
@@ -225,7 +226,7 @@ def test_log_likelihood_ratios_are_those_of_the_whole_run():
 
 
 def test_whole_runs_are_judged_by_the_curve_of_the_whole_training():
-    assert whole_run(4000, seed=1).audit().verdict is dpaudit.Verdict.NO_VIOLATION
+    assert whole_run(4000, seed=1).audit(confidence=1 - LEVEL).verdict is dpaudit.Verdict.NO_VIOLATION
     broken = whole_run(4000, seed=1, factor=0.75).audit()
     assert broken.verdict is dpaudit.Verdict.VIOLATION
     assert broken.bound.tradeoff == dpaudit.SubsampledGaussian(0.1, 50)
@@ -248,7 +249,7 @@ def test_correct_whole_runs_are_flagged_in_at_most_5_percent():
     flagged = sum(
         whole_run(1000, seed=seed).audit().verdict is dpaudit.Verdict.VIOLATION for seed in range(100)
     )
-    assert flagged <= 5 + 3 * np.sqrt(100 * 0.05 * 0.95)
+    assert flagged <= most_flagged(100)
 
 
 def test_the_bound_without_independence_is_below_the_one_with_it():

@@ -68,6 +68,8 @@ def test_a_perfectly_wrong_attack_refutes_nothing(inference, rule):
     if inference.kind == "confidence":
         assert found.parameter == 0
         assert found.epsilon == 0
+    else:
+        assert math.isfinite(found.parameter)
 
 
 @pairs

@@ -87,7 +87,12 @@ def test_held_out_copes_with_steps_in_which_every_coin_fell_alike(seed):
     present[0] = [True, False]
     present[7] = [True, False]
     observations = dpaudit.Observations.from_presence(rng.normal(size=(8, 2)), present)
-    assert bound(observations, dpaudit.HeldOut(0.1, seed)).parameter >= 0
+    absent, held, rest = dpaudit.HeldOut(0.1, seed).split(observations)
+    sizes = [absent.size, held.size, rest.without_canary.size, rest.with_canary.size]
+    assert sum(sizes) == 16
+    found = bound(observations, dpaudit.HeldOut(0.1, seed))
+    assert [found.counts.num_absent, found.counts.num_present] == sizes[2:]
+    assert np.isfinite(found.threshold)
 
 
 def test_held_out_is_repeatable_and_its_seed_matters():

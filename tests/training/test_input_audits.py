@@ -7,6 +7,7 @@ import pytest
 import torch
 from digits_training import dpsgd_training, finished
 from score_noise import MOST, off, statistics
+from statistical_limits import most_flagged, room
 from torch import nn
 
 import dpaudit
@@ -161,7 +162,7 @@ def test_plain_scores_of_two_batches_differ_by_the_canary(canary):
     train(audit, num_steps=150)
     differences = np.diff(audit.recorder.state_dict()["scores"], axis=1)
     error = differences.std(ddof=1) / np.sqrt(len(differences))
-    assert abs(differences.mean() - 1) < MOST * error
+    assert abs(differences.mean() - 1) < room(error)
     assert error < 0.25  # an absent canary would be seen
 
 
@@ -174,7 +175,7 @@ def test_correct_training_is_flagged_in_at_most_5_percent_of_40_seeds(canary, mo
         audit = mode(canary, seed=seed)
         train(audit, num_steps=50, seed=seed)
         flagged += audit.recorder.audit().verdict is VIOLATION
-    assert flagged <= 2
+    assert flagged <= most_flagged(40)
 
 
 def test_scores_of_one_run_are_not_counted_as_independent():
@@ -364,7 +365,8 @@ def test_a_canary_drawn_with_a_rate_is_in_so_many_second_batches():
     audit = paper(dpaudit.Mislabelled(), canary_rate=0.25, residual=True)
     train(audit, num_steps=200)
     assert audit.recorder._tradeoff == dpaudit.SubsampledGaussian(0.25, 1)
-    assert audit.recorder.observations.with_canary.mean() == pytest.approx(0.25, abs=0.15)
+    scores = audit.recorder.observations.with_canary
+    assert scores.mean() == pytest.approx(0.25, abs=room(scores.std() / np.sqrt(200)))
 
 
 def test_an_audit_with_held_out_examples_crafts_by_default_and_tells_how_far_it_is():

@@ -126,12 +126,6 @@ def test_all_twins_of_the_zoo_share_the_error_whichever_are_run(tmp_path):
     assert 1 - one["broken"]["bound"]["confidence"] == pytest.approx(0.04)
 
 
-def test_twins_that_are_right_hardly_ever_end_a_zoo_with_status_1():
-    # a fifth of a twin is expected here, and five with 5 % for each of them
-    twins = [judge(simulated(1.0, seed=seed), confidence=1 - 0.05 / 25).caught_by for seed in range(100)]
-    assert sum(map(bool, twins)) <= 2
-
-
 def test_an_entry_that_breaks_off_leaves_nothing_behind(tmp_path):
     def interrupted(*_):
         raise KeyboardInterrupt
