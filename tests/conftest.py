@@ -29,6 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(CpuTimes(), "cpu-times")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave long tests to `make test-long`, and let one process run those that share a fixture."""
     for item in items:
@@ -55,7 +56,7 @@ def is_long() -> bool:
 
 @pytest.fixture(scope="session")
 def seeds() -> range:
-    """Of tests that repeat a training: few, because all have to end soon; 40 in `make test-long`."""
+    """Return the seeds of tests that repeat a training run: few in `make test`, 40 in `make test-long`."""
     return range(40 if IS_LONG else 6)
 
 
@@ -64,7 +65,7 @@ def no_waiting() -> Iterator[None]:
     """A test that waits for a pipe fails, instead of waiting for ever."""
 
     def give_up(*_: object) -> None:
-        pytest.fail("It waits for somebody to write into a pipe.")
+        pytest.fail("It waits for a process to write into a pipe.")
 
     before = signal.signal(signal.SIGALRM, give_up)
     signal.alarm(300)

@@ -37,13 +37,11 @@ class CpuTimes:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         seconds = dict(report.user_properties).get(_PROPERTY)
         if isinstance(seconds, float) and seconds > MOST:
-            self._slow[report.nodeid] = seconds
+            self._slow[report.nodeid.partition("@")[0]] = seconds
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self._slow:
-            terminalreporter.section(
-                f"tests over {MOST:g} CPU-seconds: share a run, make it smaller, or mark it long"
-            )
+            terminalreporter.section(f"tests over {MOST:g} CPU-seconds that are not marked slow")
             for name, seconds in sorted(self._slow.items(), key=lambda slow: -slow[1]):
                 terminalreporter.write_line(f"{seconds:6.1f} s  {name}")
 

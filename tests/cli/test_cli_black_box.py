@@ -34,7 +34,7 @@ num_examples = 300
 [training]
 noise_multiplier = 0
 sample_rate = 0.5
-num_steps = 240
+num_steps = 100
 
 [audit]
 num_models = 240
