@@ -29,23 +29,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(CpuTimes(), "cpu-times")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave long tests to `make test-long`, and let one process run those that share a fixture."""
-    for item in items:
-        if group := _shared_fixtures(item):
-            item.add_marker(pytest.mark.xdist_group(group))
+    """Leave long tests, which cover further settings, to `make test-long`."""
     if not IS_LONG:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
         items[:] = [item for item in items if not item.get_closest_marker("long")]
-
-
-def _shared_fixtures(item: pytest.Item) -> str:
-    """Return where the fixtures are defined that this test shares with others; none gives an empty string."""
-    found = getattr(item, "_fixtureinfo", None)
-    known = {} if found is None else found.name2fixturedefs
-    places = [last.baseid for *_, last in known.values() if last.scope != "function"]
-    return max((place for place in places if place not in ("", "tests", "tests/zoo")), default="")
 
 
 @pytest.fixture(scope="session")

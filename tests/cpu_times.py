@@ -37,7 +37,7 @@ class CpuTimes:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         seconds = dict(report.user_properties).get(_PROPERTY)
         if isinstance(seconds, float) and seconds > MOST:
-            self._slow[report.nodeid.partition("@")[0]] = seconds
+            self._slow[report.nodeid] = seconds
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self._slow:
