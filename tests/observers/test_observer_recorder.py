@@ -60,7 +60,7 @@ def test_an_epsilon_is_no_claim_of_steps():
 def test_a_sample_rate_that_contradicts_the_training_is_told():
     for result in (recorded(20).audit(sample_rate=0.5), recorded(20, DPSGDParams(sample_rate=0.5)).audit()):
         assert "sample rate 0.5" in result.claim.summary
-        assert "the claim uses the given sample_rate=0.5, but the training run has 0.05" in str(result)
+        assert "the claimed sample_rate=0.5 differs from the 0.05 of the training run" in str(result)
 
 
 def test_a_sample_rate_that_is_rounded_otherwise_is_not_told():

@@ -17,7 +17,7 @@ class Claim(Claimed):
     """A privacy claim, created by ``gaussian``, ``dpsgd``, ``approximate_dp``, ``accounted`` or ``curve``.
 
     >>> print(Claim.approximate_dp(epsilon=8.0, delta=1e-5))
-    (epsilon, delta)-DP with epsilon = 8 at delta = 1e-05
+    (epsilon, delta)-DP: epsilon = 8 at delta = 1e-05
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Claim(Claimed):
 
     @property
     def summary(self) -> str:
-        return f"{self._description} with epsilon = {self.epsilon:.4g} at delta = {self._delta:g}"
+        return f"{self._description}: epsilon = {self.epsilon:.4g} at delta = {self._delta:g}"
 
     def __str__(self) -> str:
         return self.summary

@@ -147,7 +147,8 @@ _DataDir = Annotated[
     typer.Option("--data-dir", metavar="DIR", help="Directory with the official data.", show_default=False),
 ]
 _Embedded = Annotated[
-    bool, typer.Option("--embedded", help="Train on the digits included in dpaudit instead of that data.")
+    bool,
+    typer.Option("--embedded", help="Train on the digits included in dpaudit instead of the official data."),
 ]
 _Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
 _Device = Annotated[str, typer.Option("--device", help="Device to train on, for example cuda.")]
@@ -181,7 +182,8 @@ def reproduce(
     paper and states which numbers are sound. With "all", figures that fail
     are reported and skipped. Run the same command again to resume.
 
-    Exit status: 0 everything was written, 2 bad input, 130 interrupted.
+    Exit status: 0 if everything was written, 2 for bad input, 130 if
+    interrupted.
     """
     from dpaudit.experiments import reproduction  # noqa: PLC0415
 

@@ -168,7 +168,9 @@ class Diagnosis:
         found = {0: "No findings", 1: "1 finding"}.get(count, f"{count} findings")
         lines = [f"{found} in {len(self.checks)} tests, at {100 * self.confidence:g} % joint confidence."]
         lines += [f"  {finding}" for finding in self.findings]
-        lines += ["  The first is the most certain; the others may follow from it."] if count > 1 else []
+        lines += (
+            ["  The first finding is the most certain; the others may follow from it."] if count > 1 else []
+        )
         lines += [f"  possible cause: {cause}" for cause in self.likely_causes()]
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
@@ -196,6 +198,14 @@ class Diagnosis:
             "likely_causes": list(self.likely_causes()),
             "noise": None if noise is None else dict(vars(noise)),
         }
+
+
+def findings_sentence(diagnosis: Diagnosis) -> str:
+    """Return the numbers of findings and of tests, with their joint confidence."""
+    findings, tests = len(diagnosis.findings), len(diagnosis.checks)
+    found = f"{findings or 'No'} {'finding' if findings == 1 else 'findings'}"
+    run = f"{tests} {'test' if tests == 1 else 'tests'}"
+    return f"{found} in {run}, at {100 * diagnosis.confidence:g} % joint confidence."
 
 
 def share_error(error_rate: float, *, has_bound: bool, has_tests: bool) -> tuple[float, float]:

@@ -33,7 +33,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 _MIXED = Mixed()
 _CANARIES = 64
 _WEAK = 2.0  # an audit that detects no leak below this multiple of the claim is weak
-_ZEROS = "others: their sum is not that of clipped gradients, so they are replaced by zeros here"
+_ZEROS = "other gradients: their sum is not that of clipped gradients, so they were replaced by zeros"
 
 
 def _audit_call(method: Method) -> Method:

@@ -80,8 +80,8 @@ class FailureMessage:
     @property
     def _session_line(self) -> str:
         count = self.session.num_tests
-        tests = "1 test" if count == 1 else f"{count} tests"
-        return f"session: {100 * self.session.confidence:g} % confidence, shared by {tests} with audits"
+        tests = "1 test that uses" if count == 1 else f"{count} tests that use"
+        return f"session: {100 * self.session.confidence:g} % joint confidence for {tests} dp_audit"
 
     @property
     def _rerun_lines(self) -> list[str]:
@@ -156,15 +156,15 @@ class ScoreSummary:
         if self.noise == 0:
             return "noise: none"
         if claimed is None:
-            return f"noise: {self.noise:.3g} clipping norms ({self.low:.3g} to {self.high:.3g})"
+            return f"noise: {self.noise:.3g} times the clipping norm ({self.low:.3g} to {self.high:.3g})"
         low, high = self.low / claimed, self.high / claimed
         return f"noise: {self.noise / claimed:.3g} of the claimed level ({low:.3g} to {high:.3g})"
 
     @property
     def canary_line(self) -> str:
         """The signal of a canary in the scores."""
-        spread = "" if self.spread_signal is None else f" ({self.spread_signal:.3g} if spread)"
-        return f"canary: signal of {self.signal:.3g} clipping norms{spread}, at most 1 if clipped correctly"
+        spread = "" if self.spread_signal is None else f" (spread canaries: {self.spread_signal:.3g})"
+        return f"canary: {self.signal:.3g} times the clipping norm{spread}; at most 1 if clipped correctly"
 
     def known(self, claimed: float | None) -> dict[str, Any]:
         """Return keyword arguments for ``likely_causes``. Too much noise causes no leak."""

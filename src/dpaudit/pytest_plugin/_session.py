@@ -133,7 +133,7 @@ def add_options(parser: pytest.Parser) -> None:
         type=_probability,
         metavar="P",
         default=CONFIDENCE,
-        help="confidence of all audits of the session together (default: 0.95)",
+        help="joint confidence of all audits of the session (default: 0.95)",
     )
 
 

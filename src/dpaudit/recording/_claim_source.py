@@ -172,8 +172,8 @@ class ReadClaim:
         if read is None or claimed is None or math.isclose(read, claimed, rel_tol=_SAME_RATE):
             return ()
         return (
-            f"the claim uses the given sample_rate={claimed:g}, but the training run has {read:g}: epsilon "
-            "is computed from the given rate, which per-step scores do not test",
+            f"the claimed sample_rate={claimed:g} differs from the {read:g} of the training run: epsilon is "
+            "computed from the claimed rate, which per-step scores do not test",
         )
 
 

@@ -222,7 +222,7 @@ class TradeoffPlot:
         text = (
             f"The box contains both true rates with {100 * self.plane.confidence:g} % confidence, if all "
             "observations are independent (Clopper-Pearson, with half of the error for each rate). The curve "
-            "of the bound is the leakiest one that was refuted."
+            "of the bound is the leakiest curve that is refuted."
         )
         title = "Trade-off, close-up"
         return figure(title, text, picture, self._table_of_rates(), keys=self._key(), wide=wide)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpaudit.diagnostics import Diagnosis
+from dpaudit.diagnostics._diagnosis import findings_sentence
 from dpaudit.report._plot_data import PlotData
 from dpaudit.report._svg import number
 from dpaudit.stats import ApproximateDP, Bound, ErrorCounts, Kind, Observations, Power, Result, Verdict
@@ -220,8 +221,8 @@ def headline(run: Run) -> str:
         return f"The claim of epsilon {claimed} is refuted: epsilon is at least {least}, {sureness}."
     # what is refuted is the claimed curve: a mechanism of another kind might leak as much within its epsilon
     return (
-        f"The claim is refuted, {sureness}: to leak what was observed, a mechanism of the claimed kind needs "
-        f"an epsilon of at least {least}, but {claimed} is claimed."
+        f"The claim is refuted {sureness}: a mechanism of the claimed kind that leaks this much has an "
+        f"epsilon of at least {least}, but {claimed} is claimed."
     )
 
 
@@ -248,15 +249,13 @@ def summary(run: Run) -> list[tuple[str, str]]:
 
 def diagnosis_sentences(diagnosis: Diagnosis) -> tuple[str, str]:
     """Return the number of findings, and how they relate to the verdict."""
-    count = len(diagnosis.findings)
-    found = {0: "No findings", 1: "1 finding"}.get(count, f"{count} findings")
-    level = f"with {100 * diagnosis.confidence:g} % confidence for all together"
     meaning = "These tests have their own error rate, and the verdict does not rest on them."
     if diagnosis.findings:
         meaning += (
-            " A finding means that the training run is not the one accounted for; it does not bound epsilon."
+            " A finding means that the accounting does not describe this training run; it does not bound "
+            "epsilon."
         )
-    return f"{found} in {len(diagnosis.checks)} tests, {level}.", meaning
+    return findings_sentence(diagnosis), meaning
 
 
 # A seed determines the noise, and reports are shared.

@@ -159,7 +159,7 @@ def _as_mask(present: ArrayLike, shape: tuple[int, ...]) -> BoolArray:
     mask = mask.astype(np.bool_)
     for value, name in ((True, "present"), (False, "absent")):
         if not (mask == value).any():
-            raise InputError(f"Expected at least one score of a canary that was {name}, got none.")
+            raise InputError(f"Expected at least one score with the canary {name}, got none.")
     return mask
 
 
