@@ -265,7 +265,7 @@ def _nothing(planned: PlanResult) -> str:
     return "No method detects this leak within the sizes that were tried."
 
 
-_LEAK, _SIZE = "Leak to detect", "Size of the audit (without a leak: compute the smallest one it can detect)"
+_LEAK, _SIZE = "Leak to detect", "Or size of the audit, to compute the smallest detectable leak"
 
 _NoiseFactor = Annotated[
     float | None,
@@ -311,7 +311,7 @@ def plan(
     confidence: opt.Confidence = 0.95,
     as_json: opt.Json = False,
 ) -> None:
-    """Compute how many observations detect a leak, or the smallest leak that an audit can detect.
+    """Compute the number of observations needed to detect a leak, or the smallest detectable leak.
 
     The attack is assumed to be ideal, with the threshold at the midpoint of the scores.
 

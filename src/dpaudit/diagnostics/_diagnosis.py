@@ -164,13 +164,9 @@ class Diagnosis:
             raise FindingError(str(self))
 
     def __str__(self) -> str:
-        count = len(self.findings)
-        found = {0: "No findings", 1: "1 finding"}.get(count, f"{count} findings")
-        lines = [f"{found} in {len(self.checks)} tests, at {100 * self.confidence:g} % joint confidence."]
-        lines += [f"  {finding}" for finding in self.findings]
-        lines += (
-            ["  The first finding is the most certain; the others may follow from it."] if count > 1 else []
-        )
+        lines = [findings_sentence(self), *(f"  {finding}" for finding in self.findings)]
+        if len(self.findings) > 1:
+            lines.append("  The first finding is the most certain; the others may follow from it.")
         lines += [f"  possible cause: {cause}" for cause in self.likely_causes()]
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
