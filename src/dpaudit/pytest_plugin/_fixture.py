@@ -126,8 +126,9 @@ class DpAudit:
         try:
             return self._audit(observe(others))
         except UnknownSumError as error:
-            zeros = 0 * others  # unaffected by any clipping
-            return self._audit(observe(zeros), unknown=error)
+            unknown = error
+        zeros = 0 * others  # unaffected by any clipping
+        return self._audit(observe(zeros), unknown=unknown)
 
     @_audit_call
     def recorded(
@@ -169,10 +170,13 @@ class DpAudit:
         try:
             outcome = _outcome(recorder, self._report.error_rate, **options)
         except ArrivalError as error:
-            self._fail_without_verdict(str(error), error.gap, recorder)
-        if unknown is not None and not outcome.is_bad:
-            self._fail_without_verdict(str(unknown), None, recorder)
-        return self._conclude(outcome, recorder, () if unknown is None else (_ZEROS,))
+            arrival = error
+        else:
+            if unknown is not None and not outcome.is_bad:
+                self._fail_without_verdict(str(unknown), None, recorder)
+            return self._conclude(outcome, recorder, () if unknown is None else (_ZEROS,))
+        # outside the handler, where pytest would print the error twice
+        self._fail_without_verdict(str(arrival), arrival.gap, recorder)
 
     def _fail_without_verdict(self, why: str, gap: float | None, recorder: AnyRecorder) -> NoReturn:
         """Fail the test: passing without a verdict would be worse."""
