@@ -17,11 +17,13 @@ _Values: TypeAlias = Mapping[str, Any]
 
 _STYLE = {Verdict.VIOLATION: "bold red", Verdict.UNDERPOWERED: "bold yellow", Verdict.NO_VIOLATION: "bold"}
 _LEGEND = (
-    "CP: Clopper-Pearson; ZB: the posterior of Zanella-Beguelin et al.; joint, betting: methods of dpaudit; "
-    + "; ".join(f"{kind}: {kind.meaning}" for kind in Kind)
+    ("CP", "Clopper-Pearson"),
+    ("ZB", "the posterior of Zanella-Beguelin et al."),
+    ("joint, betting", "methods of dpaudit"),
+    *((str(kind), kind.meaning) for kind in Kind),
 )
 _MORE = "dpaudit plan computes how many scores are needed."
-_TRAINING = "; training: epsilon of the whole run, if its steps are Gaussian with Poisson sampling as claimed"
+_TRAINING = "epsilon of the whole run, if its steps are Gaussian with Poisson sampling as claimed"
 
 
 def print_examined(
@@ -110,7 +112,7 @@ def _print_methods(console: Console, values: _Values, left_out: bool) -> None:
     console.print()
     print_labelled(console, [(str(number), text) for text, number in notes.numbers.items()])
     console.print()
-    console.print(_LEGEND + (_TRAINING if composed else "") + ".")
+    print_labelled(console, [*_LEGEND, *([("training", _TRAINING)] if composed else [])])
 
 
 def _heading(values: _Values, left_out: bool) -> str:

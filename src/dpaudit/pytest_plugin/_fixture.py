@@ -167,16 +167,17 @@ class DpAudit:
         self, recorder: AnyRecorder, unknown: UnknownSumError | None = None, **options: Any
     ) -> AuditOutcome:
         __tracebackhide__ = True
+        gap: float | None = None
         try:
             outcome = _outcome(recorder, self._report.error_rate, **options)
         except ArrivalError as error:
-            arrival = error
+            why, gap = str(error), error.gap
         else:
-            if unknown is not None and not outcome.is_bad:
-                self._fail_without_verdict(str(unknown), None, recorder)
-            return self._conclude(outcome, recorder, () if unknown is None else (_ZEROS,))
+            if unknown is None or outcome.is_bad:
+                return self._conclude(outcome, recorder, () if unknown is None else (_ZEROS,))
+            why = str(unknown)
         # outside the handler, where pytest would print the error twice
-        self._fail_without_verdict(str(arrival), arrival.gap, recorder)
+        return self._fail_without_verdict(why, gap, recorder)
 
     def _fail_without_verdict(self, why: str, gap: float | None, recorder: AnyRecorder) -> NoReturn:
         """Fail the test: passing without a verdict would be worse."""
