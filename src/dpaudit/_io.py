@@ -72,7 +72,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock this folder against other processes; a lock ends with its process, even if that is killed."""
+    """Lock this folder against other processes; the lock is released when this process ends or is killed."""
     make_folder(folder)
     with _lock_file(folder) as file:
         try:

@@ -322,7 +322,9 @@ def test_an_audit_that_cannot_be_gets_a_sentence(make, sentence):
 
 
 def test_too_few_canaries_end_to_end_get_a_sentence(train):
-    with pytest.raises(dpaudit.InputError, match="num_canaries=1 to be at least 32 end to end"):
+    with pytest.raises(
+        dpaudit.InputError, match="num_canaries=1 to be at least 32 in an audit of the whole run"
+    ):
         train(EndToEnd(delta=DELTA, num_canaries=1), noise_multiplier=1.0)
 
 

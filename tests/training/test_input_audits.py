@@ -412,7 +412,7 @@ def test_held_out_examples_that_the_training_sees_are_refused(mode):
     with pytest.raises(dpaudit.InputError, match="297 of its 297 examples are in both"):
         make(mode(), data=digits())
     held = hold_out(digits(), 10)[1]
-    with pytest.raises(dpaudit.InputError, match="disjoint from the training's data"):
+    with pytest.raises(dpaudit.InputError, match="disjoint from the training data"):
         make(mode(held_out=held), data=digits().split(1700)[0])
 
 

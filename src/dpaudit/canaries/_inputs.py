@@ -166,7 +166,7 @@ def split_indices(num_examples: int, num_held_out: int, seed: int) -> tuple[IntA
 
 
 def fingerprints(rows: np.ndarray) -> list[int]:
-    """Return a number for each row; equal rows have equal numbers, others collide once in 2**64."""
+    """Return a number for each row; equal rows have equal numbers, others collide with probability 2**-64."""
     return [hash(row.tobytes()) for row in np.ascontiguousarray(rows)]
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # need torch, which is imported when the command is called
     from dpaudit.experiments import Running
 
 
-_LINES = 10  # per training run, without a terminal
+_LINES = 10  # lines per training run, without a terminal
 _PAUSE = 10.0  # seconds between lines within a part of the work, without a terminal
 
 

@@ -19,7 +19,7 @@ from scipy import special, stats
 
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
 
-RESOLUTION = 1e-3  # of the claimed standard deviation
+RESOLUTION = 1e-3  # in claimed standard deviations
 SMALLEST_P_VALUE = 1e-12  # smaller p-values are not more informative
 _SEED = 0x5EED_0F_D1A6  # unlikely to be the seed of a training run
 _BLOCK = 512  # rows whose products with all others are in memory at the same time

@@ -37,7 +37,7 @@ _ZEROS = "others: their sum is not that of clipped gradients, so they are replac
 
 
 def _audit_call(method: Method) -> Method:
-    """Begin a call; an input error is listed in the table with its rerun command, without our frames."""
+    """Begin a call; list an input error in the table with its rerun command, without dpaudit's frames."""
 
     @wraps(method)
     def wrapped(self: DpAudit, *args: Any, **options: Any) -> Any:

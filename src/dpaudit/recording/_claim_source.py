@@ -69,7 +69,7 @@ class DPSGDParams:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingInfo:
-    """Numbers of a training run that a bug may leave in the scores; they help to guess its cause."""
+    """Numbers of a training run that may show up in the scores of a faulty one and hint at the cause."""
 
     canary: GradientCanary | InputCanary
     max_grad_norm: float | None = None

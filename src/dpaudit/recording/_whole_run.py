@@ -215,7 +215,7 @@ class WholeRunRecorder:
     def one_run_bound(self, **given: Any) -> Bound:
         """Return a looser bound that is valid even if the canaries of the run are dependent.
 
-        Like :meth:`audit`, the recorder of an observer accepts any part of the claim.
+        As in :meth:`audit`, the recorder of an observer accepts any part of the claim.
         """
         claim, _ = self._claim_and_observations(given)
         if given:

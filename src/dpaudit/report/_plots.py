@@ -30,7 +30,7 @@ _BAR_HEIGHT = 24  # including the space around a bar
 _TOP, _AXIS = 4, 46  # space above and below the bars
 _NAMES, _NUMBERS = 192, 52  # space for text on the left and on the right
 _PLANE_HEIGHT = 300
-_NUM_TIPS = 40  # on the curves of a trade-off
+_NUM_TIPS = 40  # along the curves of a trade-off
 _WIDE_CLOSEUP = 0.6  # a window of this width shows nothing that the full plot does not
 _RATES = "false positive rate", "false negative rate"
 

@@ -30,7 +30,7 @@ _LONGEST_TEXT = 10_000  # characters
 _LARGEST_INTEGER = 2**63
 _DEEPEST = 32  # nested objects and lists
 _MOST_NAMES = 10  # quoted in one message
-_ROUNDING = 0.01  # of epsilon: rounded up in a claim, down in a bound
+_ROUNDING = 0.01  # tolerance for epsilon, which is rounded up in a claim and down in a bound
 # the files of observations, and their dtype kinds
 _ARRAYS = {
     "scores": "f",

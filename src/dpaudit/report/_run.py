@@ -93,7 +93,7 @@ class Run:
         diagnosis: Diagnosis | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> Run:
-        """Describe an audit not made by ``dpaudit run``: that of an observer, or of given scores."""
+        """Describe an audit that ``dpaudit run`` did not make: by an observer, or from given scores."""
         claim = ClaimSummary(
             summary=result.claim.summary,
             epsilon=result.claim.epsilon,

@@ -44,9 +44,9 @@ def ideal_observations(
 ) -> Observations:
     """Return normalized scores of the best attack on a mechanism with this curve; 1/2 is the midpoint.
 
-    Up to its scale, the score of the best attack is the smallest false positive rate at which it says
-    "present". For absent canaries this rate is uniform; for present ones it is at most x with probability
-    1 - f(x), so f of a uniform number has the same distribution (f is its own inverse).
+    Up to its scale, the score of the best attack is the smallest false positive rate at which it
+    guesses "present". For absent canaries this rate is uniform; for present ones it is at most x with
+    probability 1 - f(x), so f of a uniform number has the same distribution (f is its own inverse).
     """
     middle = 0.5 + tradeoff.balanced_error(parameter)
     present = tradeoff.fnr(parameter, rng.random(num_present))

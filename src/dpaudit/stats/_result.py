@@ -46,7 +46,7 @@ class Verdict(Enum):
 class Result:
     """Claim, bound, verdict and power of one audit.
 
-    ``not_covered`` lists, in sentences, the parts of the training that the audit did not exercise.
+    ``not_covered`` lists, in sentences, the parts of training that the audit did not exercise.
     """
 
     claim: Claimed

@@ -25,7 +25,7 @@ from dpaudit.zoo._steps import (
     microbatch,
 )
 
-_TRUE_EPSILON = 1.35  # of the run with too little noise; the paper detects 1.57 and above
+_TRUE_EPSILON = 1.35  # true epsilon with too little noise; the paper detects 1.57 and above
 _RATIO = noise_of(_TRUE_EPSILON) / noise_of(EPSILON)
 
 

@@ -187,4 +187,4 @@ def require_unmarked(function: Any, name: str) -> None:
                 f"Expected a {name} that is not yet observed, got one returned by an observer: pass the one "
                 "that the library returned, and observe it only once."
             )
-        inner = getattr(inner, "__wrapped__", None) or getattr(inner, "func", None)  # of jit, of partial
+        inner = getattr(inner, "__wrapped__", None) or getattr(inner, "func", None)  # jit, partial

@@ -40,7 +40,7 @@ class CanaryDirections:
     lengths: Any  # the largest contribution of each canary, on the scale of the noise
     others: Any  # the contribution of the other canaries along each canary
     inserted: Any  # the contribution of all canaries
-    losses: Any  # of each canary
+    losses: Any  # one per canary
 
 
 class InputInsertion:

@@ -131,7 +131,7 @@ class CanaryTensors:
     """The directions of a step's canaries; see :class:`dpaudit.canaries.Directions`."""
 
     values: Any  # entries x canaries
-    coordinates: Any  # of the values among all parameters
+    coordinates: Any  # the position of each value among all parameters
     num_parameters: int
 
     def rows(self, length: Any) -> Any:

@@ -68,7 +68,7 @@ class Betting(Inference):
 
 
 def upper_mean(shares: FloatArray, error: float, guesses: float, horizon: int | None = None) -> float:
-    """Return the smallest mean that the shares refute: betting on less reached wealth 1/error at some step.
+    """Return the smallest refuted mean: the bets against it reached a wealth of 1/error at some step.
 
     ``guesses`` is the number of guesses behind each share; it only initializes the variance estimate.
 
