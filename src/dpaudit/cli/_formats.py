@@ -314,7 +314,7 @@ def read_parquet_table(path: Path, columns: Columns) -> tuple[npt.NDArray[Any], 
 
 @contextmanager
 def _opened(path: Path, words: Sequence[str] = ()) -> Iterator[Any]:
-    """Open the file; equal texts in the columns ``words`` are stored once."""
+    """Open the file; equal strings in the columns ``words`` are stored once."""
     try:
         import pyarrow  # noqa: PLC0415  # an extra
         from pyarrow import parquet  # noqa: PLC0415

@@ -23,7 +23,7 @@ _PAUSE = 10.0  # seconds between lines within a part of the work, without a term
 
 
 class ProgressDisplay:
-    """A display of steps, speed, remaining time, and the live bound beside the claim."""
+    """A display of steps, speed, remaining time, and the live bound next to the claim."""
 
     def __init__(self) -> None:
         console = Console(stderr=True, highlight=False, markup=False)
@@ -109,7 +109,7 @@ class ProgressDisplay:
             self._echo_rarely(f"{self._shown}: {text}")
 
     def show(self, num_done: int, num_all: int, text: str) -> None:
-        """Show the completed share and a text."""
+        """Show the completed fraction and a message."""
         self._shown = text
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, total=num_all, completed=num_done, description=text, visible=True)

@@ -102,7 +102,7 @@ class Diagnostics:
         return notes
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was observed, for ``load_state_dict`` of an equal collector."""
+        """Return the observed state, for ``load_state_dict`` of an identically created collector."""
         return {"noise": self._noise.state_dict(), "participation": self._participation.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

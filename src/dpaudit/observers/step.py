@@ -161,8 +161,8 @@ def observe_loss_step(
     ``step`` computes the gradient of ``loss(params, example)`` for every example of a batch, with JAX or
     ``torch.func``, and returns the noisy sum of the clipped gradients, structured like ``params`` (or that
     sum divided by ``batch_size`` if given). It is called with a different loss and a batch of as many
-    examples as there are canaries, taken in turn from ``batch``. Each example is paired with a canary, whose
-    dot product with the parameters replaces the loss: its gradient is the canary, or zero if the canary is
+    examples as there are canaries, cycling through ``batch``. Each example is paired with a canary, whose dot
+    product with the parameters replaces the loss: its gradient is the canary, or zero if the canary is
     absent. So the step must pass the batch to the loss unchanged. ``params`` are the same in all steps.
     """
     shapes = [tuple(leaf.shape) for leaf in leaves(params)]
@@ -206,7 +206,7 @@ def _with_canaries(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 
 
 def _repeated(batch: Any, count: int) -> Any:
-    """Return ``count`` examples of the batch, taken in turn."""
+    """Return ``count`` examples, cycling through the batch."""
     sizes = {leaf.shape[0] if leaf.shape else 0 for leaf in leaves(batch)}
     if len(sizes) != 1 or 0 in sizes:
         raise InputError(f"Expected arrays with the same, nonzero number of examples, got {sorted(sizes)}.")

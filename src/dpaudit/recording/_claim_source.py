@@ -1,4 +1,4 @@
-"""The source of a recorder's claim: passed in, or read from the training run.
+"""The source of a recorder's claim, which is passed in or read from the training run.
 
 A DP-SGD claim consists of four numbers. An observer reads those it can find in the training run; values that
 the user passes to the observer or to ``audit()`` complete and override them.

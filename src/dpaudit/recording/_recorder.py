@@ -298,7 +298,7 @@ class Recorder:
         return self._signal is None or has_signal(*_moments(self.observations), self._signal)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was recorded, for ``load_state_dict`` of an equal recorder."""
+        """Return the recorded state, for ``load_state_dict`` of an identically created recorder."""
         self._wait()
         return {
             "scores": np.asarray(self._scores),

@@ -67,7 +67,7 @@ class LikelihoodRatios:
         return Observations.from_presence(self.values, self.present)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was recorded, for ``load_state_dict`` of an equal object."""
+        """Return the recorded state, for ``load_state_dict`` of an identically created object."""
         return {"num_done": self.num_done, "ratios": self.values.copy(), "present": self.present}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -255,7 +255,7 @@ class WholeRunRecorder:
         return noise.diagnose(noise_multiplier=claimed, confidence=confidence)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was recorded, for ``load_state_dict`` of an equal recorder."""
+        """Return the recorded state, for ``load_state_dict`` of an identically created recorder."""
         moments = {"joined": astuple(self._joined), "absent": astuple(self._absent)}
         return self._ratios.state_dict() | (moments if self._absent.count else {})
 

@@ -1,4 +1,4 @@
-"""One audit as shown in a report, and the texts and tables shared by all formats of a report."""
+"""One audit as shown in a report, and the sentences and tables shared by all formats of a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From scores and a claim to a verdict with :func:`audit`, or only to a bound with :func:`lower_bound`.
+"""The verdict on a claim, given scores (:func:`audit`), or only a bound (:func:`lower_bound`).
 
 If no method is given, a sound one is chosen from the claim and the shape of the observations, never from the
 scores. The simulations behind that choice are in docs/soundness.md, "How the defaults were chosen".

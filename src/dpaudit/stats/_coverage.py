@@ -21,7 +21,7 @@ class Coverage:
     """Statistics of repeated audits of a mechanism with a known parameter."""
 
     repetitions: int
-    exceeded: float  # the share of bounds above the truth
+    exceeded: float  # the fraction of bounds above the truth
     mean_ratio: float  # the mean of bound / truth; the mean bound where the truth is 0
 
     @property
@@ -30,7 +30,7 @@ class Coverage:
         return math.sqrt(self.exceeded * (1 - self.exceeded) / self.repetitions)
 
     def is_sound(self, confidence: float) -> bool:
-        """Return whether the share is at most 1 - confidence, up to three standard errors."""
+        """Return whether the fraction is at most 1 - confidence, up to three standard errors."""
         error = 1 - confidence
         return self.exceeded <= error + 3 * math.sqrt(error * (1 - error) / self.repetitions)
 

@@ -70,7 +70,7 @@ class Observations:
         """Split scores, one-dimensional or steps x canaries, by whether their canary was present.
 
         For steps x canaries, an independent fair coin must have decided the presence of each canary in
-        each step: the mean share of wrong guesses in a step is then the balanced error. A mask that is
+        each step: the mean fraction of wrong guesses in a step is then the balanced error. A mask that is
         very unlikely under fair coins raises an ``InputError``.
 
         >>> Observations.from_presence([0.1, 0.9, 0.4], [False, True, True])

@@ -16,7 +16,7 @@ from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inferen
 from dpaudit.stats.thresholds import Fixed
 from dpaudit.stats.tradeoffs import TradeOff
 
-_MOST = 10_000_000  # detecting a single leak is never worth more
+_MOST = 10_000_000  # more would not be practical
 _MOST_SCORES = 1_000_000_000  # per side; with more, computing the power takes too long
 
 

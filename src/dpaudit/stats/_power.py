@@ -146,7 +146,7 @@ def _hitting_probability(target: float, drift: float, spread: float, num_steps: 
 
 
 def _binomial_or_normal(trials: int, rate: float) -> tuple[FloatArray, FloatArray]:
-    """Return error shares of one side with weights: all values if errors are few, else normal nodes."""
+    """Return error rates of one side with weights: all values if errors are few, else normal nodes."""
     if trials * rate * (1 - rate) < 25:
         first, weights = binomial_pmf(trials, rate)
         return (first + np.arange(weights.size)) / trials, weights

@@ -33,7 +33,7 @@ NO_GRADIENT = (
 
 
 class StepBarrier:
-    """A barrier that waits for compiled steps that were started but may not be finished.
+    """A barrier that waits for compiled steps that were started and may still be running.
 
     Code that is called from inside a step does not wait, because that would deadlock.
     """
