@@ -286,7 +286,7 @@ def refused(made, held, match, **options):
 
 def test_what_cannot_be_is_refused_in_a_sentence(private, held):
     made = private()
-    refused(made, held, "Expected held_out, the examples", held_out=None)
+    refused(made, held, "Expected held_out=..., the examples", held_out=None)
     refused(made, held, "got a? ?tuple", held_out=(held.inputs, held.targets))
     refused(made, held, "Expected module=", module=None)
     refused(made, held, "to be the model that the optimizer trains", module=small_model())

@@ -383,7 +383,7 @@ def test_an_audit_with_held_out_examples_crafts_by_default_and_tells_how_far_it_
     [
         (
             lambda: OneRun(delta=DELTA, canary=QUICK),
-            r"Expected held_out, the examples that hold_out\(\) splits",
+            r"Expected held_out=..., the examples that hold_out\(\) splits",
         ),
         (lambda: OneRun(delta=DELTA, canary=QUICK, held_out=REST), "got Dataset"),
         (

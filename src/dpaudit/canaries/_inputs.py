@@ -187,8 +187,8 @@ def require_held_out(canary: object, held_out: object, kind: type[HeldOut]) -> H
     """Return the held-out examples; raise if they are not of this ``kind``, which input canaries need."""
     if not isinstance(held_out, kind):
         raise InputError(
-            f"Expected held_out, the examples that hold_out() splits off, to make {canary!r} from, got "
-            f"{held_out if held_out is None else type(held_out).__name__}."
+            f"Expected held_out=..., the examples that hold_out() splits off, from which {canary!r} is made, "
+            f"got {held_out if held_out is None else type(held_out).__name__}."
         )
     return held_out
 

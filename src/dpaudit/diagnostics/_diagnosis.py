@@ -23,7 +23,7 @@ from dpaudit.errors import FindingError, InputError
 from dpaudit.stats import Result, Verdict
 
 _SHARE_OF_TESTS = 0.2  # share of the error rate for the tests; the rest is for the bound
-_SHARED = 16.0  # repeated noise does not make squared sums over a leaf this many times too large
+_SHARED = 16.0  # squared sums over a leaf are never this many times too large because of repeated noise
 _SAME = 0.95  # correlation above which noise counts as repeated, not merely correlated
 _PARTS = ("step-noise", "leaf-noise", "coordinate-noise")
 # Causes come before their consequences: repeated or shared noise also has unusual amounts, and shuffled

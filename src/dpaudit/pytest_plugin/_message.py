@@ -125,7 +125,7 @@ class ScoreSummary:
     """Noise and signal in clipping norms, estimated from the scores; the bound does not rest on them."""
 
     noise: float
-    low: float  # end of the interval of the noise
+    low: float  # lower end of the interval for the noise
     high: float
     signal: float
     spread_signal: float | None

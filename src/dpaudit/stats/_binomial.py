@@ -142,5 +142,5 @@ class Region:
 
 
 def _dot(weights: FloatArray, values: FloatArray) -> float:
-    # not a dot product: on a busy machine, BLAS threads wait for each other
+    # not np.dot: on a busy machine, BLAS threads wait for each other
     return float((weights * values).sum())

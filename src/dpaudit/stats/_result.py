@@ -23,7 +23,7 @@ from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.tradeoffs import TradeOff
 
 _POINTS = 121
-_LEAKIEST = 500.0  # its curve coincides with the axes
+_LEAKIEST = 500.0  # a parameter whose curve coincides with the axes
 
 
 class Verdict(Enum):
