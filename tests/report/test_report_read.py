@@ -91,7 +91,7 @@ def test_a_result_of_a_training_of_ones_own_has_a_report_as_well() -> None:
     run = Run.of(dpaudit.audit(seen, claim=claim), seen, name="mine", settings={"model": {"name": "x"}})
     assert run.figures.course is not None
     text = Report(runs=(run,), title="An audit of mine").to_text()
-    assert "The claim is refuted, with 95 % confidence: to leak what was observed, a mechanism" in text
+    assert "The claim is refuted, with 95 % confidence: a mechanism of the claimed kind" in text
     assert ", but 4.377 is claimed." in text
     assert "model.name" in text
 

@@ -1,4 +1,4 @@
-"""Privacy claims: what is claimed about training, as a trade-off curve and as epsilon."""
+"""Privacy claims about training, as a trade-off curve and as epsilon."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ class Directions:
 class GradientCanary(ABC):
     """A gradient with norm ``scale`` times the clipping norm, in a new direction in each step if ``moving``.
 
-    By default it exceeds the clipping norm, so that missing or late clipping shows. A shorter one scores less
-    than 1 and reveals less. Canaries of one step never share a coordinate.
+    By default it exceeds the clipping norm, so that missing or late clipping is detected. A shorter one
+    scores less than 1 and reveals less. Canaries of one step never share a coordinate.
     """
 
     scale: float = 10.0
@@ -134,7 +134,7 @@ class Mixed(GradientCanary):
 
     This reveals a norm that is computed correctly for one coordinate but not for many, and also a single
     coordinate that is treated differently from the others. Each half needs coordinates: with more than half
-    as many canaries as parameters, the other half are on one coordinate each too.
+    as many canaries as parameters, the other half have one coordinate each as well.
 
     >>> np.abs(Mixed().directions(2, 5, np.random.default_rng(0)).dense())
     array([[0. , 0. , 0. , 0. , 1. ],

@@ -62,7 +62,7 @@ class _StepRandomness:
 
 @dataclass(frozen=True)
 class Coins(_StepRandomness):
-    """The presence of input canaries, whose directions are those of their gradients."""
+    """The presence of input canaries, whose directions are given by their gradients."""
 
     num_canaries: int
     seed: int

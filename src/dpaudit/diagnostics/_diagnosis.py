@@ -117,7 +117,7 @@ class Diagnosis:
 
     A correct training run, with independent normal noise and Poisson sampling as claimed, has any finding
     with probability at most 1 - confidence. A finding concerns the code, not epsilon: the accounting does not
-    describe the mechanism that ran. ``notes`` list what is unusual but leaks nothing.
+    describe the mechanism that ran. ``notes`` list unusual results that are not leaks.
     """
 
     confidence: float
@@ -152,7 +152,7 @@ class Diagnosis:
         )
 
     def likely_causes(self, **known: Any) -> tuple[str, ...]:
-        """Return likely causes of the findings; the keywords are those of :func:`likely_causes`."""
+        """Return likely causes of the findings; keywords are as in :func:`likely_causes`."""
         names = [finding.name for finding in self.findings]
         if self.noise is not None and "noise-variance" in names:
             known = {"noise_ratio": self.noise.ratio, "interval": (self.noise.low, self.noise.high), **known}

@@ -245,7 +245,7 @@ class Recorder:
     def audit(
         self, *, inference: Inference | None = None, claim: Claim | None = None, **method: Any
     ) -> Result:
-        """Return the verdict on the claim; keywords are those of :func:`dpaudit.audit`.
+        """Return the verdict on the claim; keywords are as in :func:`dpaudit.audit`.
 
         The recorder of an observer also accepts any part of the claim: ``noise_multiplier``, ``sample_rate``,
         ``num_steps`` or ``delta``.

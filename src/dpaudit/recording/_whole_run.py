@@ -195,7 +195,7 @@ class WholeRunRecorder:
         return self._ratios.observations(self.num_steps)
 
     def audit(self, **method: Any) -> Result:
-        """Return the verdict on the claim; keywords are those of :func:`dpaudit.audit`.
+        """Return the verdict on the claim; keywords are as in :func:`dpaudit.audit`.
 
         The recorder of an observer also accepts any part of the claim: ``noise_multiplier``, ``sample_rate``,
         ``num_steps`` or ``delta``.
@@ -228,7 +228,7 @@ class WholeRunRecorder:
     def _claim_and_observations(self, keywords: dict[str, Any]) -> tuple[Claim, Observations]:
         """Return the claim, completed by the keywords, and the scores of a finished run.
 
-        A run longer than claimed is audited too: its larger leak shows in the scores.
+        A run longer than claimed is audited too: its larger leak is visible in the scores.
         """
         given = self._claims.pop_params(keywords)
         if self._signal is not None:

@@ -1,8 +1,8 @@
 """The numbers behind the plots of a report.
 
-:class:`PlotData` holds what the observations of a run allow: a histogram of the scores (a report shows no
-individual score), the plane of the two error rates, and the bound over time. For a stored run, the curve and
-the claim are rebuilt, within limits.
+:class:`PlotData` holds the data that the observations of a run provide: a histogram of the scores (a report
+shows no individual score), the plane of the two error rates, and the bound over time. For a stored run, the
+curve and the claim are rebuilt, within limits.
 """
 
 from __future__ import annotations

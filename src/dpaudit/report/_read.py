@@ -43,7 +43,7 @@ _NOTHING_CLAIMED = "No verdict: without a claim, there is nothing to refute."
 
 
 def read_run(path: str | Path, *, name: str | None = None) -> Run:
-    """Read the directory of a finished ``dpaudit run``; its default name is that of the directory.
+    """Read the directory of a finished ``dpaudit run``; it is named after the directory by default.
 
     Untrusted files can be read: nothing in them is executed, and invalid values raise ``InputError``.
     """

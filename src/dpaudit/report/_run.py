@@ -218,10 +218,10 @@ def headline(run: Run) -> str:
         return f"The claim of epsilon {claimed} is not refuted: epsilon is at least {least}, {sureness}."
     if isinstance(run.bound.tradeoff, ApproximateDP):  # the one curve that assumes no mechanism at any delta
         return f"The claim of epsilon {claimed} is refuted: epsilon is at least {least}, {sureness}."
-    # what is refuted is the claimed curve: a mechanism of another kind might leak as much within its epsilon
+    # only the claimed curve is refuted: another kind of mechanism might leak as much within its epsilon
     return (
-        f"The claim is refuted, {sureness}: to leak what was observed, a mechanism of the claimed kind needs "
-        f"an epsilon of at least {least}, but {claimed} is claimed."
+        f"The claim is refuted, {sureness}: a mechanism of the claimed kind that leaks this much has an "
+        f"epsilon of at least {least}, but {claimed} is claimed."
     )
 
 

@@ -30,7 +30,7 @@ class JaxClip:
 
     The library implements it as one function whose closure variable ``fun`` computes the gradient to clip.
     Here the same function, with everything wrapped around it, is called with another ``fun``, which returns
-    a canary in place of the gradient of an example. So a fault in the library's code shows here too.
+    a canary in place of the gradient of an example. So a fault in the library's code is detected too.
     """
 
     def __init__(self, grad_fn: Any) -> None:
