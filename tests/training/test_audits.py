@@ -99,7 +99,7 @@ def test_correct_training_is_not_flagged_in_95_percent_of_seeds(train, seeds, au
     assert flagged <= (4 if audit is TwoBatches else 2)
 
 
-# A kind of canaries is the same in every mode: one that moves and one that does not are enough for the others.
+# A kind of canaries is the same in every mode: the others have one that moves and one that does not.
 QUICKEST = [(TwoBatches, dpaudit.Dirac()), (TwoBatches, dpaudit.RandomDirection(moving=True))]
 QUICKEST += [(EndToEnd, dpaudit.Constant()), (EndToEnd, dpaudit.Dirac(moving=True))]
 MODES_AND_CANARIES = [
