@@ -1,8 +1,8 @@
-"""Models to train, and how the time of their steps is compared.
+"""Models to train, and functions that compare the time of their steps.
 
-One thread and CPU time. The steps that are compared take turns, and a ratio is the median over neighbours, so
-that what disturbs the machine for a while disturbs all of them. After some turns everything is made anew:
-where in memory things lie is luck, and makes some percent of difference.
+Times are CPU times of one thread. The kinds of steps to compare take turns, and a ratio is the median over
+turns, so that temporary load on the machine affects all of them. After some turns everything is rebuilt,
+because the memory layout is random and changes times by a few percent.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ __all__ = [
 ]
 
 CLIP, LEARNING_RATE = 1.0, 0.1
-STEPS_AN_EPOCH = 4
+STEPS_PER_EPOCH = 4
 WARM_UP = 2  # turns
-# The C library reads these before Python starts. By default it gives memory back to the system after every
-# step, which makes per-example gradients three to four times slower.
+# The C library reads these before Python starts. By default it returns memory to the system after every step,
+# which makes per-example gradients three to four times slower.
 MALLOC = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": "17179869184",
@@ -55,42 +55,42 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A model with its batch size, and how long it is measured: times anew, turns each, steps a turn."""
+    """A model, its batch size, and how long it is measured: rebuilds, turns per rebuild, steps per turn."""
 
     name: str
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
     num_classes: int
     batch_size: int
-    anew: int
+    rebuilds: int
     turns: int
     steps: int = 1
     dtype: torch.dtype = torch.float32
 
     def model(self) -> nn.Module:
-        """Always with the same weights."""
+        """Return the model, always with the same weights."""
         return initialize(self.build, seed=0).to(self.dtype)
 
     def data(self) -> Dataset:
-        """Noise, of which every step takes the same batch."""
-        size = STEPS_AN_EPOCH * self.batch_size
+        """Return random data."""
+        size = STEPS_PER_EPOCH * self.batch_size
         noise = random_images(size, shape=self.shape, num_classes=self.num_classes)
         return replace(noise, inputs=noise.inputs.to(self.dtype).div(127.5).sub(1.0))
 
 
-MLP = Case("MLP 600-256-128-100", purchase_mlp, (600,), 100, 256, anew=6, turns=15, steps=5)
-CONV_NET = Case("ConvNet", conv_net, (3, 32, 32), 10, 128, anew=3, turns=8)
-WIDE_RESNET = Case("WRN-16-4", wide_resnet, (3, 32, 32), 10, 32, anew=2, turns=4)
+MLP = Case("MLP 600-256-128-100", purchase_mlp, (600,), 100, 256, rebuilds=6, turns=15, steps=5)
+CONV_NET = Case("ConvNet", conv_net, (3, 32, 32), 10, 128, rebuilds=3, turns=8)
+WIDE_RESNET = Case("WRN-16-4", wide_resnet, (3, 32, 32), 10, 32, rebuilds=2, turns=4)
 
 
 def fixed_indices(batch_size: int) -> Tensor:
-    """The same examples in every step, so that all steps have the same to do."""
+    """Return the indices of a fixed batch, so that all steps do the same work."""
     return torch.arange(batch_size)
 
 
 @dataclass(frozen=True)
 class FixedBatch:
-    """A sampling that is none."""
+    """Sampling that always returns the same batch."""
 
     size: int
 
@@ -99,11 +99,11 @@ class FixedBatch:
 
 
 def training(case: Case, hooks: Sequence[Hook] = (), noise_multiplier: float = 1.0) -> Training:
-    """What is measured: dpaudit's own DP-SGD."""
+    """Return the native DP-SGD training run to be measured."""
     settings = DPSGD(
         noise_multiplier=noise_multiplier,
         max_grad_norm=CLIP,
-        sample_rate=1 / STEPS_AN_EPOCH,
+        sample_rate=1 / STEPS_PER_EPOCH,
         num_steps=1_000,
         optimizer=SGD(learning_rate=LEARNING_RATE),
     )
@@ -112,9 +112,9 @@ def training(case: Case, hooks: Sequence[Hook] = (), noise_multiplier: float = 1
 
 
 def in_turns(case: Case, make: Mapping[str, Callable[[Case], Step]]) -> dict[str, list[float]]:
-    """CPU seconds of one step of each kind, in all turns."""
+    """Return CPU seconds per step of each kind, for every turn."""
     times: dict[str, list[float]] = {name: [] for name in make}
-    for _ in range(case.anew):
+    for _ in range(case.rebuilds):
         steps = {name: build(case) for name, build in make.items()}
         for turn in range(WARM_UP + case.turns):
             for name in _rotated(list(steps), turn):
@@ -125,13 +125,13 @@ def in_turns(case: Case, make: Mapping[str, Callable[[Case], Step]]) -> dict[str
 
 
 def _rotated(names: list[str], by: int) -> list[str]:
-    """Nobody always comes after the same other, who leaves the caches to it."""
+    """Return the names rotated, so that none always runs after the same other one, which warms its caches."""
     first = by % len(names)
     return names[first:] + names[:first]
 
 
 def cpu_seconds(step: Step, count: int = 1) -> float:
-    """Of one step, on average over ``count``."""
+    """Return CPU seconds per step, averaged over ``count`` steps."""
     start = time.process_time()
     for _ in range(count):
         step()
@@ -139,13 +139,13 @@ def cpu_seconds(step: Step, count: int = 1) -> float:
 
 
 def ratio(numerator: list[float], denominator: list[float]) -> float:
-    """The median over turns."""
+    """Return the median ratio over turns."""
     return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
 
 
 def restart_in_environment(python: str = sys.executable) -> None:
-    """Become a process with one thread and with memory that is kept, unless this one is such already."""
-    # The interpreter by a note to itself: sys.executable may spell the same path in another way.
+    """Restart the process with one thread and retained memory, unless it already runs that way."""
+    # A variable records the interpreter, because sys.executable may spell the same path differently.
     wanted = ENVIRONMENT | {"DPAUDIT_BENCHMARK_PYTHON": python}
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         os.execve(python, [python, *sys.argv], os.environ | wanted)

@@ -1,4 +1,4 @@
-"""The set-up of trainings that tests have, for benchmarks."""
+"""The training setup of the tests, for benchmarks."""
 
 import sys
 from pathlib import Path

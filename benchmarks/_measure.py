@@ -1,4 +1,4 @@
-"""Timing and tables that the benchmarks share."""
+"""Timing and tables shared by the benchmarks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["ONE_THREAD", "Table", "finish", "medians", "milliseconds", "seconds"]
 
-# For child processes: the claims are about one core, and threads that share one disturb the clock.
+# For child processes: limits refer to one core, and threads that share a core distort the times.
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -20,7 +20,7 @@ ONE_THREAD = {
 
 
 def seconds(function: Callable[..., object], *arguments: Any) -> float:
-    """How long one call takes."""
+    """Return the duration of one call."""
     start = time.perf_counter()
     function(*arguments)
     return time.perf_counter() - start
@@ -31,10 +31,10 @@ def medians(
     repetitions: int,
     fresh: Callable[[], tuple[Any, ...]] = tuple,
 ) -> dict[str, float]:
-    """Median seconds of each function.
+    """Return the median duration of each function in seconds.
 
-    They run in turns, so that what disturbs the machine for a while disturbs all of them. Each call gets
-    new arguments from ``fresh``, which are made outside of the measured time.
+    The functions take turns, so that temporary load on the machine affects all of them. Each call gets new
+    arguments from ``fresh``, which runs outside the measured time.
     """
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(repetitions):
@@ -45,13 +45,13 @@ def medians(
 
 
 def milliseconds(value: float) -> str:
-    """Seconds as a cell of a table."""
+    """Format seconds as milliseconds for a table cell."""
     return f"{1e3 * value:,.2f} ms" if value < 0.0995 else f"{1e3 * value:,.0f} ms"
 
 
 @dataclass
 class Table:
-    """Rows of text; the last cell of a row says whether its limit was met."""
+    """Rows of text; the last cell of a row shows whether its limit was met."""
 
     title: str
     columns: tuple[str, ...]
@@ -60,7 +60,7 @@ class Table:
     missed: list[str] = field(default_factory=list)
 
     def add(self, *cells: str, met: bool | None = None, remark: str = "") -> None:
-        """Add a row; ``met`` is None where nothing is claimed, then there may be a remark."""
+        """Add a row; ``met`` is None without a limit, and ``remark`` is shown instead."""
         verdict = remark if met is None else "OK" if met else self.complaint
         self.rows.append((*cells, verdict))
         if met is False:
@@ -79,7 +79,7 @@ class Table:
 
 
 def finish(*tables: Table) -> int:
-    """Print the tables; the exit status is 1 if a limit was missed."""
+    """Print the tables and return the exit status, 1 if a limit was missed."""
     for table in tables:
         table.show()
     return int(any(table.missed for table in tables))

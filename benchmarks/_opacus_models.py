@@ -1,4 +1,4 @@
-"""Whole trainings by Opacus 1.6.0, one model after another, in the faster of its modes."""
+"""Training runs with Opacus 1.6.0, one model after another."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["train_with_opacus"]
 
 
 def train_with_opacus(model: nn.Module, data: Dataset, settings: DPSGD, *, ghost: bool) -> nn.Module:
-    """Poisson batches without a loader, which would take time too; else what its engine makes of a model."""
-    warnings.simplefilter("ignore")  # its hooks give several a step
+    """Train with Opacus as its engine does, but without its loader, which would add time."""
+    warnings.simplefilter("ignore")  # its hooks emit several per step
     hooked, optimizer, loss = _parts(model, data, settings, ghost)
     for _ in range(settings.num_steps):
         indices = (torch.rand(len(data)) < settings.sample_rate).nonzero().view(-1)

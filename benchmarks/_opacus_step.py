@@ -1,4 +1,4 @@
-"""One step of DP-SGD by Opacus 1.6.0, which lives in an environment of its own."""
+"""One step of DP-SGD with Opacus 1.6.0, which is installed in a separate environment."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["opacus_model", "opacus_step"]
 
 
 def opacus_step(case: Case) -> Step:
-    """With the per-example gradients of hooks, which is what Opacus does unless told otherwise."""
+    """Return a step that computes per-example gradients with hooks, the default of Opacus."""
     return _prepare(case, noise_multiplier=1.0)[1]
 
 
 def opacus_model(case: Case) -> nn.Module:
-    """The model after one step without noise: to see that the step is the same as ours."""
+    """Return the model after one step without noise, to check that the step equals ours."""
     model, step = _prepare(case, noise_multiplier=0.0)
     step()
     return model
 
 
 def _prepare(case: Case, noise_multiplier: float) -> tuple[nn.Module, Step]:
-    """What Opacus' engine makes of a model and an optimizer; without its loader, which takes time too."""
-    warnings.simplefilter("ignore")  # its hooks give several a step
+    """Return a model and its step, prepared as the Opacus engine does, but without its loader."""
+    warnings.simplefilter("ignore")  # its hooks emit several per step
     model = case.model()
     hooked: Any = GradSampleModule(model, loss_reduction="mean", strict=True)
     optimizer: Any = DPOptimizer(

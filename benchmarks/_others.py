@@ -1,4 +1,4 @@
-"""Asks the other tools, which live in an environment and a process of their own."""
+"""Calls to other tools, which run in a separate environment and process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Scores = npt.NDArray[np.floating]
 
 @dataclass(frozen=True)
 class Job:
-    """One method of another tool on a table of scores, a row for each repetition."""
+    """One method of another tool on a table of scores, one row per repetition."""
 
     method: str
     present: Scores
@@ -33,7 +33,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Answer:
-    """The bound of every row, the median time of one, and what went wrong, if anything."""
+    """The bound of every row, the median time per row, and the last error, if any."""
 
     bounds: list[float]
     seconds: float
@@ -41,7 +41,7 @@ class Answer:
 
 
 def ask(python: Path, jobs: list[Job]) -> list[Answer]:
-    """Have the other interpreter do the jobs, one after another."""
+    """Run the jobs with the other interpreter, one after another."""
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         descriptions = []
@@ -57,13 +57,13 @@ def ask(python: Path, jobs: list[Job]) -> list[Answer]:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """The argument that every script with other tools takes."""
+    """Return a parser with the argument shared by all scripts that use other tools."""
     arguments = argparse.ArgumentParser(description=description)
     arguments.add_argument(
         "--others",
         type=_interpreter,
         metavar="PYTHON",
-        help="the interpreter with jax_privacy and privacy-estimates; without it they are left out",
+        help="interpreter with jax_privacy and privacy-estimates, which are skipped without it",
     )
     return arguments
 
@@ -72,5 +72,5 @@ def _interpreter(text: str) -> Path | None:
     path = Path(text)
     if path.exists():
         return path
-    print(f"The other tools are left out: there is no {text}.")
+    print(f"The other tools are skipped: {text} does not exist.")
     return None

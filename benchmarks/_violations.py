@@ -1,4 +1,4 @@
-"""The paper's three violations at its claim of epsilon = 1.27, by bounds that the fault cannot fool."""
+"""The paper's three violations of its claim of epsilon = 1.27, with bounds that hold despite the fault."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from dpaudit.training import faults
 from dpaudit.zoo import ENTRIES, judge
 
 EPSILON, DELTA = 1.27, 1e-5
-HEAD = ["violation", "steps", "canaries", "bets", "pooled counts", "tests of the noise"]
+HEAD = ["violation", "steps", "canaries", "betting", "pooled counts", "noise tests"]
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Case:
-    """A violation, and whether scores of a step depend on each other because of it."""
+    """A violation, and whether it makes the scores of a step dependent."""
 
     name: str
-    specimen: Any  # a training with the native engine, as in the zoo
+    specimen: Any  # a training run of the native engine, as in the zoo
     is_dependent: bool = False
 
     def measured(self, seed: int = 0) -> dict[str, Any]:
-        """What each kind of bound says at 95 %, and the tests of the noise at 99 %."""
+        """Return each kind of bound at 95 % confidence, and the findings of the noise tests at 99 %."""
         evidence = self.specimen(True, seed)
         scores, num_steps = evidence.scores, evidence.num_steps
         bounds = {
@@ -37,7 +37,7 @@ class Case:
         return {**bounds, "findings": [finding.name for finding in findings]}
 
     def row(self, found: dict[str, Any]) -> list[str]:
-        """A line of the page; what is above the claim is bold."""
+        """Return a row of the table, with bounds above the claim in bold."""
         bets, pooled = (
             f"**{found[name]:.3g}**" if found[name] > EPSILON else f"{found[name]:.3g}"
             for name in ("bets", "pooled")
@@ -59,7 +59,7 @@ _FEW_SEEDS = replace(_SPECIMENS["noise-100-seeds"], num_steps=500)
 CASES = (
     Case("1: the mean is clipped", _AFTER_MEAN, is_dependent=True),
     Case("1: the mean is clipped", replace(_AFTER_MEAN, num_steps=2000), is_dependent=True),
-    Case("2: noise of 100 seeds", _FEW_SEEDS, is_dependent=True),
-    Case("3: noise for 1.57", _noise_for(1.57)),
-    Case("3: noise for 1.35", _noise_for(1.35, num_canaries=1200)),
+    Case("2: noise from 100 seeds", _FEW_SEEDS, is_dependent=True),
+    Case("3: noise calibrated to 1.57", _noise_for(1.57)),
+    Case("3: noise calibrated to 1.35", _noise_for(1.35, num_canaries=1200)),
 )

@@ -1,4 +1,4 @@
-"""Claims that auditing every step with 512 canaries makes a training at most a tenth slower."""
+"""Check that auditing every step with 512 canaries slows training by at most 10 %."""
 
 from __future__ import annotations
 

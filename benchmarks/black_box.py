@@ -1,17 +1,18 @@
-"""Claims of black-box audits, end to end through ``dpaudit.experiments.run``.
+"""Check black-box audits, end to end through ``dpaudit.experiments.run``.
 
     python benchmarks/black_box.py FOLDER [--models 2000] [--fashion DIRECTORY] [--seeds 40] [--only NAME]
 
-Models of 64 hidden units are trained for 200 steps of batch 64, on 800 of the digits that come with dpaudit
-(64-64-10), or of Fashion-MNIST in DIRECTORY (784-64-10). Half of them have the canary. What has to hold:
+Models with 64 hidden units are trained for 200 steps with batch size 64 on 800 examples: the digits that come
+with dpaudit (64-64-10), or Fashion-MNIST in DIRECTORY (784-64-10). Half of the models include the canary. The
+checks are:
 
-- a correct training is not flagged, at epsilon 2 and 8, whatever its first weights are;
-- a training that claims epsilon 2 and forgets its noise is flagged;
-- first weights from held-out data give a clearly larger bound than random ones at epsilon 8;
-- clipping alone gives a bound close to what as many models without an error would give, which is printed;
-- of 40 audits of a correct training, 200 logistic regressions each, at most 2 are flagged at 95 %.
+- correct training is not flagged at epsilon 2 and 8, whatever the initial weights;
+- training that claims epsilon 2 but adds no noise is flagged;
+- initial weights from held-out data give a clearly larger bound than random ones at epsilon 8;
+- clipping alone gives a bound close to that of an attack without errors on the same number of models;
+- at most 2 of 40 audits of correct training, with 200 logistic regressions each, are flagged at 95 %.
 
-Each row is a run in FOLDER: called again, it goes on where it was interrupted.
+Each row is a run in FOLDER. Run the same command again to resume.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ training = {batch_size = 64, num_steps = 200, optimizer = {name = "sgd", learnin
 """
 PRETRAINED = ("audit.initialization=pre-trained",)
 FORGOTTEN = ("training.fault.name=noise-too-small", "training.fault.factor=0.0")
-# the canary is learnt well where nothing else is in the way
+# a high learning rate, with which the model learns the canary well
 CLIP_ONLY = ("training.noise_multiplier=0", "training.optimizer.learning_rate=0.5")
 CASES: dict[str, tuple[str, ...]] = {
     "pre-trained": ("training.target_epsilon=8.0", *PRETRAINED),
@@ -49,8 +50,8 @@ CASES: dict[str, tuple[str, ...]] = {
     "pre-trained, eps 2": ("training.target_epsilon=2.0", *PRETRAINED),
 }
 COLUMNS = ("training", "claim", "epsilon >=", "at most", "verdict", "models/s")
-CLEARLY = 0.5  # epsilon, between the two kinds of first weights
-CLOSE = 0.8  # of the largest bound
+CLEARLY = 0.5  # difference of epsilon between the two kinds of initial weights
+CLOSE = 0.8  # fraction of the largest bound
 SMALL = (
     'model={name="logistic-regression"}',
     "training.target_epsilon=8.0",
@@ -63,7 +64,7 @@ MOST_FLAGGED = 2
 
 
 def outcome(folder: Path, name: str, changes: Sequence[str]) -> dict[str, Any]:
-    """The result of a run, made or read again."""
+    """Return the result of a run, which is read if it exists."""
     path = folder / name.replace(",", "").replace(" ", "-")
     config = parse_config(CONFIG, name, [*changes, f"output={path}"])
     return run(config, say=lambda line: print(f"  {name}: {line}", flush=True)).values
@@ -105,7 +106,7 @@ def audits(folder: Path, only: str | None, changes: Sequence[str]) -> Table:
 
 
 def soundness(folder: Path, num_seeds: int) -> Table:
-    table = Table("Correct trainings", ("audits", "flagged", "allowed"), complaint="FLAGGED TOO OFTEN")
+    table = Table("Correct training", ("audits", "flagged", "allowed"), complaint="FLAGGED TOO OFTEN")
     flagged = 0
     for seed in range(num_seeds):
         values = outcome(folder, f"sound {seed}", [*SMALL, f"seed={seed}", "pool=serial"])

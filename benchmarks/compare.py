@@ -1,9 +1,9 @@
-"""dpaudit next to jax_privacy 2.0.0 and privacy-estimates 0.1.0.post1: time, tightness and error rate.
+"""Compare dpaudit with jax_privacy 2.0.0 and privacy-estimates 0.1.0.post1: time, tightness and error rate.
 
-Scores of the exact Gaussian mechanism, again and again. A cell "0.74, 2 %" says that the mean bound was 0.74
-of the true epsilon, and that 2 % of the bounds were above it. For identical distributions (mu = 0) it says
-how many bounds were above 0. A confidence bound at 95 % may be above the truth in 5 % of the runs. The joint
-interval of privacy-estimates takes so long that it is asked once, which says nothing of its error rate.
+All scores come from the exact Gaussian mechanism. A cell "0.74, 2 %" means that the mean bound was 0.74 of
+the true epsilon, and that 2 % of the bounds exceeded it. For identical distributions (mu = 0), it shows how
+many bounds exceeded 0. A confidence bound at 95 % may exceed the truth in 5 % of the runs. The joint interval
+of privacy-estimates is so slow that it is computed only once, which does not reveal its error rate.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import dpaudit
 DELTA, ERROR = 1e-5, 0.05
 SIZES = (1_000, 2_500)
 MUS = (0.0, 0.39, 1.0, 3.0)
-FEW = 10  # runs of a method that takes a good part of a second
-FEWER = 60  # runs of one that takes a good part of a tenth
+FEW = 10  # runs of a method that takes several tenths of a second
+FEWER = 60  # runs of a method that takes several hundredths of a second
 OURS = (
     (dpaudit.Gaussian(), dpaudit.JointExact(), "Fixed"),
     (dpaudit.Gaussian(), dpaudit.JointExact(), "HeldOut"),
@@ -38,7 +38,7 @@ OURS = (
     (dpaudit.ApproximateDP(), dpaudit.Posterior(), "Fixed"),
     (dpaudit.Gaussian(), dpaudit.Posterior(), "SameData"),
 )
-# name, what its bound is said to be, whether it needs a threshold, how many repetitions (None: all)
+# name, documented kind of its bound, whether it needs a threshold, number of repetitions (None: all)
 THEIRS: tuple[tuple[str, str, bool, int | None], ...] = (
     ("jax_privacy clopper_pearson", "confidence", False, None),
     ("jax_privacy clopper_pearson at", "confidence", True, None),
@@ -49,7 +49,7 @@ THEIRS: tuple[tuple[str, str, bool, int | None], ...] = (
     ("privacy_estimates beta", "confidence", True, None),
     ("privacy_estimates jeffreys", "credible", True, None),
 )
-SLOW = "privacy_estimates joint-beta"  # half a minute a bound: one bound for one mu, no error rate
+SLOW = "privacy_estimates joint-beta"  # half a minute per bound: one bound for one mu, no error rate
 SLOW_MU = 1.0
 
 
@@ -63,18 +63,18 @@ class Found:
     problem: str | None = None
 
     def above(self, truth: float) -> float:
-        """The share of bounds above the truth."""
+        """Return the fraction of bounds above the truth."""
         return statistics.fmean(bound > truth * (1 + 1e-9) for bound in self.bounds)
 
     def cell(self, truth: float) -> str:
-        """What the table says of it."""
+        """Return the table cell."""
         if not self.bounds:
             return self.problem or "-"
         share = f"{100 * self.above(truth):.0f} %" if len(self.bounds) > 1 else "?"
         return f"{statistics.fmean(self.bounds) / truth:.2f}, {share}" if truth > 0 else share
 
     def is_sound(self, truth: float) -> bool:
-        """Whether not more bounds are above the truth than the error allows, within three deviations."""
+        """Return whether the bounds exceed the truth no more often than allowed, within three deviations."""
         deviation = math.sqrt(ERROR * (1 - ERROR) / max(len(self.bounds), 1))
         return not self.bounds or self.above(truth) <= ERROR + 3 * deviation
 
@@ -89,8 +89,8 @@ def main() -> int:
 
 def _table(size: int, repetitions: int, python: Path | None) -> Table:
     table = Table(
-        f"{size:,} scores a side, delta = {DELTA:g}",
-        ("method", "says it is", "runs", "time", *(f"mu = {mu:g}" for mu in MUS)),
+        f"{size:,} scores per side, delta = {DELTA:g}",
+        ("method", "documented as", "runs", "time", *(f"mu = {mu:g}" for mu in MUS)),
         complaint="TOO OFTEN ABOVE THE TRUTH",
     )
     rng = np.random.default_rng(size)
@@ -109,7 +109,7 @@ def _table(size: int, repetitions: int, python: Path | None) -> Table:
 
 
 def _is_sound(found: dict[float, Found]) -> bool | None:
-    """Whether a method is above the truth no more often than it says; None if it says nothing."""
+    """Return whether a method exceeds the truth no more often than it claims; None without a claim."""
     if any(one.statement != "confidence" for one in found.values()):
         return None
     return all(one.is_sound(_truth(mu)) for mu, one in found.items())

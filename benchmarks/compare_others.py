@@ -1,7 +1,7 @@
-"""Runs methods of jax_privacy 2.0.0 and privacy-estimates 0.1.0.post1; needs nothing of dpaudit.
+"""Run methods of jax_privacy 2.0.0 and privacy-estimates 0.1.0.post1, without importing dpaudit.
 
-Called with two files: jobs to read and answers to write, both JSON. A job names a method below, a .npz file
-with the scores ``present`` and ``absent`` (a row a repetition) and settings.
+The two arguments are JSON files: jobs to read and answers to write. A job names a method below, a .npz file
+with the scores ``present`` and ``absent`` (one row per repetition), and settings.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ Method = Callable[..., float]
 
 
 def clopper_pearson(present: Any, absent: Any, *, delta: float, error: float) -> float:
-    """The default of jax_privacy: all thresholds, each at its share of the error."""
+    """Return the default bound of jax_privacy: all thresholds, each with a share of the error rate."""
     return auditing.CanaryScoreAuditor(present, absent).epsilon_clopper_pearson(error, delta)
 
 
 def clopper_pearson_at(present: Any, absent: Any, *, delta: float, error: float, threshold: float) -> float:
-    """At a threshold that was given before the data."""
+    """Return the bound at a threshold fixed before the data."""
     return auditing.CanaryScoreAuditor(present, absent).epsilon_clopper_pearson(
         error, delta, one_sided=False, threshold_strategy=auditing.Explicit(threshold)
     )
 
 
 def clopper_pearson_split(present: Any, absent: Any, *, delta: float, error: float) -> float:
-    """A threshold chosen on one half and counted on the other."""
+    """Return the bound with a threshold chosen on one half of the scores and applied to the other."""
     return auditing.CanaryScoreAuditor(present, absent).epsilon_clopper_pearson(
         error, delta, one_sided=False, threshold_strategy=auditing.Split(seed=0)
     )
 
 
 def from_gdp(present: Any, absent: Any, *, delta: float, error: float) -> float:
-    """Through mu of Gaussian DP."""
+    """Return the bound derived from mu of Gaussian DP."""
     return auditing.CanaryScoreAuditor(present, absent).epsilon_from_gdp(error, delta)
 
 
 def one_run(present: Any, absent: Any, *, delta: float, error: float) -> float:
-    """Steinke et al. 2023."""
+    """Return the bound of Steinke et al. 2023."""
     return auditing.CanaryScoreAuditor(present, absent).epsilon_one_run(error, delta)
 
 
 def one_run_fdp(present: Any, absent: Any, *, delta: float, error: float) -> float:
-    """Mahloujifar et al. 2024, with the Gaussian curve."""
+    """Return the bound of Mahloujifar et al. 2024 with the Gaussian curve."""
     return auditing.CanaryScoreAuditor(present, absent).epsilon_one_run_fdp(error, delta)
 
 
 def _estimate(method: str, share: float) -> Method:
-    """A method of privacy-estimates at ``share`` of the error."""
+    """Return a method of privacy-estimates that uses ``share`` of the error rate."""
 
     def estimate(present: Any, absent: Any, *, delta: float, error: float, threshold: float) -> float:
         false_positives = int((absent > threshold).sum())
@@ -88,7 +88,7 @@ METHODS: dict[str, Method] = {
 
 
 def run(method: str, scores: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """The bound of every repetition and the median time of one."""
+    """Return the bound of every repetition and the median time per repetition."""
     bounds, times, error = [], [], None
     with np.load(scores) as tables:
         rows = list(zip(tables["present"], tables["absent"], strict=True))
@@ -96,7 +96,7 @@ def run(method: str, scores: str, settings: dict[str, Any]) -> dict[str, Any]:
         start = time.perf_counter()
         try:
             bounds.append(float(METHODS[method](present, absent, **settings)))
-        except Exception as problem:  # noqa: BLE001  # whatever another tool raises is its answer
+        except Exception as problem:  # noqa: BLE001  # any error of another tool is a result
             error = repr(problem)
         times.append(time.perf_counter() - start)
     return {"bounds": bounds, "seconds": statistics.median(times), "error": error}

@@ -1,8 +1,7 @@
-"""Claims that composing a step's bound to the whole training costs at most 5 ms after the first calls.
+"""Check that composing a per-step bound over a training run takes at most 5 ms after the first calls.
 
-The first calls, at mu in three places, build a table. The next are at others, from 0.2 to 2 times the
-first. Bounds whose curve is that of the whole training (SubsampledGaussian) are measured as well; there
-nothing is claimed.
+The first calls, at three values of mu, build a table. Later calls use other values, from 0.2 to 2 times the
+first. Bounds with the curve of the whole run (SubsampledGaussian) are also measured, without a limit.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import dpaudit
 
 LIMIT = 0.005
 DELTA = 1e-5
-# sample rate, number of steps, noise multiplier: the paper's CIFAR-10 training at epsilon 8 first
+# sample rate, number of steps, noise multiplier; the first is the paper's CIFAR-10 training at epsilon 8
 TRAININGS = ((4096 / 50000, 2500, 2.577), (0.01, 1000, 1.0), (0.3, 10, 1.0), (1.0, 100, 10.0))
 
 
@@ -29,7 +28,7 @@ def main() -> int:
 
 def _steps() -> Table:
     table = Table(
-        "Composing a step's mu to epsilon",
+        "Composing mu of a step to epsilon",
         ("sample rate", "steps", "first calls", "later, median", "later, slowest", "limit"),
     )
     for rate, steps, noise in TRAININGS:
@@ -52,13 +51,13 @@ def _steps() -> Table:
 
 
 def _slowest(times: list[float]) -> float:
-    """The slowest of five neighbours' medians: a single time may be the machine's fault."""
+    """Return the largest median of five consecutive times, because a single time may be an outlier."""
     return max(statistics.median(times[i : i + 5]) for i in range(0, len(times), 5))
 
 
 def _whole_runs(size: int = 1_000) -> Table:
     table = Table(
-        f"Bounds with the curve of the whole training, {size:,} runs a side",
+        f"Bounds with the curve of the whole training run, {size:,} runs per side",
         ("sample rate", "steps", "inference", "first call", "later, median", "later, slowest"),
     )
     for rate, steps, _ in TRAININGS[:2]:

@@ -1,9 +1,9 @@
-"""How long a canary takes to craft, on one core, and how small its cosine gets.
+"""Measure how long crafting a canary takes on one core, and how small its cosine becomes.
 
     python benchmarks/crafting.py [--wide]
 
-Random images of CIFAR-10's size: the time does not depend on what is on them. A canary for the ConvNet is to
-take less than 10 seconds. ``--wide`` adds WRN-16-4, which takes a minute or so.
+The images are random and have the size of CIFAR-10; the time does not depend on their content. A canary for
+the ConvNet must take less than 10 seconds. ``--wide`` adds WRN-16-4, which takes about a minute.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
     if "--wide" in sys.argv:
         _measure("wrn-16-4", wide_resnet, image, dpaudit.Crafted())
     if seconds >= 10:
-        raise SystemExit(f"Expected a canary for the ConvNet in less than 10 s, took {seconds:.1f} s.")
+        raise SystemExit(f"Expected a canary for the ConvNet in less than 10 s, but it took {seconds:.1f} s.")
 
 
 if __name__ == "__main__":

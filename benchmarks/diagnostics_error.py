@@ -1,4 +1,4 @@
-"""How often a correct training has a finding: simulated, written into docs/diagnostics.md.
+"""Simulate how often a correct training run has a finding, and write the table to docs/diagnostics.md.
 
 python benchmarks/diagnostics_error.py [--repetitions 2000]
 """
@@ -22,9 +22,9 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Size:
-    """A correct training: normal noise, and coins for every example.
+    """Size of a correct training run with normal noise and Poisson sampling.
 
-    In kind "doubling" each leaf has twice the noise of the one before, and the first has what is claimed.
+    In kind "doubling", the first leaf has the claimed noise, and each other leaf twice that of the previous.
     """
 
     num_steps: int
@@ -65,7 +65,7 @@ SIZES = [
 
 
 def rates(size: Size, repetitions: int) -> tuple[float, dict[str, float]]:
-    """How often there was any finding, and how often each test had a p-value of 5 % at most."""
+    """Return how often there was any finding, and how often each test had a p-value of at most 5 %."""
     found, small = 0, Counter[str]()
     for seed in range(repetitions):
         diagnosis = size.diagnose(seed)
@@ -77,9 +77,9 @@ def rates(size: Size, repetitions: int) -> tuple[float, dict[str, float]]:
 def table(repetitions: int) -> str:
     error = (CONFIDENCE * (1 - CONFIDENCE) / repetitions) ** 0.5
     lines = [
-        f"{repetitions:,} simulated trainings a line; the standard error of 5 % is {100 * error:.1f} %.",
+        f"{repetitions:,} simulated training runs per row; the standard error of 5 % is {100 * error:.1f} %.",
         "",
-        "| steps | leaves | noise | examples, rate | any finding | a test with p <= 5 % most often |",
+        "| steps | leaves | noise | examples, rate | any finding | test with p <= 5 % most often |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for size in SIZES:

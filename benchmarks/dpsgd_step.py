@@ -1,8 +1,8 @@
-"""Claims how long a step of DP-SGD takes, next to torch without privacy and to Opacus 1.6.0 with hooks.
+"""Check the time of a DP-SGD step against torch without privacy and against Opacus 1.6.0 with hooks.
 
-At most twice as long as without privacy, and several times less than Opacus where all layers are linear.
-Every kind of step starts from the same weights and takes the same batch, clip, noise and learning rate; a
-step of Opacus without noise must lead to the same weights as ours.
+A step may take at most twice as long as without privacy, and must be several times faster than Opacus where
+all layers are linear. Every kind of step starts from the same weights and uses the same batch, clipping norm,
+noise and learning rate. Without noise, a step of Opacus must lead to the same weights as ours.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from dpaudit.training.gradients import flat_parameters
 
 MOST_OF_TORCH = 2.0
 SPEEDUP = {MLP: 8.0, CONV_NET: 1.2, WIDE_RESNET: 1.5}
-SAME = 1e-5  # of the largest change of a weight: Opacus adds 1e-6 to every norm
+SAME = 1e-5  # fraction of the largest weight change: Opacus adds 1e-6 to every norm
 
 
 def torch_step(case: Case) -> Step:
-    """What anyone writes: some examples, forward, backward, update."""
+    """Return a plain training step: forward, backward, update."""
     data, model, indices = case.data(), case.model(), fixed_indices(case.batch_size)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
@@ -59,23 +59,23 @@ def dpaudit_step(case: Case) -> Step:
 
 @dataclass(frozen=True)
 class Tables:
-    """What is claimed against whom."""
+    """The comparisons with torch and, if installed, with Opacus."""
 
     torch: Table
     opacus: Table | None
 
     @classmethod
     def empty(cls, with_opacus: bool) -> Tables:
-        """Without Opacus nothing is claimed about it."""
+        """Return tables without rows."""
         columns = ("model", "batch", "torch", "dpaudit", "ratio", "limit")
         theirs = ("model", "batch", "Opacus", "dpaudit", "speed-up", "limit")
         return cls(
-            Table("A step of DP-SGD and one without privacy", columns),
-            Table("A step of DP-SGD by Opacus 1.6.0 and by dpaudit", theirs) if with_opacus else None,
+            Table("A DP-SGD step and a step without privacy", columns),
+            Table("A DP-SGD step of Opacus 1.6.0 and of dpaudit", theirs) if with_opacus else None,
         )
 
     def add(self, case: Case, times: dict[str, list[float]]) -> None:
-        """One row in each table."""
+        """Add a row to each table."""
         cells = {name: milliseconds(statistics.median(found)) for name, found in times.items()}
         head = case.name, str(case.batch_size)
         slower = ratio(times["dpaudit"], times["torch"])
@@ -89,12 +89,12 @@ class Tables:
 
 
 def require_same_step(case: Case) -> None:
-    """A comparison of different things would be none.
+    """Exit if the updates of Opacus and dpaudit differ, which would make the comparison meaningless.
 
-    In double precision: in single precision a deep network's gradients differ by 1e-3 from their true values,
-    whoever computes them, because some activations of ReLU are on the other side of zero.
+    Double precision is used, because in single precision the gradients of a deep network differ by 1e-3 from
+    their true values: some ReLU activations are on the other side of zero.
     """
-    from _opacus_step import opacus_model  # noqa: PLC0415  # only where Opacus is
+    from _opacus_step import opacus_model  # noqa: PLC0415  # only if Opacus is installed
 
     case = replace(case, batch_size=8, dtype=torch.float64)
     before = flat_parameters(case.model())
@@ -103,7 +103,7 @@ def require_same_step(case: Case) -> None:
     mine, theirs = flat_parameters(ours.model) - before, flat_parameters(opacus_model(case)) - before
     difference = float((mine - theirs).abs().max() / mine.abs().max())
     if difference > SAME:
-        raise SystemExit(f"{case.name}: the update of Opacus differs from ours by {difference:.1e} of it.")
+        raise SystemExit(f"{case.name}: the update of Opacus differs by {difference:.1e} of ours.")
 
 
 def main() -> int:
@@ -111,7 +111,7 @@ def main() -> int:
     kinds = {"torch": torch_step, "dpaudit": dpaudit_step}
     with_opacus = importlib.util.find_spec("opacus") is not None
     if with_opacus:
-        from _opacus_step import opacus_step  # noqa: PLC0415  # only where Opacus is
+        from _opacus_step import opacus_step  # noqa: PLC0415  # only if Opacus is installed
 
         kinds["opacus"] = opacus_step
     tables = Tables.empty(with_opacus)
@@ -123,7 +123,7 @@ def main() -> int:
 
 
 def restart_with_others() -> None:
-    """Opacus and dpaudit have to be in one process to take turns: so dpaudit goes to where Opacus is."""
+    """Restart with the interpreter that has Opacus, because both take turns in one process."""
     others = parser(__doc__).parse_args().others
     if others is None:
         restart_in_environment()

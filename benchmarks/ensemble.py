@@ -1,14 +1,14 @@
-"""Claims how many models a second an ensemble trains, next to Opacus 1.6.0, one model after another.
+"""Check how many models per second an ensemble trains, compared with Opacus 1.6.0, one model after another.
 
     python benchmarks/ensemble.py [--steps 200] [--rounds 3] [--only NAME] [--cores 1|2] [--sizes]
 
-200 steps of batch 64 on 3,200 random images of 28x28. Opacus has the same memory settings, a cheap Poisson
-sampling instead of its loader, and the faster of its two modes, per-example gradients by hooks (the default)
-or ghost clipping. One core is CPU time of one thread, in turns. Two cores is clock time: two processes of the
-ensemble, and Opacus with one or two threads, whichever is faster. What else runs on the machine disturbs
-both, and clock time most: look at it only where nothing else runs.
+Training takes 200 steps with batch size 64 on 3,200 random images of 28x28. Opacus has the same memory
+settings, fast Poisson sampling instead of its loader, and two modes: per-example gradients by hooks (the
+default), and ghost clipping. One core means CPU time of one thread, in turns. Two cores means wall-clock
+time: two processes of the ensemble, and Opacus with one or two threads, whichever is faster. Other load on
+the machine distorts both, wall-clock time most: measure on an idle machine.
 
-``--sizes`` shows how the number of models at once matters instead.
+``--sizes`` shows the effect of the number of models at once instead.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from dpaudit.training.ensemble import Ensemble, Example
 from dpaudit.training.gradients import flat_parameters
 from dpaudit.training.models import logistic_regression, mlp
 
-WHOLE, SIZE, BATCH = 200, 3_200, 64  # steps of a training, examples, expected batch
-SAME = 1e-4  # of the largest change of a weight: Opacus adds 1e-6 to every norm
+WHOLE, SIZE, BATCH = 200, 3_200, 64  # steps of a training run, examples, expected batch size
+SAME = 1e-4  # fraction of the largest weight change: Opacus adds 1e-6 to every norm
 KINDS = ("ensemble", "hooks", "ghost")
-COLUMNS = ("model", "ensemble", "Opacus hooks", "Opacus ghost", "of hooks", "of ghost", "limit")
+COLUMNS = ("model", "ensemble", "Opacus hooks", "Opacus ghost", "vs. hooks", "vs. ghost", "limit")
 
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of model, and how many times faster than Opacus it has to be trained."""
+    """A kind of model, and the required speed-up over Opacus."""
 
     name: str
     build: Callable[[], nn.Module]
     speedup: float
     group: int
-    """How many models are trained to be timed."""
+    """The number of models that are trained for one time measurement."""
     sizes: tuple[int, ...]
 
 
 def lenet() -> nn.Sequential:
-    """The usual small network for MNIST in DP papers: 26,010 parameters."""
+    """Return the usual small MNIST network of DP papers, with 26,010 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 8, 2, padding=3),
         nn.ReLU(),
@@ -98,7 +98,7 @@ def ensemble(case: Case, data: Dataset, chosen: DPSGD, **options: Any) -> Ensemb
 
 
 def require_same_models(case: Case) -> None:
-    """A comparison of different things would be none: without noise, on all examples, in double precision."""
+    """Exit if the models differ from those of Opacus without noise, which would make the comparison void."""
     torch.set_default_dtype(torch.float64)
     data = images(BATCH)
     data = replace(data, inputs=data.inputs.double())
@@ -113,12 +113,14 @@ def require_same_models(case: Case) -> None:
     torch.set_default_dtype(torch.float32)
 
 
-def models_a_second(case: Case, kind: str, num_steps: int, clock: Clock, at_once: int | None = None) -> float:
-    """At the usual number of steps."""
+def models_per_second(
+    case: Case, kind: str, num_steps: int, clock: Clock, at_once: int | None = None
+) -> float:
+    """Return models per second, scaled to the full number of steps."""
     data, chosen, count = images(), settings(num_steps), 1
     if kind == "ensemble":
         made = ensemble(case, data, chosen, models_at_once=at_once)
-        made.scores([0], [True])  # what is made once for all models
+        made.scores([0], [True])  # prepares what all models share
         count = at_once or case.group
         start = clock()
         made.scores(range(count), [number % 2 == 0 for number in range(count)])
@@ -129,19 +131,19 @@ def models_a_second(case: Case, kind: str, num_steps: int, clock: Clock, at_once
 
 
 def on_one_core(cases: Sequence[Case], num_steps: int, rounds: int) -> Table:
-    table = Table("Models a second on one core (CPU time)", COLUMNS)
+    table = Table("Models per second on one core (CPU time)", COLUMNS)
     for case in cases:
         require_same_models(case)
         rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
         for _ in range(rounds):
             for kind in KINDS:
-                rates[kind].append(models_a_second(case, kind, num_steps, time.process_time))
+                rates[kind].append(models_per_second(case, kind, num_steps, time.process_time))
         _add(table, case, rates, claimed=False)
     return table
 
 
 def on_two_cores(cases: Sequence[Case], num_steps: int, rounds: int) -> Table:
-    table = Table("Models a second on two cores (clock time)", COLUMNS)
+    table = Table("Models per second on two cores (wall-clock time)", COLUMNS)
     for case in cases:
         rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
         for _ in range(rounds):
@@ -152,14 +154,14 @@ def on_two_cores(cases: Sequence[Case], num_steps: int, rounds: int) -> Table:
 
 
 def _children(case: Case, kind: str, num_steps: int) -> float:
-    """Two processes of the ensemble with a thread each; Opacus with the better of one thread and two."""
+    """Run two single-threaded processes of the ensemble, or Opacus with the better of one and two threads."""
     if kind == "ensemble":
         return sum(_rates(case, kind, num_steps, num_threads=1, count=2))
     return max(_rates(case, kind, num_steps, num_threads, count=1)[0] for num_threads in (1, 2))
 
 
 def _rates(case: Case, kind: str, num_steps: int, num_threads: int, count: int) -> list[float]:
-    """Of some processes that run at the same time."""
+    """Return the rates of concurrent processes."""
     command = [sys.executable, __file__, "--steps", str(num_steps), "--only", case.name]
     command += ["--child", kind, "--threads", str(num_threads)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
@@ -167,7 +169,7 @@ def _rates(case: Case, kind: str, num_steps: int, num_threads: int, count: int) 
 
 
 def _add(table: Table, case: Case, rates: dict[str, list[float]], claimed: bool) -> None:
-    """A ratio is the median over rounds, so that what disturbs the machine disturbs both."""
+    """Add a row with median ratios over rounds, so that load on the machine affects both sides."""
     ratios = {
         kind: statistics.median(a / b for a, b in zip(rates["ensemble"], rates[kind], strict=True))
         for kind in ("hooks", "ghost")
@@ -180,12 +182,12 @@ def _add(table: Table, case: Case, rates: dict[str, list[float]], claimed: bool)
 
 
 def at_once(cases: Sequence[Case], num_steps: int, rounds: int) -> Table:
-    table = Table("Models a second on one core by the number of models at once", ("model", "at once", "rate"))
+    table = Table("Models per second on one core, by models at once", ("model", "at once", "rate"))
     for case in cases:
         rates: dict[int, list[float]] = {size: [] for size in case.sizes}
         for _ in range(rounds):
             for size in case.sizes:
-                rates[size].append(models_a_second(case, "ensemble", num_steps, time.process_time, size))
+                rates[size].append(models_per_second(case, "ensemble", num_steps, time.process_time, size))
         for size, found in rates.items():
             table.add(case.name, str(size), f"{statistics.median(found):.2f}")
     return table
@@ -204,7 +206,7 @@ def main() -> int:
     cases = [case for case in CASES if chosen.only in (None, case.name)]
     if chosen.child is not None:
         torch.set_num_threads(chosen.threads)
-        print(models_a_second(cases[0], chosen.child, chosen.steps, time.perf_counter))
+        print(models_per_second(cases[0], chosen.child, chosen.steps, time.perf_counter))
         return 0
     if chosen.sizes:
         return finish(at_once(cases, chosen.steps, chosen.rounds))

@@ -1,9 +1,9 @@
-"""Compare three ways to set the allocator and the threads of a training: seconds of its steps.
+"""Compare the training time of three ways to configure the allocator and the threads.
 
     python benchmarks/environment.py [--repeats 3]
 
-"start" sets the variables before Python starts, which needs a second start of the program; "process" is what
-``dpaudit run`` does, in the running process; "none" leaves everything as it is. They run in turns.
+"start" sets the variables before Python starts, which requires a restart of the program; "process" configures
+the running process, as ``dpaudit run`` does; "none" changes nothing. They take turns.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ audit = {num_canaries = 64, methods = []}
 
 
 def training_seconds(variables: dict[str, str]) -> float:
-    """Train in a process of its own, and return how long its steps took."""
+    """Train in a separate process, and return how long its steps took."""
     own = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.toml").write_text(CONFIG)
@@ -65,7 +65,7 @@ def main() -> None:
             times[name].append(training_seconds(variables))
     medians = {name: statistics.median(found) for name, found in times.items()}
     for name, seconds in medians.items():
-        print(f"{name:8} {seconds:6.2f} s, {seconds / medians['start']:.3f} of start")
+        print(f"{name:8} {seconds:6.2f} s, {seconds / medians['start']:.3f} times start")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benchmarks/executed_files.py [--list]
 
 A reader who follows a job passes through these files. Module bodies that run on import are not counted. Each
-job runs in a process of its own, so that nothing cached by another one hides a file.
+job runs in a separate process, so that no cache of another job hides a file.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Input canaries side by side: how tight each is, and how often a correct training is flagged.
+"""Compare input canaries: how tight each is, and how often correct training is flagged.
 
     python benchmarks/inputs.py sound [--seeds 40] [--canaries blank,crafted,...]
     python benchmarks/inputs.py tight [--cifar10 DIR] [--fashion DIR] [--location DIR] [--seeds 5]
                                       [--cases digits,location,...] [--canaries blank,crafted,...]
                                       [--cache FILE]
 
-``sound`` audits a correct training of a small network on the digits, each canary in each mode, and fails if
-more than 5 % (and two standard errors) of the seeds are flagged. ``tight`` makes the paper's two batches a
-step and prints the mean mu over seeds with its standard error, of 2 that the noise allows: by plain scores
-with the threshold 1/2, by plain scores with the paper's practice of choosing it afterwards (a heuristic), and
-by scores that know the batch. Every cell is kept in the cache, so that a run that was interrupted goes on.
-WRN-16-4 takes minutes a cell.
+``sound`` audits correct training of a small network on the digits, with each canary in each mode, and fails
+if more than 5 % of the seeds are flagged. ``tight`` draws the paper's two batches per step and prints the
+mean mu over seeds with its standard error; the noise allows a mu of 2. It uses plain scores with the
+threshold 1/2, plain scores with a threshold chosen afterwards as in the paper (a heuristic), and scores from
+which the rest of the batch is subtracted. Every cell is cached, so that an interrupted command resumes.
+WRN-16-4 takes minutes per cell.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _CANARIES = {
     "adversarial": dpaudit.Adversarial(),
     "crafted": dpaudit.Crafted(),
     "long crafted": dpaudit.Crafted(long=True),
-    "crafted anew": dpaudit.Crafted(every=25),
+    "recrafted": dpaudit.Crafted(every=25),
 }
 _COLUMNS = "plain", "CP, same data", "residual"
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, how it is trained, and for how long."""
+    """A model, its data, and its training parameters."""
 
     model: str
     data: str
@@ -61,13 +61,15 @@ _CASES = {
     "location": Case("mlp", "location", 64, 300, 4000),
     "fashion": Case("conv-net", "fashion", 64, 100, 10_000),
     "cifar10 conv-net": Case("conv-net", "cifar10", 64, 100, 10_000),
-    "cifar10 short conv-net": Case("conv-net", "cifar10", 16, 40, 10_000),  # as the WRN, to compare them
+    "cifar10 short conv-net": Case(
+        "conv-net", "cifar10", 16, 40, 10_000
+    ),  # the same as the WRN, for comparison
     "cifar10 wrn": Case("wrn", "cifar10", 16, 40, 10_000),
 }
 
 
 def _data(case, directories):
-    """The examples to train on, and those that are held out."""
+    """Return the training examples and the held-out examples."""
     if case.data == "digits":
         train, rest = digits().split(case.num_train)
     elif case.data == "location":
@@ -89,7 +91,7 @@ def _build(case, data):
 
 
 class _BothScores(TwoBatches):
-    """Records plain scores, and beside them those that know the batch."""
+    """Hook that records plain scores and residual scores."""
 
     def attach(self, training):
         super().attach(training)
@@ -143,7 +145,7 @@ def _cell(case, data, canary, seed):
 
 
 class _Cells:
-    """What was measured, on disk, so that a run that was interrupted goes on."""
+    """Measured cells on disk, so that an interrupted command resumes."""
 
     def __init__(self, path):
         self._path = Path(path)
@@ -153,7 +155,7 @@ class _Cells:
         return self._values[key]
 
     def measure(self, key, make):
-        """What is there, or what ``make`` finds."""
+        """Return the stored value, or compute it with ``make`` and store it."""
         if key not in self._values:
             self._values[key] = make()
             self._path.write_text(json.dumps(self._values, indent=1))
@@ -167,7 +169,7 @@ def _tight(arguments):
     for name in arguments.cases.split(","):
         case = _CASES[name]
         if case.data != "digits" and directories[case.data] is None:
-            print(f"{name}: left out, because --{case.data} is not given")
+            print(f"{name}: skipped, because --{case.data} is not given")
             continue
         data = _data(case, directories)
         for seed in range(arguments.seeds):
@@ -180,7 +182,9 @@ def _tight(arguments):
 
 def _print_table(name, canaries, num_seeds, cells):
     case = _CASES[name]
-    print(f"\n{name}: {case.num_steps} steps of {case.batch_size}, mu of {1 / _NOISE:g}, {num_seeds} seeds")
+    print(
+        f"\n{name}: {case.num_steps} steps of {case.batch_size}, mu out of {1 / _NOISE:g}, {num_seeds} seeds"
+    )
     print(f"{'':15}" + "".join(f"{column:>15}" for column in _COLUMNS))
     for kind, canary in canaries.items():
         keys = [f"{case} {canary} noise={_NOISE} seed={seed}" for seed in range(num_seeds)]
@@ -189,7 +193,7 @@ def _print_table(name, canaries, num_seeds, cells):
 
 
 def _mean(values):
-    """With its standard error, where there is one."""
+    """Return the mean, with its standard error if there is more than one value."""
     error = f" ({statistics.stdev(values) / len(values) ** 0.5:.2f})" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2f}{error}"
 
@@ -212,7 +216,7 @@ def _sound(arguments):
     data, cells = _data(case, {}), _Cells(arguments.cache)
     most = arguments.seeds // 20  # 5 %
     counts = []
-    print(f"correct trainings flagged, of {arguments.seeds} seeds")
+    print(f"flagged seeds with correct training, out of {arguments.seeds}")
     for kind in arguments.canaries.split(","):
         canary = _CANARIES[kind]
         for mode in _MODES:

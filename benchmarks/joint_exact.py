@@ -1,6 +1,6 @@
-"""Claims that the exact joint bound costs at most 20 ms at 2,500 scores a side.
+"""Check that the exact joint bound takes at most 20 ms with 2,500 scores per side.
 
-At a million a side nothing is claimed, but it is measured. Every call has new counts.
+A million scores per side are also measured, without a limit. Every call has new counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--repetitions", type=int, default=15)
     options = arguments.parse_args()
-    table = Table("JointExact", ("scores a side", "trade-off", "mu", "time", "limit"))
+    table = Table("JointExact", ("scores per side", "trade-off", "mu", "time", "limit"))
     for size, limit in ((2_500, LIMIT), (1_000_000, None)):
         for tradeoff in (dpaudit.Gaussian(), dpaudit.ApproximateDP()):
             for mu in MUS:
@@ -56,7 +56,7 @@ def _median(size: int, mu: float, tradeoff: dpaudit.TradeOff, repetitions: int) 
     def bound(observed: dpaudit.ErrorCounts) -> dpaudit.Bound:
         return dpaudit.lower_bound(observed, delta=1e-5, tradeoff=tradeoff, inference=dpaudit.JointExact())
 
-    bound(*counts())  # the first call makes a table of log-factorials
+    bound(*counts())  # the first call builds a table of log-factorials
     return medians({"bound": bound}, repetitions, counts)["bound"]
 
 

@@ -1,8 +1,8 @@
-"""Claims that correct trainings with Opacus are flagged in at most 2 of 40 runs, however they clip.
+"""Check that correct training with Opacus is flagged in at most 2 of 40 runs, in every clipping mode.
 
     python benchmarks/opacus_modes.py [--runs 40]
 
-300 steps each, 64 canaries, epsilon 8, 95 % confidence. A few minutes on one core.
+Each run has 300 steps, 64 canaries, epsilon 8 and 95 % confidence. Takes a few minutes on one core.
 """
 
 from __future__ import annotations

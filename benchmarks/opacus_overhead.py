@@ -1,7 +1,7 @@
-"""Claims that an observer with 64 canaries makes a step of Opacus at most 1.15 times as long.
+"""Check that a step of Opacus takes at most 1.15 times as long with an observer of 64 canaries.
 
-One thread and CPU time. The two kinds of step run in turns, and the ratio is the median over neighbours, so
-that what disturbs the machine for a while disturbs both.
+Times are CPU times of one thread. Both kinds of steps take turns, and the ratio is the median over turns, so
+that temporary load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIMIT, CANARIES, BATCH = 1.15, 64, 128
 
 
 def stepper(mode: str, observed: contextlib.ExitStack | None) -> Callable[[], None]:
-    """A step of always the same batch, observed until the stack is closed."""
+    """Return a step on a fixed batch, observed until the stack is closed."""
     torch.manual_seed(0)
     inputs, targets = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
     model, criterion = conv_net(), nn.CrossEntropyLoss()
@@ -54,7 +54,7 @@ def stepper(mode: str, observed: contextlib.ExitStack | None) -> Callable[[], No
 
 
 def measure(mode: str, repetitions: int) -> tuple[list[float], list[float]]:
-    """Seconds of steps without and with an observer, after two of each to warm up."""
+    """Return seconds per step without and with an observer, after two warm-up steps of each."""
     with contextlib.ExitStack() as stack:
         plain, observed = stepper(mode, None), stepper(mode, stack)
         pairs = [(cpu_seconds(plain), cpu_seconds(observed)) for _ in range(2 + repetitions)]
@@ -69,7 +69,7 @@ def main() -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # Opacus warns in every step
     columns = ("mode", "batch", "canaries", "without", "with", "ratio", "limit")
-    table = Table("A step of Opacus, ConvNet", columns)
+    table = Table("One Opacus step, ConvNet", columns)
     for mode in ("hooks", "ghost"):
         plain, observed = measure(mode, repetitions)
         slower = ratio(observed, plain)

@@ -1,9 +1,9 @@
-"""The table of docs/comparison.md: methods of jax_privacy and of dpaudit on the same scores.
+"""Print the table of docs/comparison.md: methods of jax_privacy and of dpaudit on the same scores.
 
     PYTHONPATH=src .venv-bench/bin/python benchmarks/other_tools.py [repetitions]
 
-An ideal attack on the Gaussian mechanism, 1,000 scores a side: the median epsilon, and how often it is above
-the truth.
+The scores are those of an ideal attack on the Gaussian mechanism, 1,000 per side. The table shows the median
+epsilon, and how often epsilon exceeds the truth.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import dpaudit
 Method = Callable[[Any, Any], float]
 
 DELTA, ERROR, SIZE = 1e-5, 0.05, 1000
-FEW = 40  # repetitions of what is slow
+FEW = 40  # repetitions of slow methods
 
 
 def theirs(name: str, **options: Any) -> Method:
@@ -62,7 +62,7 @@ METHODS: dict[str, Method] = {
 
 
 def scores(mu: float, repetitions: int) -> list[tuple[Any, Any]]:
-    """Scores in units of the signal; without any, as much noise as signal would have."""
+    """Return scores in units of the signal; without signal, the noise has standard deviation 1."""
     rng = np.random.default_rng(0)
     mean, noise = (1.0, 1 / mu) if mu else (0.0, 1.0)
     return [(rng.normal(mean, noise, SIZE), rng.normal(0.0, noise, SIZE)) for _ in range(repetitions)]

@@ -1,7 +1,7 @@
-"""Claims that the paper's five methods rank as in its Table 1: ConvNet, CIFAR-10, Algorithm 2, 1,000 steps.
+"""Check that the paper's five methods rank as in its Table 1: ConvNet, CIFAR-10, Algorithm 2, 1,000 steps.
 
 Batches are small (16 of 200 images on average), so that a run takes about a minute. Thresholds are chosen on
-the counted data, as the paper does; so none of these numbers is a confidence bound.
+the counted data, as in the paper, so none of these numbers is a confidence bound.
 
     python benchmarks/paper_rows.py DIRECTORY [--epsilon 8] [--seeds 2]
 
@@ -62,7 +62,7 @@ def _audited(directory: Path, epsilon: float, seed: int) -> dpaudit.Recorder:
 
 
 def _epsilon(recorder: dpaudit.Recorder, tradeoff: dpaudit.TradeOff, inference: dpaudit.Inference) -> float:
-    """Of the whole training; Katz's interval is for pure epsilon-DP."""
+    """Return epsilon of the whole training run; Katz's interval is for pure epsilon-DP."""
     bound = dpaudit.lower_bound(
         recorder.observations,
         delta=0.0 if isinstance(inference, dpaudit.KatzLog) else DELTA,

@@ -1,7 +1,7 @@
-"""Claims that two processes make trials at least 1.8 times as fast as one, and what a pool costs.
+"""Check that two processes run trials at least 1.8 times as fast as one, and measure the cost of a pool.
 
-A trial trains a small network in torch, as a user's function would. The machine has to be idle: a process
-that shares its core is slower, whoever started the other one.
+A trial trains a small network in torch, as a user's function would. The machine must be idle: a process that
+shares its core is slower.
 
     python benchmarks/pools.py [--trials 60] [--repetitions 3] [--ray]
 """
@@ -68,7 +68,7 @@ def recipe() -> Recipe:
 
 
 def speed(pool: Pool, num_trials: int) -> float:
-    """Models per second after the first third: starting Python and torch is not what is claimed."""
+    """Return models per second after the first third, to exclude the start of Python and torch."""
     plan = TrialPlan(recipe=recipe(), num_trials=num_trials, seed=1)
     marks: list[tuple[float, int]] = []
     with tempfile.TemporaryDirectory() as folder, open_store(Path(folder), plan) as store:
@@ -83,7 +83,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=60)
     parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--ray", action="store_true", help="also on Ray, which takes long to start")
+    parser.add_argument("--ray", action="store_true", help="also measure Ray, which is slow to start")
     options = parser.parse_args()
     pools: dict[str, Pool] = {
         "serial": Serial(),
@@ -98,7 +98,7 @@ def main() -> int:
     table = Table(
         f"{options.trials} trials of {STEPS} steps, {options.repetitions} times in turn, {took:.0f} s "
         f"(load before: {load:.1f})",
-        ("pool", "models/s", "to one process", "limit"),
+        ("pool", "models/s", "vs. one process", "limit"),
     )
     for name, found in speeds.items():
         ratio = statistics.median(mine / one for mine, one in zip(found, speeds["one process"], strict=True))

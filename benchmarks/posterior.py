@@ -1,8 +1,8 @@
-"""Claims that the posterior costs milliseconds.
+"""Check that the posterior takes milliseconds.
 
-One threshold: at most 10 ms. The best of all thresholds of 10,000 scores a side: at most 1 s. Next to it the
-same interval of privacy-estimates at one point, and the posterior mass below both, which should be half the
-error.
+One threshold may take at most 10 ms; the best of all thresholds of 10,000 scores per side, at most 1 s. The
+same interval of privacy-estimates is shown at one point, with the posterior mass below both, which should be
+half the error rate.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def main() -> int:
 
 
 def _one_threshold(repetitions: int) -> Table:
-    table = Table("Posterior at one threshold", ("scores a side", "trade-off", "slowest mu", "time", "limit"))
+    table = Table(
+        "Posterior at one threshold", ("scores per side", "trade-off", "slowest mu", "time", "limit")
+    )
     for size in SIZES:
         for tradeoff in TRADEOFFS:
             times = {mu: _median_of_counts(size, mu, tradeoff, repetitions) for mu in MUS}
@@ -53,7 +55,7 @@ def _median_of_counts(size: int, mu: float, tradeoff: Any, repetitions: int) -> 
 
 
 def _counts(rng: np.random.Generator, size: int, mu: float) -> dpaudit.ErrorCounts:
-    """The errors of the exact Gaussian mechanism at its midpoint."""
+    """Return error counts of the exact Gaussian mechanism at its midpoint."""
     false_positives, false_negatives = rng.binomial(size, stats.norm.cdf(-mu / 2), size=2).tolist()
     return dpaudit.ErrorCounts(
         false_positives=false_positives,
@@ -76,7 +78,7 @@ def _bound(observed: Any, tradeoff: Any, rule: Any = None) -> dpaudit.Bound:
 
 def _all_thresholds(size: int = 10_000) -> Table:
     table = Table(
-        f"Posterior over all thresholds, {size:,} scores a side", ("mu", "trade-off", "time", "limit")
+        f"Posterior over all thresholds, {size:,} scores per side", ("mu", "trade-off", "time", "limit")
     )
     for mu in (0.0, 0.39, 1.0, 3.0):
         for tradeoff in TRADEOFFS:
@@ -107,13 +109,13 @@ def _next_to_privacy_estimates(python: Path, size: int = 1_000, mu: float = 1.0)
     settings = {"delta": DELTA, "error": ERROR, "threshold": mu / 2}
     other = ask(python, [Job("privacy_estimates joint-beta", present, absent, settings)])[0]
     table = Table(
-        f"The (eps, delta) interval at one point, {size:,} scores a side, mu = {mu:g}",
+        f"The (eps, delta) interval at one point, {size:,} scores per side, mu = {mu:g}",
         ("tool", "epsilon", "posterior mass below", "time", "ratio"),
     )
     rows = [("dpaudit", ours.epsilon, time)]
     rows += [("privacy-estimates", bound, other.seconds) for bound in other.bounds]
     for name, epsilon, taken in rows:
-        mass = f"{100 * _mass_below(epsilon, ours.counts):.2f} % (wanted {50 * ERROR:g} %)"
+        mass = f"{100 * _mass_below(epsilon, ours.counts):.2f} % (expected {50 * ERROR:g} %)"
         table.add(name, f"{epsilon:.4f}", mass, milliseconds(taken), f"{taken / time:,.0f}")
     if other.error is not None:
         table.add("privacy-estimates", "-", other.error, milliseconds(other.seconds), "-")
@@ -121,7 +123,7 @@ def _next_to_privacy_estimates(python: Path, size: int = 1_000, mu: float = 1.0)
 
 
 def _mass_below(epsilon: float, counts: Any, draws: int = 4_000_000) -> float:
-    """How much of the posterior satisfies (epsilon, delta)-DP, by drawing from it."""
+    """Return the posterior mass that satisfies (epsilon, delta)-DP, by Monte Carlo."""
     rng = np.random.default_rng(0)
     fpr, fnr = (
         rng.beta(errors + 0.5, trials - errors + 0.5, draws)

@@ -1,11 +1,10 @@
-"""Claims that a test suite of 50 correct audits is all green in at least 95 % of 40 runs.
+"""Check that a test suite of 50 correct audits passes in at least 95 % of 40 runs.
 
     python benchmarks/pytest_sessions.py [--runs 40] [--budget quick]
 
-Each run is a session of pytest in a process of its own, with a seed of its own for canaries and for the
-noise of what is audited: steps in numpy (sums and means, alone and among other examples, several sizes,
-clipping norms and noise multipliers) and trainings with Opacus. With the full budget it takes twenty minutes
-on two cores.
+Each run is a separate pytest session with its own seed for the canaries and for the noise of what is audited:
+steps in numpy (sums and means, alone and among other examples, with several sizes, clipping norms and noise
+multipliers) and training runs with Opacus. With the full budget it takes twenty minutes on two cores.
 """
 
 from __future__ import annotations
@@ -53,19 +52,19 @@ def test_a_step(dp_audit, noise, norm, size, batch_size):
 @pytest.mark.parametrize("noise", [0.6, 1.0, 2.0, 3.0, 4.0])
 def test_a_training_with_opacus(dp_audit, noise):
     torch.set_num_threads(1)
-    chance = torch.Generator().manual_seed(dp_audit.seed % 2**63)
+    generator = torch.Generator().manual_seed(dp_audit.seed % 2**63)
     model = torch.nn.Linear(10, 20)
     optimizer = DPOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1),
         noise_multiplier=noise,
         max_grad_norm=1.0,
         expected_batch_size=8,
-        generator=chance,
+        generator=generator,
     )
     with observe(optimizer, num_canaries=64, seed=dp_audit.seed) as recorder:
         for _ in range(dp_audit.num_steps):
-            model.weight.grad_sample = torch.randn(8, 20, 10, generator=chance)
-            model.bias.grad_sample = torch.randn(8, 20, generator=chance)
+            model.weight.grad_sample = torch.randn(8, 20, 10, generator=generator)
+            model.bias.grad_sample = torch.randn(8, 20, generator=generator)
             optimizer.step()
             optimizer.zero_grad()
     dp_audit(recorder, sample_rate=0.01, delta=1e-5)
@@ -87,12 +86,12 @@ def main() -> int:
         ):
             green += failed == 0
             print(f"seed {seed}: {failed} of 50 correct audits failed", flush=True)
-    print(f"{green} of {options.runs} sessions all green, {NEEDED:.0%} claimed")
+    print(f"{green} of {options.runs} sessions passed, {NEEDED:.0%} required")
     return int(green < NEEDED * options.runs)
 
 
 def _failed(folder: str, seed: int, budget: str) -> int:
-    """How many audits of one session are red."""
+    """Return the number of audits that fail in one session."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
     command += [f"--dp-audit-seed={seed}", f"--dp-audit-budget={budget}", "test_suite.py"]
     environment = os.environ | ONE_THREAD

@@ -1,4 +1,4 @@
-"""Runs all benchmarks, each in a process of its own; the exit status is 1 if any limit is missed."""
+"""Run all benchmarks, each in a separate process; the exit status is 1 if any limit is missed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Claims that scanning all thresholds costs little more than sorting the scores.
+"""Check that scanning all thresholds takes little longer than sorting the scores.
 
-At most 4 times the time of sorting both sides, and less than jax_privacy's scan, at a million scores a side.
+With a million scores per side, a scan may take at most 4 times as long as sorting both sides, and must be
+faster than the scan of jax_privacy.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ METHODS = {
 
 def main() -> int:
     arguments = parser(__doc__)
-    arguments.add_argument("--size", type=int, default=1_000_000, help="scores a side")
+    arguments.add_argument("--size", type=int, default=1_000_000, help="scores per side")
     arguments.add_argument("--repetitions", type=int, default=7)
     options = arguments.parse_args()
     table = Table(
-        f"Scanning all thresholds, {options.size:,} scores a side, ClopperPearson",
+        f"Scanning all thresholds, {options.size:,} scores per side, ClopperPearson",
         ("mu", "method", "time", "sorting", "ratio", "limit", "jax_privacy"),
     )
     for mu in (0.0, 0.39, 1.0, 3.0):
@@ -64,7 +65,7 @@ def _scan(tradeoff, rule):
 
 
 def _other(python: Path | None, present: Scores, absent: Scores) -> float | None:
-    """The time of jax_privacy's scan of the same scores."""
+    """Return the time of the jax_privacy scan of the same scores."""
     if python is None:
         return None
     rows = [np.tile(side, (3, 1)) for side in (present, absent)]
@@ -82,7 +83,7 @@ def _add(table: Table, mu: float, times: dict[str, float], other: float | None) 
             milliseconds(times["sorting"]),
             f"{ratio:.2f}",
             f"{LIMIT:g}",
-            "not asked" if other is None else milliseconds(other),
+            "not run" if other is None else milliseconds(other),
             met=ratio <= LIMIT and (other is None or times[name] < other),
         )
 

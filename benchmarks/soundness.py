@@ -2,8 +2,8 @@
 
     python benchmarks/soundness.py [--repetitions 1000] [--output docs/soundness.md]
 
-Finished cells are kept in .soundness-cache.json, so that an interrupted run goes on where it stopped;
-delete that file after a change of the statistics.
+Finished cells are cached in .soundness-cache.json, so that an interrupted run resumes where it stopped.
+Delete that file after changing the statistics.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIZES = (50, 200, 1000, 2500)
 
 @dataclass(frozen=True)
 class Cell:
-    """One method at one truth and size."""
+    """One method at one true parameter and size."""
 
     family: dpaudit.TradeOff
     inference: dpaudit.Inference
@@ -60,7 +60,7 @@ class Cell:
         )
 
 
-# where the generic curve is tested, a delta large enough to matter
+# for the generic curve, a delta large enough to matter
 DELTAS = {dpaudit.ApproximateDP: 0.01, dpaudit.PureDP: 0.0}
 SOUND = (
     (dpaudit.ClopperPearson(), dpaudit.Fixed(0.5)),
@@ -90,7 +90,7 @@ ON_STEPS = ((dpaudit.Betting(), dpaudit.Fixed(0.5)), (dpaudit.Betting(), dpaudit
 
 
 def grid(methods: tuple, repetitions: int) -> Iterator[Cell]:
-    """The grid of section 9 of the specification, for the Gaussian family."""
+    """Yield all parameters and sizes for the Gaussian family."""
     for inference, rule in methods:
         for size in SIZES:
             for mu in MUS:
@@ -111,7 +111,7 @@ def stepped(repetitions: int) -> Iterator[Cell]:
 
 
 def optimal(repetitions: int) -> Iterator[Cell]:
-    """Optimal() places its threshold in units of the canary, so it has simulations of its own."""
+    """Yield the cells of Optimal(), whose threshold is in units of the canary."""
     for inference in (dpaudit.ClopperPearson(), dpaudit.JointExact()):
         for size in SIZES:
             for mu in MUS[1:]:
@@ -120,14 +120,14 @@ def optimal(repetitions: int) -> Iterator[Cell]:
 
 
 def optimal_in_ideal_units(mu: float) -> float:
-    """The paper's w as a threshold on the ideal scores, which are false positive rates."""
+    """Return the paper's w as a threshold on ideal scores, which are false positive rates."""
     w = dpaudit.Optimal(1 / mu).threshold(1e-5)
     return 0.5 + dpaudit.Gaussian().balanced_error(mu) - float(special.ndtr(-w * mu))
 
 
 @dataclass(frozen=True)
 class RunCell:
-    """A one-run bound on canaries whose channels are the family's ideal mechanism."""
+    """A one-run bound on canaries, each observed through the family's ideal mechanism."""
 
     family: dpaudit.TradeOff
     generic: bool  # Steinke's bound instead of the f-DP one
@@ -165,7 +165,7 @@ def one_run(repetitions: int) -> Iterator[RunCell]:
 
 
 def sound_cells(repetitions: int) -> list[Cell | RunCell]:
-    """All cells whose bound claims a confidence."""
+    """Return all cells with a confidence bound."""
     return [
         *one_run(repetitions),
         *grid(SOUND, repetitions),
@@ -177,7 +177,7 @@ def sound_cells(repetitions: int) -> list[Cell | RunCell]:
 
 @dataclass(frozen=True)
 class Choice:
-    """The mean epsilon of the two candidates for the default of raw scores."""
+    """The mean epsilon of the two candidates for the default on unnormalized scores."""
 
     family: dpaudit.TradeOff
     mu: float
@@ -216,7 +216,7 @@ def choices() -> list[Choice]:
 
 
 def simulate(cells: list[Cell | RunCell]) -> dict[str, Coverage]:
-    """Run what is not in the cache, on all cores, writing the cache as cells finish."""
+    """Run the cells that are not cached on all cores, and cache each as it finishes."""
     known = json.loads(CACHE.read_text()) if CACHE.exists() else {}
     todo = [cell for cell in cells if cell.key not in known]
     with ProcessPoolExecutor(os.cpu_count()) as pool, Progress(disable=not sys.stderr.isatty()) as bar:
@@ -232,7 +232,7 @@ def simulate(cells: list[Cell | RunCell]) -> dict[str, Coverage]:
 
 
 def write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Write the file atomically."""
     part = path.with_suffix(".part")
     part.write_text(text)
     part.replace(path)

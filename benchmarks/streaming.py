@@ -1,8 +1,8 @@
-"""Claims that files of scores are counted in bounded memory, in at most twice the time of reading them.
+"""Check that score files are counted in bounded memory, in at most twice the time of reading them.
 
-250 million float32 scores a side, a fixed threshold: below 1 GB of memory, and at most twice the time of a
-program that does nothing but read both files in pieces and compare every score. Both run alternately, each in
-a process of its own.
+With 250 million float32 scores per side and a fixed threshold, counting must use less than 1 GB of memory and
+at most twice the time of a program that only reads both files in pieces and compares every score. Both run
+alternately, each in a separate process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from _measure import ONE_THREAD, Table, finish, milliseconds
 MEMORY, RATIO = 1e9, 2.0
 PIECE = 1 << 22
 
-# What both programs do first and last. A process inherits the most memory of the one that started it, which
-# is therefore kept small.
+# The first and last lines of both programs. A process inherits the peak memory of its parent, which is
+# therefore kept small.
 START = """
 import json, resource, sys, time
 import numpy as np
@@ -45,7 +45,7 @@ for path in sys.argv[1:]:
             above[-1] += int(np.count_nonzero(buffer[: size // 4] > 0.5))
 """
 COUNT = """
-import dpaudit, dpaudit.stats  # loaded before the clock starts: its names load what they need when first used
+import dpaudit, dpaudit.stats  # load lazy imports before the clock starts
 start = time.perf_counter()
 absent, present = (np.load(path, mmap_mode="r") for path in sys.argv[1:])
 counts = dpaudit.lower_bound(
@@ -61,7 +61,7 @@ above = [counts.false_positives, counts.num_present - counts.false_negatives]
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--size", type=int, default=250_000_000, help="scores a side")
+    arguments.add_argument("--size", type=int, default=250_000_000, help="scores per side")
     arguments.add_argument("--repetitions", type=int, default=5)
     options = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def _write(path: Path, size: int, mean: float) -> None:
-    """Gaussian scores, the same piece again and again: drawing them all would take longer than the rest."""
+    """Write Gaussian scores by repeating one piece, because sampling all of them would take too long."""
     rng = np.random.default_rng(0)
     piece = np.float32(mean) + rng.standard_normal(min(PIECE, size), dtype=np.float32)
     header = {"descr": "<f4", "fortran_order": False, "shape": (size,)}
@@ -97,8 +97,8 @@ def _run_alternately(paths: list[Path], repetitions: int) -> dict[str, list[dict
 
 def _table(size: int, found: dict[str, list[dict]]) -> Table:
     table = Table(
-        f"Counting {size:,} float32 scores a side in files, Fixed(0.5)",
-        ("program", "time", "ratio", "limit", "most memory", "limit"),
+        f"Counting {size:,} float32 scores per side in files, Fixed(0.5)",
+        ("program", "time", "ratio", "limit", "peak memory", "limit"),
     )
     plain, ours = found["read and compare"], found["dpaudit"]
     if ours[0]["above"] != plain[0]["above"]:

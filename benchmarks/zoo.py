@@ -1,11 +1,11 @@
-"""Run the zoo with many seeds, and write what was measured into docs/zoo.md.
+"""Run the zoo with many seeds, and write the results to docs/zoo.md.
 
     python benchmarks/zoo.py [--seeds 40] [--broken-seeds 10] [--only NAME ...] [--as-is | --violations]
 
 The matrix is that of `dpaudit zoo` with seed 0. Finished runs are kept in .zoo-cache, so that an interrupted
-one goes on where it stopped; delete it after a change of anything that is measured. With --only the other
-rows of the page stay, and it says so; with --as-is it is written from what is there; with --violations only
-the paper's three are run.
+command resumes there; delete it when anything that is measured changes. With --only, the other rows of the
+page are kept, and a sentence on the page states which were measured again. With --as-is, the page is written
+from existing results. With --violations, only the paper's three violations are run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ METHODS = (
 
 
 def flagged(entry: Entry, *, is_broken: bool, num_seeds: int) -> list[list[str]]:
-    """By what each seed's run is flagged; seeds from 1 on, because 0 is that of the matrix."""
+    """Return what flags the run of each seed; seeds start at 1, because the matrix uses 0."""
     file = CACHE / f"{entry.name}-{'broken' if is_broken else 'twin'}.json"
     found: list[list[str]] = json.loads(file.read_text()) if file.exists() else []
     while len(found) < num_seeds:
@@ -51,14 +51,14 @@ def flagged(entry: Entry, *, is_broken: bool, num_seeds: int) -> list[list[str]]
 
 
 def keep(file: Path, found: object) -> None:
-    """Write what is finished so far; an interrupted run leaves the file whole."""
+    """Write the results so far; the file stays intact if interrupted."""
     new = file.with_suffix(".new")
     new.write_text(json.dumps(found))
     new.replace(file)
 
 
 def counted(entries: list[Entry], num_seeds: dict[bool, int]) -> dict[str, dict[bool, str]]:
-    """How many of the seeds are flagged, of the twins first: they are what must not be."""
+    """Return how many seeds are flagged; twins, which must not be flagged, run first."""
     counts: dict[str, dict[bool, str]] = {entry.name: {} for entry in entries}
     for is_broken, count in num_seeds.items():
         for entry in entries:
@@ -71,12 +71,12 @@ def counted(entries: list[Entry], num_seeds: dict[bool, int]) -> dict[str, dict[
 
 
 def same_twin(entry: Entry) -> Entry:
-    """The first entry whose twin is the same training: without its fault it is nothing of its own."""
+    """Return the first entry with the same twin: entries that differ only in their fault share it."""
     return next(other for other in ENTRIES if twin(other) == twin(entry))
 
 
 def twin(entry: Entry) -> object:
-    """What tells a twin apart from others."""
+    """Return a value that identifies the twin of an entry."""
     specimen: Any = entry.specimen
     return replace(specimen, mechanism=GaussianSum) if hasattr(specimen, "mechanism") else entry.name
 
@@ -99,7 +99,7 @@ def faults_table(entries: list[dict[str, Any]], counts: dict[str, dict[bool, str
         ]
         for entry in entries
     ]
-    head = ["fault", "what was wrong", "where", "put into", "caught by", "steps"]
+    head = ["fault", "what was wrong", "where", "injected into", "caught by", "steps"]
     return table([*head, "caught", "twin flagged"], rows)
 
 
@@ -142,7 +142,7 @@ def write(name: str, text: str) -> None:
 
 
 def merged(name: str, new: str) -> str:
-    """The table of the page, with the new rows in the place of the old ones."""
+    """Return the table of the page, with new rows in place of old ones."""
     old = pattern(name).search(PAGE.read_text())
     rows = {
         line.split(" | ")[0]: line for line in (old[1] if old else "").split("\n") if line.startswith("| `")
@@ -154,28 +154,28 @@ def merged(name: str, new: str) -> str:
 
 
 def reworded(name: str, entry: Entry, row: str) -> str:
-    """What is said of a fault is not measured: it is that of today in every row."""
+    """Return the row with the current description of its fault, which is not measured."""
     cells = row.split(" | ")
     said = [entry.wrong, entry.public, entry.kind]
     return " | ".join([cells[0], *said, *cells[4:]]) if name == "faults" else row
 
 
 def runs(only: list[str]) -> str:
-    """How many runs the page rests on, read from its own table."""
+    """Return a sentence with the number of runs, read from the table on the page."""
     found = pattern("faults").search(PAGE.read_text())
     lines = [line.split(" | ") for line in (found[1] if found else "").split("\n") if line.startswith("| `")]
     said = [
         f"{what} were run with {grouped({row[0].strip('| '): row[place].strip(' |') for row in lines})}."
-        for what, place in (("Broken trainings", -2), ("Twins", -1))
+        for what, place in (("Faults", -2), ("Twins", -1))
     ]
     if only:
         names = ", ".join(f"`{name}`" for name in only)
-        said.append(f"Since the last run of all, only {names} were measured again.")
+        said.append(f"Since the last complete run, only {names} were measured again.")
     return " ".join(said)
 
 
 def grouped(cells: dict[str, str]) -> str:
-    """From "0 of 40" in each row: "40 seeds; with 24: a, b"."""
+    """Turn cells such as "0 of 40" into "40 seeds; with 24: a, b"."""
     names = defaultdict[int, list[str]](list)
     for name, cell in cells.items():
         names[int(cell.split(" of ")[1])].append(name)
@@ -185,7 +185,7 @@ def grouped(cells: dict[str, str]) -> str:
 
 
 def violations() -> str:
-    """The paper's three; what is finished is kept."""
+    """Return the table of the paper's three violations; finished runs are cached."""
     file = CACHE / "violations.json"
     found = json.loads(file.read_text()) if file.exists() else []
     for case in CASES[len(found) :]:

@@ -1,4 +1,4 @@
-"""Audit a training with JAX Privacy: an import and the `observe` line are all that is added to the loop."""
+"""Audit training with JAX Privacy: only an import and the `observe` line are added to the training code."""
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,6 @@ def step(params, state, images, labels, is_padding):
 params = {"weight": jnp.zeros((64, 10)), "bias": jnp.zeros(10)}
 state = privatizer.init(params)
 for chosen in sampling.batch_iterator(1500, rng=1):
-    rows = np.pad(chosen, (0, 128 - len(chosen)), constant_values=-1)  # one shape, compiled once
+    rows = np.pad(chosen, (0, 128 - len(chosen)), constant_values=-1)  # fixed shape: compiled once
     params, state = step(params, state, images[rows], labels[rows], rows < 0)
 print(recorder.audit(delta=1e-5))

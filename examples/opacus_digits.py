@@ -1,4 +1,4 @@
-"""Audit a training with Opacus: an import and the `with` line are all that is added to the loop."""
+"""Audit training with Opacus: only an import and the `with` line are added to the training code."""
 
 import torch
 from opacus import PrivacyEngine

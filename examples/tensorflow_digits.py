@@ -1,4 +1,4 @@
-"""Audit a training with TF Privacy: an import and the `with` line are all that is added."""
+"""Audit training with TF Privacy: only an import and the `with` line are added to the training code."""
 
 import tensorflow as tf
 from sklearn.datasets import load_digits

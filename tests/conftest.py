@@ -4,7 +4,9 @@ import os
 import signal
 from collections.abc import Iterator
 
+import accountant_table
 import pytest
+from cpu_times import CpuTimes
 from hypothesis import settings
 
 # Two threads of torch that share one core wait for each other; tests run in parallel processes instead.
@@ -17,20 +19,32 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 IS_LONG = bool(os.environ.get("DPAUDIT_TEST_LONG"))
 
 # The same examples every time: a check that passes here passes everywhere.
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=100 if IS_LONG else 40)
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=100 if IS_LONG else 15)
 settings.load_profile("repeatable")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    accountant_table.install(config)
+    if not IS_LONG:
+        config.pluginmanager.register(CpuTimes(), "cpu-times")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Long tests are of what shorter ones show in another setting; `make test-long` has them."""
+    """Leave long tests, which cover further settings, to `make test-long`."""
     if not IS_LONG:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
         items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
 @pytest.fixture(scope="session")
+def is_long() -> bool:
+    """Is this `make test-long`?"""
+    return IS_LONG
+
+
+@pytest.fixture(scope="session")
 def seeds() -> range:
-    """Of tests that repeat a training: few, because all have to end soon; 40 in `make test-long`."""
+    """Return the seeds of tests that repeat a training run: few in `make test`, 40 in `make test-long`."""
     return range(40 if IS_LONG else 6)
 
 
@@ -39,7 +53,7 @@ def no_waiting() -> Iterator[None]:
     """A test that waits for a pipe fails, instead of waiting for ever."""
 
     def give_up(*_: object) -> None:
-        pytest.fail("It waits for somebody to write into a pipe.")
+        pytest.fail("It waits for a process to write into a pipe.")
 
     before = signal.signal(signal.SIGALRM, give_up)
     signal.alarm(300)

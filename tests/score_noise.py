@@ -5,8 +5,10 @@ sampling error of a mean or a spread over all of them is known exactly.
 """
 
 import numpy as np
+import pytest
+from statistical_limits import room, spread_range
 
-MOST = 4.0  # a standard normal number is beyond it once in 16,000 times
+MOST = room(1.0, comparisons=3)  # of a standard normal number
 
 
 def statistics(*, scores, present, directions, lengths, noise_multiplier):
@@ -32,5 +34,13 @@ def _mean(noise, cosines, chosen):
 
 
 def off(found):
-    """Those statistics that are further from 0 than chance explains."""
+    """Return those statistics that are further from 0 than random noise explains."""
     return {name: value for name, value in found.items() if not abs(value) < MOST}
+
+
+def require_normal(observations, *, noise, signal=1.0):
+    """Check mean and spread of scores whose noise is independent, with and without a canary."""
+    for scores, mean in ((observations.with_canary, signal), (observations.without_canary, 0.0)):
+        assert scores.mean() == pytest.approx(mean, abs=room(noise / np.sqrt(scores.size), comparisons=4))
+        low, high = spread_range(scores.size, comparisons=4)
+        assert low < scores.std(ddof=1) / noise < high

@@ -1,6 +1,8 @@
 """The files around the code agree with it and with each other."""
 
 import importlib.metadata
+import json
+import math
 import os
 import re
 import subprocess
@@ -108,3 +110,53 @@ def test_no_file_names_a_place_of_the_machine_it_was_written_on() -> None:
 
 def test_continuous_integration_can_be_started() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_the_workflow_runs_what_developers_run() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    [job] = workflow["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == ["make test", "make docs"]
+
+
+def test_pre_commit_uses_the_pinned_versions() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    revisions = {repo["repo"].rpartition("/")[2]: repo["rev"] for repo in config["repos"]}
+    pins = pinned()
+    assert revisions == {"ruff-pre-commit": f"v{pins['ruff']}", "mirrors-mypy": f"v{pins['mypy']}"}
+
+
+def test_the_issue_template_asks_for_the_version_and_the_result() -> None:
+    text = (ROOT / ".github" / "ISSUE_TEMPLATE" / "bug_report.md").read_text()
+    assert "`dpaudit --version`" in text
+    assert "JSON" in text
+
+
+def test_the_map_has_the_layers_of_the_import_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    [drawn] = re.findall(r"^```text\n(cli .*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.M | re.S)
+    shown = [re.split(r" {2,}", line)[0] for line in drawn.splitlines() if not line.startswith(" ")]
+    assert shown == [layer.replace("dpaudit.", "") for layer in layers]
+
+
+def test_readme_and_index_quote_the_numbers_of_the_picture() -> None:
+    assets = ROOT / "docs" / "assets"
+    light, dark = (
+        json.loads(re.findall("<desc>(.*)</desc>", (assets / f"bound-{theme}.svg").read_text())[0])
+        for theme in ("light", "dark")
+    )
+    assert light == dark
+    assert light["correct_epsilon"] <= light["claimed_epsilon"] < light["broken_epsilon"]
+    assert light["correct_accuracy"] == light["broken_accuracy"]
+    quoted = (
+        f"claim ε = {light['claimed_epsilon']:.2f}",
+        f"the same accuracy, {100 * light['broken_accuracy']:.0f} %",
+        f"at step {light['violation_step']} dpaudit",
+    )
+    for page in ("README.md", "docs/index.md"):
+        text = " ".join((ROOT / page).read_text().split())
+        assert [quote for quote in quoted if quote not in text] == []
+    readme = (ROOT / "README.md").read_text()
+    [claimed], [bound] = re.findall(r"epsilon = ([\d.]+)", readme), re.findall(r"epsilon >= ([\d.]+)", readme)
+    assert math.ceil(100 * float(claimed)) / 100 == light["claimed_epsilon"]
+    assert math.floor(100 * float(bound)) / 100 == light["broken_epsilon"]

@@ -12,11 +12,11 @@ NO_LEAK, LEAK = ("0",), ("0.1", "0.39", "1", "3", "6")
 SMALL = ("0.1", "0.39", "1")
 
 QUOTES = [
-    ("verdicts.md", "{} % where there was a leak", POSTERIOR, FIXED, LEAK),
-    ("verdicts.md", "{} % where there was none", POSTERIOR, FIXED, NO_LEAK),
-    ("verdicts.md", "by `Posterior` {} % for μ from 0.1 to 1", POSTERIOR, SAME_DATA, SMALL),
-    ("verdicts.md", "{} % where there was no leak", POSTERIOR, SAME_DATA, NO_LEAK),
-    ("verdicts.md", "by `ClopperPearson` {} %", CLOPPER_PEARSON, SAME_DATA, NO_LEAK + LEAK),
+    ("verdicts.md", "{} % with a leak", POSTERIOR, FIXED, LEAK),
+    ("verdicts.md", "{} % without one", POSTERIOR, FIXED, NO_LEAK),
+    ("verdicts.md", "{} % with `Posterior` for μ from 0.1 to 1", POSTERIOR, SAME_DATA, SMALL),
+    ("verdicts.md", "{} % without a leak", POSTERIOR, SAME_DATA, NO_LEAK),
+    ("verdicts.md", "{} % with `ClopperPearson`", CLOPPER_PEARSON, SAME_DATA, NO_LEAK + LEAK),
     ("choose-threshold.md", "At nominal 95 %, {} % of those bounds", POSTERIOR, SAME_DATA, SMALL),
     ("paper.md", "{} % of the posterior's bounds", POSTERIOR, SAME_DATA, SMALL),
     ("statistics.md", "with `Posterior`: {} % of the bounds", POSTERIOR, SAME_DATA, SMALL),
@@ -32,7 +32,7 @@ def _rates(inference: str, rule: str, parameters: tuple[str, ...]) -> list[float
     header = next(row for row in rows if row[0] == "method")
     places = [header.index(f"mu = {parameter}") for parameter in parameters]
     found = [row for row in rows if row[0] == f"{inference} + {rule}"]
-    assert len(found) == 4, "a row for each number of scores a side"
+    assert len(found) == 4, "one row for each number of scores per side"
     return [float(re.match(r"[\d.]+", row[place])[0]) for row in found for place in places]  # type: ignore[index]
 
 

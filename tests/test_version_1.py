@@ -41,24 +41,30 @@ def stored_result(name: str) -> dict[str, Any]:
     return values
 
 
+@pytest.fixture(scope="module")
+def report() -> Report:
+    """Of all finished runs."""
+    return Report.read([STORED / name for name in FINISHED])
+
+
 @pytest.mark.parametrize("name", FINISHED)
-def test_a_finished_run_is_reported_with_its_numbers(name: str, old: Path) -> None:
-    values = Report.read([old / name]).to_dict()["runs"][0]
+def test_a_finished_run_is_reported_with_its_numbers(name: str, report: Report) -> None:
+    values = report.to_dict()["runs"][FINISHED.index(name)]
     stored = stored_result(name)
     assert values["verdict"] == stored["verdict"]
     assert values["bound"]["epsilon"] == stored["bound"]["epsilon"]
     assert [row["epsilon"] for row in values["methods"]] == [row["epsilon"] for row in stored["methods"]]
 
 
-def test_finished_runs_are_shown_on_one_page(old: Path) -> None:
-    page = Report.read([old / name for name in FINISHED]).to_text()
+def test_finished_runs_are_shown_on_one_page(report: Report) -> None:
+    page = report.to_text()
     assert all(f">{name}<" in page for name in FINISHED)
     assert "JointExact()" in page
 
 
-def test_a_report_of_a_finished_run_says_what_it_said(old: Path) -> None:
+def test_a_report_of_a_finished_run_says_what_it_said(report: Report) -> None:
     before = json.loads((STORED / "report.json").read_text())["runs"][0]
-    now = Report.read([old / "one-run"]).to_dict()["runs"][0]
+    now = report.to_dict()["runs"][FINISHED.index("one-run")]
     assert set(before) <= set(now)
     assert now["figures"] == before["figures"]
 
@@ -78,7 +84,13 @@ INTERRUPTED = {
 }
 
 
-@pytest.mark.parametrize("name", INTERRUPTED)
+# the other modes are resumed by the same code, and `make test` resumes runs of this version in each
+LONG = "paper", "end-to-end"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in INTERRUPTED]
+)
 @pytest.mark.usefixtures("old")
 def test_an_interrupted_run_ends_with_the_scores_of_an_undisturbed_one(name: str) -> None:
     base, *changes = INTERRUPTED[name]

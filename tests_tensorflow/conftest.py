@@ -1,10 +1,13 @@
 """Short trainings with TF Privacy, to be observed."""
 
 import os
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))  # for what the tests share
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -1,6 +1,5 @@
 """The observer of TF Privacy is tight on a correct training, sees broken ones and changes nothing."""
 
-import math
 import os
 
 import numpy as np
@@ -8,6 +7,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_privacy as tfp
 from runs import DELTA, FAULTS, NOISE, RATE, STEPS, fit, go_on, loop, minimize, private, train
+from score_noise import require_normal
+from statistical_limits import LEVEL, least_caught, most_flagged
 from tensorflow_privacy.privacy.optimizers import dp_optimizer_keras_sparse
 
 import dpaudit
@@ -27,11 +28,11 @@ def test_correct_training_is_not_flagged_in_95_percent_of_runs_and_tight_in_most
         recorder = dpaudit.Recorder(claim=claim, num_steps=STEPS)
         recorder.load_state_dict({"scores": scores, "present": present, "looked": False})
         results.append(recorder.audit())
-    assert sum(result.verdict is VIOLATION for result in results) <= 2
-    shares = [result.bound.epsilon / claim.epsilon for result in results]
+    flagged = sum(result.verdict is VIOLATION for result in results)
+    assert flagged <= most_flagged(RUNS, broken=0.9)  # with 0.9 of the noise nearly all are flagged
     assert claim.epsilon == pytest.approx(8.0, rel=0.01)
-    assert np.median(shares) > 0.85
-    assert np.quantile(shares, 0.1) > 0.8
+    tight = sum(result.bound.epsilon > 0.85 * claim.epsilon for result in results)
+    assert tight >= least_caught(RUNS, 0.95, broken=0.1)  # with 1.1 times the noise none is
 
 
 def test_correct_training_record_by_record_is_not_flagged_and_tight():
@@ -50,12 +51,7 @@ def test_broken_training_is_a_violation_within_300_steps(monkeypatch, fault):
 
 
 def scores_are_normal(recorder, noise=NOISE, signal=1.0):
-    seen = recorder.observations
-    room = 5 * noise / math.sqrt(min(seen.with_canary.size, seen.without_canary.size))
-    assert seen.with_canary.mean() == pytest.approx(signal, abs=room)
-    assert seen.without_canary.mean() == pytest.approx(0.0, abs=room)
-    for side in (seen.with_canary, seen.without_canary):
-        assert side.std() == pytest.approx(noise, rel=0.1)
+    require_normal(recorder.observations, noise=noise, signal=signal)
 
 
 def same_weights(name="vectorized sgd", **options):
@@ -75,9 +71,9 @@ def test_scores_and_weights_are_right_with_fit_and_with_a_loop(name, how):
 
 @pytest.mark.parametrize(("name", "how"), [("sgd", fit), ("vectorized sgd", loop)])
 def test_the_noise_of_correct_training_is_what_it_claims(name, how):
-    diagnosis = train(name, how=how).recorder.diagnose(confidence=0.999)
+    diagnosis = train(name, how=how).recorder.diagnose(confidence=1 - LEVEL)
     assert diagnosis.findings == ()
-    assert diagnosis.noise.ratio == pytest.approx(1.0, abs=0.05)
+    assert diagnosis.noise.low < 1 < diagnosis.noise.high
 
 
 def test_noise_that_comes_again_is_found(monkeypatch):
@@ -121,7 +117,7 @@ def test_steps_that_add_up_to_one_update_are_one_step():
     assert made.recorder.num_done == 20
     scores_are_normal(made.recorder, noise=2 * NOISE)
     assert f"noise multiplier {2 * NOISE:.6g}" in made.recorder.audit().claim.summary
-    noise = made.recorder.diagnose(noise_multiplier=2 * NOISE).noise
+    noise = made.recorder.diagnose(noise_multiplier=2 * NOISE, confidence=1 - LEVEL).noise
     assert noise.low < 1 < noise.high
 
 
@@ -194,7 +190,7 @@ def test_a_graph_that_was_made_before_is_refused():
     model, optimizer = private()
     fit(model, optimizer, 3)
     with (
-        pytest.raises(dpaudit.InputError, match=r"each of the 4 updates, got 0: .* Call model\.compile"),
+        pytest.raises(dpaudit.InputError, match=r"all 4 updates, got 0: .* Call model\.compile"),
         observe(optimizer),
     ):
         go_on(model, 4)
@@ -216,13 +212,13 @@ def test_a_private_optimizer_that_is_not_dp_sgd_is_refused():
     ):
         pass
     sparse = dp_optimizer_keras_sparse.DPSparseKerasSGDOptimizer(**options)
-    with pytest.raises(dpaudit.InputError, match="private SGD, which adds its noise inside"), observe(sparse):
+    with pytest.raises(dpaudit.InputError, match="private SGD, which adds its noise during"), observe(sparse):
         pass
 
 
 def test_what_is_missing_of_the_claim_is_named():
     recorder = train(num_steps=2, observer={"sample_rate": None}).recorder
-    with pytest.raises(dpaudit.InputError, match=r"Expected sample_rate=\.\.\., how likely an example"):
+    with pytest.raises(dpaudit.InputError, match=r"Expected sample_rate=\.\.\., the probability that"):
         recorder.audit()
 
 
@@ -241,7 +237,7 @@ def test_several_devices_are_refused():
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model, optimizer = private()
         with (
-            pytest.raises(dpaudit.InputError, match=r"^Expected a training on one device, .* with 2"),
+            pytest.raises(dpaudit.InputError, match=r"^Expected a single replica, .* with 2"),
             observe(optimizer),
         ):
             fit(model, optimizer, 2)

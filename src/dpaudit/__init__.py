@@ -1,4 +1,4 @@
-"""dpaudit tells whether differentially private training gives the privacy it claims."""
+"""Check whether differentially private training provides the privacy it claims."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -132,7 +132,7 @@ _HOMES = "errors", "canaries", "stats", "accounting", "recording", "diagnostics"
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for when it is asked for: scipy alone takes a third of a second."""
+    """Import public names on first access: importing scipy alone takes a third of a second."""
     if name in __all__:
         for home in _HOMES:
             module = import_module(f"dpaudit.{home}")

@@ -1,4 +1,4 @@
-"""``python -m dpaudit``."""
+"""Entry point for ``python -m dpaudit``."""
 
 from __future__ import annotations
 

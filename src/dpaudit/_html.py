@@ -1,4 +1,4 @@
-"""HTML whose text cannot become markup, for reports and for results in a notebook."""
+"""HTML with escaped text, for reports and for results in a notebook."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _VOID = frozenset({"br", "col", "hr", "meta", "link"})
 
 
 class Html(str):
-    """Markup that is already what it should be. Only :func:`element` and constants of ours make it."""
+    """Markup that needs no escaping. Only :func:`element` and constants of this package create it."""
 
     __slots__ = ()
 
@@ -21,7 +21,7 @@ EMPTY = Html()
 
 
 def element(tag: str, /, *children: Child, **attributes: str | float | bool | None) -> Html:
-    """Return one element. Text and attributes are escaped; ``None`` is left out; ``class_`` is ``class``.
+    """Return one element. Text and attributes are escaped; ``None`` is omitted; ``class_`` is ``class``.
 
     >>> element("p", "1 < 2", element("b", "so"), class_="note", data_of='"it"')
     '<p class="note" data-of="&quot;it&quot;">1 &lt; 2<b>so</b></p>'
@@ -31,7 +31,7 @@ def element(tag: str, /, *children: Child, **attributes: str | float | bool | No
 
 
 def joined(children: Iterable[Child]) -> Html:
-    """Return several, one after another; text is escaped."""
+    """Return the concatenated children, with text escaped."""
     texts = [child if isinstance(child, Html) else escape(child) for child in children if child is not None]
     return Html("".join(texts))
 
@@ -46,7 +46,7 @@ def _attribute(key: str, value: str | float | bool | None) -> str:
 
 
 def labelled(heading: str, text: str, rows: Sequence[tuple[str, str]]) -> Html:
-    """Return a sentence and lines with a label each, in the style of the notebook."""
+    """Return a sentence and labeled lines, in the style of the notebook."""
     lines = [
         element("tr", element("th", label, scope="row", align="left"), element("td", words, align="left"))
         for label, words in rows
@@ -58,6 +58,6 @@ def labelled(heading: str, text: str, rows: Sequence[tuple[str, str]]) -> Html:
 def result_html(
     verdict: str, sentence: str, rows: Sequence[tuple[str, str]], lists: Sequence[tuple[str, Sequence[str]]]
 ) -> Html:
-    """Return verdict, lines, and lists whose label is at their first line only."""
+    """Return the verdict, lines, and lists whose label is on their first line only."""
     more = [(label if index == 0 else "", text) for label, texts in lists for index, text in enumerate(texts)]
     return labelled(f"{verdict}.", sentence, [*rows, *more])

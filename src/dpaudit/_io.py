@@ -1,6 +1,6 @@
-"""Files: atomic writes, and reads of files from untrusted sources.
+"""Atomic writes, and reads of untrusted files.
 
-Nothing that is read is executed, waited for, or endless. :class:`JsonCache` keeps finished pieces of work.
+Reading executes nothing, never blocks, and is bounded. :class:`JsonCache` stores finished pieces of work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from dpaudit.errors import InputError
 
 _UNFINISHED = ".unfinished"
-# what numpy and its reader of headers say of bytes that are not what they should be
+# what numpy and its header parser raise for invalid bytes
 NOT_AN_ARRAY: Final = (
     EOFError,
     MemoryError,
@@ -35,8 +35,8 @@ NOT_AN_ARRAY: Final = (
     ValueError,
     tokenize.TokenError,
 )
-LARGEST_ARRAY: Final = 2**32  # bytes in memory: a file of a few kilobytes can claim more than there is
-_LARGEST_JSON = 50_000_000  # bytes of a JSON file
+LARGEST_ARRAY: Final = 2**32  # bytes in memory: a file of a few kilobytes can claim more than is available
+_LARGEST_JSON = 50_000_000  # bytes
 _SPECIAL = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISCHR, "a device"),
@@ -54,10 +54,10 @@ def expanded(path: str | Path) -> Path:
 
 
 def followed(path: Path) -> Path:
-    """Return the file that a path leads to, so that it is written and the link stays.
+    """Return the target of a path, so that the target is written and the link is kept.
 
-    This is for paths that the user names. A file that dpaudit names itself may be a link that another user
-    has put there: it is never followed.
+    This is for paths given by the user. A file named by dpaudit may be a link created by another user: it is
+    never followed.
     """
     with _writing(path):
         _require_replaceable(path, path.stat)
@@ -65,36 +65,36 @@ def followed(path: Path) -> Path:
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder unless it is there."""
+    """Create the folder unless it exists."""
     with _writing(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes out of this folder; a lock ends with its process, however that ends."""
+    """Lock this folder against other processes; a lock ends with its process, even if that is killed."""
     make_folder(folder)
     with _lock_file(folder) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise InputError(
-                f"Expected {folder} for this run alone, but another process runs in it."
+                f"Expected {folder} to be used by this run only, but another process is running in it."
             ) from error
-        for path in folder.glob(f".*{_UNFINISHED}"):  # what a process that was killed was writing
+        for path in folder.glob(f".*{_UNFINISHED}"):  # partial files of a killed process
             path.unlink(missing_ok=True)
         yield
 
 
 def _lock_file(folder: Path) -> BinaryIO:
-    """Open the lock, which is empty; what others put there is not followed, emptied or waited for."""
+    """Open the lock, an empty file; a link or pipe created by another user is not followed or waited for."""
     with _writing(folder):
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         return os.fdopen(handle, "r+b", buffering=0)
 
 
 def remove(path: Path) -> None:
-    """Delete the file, if it is there."""
+    """Delete the file if it exists."""
     with _writing(path):
         path.unlink(missing_ok=True)
 
@@ -105,9 +105,9 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def write(path: Path, fill: Callable[[BinaryIO], object], *, private: bool = False) -> None:
-    """Write beside and rename, so that half a file is never read, not even after a power failure.
+    """Write to a temporary file and rename it, so that no partial file is read, even after a power failure.
 
-    Other users may read the file as far as the umask lets them, and not at all if it is ``private``.
+    Other users may read the file as far as the umask allows, and not at all if it is ``private``.
     """
     with _writing(path):
         _require_replaceable(path, path.lstat)
@@ -125,14 +125,14 @@ def write(path: Path, fill: Callable[[BinaryIO], object], *, private: bool = Fal
 
 
 def _require_replaceable(path: Path, status: Callable[[], os.stat_result]) -> None:
-    """Refuse to replace a pipe or a device by a file: nothing of it would be left."""
+    """Raise if the path is a pipe, device or socket, which writing would replace by a file."""
     try:
         mode = status().st_mode
     except FileNotFoundError:
         return
     for is_kind, name in _SPECIAL:
         if is_kind(mode):
-            raise InputError(f"Expected {path} to be a file, or not there yet, but it is {name}.")
+            raise InputError(f"Expected {path} to be a file or not to exist, but it is {name}.")
 
 
 @contextmanager
@@ -148,8 +148,8 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def open_file(path: str | Path) -> BufferedReader:
-    """Open a regular file to read: a pipe would wait for a writer, a device has no end."""
-    # O_NONBLOCK concerns the opening of a pipe only; the open file is checked, so that it cannot be exchanged
+    """Open a regular file for reading: a pipe would block until there is a writer, a device has no end."""
+    # O_NONBLOCK affects only the opening of a pipe; the open file is checked, so that it cannot be swapped
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
@@ -161,7 +161,7 @@ def open_file(path: str | Path) -> BufferedReader:
 
 
 def map_array(path: Path) -> npt.NDArray[Any]:
-    """Return the array of a .npy file, not in memory yet: its size is first checked against the file's."""
+    """Memory-map the array of a .npy file, after checking its size against that of the file."""
     with open_file(path):
         pass
     found: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -194,10 +194,10 @@ def _refuse_constant(word: str) -> NoReturn:
 
 
 def difference(stored: Any, given: Any, key_path: str = "") -> str | None:
-    """Return the first value that differs, as part of a sentence; None if there is none.
+    """Return the first difference as part of a sentence; None if there is none.
 
     >>> difference({"a": {"b": 1}}, {"a": {"b": 2}})
-    'a.b is 2 here and 1 there'
+    'a.b is 2 instead of the stored 1'
     """
     if isinstance(stored, dict) and isinstance(given, dict):
         keys = [*stored, *(key for key in given if key not in stored)]
@@ -205,20 +205,20 @@ def difference(stored: Any, given: Any, key_path: str = "") -> str | None:
         return next((text for text in found if text is not None), None)
     if stored == given:
         return None
-    return f"{key_path} is {json.dumps(given)} here and {json.dumps(stored)} there"
+    return f"{key_path} is {json.dumps(given)} instead of the stored {json.dumps(stored)}"
 
 
 def _foreign(path: Path, key: str, expected: Any, stored: Any) -> str:
-    return f"Expected {key} = {expected} in {path}, got {stored}; give another --output."
+    return f"Expected {key} = {expected} in {path}, got {stored}; choose another --output."
 
 
-# Versions whose numbers are those of this one: what they finished is used as if it were new.
+# Versions with the same numbers as this one: their finished work is reused.
 _SAME_NUMBERS = ("0.1.0",)
 _VERSION_KEYS = ("dpaudit", "dpaudit_version")
 
 
 def _of_this_version(key: str, stored: Any, expected: Any) -> Any:
-    """Return a stored identity with the version of dpaudit brought up to date, where no number changed."""
+    """Return a stored identity with the current version of dpaudit, if no number has changed since."""
     if key in _VERSION_KEYS and stored in _SAME_NUMBERS:
         return expected
     if isinstance(stored, dict) and isinstance(expected, dict):
@@ -227,11 +227,11 @@ def _of_this_version(key: str, stored: Any, expected: Any) -> Any:
 
 
 class JsonCache:
-    """Finished pieces of work in a folder: one JSON file a name, each complete or absent.
+    """Finished pieces of work in a folder: one JSON file per name, each complete or absent.
 
-    Every file begins with the values of ``identity``: what it was made with. With ``keys``, it has these
-    beside them, and no others. ``content`` is what a file holds, for the sentence that refuses a damaged one;
-    ``foreign`` makes the sentence that refuses one of another identity.
+    Every file begins with the values of ``identity``, which describe how it was made. With ``keys``, it also
+    contains these and no others. ``content`` describes a file in the error about a damaged one; ``foreign``
+    returns the error message for a file with another identity.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class JsonCache:
         return self.folder / f"{name}.json"
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return a finished piece without its identity; None if it is not there, refused if it is foreign."""
+        """Return a finished piece without its identity, None if it is missing; raise if it is foreign."""
         path = self.path(name)
         if not path.exists():
             return None
@@ -269,7 +269,7 @@ class JsonCache:
         return values
 
     def write(self, name: str, values: Mapping[str, Any], *, private: bool = False) -> None:
-        """Keep a finished piece."""
+        """Store a finished piece."""
         text = json.dumps({**self.identity, **values}, indent=self._indent, allow_nan=False)
         write_text(self.path(name), text + "\n", private=private)
 

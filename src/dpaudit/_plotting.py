@@ -1,4 +1,4 @@
-"""Plots drawn with matplotlib: the only place that imports it, and only when something is drawn."""
+"""Plots drawn with matplotlib: the only module that imports it, and only when something is drawn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from dpaudit.errors import MissingExtraError
 
-# distinct also for color-blind readers (Okabe and Ito)
+# distinct for color-blind readers as well (Okabe and Ito)
 _PALETTE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8a6d3b", "#7f3fbf"
 _METHOD_COLORS = {
     "f-DP(joint)": _PALETTE[0],
@@ -22,20 +22,20 @@ _METHOD_COLORS = {
     "(eps,delta)(joint)": _PALETTE[7],
 }
 _PANEL = 4.4, 3.4  # inches
-_CATEGORY = 1.3  # inches that the bars of one need
-_DECADES = 100.0  # from here on a logarithmic axis has a power of ten and another
+_CATEGORY = 1.3  # inches for the bars of one category
+_DECADES = 100.0  # ratio from which a logarithmic axis contains at least two powers of ten
 _ACCENT, _SOFT, _INK, _MUTED = "#1d5c9c", "#cfe0f2", "#1b1d21", "#59606a"
 
 
 def draw_tradeoff(plane: Any, ax: Any = None) -> Any:
-    """Draw the two error rates: a :class:`dpaudit.stats._result.ErrorRatePlane`."""
+    """Draw the two error rates of a :class:`dpaudit.stats._result.ErrorRatePlane`."""
     ax = _axes(ax)
     (left, right), (low, high) = plane.region
     level = f"{100 * plane.confidence:g} %"
     ax.fill_between(plane.fpr, plane.claimed, color="#f1f2f4", linewidth=0)
     ax.plot([0, 1], [1, 0], color=_MUTED, linewidth=1, linestyle=":")
     ax.plot(plane.fpr, plane.claimed, color=_INK, label="claimed curve")
-    ax.plot(plane.fpr, plane.bound, color=_ACCENT, linestyle="--", label="the bound's curve")
+    ax.plot(plane.fpr, plane.bound, color=_ACCENT, linestyle="--", label="curve of the bound")
     ax.fill(
         [left, right, right, left], [low, low, high, high], color=_SOFT, ec=_ACCENT, label=f"{level} region"
     )
@@ -46,12 +46,12 @@ def draw_tradeoff(plane: Any, ax: Any = None) -> Any:
 
 
 def draw_trajectory(trajectory: Any, claimed: float, ax: Any = None) -> Any:
-    """Draw the bound over time: a :class:`dpaudit.recording.Trajectory`, beside the claimed epsilon."""
+    """Draw the bound of a :class:`dpaudit.recording.Trajectory` over time, with the claimed epsilon."""
     ax = _axes(ax)
     steps = [one.num_done for one in trajectory.points]
     lower = [one.epsilon for one in trajectory.points]
     top = 1.25 * max(claimed, *lower)
-    # what is infinite is above every picture
+    # infinite values are drawn above the picture
     upper = [min(one.upper, 2 * top) for one in trajectory.points]
     ax.fill_between(steps, lower, upper, color=_SOFT, linewidth=0, label="band")
     ax.plot(steps, lower, color=_ACCENT, label=f"lower bound, {100 * trajectory.confidence:g} %")
@@ -73,7 +73,7 @@ def draw_picture(picture: Any, files: dict[str, BinaryIO]) -> None:
     colors = _colors(labels)
     wide = max(_PANEL[0], *(_CATEGORY * len(panel.categories) for panel in picture.panels))
     width = wide * columns + 0.2
-    # letters of a legend are about as wide as 1/16 inch, and its lines as mark and gap are high
+    # a letter of the legend is about 1/16 inch wide; a mark with its gap adds 0.6 inch
     side_by_side = max(1, int(width / (max(map(len, labels), default=0) / 16 + 0.6)))
     height = _PANEL[1] * lines + 0.2 * math.ceil((len(labels) + 1) / side_by_side) + 0.3
     with rc_context({"svg.hashsalt": "dpaudit", "font.size": 9}):
@@ -86,7 +86,7 @@ def draw_picture(picture: Any, files: dict[str, BinaryIO]) -> None:
 
 
 def _colors(labels: list[str]) -> dict[str, str]:
-    """Return the color of each label: the same for a method in all pictures, distinct for its lines."""
+    """Return the color of each label: the same for a method in all pictures, different for its lines."""
     found: dict[str, str] = {}
     for label in labels:
         own = next((color for method, color in _METHOD_COLORS.items() if label.startswith(method)), None)
@@ -115,7 +115,7 @@ def _draw_panel(ax: Any, panel: Any, colors: dict[str, str]) -> None:
 
 
 def _log_axis(ax: Any, values: list[float]) -> None:
-    """Mark powers of ten, or the values themselves where they are too near to each other for that."""
+    """Mark powers of ten, or the values themselves if they are too close together."""
     ax.set_xscale("log")
     if values[-1] < _DECADES * values[0]:
         ax.set_xticks(values, [f"{x:,g}" for x in values])
@@ -153,7 +153,7 @@ def _draw_legend(figure: Any, columns: int) -> None:
 
 
 def require_plotting() -> None:
-    """Fail with the line that installs matplotlib, if it is not there."""
+    """Raise ``MissingExtraError`` with the install command if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401, PLC0415
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Names for the array types of this package."""
+"""Type aliases for arrays."""
 
 from __future__ import annotations
 

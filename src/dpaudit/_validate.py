@@ -1,4 +1,4 @@
-"""Checks that return a valid value or raise one sentence, such as: Expected confidence=1.2 in [0.5, 1)."""
+"""Checks that return a valid value or raise an error such as "Expected confidence=1.2 in [0.5, 1)."."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def _number(name: str, value: float) -> float:
     try:
         return float(value)
     except OverflowError as error:
-        raise InputError(f"Expected {name} in (-inf, inf), got a number too large for that.") from error
+        raise InputError(f"Expected {name} in (-inf, inf), got a number too large for a float.") from error
 
 
 def _inside(name: str, value: float, ok: bool, interval: str) -> float:
-    if not ok:  # also for NaN, which compares false
+    if not ok:  # includes NaN, for which comparisons are false
         raise InputError(f"Expected {name}={value:g} in {interval}.")
     return value
 
@@ -38,7 +38,7 @@ def positive(name: str, value: float) -> float:
 
 
 def at_least(name: str, value: float, low: float) -> float:
-    """Require a finite number not below ``low``."""
+    """Require a finite number of at least ``low``."""
     number = _number(name, value)
     return _inside(name, number, low <= number < math.inf, f"[{low:g}, inf)")
 
@@ -50,30 +50,30 @@ def fraction(name: str, value: float) -> float:
 
 
 def confidence(value: float) -> float:
-    """Require a confidence level; below one half a "bound" would be above the estimate."""
+    """Require a confidence level of at least one half, below which a "bound" would exceed the estimate."""
     number = _number("confidence", value)
     return _inside("confidence", number, 0.5 <= number < 1, "[0.5, 1)")
 
 
 def delta(value: float) -> float:
-    """Require the delta of (eps, delta)-DP."""
+    """Require a valid delta of (eps, delta)-DP."""
     number = _number("delta", value)
     return _inside("delta", number, 0 <= number < 1, "[0, 1)")
 
 
 def sample_rate(value: float) -> float:
-    """Require the probability with which an example enters a batch."""
+    """Require a valid probability of sampling an example into a batch."""
     number = _number("sample_rate", value)
     return _inside("sample_rate", number, 0 < number <= 1, "(0, 1]")
 
 
 def num_steps(value: int) -> int:
-    """Require a number of steps; composing unrealistically many would fill the memory."""
+    """Require a realistic number of steps: composing too many would exhaust memory."""
     return whole("num_steps", value, high=_MOST_STEPS)
 
 
 def whole(name: str, value: int, low: int = 1, high: int | None = None) -> int:
-    """Require an integer not below ``low``, and not above ``high``."""
+    """Require an integer of at least ``low`` and at most ``high``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InputError(f"Expected {name}={value!r} to be a whole number.")
     if value < low:

@@ -1,8 +1,8 @@
-"""What dpaudit raises.
+"""The exceptions of dpaudit.
 
 DpauditError
 |-- FindingError       raised on request by Diagnosis.raise_for_findings(); also an AssertionError
-|-- InputError         a value that cannot be used; also a ValueError
+|-- InputError         an invalid value; also a ValueError
 |-- MissingExtraError  an optional dependency is not installed; also an ImportError
 `-- ViolationError     raised on request by Result.raise_for_violation(); also an AssertionError
 """
@@ -13,22 +13,22 @@ __all__ = ["DpauditError", "FindingError", "InputError", "MissingExtraError", "V
 
 
 class DpauditError(Exception):
-    """The base of everything dpaudit raises on purpose."""
+    """The base class of all exceptions that dpaudit raises deliberately."""
 
 
 class FindingError(DpauditError, AssertionError):
-    """Tests of a training's noise or batches found what a correct training would hardly show."""
+    """Tests of the noise or the batches found deviations that are very unlikely in correct training."""
 
 
 class InputError(DpauditError, ValueError):
-    """A value cannot be used; the message names it and says what was expected."""
+    """A value is invalid; the message names it and states what was expected."""
 
 
 class MissingExtraError(DpauditError, ImportError):
-    """A feature needs an optional dependency; the message is the line that installs it."""
+    """A feature requires an optional dependency; the message contains the command that installs it."""
 
     def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(f"{feature} needs an optional dependency: pip install 'dpaudit[{extra}]'")
+        super().__init__(f"{feature} requires an optional dependency: pip install 'dpaudit[{extra}]'")
 
 
 class ViolationError(DpauditError, AssertionError):

@@ -1,7 +1,7 @@
-"""Every method on the same scores, side by side: what ``dpaudit scores`` and ``dpaudit run`` report.
+"""Comparison of all methods on the same scores, as reported by ``dpaudit scores`` and ``dpaudit run``.
 
-The registry has the paper's methods and ours; :func:`examine` runs them with sound threshold rules, then the
-paper's with the paper's own practice, and audits the claim, if there is one.
+The registry contains the paper's methods and ours. :func:`examine` runs all of them with sound threshold
+rules, and the paper's also with its own choice of threshold. It audits the claim, if there is one.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from dpaudit.stats._counts import StepErrors, count
 from dpaudit.stats._observations import chunks, is_on_disk, require_finite
 from dpaudit.stats.inference import BoundQuery, CountInference, ThresholdResult
 
-__all__ = ["NAMES", "REVERSED", "Examined", "Method", "Row", "examine", "is_large", "methods"]
+__all__ = ["NAMES", "REVERSED", "Method", "MethodComparison", "NamedBound", "examine", "is_large", "methods"]
 
 
-_Parts: TypeAlias = tuple[TradeOff | None, Inference]  # no trade-off: the curve of one observation
+_Parts: TypeAlias = tuple[TradeOff | None, Inference]  # None: the trade-off curve of one observation
 
 _PAPERS: dict[str, _Parts] = {
     "f-DP(CP)": (None, ClopperPearson()),
@@ -60,15 +60,17 @@ _OURS: dict[str, _Parts] = {
     "(eps,delta)(joint)": (ApproximateDP(), JointExact()),
 }
 _BETS: dict[str, _Parts] = {"f-DP(betting)": (None, Betting())}
-COUNT_METHODS = {name.split()[0]: parts for name, parts in (_PAPERS | _OURS).items()}  # of error counts
+COUNT_METHODS = {
+    name.split()[0]: parts for name, parts in (_PAPERS | _OURS).items()
+}  # need only error counts
 
 NAMES = tuple(name.split()[0] for name in (*_PAPERS, *_OURS, *_BETS))  # without the remark on delta
-_LARGE = 20_000_000  # scores a side; from here on files are not read into memory
+_LARGE = 20_000_000  # scores per side above which files are not read into memory
 
 
 @dataclass(frozen=True)
 class Method:
-    """A trade-off, an inference and a threshold rule, under the name that the field knows them by."""
+    """A trade-off, an inference and a threshold rule under their common name."""
 
     name: str
     tradeoff: TradeOff
@@ -76,11 +78,11 @@ class Method:
     rule: ThresholdRule
 
     def is_one_of(self, names: Collection[str] | None) -> bool:
-        """Return whether the method is among these names; None stands for all."""
+        """Return whether ``names`` includes this method; None includes all methods."""
         return names is None or self.name.split()[0] in names
 
     def bound(self, observations: Observations, delta: float, confidence: float) -> Bound:
-        """Return the bound of this method. Katz's interval is for pure epsilon-DP only, so for delta = 0."""
+        """Return the bound of this method; KatzLog, which requires pure epsilon-DP, uses delta = 0."""
         return lower_bound(
             observations,
             delta=0.0 if isinstance(self.inference, KatzLog) else delta,
@@ -98,9 +100,9 @@ def is_large(observations: Observations) -> bool:
 
 
 def methods(observations: Observations, fixed: ThresholdRule | None, curve: TradeOff) -> list[Method]:
-    """Return the paper's methods and ours with sound threshold rules, then the paper's with its own practice.
+    """Return all methods with sound threshold rules, then the paper's with its own choice of threshold.
 
-    For scores that stay on disk, only those methods that need no more than counts.
+    For scores that stay on disk, return only the methods that need nothing but counts.
     """
     large = is_large(observations)
     if fixed is not None:
@@ -118,7 +120,7 @@ def _method(name: str, parts: _Parts, curve: TradeOff, rule: ThresholdRule) -> M
 
 
 def _chosen_on_scores(observations: Observations, curve: TradeOff) -> list[Method]:
-    """Return methods with the rules that their verdicts would use, as no threshold is fixed, and bands."""
+    """Return the methods with the default rules of their verdicts without a fixed threshold, and bands."""
     bands = Method("f-DP(CP)", curve, ClopperPearson(), Simultaneous())
     if observations.num_steps < 2:
         return [bands]  # nothing to hold out
@@ -132,15 +134,15 @@ def _chosen_on_scores(observations: Observations, curve: TradeOff) -> list[Metho
 
 @dataclass(frozen=True, repr=False)
 class CountedOnce(ThresholdRule):
-    """A fixed threshold on observations whose errors were counted before, so that they are read once."""
+    """A fixed threshold with precomputed error counts, so that the observations are read only once."""
 
     fixed: Fixed
     counts: ErrorCounts
-    errors: StepErrors | None = None  # where canaries share steps
+    errors: StepErrors | None = None  # if canaries share steps
 
     @classmethod
     def of(cls, observations: Observations, threshold: float) -> CountedOnce:
-        """Count errors in the scores, piece by piece."""
+        """Count the errors of the scores, chunk by chunk."""
         fixed = Fixed(threshold)
         if observations.with_canary.ndim == 1:
             return cls(fixed, count(observations, fixed.threshold))
@@ -178,7 +180,7 @@ def _step_errors(observations: Observations, threshold: float) -> StepErrors:
 
 
 def _count_above(name: str, scores: ScoreArray, threshold: float) -> IntArray:
-    """Return how many scores of each step are above the threshold."""
+    """Return the number of scores above the threshold in each step."""
     num_steps, num_canaries = scores.shape
     above = np.zeros(num_steps, dtype=np.int64)
     for start, piece in chunks(scores):
@@ -191,18 +193,18 @@ def _count_above(name: str, scores: ScoreArray, threshold: float) -> IntArray:
 
 
 REVERSED = (
-    "The scores with the canary are lower than those without it. Are the files swapped, or must the score "
-    "be negated (a loss, for example)? A higher score has to mean that the canary was present."
+    "The scores with the canary are lower than those without it, but a higher score must mean that the "
+    "canary was present. Check whether the files are swapped or the score (such as a loss) must be negated."
 )
 
 
 @dataclass(frozen=True)
-class Row:
-    """A method and what it found."""
+class NamedBound:
+    """A method and its bound."""
 
     method: Method
     bound: Bound
-    training_epsilon: float | None  # composed over the steps of the claim, where it is of steps
+    training_epsilon: float | None  # composed over the claimed steps, if observations are of steps
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -211,18 +213,18 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Examined:
-    """The bounds and the verdict on one set of scores."""
+class MethodComparison:
+    """The bounds of all methods, and the verdict if there is a claim, for one set of scores."""
 
     observations: Observations
     delta: float
     confidence: float
-    rows: tuple[Row, ...]
+    rows: tuple[NamedBound, ...]
     result: Result | None
 
     @property
     def is_reversed(self) -> bool:
-        """Whether the scores clearly point the wrong way, by more than four standard deviations."""
+        """Whether the scores are reversed, by more than four standard deviations."""
         counts = [row.bound.counts for row in self.rows if isinstance(row.bound.counts, ErrorCounts)]
         return any(
             one.fpr + one.fnr - 1 > 2 / math.sqrt(one.num_absent) + 2 / math.sqrt(one.num_present)
@@ -254,11 +256,11 @@ def examine(
     threshold: float | None = None,
     names: Collection[str] | None = None,
     result: Result | None = None,
-) -> Examined:
-    """Run every method, or those of these names, and the audit if there is a claim and no ``result`` yet.
+) -> MethodComparison:
+    """Run the methods in ``names``, by default all, and the audit if there is a claim but no ``result`` yet.
 
-    ``tradeoff`` is the curve of one observation where that is not the claim's own; ``of_steps`` says that
-    observations are of single steps of the claimed training, to which bounds are composed.
+    ``tradeoff`` is the curve of one observation if it is not the claim's own. ``of_steps`` states that each
+    observation is of one step of the claimed training, over which bounds are composed.
     """
     if not is_large(observations):
         observations = observations.in_memory()
@@ -266,21 +268,21 @@ def examine(
     found = [m for m in methods(observations, fixed, tradeoff or Gaussian()) if m.is_one_of(names)]
     bounds = [method.bound(observations, delta, confidence) for method in found]
     steps = claim if of_steps else None
-    rows = tuple(Row(m, b, _composed(m, b, steps)) for m, b in zip(found, bounds, strict=True))
+    rows = tuple(NamedBound(m, b, _composed(m, b, steps)) for m, b in zip(found, bounds, strict=True))
     if result is None and claim is not None:
         result = audit(observations, claim=claim, confidence=confidence, tradeoff=tradeoff, threshold=fixed)
-    return Examined(observations, delta, confidence, rows, result)
+    return MethodComparison(observations, delta, confidence, rows, result)
 
 
 def _fixed(observations: Observations, threshold: float | None) -> CountedOnce | None:
-    """Return the threshold that was chosen before the data, if one was; counted once for all methods."""
+    """Return the threshold that was chosen before seeing the data, if any, with counts for all methods."""
     if threshold is not None:
         return CountedOnce.of(observations, threshold)
     return CountedOnce.of(observations, 0.5) if observations.normalized else None
 
 
 def _composed(method: Method, bound: Bound, claim: Claim | None) -> float | None:
-    """Return the bound's epsilon for the whole training; delta = 0 has none."""
+    """Return the bound's epsilon for the whole training run; None for delta = 0."""
     if claim is None or isinstance(method.tradeoff, PureDP):
         return None
     return claim.hypothesis(method.tradeoff).epsilon(bound.parameter)

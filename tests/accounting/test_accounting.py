@@ -109,13 +109,15 @@ def test_a_bound_of_nothing_composes_to_nothing():
         assert dpaudit.audit(nothing, claim=claim, tradeoff=tradeoff).bound.epsilon == 0
 
 
-@pytest.mark.parametrize("mu", [1e-6, 1e-3, 3.0, 9.0])
+@pytest.mark.parametrize(
+    "mu", [1e-6, pytest.param(1e-3, marks=pytest.mark.long), pytest.param(3.0, marks=pytest.mark.long), 9.0]
+)
 def test_extreme_steps_compose_to_something_finite(mu):
     assert 0 <= dpaudit.training_epsilon(mu, 0.01, 100, DELTA) < math.inf
 
 
 def test_epsilons_around_those_that_floats_cannot_exponentiate_are_finite_and_grow():
-    noises = np.geomspace(0.3, 0.2, 25)  # epsilon from 510 to 1,440; e^709 is the largest double
+    noises = np.geomspace(0.3, 0.2, 13)  # epsilon from 510 to 1,440; e^709 is the largest double
     for side in (_pld.epsilon_above, _pld.epsilon_below):
         found = [side(float(noise), 0.1, 1000, DELTA) for noise in noises]
         assert (np.diff(found) > 0).all()
@@ -150,7 +152,7 @@ def test_the_papers_algorithm_4_approaches_the_curve_from_below():
     assert gaps[2] < 3e-3
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(log_parameter=st.floats(math.log(0.15), math.log(0.9)))
 def test_interpolated_curves_are_close_to_the_exact_and_never_above(log_parameter):
     parameter = math.exp(log_parameter)
@@ -171,7 +173,13 @@ def test_a_point_on_a_curve_gives_back_its_parameter():
 
 
 @pytest.mark.parametrize(
-    "inference", [dpaudit.ClopperPearson(), dpaudit.JointExact(), dpaudit.Posterior(), dpaudit.Betting()]
+    "inference",
+    [
+        dpaudit.ClopperPearson(),
+        dpaudit.JointExact(),
+        dpaudit.Betting(),
+        pytest.param(dpaudit.Posterior(), marks=pytest.mark.long),
+    ],
 )
 def test_whole_runs_are_tested_against_the_composed_curve(inference):
     rng = np.random.default_rng(0)
@@ -258,9 +266,12 @@ def accounted(event):
     ("make", "sentence"),
     [
         (lambda: accounted("gaussian"), "Expected event to be a dp_accounting.DpEvent"),
-        (lambda: accounted(dp_accounting.UnsupportedDpEvent()), "no privacy loss"),
-        (lambda: accounted(dp_accounting.NonPrivateDpEvent()), "protects nothing"),
-        (lambda: dpaudit.Claim.accounted(dp_accounting.LaplaceDpEvent(1.0), delta=0), "no finite epsilon at"),
+        (lambda: accounted(dp_accounting.UnsupportedDpEvent()), "PLD accountant supports"),
+        (lambda: accounted(dp_accounting.NonPrivateDpEvent()), "finite epsilon at some delta"),
+        (
+            lambda: dpaudit.Claim.accounted(dp_accounting.LaplaceDpEvent(1.0), delta=0),
+            "a finite epsilon at delta=0",
+        ),
         (
             lambda: dpaudit.Claim.gaussian(noise_multiplier=0, delta=DELTA),
             r"noise_multiplier=0 in \(0, inf\)",

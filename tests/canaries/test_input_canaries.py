@@ -67,5 +67,5 @@ def test_held_out_examples_that_the_training_has_too_are_left_out():
     rows = np.arange(12.0).reshape(6, 2)
     seen = set(fingerprints(rows[[1, 4]].T.copy().T))  # in another order in memory
     np.testing.assert_array_equal(unseen_indices(fingerprints(rows), seen), [0, 2, 3, 5])
-    with pytest.raises(dpaudit.InputError, match="does not see, but it sees all 2"):
+    with pytest.raises(dpaudit.InputError, match="are not used for training, but all 2 are"):
         unseen_indices(fingerprints(rows[[1, 4]]), seen)

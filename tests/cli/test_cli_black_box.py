@@ -34,7 +34,7 @@ num_examples = 300
 [training]
 noise_multiplier = 0
 sample_rate = 0.5
-num_steps = 240
+num_steps = 100
 
 [audit]
 num_models = 240
@@ -104,7 +104,7 @@ def test_an_interrupted_run_keeps_its_models_and_says_how_to_go_on(config: Path)
     assert 16 <= num_kept(config) < 240
     last = said.splitlines()[-1]
     assert last.startswith("Interrupted at ")
-    assert last.endswith(" of 240 models. The same command goes on from there.")
+    assert last.endswith(" of 240 models. Run the same command again to resume.")
     assert "Traceback" not in said
 
 
@@ -113,7 +113,7 @@ def test_a_run_without_noise_shows_bound_and_maximum_and_ends_with_0(config: Pat
     assert result.exit_code == 0, result.stderr
     assert "verdict" not in result.stdout
     assert re.search(r"claim +clipping without noise", result.stdout)
-    assert "if no score were on the wrong side" in result.stdout
+    assert "by an attack without a single error" in result.stdout
     assert re.search(r"models +48 of 48, ", result.stdout)
     assert "test accuracy" in result.stdout
     lines = [line for line in result.stderr.splitlines() if " of 48 models" in line]
@@ -137,5 +137,5 @@ def test_a_function_that_cannot_be_found_is_told_in_a_sentence(config: Path, run
     model = ["--set", 'model={name="function", function="no_such_module:train"}']
     result = run("run", config, *SHORT, *model)
     assert result.exit_code == 2
-    assert "there is no module no_such_module" in result.stderr
+    assert "module no_such_module is neither in" in result.stderr
     assert "Traceback" not in result.stderr

@@ -122,18 +122,18 @@ def _pipe(folder: Path) -> Path:
 
 THREE = _npy(np.array([0.1, 0.2, 0.3]))
 HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "npy of a terabyte": (lambda f: _file(f, "t.npy", _npy_that_claims(f"({10**12},)")), "is cut off"),
-    "npy beyond counting": (lambda f: _file(f, "t.npy", _npy_that_claims(f"({10**30},)")), "is cut off"),
+    "npy of a terabyte": (lambda f: _file(f, "t.npy", _npy_that_claims(f"({10**12},)")), "is truncated"),
+    "npy beyond counting": (lambda f: _file(f, "t.npy", _npy_that_claims(f"({10**30},)")), "is truncated"),
     "npy of less than nothing": (
         lambda f: _file(f, "t.npy", _npy_that_claims("(-1,)", "<f8", b"\0" * 80)),
-        "cut",
+        "is truncated",
     ),
     "npy of nothings": (
         lambda f: _file(f, "t.npy", _npy_that_claims(f"({10**12},)", "|S0")),
         "to be numbers",
     ),
-    "npy with a deep header": (lambda f: _file(f, "t.npy", _npy_that_claims("(" * 3000)), "is cut off"),
-    "npy with an open header": (lambda f: _file(f, "t.npy", _npy_that_claims("((1,")), "is cut off"),
+    "npy with a deep header": (lambda f: _file(f, "t.npy", _npy_that_claims("(" * 3000)), "is truncated"),
+    "npy with an open header": (lambda f: _file(f, "t.npy", _npy_that_claims("((1,")), "is truncated"),
     "npz of nothings": (
         lambda f: _zip(f, score=THREE, present=_npy_that_claims("(9,)", "|S0")),
         "to be an array",
@@ -157,7 +157,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
         r"x\.\.\.'",
     ),
     "csv of many names": (lambda f: _file(f, "t.csv", b"a," * 9999 + b"\n"), "and 9,990 more"),
-    "pipe": (_pipe, "is no file"),
+    "pipe": (_pipe, "is not a regular file"),
 }
 
 
@@ -183,7 +183,7 @@ def test_a_packed_array_that_is_too_large_is_not_unpacked(
 ) -> None:
     monkeypatch.setattr("dpaudit.cli._formats.LARGEST_ARRAY", 1_000)
     path = _zip(tmp_path, score=_npy(np.zeros(2_000)), present=_npy(np.zeros(2_000, dtype=np.bool_)))
-    assert ".npy files may be of any size" in refused("scores", path)
+    assert ".npy files may have any size" in refused("scores", path)
 
 
 def test_a_parquet_file_of_too_many_rows_is_not_unpacked(

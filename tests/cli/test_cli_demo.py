@@ -24,8 +24,8 @@ def test_the_demo_tells_the_trainings_apart(run: Any, tmp_path: Path) -> None:
     assert [one["verdict"] for one in values["trainings"]] == ["NO_VIOLATION", "VIOLATION"]
     correct, broken = (one["bound"]["epsilon"] for one in values["trainings"])
     assert 0.9 * 8 < correct < 8 < broken
-    assert "tests of the noise: nothing found (16 tests, 95 % confidence of their own)" in result.stdout
-    assert "tests of the noise: found noise-variance" in result.stdout
+    assert "noise tests: no findings (16 tests, with their own 95 % confidence)" in result.stdout
+    assert "noise tests: flagged by noise-variance" in result.stdout
     assert all(one["accuracy"] > 0.8 for one in values["trainings"])  # a model was trained
     report = (folder / "report.md").read_text()
     for one in values["trainings"]:
@@ -47,7 +47,7 @@ def test_a_demo_that_cannot_tell_says_so(run: Any, tmp_path: Path, monkeypatch: 
     assert values["as_expected"] is False
     assert values == json.loads((tmp_path / "result.json").read_text())
     report = (tmp_path / "report.md").read_text()
-    assert "its twin with 0.8 of the noise is not as expected." in report
+    assert "Unexpected verdict: twin with 0.8 times the noise." in report
 
 
 def test_without_torch_the_demo_says_how_to_install_it(

@@ -58,7 +58,7 @@ def test_a_mistake_has_no_traceback(program: Program) -> None:
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr == (
-        "dpaudit: Expected a .npy, .npz, .csv or .parquet file, but there is no file missing.csv.\n"
+        "dpaudit: Expected a .npy, .npz, .csv or .parquet file, but missing.csv does not exist.\n"
     )
 
 

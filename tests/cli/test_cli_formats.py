@@ -92,4 +92,6 @@ def test_parquet_without_pyarrow_gives_the_line_that_installs_it(
     table = files.parquet("t.parquet", score=files.scores, present=files.presence)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     sentence = refused("scores", table)
-    assert sentence == "Reading .parquet files needs an optional dependency: pip install 'dpaudit[parquet]'"
+    assert (
+        sentence == "Reading .parquet files requires an optional dependency: pip install 'dpaudit[parquet]'"
+    )

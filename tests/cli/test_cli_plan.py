@@ -98,7 +98,7 @@ def test_a_leak_that_no_method_finds_is_said_to_be_one(run: Any, monkeypatch: py
     result = run("plan", *GAUSSIAN, "--noise-factor", "0.99")
     assert result.exit_code == 3
     assert "> 50" in result.stdout
-    assert "No method finds this leak within the sizes that were tried." in result.stdout
+    assert "No method detects this leak within the sizes that were tried." in result.stdout
     sentence = str(dpaudit.plan_observations(CLAIM, Leak(noise_factor=0.99)))
     assert "JointExact does not detect noise at 0.99 of the claimed level" in sentence
     assert "within 50 steps" in sentence
@@ -108,8 +108,8 @@ def test_too_few_scores_find_no_leak(run: Any) -> None:
     result = run("plan", "--epsilon", "8", "--delta", "1e-5", "--observations", "20")
     assert result.exit_code == 3
     said = " ".join(result.stdout.split())
-    assert "With so few scores no leak is found with 80 % probability. Try more of them" in said
-    assert "or give a leak by --true-epsilon" in said
+    assert "With so few scores, no leak is detected with 80 % probability. Try a larger size" in said
+    assert "or give a leak with --true-epsilon" in said
 
 
 def test_a_plan_is_a_sentence() -> None:
@@ -126,8 +126,8 @@ MISTAKES = {
     "both": ([*GAUSSIAN, "--noise-factor", "0.8", "--observations", "9"], "and --canaries), got both"),
     "two leaks": ([*GAUSSIAN, "--noise-factor", "0.8", "--true-epsilon", "9"], "got both --noise-factor and"),
     "no leak": ([*GAUSSIAN, "--noise-factor", "1.1"], "Expected noise_factor=1.1 in (0, 1)"),
-    "no more": ([*GAUSSIAN, "--true-epsilon", "2"], "above the claimed 4.377, got 2, which is no leak."),
-    "no noise": (["--epsilon", "1", "--delta", "0", "--noise-factor", "0.8"], "says nothing of noise"),
+    "no more": ([*GAUSSIAN, "--true-epsilon", "2"], "above the claimed 4.377, got 2, which is not a leak."),
+    "no noise": (["--epsilon", "1", "--delta", "0", "--noise-factor", "0.8"], "not specify a noise level"),
     "half a size": ([*GAUSSIAN, "--steps", "9"], "either --observations, or --steps and --canaries"),
     "no scores": ([*GAUSSIAN, "--observations", "0"], "Expected --observations=0 to be at least 1."),
     "power": ([*GAUSSIAN, "--noise-factor", "0.8", "--power", "2"], "Expected power=2 in (0, 1)."),
@@ -153,5 +153,5 @@ def test_only_inferences_with_a_known_power_are_planned() -> None:
 
 def test_a_leak_is_one_of_two_things() -> None:
     for given in ({}, {"noise_factor": 0.5, "epsilon": 3.0}):
-        with pytest.raises(dpaudit.InputError, match="either a noise_factor or an epsilon"):
+        with pytest.raises(dpaudit.InputError, match="either noise_factor or epsilon"):
             Leak(**given)

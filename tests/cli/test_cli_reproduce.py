@@ -19,7 +19,7 @@ def test_four_files_are_written_and_the_second_call_measures_nothing(run: Any, t
     words = "reproduce", "threshold-observations", "--scale", "tiny", "--output", tmp_path
     first = run(*words)
     assert first.exit_code == 0, first.output
-    assert "What the paper says" in first.stdout
+    assert "Comparison with the paper" in first.stdout
     for suffix in ("csv", "md", "png", "svg"):
         path = tmp_path / f"threshold-observations.{suffix}"
         assert f"Written: {path}" in first.stdout
@@ -58,16 +58,16 @@ def test_the_list_has_every_figure(run: Any) -> None:
 
 
 def test_mistakes_are_one_sentence(refused: Any) -> None:
-    assert refused("reproduce").startswith("Expected the name of a figure; print all with")
+    assert refused("reproduce").startswith("Expected the name of a figure; list all with")
     assert (
         refused("reproduce", "pdl")
         == "Expected the name of a figure or table, got 'pdl': did you mean 'pld'?"
     )
     assert refused("reproduce", "pld", "--scale", "huge") == (
-        "Expected --scale to be tiny, cpu, paper, got 'huge'."
+        "Expected --scale to be one of tiny, cpu, paper, got 'huge'."
     )
     assert refused("reproduce", "table1", "--embedded", "--data-dir", "here") == (
-        "Expected --data-dir or --embedded, got both: --embedded would not use here."
+        "Expected --data-dir or --embedded, got both: --embedded ignores here."
     )
     for words in (("regions", "--output"), ("table1", "--data-dir")):
         assert refused("reproduce", *words, "~nobody-of-this-name/x") == (
@@ -90,7 +90,7 @@ def test_without_matplotlib_the_line_that_installs_it_comes_before_the_work(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     sentence = refused("reproduce", "regions", "--scale", "tiny", "--output", tmp_path / "out")
-    assert sentence == "Plotting needs an optional dependency: pip install 'dpaudit[report]'"
+    assert sentence == "Plotting requires an optional dependency: pip install 'dpaudit[report]'"
     assert not (tmp_path / "out").exists()
 
 
@@ -104,7 +104,7 @@ def test_all_goes_on_after_a_figure_that_cannot_be_made_and_names_it_at_the_end(
     assert [one["name"] for one in json.loads(result.stdout)["figures"]] == ["regions", "thresholds"]
     assert {path.stem for path in tmp_path.glob("*.csv")} == {"regions", "thresholds"}
     assert "flagship: Expected --data-dir with the official files" in result.stderr
-    assert result.stderr.endswith("Expected 3 figures, but 1 could not be made: flagship.\n")
+    assert result.stderr.endswith("Expected 3 figures, but 1 failed: flagship.\n")
 
 
 def test_more_workers_write_the_same_data(run: Any, tmp_path: Path) -> None:

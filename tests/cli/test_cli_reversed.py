@@ -20,4 +20,4 @@ def test_scores_that_point_the_wrong_way_get_a_note(
         found = run("scores", *files, *options, "--json")
         assert len(json.loads(found.stdout)["notes"]) == notes
         printed = " ".join(run("scores", *files, *options).stdout.split())
-        assert ("Are the files swapped" in printed) == bool(notes)
+        assert ("the files are swapped" in printed) == bool(notes)

@@ -36,7 +36,7 @@ def test_the_exit_status_is_the_verdict(
 
 
 def test_only_an_underpowered_verdict_points_to_the_plan(files: Any, run: Any) -> None:
-    words = "dpaudit plan says how many scores are needed."
+    words = "dpaudit plan computes how many scores are needed."
     few = run("scores", *files.sides(), "--normalized", "--epsilon", "50", "--delta", "0")
     assert f"\n         {words}" in few.stdout
     assert words not in run("scores", *files.sides(), "--normalized", *HONEST).stdout
@@ -208,5 +208,5 @@ def test_long_work_is_announced_on_standard_error(
 ) -> None:
     monkeypatch.setattr("dpaudit.cli._scores_command._QUICK", 10)
     result = run("scores", *files.sides(), "--normalized", "--json")
-    assert result.stderr == "Examining 300 and 250 scores\n"
+    assert result.stderr == "Analyzing 300 scores with the canary and 250 without it\n"
     json.loads(result.stdout)

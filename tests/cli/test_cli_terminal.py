@@ -50,7 +50,7 @@ def test_help_groups_the_commands(run: Any) -> None:
         "Plan and compare",
         "plan",
         "zoo",
-        "Show",
+        "Other commands",
         "report",
         "demo",
         "completion",
@@ -150,7 +150,7 @@ def test_a_verdict_has_colours_only_where_they_are_wanted(name: str, files: Any)
         (["zoo", "--seed", "-1"], "Invalid value for '--seed'"),
         (["completion", "tcsh"], "'tcsh' is not one of 'bash', 'zsh', 'fish'."),
         (["--nothing"], "No such option: --nothing."),
-        (["report", "."], "but it has no result.json."),
+        (["report", "."], "but there is no result.json."),
         (["report", "~nobody-of-this-name/x"], "there is no such home directory."),
         (["plan", "--epsilon", "1", "--delta", "1e-5", "--observations", "1" + "0" * 30], "to be at most"),
         (["scores", "."], "got the directory"),
@@ -168,7 +168,7 @@ def test_wrong_usage_is_one_sentence(words: list[str], sentence: str, run: Any) 
 
 def test_an_option_without_its_value_is_told_with_the_help_of_its_command(run: Any) -> None:
     line = run("run", "--example").stderr
-    assert "Option '--example' requires an argument. Print a config to start from: digits, " in line
+    assert "Option '--example' requires an argument. Print an example config: digits, " in line
     assert line.endswith("black-box-function. See: root run --help\n")  # so is it called in a test
     assert run("scores", "--confidence").stderr.endswith(" See: root scores --help\n")
 
@@ -179,7 +179,10 @@ def test_torch_without_memory_is_a_sentence(run: Any, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("dpaudit.cli._demo_command.make_folder", give_up)
     result = run("demo")
-    assert (result.exit_code, result.stderr) == (2, "dpaudit: There is not enough memory for that.\n")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "dpaudit: There is not enough memory to run this command.\n",
+    )
 
 
 def test_a_full_disk_behind_standard_output_is_no_verdict(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_both_tables_fit_a_page_and_the_second_call_prints_the_same(run: Any, tm
     lines = first.stdout.splitlines()
     assert max(len(line) for line in lines if "Written" not in line) <= 80
     assert [line.split()[0] for line in lines if line.startswith(QUICK)] == [*QUICK, "per-layer-clip"]
-    assert "All 2 faults and their twins are as they should be." in first.stdout
+    assert "All 2 faults and their twins are as expected." in first.stdout
     again = run("zoo", *ONLY, "--output", tmp_path / "zoo")
     assert again.stdout == first.stdout
     assert again.stderr.splitlines() == ["2 of 2: done"]
@@ -70,7 +70,7 @@ def test_a_fault_that_is_not_caught_ends_with_status_1(run: Any, altered: Any, t
     result = run("zoo", "--output", tmp_path)
     assert result.exit_code == 1
     assert "NOT CAUGHT" in result.stdout
-    assert "Not as it should be: microbatch." in result.stdout
+    assert "Not as expected: microbatch." in result.stdout
 
 
 def test_a_fault_that_is_known_not_to_be_caught_is_listed_with_its_reason(
@@ -84,12 +84,10 @@ def test_a_fault_that_is_known_not_to_be_caught_is_listed_with_its_reason(
 
 
 def test_mistakes_are_told_in_a_sentence(refused: Any, run: Any, tmp_path: Path) -> None:
-    assert refused("zoo", "--only", "nosie").startswith(
-        "Expected the name of an entry of the zoo, got 'nosie'"
-    )
+    assert refused("zoo", "--only", "nosie").startswith("Expected the name of a zoo entry, got 'nosie'")
     run("zoo", "--only", "microbatch", "--output", tmp_path)
     sentence = refused("zoo", "--only", "microbatch", "--output", tmp_path, "--seed", 1)
-    assert sentence == f"Expected seed = 1 in {tmp_path / 'microbatch.json'}, got 0; give another --output."
+    assert sentence == f"Expected seed = 1 in {tmp_path / 'microbatch.json'}, got 0; choose another --output."
     (tmp_path / "microbatch.json").write_text("{")
     assert "cannot be read" in refused("zoo", "--only", "microbatch", "--output", tmp_path)
 
@@ -122,7 +120,7 @@ def test_a_narrow_page_cuts_no_number_off(run: Any, tmp_path: Path, monkeypatch:
 
 def test_one_fault_is_not_called_all(run: Any, tmp_path: Path) -> None:
     result = run("zoo", "--only", "microbatch", "--output", tmp_path)
-    assert "The fault and its twin are as they should be." in result.stdout
+    assert "The fault and its twin are as expected." in result.stdout
 
 
 def test_an_interrupted_zoo_says_what_is_kept(
@@ -136,7 +134,8 @@ def test_an_interrupted_zoo_says_what_is_kept(
     result = run("zoo", "--output", tmp_path)
     assert result.exit_code == 130
     assert result.stderr.splitlines()[-1] == (
-        f"Interrupted: 1 of 2 entries are done and kept in {tmp_path}. The same command goes on from there."
+        f"Interrupted: 1 of 2 entries are finished and stored in {tmp_path}. "
+        "Run the same command again to resume."
     )
 
 

@@ -6,7 +6,8 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import correct_noise, diagnostics
+from simulated import SIZE, correct_noise, diagnostics
+from statistical_limits import spread_range
 
 import dpaudit
 from dpaudit.diagnostics import Check, Diagnosis, likely_causes
@@ -41,7 +42,7 @@ def test_every_test_has_a_likely_cause_of_its_own():
 def test_a_diagnosis_without_findings_raises_nothing_and_never_says_private():
     diagnosis = diagnostics(num_steps=30).diagnose()
     diagnosis.raise_for_findings()
-    assert str(diagnosis) == "Nothing found by 16 tests, 95 % confidence for all together."
+    assert str(diagnosis) == "No findings in 16 tests, at 95 % joint confidence."
     assert diagnosis.likely_causes() == ()
     assert len(diagnosis.table().splitlines()) == 16
     assert "FOUND" not in diagnosis.table()
@@ -60,7 +61,8 @@ def test_a_diagnosis_is_plain_values_for_json():
     diagnosis = diagnostics(lambda rng, step: 0.5 * correct_noise(rng, step), num_steps=30).diagnose()
     read = json.loads(json.dumps(diagnosis.to_dict(), allow_nan=False))
     assert read["findings"][0]["name"] == "noise-variance"
-    assert read["findings"][0]["estimate"] == pytest.approx(0.5, rel=0.05)
+    low, high = spread_range(30 * SIZE)
+    assert low < read["findings"][0]["estimate"] / 0.5 < high
     assert read["noise"]["ratio"] == read["findings"][0]["estimate"]
     assert [test["name"] for test in read["tests"]] == [test.name for test in diagnosis.checks]
     assert read["likely_causes"] == list(diagnosis.likely_causes())
@@ -84,29 +86,32 @@ def test_a_confidence_that_is_none_is_refused(confidence):
         ({"noise_ratio": 64.0, "batch_size": 64}, "batch size: noise for the sum added to the mean?"),
         ({"noise_ratio": 10.0, "max_grad_norm": 0.1}, "not scaled by the clipping norm?"),
         ({"noise_ratio": 0.1, "max_grad_norm": 0.1}, "scaled by the clipping norm twice?"),
-        ({"noise_ratio": 0.4, "noise_multiplier": 2.5}, "noise of the clipping norm alone?"),
+        ({"noise_ratio": 0.4, "noise_multiplier": 2.5}, "noise scaled by the clipping norm alone?"),
         ({"noise_ratio": 0.445}, "1/sqrt(5): added by each of 5 workers"),
         (
             {"noise_ratio": 0.5, "max_grad_norm": 2.0},
             "1/max_grad_norm: noise not scaled by the clipping norm?",
         ),
         ({"noise_ratio": 0.5, "noise_multiplier": 0.5}, "std: is the variance used as a standard deviation?"),
-        ({"noise_ratio": 0.7, "interval": (0.6, 0.8)}, "is the noise multiplier that is used the one"),
-        ({"noise_ratio": 0.81}, "is the noise multiplier that is used the one"),
+        ({"noise_ratio": 0.7, "interval": (0.6, 0.8)}, "does the noise multiplier in use differ"),
+        ({"noise_ratio": 0.81}, "does the noise multiplier in use differ"),
         ({"signal": 10.0, "canary_scale": 10.0}, "the canary arrives unclipped"),
         (
             {"signal": 0.16, "canary_scale": 10.0, "batch_size": 64},
             "is the mean or the sum of the batch clipped",
         ),
-        ({"signal": 5.66, "is_crowded": True}, "is the mean or the sum of the batch clipped, and not each"),
-        ({"signal": 32.0, "canary_scale": 10.0, "batch_size": 32}, "is a sum released, and not the mean?"),
-        ({"signal": 1 / 64}, "which is 1/64: if a mean is released, give batch_size="),
-        ({"signal": 0.0}, "nothing arrives of the canary"),
-        ({"signal": 1.0, "spread_signal": 3.0}, "is each coordinate, or each parameter, clipped by itself?"),
+        ({"signal": 5.66, "is_crowded": True}, "is the mean or the sum of the batch clipped instead of each"),
+        (
+            {"signal": 32.0, "canary_scale": 10.0, "batch_size": 32},
+            "is the sum released instead of the mean?",
+        ),
+        ({"signal": 1 / 64}, "which is 1/64: if a mean is released, pass batch_size="),
+        ({"signal": 0.0}, "the canary does not arrive"),
+        ({"signal": 1.0, "spread_signal": 3.0}, "is each coordinate or parameter clipped separately?"),
         ({"signal": 3.0, "canary_scale": 10.0}, "3 times the clipping norm"),
         ({"findings": ["leaf-correlation"]}, "the same PRNG key or seed"),
-        ({"findings": ["repeated-noise"]}, "seeded anew"),
-        ({"noise_ratio": 0.98, "findings": ["repeated-noise"]}, "seeded anew"),
+        ({"findings": ["repeated-noise"]}, "reseeded"),
+        ({"noise_ratio": 0.98, "findings": ["repeated-noise"]}, "reseeded"),
         ({"noise_ratio": 0.7071, "findings": ["step-noise"]}, "a step released without noise"),
         ({"noise_ratio": 0.0, "findings": ["noise-shape"]}, "no noise"),
     ],

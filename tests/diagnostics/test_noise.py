@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from simulated import LEAVES, SIZE, diagnostics
+from statistical_limits import LEVEL, count_range, most_flagged
 
 from dpaudit import InputError
 from dpaudit.diagnostics import Diagnostics
@@ -44,7 +45,8 @@ def test_the_interval_covers_the_true_ratio_as_often_as_it_says():
     for _ in range(200):
         found = record_of(0.8 * rng.standard_normal((3, 5))).diagnose(0.9).noise
         covered += found.low <= 0.8 <= found.high
-    assert stats.binom.ppf(1e-4, 200, 0.9) <= covered <= stats.binom.isf(1e-4, 200, 0.9)
+    fewest, most = count_range(200, 0.9)
+    assert fewest <= covered <= most
 
 
 def of_signs(first, second):
@@ -103,19 +105,19 @@ def test_noise_that_is_too_little_everywhere_is_said_once():
 
 @pytest.mark.parametrize("scale", [1.2, 30.0])
 def test_too_much_noise_is_a_note_and_no_finding(scale):
-    diagnosis = record_of(scale * normal(300, 60), [20, 40]).diagnose()
+    diagnosis = record_of(scale * normal(300, 60), [20, 40]).diagnose(1 - LEVEL)
     assert diagnosis.findings == ()
     assert len(diagnosis.notes) == 1
-    assert "more than claimed" in diagnosis.notes[0]
+    assert "noise above the claim" in diagnosis.notes[0]
 
 
 def test_one_part_with_more_noise_than_claimed_is_no_finding():
     noise = normal(300, 60)
     noise[:, :20] *= 10
     noise[5] *= 10
-    diagnosis = record_of(noise, [20, 40]).diagnose()
+    diagnosis = record_of(noise, [20, 40]).diagnose(1 - LEVEL)
     assert diagnosis.findings == ()
-    assert "more than claimed" in diagnosis.notes[0]
+    assert "noise above the claim" in diagnosis.notes[0]
 
 
 SIDES = np.arange(300)
@@ -131,12 +133,12 @@ MORE = {
 @pytest.mark.parametrize("scales", MORE.values(), ids=MORE)
 def test_noise_of_unequal_size_that_is_nowhere_below_the_claim_is_no_finding(scales):
     found = [record_of(scales * normal(100, 300, seed=seed), [150, 150]).diagnose() for seed in range(8)]
-    assert [diagnosis.findings for diagnosis in found] == [()] * 8
+    assert sum(bool(diagnosis.findings) for diagnosis in found) <= most_flagged(8, broken=0.9)
 
 
 def test_steps_of_unequal_size_that_are_nowhere_below_the_claim_are_no_finding():
     steps = 1 + np.random.default_rng(1).exponential(size=(200, 1))
-    assert record_of(steps * normal(200, 100)).diagnose().findings == ()
+    assert record_of(steps * normal(200, 100)).diagnose(1 - LEVEL).findings == ()
 
 
 @pytest.mark.parametrize("fault", ["repeats", "leaves", "lags", "mean"])
@@ -165,7 +167,7 @@ def test_the_period_of_noise_is_said(period):
 def test_the_number_of_different_vectors_is_said():
     rng = np.random.default_rng(3)
     noise = normal(10, 30)[rng.integers(10, size=200)]
-    assert "200 steps have 10 different vectors" in checks(noise)["repeated-noise"].sentence
+    assert "200 steps have 10 distinct noise vectors" in checks(noise)["repeated-noise"].sentence
 
 
 def test_noise_that_comes_twice_in_a_row_is_repeated_and_not_of_another_shape():
@@ -177,7 +179,7 @@ def test_noise_that_comes_twice_in_a_row_is_repeated_and_not_of_another_shape():
 def test_noise_that_is_a_multiple_of_other_noise_is_not_called_the_same():
     sentence = checks(np.outer(normal(30), normal(60, seed=1)))["repeated-noise"].sentence
     assert "same noise" not in sentence
-    assert "29 of 30 steps have a multiple of the noise of an earlier one" in sentence
+    assert "in 29 of 30 steps, the noise is a multiple of that of an earlier step" in sentence
     negated = normal(20, 60)
     negated[13] = -negated[4]
     assert "noise of step 13 is -1 times that of step 4" in checks(negated)["repeated-noise"].sentence
@@ -229,7 +231,7 @@ def test_noise_that_is_not_finite_is_told_with_its_place(bad):
     record = record_of(normal(2, 5))
     with pytest.raises(InputError, match=r"finite noise in step 2, got -?(nan|inf) at coordinate 3"):
         record.observe_noise([0.0, 0.0, 0.0, bad, 0.0])
-    assert len(record.diagnose().checks) > 0  # the bad step was not taken in
+    assert record.diagnose() == record_of(normal(2, 5)).diagnose()  # the bad step was not taken in
 
 
 @pytest.mark.parametrize("bad", [np.zeros(4), np.zeros((5, 1)), np.array(["a"] * 5), np.zeros(0)])
@@ -239,10 +241,10 @@ def test_noise_of_another_shape_is_refused(bad):
 
 
 def test_wrong_leaves_are_refused():
-    with pytest.raises(InputError, match="leaves of 5 coordinates together, got 6"):
+    with pytest.raises(InputError, match="leaves with 5 coordinates in total, got 6"):
         record_of(normal(1, 5), [3, 3])
     record = record_of(normal(1, 5), [3, 2])
-    with pytest.raises(InputError, match="Expected the leaves of the first step in step 1"):
+    with pytest.raises(InputError, match="Expected the same leaves in step 1 as in the first step"):
         record.observe_noise(np.zeros(5), [2, 3])
     with pytest.raises(InputError, match="size of leaf 1"):
         record_of(normal(1, 5), [6, -1])
@@ -279,11 +281,11 @@ def test_long_trainings_keep_their_first_and_last_steps():
     record.observe_noise(first)
     for _ in range(5000):
         record.observe_noise(rng.standard_normal(50))
-    assert record.diagnose().findings == ()
+    assert record.diagnose(1 - LEVEL).findings == ()
     record.observe_noise(first)
     finding = record.diagnose().findings[0]
     assert finding.name == "repeated-noise"
-    assert "step 0 comes again in step 5001" in finding.sentence
+    assert "Step 5001 repeats the noise of step 0" in finding.sentence
 
 
 def test_a_diagnosis_can_go_on_from_where_it_was():

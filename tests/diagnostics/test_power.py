@@ -5,6 +5,7 @@ from itertools import islice
 import numpy as np
 import pytest
 from simulated import LEAVES, NUM_EXAMPLES, SAMPLE_RATE, SIZE, correct_noise, diagnostics, names, poisson
+from statistical_limits import LEVEL
 
 STEPS_AN_EPOCH = round(1 / SAMPLE_RATE)
 
@@ -181,4 +182,4 @@ def test_shuffling_is_found_before_the_first_epoch_ends():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_correct_twin_of_all_of_these_has_no_finding(seed):
-    assert diagnostics(seed=seed).diagnose().findings == ()
+    assert diagnostics(seed=seed).diagnose(1 - LEVEL).findings == ()

@@ -11,6 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from statistical_limits import count_range
 
 from dpaudit import InputError
 from dpaudit.experiments import Config, Running, parse_config, rehearse, run
@@ -139,7 +140,7 @@ def test_the_loss_orders_models_as_the_log_odds_do(tiny: Make) -> None:
 
 def test_another_threshold_rule_is_another_run(tiny: Make) -> None:
     run(tiny("audit.num_models=20"))
-    with pytest.raises(InputError, match=r"audit.threshold is .held-out. here and null"):
+    with pytest.raises(InputError, match=r"audit.threshold is .held-out. instead of the stored null"):
         run(tiny("audit.num_models=20", "audit.threshold=held-out"))
     values = run(tiny("audit.num_models=20", "audit.threshold=held-out", output="other")).values
     assert values["bound"]["threshold_rule"]["type"] == "HeldOut"
@@ -193,7 +194,7 @@ def test_a_canary_that_is_damaged_is_told(tiny: Make) -> None:
     [
         (["audit.canary={kind='example', index=64}"], "Expected audit.canary.index=64 to be less than 64"),
         (["audit.canary={kind='example', index=0, target=10}"], "target=10 to be less than 10"),
-        (["audit.canary={kind='example', file='none.npy', target=1}"], "Expected numbers of numpy in"),
+        (["audit.canary={kind='example', file='none.npy', target=1}"], "Expected a NumPy array in"),
         (["audit.held_out=1497"], "Expected audit.held_out=1497 to be less than 1497"),
     ],
 )
@@ -209,7 +210,7 @@ def test_a_function_that_returns_models_is_audited(of_function: Make) -> None:
     values = run(of_function("train")).values
     assert values["num_failed"] == 0
     assert values["accuracy"] is None
-    assert values["bound"]["epsilon"] >= 0
+    assert values["shapes"] == {"with_canary": [20], "without_canary": [20]}
 
 
 def test_failed_trials_are_told_and_count_against_the_audit(of_function: Make) -> None:
@@ -234,16 +235,16 @@ def test_trials_that_failed_are_tried_again_if_somebody_asks_for_it(
     assert run(config).values == first
     second = run(config, retry_failed=True)
     assert second.values["num_failed"] == 0
-    told = [text for text in second.values["bound"]["assumptions"] if "were tried again" in text]
+    told = [text for text in second.values["bound"]["assumptions"] if "were repeated" in text]
     assert len(told) == 1
-    assert told[0].startswith("all chance of a training comes from the seed that it is given")
+    assert told[0].startswith("all randomness of a training run comes from its seed")
     (Path(config.output) / "result.json").unlink()
     assert run(config).values["bound"] == second.values["bound"]  # a store does not forget it
     assert second.values["bound"]["epsilon"] == pytest.approx(second.values["largest_epsilon"])
 
 
 def test_a_function_that_changes_its_data_has_no_scores(of_function: Make) -> None:
-    with pytest.raises(InputError, match="to leave its data set alone, but it changed a tensor"):
+    with pytest.raises(InputError, match="not to modify its data set, but it changed a tensor"):
         run(of_function("train_and_change"))
 
 
@@ -255,7 +256,7 @@ def test_a_function_whose_code_has_changed_is_another_run(tiny: Make, tmp_path: 
         patch.chdir(tmp_path)
         found = run(config).values
         code.write_text("def train(data, seed):\n    return -float(len(data))\n")
-        with pytest.raises(InputError, match="its file has changed since"):
+        with pytest.raises(InputError, match="its file has changed;"):
             run(config)
         code.write_text("def train(data, seed):\n    return float(len(data))\n")
         assert run(config).values == found
@@ -278,7 +279,7 @@ def test_a_run_without_a_claim_has_a_report(tiny: Make) -> None:
     report = Report.read([config.output])
     jsonschema.validate(json.loads(report.to_text(Format.JSON)), schema())
     assert report.runs[0].verdict is None
-    assert "Nothing is claimed: epsilon is at least" in report.to_text()
+    assert "There is no claim: epsilon is at least" in report.to_text()
     assert "No verdict" in report.to_text(Format.MARKDOWN)
 
 
@@ -302,7 +303,7 @@ def test_too_many_failures_leave_no_verdict_but_a_violation(tiny: Make) -> None:
 
 
 def test_no_rehearsal_of_many_trainings(tiny: Make) -> None:
-    with pytest.raises(InputError, match="Expected run"):
+    with pytest.raises(InputError, match="use run"):
         rehearse(tiny())
 
 
@@ -340,7 +341,8 @@ def test_the_present_canaries_and_no_others_are_in_the_data(tiny: Make) -> None:
     there = np.array([row.numpy().tobytes() in seen for row in final.canaries.inputs])
     assert (there == final.present).all()
     assert len(final.training.data) == 300 + final.present.sum()
-    assert 5 < final.present.sum() < 35
+    fewest, most = count_range(40, 0.5)
+    assert fewest <= final.present.sum() <= most
 
 
 def test_one_training_without_noise_gives_its_canaries_away(tiny: Make) -> None:

@@ -79,7 +79,10 @@ def test_a_result_that_was_changed_is_not_shown_in_part(again: Callable[[], Path
     path.write_text(json.dumps({**json.loads(path.read_text()), "timing": None}))
     found = _shown(finished)
     assert (found.exit_code, found.stdout) == (2, "")
-    assert "result.json, but it is damaged; delete it, and the same command makes it again." in found.stderr
+    assert (
+        "result.json, but it is damaged; delete it and run the same command again to recreate it."
+        in found.stderr
+    )
     path.unlink()
     assert _shown(finished).exit_code in (0, 1, 3)
     assert json.loads(path.read_text())["timing"] is not None
@@ -136,7 +139,7 @@ def test_a_pickled_checkpoint_is_refused_and_not_run(
     folder = again()
     (folder / "result.json").unlink()
     (folder / "checkpoint.pt").write_bytes(dump({"training": _Harmful(tmp_path / "harm"), "seconds": 1.0}))
-    with pytest.raises(InputError, match="Expected a whole checkpoint in"):
+    with pytest.raises(InputError, match="Expected an intact checkpoint in"):
         run(_config(finished))
     assert not (tmp_path / "harm").exists()
 
@@ -148,5 +151,5 @@ def test_a_packed_checkpoint_is_refused_before_it_is_unpacked(
     (folder / "result.json").unlink()
     with zipfile.ZipFile(folder / "checkpoint.pt", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("archive/data/0", b"\0" * 10_000_000)
-    with pytest.raises(InputError, match="Expected a whole checkpoint in"):
+    with pytest.raises(InputError, match="Expected an intact checkpoint in"):
         run(_config(finished))

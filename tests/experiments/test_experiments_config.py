@@ -57,10 +57,10 @@ def test_a_config_does_not_change_afterwards() -> None:
 def test_all_mistakes_are_told_at_once_each_with_its_line() -> None:
     text = GOOD.replace("num_steps = 10", 'num_steps = "ten"').replace("1.0", "-1.0") + "sample_rat = 2\n"
     assert refused(text + "[audit]\nconfidence = 1.2\n").splitlines() == [
-        "c.toml has 4 mistakes:",
+        "c.toml has 4 errors:",
         "  line 5, training.noise_multiplier: Expected noise_multiplier=-1 in [0, inf).",
         "  line 7, training.num_steps: Expected a whole number, got 'ten'.",
-        "  line 8, training.sample_rat: There is no such key; did you mean 'sample_rate'?",
+        "  line 8, training.sample_rat: Unknown key; did you mean 'sample_rate'?",
         "  line 10, audit.confidence: Expected confidence=1.2 in [0.5, 1).",
     ]
 
@@ -83,7 +83,7 @@ def test_all_mistakes_are_told_at_once_each_with_its_line() -> None:
         (["training.max_grad_norm=nan"], "training.max_grad_norm: Expected a finite number, got nan."),
         (
             ["threat_model=black-box", "audit.canary.kind=crafted"],
-            "audit: Expected a canary.kind of 'blank', 'mislabelled', 'clip-bkd', 'example' with "
+            "audit: Expected canary.kind to be one of 'blank', 'mislabelled', 'clip-bkd', 'example' with "
             "threat_model = 'black-box', got 'crafted'.",
         ),
         (
@@ -99,39 +99,42 @@ def test_all_mistakes_are_told_at_once_each_with_its_line() -> None:
             "audit: Expected no initialization with threat_model = 'gradient', "
             "got initialization = pre-trained.",
         ),
-        (["audit.mode=many-runs"], "audit: Expected a mode that threat_model = 'gradient' has"),
+        (
+            ["audit.mode=many-runs"],
+            "audit: Expected mode to be one of 'one-run', 'paper', 'end-to-end' with threat",
+        ),
         (["training.noise_multiplier=0"], "training: Expected noise_multiplier=0 in (0, inf): without"),
-        (["pool=serial"], "c.toml, Expected no pool with mode = 'one-run', which trains one model."),
+        (["pool=serial"], "c.toml, Expected no pool with mode = 'one-run', which trains a single model."),
         (
             ["threat_model=black-box", "pool.kind=ray", "pool.num_workers=2"],
-            '--set pool.num_workers: It has no use with kind = "ray"; remove it.',
+            '--set pool.num_workers: This key is not used with kind = "ray"; remove it.',
         ),
         (["model.name=function", "model.function=a:b"], "c.toml, Expected threat_model = 'black-box' and"),
         (
             ["threat_model=black-box", "audit.canary.kind=example"],
-            "c.toml, Expected exactly one of index and file for the canary kind 'example'.",
+            "c.toml, Expected exactly one of index and file with canary.kind = 'example'.",
         ),
         (
             ["threat_model=black-box", "training.fault.name=shuffled-batches"],
-            "c.toml, Expected another fault than 'shuffled-batches' with threat_model = 'black-box'.",
+            "c.toml, Expected a fault other than 'shuffled-batches' with threat_model = 'black-box'.",
         ),
         (
             ["threat_model=magic"],
-            "Expected threat_model to be 'gradient', 'input', 'black-box', got 'magic'.",
+            "Expected threat_model to be one of 'gradient', 'input', 'black-box', got 'magic'.",
         ),
         (["model.name=mpl"], "got 'mpl'; did you mean 'mlp'?"),
         (["model.hidden=[16, 0]"], "model.hidden: Expected hidden=0 to be at least 1."),
         (["data.name=cifar10"], "data.directory: Expected a value, got none."),
         (["audit.mode=paper", "audit.num_canaries=3"], "audit.num_canaries: Expected 1, got 3."),
-        (["audit.canary_rate=0.5"], "--set audit.canary_rate: It has no use here; remove it."),
+        (["audit.canary_rate=0.5"], "--set audit.canary_rate: This key is not used here; remove it."),
         (
             ["audit.mode=end-to-end", "audit.stop_on_violation=true"],
-            'audit.stop_on_violation: It has no use with mode = "end-to-end"; remove it.',
+            'audit.stop_on_violation: This key is not used with mode = "end-to-end"; remove it.',
         ),
         (["audit.canary.kind=dirc"], "got 'dirc'; did you mean 'dirac'?"),
         (
             ["audit.canary.kind=crafted"],
-            "audit: Expected a canary.kind of 'dirac', 'constant', 'mixed', 'random-direction' with "
+            "audit: Expected canary.kind to be one of 'dirac', 'constant', 'mixed', 'random-direction' with "
             "threat_model = 'gradient', got 'crafted'.",
         ),
         (
@@ -140,16 +143,17 @@ def test_all_mistakes_are_told_at_once_each_with_its_line() -> None:
         ),
         (
             ["threat_model=input", "audit.mode=end-to-end"],
-            "audit: Expected a mode that threat_model = 'input' has, got mode = 'end-to-end'.",
+            "audit: Expected mode to be one of 'one-run', 'paper' with threat_model = 'input', "
+            "got 'end-to-end'.",
         ),
         (
             ["threat_model=input", "audit.canary.kind=dirac"],
-            "audit: Expected a canary.kind of 'crafted', 'blank', 'mislabelled', 'adversarial' with "
+            "audit: Expected canary.kind to be one of 'crafted', 'blank', 'mislabelled', 'adversarial' with "
             "threat_model = 'input', got 'dirac'.",
         ),
         (
             ["threat_model=input", "audit.canary.kind=blank", "audit.canary.long=true"],
-            '--set audit.canary.long: It has no use with kind = "blank"; remove it.',
+            '--set audit.canary.long: This key is not used with kind = "blank"; remove it.',
         ),
         (["threat_model=input", "audit.canary.kind=crafted", "audit.canary.every=0"], "Expected every=0 to"),
         (["audit.first_steps=0"], "audit.first_steps: Expected first_steps=0 to be at least 1."),

@@ -153,9 +153,11 @@ def test_a_finished_run_is_not_run_again(small: Small) -> None:
 def test_a_directory_with_another_config_is_refused_by_the_difference(small: Small) -> None:
     with pytest.raises(CrashError):
         run(small(), watch=crash_at(1))
-    with pytest.raises(InputError, match=r"but training\.num_steps is 30 here and 20 there; give another"):
+    with pytest.raises(
+        InputError, match=r"but training\.num_steps is 30 instead of the stored 20; choose another"
+    ):
         run(small("training.num_steps=30"))
-    with pytest.raises(InputError, match=r"but data\.num_examples is 300 here and 400 there"):
+    with pytest.raises(InputError, match=r"but data\.num_examples is 300 instead of the stored 400"):
         run(small("data.num_examples=300"))
 
 
@@ -163,14 +165,17 @@ def test_a_directory_of_something_else_is_refused(small: Small) -> None:
     config = small()
     Path(config.output).mkdir()
     (Path(config.output) / "result.json").write_text("{}")
-    with pytest.raises(InputError, match=r"result\.json is not of a run"):
+    with pytest.raises(InputError, match=r"there is result\.json without a config\.json"):
         run(config)
     assert (Path(config.output) / "result.json").read_text() == "{}"
 
 
 def test_a_second_run_in_the_same_directory_is_refused(small: Small) -> None:
     config = small()
-    with RunDirectory(config.output).locked(), pytest.raises(InputError, match=r"another process runs in it"):
+    with (
+        RunDirectory(config.output).locked(),
+        pytest.raises(InputError, match=r"another process is running in it"),
+    ):
         run(config)
     assert run(config).values["num_done"] == 20
 
@@ -192,7 +197,7 @@ def test_a_damaged_checkpoint_is_told(small: Small, spoil: Callable[[bytes], byt
     path = Path(config.output) / "checkpoint.pt"
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(
-        InputError, match=r"Expected a whole checkpoint in .*checkpoint\.pt, but it is damaged"
+        InputError, match=r"Expected an intact checkpoint in .*checkpoint\.pt, but it is damaged"
     ):
         run(config)
     path.unlink()
@@ -361,7 +366,7 @@ def test_input_canaries_share_noise_so_that_counts_are_left_out(small: Small) ->
 
 
 def test_more_held_out_examples_than_there_are_for_test_get_a_sentence(small: Small) -> None:
-    with pytest.raises(InputError, match=r"audit\.held_out=5000 to be less than \d+, the number of examples"):
+    with pytest.raises(InputError, match=r"audit\.held_out=5000 to be less than \d+, the number of test"):
         rehearse(small(*INPUT, "audit.held_out=5000"))
 
 
@@ -420,7 +425,7 @@ def test_what_shows_only_later_is_told_before_the_run_begins(
 def test_files_that_are_missing_are_named(small: Small, tmp_path: Path) -> None:
     for name in ("cifar10", "purchase100", "location", "idx"):
         base = small().model_dump() | {"data": {"name": name, "directory": str(tmp_path / "data")}}
-        with pytest.raises(InputError, match=r"put it there, from"):
+        with pytest.raises(InputError, match=r"download it from"):
             rehearse(Config.model_validate(base))
 
 
@@ -437,7 +442,7 @@ def test_a_run_does_not_go_on_with_other_data(small: Small, tmp_path: Path) -> N
     with pytest.raises(CrashError):
         run(config, watch=crash_at(3))
     write_examples()
-    with pytest.raises(InputError, match="the 100 training examples that the run began with"):
+    with pytest.raises(InputError, match="the 100 training examples that the run started with"):
         run(config)
 
 

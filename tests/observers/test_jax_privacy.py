@@ -12,6 +12,8 @@ import pytest
 from jax_privacy import batch_selection, clipped_grad, clipping, matrix_factorization, noise_addition
 from jax_privacy.experimental import execution_plan
 from jax_runs import DELTA, FAULTS, INPUTS, POISSON, RATE, TARGETS, loop, loss, private, start, train, whole
+from score_noise import require_normal
+from statistical_limits import least_caught, most_flagged, room
 
 import dpaudit
 from dpaudit.observers.jax_privacy import observe
@@ -43,14 +45,14 @@ def correct(seeds):
 
 
 def test_correct_training_is_not_flagged_in_95_percent_of_seeds(correct):
-    assert sum(result.verdict is VIOLATION for result in correct) <= 2
+    flagged = sum(result.verdict is VIOLATION for result in correct)
+    assert flagged <= most_flagged(len(correct), broken=0.9)  # with 0.9 of the noise nearly all are flagged
 
 
 def test_the_bound_of_correct_training_is_tight(correct):
-    shares = [result.bound.epsilon / result.claim.epsilon for result in correct]
     assert correct[0].claim.epsilon == pytest.approx(8.0, rel=0.01)
-    assert np.median(shares) > 0.85
-    assert np.quantile(shares, 0.1) > 0.8
+    tight = sum(result.bound.epsilon > 0.85 * result.claim.epsilon for result in correct)
+    assert tight >= least_caught(len(correct), 0.95, broken=0.1)  # with 1.1 times the noise none is
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -70,7 +72,7 @@ def test_a_sum_that_is_scaled_between_the_clipping_and_the_noise_is_seen(factor)
     observer = {"max_grad_norm": 0.1, "num_steps": 300}
     options = {"observer": observer, "noise_multiplier": NOISE, "step": scaled_by(factor)}
     recorder = same_weights(100, **options)
-    assert recorder.observations.with_canary.mean() == pytest.approx(factor, abs=0.1)
+    require_normal(recorder.observations, noise=NOISE, signal=factor)
     assert (recorder.audit().verdict is VIOLATION) == (factor > 1)
 
 
@@ -107,20 +109,12 @@ def test_the_weights_are_the_same_if_a_wrapped_privatizer_scales_the_sum():
             grad_fn, privatizer, recorder = observe(grad_fn, privatizer, **SHORT)
         found.append(loop(grad_fn, privatizer)(20)["weight"])
     np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
-    assert recorder.observations.with_canary.mean() == pytest.approx(2.0, abs=0.1)
+    seen = recorder.observations.with_canary  # the doubled sum of the batch adds to their spread
+    assert seen.mean() == pytest.approx(2.0, abs=room(seen.std() / math.sqrt(seen.size)))
 
 
 def twofold(gradient):
     return optax.tree.scale(2.0, gradient)
-
-
-def scores_are_normal(recorder, noise, signal=1.0):
-    seen = recorder.observations
-    room = 5 * noise / math.sqrt(min(seen.with_canary.size, seen.without_canary.size))
-    assert seen.with_canary.mean() == pytest.approx(signal, abs=room)
-    assert seen.without_canary.mean() == pytest.approx(0.0, abs=room)
-    for side in (seen.with_canary, seen.without_canary):
-        assert side.std() == pytest.approx(noise, rel=0.1)
 
 
 @cache
@@ -128,12 +122,12 @@ def plain_training(num_steps):
     return train(num_steps, observed=False)
 
 
-def same_weights(num_steps=60, room=1e-5, **options):
+def same_weights(num_steps=60, tolerance=1e-5, **options):
     observed = train(num_steps, **options)
     is_plain = options.keys() <= {"observer"}
     plain = plain_training(num_steps) if is_plain else train(num_steps, observed=False, **options)
     jax.tree.map(
-        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=room),
+        lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=tolerance),
         observed.params,
         plain.params,
     )
@@ -150,7 +144,7 @@ CANARIES = [
 
 @pytest.mark.parametrize("canary", CANARIES, ids=str)
 def test_scores_and_weights_are_right_for_every_canary(canary):
-    scores_are_normal(same_weights(observer={"canary": canary}), 0.5)
+    require_normal(same_weights(observer={"canary": canary}).observations, noise=0.5)
 
 
 def with_aux(params, batch):
@@ -175,7 +169,7 @@ def with_dropout(params, batch, key):
     ids=["sum", "unit norm", "microbatches", "auxiliary", "dropout", "empty batches"],
 )
 def test_scores_and_weights_are_right_whatever_the_training_is(options):
-    scores_are_normal(same_weights(**options), 0.5)
+    require_normal(same_weights(**options).observations, noise=0.5)
 
 
 def halves(dtype):
@@ -185,15 +179,15 @@ def halves(dtype):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_scores_and_weights_are_right_if_the_loop_divides_the_sum(dtype):
     options = {"normalize_by": 5.0, "noise_multiplier": 0.25, "step": {"between": halves(dtype)}}
-    room = {jnp.float32: 1e-5, jnp.bfloat16: 0.02}[dtype]
-    recorder = same_weights(observer={"max_grad_norm": 0.1}, room=room, **options)
-    scores_are_normal(recorder, 0.5)
+    tolerance = {jnp.float32: 1e-5, jnp.bfloat16: 0.02}[dtype]
+    recorder = same_weights(observer={"max_grad_norm": 0.1}, tolerance=tolerance, **options)
+    require_normal(recorder.observations, noise=0.5)
     assert "noise multiplier 0.5" in recorder.claim.summary
 
 
 def test_a_sum_that_is_scaled_is_refused_if_nobody_said_so():
     with pytest.raises(
-        jax.errors.JaxRuntimeError, match=r"times 0.5: if that is meant, pass max_grad_norm=0.05"
+        jax.errors.JaxRuntimeError, match=r"times 0.5: if this is intended, pass max_grad_norm=0.05"
     ):
         train(2, step=scaled_by(0.5))
 
@@ -217,7 +211,7 @@ def negative(gradient):
 @pytest.mark.parametrize("between", [of_norm_one, with_regulariser, one_layer, negative])
 def test_a_loop_whose_canaries_cannot_be_told_from_the_rest_is_refused(between):
     with pytest.raises(
-        jax.errors.JaxRuntimeError, match="InputError: Expected the privatizer to get the sum"
+        jax.errors.JaxRuntimeError, match="InputError: Expected the input of the privatizer to be the sum"
     ):
         train(3, observer={"max_grad_norm": 1.0}, step={"between": between})
 
@@ -230,7 +224,7 @@ def test_a_gradient_that_is_not_for_the_update_is_refused_and_the_next_step_is_r
     state = privatizer.init(start())
     for used in (0, 1):  # the one with canaries, and then the one without
         both = [grad_fn(start(), BATCH) for _ in range(2)]
-        with pytest.raises(jax.errors.JaxRuntimeError, match="such as logging, or a first call"):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="for logging, or a warm-up call"):
             jax.block_until_ready(update(both[used], state))
     released, _ = update(grad_fn(start(), BATCH), state)
     np.testing.assert_allclose(released["weight"], expected, atol=1e-5)
@@ -258,7 +252,7 @@ def test_a_gradient_function_that_adds_something_of_its_own_is_refused():
     grad_fn, privatizer = private()
     wrapped = dataclasses.replace(grad_fn, fun=lambda *args: with_regulariser(grad_fn(*args)))
     observed, *_ = observe(wrapped, privatizer)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="got one that also adds something of its own"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="got one that also adds other terms"):
         jax.block_until_ready(jax.jit(observed)(start(), BATCH))
 
 
@@ -273,10 +267,10 @@ def test_what_is_observed_already_is_refused():
     plain = private()
     wrapped = dataclasses.replace(plain[0], fun=lambda *args: twofold(grad_fn(*args)))
     for again in (grad_fn, jax.jit(grad_fn), wrapped):
-        with pytest.raises(dpaudit.InputError, match="Expected a gradient function that is not observed yet"):
+        with pytest.raises(dpaudit.InputError, match="Expected a gradient function that is not yet observed"):
             observe(again, plain[1])
     for update in (privatizer.update, jax.jit(privatizer.update), partial(privatizer.update)):
-        with pytest.raises(dpaudit.InputError, match="Expected a privatizer that is not observed yet"):
+        with pytest.raises(dpaudit.InputError, match="Expected a privatizer that is not yet observed"):
             observe(plain[0], privatizer._replace(update=update))
 
 
@@ -296,9 +290,9 @@ def test_a_privatizer_that_somebody_wrote_may_use_any_names():
 
 
 def test_scores_and_weights_are_right_if_nothing_is_compiled():
-    recorder = same_weights(2, step={"compiled": False})
-    assert recorder.num_done == 2
-    assert recorder.observations.with_canary.mean() == pytest.approx(1.0, abs=0.2)
+    recorder = same_weights(5, step={"compiled": False})
+    assert recorder.num_done == 5
+    require_normal(recorder.observations, noise=0.5)
 
 
 def test_canaries_in_many_chunks_are_the_same_canaries(monkeypatch):
@@ -321,14 +315,14 @@ def test_a_step_may_be_compiled_in_two_parts_and_have_gradients_of_several_batch
             *made, recorder = observe(*made, **SHORT)
         gradient, update = jax.jit(made[0]), jax.jit(made[1].update)
         state, params = made[1].init(start()), start()
-        for _ in range(30):
+        for _ in range(40):
             total = jax.tree.map(jnp.add, gradient(params, BATCH), gradient(params, BATCH))
             noisy, state = update(noise_state=state, sum_of_clipped_grads=total)
             params = optax.apply_updates(params, optax.tree.scale(-0.1, noisy))
         found.append(params["weight"])
     np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
-    assert recorder.num_done == 30
-    scores_are_normal(recorder, 0.5)
+    assert recorder.num_done == 40
+    require_normal(recorder.observations, noise=0.5)
 
 
 def test_a_loop_may_be_compiled_as_a_whole_with_the_privatizer_in_a_chain():
@@ -349,7 +343,7 @@ def test_a_loop_may_be_compiled_as_a_whole_with_the_privatizer_in_a_chain():
         found.append(params["weight"])
     np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
     assert recorder.num_done == 60
-    scores_are_normal(recorder, 0.5)
+    require_normal(recorder.observations, noise=0.5)
 
 
 def test_the_claim_is_that_of_the_privatizer_and_of_the_sampling():
@@ -400,7 +394,7 @@ def test_a_function_that_does_not_clip_is_refused():
     with pytest.raises(dpaudit.InputError, match="got loss, which is not private"):
         observe(loss, privatizer)
     made_by_hand = clipping.BoundedSensitivityCallable(jax.grad(loss), 1.0, False)
-    with pytest.raises(dpaudit.InputError, match="got one without its clipping and its loss inside"):
+    with pytest.raises(dpaudit.InputError, match="got one that does not contain its clipping and its loss"):
         observe(made_by_hand, privatizer)
     with pytest.raises(dpaudit.InputError, match="finite clipping norm, got inf: pass max_grad_norm"):
         observe(clipped_grad(loss, l2_clip_norm=math.inf), privatizer)
@@ -413,7 +407,7 @@ def test_a_clipping_norm_that_is_not_the_claimed_one_is_a_violation():
         *made, recorder = observe(grad_fn, privatizer, max_grad_norm=1.0, num_steps=300, **SHORT)
         loop(*made)(60)
         assert recorder.audit().verdict is VIOLATION
-        assert recorder.observations.with_canary.mean() == pytest.approx(min(norm, 10.0), abs=0.1)
+        require_normal(recorder.observations, noise=NOISE, signal=min(norm, 10.0))
 
 
 def test_a_privatizer_of_another_kind_is_refused():
@@ -424,7 +418,7 @@ def test_a_privatizer_of_another_kind_is_refused():
         observe(grad_fn, optax.chain(privatizer, optax.sgd(0.1)))
     matrix = matrix_factorization.toeplitz.inverse_as_streaming_matrix(np.array([1.0, 0.5]))
     correlated = noise_addition.matrix_factorization_privatizer(matrix, stddev=1.0, prng_key=0)
-    with pytest.raises(dpaudit.InputError, match="noise of a matrix factorization"):
+    with pytest.raises(dpaudit.InputError, match="noise from a matrix factorization"):
         observe(grad_fn, correlated)
 
 
@@ -458,12 +452,12 @@ def test_what_is_not_known_of_the_claim_is_asked_for():
 def test_gradients_of_the_wrong_shape_are_refused():
     grad_fn, privatizer, _ = observe(*private())
     state = privatizer.init(start())
-    with pytest.raises(dpaudit.InputError, match="called before the privatizer is updated"):
+    with pytest.raises(dpaudit.InputError, match="called before the update of the privatizer"):
         privatizer.update(start(), state)
     gradient = grad_fn(start(), BATCH)
     with pytest.raises(dpaudit.InputError, match=r"shapes \[\(10,\), \(12, 10\)\].*got \[\(10,\)\]"):
         privatizer.update({"bias": gradient["bias"]}, state)
-    with pytest.raises(dpaudit.InputError, match="gradients of 130 numbers in every step, got 121"):
+    with pytest.raises(dpaudit.InputError, match="gradients with 130 entries in every step, got 121"):
         grad_fn({"weight": start()["weight"], "bias": jnp.zeros(())}, BATCH)
 
 

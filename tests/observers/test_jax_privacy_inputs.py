@@ -7,6 +7,7 @@ import optax
 import pytest
 from jax_runs import DELTA, FAULTS, INPUTS, RATE, TARGETS, loss, private, train, whole
 from score_noise import MOST, off, statistics
+from statistical_limits import most_flagged
 
 import dpaudit
 from dpaudit.observers.jax_privacy import Given, hold_out, observe
@@ -135,8 +136,8 @@ def looked_along(monkeypatch):
     return {"directions": directions, "lengths": lengths}
 
 
-def noise_of(canary, looked, num_steps):
-    state = train(num_steps, observer=inputs(canary), noise_multiplier=0.7).recorder.state_dict()
+def noise_of(canary, looked, num_steps, **options):
+    state = train(num_steps, observer=inputs(canary), noise_multiplier=0.7, **options).recorder.state_dict()
     kept = {name: state[name] for name in ("scores", "present")}
     return statistics(**kept, **looked, noise_multiplier=0.7)
 
@@ -167,17 +168,14 @@ def test_correct_training_is_flagged_in_at_most_5_percent_of_40_seeds(canary):
         of_one.load_state_dict(state | {name: state[name][rows] for name in ("scores", "present")})
         flagged += of_one.audit().verdict is VIOLATION
     assert len(state["scores"]) == 60 * 40
-    assert flagged <= 2
+    assert flagged <= most_flagged(40)
 
 
-def test_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not():
-    options = {"noise_multiplier": 0.7, "l2_clip_norm": 0.5}
-    recorder = train(150, observer=inputs(dpaudit.Mislabelled(), num_canaries=16), **options).recorder
-    seen = recorder.observations
-    assert seen.with_canary.mean() == pytest.approx(1.0, abs=0.1)
-    assert seen.without_canary.mean() == pytest.approx(0.0, abs=0.1)
-    for side in (seen.with_canary, seen.without_canary):
-        assert side.std() == pytest.approx(0.7, rel=0.1)  # mislabelled: longer than the clipping norm
+def test_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not(monkeypatch):
+    looked = looked_along(monkeypatch)
+    assert off(noise_of(dpaudit.Mislabelled(), looked, 150, l2_clip_norm=0.5)) == {}
+    # a mislabelled canary has a gradient longer than the clipping norm
+    np.testing.assert_allclose(looked["lengths"], 1.0, rtol=1e-5)
 
 
 def test_scores_of_a_step_are_not_counted_as_independent():
@@ -228,7 +226,7 @@ def test_classes_that_the_model_has_not_are_told_at_the_first_step():
     """With optax's usual loss it is not a number; with one-hot classes the gradient is 0."""
     held = hold_out(OTHERS, CLASSES, 60, num_classes=40)[1]
     with pytest.raises(
-        jax.errors.JaxRuntimeError, match=r"not finite for classes \[1\d.*num_classes of hold_out"
+        jax.errors.JaxRuntimeError, match=r"NaN loss for classes \[1\d.*num_classes of hold_out"
     ):
         train(2, observer=inputs(dpaudit.Mislabelled(), held_out=held))
 
@@ -236,7 +234,7 @@ def test_classes_that_the_model_has_not_are_told_at_the_first_step():
         logits = batch[0] @ params["weight"] + params["bias"]
         return optax.softmax_cross_entropy(logits, jax.nn.one_hot(batch[1], 10)).mean()
 
-    with pytest.warns(UserWarning, match="canaries have gradients of 0, of classes"):
+    with pytest.warns(UserWarning, match="have zero gradients and reveal nothing"):
         train(2, observer=inputs(dpaudit.Mislabelled(), held_out=held), fun=one_hot)
 
 
@@ -261,11 +259,11 @@ def test_what_cannot_be_is_refused_in_a_sentence():
     refused("got tuple", held_out=(OTHERS, CLASSES))
     refused("canary to be Blank", canary=dpaudit.canaries.InputCanary())
     whole_numbers = hold_out((100 * OTHERS).astype(np.int32), CLASSES, 20)[1]
-    refused("floating-point numbers for Adversarial", canary=PGD, held_out=whole_numbers)
+    refused("floating-point inputs for Adversarial", canary=PGD, held_out=whole_numbers)
     refused("Expected no held_out with Dirac", canary=dpaudit.Dirac())
     refused("Expected no held_out with Given", canary=GIVEN)
-    refused("to be 8, the examples given", canary=GIVEN, held_out=None, num_canaries=3)
-    with pytest.raises(dpaudit.InputError, match="Expected inputs and a class for each"):
+    refused("to be 8, the number of given examples", canary=GIVEN, held_out=None, num_canaries=3)
+    with pytest.raises(dpaudit.InputError, match="Expected inputs with one class each"):
         Given(OTHERS, CLASSES[:3])
 
 

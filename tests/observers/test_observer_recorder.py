@@ -34,7 +34,7 @@ def test_a_training_that_did_not_run_is_told_as_such():
 
 
 def test_more_steps_than_claimed_are_refused():
-    with pytest.raises(dpaudit.InputError, match="at most num_steps=10 steps, which the claim is of, got 20"):
+    with pytest.raises(dpaudit.InputError, match="at most num_steps=10 steps, the number in the claim"):
         recorded(20, DPSGDParams(num_steps=10)).audit()
     with pytest.raises(dpaudit.InputError, match="at most num_steps=15"):
         recorded(20).audit(num_steps=15)
@@ -60,7 +60,7 @@ def test_an_epsilon_is_no_claim_of_steps():
 def test_a_sample_rate_that_contradicts_the_training_is_told():
     for result in (recorded(20).audit(sample_rate=0.5), recorded(20, DPSGDParams(sample_rate=0.5)).audit()):
         assert "sample rate 0.5" in result.claim.summary
-        assert "sample_rate=0.5 was given for the claim, and this training says 0.05" in str(result)
+        assert "the claim uses the given sample_rate=0.5, but the training run has 0.05" in str(result)
 
 
 def test_a_sample_rate_that_is_rounded_otherwise_is_not_told():
@@ -75,7 +75,7 @@ def test_canaries_that_do_not_arrive_are_no_proof_of_anything():
     recorder, rng = observing(), np.random.default_rng(0)
     for _ in range(50):
         recorder.record(0.1 * rng.standard_normal(16), rng.random(16) < 0.5)
-    with pytest.raises(dpaudit.InputError, match="or they were clipped together with others"):
+    with pytest.raises(dpaudit.InputError, match="or they were clipped together with other gradients"):
         recorder.audit()
 
 

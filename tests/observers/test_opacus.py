@@ -10,6 +10,8 @@ from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 from opacus.utils.adaptive_clipping import PrivacyEngineAdaptiveClipping
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus_runs import DELTA, OTHER_KINDS, run, small_model, weights, with_less_noise
+from score_noise import require_normal
+from statistical_limits import LEVEL, least_caught, most_flagged
 from torch import distributed, nn
 from torch.utils.data import DataLoader
 
@@ -31,11 +33,11 @@ pytestmark = [
 
 def test_correct_training_is_not_flagged_in_95_percent_of_seeds_and_tight_in_most(train, seeds):
     results = [train(seed=seed).recorder.audit() for seed in seeds]
-    assert sum(result.verdict is VIOLATION for result in results) <= 2
-    shares = [result.bound.epsilon / result.claim.epsilon for result in results]
+    flagged = sum(result.verdict is VIOLATION for result in results)
+    assert flagged <= most_flagged(len(seeds), broken=0.9)  # with 0.9 of the noise nearly all are flagged
     assert results[0].claim.epsilon == pytest.approx(8.0, rel=0.01)
-    assert np.median(shares) > 0.85
-    assert np.quantile(shares, 0.1) > 0.8
+    tight = sum(result.bound.epsilon > 0.85 * result.claim.epsilon for result in results)
+    assert tight >= least_caught(len(seeds), 0.95, broken=0.1)  # with 1.1 times the noise none is
 
 
 @pytest.mark.parametrize("kind", OTHER_KINDS)
@@ -43,7 +45,7 @@ def test_correct_training_of_any_kind_is_not_flagged(train, kind):
     """The long version, of 40 seeds, is benchmarks/opacus_modes.py."""
     options = {"num_steps": 100, "noise_multiplier": 0.8, **OTHER_KINDS[kind]}
     found = [train(seed=seed, **options).recorder.audit() for seed in range(4)]
-    assert not any(result.verdict is VIOLATION for result in found)
+    assert sum(result.verdict is VIOLATION for result in found) <= most_flagged(4, broken=1.0)
     assert max(result.bound.parameter for result in found) > 0
 
 
@@ -54,16 +56,7 @@ def test_broken_training_is_a_violation_within_300_steps(train, fault):
         result.raise_for_violation()
 
 
-def scores_are_normal(recorder, noise, signal=1.0):
-    seen = recorder.observations
-    room = 5 * noise / math.sqrt(min(seen.with_canary.size, seen.without_canary.size))
-    assert seen.with_canary.mean() == pytest.approx(signal, abs=room)
-    assert seen.without_canary.mean() == pytest.approx(0.0, abs=room)
-    for side in (seen.with_canary, seen.without_canary):
-        assert side.std() == pytest.approx(noise, rel=0.1)
-
-
-PLAIN = {}  # weights of trainings that differ in nothing but in what observes them
+PLAIN = {}  # weights of training runs that differ only in their observer
 
 
 def plain_weights(train, **options):
@@ -84,7 +77,7 @@ def same_weights(train, *, observer=None, **options):
 @pytest.mark.parametrize("mode", MODES)
 def test_scores_and_weights_are_right_in_every_mode(train, mode):
     made = same_weights(train, num_steps=60, grad_sample_mode=mode, noise_multiplier=0.5)
-    scores_are_normal(made.recorder, 0.5)
+    require_normal(made.recorder.observations, noise=0.5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,7 +85,7 @@ def test_scores_and_weights_are_right_in_every_mode(train, mode):
 def test_scores_and_weights_are_right_for_every_canary(train, kind, moving):
     observer = {"canary": kind(moving=moving)}
     made = same_weights(train, num_steps=60, observer=observer, noise_multiplier=0.5)
-    scores_are_normal(made.recorder, 0.5)
+    require_normal(made.recorder.observations, noise=0.5)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +101,7 @@ def test_scores_and_weights_are_right_for_every_canary(train, kind, moving):
 )
 def test_scores_and_weights_are_right_whatever_the_training_is(train, options):
     made = same_weights(train, num_steps=60, noise_multiplier=0.5, **options)
-    scores_are_normal(made.recorder, 0.5)
+    require_normal(made.recorder.observations, noise=0.5)
 
 
 class Tied(nn.Module):
@@ -131,7 +124,7 @@ def frozen():
 @pytest.mark.parametrize("build", [Tied, frozen], ids=["tied", "frozen"])
 def test_scores_and_weights_are_right_for_tied_and_for_frozen_weights(train, build):
     made = same_weights(train, num_steps=60, build=build, noise_multiplier=0.5)
-    scores_are_normal(made.recorder, 0.5)
+    require_normal(made.recorder.observations, noise=0.5)
 
 
 NORMS = [0.2, 0.3, 0.6, 0.7]  # of the four layers of the small model; their norm is 0.99
@@ -148,7 +141,7 @@ def test_canaries_reach_into_every_layer_that_is_clipped_by_itself(train, kind):
         noise_multiplier=0.5,
         observer=observer,
     )
-    scores_are_normal(made.recorder, 0.5)
+    require_normal(made.recorder.observations, noise=0.5)
 
 
 def test_more_canaries_than_a_layer_has_parameters_leave_that_layer_out(train):
@@ -156,15 +149,15 @@ def test_more_canaries_than_a_layer_has_parameters_leave_that_layer_out(train):
         clipping="per_layer", max_grad_norm=NORMS, noise_multiplier=0.5, observer={"num_canaries": 16}
     )
     reach = math.hypot(*NORMS[:3])
-    scores_are_normal(made.recorder, 0.5 * math.hypot(*NORMS) / reach)
-    assert made.recorder.audit().verdict is not VIOLATION
+    require_normal(made.recorder.observations, noise=0.5 * math.hypot(*NORMS) / reach)
+    assert made.recorder.audit(confidence=1 - LEVEL).verdict is not VIOLATION
 
 
 def test_a_clipping_norm_that_adapts_is_read_in_every_step(train):
     made = same_weights(train, num_steps=100, noise_multiplier=0.5, **OTHER_KINDS["adaptive clipping"])
     assert made.optimizer.max_grad_norm != 1.0
-    scores_are_normal(made.recorder, (0.5**-2 - (2 * 2.0) ** -2) ** -0.5)
-    assert made.recorder.audit().verdict is not VIOLATION
+    require_normal(made.recorder.observations, noise=(0.5**-2 - (2 * 2.0) ** -2) ** -0.5)
+    assert made.recorder.audit(confidence=1 - LEVEL).verdict is not VIOLATION
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
@@ -185,7 +178,7 @@ def test_a_step_of_several_physical_batches_is_recorded_once(private, mode):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
     assert recorder.num_done == 60
     assert recorder.claim.summary.startswith("DP-SGD, noise multiplier 0.5, sample rate 0.2, 60 steps")
-    scores_are_normal(recorder, 0.5)
+    require_normal(recorder.observations, noise=0.5)
 
 
 def test_canaries_in_many_chunks_are_the_same_canaries(train, monkeypatch):
@@ -299,7 +292,7 @@ def test_an_update_that_does_not_use_what_was_noised_has_no_verdict(private):
     made.optimizer.attach_step_hook(spoil)
     with observe(made.optimizer, num_steps=300, delta=DELTA, sample_rate=0.05, seed=0) as recorder:
         run(made, 50)
-    with pytest.raises(dpaudit.InputError, match="what is released does not have the canaries"):
+    with pytest.raises(dpaudit.InputError, match="the release does not contain the canaries"):
         recorder.audit()
 
 
@@ -327,8 +320,8 @@ def test_every_optimizer_of_opacus_is_tested_or_refused():
 @pytest.mark.parametrize(
     ("kind", "max_grad_norm", "reason"),
     [
-        (DistributedPerLayerOptimizer, [1.0, 1.0, 1.0, 1.0], "a layer at a time"),
-        (FSDPOptimizerFastGradientClipping, 1.0, "no process has a whole gradient"),
+        (DistributedPerLayerOptimizer, [1.0, 1.0, 1.0, 1.0], "one layer at a time"),
+        (FSDPOptimizerFastGradientClipping, 1.0, "no process holds a whole gradient"),
     ],
 )
 def test_optimizers_that_have_no_place_for_canaries_are_refused(tmp_path, kind, max_grad_norm, reason):
@@ -358,9 +351,8 @@ def test_ghost_clipping_by_a_norm_that_adapts_is_observed(private):
     with observe(made.optimizer, module=made.model, num_steps=100, delta=DELTA, seed=0) as recorder:
         run(made, 100)
     assert made.optimizer.max_grad_norm != 1.0
-    assert recorder.observations.with_canary.mean() == pytest.approx(1.0, abs=0.1)
-    assert recorder.observations.without_canary.std() == pytest.approx(1.0, rel=0.1)
-    assert recorder.audit().verdict is not VIOLATION
+    require_normal(recorder.observations, noise=1.0)
+    assert recorder.audit(confidence=1 - LEVEL).verdict is not VIOLATION
 
 
 def test_an_optimizer_that_is_not_private_is_refused():
@@ -384,12 +376,12 @@ def refusal(made, loader):
 def test_a_loader_without_a_sample_rate_is_refused(private):
     made = private()
     own = DataLoader(made.loader.dataset, batch_sampler=[[0, 1], [2]])
-    assert "got a DataLoader that does not: pass sample_rate" in refusal(made, own)
+    assert "got a DataLoader without one: pass sample_rate" in refusal(made, own)
 
 
 def test_a_loader_that_is_not_poisson_sampled_is_told_as_such(private):
     made = private(poisson_sampling=False, loading={"shuffle": True})
-    expected = "Expected a loader that is Poisson-sampled, which the claim counts with, got a DataLoader"
+    expected = "Expected a loader with Poisson sampling, which the claim assumes, got a DataLoader"
     assert refusal(made, made.loader).startswith(expected)
     assert refusal(made, made.loader).endswith("with poisson_sampling=True.")
     with BatchMemoryManager(
@@ -455,7 +447,7 @@ def test_a_small_model_has_as_many_canaries_as_parameters(private):
 def test_who_forgets_the_with_is_told(private):
     recorder = observe(private().optimizer)
     with pytest.raises(
-        AttributeError, match=r"expected 'with observe\(...\) as recorder:' around the training"
+        AttributeError, match=r"write 'with observe\(...\) as recorder:' around the training loop"
     ):
         recorder.audit()
 

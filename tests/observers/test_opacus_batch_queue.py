@@ -43,7 +43,7 @@ def test_a_step_gets_the_canaries_of_the_batches_that_it_used(sizes, passes, can
 def test_passes_that_no_batches_make_up_are_refused(sizes, passes):
     queue = queue_of(*sizes)
     queue.note_backward(passes)
-    with pytest.raises(dpaudit.InputError, match="a step of every batch, also of an empty one"):
+    with pytest.raises(dpaudit.InputError, match="every batch in a step, including empty ones"):
         queue.pop_step(0)
 
 
@@ -71,7 +71,7 @@ def test_batches_may_be_left_only_where_a_loop_was_broken_off(ended, num_prefetc
         if ended:
             queue.end_epoch()
         if more:
-            with pytest.raises(dpaudit.InputError, match=f"got {left + 1} batches without"):
+            with pytest.raises(dpaudit.InputError, match=f"got {left + 1} unused batches"):
                 queue.start_epoch([])
         else:
             queue.start_epoch([])

@@ -17,6 +17,7 @@ from opacus_runs import (
     without_clipping,
 )
 from score_noise import MOST, off, statistics
+from statistical_limits import LEVEL, most_flagged
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -152,15 +153,6 @@ def test_weights_are_those_without_an_observer(audited, kind):
     torch.testing.assert_close(observed.weights, plain.weights, rtol=1e-4, atol=1e-5)
 
 
-def test_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not(audited):
-    made = audited(dpaudit.Mislabelled(), num_steps=150, observer={"num_canaries": 16}, max_grad_norm=0.3)
-    seen = made.recorder.observations
-    assert seen.with_canary.mean() == pytest.approx(1.0, abs=0.1)
-    assert seen.without_canary.mean() == pytest.approx(0.0, abs=0.1)
-    for side in (seen.with_canary, seen.without_canary):
-        assert side.std() == pytest.approx(0.7, rel=0.1)  # mislabelled: longer than the clipping norm
-
-
 def projections(monkeypatch):
     """Keep what scores are projected on in every step: unit directions, and lengths in clipping norms."""
     directions, lengths, original = [], [], _input_canaries.InputCanaries.add_to_sum
@@ -176,20 +168,30 @@ def projections(monkeypatch):
     return {"directions": directions, "lengths": lengths}
 
 
+def noise_of(made, projected):
+    state = made.recorder.state_dict()
+    kept = {name: state[name] for name in ("scores", "present")}
+    return statistics(**kept, **projected, noise_multiplier=0.7)
+
+
 @pytest.mark.parametrize("canary", MOSTLY_LONG, ids=lambda canary: type(canary).__name__)
 def test_scores_are_presence_and_noise_of_the_canarys_length(audited, monkeypatch, canary):
     projected = projections(monkeypatch)
-    state = audited(canary, num_steps=100).recorder.state_dict()
-    kept = {name: state[name] for name in ("scores", "present")}
-    assert off(statistics(**kept, **projected, noise_multiplier=0.7)) == {}
+    assert off(noise_of(audited(canary, num_steps=100), projected)) == {}
+
+
+def test_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not(audited, monkeypatch):
+    projected = projections(monkeypatch)
+    made = audited(dpaudit.Mislabelled(), num_steps=150, observer={"num_canaries": 16}, max_grad_norm=0.3)
+    assert off(noise_of(made, projected)) == {}
+    # a mislabelled canary has a gradient longer than the clipping norm
+    np.testing.assert_allclose(projected["lengths"], 1.0, rtol=1e-5)
 
 
 def test_scores_of_less_noise_than_claimed_are_told_apart(audited, monkeypatch):
     monkeypatch.setattr(DPOptimizer, "add_noise", with_less_noise)
     projected = projections(monkeypatch)
-    state = audited(dpaudit.Mislabelled(), num_steps=200).recorder.state_dict()
-    kept = {name: state[name] for name in ("scores", "present")}
-    assert statistics(**kept, **projected, noise_multiplier=0.7)["spread"] < -MOST
+    assert noise_of(audited(dpaudit.Mislabelled(), num_steps=200), projected)["spread"] < -MOST
 
 
 @pytest.mark.long
@@ -197,7 +199,7 @@ def test_scores_of_less_noise_than_claimed_are_told_apart(audited, monkeypatch):
 def test_correct_training_is_flagged_in_at_most_5_percent_of_40_seeds(audited, canary):
     options = {"num_steps": 40, "max_grad_norm": 0.3}
     found = [audited(canary, seed=seed, **options).recorder.audit() for seed in range(40)]
-    assert sum(result.verdict is VIOLATION for result in found) <= 2
+    assert sum(result.verdict is VIOLATION for result in found) <= most_flagged(40)
 
 
 def test_scores_of_a_step_are_not_counted_as_independent(audited):
@@ -234,7 +236,7 @@ def test_a_wrong_norm_of_ghost_clipping_is_caught_which_gradients_do_not_see(aud
     made = audited(dpaudit.Mislabelled(), **options)
     assert made.recorder.audit().verdict is VIOLATION
     assert made.recorder.not_covered == ()
-    assert train(**options).recorder.audit().verdict is not VIOLATION
+    assert train(**options).recorder.audit(confidence=1 - LEVEL).verdict is not VIOLATION
 
 
 def test_canaries_that_do_not_depend_on_the_optimizers_clip_are_told_together(audited, monkeypatch):
@@ -247,7 +249,7 @@ def test_canaries_that_do_not_depend_on_the_optimizers_clip_are_told_together(au
             value.summed_grad = part if value.summed_grad is None else value.summed_grad + part
 
     monkeypatch.setattr(DPOptimizer, "clip_and_accumulate", of_the_sum)
-    with pytest.raises(dpaudit.InputError, match="to be clipped by itself"):
+    with pytest.raises(dpaudit.InputError, match="to be clipped separately"):
         audited(dpaudit.Mislabelled(), num_steps=5, max_grad_norm=0.3)
 
 
@@ -291,7 +293,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(private, held):
     refused(made, held, "Expected held_out, the examples", held_out=None)
     refused(made, held, "got a? ?tuple", held_out=(held.inputs, held.targets))
     refused(made, held, "Expected module=", module=None)
-    refused(made, held, "to be the model of the optimizer", module=small_model())
+    refused(made, held, "to be the model that the optimizer trains", module=small_model())
     refused(made, held, "with sampling=True", sampling=True, loader=made.loader)
     refused(made, held, "Expected no held_out", canary=dpaudit.Dirac())
     refused(made, held, "such as Dirac", canary="crafted")
@@ -302,7 +304,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(private, held):
 def test_held_out_examples_that_the_loader_draws_are_refused(private, held):
     both = TensorDataset(held.inputs, held.targets)
     made = private(num_examples=len(both), batch_size=6, data=lambda _: both)
-    refused(made, held, "apart from the data of loader", loader=made.loader)
+    refused(made, held, "disjoint from the data of loader", loader=made.loader)
     other = private()
     with observe(other.optimizer, **examples(other, held)):
         run(other, 2)
@@ -330,9 +332,11 @@ def test_hold_out_splits_a_data_set_and_leaves_duplicates_out():
 
 def test_data_without_classes_have_nothing_to_hold_out():
     inputs = torch.rand(40, 3)
-    with pytest.raises(dpaudit.InputError, match="Expected data of pairs of an input and its class"):
+    with pytest.raises(
+        dpaudit.InputError, match="Expected data that consist of pairs of an input and its class"
+    ):
         hold_out(TensorDataset(inputs), 20)
-    with pytest.raises(dpaudit.InputError, match="Expected classes that are whole numbers"):
+    with pytest.raises(dpaudit.InputError, match="Expected classes to be whole numbers"):
         hold_out(TensorDataset(inputs, inputs[:, :1]), 20)
 
 
@@ -340,4 +344,4 @@ def test_held_out_examples_that_the_model_does_not_take_are_told(private):
     others = hold_out(TensorDataset(torch.rand(60, 5), torch.arange(60) % 2), 20)[1]
     more = hold_out(TensorDataset(small_data(60).tensors[0] + 1, torch.arange(60) % 9), 20)[1]
     for held in (others, more):
-        refused(private(), held, "that the model and its loss take")
+        refused(private(), held, "that the model and its loss accept")

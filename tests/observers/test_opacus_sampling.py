@@ -9,6 +9,7 @@ import torch
 from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus_runs import DELTA, run, weights, without_clipping
+from statistical_limits import count_range, least_caught, most_flagged, room, spread_range
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, WeightedRandomSampler
 
@@ -81,8 +82,10 @@ def test_shuffled_batches_are_a_violation_of_the_poisson_sampling_that_is_accoun
 
 def test_correct_sampling_is_not_flagged_and_the_bound_is_near_the_claim(sampled):
     results = [sampled(seed=seed).recorder.audit() for seed in range(8)]
-    assert sum(result.verdict is VIOLATION for result in results) <= 1
-    assert np.median([result.bound.epsilon / result.claim.epsilon for result in results]) > 0.8
+    flagged = sum(result.verdict is VIOLATION for result in results)
+    assert flagged <= most_flagged(8, broken=0.9)
+    tight = sum(result.bound.epsilon > 0.8 * result.claim.epsilon for result in results)
+    assert tight >= least_caught(8, 0.95, broken=0.1)
 
 
 def more_often(built):
@@ -129,17 +132,20 @@ def test_gradients_that_are_not_clipped_are_a_violation(sampled, monkeypatch):
 )
 def test_canaries_are_drawn_at_the_sample_rate_and_score_1_whatever_the_training_is(sampled, options):
     recorder = sampled(num_steps=50, **options).recorder
-    drawn = recorder._joined.count
-    assert drawn == pytest.approx(recorder.present.sum() * 50 / 25, rel=0.1)
-    assert recorder._joined.mean == pytest.approx(1.0, abs=0.05)
-    assert recorder._absent.mean == pytest.approx(0.0, abs=0.01)
-    assert recorder._absent.error * recorder._absent.count == pytest.approx(0.25, rel=0.05)
+    joined, absent = recorder._joined, recorder._absent
+    fewest, most = count_range(50 * recorder.present.sum(), 1 / 25, comparisons=4)
+    assert fewest <= joined.count <= most
+    assert joined.mean == pytest.approx(1.0, abs=room(0.5 / joined.count**0.5, comparisons=4))
+    assert absent.mean == pytest.approx(0.0, abs=room(0.5 / absent.count**0.5, comparisons=4))
+    low, high = spread_range(absent.count, comparisons=4)
+    assert 0.5 * low < (absent.error * absent.count) ** 0.5 < 0.5 * high
 
 
 def test_by_default_half_of_as_many_canaries_as_there_are_parameters_are_entries(sampled):
     recorder = sampled(num_steps=1).recorder
     assert recorder.present.size == 2037
-    assert recorder.present.sum() == pytest.approx(2037 / 2, abs=100)
+    fewest, most = count_range(2037, 0.5)
+    assert fewest <= recorder.present.sum() <= most
 
 
 class Noting:
@@ -175,7 +181,8 @@ def test_batches_hold_examples_of_the_data_set_as_often_as_before(made, poisson_
     times = torch.tensor([int((inputs == row).all(1).sum()) for row in known])
     torch.testing.assert_close(targets, (inputs[:, 0] > 0).long())
     if poisson_sampling:
-        assert times.float().mean() == pytest.approx(4.0, rel=0.15)
+        fewest, most = count_range(STEPS * EXAMPLES, 1 / 25)
+        assert fewest <= times.sum() <= most
         assert times.max() > 4
     else:
         assert (times == 4).all()  # once an epoch
@@ -229,8 +236,12 @@ def test_shuffled_batches_stay_as_many_and_draw_as_large_a_share(made, examples,
             built.criterion(built.model(inputs), targets).backward()
             built.optimizer.step()
     assert recorder.num_done == len(built.loader)
-    used = recorder.num_done * 20 / examples if drop_last else 1.0
-    assert recorder._joined.count == pytest.approx(used * recorder.present.sum(), rel=0.03)
+    used = recorder.num_done * 20 / examples
+    if used < 1:
+        fewest, most = count_range(recorder.present.sum(), used)
+        assert fewest <= recorder._joined.count <= most
+    else:
+        assert recorder._joined.count == recorder.present.sum()
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
@@ -260,8 +271,8 @@ def test_a_step_of_two_batches_that_is_accounted_as_one_is_a_violation(made):
         for place, batch in enumerate(itertools.chain(*[built.loader] * 8)):
             built.optimizer.signal_skip_step(do_skip=place % 2 == 0)
             step_of(built, *batch)
-    drawn = recorder._joined.count / recorder.num_done / recorder.present.sum()
-    assert drawn == pytest.approx(1 - 0.96**2, rel=0.05)
+    fewest, most = count_range(recorder.num_done * recorder.present.sum(), 1 - 0.96**2)
+    assert fewest <= recorder._joined.count <= most
     result = recorder.audit()
     assert "sample rate 0.04, 100 steps" in result.claim.summary
     assert result.verdict is VIOLATION
@@ -276,7 +287,7 @@ def test_a_loop_that_leaves_out_empty_batches_is_refused(made):
                 step_of(built, inputs, targets)
 
     with (
-        pytest.raises(dpaudit.InputError, match="a step of every batch, also of an empty one"),
+        pytest.raises(dpaudit.InputError, match="every batch in a step, including empty ones"),
         observe(built.optimizer, loader=built.loader, sampling=True, seed=1),
     ):
         loop()
@@ -297,10 +308,10 @@ def test_batches_that_no_step_was_made_of_are_refused_unless_the_loop_was_broken
     with observe(built.optimizer, **options) as recorder:
         without_the_last_five(built, epochs=1)
     for judge in (recorder.audit, recorder.one_run_bound):
-        with pytest.raises(dpaudit.InputError, match="got 5 batches without"):
+        with pytest.raises(dpaudit.InputError, match="got 5 unused batches"):
             judge()
     with (
-        pytest.raises(dpaudit.InputError, match="got 5 batches without"),
+        pytest.raises(dpaudit.InputError, match="got 5 unused batches"),
         observe(built.optimizer, **options),
     ):
         without_the_last_five(built, epochs=2)
@@ -329,7 +340,7 @@ def test_a_sampler_that_keeps_to_the_entries_of_before_is_refused_after_an_epoch
     built = made()
     loader = DataLoader(built.loader.dataset, batch_sampler=Fixed(late=False))
     with (
-        pytest.raises(dpaudit.InputError, match="got none but the first 250 in an epoch"),
+        pytest.raises(dpaudit.InputError, match="got only the first 250 in an epoch"),
         observe(built.optimizer, loader=loader, sampling=True, seed=3),
     ):
         run(built, STEPS, loader)
@@ -361,7 +372,7 @@ def test_an_epoch_that_is_shorter_than_it_says_is_refused(made):
     built = made()
     loader = DataLoader(built.loader.dataset, batch_size=BATCH, sampler=Permuted())
     with (
-        pytest.raises(dpaudit.InputError, match="it does not draw from as many entries as it says"),
+        pytest.raises(dpaudit.InputError, match="it draws from fewer entries than its stated number"),
         observe(built.optimizer, loader=loader, sampling=True, seed=3),
     ):
         run(built, STEPS, loader)
@@ -386,13 +397,13 @@ def test_an_optimizer_or_a_loader_is_not_observed_twice(made, sampling):
     options = {"loader": built.loader, "sampling": sampling}
     with observe(built.optimizer, **options):
         with (
-            pytest.raises(dpaudit.InputError, match="an optimizer that is not observed"),
+            pytest.raises(dpaudit.InputError, match="an optimizer that is not yet observed"),
             observe(built.optimizer, **options),
         ):
             pass
         if sampling:
             with (
-                pytest.raises(dpaudit.InputError, match="a loader that is not observed"),
+                pytest.raises(dpaudit.InputError, match="a loader that is not yet observed"),
                 observe(other.optimizer, **options),
             ):
                 pass
@@ -436,7 +447,8 @@ def test_so_many_canaries_that_most_of_the_norm_of_layers_is_theirs(sampled, nor
     recorder = sampled(num_steps=50, **per_layer(*norms)).recorder
     assert recorder.present.size == count
     spread = (recorder._absent.error * recorder._absent.count) ** 0.5
-    assert spread == pytest.approx(0.5 / reach, rel=0.05)
+    low, high = spread_range(recorder._absent.count)
+    assert low < spread * reach / 0.5 < high
     assert recorder._ratios._noise == pytest.approx(0.5 / reach, rel=0.01)
     assert [f"reach {reach:.0%}" in said for said in recorder.not_covered] == [True] * (reach < 0.99)
 
@@ -493,7 +505,8 @@ def test_canaries_of_all_batches_that_a_step_accumulates_join_it(made):
                 built.optimizer.step()
                 built.optimizer.zero_grad()
     assert recorder.num_done == 12
-    assert recorder._joined.count == pytest.approx(recorder.present.sum() * 24 / 25, rel=0.02)
+    fewest, most = count_range(recorder.present.sum(), 24 / 25)
+    assert fewest <= recorder._joined.count <= most
     assert "sample rate 0.08" in recorder.claim.summary
 
 
@@ -503,7 +516,8 @@ def test_a_canary_that_is_drawn_twice_for_a_step_joins_it_twice(made):
     twice = DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data, replacement=True), 125, False))
     with observe(built.optimizer, loader=twice, sampling=True, seed=0) as recorder:
         run(built, 2, twice)
-    assert recorder._joined.mean == pytest.approx(0.5 / (1 - np.exp(-0.5)), rel=0.02)
+    allowed = room(recorder._joined.error**0.5)
+    assert recorder._joined.mean == pytest.approx(0.5 / (1 - np.exp(-0.5)), abs=allowed)
 
 
 def test_every_part_of_the_claim_can_be_given(sampled):
@@ -523,9 +537,9 @@ def test_a_bound_without_independent_canaries_is_looser(sampled):
 
 def test_a_run_that_is_not_finished_is_not_judged(sampled):
     recorder = sampled(num_steps=10, observer={"num_steps": 11}).recorder
-    with pytest.raises(dpaudit.InputError, match="all 11 steps before the whole run is judged, got 10"):
+    with pytest.raises(dpaudit.InputError, match="all 11 steps to be recorded before the whole run"):
         recorder.audit()
-    with pytest.raises(dpaudit.InputError, match="no bound before it"):
+    with pytest.raises(dpaudit.InputError, match="there is no bound"):
         recorder.live()
 
 
@@ -591,7 +605,7 @@ def weighted(built):
     ("options", "sentence"),
     [
         (lambda _: {"loader": None}, "Expected loader=.* got NoneType"),
-        (one_by_one, "the loader of batches"),
+        (one_by_one, "the loader that make_private returned"),
         (weighted, "got a WeightedRandomSampler: canaries cannot become entries"),
         (listed, "got a list: canaries cannot become entries"),
         (cut_by_itself, "got a Doubled: canaries cannot become entries"),
@@ -617,7 +631,7 @@ def test_a_rate_that_nobody_knows_is_asked_for(made):
     built.optimizer.attach_step_hook(lambda _: None)
     options = {"loader": built.loader, "sampling": True}
     with (
-        pytest.raises(dpaudit.InputError, match="Expected a loader that is Poisson-sampled"),
+        pytest.raises(dpaudit.InputError, match="Expected a loader with Poisson sampling"),
         observe(built.optimizer, **options),
     ):
         pass

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from score_noise import require_normal
+from statistical_limits import LEVEL, least_caught, most_flagged
 
 import dpaudit
 from dpaudit.observers.step import observe_step, replay_step
@@ -39,10 +41,11 @@ def watch(step, gradients=OTHERS, **options):
     return observe_step(step, gradients, claim=CLAIM, max_grad_norm=NORM, **({"seed": 0} | options))
 
 
-def test_a_correct_step_is_not_flagged_in_95_percent_of_seeds_and_tight(seeds):
-    results = [watch(numpy_step(seed=seed), seed=seed).audit() for seed in seeds]
-    assert sum(result.verdict is VIOLATION for result in results) <= 2
-    assert np.median([result.bound.epsilon for result in results]) > 0.85 * CLAIM.epsilon
+def test_a_correct_step_is_not_flagged_in_95_percent_of_seeds_and_tight():
+    results = [watch(numpy_step(seed=seed), seed=seed).audit() for seed in range(40)]
+    assert sum(result.verdict is VIOLATION for result in results) <= most_flagged(40)
+    tight = sum(result.bound.epsilon > 0.85 * CLAIM.epsilon for result in results)
+    assert tight >= least_caught(40, 0.95)
 
 
 @pytest.mark.parametrize("broken", [{"noise": 0.8 * NOISE}, {"noise": 0.0}, {"clip": False}], ids=str)
@@ -53,8 +56,8 @@ def test_a_broken_step_is_a_violation(broken):
 
 def test_a_step_of_torch_gets_and_gives_tensors():
     recorder = watch(torch_step(), torch.as_tensor(OTHERS))
-    assert recorder.audit().verdict is not VIOLATION
-    assert recorder.observations.with_canary.mean() == pytest.approx(1.0, abs=0.05)
+    assert recorder.audit(confidence=1 - LEVEL).verdict is not VIOLATION
+    require_normal(recorder.observations, noise=NOISE)
 
 
 def test_a_step_of_jax_gets_and_gives_arrays():
@@ -66,9 +69,8 @@ def test_a_step_of_jax_gets_and_gives_arrays():
         clipped = rows / jax.numpy.maximum(1.0, lengths / NORM)
         return clipped.sum(0) + NOISE * NORM * jax.random.normal(next(keys), (rows.shape[1],))
 
-    # every number of canaries in a batch is compiled on its own
-    recorder = watch(step, jax.numpy.asarray(OTHERS), num_canaries=16, num_steps=200)
-    assert recorder.observations.with_canary.mean() == pytest.approx(1.0, abs=0.05)
+    recorder = watch(step, jax.numpy.asarray(OTHERS))
+    require_normal(recorder.observations, noise=NOISE)
 
 
 @pytest.mark.parametrize(
@@ -76,16 +78,15 @@ def test_a_step_of_jax_gets_and_gives_arrays():
 )
 def test_a_mean_is_scored_like_a_sum(canary):
     options = {"canary": canary, "num_steps": 100}
-    means = watch(numpy_step(divisor=20.0), batch_size=20, **options).observations.with_canary
-    sums = watch(numpy_step(), **options).observations.with_canary
-    np.testing.assert_allclose(means, sums, atol=1e-5)
-    assert sums.mean() == pytest.approx(1.0, abs=0.06)
-    assert sums.std() == pytest.approx(NOISE, rel=0.06)
+    means = watch(numpy_step(divisor=20.0), batch_size=20, **options).observations
+    sums = watch(numpy_step(), **options).observations
+    np.testing.assert_allclose(means.with_canary, sums.with_canary, atol=1e-5)
+    require_normal(sums, noise=NOISE)
 
 
 def test_there_may_be_no_other_examples():
     recorder = watch(numpy_step(), np.empty((0, 100)))
-    assert recorder.observations.with_canary.mean() == pytest.approx(1.0, abs=0.05)
+    require_normal(recorder.observations, noise=NOISE)
 
 
 def test_gradients_or_releases_of_the_wrong_shape_are_refused():
@@ -112,7 +113,7 @@ def replay(release, batch=OTHERS, seed=0, **options):
 
 
 def test_a_sum_of_others_that_is_not_clipped_is_not_taken_for_noise():
-    with pytest.raises(dpaudit.InputError, match=r"off by .* clipping norms where no canary is"):
+    with pytest.raises(dpaudit.InputError, match=r"differs by .* clipping norms where no canary is"):
         watch(numpy_step(clip=False))
     assert watch(numpy_step(clip=False), np.zeros_like(OTHERS)).audit().verdict is VIOLATION
     watch(numpy_step(noise=0.0))  # the sum is known, up to rounding
@@ -122,7 +123,7 @@ def test_a_sum_of_others_that_is_not_clipped_is_not_taken_for_noise():
 def test_a_step_that_drops_the_canaries_gets_no_verdict():
     step = numpy_step(noise=0.0)
     recorder = watch(lambda rows: step(rows[: len(OTHERS)]))
-    with pytest.raises(dpaudit.InputError, match="to rise by 1 where a canary is present"):
+    with pytest.raises(dpaudit.InputError, match="to increase by 1 where a canary is present"):
         recorder.audit()
 
 
@@ -136,7 +137,7 @@ def test_a_correct_step_moves_by_at_most_the_clipping_norm():
 def test_a_missing_clip_is_seen_by_one_neighbour():
     found = replay(numpy_step(noise=0.0, clip=False))
     assert found.is_violation
-    with pytest.raises(dpaudit.ViolationError, match="clipping norms, more than 1 allowed"):
+    with pytest.raises(dpaudit.ViolationError, match="clipping norms, more than the 1 allowed"):
         found.raise_for_violation()
 
 
@@ -149,9 +150,9 @@ def test_batch_statistics_are_seen():
 
 def test_noise_that_is_not_the_same_again_is_refused():
     rng = np.random.default_rng(0)
-    with pytest.raises(dpaudit.InputError, match="a source that reseed"):
+    with pytest.raises(dpaudit.InputError, match="does not reset the RNG"):
         replay(lambda rows: rng.standard_normal(100))  # noqa: ARG005
-    with pytest.raises(dpaudit.InputError, match="at least one neighbour"):
+    with pytest.raises(dpaudit.InputError, match="at least one batch"):
         replay_step(lambda rows: rows[0], OTHERS, [], reseed=lambda: None, max_grad_norm=NORM)
 
 
@@ -159,10 +160,12 @@ def test_what_cannot_be_held_against_the_noise_of_a_step_is_refused_in_a_sentenc
     claim = dpaudit.Claim.approximate_dp(epsilon=4.0, delta=1e-5)
     options = {"max_grad_norm": 1.0, "num_steps": 20, "num_canaries": 4, "seed": 0}
     others, step = np.zeros((1, 20)), lambda rows: rows.sum(axis=0) + np.ones(20)
-    with pytest.raises(dpaudit.InputError, match="a claim of Gaussian noise for tests of the noise, got"):
+    with pytest.raises(dpaudit.InputError, match="a claim about Gaussian noise to test the noise against"):
         observe_step(step, others, claim=claim, **options).diagnose()
     claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
     recorder = observe_step(step, others, claim=claim, **options)
-    with pytest.raises(dpaudit.InputError, match=r"noise_multiplier=1, which .*, got 2: observe them again"):
+    with pytest.raises(
+        dpaudit.InputError, match=r"noise_multiplier=1, with which .*, got 2: observe them again"
+    ):
         recorder.diagnose(noise_multiplier=2.0)
     assert recorder.diagnose(noise_multiplier=1.0).findings

@@ -1,4 +1,4 @@
-"""The plugin as pytest sees it: real sessions in processes of their own."""
+"""The plugin as pytest sees it: real sessions, in processes of their own where that matters."""
 
 from __future__ import annotations
 
@@ -73,22 +73,22 @@ def test_a_violation_fails_the_test_with_what_a_developer_needs(pytester: pytest
     done.assert_outcomes(passed=1, failed=4)
     done.stdout.fnmatch_lines(
         [
-            "dpaudit: epsilon >= *, and 4.38 is claimed. The observations refute the claim: *",
+            "dpaudit: epsilon >= *, but 4.38 is claimed. The observations refute the claim: *",
             "  claim: one Gaussian step, noise multiplier 1 with epsilon = *",
             "  bound: mu >= *, with 99.6 % confidence",  # 0.05 / 5 tests / 2 for the first call, 0.8 of it
-            "  session: 95 % confidence, shared between 5 tests with audits",
-            "  noise: 0.7* of the claimed (* to *)",
-            "  canary: arrives with * clipping norms (* if it is spread); a clipped one has at most 1",
-            "  cause? effective noise is 0.7* of the claim = 1/sqrt(2): added by each of 2 workers*",
-            "  again: pytest '*::test_two_workers' --dp-audit-seed 1 --dp-audit-confidence 0.99",
-            "  cause? the canary arrives unclipped: is each gradient clipped, before the sum?",
+            "  session: 95 % confidence, shared by 5 tests with audits",
+            "  noise: 0.7* of the claimed level (* to *)",
+            "  canary: signal of * clipping norms (* if spread), at most 1 if clipped correctly",
+            "  possible cause: effective noise is 0.7* of the claim = 1/sqrt(2): added by each of 2 workers*",
+            "  rerun: pytest '*::test_two_workers' --dp-audit-seed 1 --dp-audit-confidence 0.99",
+            "  possible cause: the canary arrives unclipped: is each gradient clipped before the sum?",
             "dpaudit (call 2 of the test): epsilon >= *",
-            "  cause? effective noise is 0.2* of the claim = 1/max_grad_norm: noise not scaled by the clip*",
-            "dpaudit: repeated-noise: the noise is not what the claim says.",
-            "  found: repeated-noise * The noise repeats every 100 steps.",
-            "  cause? is the generator seeded anew*",
+            "  possible cause: effective noise is 0.2* of the claim = 1/max_grad_norm: noise not scaled*",
+            "dpaudit: repeated-noise: the noise does not match the claim.",
+            "  finding: repeated-noise * The noise repeats every 100 steps.",
+            "  possible cause: is the generator reseeded*",
             "seed 1, budget full, 95 % confidence for all audits together",
-            "test * verdict * sees noise of *",
+            "test * verdict * detects noise at *",
             "*::test_correct * NO_VIOLATION * none",
             "*::test_unscaled (call 2) * VIOLATION * noise-variance",
         ]
@@ -109,14 +109,14 @@ def test_a_violation_fails_the_test_with_what_a_developer_needs(pytester: pytest
 def test_workers_order_and_choice_do_not_change_an_audit(pytester: pytest.Pytester) -> None:
     path = pytester.makepyfile(STEPS + "\n".join(f"def test_{n}(dp_audit): audit(dp_audit)" for n in "abc"))
     options = ("--dp-audit-seed=1", "--dp-audit-budget=quick")
-    straight = pytester.runpytest_subprocess(*options)
+    straight = pytester.runpytest_inprocess(*options)
     spread = pytester.runpytest_subprocess(*options, "-n", "2")
     straight.assert_outcomes(passed=3)
     spread.assert_outcomes(passed=3)
     found = epsilons(straight.outlines)
     assert len(set(found.values())) == 3  # each has coins of its own
     assert epsilons(spread.outlines) == found
-    alone = pytester.runpytest_subprocess(*options, f"{path.name}::test_b")
+    alone = pytester.runpytest_inprocess(*options, f"{path.name}::test_b")
     assert float(epsilons(alone.outlines)[f"{path.name}::test_b"]) > float(found[f"{path.name}::test_b"])
 
 
@@ -147,14 +147,14 @@ def test_a_failure_can_be_seen_again_at_the_level_that_it_had(pytester: pytest.P
     pytester.path.joinpath("inside").mkdir()
     pytester.path.joinpath("inside", "test_them.py").write_text(STEPS + tests)
     options = ("--dp-audit-seed=3", "--dp-audit-budget=quick", "--dp-audit-confidence=0.9")
-    done = pytester.runpytest_subprocess(*options)
-    again = next(line for line in done.outlines if "again:" in line and "test_b" in line).partition(
+    done = pytester.runpytest_inprocess(*options)
+    again = next(line for line in done.outlines if "rerun:" in line and "test_b" in line).partition(
         "pytest "
     )[2]
     assert "--dp-audit-budget quick --dp-audit-confidence 0.95" not in again  # which is the default
     command = shlex.split(again)
     assert command == ["inside/test_them.py::test_b", "--dp-audit-seed", "3", "--dp-audit-budget", "quick"]
-    repeated = pytester.runpytest_subprocess(*command)
+    repeated = pytester.runpytest_inprocess(*command)
     # pytest's own summary says every message a second time where the environment has CI in it.
     said = [dict.fromkeys(line for line in run.outlines if "  bound:" in line) for run in (done, repeated)]
     bounds = [list(lines) for lines in said]
@@ -172,10 +172,10 @@ def test_a_test_that_audits_nothing_says_so(pytester: pytest.Pytester) -> None:
         def test_skipped(dp_audit): pytest.skip()
         """
     )
-    done = pytester.runpytest_subprocess()
+    done = pytester.runpytest_inprocess("-W", "default")
     done.assert_outcomes(passed=1, skipped=1, warnings=1)
     done.stdout.fnmatch_lines(["*NothingAuditedWarning: Expected *::test_forgotten to call dp_audit(...)*"])
-    strict = pytester.runpytest_subprocess("-W", "error::dpaudit.pytest_plugin.NothingAuditedWarning")
+    strict = pytester.runpytest_inprocess("-W", "error::dpaudit.pytest_plugin.NothingAuditedWarning")
     strict.assert_outcomes(passed=1, skipped=1, errors=1)
 
 
@@ -196,13 +196,13 @@ def test_torch(dp_audit):
     dp_audit(lambda rows: rows.detach(), claim=CLAIM, max_grad_norm=1.0, num_parameters=200)
 """
     )
-    done = pytester.runpytest_subprocess()
+    done = pytester.runpytest_inprocess()
     done.assert_outcomes(failed=4)
     done.stdout.fnmatch_lines_random(
         [
             "*Expected a step, which is a function of per-example gradients, or the recorder*of type int.",
             "*Expected either gradients=*got neither.",
-            "E * again: pytest '*::test_nothing' --dp-audit-seed *",
+            "E * rerun: pytest '*::test_nothing' --dp-audit-seed *",
             "*::test_nothing * ERROR * not run",
             "*pass gradients=torch.zeros(0, 200)*",
             "*Expected dp_audit to be an argument of the test or of one of its fixtures*",
@@ -212,7 +212,7 @@ def test_torch(dp_audit):
 
 def test_what_cannot_be_used_shows_the_test_and_no_frames_of_ours(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(STEPS + "def test_nothing(dp_audit): dp_audit(make(), claim=3, max_grad_norm=1.0)")
-    done = pytester.runpytest_subprocess()
+    done = pytester.runpytest_inprocess()
     done.assert_outcomes(failed=1)
     assert not [line for line in done.outlines if re.match(r"\S*(_fixture|_step|_others)\.py:\d+", line)]
 
@@ -227,10 +227,10 @@ def test_weak(dp_audit, num_steps, num_canaries):
     dp_audit(make(), claim=CLAIM, max_grad_norm=1.0, num_parameters=200, **options)
 """
     )
-    done = pytester.runpytest_subprocess()
+    done = pytester.runpytest_inprocess("-W", "default")
     done.assert_outcomes(passed=2, warnings=2)
-    done.stdout.fnmatch_lines(["*UnderpoweredWarning: *have been detected*make more steps or canaries."])
-    strict = pytester.runpytest_subprocess("-W", "error::dpaudit.pytest_plugin.UnderpoweredWarning")
+    done.stdout.fnmatch_lines(["*UnderpoweredWarning: *have been detected*Use more steps or canaries."])
+    strict = pytester.runpytest_inprocess("-W", "error::dpaudit.pytest_plugin.UnderpoweredWarning")
     strict.assert_outcomes(failed=2)
 
 

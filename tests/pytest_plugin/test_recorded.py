@@ -59,23 +59,23 @@ def test_a_correct_training_passes_and_its_noise_was_tested():
 def test_noise_that_repeats_or_is_the_same_for_all_parameters_fails_where_scores_show_nothing():
     kept = np.random.default_rng(1).standard_normal((100, COUNT))
     periodic = failure(recorded(lambda _, index: kept[index % 100]))
-    assert periodic.startswith("dpaudit: repeated-noise: the noise is not what the claim says.")
+    assert periodic.startswith("dpaudit: repeated-noise: the noise does not match the claim.")
     assert "The noise repeats every 100 steps." in periodic
     same = failure(recorded(lambda rng, _: np.tile(rng.standard_normal(COUNT // 2), 2)))
-    assert "cause? does every parameter get the same PRNG key or seed?" in same
+    assert "possible cause: does every parameter get the same PRNG key or seed?" in same
 
 
 def test_causes_know_the_numbers_of_the_training():
     assert "= 1/max_grad_norm: noise not scaled" in failure(
         recorded(lambda rng, _: rng.standard_normal(COUNT) / 4)
     )
-    assert "cause? the canary arrives unclipped" in failure(recorded(signal=10.0))
+    assert "possible cause: the canary arrives unclipped" in failure(recorded(signal=10.0))
 
 
 def test_a_training_whose_canaries_do_not_arrive_gets_no_verdict_but_a_guess():
     text = failure(recorded(signal=0.01, num_steps=2000))
-    assert text.startswith("dpaudit: there is no verdict.")
-    assert "if a mean is released, give batch_size=" in text
+    assert text.startswith("dpaudit: no verdict.")
+    assert "if a mean is released, pass batch_size=" in text
 
 
 def test_recorders_of_scores_alone_say_that_the_noise_was_not_tested():
@@ -108,7 +108,7 @@ def test_tests_alone_can_fail_a_test():
     audit = fixture()
     assert audit(good).findings == ()
     assert properties(audit)["dp_audit.1.findings"] == "none"
-    assert "found: noise-variance" in failure(bad)
+    assert "finding: noise-variance" in failure(bad)
 
 
 def test_recorders_of_sampled_canaries_are_taken():
@@ -125,7 +125,7 @@ def test_recorders_of_sampled_canaries_are_taken():
 
 
 def test_what_an_observer_returns_beside_its_recorder_is_told_apart():
-    with pytest.raises(dpaudit.InputError, match=r"of type SimpleNamespace: give its \.recorder"):
+    with pytest.raises(dpaudit.InputError, match=r"of type SimpleNamespace: pass its \.recorder"):
         fixture()(SimpleNamespace(recorder=recorded(num_steps=1)))
 
 

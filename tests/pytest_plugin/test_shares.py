@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
+from statistical_limits import most_flagged
 
 import dpaudit
 from dpaudit.pytest_plugin._fixture import DpAudit
@@ -52,7 +52,10 @@ def test_a_seed_is_one_for_every_library(seed: int, nodeid: str) -> None:
 
 
 def test_correct_sessions_are_green_as_often_as_they_say() -> None:
-    """120 sessions of 4 tests each at 50 % confidence: any failure in at most half of them."""
+    """60 sessions of 8 tests each at 50 % confidence: any failure in at most half of them.
+
+    If every test had the whole error, four of five sessions would fail.
+    """
     rng = np.random.default_rng(0)
     claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
 
@@ -60,13 +63,13 @@ def test_correct_sessions_are_green_as_often_as_they_say() -> None:
         norms = np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
         return (rows / norms).sum(axis=0) + rng.standard_normal(rows.shape[1])
 
-    alarms = sum(session_fails(step, claim, seed) for seed in range(120))
-    assert stats.binomtest(alarms, 120, 0.5, alternative="greater").pvalue > 0.001
+    alarms = sum(session_fails(step, claim, seed) for seed in range(60))
+    assert alarms <= most_flagged(60, 0.5, broken=0.82)
 
 
 def session_fails(step: object, claim: dpaudit.Claim, seed: int) -> bool:
-    session = audits(4, seed)
-    for test in range(4):
+    session = audits(8, seed)
+    for test in range(8):
         node = SimpleNamespace(nodeid=str(test), user_properties=[], warn=lambda warning: None)  # noqa: ARG005
         try:
             DpAudit(node, session).step(  # type: ignore[arg-type]

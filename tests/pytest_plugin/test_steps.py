@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scipy import stats
+from statistical_limits import most_flagged
 
 import dpaudit
 from dpaudit.pytest_plugin._fixture import DpAudit
@@ -34,7 +34,7 @@ def message(step, **options):
 
 
 def causes(text):
-    return [line.partition("cause? ")[2] for line in text.splitlines() if "cause?" in line]
+    return [line.partition("possible cause: ")[2] for line in text.splitlines() if "possible cause:" in line]
 
 
 def clipped(rows, norm=1.0):
@@ -63,8 +63,8 @@ def moving_average(rng, _, last=[0.0]):  # noqa: B006
 
 
 NOISES = {
-    "one of 100 seeds": (lambda rng, _: normal(np.random.default_rng(rng.integers(100))), "seeded anew"),
-    "the same in every step": (lambda *_: normal(np.random.default_rng(0)), "seeded anew"),
+    "one of 100 seeds": (lambda rng, _: normal(np.random.default_rng(rng.integers(100))), "reseeded"),
+    "the same in every step": (lambda *_: normal(np.random.default_rng(0)), "reseeded"),
     "on half of the coordinates": (
         lambda rng, _: normal(rng) * (np.arange(SIZE) < SIZE // 2),
         "are some coordinates",
@@ -79,8 +79,8 @@ NOISES = {
         lambda rng, _: np.full(SIZE, rng.standard_normal()),
         "of a smaller shape broadcast",
     ),
-    "never negative": (lambda rng, _: np.abs(normal(rng)), "is its mean not zero"),
-    "a moving average": (moving_average, "is noise of earlier steps used again"),
+    "never negative": (lambda rng, _: np.abs(normal(rng)), "is its mean nonzero"),
+    "a moving average": (moving_average, "is noise from earlier steps reused"),
     "of five workers": (
         lambda rng, _: sum(normal(rng) for _ in range(5)) / 5,
         "1/sqrt(5): added by each of 5",
@@ -100,12 +100,12 @@ SUMS = {
     "each coordinate clipped": (
         lambda rows: np.clip(rows, -1, 1).sum(axis=0),
         {},
-        "is each coordinate, or each parameter, clipped by itself?",
+        "is each coordinate or parameter clipped separately?",
     ),
     "each half clipped": (
         lambda rows: np.hstack([clipped(half) for half in np.split(rows, 2, axis=1)]).sum(axis=0),
         {},
-        "is each coordinate, or each parameter, clipped by itself?",
+        "is each coordinate or parameter clipped separately?",
     ),
     "mean clipped": (
         lambda rows: 32 * clipped(rows.sum(axis=0, keepdims=True) / 32)[0],
@@ -137,7 +137,7 @@ def test_broken_clipping_is_a_violation_that_is_named_and_no_fault_of_the_noise(
 def test_a_mean_of_batch_size_ten_is_not_taken_for_a_canary_of_length_ten():
     step = adding(lambda rng, _: 0.7 * normal(rng))
     (cause,) = causes(message(lambda rows: step(rows) / 10, batch_size=10))
-    assert "the noise multiplier that is used" in cause
+    assert "the noise multiplier in use" in cause
 
 
 @pytest.mark.parametrize(
@@ -145,36 +145,36 @@ def test_a_mean_of_batch_size_ten_is_not_taken_for_a_canary_of_length_ten():
     [
         (
             lambda rows: clipped(rows).sum(axis=0) / 64,
-            "if a mean is released, give batch_size=",
+            "if a mean is released, pass batch_size=",
         ),
         (
             lambda rows: clipped(rows.sum(axis=0, keepdims=True))[0],
             "is the mean or the sum of the batch clipped",
         ),
-        (lambda rows: 0 * rows.sum(axis=0), "of the canary"),
+        (lambda rows: 0 * rows.sum(axis=0), "the canary does not arrive"),
     ],
     ids=["a mean", "the sum clipped", "dropped"],
 )
 def test_canaries_that_do_not_arrive_end_the_test_without_a_verdict_and_with_guesses(of_rows, expected):
     rng = np.random.default_rng(3)
     text = message(lambda rows: of_rows(rows) + rng.standard_normal(SIZE) / 64)
-    assert text.startswith("dpaudit: there is no verdict.")
+    assert text.startswith("dpaudit: no verdict.")
     assert any(expected in cause for cause in causes(text))
-    assert "again: pytest 't.py::test' --dp-audit-seed 0" in text
+    assert "rerun: pytest 't.py::test' --dp-audit-seed 0" in text
 
 
 def test_another_sum_of_others_that_leaks_nothing_gets_no_verdict():
     rows = np.ones((20, SIZE))
     text = message(releasing(lambda rows: clipped(rows, 0.8).sum(axis=0)), gradients=rows)
-    assert text.startswith("dpaudit: there is no verdict.")
-    assert "got another sum" in text
+    assert text.startswith("dpaudit: no verdict.")
+    assert "got a sum that differs" in text
 
 
 def test_a_claim_that_is_not_of_gaussian_noise_still_has_numbers_and_causes():
     claim = dpaudit.Claim.approximate_dp(epsilon=1.0, delta=1e-5)
     text = message(lambda rows: rows.sum(axis=0), claim=claim, num_steps=500)
-    assert "noise: none at all" in text
-    assert "canary: arrives with 10 clipping norms" in text
+    assert "noise: none" in text
+    assert "canary: signal of 10 clipping norms" in text
     assert "arrives unclipped" in causes(text)[0]
     assert "no noise" in causes(text)[1]
 
@@ -219,7 +219,7 @@ def test_a_step_that_clips_enough_is_flagged_no_more_often_than_it_may_be(clip, 
             )
         except pytest.fail.Exception as failed:
             alarms += "no verdict" not in str(failed)
-    assert stats.binomtest(alarms, 40, 0.25, alternative="greater").pvalue > 1e-4
+    assert alarms <= most_flagged(40, 0.25, broken=0.7)
 
 
 WRONG = {

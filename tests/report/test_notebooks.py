@@ -73,7 +73,7 @@ def test_a_result_draws_its_curves_and_its_region() -> None:
     matplotlib = pytest.importorskip("matplotlib.pyplot")
     ax = a_result().plot()
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert labels == ["claimed curve", "the bound's curve", "95 % region", "measured"]
+    assert labels == ["claimed curve", "curve of the bound", "95 % region", "measured"]
     assert a_result().plot(ax=ax) is ax
     matplotlib.close(ax.figure)
 

@@ -56,7 +56,7 @@ def test_a_pipe_stays_what_it_is(runs: dict[str, Path], tmp_path: Path) -> None:
     os.mkfifo(target)
     done = run(runs["correct"], "--output", target)
     assert (done.exit_code, done.stdout) == (2, "")
-    sentence = f"dpaudit: Expected {target} to be a file, or not there yet, but it is a pipe."
+    sentence = f"dpaudit: Expected {target} to be a file or not to exist, but it is a pipe."
     assert done.stderr.splitlines()[-1] == sentence
     assert target.is_fifo()
 
@@ -74,16 +74,16 @@ def test_a_link_in_a_run_does_not_say_where_the_report_goes(copied: Any, tmp_pat
     (folder / "report.html").symlink_to(tmp_path / "mine")
     done = run(folder)
     assert done.exit_code == 2
-    assert done.stderr.splitlines()[-1].endswith("but it is a link; give the file by --output.")
+    assert done.stderr.splitlines()[-1].endswith("but it is a link; choose a file with --output.")
     assert (tmp_path / "mine").read_text() == "mine"
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["nowhere"], "Expected nowhere to be the directory of a run, but there is none."),
+        (["nowhere"], "Expected nowhere to be the directory of a run, but there is no such directory."),
         ([".", "--format", "pdf"], "Expected --format to be html, md or json, got 'pdf'."),
-        ([".", "--output", "r.pdf"], "Expected a file that ends with .html, .md or .json, got 'r.pdf'."),
+        ([".", "--output", "r.pdf"], "Expected a file name ending in .html, .md or .json, got 'r.pdf'."),
     ],
 )
 def test_a_mistake_is_one_sentence(
@@ -103,7 +103,7 @@ def test_the_folder_of_a_demo_is_named_with_its_runs(runs: dict[str, Path], tmp_
     done = run(folder)
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.splitlines()[-1] == (
-        f"dpaudit: Expected {folder} to be the directory of a run, got that of dpaudit demo; its runs: "
+        f"dpaudit: Expected {folder} to be the directory of a run, got that of dpaudit demo; its runs are "
         f"{folder / 'correct'}, {folder / 'too-little-noise'}."
     )
 

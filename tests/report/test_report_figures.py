@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
+from statistical_limits import most_flagged
 
 import dpaudit
 from dpaudit.recording import Trajectory
@@ -73,7 +74,7 @@ def test_either_end_of_the_band_misses_the_truth_as_seldom_as_it_says() -> None:
         shares = rng.binomial(8, error, size=60) / 8
         last = _last(shares)
         missed += [last.epsilon > truth, last.upper < truth]
-    assert (missed / repetitions <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / repetitions)).all()
+    assert (missed <= most_flagged(repetitions, broken=0.15, comparisons=2)).all()
 
 
 def _last(shares: np.ndarray) -> dpaudit.recording.TrajectoryPoint:

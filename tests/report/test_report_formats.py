@@ -213,7 +213,7 @@ def test_a_report_is_written_whole_and_by_the_name_of_its_file(report: Report, t
     for name, begin in (("r.html", "<!DOCTYPE html>"), ("r.md", "# "), ("new/r.json", "{")):
         report.write(tmp_path / name)
         assert (tmp_path / name).read_text().startswith(begin)
-    with pytest.raises(InputError, match=r"ends with \.html, \.md or \.json, got 'r.pdf'"):
+    with pytest.raises(InputError, match=r"ending in \.html, \.md or \.json, got 'r.pdf'"):
         report.write(tmp_path / "r.pdf")
     with pytest.raises(InputError, match="at least one run"):
         Report(runs=(), title="none")

@@ -91,8 +91,8 @@ def test_a_result_of_a_training_of_ones_own_has_a_report_as_well() -> None:
     run = Run.of(dpaudit.audit(seen, claim=claim), seen, name="mine", settings={"model": {"name": "x"}})
     assert run.figures.course is not None
     text = Report(runs=(run,), title="An audit of mine").to_text()
-    assert "The claim is refuted: the claimed kind of mechanism needs an epsilon of at least" in text
-    assert "and 4.377 is claimed, with 95 % confidence" in text
+    assert "The claim is refuted, with 95 % confidence: to leak what was observed, a mechanism" in text
+    assert ", but 4.377 is claimed." in text
     assert "model.name" in text
 
 
@@ -121,35 +121,35 @@ def test_findings_of_diagnostics_are_shown() -> None:
     check = Check(name="noise-variance", p_value=1e-9, sentence="The noise is smaller.", estimate=0.5)
     found = Diagnosis.of([check], confidence=0.95)
     text = Report(runs=(Run.of(result, name="mine", diagnosis=found),), title="t").to_text()
-    assert "1 finding by 1 tests" in text
+    assert "1 finding in 1 tests" in text
     assert "noise-variance: The noise is smaller." in text
-    assert "A finding says that the training is not what was accounted for" in text
+    assert "A finding means that the training run is not the one accounted for" in text
 
 
 def test_a_report_says_what_the_tests_of_the_noise_found_or_that_they_were_not_run(
     runs: dict[str, Path], copied: Copy
 ) -> None:
     def told(folder: Path) -> str:
-        return dict(summary(read_run(folder)))["tests of the noise"]
+        return dict(summary(read_run(folder)))["noise tests"]
 
-    assert told(runs["correct"]) == "nothing found"
-    assert told(runs["broken"]).startswith("found noise-variance")
+    assert told(runs["correct"]) == "no findings"
+    assert told(runs["broken"]).startswith("flagged by noise-variance")
     old = copied(lambda values: values.pop("diagnosis"))
     assert told(old) == "not run"
     report = Report.read([old])
-    assert "| tests of the noise | not run |" in report.to_text(Format.MARKDOWN)
+    assert "| noise tests | not run |" in report.to_text(Format.MARKDOWN)
     assert "<h3>Diagnostics</h3>" not in report.to_text()
     page = Report.read([runs["correct"]]).to_text()
     assert "<h3>Diagnostics</h3>" in page
-    assert "Their error is beside that of the bound, and the verdict does not rest on them." in page
+    assert "These tests have their own error rate, and the verdict does not rest on them." in page
 
 
 def test_an_unfinished_run_is_said_to_be_unfinished(copied: Copy, tmp_path: Path) -> None:
     folder = copied()
     (folder / "result.json").unlink()
-    assert refused(folder).endswith("but it is not finished: call dpaudit run again.")
-    assert refused(tmp_path) == f"Expected a finished run in {tmp_path}, but it has no result.json."
-    assert refused(tmp_path / "no").endswith("to be the directory of a run, but there is none.")
+    assert refused(folder).endswith("but it is unfinished: resume it with dpaudit run.")
+    assert refused(tmp_path) == f"Expected a finished run in {tmp_path}, but there is no result.json."
+    assert refused(tmp_path / "no").endswith("to be the directory of a run, but there is no such directory.")
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_an_array_of_holes_takes_no_memory(copied: Copy) -> None:
         np.lib.format.write_array_header_1_0(file, header)
         file.truncate(file.tell() + 2**33)
     assert path.stat().st_blocks * 512 < 1_000_000
-    sentence = f"Expected an array of at most 4,294,967,296 bytes in {path}, got one of 8,589,934,592."
+    sentence = f"Expected an array of at most 4,294,967,296 bytes in {path}, got 8,589,934,592."
     assert refused(path.parent) == sentence
 
 

@@ -18,7 +18,7 @@ def noise(present, seed=0):
 def test_coins_that_are_not_fair_are_refused(rate):
     """Guessing what is likelier would be right more often than a fair coin lets anybody be."""
     present = np.random.default_rng(0).random((500, 64)) < rate
-    with pytest.raises(dpaudit.InputError, match=r"by a fair coin .* of 32,000 present in all"):
+    with pytest.raises(dpaudit.InputError, match=r"fair coin .* of 32,000 present overall"):
         noise(present)
 
 

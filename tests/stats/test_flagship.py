@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from scipy import special
+from statistical_limits import most_flagged, room
 
 import dpaudit
 from dpaudit.stats._counts import StepErrors
@@ -16,6 +17,11 @@ def composed(parameter):
     return dpaudit.training_epsilon(parameter, RATE, STEPS, DELTA)
 
 
+def mean_room(values):
+    """Return how far the mean of independent values may be from its expectation."""
+    return room(np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
 def binomial_counts(mu, repetitions, seed):
     """Errors at the midpoint, as 2,500 scores a side from N(0, s) and N(1, s) have them."""
     rng = np.random.default_rng(seed)
@@ -27,17 +33,15 @@ def binomial_counts(mu, repetitions, seed):
 
 
 @pytest.mark.parametrize(
-    ("inference", "mean", "within"),
-    [(dpaudit.ClopperPearson(), 5.5, 0.3), (dpaudit.JointExact(), 6.5, 0.3)],
-    ids=repr,
+    ("inference", "mean"), [(dpaudit.ClopperPearson(), 5.5), (dpaudit.JointExact(), 6.5)], ids=repr
 )
-def test_one_score_a_step_recovers_most_of_epsilon_8_and_rarely_exceeds_it(inference, mean, within):
+def test_one_score_a_step_recovers_most_of_epsilon_8_and_rarely_exceeds_it(inference, mean):
     query = BoundQuery(dpaudit.Gaussian(), DELTA, 0.05)
     found = [
         composed(inference.parameter(counts, query)) for counts in binomial_counts(1 / NOISE[8], 200, seed=0)
     ]
-    assert np.mean(found) == pytest.approx(mean, abs=within)
-    assert np.mean(np.asarray(found) > 8) <= 0.05
+    assert np.mean(found) == pytest.approx(mean, abs=0.1 + mean_room(found))  # stated to a tenth
+    assert np.sum(np.asarray(found) > 8) <= most_flagged(200, broken=0.15)
 
 
 def test_scores_go_through_the_front_door_to_the_same_numbers():
@@ -52,7 +56,7 @@ def test_scores_go_through_the_front_door_to_the_same_numbers():
             observations, claim=claim, inference=dpaudit.ClopperPearson(), threshold=dpaudit.Fixed(0.5)
         )
         found.append(result.bound.epsilon)
-    assert np.mean(found) == pytest.approx(5.5, abs=0.3)
+    assert np.mean(found) == pytest.approx(5.5, abs=0.1 + mean_room(found))
 
 
 def bets(epsilon, canaries, repetitions):
@@ -73,8 +77,9 @@ def test_512_canaries_a_step_recover_nearly_all_of_epsilon(epsilon, share):
     claim = dpaudit.Claim.dpsgd(
         noise_multiplier=NOISE[epsilon], sample_rate=RATE, num_steps=STEPS, delta=DELTA
     )
-    assert np.mean([composed(p) for p in parameters]) >= share * claim.epsilon
-    assert np.mean(np.asarray(parameters) > mu) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 60)
+    shares = [composed(p) / claim.epsilon for p in parameters]
+    assert np.mean(shares) >= share - mean_room(shares)
+    assert np.sum(np.asarray(parameters) > mu) <= most_flagged(60)
 
 
 def constant_stakes(shares, error, guesses, horizon):
@@ -89,6 +94,7 @@ def constant_stakes(shares, error, guesses, horizon):
 @pytest.mark.parametrize("epsilon", [1, 4, 8, 16])
 @pytest.mark.parametrize("canaries", [1, 8, 64])
 def test_a_stake_that_follows_the_wealth_beats_a_constant_one(epsilon, canaries, monkeypatch):
-    following = np.mean(list(bets(epsilon, canaries, 40)))
+    following = list(bets(epsilon, canaries, 40))
     monkeypatch.setattr(_betting, "stakes", constant_stakes)
-    assert following > np.mean(list(bets(epsilon, canaries, 40)))
+    gained = np.asarray(following) - list(bets(epsilon, canaries, 40))
+    assert np.mean(gained) > mean_room(gained)

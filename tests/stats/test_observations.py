@@ -67,7 +67,7 @@ def test_a_bad_score_in_a_file_is_found_when_it_is_counted(tmp_path):
         (np.zeros((2, 2, 2)), [0.0], r"steps x canaries, got shape \(2, 2, 2\)"),
         (0.5, [0.0], r"got shape \(\)"),
         (np.zeros((2, 3)), np.zeros(6), r"shape \(2, 3\) and without_canary of shape \(6,\)"),
-        (np.zeros((2, 3)), np.zeros((3, 3)), "as many steps"),
+        (np.zeros((2, 3)), np.zeros((3, 3)), "the same number of steps"),
     ],
 )
 def test_what_cannot_be_scores_is_refused_with_a_sentence(present, absent, sentence):

@@ -195,7 +195,7 @@ def test_the_best_of_rules_describes_a_bound_and_makes_none() -> None:
     observations = dpaudit.Observations(with_canary=[1.0, 2.0], without_canary=[0.0, 0.5])
     best = BestOf(dpaudit.SameData(), (dpaudit.SameData(),), (2.0,))  # shares that would prove nothing
     method: dict[str, Any] = {"tradeoff": dpaudit.Gaussian(), "inference": dpaudit.ClopperPearson()}
-    with pytest.raises(InputError, match="Expected a rule that places a threshold"):
+    with pytest.raises(InputError, match="Expected a rule that chooses a threshold"):
         dpaudit.lower_bound(observations, delta=1e-5, threshold=best, **method)
     claim = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
     with pytest.raises(InputError):

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from statistical_limits import covers, room, share_room
 
 import dpaudit
-from dpaudit.stats import coverage, ideal_observations, tally
+from dpaudit.stats import Coverage, coverage, ideal_observations, tally
 
 QUICK = [
     (dpaudit.ClopperPearson(), dpaudit.Fixed(0.5), 300),
@@ -31,7 +32,7 @@ def test_confidence_bounds_cover(inference, rule, repetitions, mu, size):
         repetitions=repetitions,
         seed=7,
     )
-    assert found.is_sound(0.95), found
+    assert covers(found), found
 
 
 @quick
@@ -45,7 +46,7 @@ def test_identical_distributions_leak_nothing_in_95_of_100_audits(inference, rul
             observations, delta=1e-5, tradeoff=dpaudit.Gaussian(), inference=inference, threshold=rule
         ).epsilon
 
-    assert tally(once, 0.0, repetitions=min(repetitions, 100), seed=size).is_sound(0.95)
+    assert covers(tally(once, 0.0, repetitions=min(repetitions, 100), seed=size))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_other_families_cover_too(family, inference, rule):
         repetitions=120,
         seed=11,
     )
-    assert found.is_sound(0.95), found
+    assert covers(found), found
     assert found.mean_ratio > 0.1
 
 
@@ -102,8 +103,8 @@ def test_betting_covers_when_the_canaries_of_a_step_are_one_and_the_same():
 
         return bound
 
-    assert tally(once(dpaudit.Betting()), 1.0, 300, seed=1).is_sound(0.95)
-    assert not tally(once(dpaudit.ClopperPearson()), 1.0, 100, seed=1).is_sound(0.95)
+    assert covers(tally(once(dpaudit.Betting()), 1.0, 300, seed=1))
+    assert not covers(tally(once(dpaudit.ClopperPearson()), 1.0, 100, seed=1))
 
 
 def test_coins_cover():
@@ -120,7 +121,7 @@ def test_coins_cover():
         ).parameter
 
     found = tally(once, 1.0, 300, seed=2)
-    assert found.is_sound(0.95)
+    assert covers(found)
     assert found.mean_ratio > 0.8
 
 
@@ -144,7 +145,7 @@ def test_betting_may_be_looked_at_after_every_step():
         ]
         return max(bounds)
 
-    assert tally(ever_refuted, 1.0, 200, seed=5).is_sound(0.95)
+    assert covers(tally(ever_refuted, 1.0, 200, seed=5))
 
 
 def drifting(rng, size=400):
@@ -166,7 +167,7 @@ def test_betting_covers_when_scores_drift(rule):
             threshold=rule,
         ).parameter
 
-    assert tally(once, 0.0, 200, seed=9).is_sound(0.95)
+    assert covers(tally(once, 0.0, 200, seed=9))
 
 
 def test_betting_on_a_held_out_part_covers_when_later_steps_depend_on_earlier_ones():
@@ -184,7 +185,7 @@ def test_betting_on_a_held_out_part_covers_when_later_steps_depend_on_earlier_on
             threshold=dpaudit.HeldOut(0.3),
         ).parameter
 
-    assert tally(once, 0.0, 300, seed=10).is_sound(0.95)
+    assert covers(tally(once, 0.0, 300, seed=10))
 
 
 def test_the_papers_practice_exceeds_the_truth_far_more_often_than_it_says():
@@ -196,13 +197,20 @@ def test_the_papers_practice_exceeds_the_truth_far_more_often_than_it_says():
         threshold=dpaudit.SameData(),
         repetitions=100,
     )
-    assert found.exceeded > 0.15
+    assert not covers(found)
 
 
 def test_coverage_counts_what_it_says():
     found = tally(lambda rng: float(rng.random()), 0.75, repetitions=2000, seed=0)
-    assert found.exceeded == pytest.approx(0.25, abs=0.03)
-    assert found.mean_ratio == pytest.approx(0.5 / 0.75, abs=0.03)
-    assert found.standard_error == pytest.approx(0.0097, abs=0.001)
-    assert not found.is_sound(0.95)
+    assert found.exceeded == pytest.approx(0.25, abs=share_room(0.25, 2000, comparisons=2))
+    error = 12**-0.5 / 2000**0.5
+    assert found.mean_ratio == pytest.approx(0.5 / 0.75, abs=room(error / 0.75, comparisons=2))
+    assert found.standard_error == pytest.approx((found.exceeded * (1 - found.exceeded) / 2000) ** 0.5)
     assert tally(lambda _: 0.0, 0.0, repetitions=10, seed=0).exceeded == 0
+
+
+def test_coverage_is_sound_up_to_three_standard_errors_of_the_rate():
+    share = 0.05 + 3 * (0.05 * 0.95 / 1000) ** 0.5
+    for exceeded, is_sound in ((0.0, True), (share - 1e-6, True), (share + 1e-6, False), (0.25, False)):
+        found = Coverage(repetitions=1000, exceeded=exceeded, mean_ratio=1.0)
+        assert found.is_sound(0.95) is is_sound

@@ -44,7 +44,7 @@ def test_optimal_solves_the_papers_equation():
 
 
 def test_optimal_refuses_delta_zero():
-    with pytest.raises(dpaudit.InputError, match="needs delta > 0"):
+    with pytest.raises(dpaudit.InputError, match="Expected delta > 0"):
         bound(gaussian_scores(1.0, 10), dpaudit.Optimal(1.0), delta=0.0)
 
 
@@ -87,7 +87,12 @@ def test_held_out_copes_with_steps_in_which_every_coin_fell_alike(seed):
     present[0] = [True, False]
     present[7] = [True, False]
     observations = dpaudit.Observations.from_presence(rng.normal(size=(8, 2)), present)
-    assert bound(observations, dpaudit.HeldOut(0.1, seed)).parameter >= 0
+    absent, held, rest = dpaudit.HeldOut(0.1, seed).split(observations)
+    sizes = [absent.size, held.size, rest.without_canary.size, rest.with_canary.size]
+    assert sum(sizes) == 16
+    found = bound(observations, dpaudit.HeldOut(0.1, seed))
+    assert [found.counts.num_absent, found.counts.num_present] == sizes[2:]
+    assert np.isfinite(found.threshold)
 
 
 def test_held_out_is_repeatable_and_its_seed_matters():
@@ -169,7 +174,7 @@ def test_predictable_finds_the_midpoint_of_raw_scores():
     ],
 )
 def test_pairs_without_meaning_are_refused_with_a_sentence(rule, inference):
-    with pytest.raises(dpaudit.InputError, match="works with"):
+    with pytest.raises(dpaudit.InputError, match="Expected inference of type"):
         bound(gaussian_scores(1.0, 20), rule, inference)
 
 

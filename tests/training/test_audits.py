@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from digits_training import dpsgd_training, finished
+from score_noise import require_normal
+from statistical_limits import count_range, most_flagged, room
 from torch import nn
 
 import dpaudit
@@ -86,7 +88,7 @@ def test_shuffled_batches_are_a_violation_of_poisson_sampling_end_to_end(train, 
 
 @pytest.mark.parametrize(
     ("audit", "most"),
-    [(OneRun, 512), (EndToEnd, 2000), (TwoBatches, 1)],
+    [(OneRun, 512), (EndToEnd, 2000), pytest.param(TwoBatches, 1, marks=pytest.mark.long)],
     ids=["one-run", "end-to-end", "paper"],
 )
 def test_correct_training_is_not_flagged_in_95_percent_of_seeds(train, seeds, audit, most):
@@ -95,8 +97,8 @@ def test_correct_training_is_not_flagged_in_95_percent_of_seeds(train, seeds, au
         hook = audit(delta=DELTA, num_canaries=most, seed=seed)
         train(hook, noise_multiplier=0.5, sample_rate=1 / 25, num_steps=100, seed=seed)
         flagged += hook.recorder.audit().verdict is VIOLATION
-    # the counts of pairs are a nearly exact test: 5 % and two standard errors
-    assert flagged <= (4 if audit is TwoBatches else 2)
+    # with 0.8 of the noise nearly all are flagged; of the pairs of a few runs that shows too little
+    assert flagged <= most_flagged(len(seeds), broken=0.9)
 
 
 # A kind of canaries is the same in every mode: the others have one that moves and one that does not.
@@ -129,12 +131,8 @@ def test_every_canary_works_in_every_mode_also_on_a_hundred_parameters(train, mo
 @pytest.mark.parametrize("moving", [False, True], ids=["static", "moving"])
 def test_scores_have_the_claimed_means_and_noise_whatever_the_model_does(train, kind, moving):
     hook = OneRun(delta=DELTA, canary=kind(moving=moving), num_canaries=90, seed=0)
-    train(hook, num_steps=150, noise_multiplier=0.5, build=hundred_parameters)
-    seen = hook.recorder.observations
-    assert seen.with_canary.mean() == pytest.approx(1.0, abs=0.02)
-    assert seen.without_canary.mean() == pytest.approx(0.0, abs=0.02)
-    for side in (seen.with_canary, seen.without_canary):
-        assert side.std() == pytest.approx(0.5, rel=0.03)
+    train(hook, num_steps=300, noise_multiplier=0.5, build=hundred_parameters)
+    require_normal(hook.recorder.observations, noise=0.5)
 
 
 @pytest.mark.parametrize("audit", [OneRun, TwoBatches])
@@ -149,7 +147,7 @@ def test_the_weights_are_those_of_the_same_seed_without_audit(train, audit):
 def test_canaries_that_are_not_longer_than_the_clipping_norm_arrive_as_they_are(train):
     hook = OneRun(delta=DELTA, canary=dpaudit.Dirac(scale=0.5), num_canaries=256, seed=0)
     train(hook, num_steps=100, noise_multiplier=0.5)
-    assert hook.recorder.observations.with_canary.mean() == pytest.approx(0.5, abs=0.02)
+    require_normal(hook.recorder.observations, noise=0.5, signal=0.5)
 
 
 @pytest.mark.long
@@ -159,7 +157,9 @@ def test_a_canary_drawn_with_a_rate_is_held_against_the_sampled_curve(train):
     result = hook.recorder.audit()
     assert result.verdict is NO_VIOLATION
     assert result.bound.tradeoff == dpaudit.SubsampledGaussian(0.25, 1)
-    assert hook.recorder.observations.with_canary.mean() == pytest.approx(0.25, abs=0.06)
+    spread = np.sqrt(0.25 * 0.75 + 0.5**2)  # of a canary that may be absent, and of the noise
+    mean = hook.recorder.observations.with_canary.mean()
+    assert mean == pytest.approx(0.25, abs=room(spread / np.sqrt(1000)))
     assert result.bound.parameter > 0.9  # of 2
 
 
@@ -168,7 +168,8 @@ def test_the_second_batch_is_independent_also_if_audit_and_training_have_the_sam
     options = {"noise_multiplier": 1.0, "sample_rate": 0.02, "build": hundred_parameters}
     train(hook, num_steps=1000, seed=7, **options)
     seen = hook.recorder.observations
-    assert abs(np.corrcoef(seen.with_canary, seen.without_canary)[0, 1]) < 0.1
+    correlation = np.corrcoef(seen.with_canary, seen.without_canary)[0, 1]
+    assert abs(correlation) < room(1 / np.sqrt(seen.with_canary.size))
 
 
 def test_half_of_the_end_to_end_canaries_are_in_the_data_and_drawn_at_the_sample_rate(train):
@@ -181,8 +182,10 @@ def test_half_of_the_end_to_end_canaries_are_in_the_data_and_drawn_at_the_sample
 
     hook = Counting(delta=DELTA, num_canaries=4000, seed=0)
     train(hook, sample_rate=0.1, num_steps=100, noise_multiplier=1.0)
-    assert hook.num_entries == pytest.approx(2000, abs=150)
-    assert np.mean(drawn) == pytest.approx(0.1 * hook.num_entries, rel=0.05)
+    fewest, most = count_range(4000, 0.5, comparisons=2)
+    assert fewest <= hook.num_entries <= most
+    fewest, most = count_range(100 * hook.num_entries, 0.1, comparisons=2)
+    assert fewest <= sum(drawn) <= most
 
 
 @pytest.mark.long
@@ -257,11 +260,11 @@ def test_a_callback_that_ends_the_training_leaves_whole_steps(train):
 
 
 def test_a_second_audit_of_the_same_training_is_refused_and_so_is_a_second_training(train):
-    with pytest.raises(dpaudit.InputError, match="one audit a training, got two"):
+    with pytest.raises(dpaudit.InputError, match="one audit per Training, got two"):
         train([OneRun(delta=DELTA), OneRun(delta=DELTA)], noise_multiplier=1.0)
     hook = OneRun(delta=DELTA)
     train(hook, num_steps=2, noise_multiplier=1.0)
-    with pytest.raises(dpaudit.InputError, match="an audit of its own for each training"):
+    with pytest.raises(dpaudit.InputError, match="a separate audit for each Training"):
         train(hook, num_steps=2, noise_multiplier=1.0)
 
 
@@ -318,15 +321,15 @@ def test_a_rate_of_the_canary_works_for_a_single_step():
     [
         (
             lambda: OneRun(delta=DELTA, canary="dirac"),
-            r"Expected canary to be such as Dirac\(\), got 'dirac'",
+            r"Expected canary to be a gradient or input canary such as Dirac\(\), got 'dirac'",
         ),
         (lambda: OneRun(delta=DELTA, num_canaries=0), "num_canaries=0"),
         (lambda: OneRun(delta=-1.0), "delta=-1"),
         (lambda: OneRun(delta=DELTA).recorder, "a hook of a Training before its recorder"),
-        (lambda: EndToEnd(delta=DELTA, callbacks=[print]), "no callbacks end to end"),
+        (lambda: EndToEnd(delta=DELTA, callbacks=[print]), "no callbacks with EndToEnd"),
         (
             lambda: TwoBatches(delta=DELTA, num_canaries=2),
-            "num_canaries=1 where two batches are compared, got 2",
+            "num_canaries=1 with TwoBatches, got 2",
         ),
         (lambda: TwoBatches(delta=DELTA, canary_rate=2.0), "=2 in"),
     ],

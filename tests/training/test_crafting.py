@@ -200,12 +200,12 @@ def test_duplicates_are_left_out_of_the_held_out_part():
         (lambda: crafting(nn.Identity(), digits()), r"data that hold_out\(\) split off, got a Dataset"),
         (lambda: hold_out(digits(), 1797), r"num_held_out=1797 in \[1, 1796\]"),
         (lambda: hold_out(digits(), 0), "num_held_out=0 to be at least 1"),
-        (lambda: hold_out(digits(), 9, apart_from=digits()), "the training does not see, but it sees all 9"),
+        (lambda: hold_out(digits(), 9, apart_from=digits()), "are not used for training, but all 9 are"),
         (
             lambda: crafting(nn.Identity(), hold_out(digits(), 9)[1])(
                 dpaudit.Dirac(), 1, np.random.default_rng(0)
             ),
-            r"canary to be such as Crafted\(\), got Dirac",
+            r"an input canary such as Crafted\(\), got Dirac",
         ),
     ],
 )

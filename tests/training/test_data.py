@@ -44,7 +44,7 @@ def test_a_missing_file_of_cifar10_is_named_with_its_source(tmp_path: Path) -> N
     write_cifar10(tmp_path)
     (tmp_path / "data_batch_4.bin").unlink()
     with pytest.raises(
-        InputError, match=r"Expected data_batch_4.bin in .*; put it there, from cifar-10-binary"
+        InputError, match=r"Expected data_batch_4.bin in .*; download it from cifar-10-binary"
     ):
         cifar10(tmp_path)
 
@@ -78,10 +78,10 @@ def test_idx_files_that_are_missing_damaged_or_of_another_kind_are_refused(tmp_p
         idx_images(tmp_path)
     images = tmp_path / "train-images-idx3-ubyte.gz"
     images.write_bytes(gzip.compress(idx(np.zeros((2, 2, 2))))[:-9])
-    with pytest.raises(InputError, match="cut off or damaged"):
+    with pytest.raises(InputError, match="truncated or damaged"):
         idx_images(tmp_path)
     images.write_bytes(idx(np.zeros((2, 2, 2)))[:-1])
-    with pytest.raises(InputError, match=r"Expected \(2, 2, 2\) values in .*, got 7: the file is cut off"):
+    with pytest.raises(InputError, match=r"shape \(2, 2, 2\) in .*, got 7 values: the file is truncated"):
         idx_images(tmp_path)
     images.write_bytes(idx(np.zeros(4)))
     with pytest.raises(InputError, match="an idx file of bytes with 3 dimensions"):
@@ -112,12 +112,12 @@ def test_purchase100_is_read_from_an_npz(tmp_path: Path, one_hot: bool) -> None:
 
 def test_tables_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"purchase100.npz or .* in .*; put it there, from dataset_purchase.tgz"
+        InputError, match=r"purchase100.npz or .* in .*; download it from dataset_purchase.tgz"
     ):
         purchase100(tmp_path)
     path = tmp_path / "purchase100.csv"
     path.write_text("1,0,1\n")
-    with pytest.raises(InputError, match=r"Expected 600 features a record in .*, got shape \(1, 2\)"):
+    with pytest.raises(InputError, match=r"Expected 600 features per record in .*, got shape \(1, 2\)"):
         purchase100(tmp_path)
     path.write_text("1,a,1\n")
     with pytest.raises(InputError, match="Expected whole numbers, the class first"):

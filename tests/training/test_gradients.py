@@ -168,7 +168,7 @@ def test_gradients_and_parameters_of_the_model_stay_as_they_were(name: str) -> N
 @pytest.mark.parametrize("name", ["mlp", "conv_net"])
 def test_a_loss_that_was_averaged_is_refused(name: str) -> None:
     model, batch = made(name)
-    with pytest.raises(InputError, match="one number an example"):
+    with pytest.raises(InputError, match="one number per example"):
         clipped_sum(model, nn.functional.cross_entropy, batch, 1.0)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from digits_training import dpsgd_training, finished
 from score_noise import MOST, off, statistics
+from statistical_limits import most_flagged, room
 from torch import nn
 
 import dpaudit
@@ -165,7 +166,7 @@ def test_plain_scores_of_two_batches_differ_by_the_canary(canary):
     train(audit, num_steps=150)
     differences = np.diff(audit.recorder.state_dict()["scores"], axis=1)
     error = differences.std(ddof=1) / np.sqrt(len(differences))
-    assert abs(differences.mean() - 1) < MOST * error
+    assert abs(differences.mean() - 1) < room(error)
     assert error < 0.25  # an absent canary would be seen
 
 
@@ -178,7 +179,7 @@ def test_correct_training_is_flagged_in_at_most_5_percent_of_40_seeds(canary, mo
         audit = mode(canary, seed=seed)
         train(audit, num_steps=50, seed=seed)
         flagged += audit.recorder.audit().verdict is VIOLATION
-    assert flagged <= 2
+    assert flagged <= most_flagged(40)
 
 
 def test_scores_of_one_run_are_not_counted_as_independent():
@@ -368,7 +369,8 @@ def test_a_canary_drawn_with_a_rate_is_in_so_many_second_batches():
     audit = paper(dpaudit.Mislabelled(), canary_rate=0.25, residual=True)
     train(audit, num_steps=200)
     assert audit.recorder._tradeoff == dpaudit.SubsampledGaussian(0.25, 1)
-    assert audit.recorder.observations.with_canary.mean() == pytest.approx(0.25, abs=0.15)
+    scores = audit.recorder.observations.with_canary
+    assert scores.mean() == pytest.approx(0.25, abs=room(scores.std() / np.sqrt(200)))
 
 
 def test_an_audit_with_held_out_examples_crafts_by_default_and_tells_how_far_it_is():
@@ -394,13 +396,13 @@ def test_an_audit_with_held_out_examples_crafts_by_default_and_tells_how_far_it_
         ),
         (
             lambda: EndToEnd(delta=DELTA, canary=QUICK, held_out=HELD),
-            r"Expected a gradient canary such as Dirac\(\) end to end",
+            r"Expected a gradient canary such as Dirac\(\) with EndToEnd",
         ),
         (lambda: one_run(first_steps=0), "first_steps=0 to be at least 1"),
-        (lambda: paper(num_canaries=2), "num_canaries=1 where two batches are compared"),
+        (lambda: paper(num_canaries=2), "num_canaries=1 with TwoBatches"),
         (
             lambda: make(one_run(first_steps=61)),
-            "first_steps=61 to be at most 60, the number of the training's steps",
+            "first_steps=61 to be at most 60, the number of training steps",
         ),
     ],
 )
@@ -414,7 +416,7 @@ def test_held_out_examples_that_the_training_sees_are_refused(mode):
     with pytest.raises(dpaudit.InputError, match="297 of its 297 examples are in both"):
         make(mode(), data=digits())
     held = hold_out(digits(), 10)[1]
-    with pytest.raises(dpaudit.InputError, match="apart from the training's data"):
+    with pytest.raises(dpaudit.InputError, match="disjoint from the training's data"):
         make(mode(held_out=held), data=digits().split(1700)[0])
 
 
@@ -426,7 +428,7 @@ def test_held_out_examples_that_the_model_does_not_take_are_told_before_the_trai
     shape, num_classes, reason
 ):
     others = Dataset(torch.rand(50, *shape), torch.arange(50) % num_classes, num_classes)
-    with pytest.raises(dpaudit.InputError, match=f"the model and its loss take, but .*{reason}"):
+    with pytest.raises(dpaudit.InputError, match=f"the model and its loss accept, but .*{reason}"):
         make(one_run(held_out=hold_out(others, 20)[1]))
 
 

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from statistical_limits import LEVEL, most_flagged
 
 from dpaudit.training import faults
 from dpaudit.zoo import ENTRIES, chosen, judge
@@ -79,12 +80,13 @@ def test_a_fault_is_caught_within_500_steps(name):
 
 @pytest.mark.parametrize("name", TWINS)
 def test_a_correct_twin_is_not_flagged(name):
-    assert judge(BY_NAME[name].observe(is_broken=False, seed=SEED)).caught_by == ()
+    evidence = BY_NAME[name].observe(is_broken=False, seed=SEED)
+    assert judge(evidence, confidence=1 - LEVEL).caught_by == ()
 
 
-def test_correct_twins_of_steps_are_not_flagged_in_95_percent_of_seeds(seeds):
+def test_correct_twins_of_steps_are_not_flagged_in_95_percent_of_seeds():
     twin = PlainStep(broken=correct_step, leaves=(64,) * 4, num_steps=100)
-    assert sum(bool(judge(twin(False, seed)).caught_by) for seed in seeds) <= 2
+    assert sum(bool(judge(twin(False, seed)).caught_by) for seed in range(40)) <= most_flagged(40)
 
 
 def test_clipping_after_the_mean_is_shown_as_totally_broken():

@@ -105,7 +105,9 @@ def test_a_finished_entry_is_taken_up_and_an_unfinished_one_is_run(tmp_path):
 
 
 def test_what_is_left_of_another_seed_is_refused(kept):
-    with pytest.raises(InputError, match=r"Expected seed = 4 in .*quiet\.json, got 3; give another --output"):
+    with pytest.raises(
+        InputError, match=r"Expected seed = 4 in .*quiet\.json, got 3; choose another --output"
+    ):
         run_zoo([entry()], seed=4, output=kept.parent)
 
 
@@ -114,7 +116,7 @@ def test_what_is_left_of_another_version_is_refused(kept, name):
     values = json.loads(kept.read_text())
     assert values[name]
     kept.write_text(json.dumps(values | {name: "0.0.1"}))
-    with pytest.raises(InputError, match=rf"Expected {name} = .*, got 0\.0\.1; give another --output"):
+    with pytest.raises(InputError, match=rf"Expected {name} = .*, got 0\.0\.1; choose another --output"):
         run_zoo([entry()], seed=3, output=kept.parent)
 
 
@@ -133,12 +135,6 @@ def test_all_twins_of_the_zoo_share_the_error_whichever_are_run(tmp_path):
     levels = [1 - one["correct"][what]["confidence"] for what in ("bound", "tests")]
     assert sum(levels) == pytest.approx(0.05 / len(ENTRIES))
     assert 1 - one["broken"]["bound"]["confidence"] == pytest.approx(0.04)
-
-
-def test_twins_that_are_right_hardly_ever_end_a_zoo_with_status_1():
-    # a fifth of a twin is expected here, and five with 5 % for each of them
-    twins = [judge(simulated(1.0, seed=seed), confidence=1 - 0.05 / 25).caught_by for seed in range(100)]
-    assert sum(map(bool, twins)) <= 2
 
 
 def test_an_entry_that_breaks_off_leaves_nothing_behind(tmp_path):

@@ -1,4 +1,4 @@
-"""Canaries as tensors, shared by the native training and the observers of torch libraries."""
+"""Canaries as tensors, shared by the native engine and the observers of torch libraries."""
 
 from dpaudit._torch._canaries import CanaryVectors, HeldOutData, require_fitting, tensor_fingerprints
 

@@ -1,4 +1,4 @@
-"""What canaries are made of in torch: held-out examples as tensors, and directions without their zeros."""
+"""Tensors that canaries are made of: held-out examples, and directions without their zeros."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpaudit.errors import InputError
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeldOutData(HeldOutExamples[Tensor]):
-    """Inputs, ready for a model, and their classes; only splitting a data set makes one."""
+    """Preprocessed inputs and their classes; created only by splitting a data set."""
 
     _expected: ClassVar[str] = "hold_out(data, ...), got tensors"
 
@@ -24,28 +24,28 @@ class HeldOutData(HeldOutExamples[Tensor]):
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
     def apart_from(self, seen: set[int]) -> HeldOutData:
-        """Return the examples whose inputs have none of the fingerprints ``seen``."""
+        """Return the examples whose input fingerprints are not in ``seen``."""
         unseen = torch.from_numpy(unseen_indices(tensor_fingerprints(self.inputs), seen))
         unseen = unseen.to(self.inputs.device)
         return replace(self, inputs=self.inputs[unseen], targets=self.targets[unseen])
 
     def require_apart(self, seen: set[int], data: str, advice: str = "") -> None:
-        """Raise if one of the inputs has a fingerprint ``seen`` in the ``data`` of a training."""
+        """Raise if an input has a fingerprint that was ``seen`` in the training ``data``."""
         count = sum(one in seen for one in tensor_fingerprints(self.inputs))
         if count:
             raise InputError(
-                f"Expected held_out to be apart from {data}, but {count} of its {len(self)} examples are in "
-                f"both; train on the first part that hold_out() returns{advice}."
+                f"Expected held_out to be disjoint from {data}, but {count} of its {len(self)} examples are "
+                f"in both; train on the first part that hold_out() returns{advice}."
             )
 
 
 def tensor_fingerprints(inputs: Tensor) -> list[int]:
-    """Return a number for each input, the same for equal ones."""
+    """Return a number for each input; equal inputs have equal numbers."""
     return fingerprints(inputs.detach().cpu().numpy())
 
 
 def require_fitting(model: nn.Module, loss: Callable[..., Any], data: HeldOutData) -> None:
-    """Raise before the training if the model or its loss does not take such examples: try one of them."""
+    """Raise if the model or its loss does not accept a held-out example; call this before training starts."""
     target = torch.full_like(data.targets[:1], data.num_classes - 1)
     was_training = model.training
     model.eval()  # so that running statistics do not change
@@ -55,8 +55,8 @@ def require_fitting(model: nn.Module, loss: Callable[..., Any], data: HeldOutDat
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         shape, reason = tuple(data.inputs.shape[1:]), str(error).strip().partition("\n")[0]
         raise InputError(
-            f"Expected held-out examples that the model and its loss take, but inputs of shape {shape} with "
-            f"{data.num_classes} classes raise {type(error).__name__}: {reason}"
+            f"Expected held-out examples that the model and its loss accept, but inputs of shape {shape} "
+            f"with {data.num_classes} classes raise {type(error).__name__}: {reason}"
         ) from error
     finally:
         model.train(was_training)
@@ -64,7 +64,7 @@ def require_fitting(model: nn.Module, loss: Callable[..., Any], data: HeldOutDat
 
 @dataclass(frozen=True, eq=False)
 class CanaryVectors:
-    """The directions of a step's canaries, on the training's device."""
+    """The directions of a step's canaries, on the device of the model."""
 
     values: Tensor  # entries x canaries
     coordinates: Tensor | None
@@ -84,7 +84,7 @@ class CanaryVectors:
         return self.values.shape[1]
 
     def project(self, vector: Tensor, without: Tensor | None = None) -> Tensor:
-        """Return the dot product of each direction with ``vector``, less ``without`` if given."""
+        """Return the dot product of each direction with ``vector``, minus ``without`` if given."""
         entries = self._entries(vector)
         if without is not None:
             entries = entries - self._entries(without)
@@ -107,7 +107,7 @@ class CanaryVectors:
             out.add_(weighted[: self.num_parameters])
 
     def rows(self, numbers: Tensor, length: float) -> Tensor:
-        """Return the canaries with these numbers as dense gradients of ``length``, a row each."""
+        """Return the canaries with these numbers as dense gradients of norm ``length``, one per row."""
         values = self.values[:, numbers].T * length
         if self.coordinates is not None:
             out = values.new_zeros(len(numbers), self.num_parameters)

@@ -1,8 +1,8 @@
-"""Craft input canaries: from their description, a model and held-out data to examples.
+"""Crafting of input canaries, from a description, a model and held-out data.
 
-:class:`Crafting` makes them; :class:`CanarySequence` makes those of a training, again whenever they are due.
-Inputs move through their :class:`InputDomain` by a :class:`CraftingSearch` for where an ``Objective`` is
-small: the negative loss, or the cosine of Algorithm 3 of Nasr et al. 2023.
+:class:`Crafting` crafts them; :class:`CanarySequence` provides those of each step, and crafts them again when
+due. A :class:`CraftingSearch` moves inputs through their :class:`InputDomain` to minimize an ``Objective``:
+the negative loss, or the cosine of Algorithm 3 of Nasr et al. 2023.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from dpaudit.errors import InputError
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Objective: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From inputs and classes to a number for each, the smaller the better, and its gradient for the input."""
+"""Maps inputs and classes to one value each, the smaller the better, and its gradient in the input."""
 ProgressCallback: TypeAlias = Callable[[int, int], None]
-"""Called with the number of steps that are done and the number of all steps."""
+"""Called with the number of completed steps and the total number of steps."""
 
-_MEAN_CHUNK = 128  # held-out examples whose mean gradient is found together
-_CANARY_CHUNK = 16  # canaries: second derivatives of a convolution take much memory
+_MEAN_CHUNK = 128  # held-out examples whose mean gradient is computed together
+_CANARY_CHUNK = 16  # canaries: second derivatives of a convolution take a lot of memory
 _TINY = 1e-30
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Inputs, ready for a model, and their classes."""
+    """Preprocessed inputs and their classes."""
 
     inputs: Tensor
     targets: Tensor
@@ -43,7 +43,7 @@ class Examples:
 
 
 class CanarySequence:
-    """The input canaries of each step: made before the first step, and again whenever they are due."""
+    """The input canaries of each step: crafted before the first step, and again whenever they are due."""
 
     def __init__(self, canary: InputCanary, coins: Coins, purpose: int) -> None:
         self._canary, self._coins, self._purpose = canary, coins, purpose  # of the random stream
@@ -51,7 +51,7 @@ class CanarySequence:
         self.made_at: int | None = None
 
     def at(self, index: int, craft: Callable[[InputCanary, int, np.random.Generator], Examples]) -> Examples:
-        """Return the canaries of a step; ``craft`` makes them, as a :class:`Crafting` does."""
+        """Return the canaries of a step; ``craft`` creates them and is, for example, a :class:`Crafting`."""
         if self.current is None or self._canary.is_due(index, self.made_at):
             rng = self._coins.rng(index, self._purpose)
             self.current, self.made_at = craft(self._canary, self._coins.num_canaries, rng), index
@@ -60,9 +60,9 @@ class CanarySequence:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Crafting:
-    """Makes canaries with the model at its current weights, from held-out data.
+    """A function that crafts canaries from held-out data, for the current weights of the model.
 
-    ``on_step`` is called in each step of a search. The model and torch's global RNG stay as they are.
+    ``on_step`` is called in each step of a search. The model and torch's global RNG are left unchanged.
     """
 
     model: nn.Module
@@ -75,16 +75,16 @@ class Crafting:
         if not isinstance(self.data, HeldOutData):
             raise InputError(
                 f"Expected data that hold_out() split off, got a {type(self.data).__name__}: canaries must "
-                "not be made from what the training sees."
+                "not be made from training examples."
             )
 
     def __call__(self, canary: InputCanary, num_canaries: int, rng: np.random.Generator) -> Examples:
-        """Make canaries, each from an example of its own while there are enough."""
+        """Craft canaries, each from a different example if there are enough."""
         count = len(self.data)
         chosen = torch.from_numpy(rng.choice(count, num_canaries, replace=num_canaries > count))
         chosen = chosen.to(self.data.inputs.device)
         inputs, targets = self.data.inputs.index_select(0, chosen), self.data.targets.index_select(0, chosen)
-        with torch.random.fork_rng(devices=[]):  # of a model with dropout, say
+        with torch.random.fork_rng(devices=[]):  # used by dropout, for example
             return self._craft(canary, Examples(inputs, targets), rng)
 
     def _craft(self, canary: InputCanary, start: Examples, rng: np.random.Generator) -> Examples:
@@ -102,7 +102,7 @@ class Crafting:
                 reference = mean_gradient(self.model, self.loss, self.data)
                 objective = cosine_objective(self.model, self.loss, reference, canary, self.max_grad_norm)
                 return self._search(objective, canary, start)
-        raise InputError(f"Expected canary to be such as Crafted(), got {canary!r}.")
+        raise InputError(f"Expected canary to be an input canary such as Crafted(), got {canary!r}.")
 
     def _random_classes(self, low: int, like: Examples, rng: np.random.Generator) -> Tensor:
         """Draw a number in [low, num_classes) for each example."""
@@ -127,7 +127,7 @@ class Crafting:
 
 
 def negative_loss_objective(model: nn.Module, loss: Loss) -> Objective:
-    """Return an objective that is small where the model is wrong."""
+    """Return an objective that is small where the loss is large."""
     parameters = _parameters(model)
     return _with_gradient(lambda one, target: -loss_of_one(model, loss, parameters, one, target))
 
@@ -135,9 +135,9 @@ def negative_loss_objective(model: nn.Module, loss: Loss) -> Objective:
 def cosine_objective(
     model: nn.Module, loss: Loss, reference: dict[str, Tensor], canary: Crafted, max_grad_norm: float
 ) -> Objective:
-    """Return the absolute cosine of the example's gradient and a ``reference``: Algorithm 3 of the paper.
+    """Return the absolute cosine of the example's gradient and a ``reference`` (Algorithm 3 of the paper).
 
-    ``canary`` adds a term for the gradient's length.
+    ``canary`` may add a term for the gradient norm.
     """
     parameters = _parameters(model)
 
@@ -152,7 +152,7 @@ def cosine_objective(
 
 
 def _with_gradient(value: Callable[[Tensor, Tensor], Tensor]) -> Objective:
-    """Return the objective of a batch, from a function of one input and its class."""
+    """Return the batched objective of a function of one input and its class."""
     both: Any = vmap(grad_and_value(value), chunk_size=_CANARY_CHUNK, randomness="same")
 
     def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,13 +165,13 @@ def _with_gradient(value: Callable[[Tensor, Tensor], Tensor]) -> Objective:
 def loss_of_one(
     model: nn.Module, loss: Loss, parameters: dict[str, Tensor], one: Tensor, target: Tensor
 ) -> Tensor:
-    """Return the loss of one example with these parameters of the model."""
+    """Return the loss of one example at these model parameters."""
     outputs = functional_call(model, parameters, (one[None],))
     return loss(outputs, target[None])[0]
 
 
 def mean_gradient(model: nn.Module, loss: Loss, data: HeldOutData) -> dict[str, Tensor]:
-    """Return the mean gradient of held-out examples, by the parameters' names."""
+    """Return the mean gradient of held-out examples, by parameter name."""
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     values = list(parameters.values())
     total = [torch.zeros_like(value) for value in values]
@@ -188,15 +188,15 @@ def _parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _norm(parts: dict[str, Tensor]) -> Tensor:
-    """Return the norm, never zero: there a square root has no derivative."""
+    """Return the norm, kept above zero, where the square root has no derivative."""
     return (torch.stack([part.square().sum() for part in parts.values()]).sum() + _TINY).sqrt()
 
 
 @dataclass(frozen=True, eq=False)
 class InputDomain:
-    """From ``low`` to ``high`` in each entry, or only these two values, if features are binary.
+    """The range from ``low`` to ``high`` of each entry, or just these two values if features are binary.
 
-    Pixels of an image share one range. Features of a table have one each.
+    The pixels of an image share one range; the features of a table have one each.
     """
 
     low: Tensor
@@ -205,7 +205,7 @@ class InputDomain:
 
     @classmethod
     def of(cls, data: HeldOutData) -> InputDomain:
-        """Return the range of held-out examples; the training's own are not read."""
+        """Return the range of the held-out examples; training examples are not used."""
         inputs = data.inputs
         low, high = inputs.min(), inputs.max()
         is_binary = bool(low < high) and bool(((inputs == low) | (inputs == high)).all())
@@ -215,11 +215,11 @@ class InputDomain:
 
     @property
     def span(self) -> Tensor:
-        """The length of the range: the unit of steps and radii."""
+        """The length of the range, the unit of step sizes and radii."""
         return self.high - self.low
 
     def nearest(self, inputs: Tensor) -> Tensor:
-        """Return the nearest inputs in the domain; halfway is low."""
+        """Return the nearest inputs in the domain; ties go to ``low``."""
         if self.is_binary:
             return torch.where(inputs > (self.low + self.high) / 2, self.high, self.low)
         return inputs.clamp(self.low, self.high)
@@ -231,9 +231,9 @@ class InputDomain:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CraftingSearch:
-    """``num_steps`` of ``step_size`` spans each, no further than ``radius`` spans from the start.
+    """A search with ``num_steps`` steps of ``step_size`` spans, at most ``radius`` spans from the start.
 
-    It returns the best input that it tried, so that no canary is worse than what it was made from.
+    It returns the best input that it tried, so no canary is worse than the example it was made from.
     """
 
     domain: InputDomain
@@ -243,7 +243,7 @@ class CraftingSearch:
     on_step: ProgressCallback | None = None
 
     def __call__(self, objective: Objective, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the best inputs near these."""
+        """Return the best inputs found, starting from these."""
         search = self._flip_features if self.domain.is_binary else self._descend
         return search(objective, inputs, targets)
 
@@ -253,7 +253,7 @@ class CraftingSearch:
         values, gradients = objective(inputs, targets)
         least = values
         for step in range(self.num_steps):
-            # ever shorter steps: long ones find the region, short ones the minimum
+            # shrinking steps: long ones find the region, short ones the minimum
             length = self.step_size * (1 - step / self.num_steps)
             inputs = self._project(start, inputs - length * self.domain.span * gradients.sign())
             values, gradients = objective(inputs, targets)
@@ -272,7 +272,7 @@ class CraftingSearch:
         return self.domain.nearest(inputs)
 
     def _flip_features(self, objective: Objective, start: Tensor, targets: Tensor) -> Tensor:
-        """Flip the most promising features; where that fails, fewer of them, then others."""
+        """Flip the most promising features; if that fails, fewer of them, then others."""
         size = start[0].numel()
         best = start.flatten(1)
         least, gradients = objective(start, targets)
@@ -298,10 +298,10 @@ class CraftingSearch:
     def _choose_flips(
         self, now: Tensor, start: Tensor, gradients: Tensor, counts: Tensor, failed: Tensor
     ) -> Tensor:
-        """Choose the features to flip: of each input the ``counts`` most promising that are allowed."""
+        """Choose the features to flip: the ``counts`` most promising allowed ones of each input."""
         promise = -gradients * (self.domain.flipped(now) - now)
         allowed = ~failed
-        if self.radius is not None:  # one that was flipped may always be flipped back
+        if self.radius is not None:  # a flipped feature may always be flipped back
             room = max(1, round(self.radius * now.shape[1])) - (now != start).sum(dim=1)
             allowed &= (now != start) | (room >= counts)[:, None]
         promise = promise.masked_fill(~allowed, -torch.inf)
@@ -310,11 +310,11 @@ class CraftingSearch:
 
 
 def _better(best: Tensor, least: Tensor, inputs: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the better of two for each input; NaN is worse than any value."""
+    """Return the better of the two candidates for each input; NaN is worse than any value."""
     ok = values < least
     return torch.where(_expanded(ok, inputs), inputs, best), torch.where(ok, values, least)
 
 
 def _expanded(mask: Tensor, other: Tensor) -> Tensor:
-    """Return the mask with dimensions of 1 added, to be broadcast to ``other``."""
+    """Return the mask with dimensions of size 1 appended, to broadcast against ``other``."""
     return mask.view(-1, *[1] * (other.dim() - 1))

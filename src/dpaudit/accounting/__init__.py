@@ -1,4 +1,4 @@
-"""Privacy accounting on top of dp-accounting: claims, whole trainings, calibration."""
+"""Privacy accounting based on dp-accounting: claims, composition over training, calibration."""
 
 from dpaudit.accounting._claim import Claim
 from dpaudit.accounting._epsilon import noise_for_epsilon, training_epsilon

@@ -1,4 +1,4 @@
-"""Privacy claims: what a training states about its privacy, as a curve and as epsilon."""
+"""Privacy claims: what is claimed about training, as a trade-off curve and as epsilon."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpaudit.stats.tradeoffs import ApproximateDP, Gaussian, TradeOff
 
 
 class Claim(Claimed):
-    """A privacy claim; make one with ``gaussian``, ``dpsgd``, ``approximate_dp``, ``accounted`` or ``curve``.
+    """A privacy claim, created by ``gaussian``, ``dpsgd``, ``approximate_dp``, ``accounted`` or ``curve``.
 
     >>> print(Claim.approximate_dp(epsilon=8.0, delta=1e-5))
     (epsilon, delta)-DP with epsilon = 8 at delta = 1e-05
@@ -43,11 +43,12 @@ class Claim(Claimed):
 
     @classmethod
     def dpsgd(cls, *, noise_multiplier: float, sample_rate: float, num_steps: int, delta: float) -> Claim:
-        """Claim DP-SGD: Poisson-sampled Gaussian steps. Observations are of single steps, canary always in.
+        """Claim DP-SGD: Gaussian steps with Poisson subsampling.
 
-        Pass ``tradeoff=SubsampledGaussian(sample_rate, num_steps)`` to :func:`dpaudit.audit` when each
-        observation is of a whole run, and ``SubsampledGaussian(canary_rate, 1)`` when it is of a step that
-        the canary is in with that probability.
+        By default each observation is of one step, whose batch always contains the canary. Pass
+        ``tradeoff=SubsampledGaussian(sample_rate, num_steps)`` to :func:`dpaudit.audit` if each observation
+        is of a whole run, and ``SubsampledGaussian(canary_rate, 1)`` if the batch of the observed step
+        contains the canary with that probability.
         """
         noise = _validate.positive("noise_multiplier", noise_multiplier)
         _require_delta(delta)
@@ -57,26 +58,26 @@ class Claim(Claimed):
 
     @classmethod
     def approximate_dp(cls, *, epsilon: float, delta: float) -> Claim:
-        """Claim (epsilon, delta)-DP of whatever one observation is of, by any mechanism."""
+        """Claim (epsilon, delta)-DP of the observed output, for any mechanism."""
         epsilon, delta = _validate.at_least("epsilon", epsilon, 0), _validate.delta(delta)
         return cls("(epsilon, delta)-DP", ApproximateDP(delta), epsilon, delta)
 
     @classmethod
     def curve(cls, tradeoff: TradeOff, *, parameter: float = 1.0, delta: float) -> Claim:
-        """Claim a trade-off curve: a family and its parameter (1 is a ``PiecewiseLinear`` curve as given)."""
+        """Claim a trade-off curve: a family and a parameter (1 for a ``PiecewiseLinear`` curve as given)."""
         parameter = _validate.at_least("parameter", parameter, 0)
         family = tradeoff.at(_validate.delta(delta))
         return cls(f"{tradeoff.symbol} = {parameter:g}", family, parameter, delta)
 
     @classmethod
     def accounted(cls, event: Any, *, delta: float) -> Claim:
-        """Claim any ``dp_accounting.DpEvent``; each observation is of the whole event."""
+        """Claim the privacy of a ``dp_accounting.DpEvent``; each observation is of the whole event."""
         family = event_curve(event, _validate.delta(delta))
         return cls(f"accounted {type(event).__name__}", family, 1.0, delta)
 
     @property
     def training(self) -> SubsampledGaussian | None:
-        """The curve of the whole training, of a claim of DP-SGD."""
+        """The curve of the whole training run for a DP-SGD claim, otherwise None."""
         return self._training
 
     @property
@@ -118,7 +119,7 @@ class Claim(Claimed):
         given, claimed = ((f.sample_rate, f.num_steps) for f in (family, training))
         if given != claimed:
             raise InputError(
-                f"Expected a trade-off of the claimed sample_rate={claimed[0]:g} and "
+                f"Expected a trade-off with the claimed sample_rate={claimed[0]:g} and "
                 f"num_steps={claimed[1]}, got sample_rate={given[0]:g} and num_steps={given[1]}."
             )
         return Hypothesis(family, self._parameter, partial(family.epsilon, delta=self._delta))
@@ -126,7 +127,7 @@ class Claim(Claimed):
     def _sampled_step_hypothesis(
         self, family: SubsampledGaussian, training: SubsampledGaussian
     ) -> Hypothesis:
-        """Return that of a step which the canary is in with a rate of its own, unlike the examples'."""
+        """Return the hypothesis about one step that samples the canary at its own rate."""
         epsilon = partial(training.epsilon, delta=self._delta)
         return Hypothesis(family, self._parameter, epsilon, (_composition_assumption(training),))
 
@@ -140,13 +141,13 @@ class Claim(Claimed):
         if family == self._tradeoff:
             return self._parameter
         step = self._tradeoff.epsilon(self._parameter, self._delta) if self._training else self.epsilon
-        # epsilons are found from below; a claim must not be made smaller than it is
+        # epsilons are rounded down, but the claim must not become smaller
         return family.with_epsilon(step * (1 + 1e-9), self._delta)
 
     def _condition(self, family: TradeOff) -> str | None:
-        """Return what a refutation of the claim needs, where the tested curve does not follow from the claim.
+        """Return the condition for refuting the claim if the claim does not imply the tested curve.
 
-        Every claim implies its own (eps, delta)-DP; another mechanism's curve is an assumption.
+        Every claim implies its own (eps, delta)-DP; the curve of another mechanism is an assumption.
         """
         if family == self._tradeoff or isinstance(family, ApproximateDP):
             return None
@@ -155,7 +156,7 @@ class Claim(Claimed):
 
 def _require_delta(delta: float) -> None:
     if _validate.delta(delta) == 0:
-        raise InputError("Expected delta > 0, got delta=0: Gaussian noise has no finite epsilon there.")
+        raise InputError("Expected delta > 0, got delta=0: Gaussian noise has no finite epsilon at delta=0.")
 
 
 def _composition_assumption(training: SubsampledGaussian) -> str:
@@ -166,9 +167,9 @@ def _composition_assumption(training: SubsampledGaussian) -> str:
 
 
 def _composed(bound: float, family: TradeOff, training: SubsampledGaussian, delta: float) -> float:
-    """Return the epsilon of the whole training whose steps have this bound."""
+    """Return the epsilon of the whole training run whose steps have this bound."""
     if isinstance(family, Gaussian):
         return training.epsilon(bound, delta)
     step = family.epsilon(bound, delta)
-    # the Gaussian step with that epsilon; with epsilon 0 there are many, and the least of them is none
+    # the Gaussian step with that epsilon; for epsilon 0 it is not unique, and the smallest mu is 0
     return training.epsilon(Gaussian().with_epsilon(step, delta), delta) if step > 0 else 0.0

@@ -1,7 +1,7 @@
-"""The epsilon of a whole training from the mu of a step, in milliseconds after the first call.
+"""The epsilon of a whole training run from the mu of one step, in milliseconds after the first call.
 
-The accountant is called at few nodes; between them ln(epsilon) is interpolated by a cubic whose error is
-estimated, and the result is rounded down by more than that.
+The accountant is called at a few nodes. Between them, ln(epsilon) is interpolated by a cubic with an error
+estimate, and the result is rounded down by more than that estimate.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from dpaudit.accounting._pld import epsilon_above, epsilon_below, epsilon_near
 from dpaudit.errors import InputError
 from dpaudit.stats._rootfinding import MonotonePredicate, last_positive, last_true
 
-# Nodes of the table are 1/24 of ln(mu) apart. Cubics run through every fourth of them, and through every
-# second or every one where epsilon bends. The error estimate of the cubic is subtracted. An audit queries one
-# or two cells, and only those are computed. After more queries, all from a fifth to twice the first mu are.
+# Nodes of the table are 1/24 apart in ln(mu). Cubics use every fourth node, or every second or every node
+# where epsilon bends. The error estimate of the cubic is subtracted. An audit queries one or two cells, and
+# only those are computed. After more queries, all cells from a fifth to twice the first mu are computed.
 _NODES_PER_UNIT = 24
 _STRIDES = 4, 2, 1
 _BELOW, _ABOVE = 10, 5  # in the widest strides
-_MANY = 3  # cells that were queried
+_MANY = 3  # queried cells
 _PREFETCH_TIME = 15.0  # seconds
 _SAFETY = 1e-4
-_SMOOTH = 0.012  # third differences of ln(epsilon) up to here: then the cubic is off by less than 1e-4
-_NEAR = 3e-4  # how far the quick accountant may be off, on mu: else it only takes longer
+_SMOOTH = 0.012  # the largest third difference of ln(epsilon) at which the cubic is off by less than 1e-4
+_NEAR = 3e-4  # the expected error in mu of the fast accountant; a larger error only costs time
 _LEAST = 1e-300
-_LEAKIEST = 100.0  # the epsilon of this mu stands for all above it, which have more
+_LEAKIEST = 100.0  # the epsilon of this mu is returned for all larger ones, as a lower bound
 
 
 def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float) -> float:
-    """Return epsilon at ``delta`` of ``num_steps`` Poisson-sampled Gaussian steps of 1/noise = ``mu``.
+    """Return a lower bound on the epsilon at ``delta`` of DP-SGD with noise multiplier 1 / ``mu``.
 
-    Not above the truth. The first calls build a table (seconds); the next take microseconds, as long as
-    mu is near the first one. Where epsilon has a kink the accountant is called each time.
+    The first calls build a table (seconds); later calls take microseconds if mu is near the first one.
+    Where epsilon has a kink, the accountant is called every time.
     """
     if not mu >= 0:
         raise InputError(f"Expected mu={mu:g} in [0, inf].")
@@ -50,7 +50,7 @@ def training_epsilon(mu: float, sample_rate: float, num_steps: int, delta: float
 
 
 def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, delta: float) -> float:
-    """Return the least noise multiplier whose training has at most this epsilon at ``delta``.
+    """Return the smallest noise multiplier for which DP-SGD has at most this epsilon at ``delta``.
 
     >>> noise = noise_for_epsilon(8.0, sample_rate=0.01, num_steps=100, delta=1e-5)
     >>> round(noise, 3)
@@ -59,9 +59,9 @@ def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, del
     _validate.positive("epsilon", epsilon)
     rate, steps = _validate.sample_rate(sample_rate), _validate.num_steps(num_steps)
     if _validate.delta(delta) == 0:
-        raise InputError("Expected delta > 0: no Gaussian noise has a finite epsilon at delta=0.")
+        raise InputError("Expected delta > 0, got delta=0: Gaussian noise has no finite epsilon at delta=0.")
     is_private = MonotonePredicate(lambda m: epsilon_above(1 / m, rate, steps, delta) <= epsilon)
-    # a quick accountant shows where to call the exact one, which decides
+    # a fast accountant locates the region in which the exact one decides
     near = last_positive(
         lambda m: math.log(epsilon / max(epsilon_near(1 / m, rate, steps, delta), _LEAST)),
         _limit_guess(epsilon, rate, steps),
@@ -73,7 +73,7 @@ def noise_for_epsilon(epsilon: float, *, sample_rate: float, num_steps: int, del
 
 
 def _limit_guess(epsilon: float, sample_rate: float, num_steps: int) -> float:
-    """Return mu of a step by the central limit theorem; total mu of about epsilon = mu^2 / 2 + 4 mu."""
+    """Return mu of a step by the central limit theorem, with epsilon = mu^2 / 2 + 4 mu for the total mu."""
     total = math.sqrt(16 + 2 * epsilon) - 4
     return math.sqrt(math.log1p((total / sample_rate) ** 2 / num_steps))
 
@@ -84,12 +84,12 @@ def _table(sample_rate: float, num_steps: int, delta: float) -> _EpsilonTable:
 
 
 class _EpsilonTable:
-    """ln(epsilon) at a lattice of ln(mu), computed where it is queried, finer where it bends."""
+    """ln(epsilon) on a lattice of ln(mu), computed where queried and finer where it bends."""
 
     def __init__(self, sample_rate: float, num_steps: int, delta: float) -> None:
         self._setting = sample_rate, num_steps, delta
         self._known: dict[int, float] = {}
-        self._queried: dict[int, None] = {}  # cells, in this order
+        self._queried: dict[int, None] = {}  # cells, in order of their first query
 
     def epsilon(self, mu: float) -> float:
         position = math.log(mu) * _NODES_PER_UNIT
@@ -103,7 +103,7 @@ class _EpsilonTable:
         return self._exact(mu)
 
     def _prefetch(self, cell: int) -> None:
-        """Fill the cells around the first one, nearest first, once many were queried and while time lasts."""
+        """Fill the cells around the first, nearest first and in limited time, once several were queried."""
         if cell in self._queried:
             return
         self._queried[cell] = None
@@ -113,7 +113,7 @@ class _EpsilonTable:
                 self._fill((first + near) * _STRIDES[0], _STRIDES, end)
 
     def _fill(self, node: int, strides: tuple[int, ...], end: float) -> None:
-        """Compute what a query between this node and the next of the first stride needs."""
+        """Compute the nodes for queries between this node and the next of the first stride."""
         stride, *finer = strides
         if time.monotonic() >= end:
             return
@@ -122,7 +122,7 @@ class _EpsilonTable:
             self._fill(node + finer[0], tuple(finer), end)
 
     def _smooth_values(self, first: int, stride: int) -> FloatArray | None:
-        """Return six neighbours, if a cubic fits them: not where epsilon vanishes, nor at a kink."""
+        """Return six neighboring values; None if a cubic does not fit, because of a kink or a zero."""
         values = np.asarray([self._at(first + i * stride) for i in range(6)])
         if values[0] <= 0 or np.abs(np.diff(np.log(values), 3)).max() > _SMOOTH:
             return None
@@ -138,15 +138,15 @@ class _EpsilonTable:
 
 
 def _first_node(position: float, stride: int) -> int:
-    """Return the first of the six neighbours whose middle two enclose the position."""
+    """Return the first of the six neighbors whose middle two enclose the position."""
     return (math.floor(position / stride) - 2) * stride
 
 
 def cubic(values: FloatArray, at: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the polynomial through the four values (or rows) at 0, 1, 2, 3, and how far it may be off.
+    """Return the cubic through the four values (or rows) at 0, 1, 2, 3, and a bound on its error.
 
-    It is off by less than it differs from the parabolas through three of the four, as long as a step of
-    the lattice is small against the bends of the function.
+    The error is less than the difference to the parabolas through three of the four points, if the function
+    is smooth on the scale of the lattice.
     """
     best = _lagrange(values, at, range(4))
     parabolas = [_lagrange(values, at, nodes) for nodes in (range(3), range(1, 4))]

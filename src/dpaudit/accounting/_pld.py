@@ -1,4 +1,4 @@
-"""Privacy loss distributions from dp-accounting: of Poisson-sampled Gaussian steps, and of any event."""
+"""Privacy loss distributions from dp-accounting, for subsampled Gaussian steps and for any event."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from dpaudit.stats._rootfinding import last_true
 from dpaudit.stats.tradeoffs import PiecewiseLinear
 
 _FINE = 1e-3
-_HUGE = 1e12  # an epsilon above all that are of interest
-_ROUNDING = 1e-5  # of epsilon: what the truncation of tails may add at a delta of 1e-10
-_NUM_LINES = 200  # each costs a pass over the privacy loss distribution
+_HUGE = 1e12  # an epsilon above any of interest
+_ROUNDING = 1e-5  # the relative error of epsilon from truncating tails at delta = 1e-10
+_NUM_LINES = 200  # each line costs a pass over the privacy loss distribution
 
 
 @lru_cache(maxsize=64)
 def composed(noise_multiplier: float, sample_rate: float, num_steps: int, finer: float = 1) -> Any:
-    """Return the PLD of the whole training, rounded to the pessimistic side."""
-    # imported here, because it takes longer than all the rest of dpaudit
+    """Return the PLD of the whole training run, rounded pessimistically."""
+    # imported here because the import takes longer than the rest of dpaudit
     from dp_accounting.pld import privacy_loss_distribution  # noqa: PLC0415
 
     interval = _interval(noise_multiplier, sample_rate, num_steps) / finer
@@ -33,18 +33,18 @@ def composed(noise_multiplier: float, sample_rate: float, num_steps: int, finer:
         )
     except ValueError as error:
         raise InputError(
-            "Expected a setting that dp-accounting can account for, got "
+            "Expected a noise multiplier and sample rate that dp-accounting supports, got "
             f"noise_multiplier={noise_multiplier:g} and sample_rate={sample_rate:g}."
         ) from error
     return step.self_compose(num_steps)
 
 
 def _interval(noise_multiplier: float, sample_rate: float, num_steps: int) -> float:
-    """Return the discretisation interval: 1e-3, less for steps of little spread, more for a large epsilon.
+    """Return the discretization interval: 1e-3, less for steps with small spread, more for a large epsilon.
 
     It is at most a twentieth of a step's spread. The error of dp-accounting's "connect the dots" grows with
-    interval^2 x steps. Epsilon is guessed from the central limit theorem, or from the largest loss of a step
-    where that is less.
+    interval^2 x steps. Epsilon is estimated by the central limit theorem, or from the largest loss of a step
+    if that is smaller.
     """
     mu = 1 / noise_multiplier
     loss = mu**2 / 2 + 10 * mu
@@ -63,68 +63,68 @@ def _epsilon(noise: float, sample_rate: float, num_steps: int, delta: float, fin
 
 
 def _search_epsilon(pld: Any, delta: float) -> float:
-    """Search epsilon in the profile: dp-accounting divides by e^-epsilon, which is 0 from 709 to 745."""
+    """Search the profile for epsilon: dp-accounting divides by e^-epsilon, which underflows from 709 on."""
     if pld.get_delta_for_epsilon(_HUGE) > delta:
         return math.inf
     below = last_true(lambda epsilon: pld.get_delta_for_epsilon(epsilon) > delta, 700.0)
-    return below * (1 + 1e-6)  # not below the truth, as everywhere here
+    return below * (1 + 1e-6)  # an upper bound, like all epsilons here
 
 
 def epsilon_above(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
-    """Return epsilon at ``delta``, not below the truth: for what is claimed."""
+    """Return an upper bound on epsilon at ``delta``, for claims."""
     return _epsilon(noise, sample_rate, num_steps, delta, 2)
 
 
 def epsilon_near(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
-    """Return epsilon at ``delta``, on either side of the truth: for a first guess."""
+    """Return an approximate epsilon at ``delta``, for initial guesses."""
     return _epsilon(noise, sample_rate, num_steps, delta, 0.25)
 
 
 def epsilon_below(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
-    """Return epsilon at ``delta``, not above the truth: for a lower bound.
+    """Return a lower bound on epsilon at ``delta``.
 
-    The discretisation errs upwards by an amount that falls to a quarter when the interval is halved. The
-    truth is a third of the last improvement below the finer value; here all of it is taken off.
+    The discretization errs upwards by an amount that falls to a quarter when the interval is halved. The
+    truth is below the finer value by a third of the last improvement; here all of it is subtracted.
     """
     coarse = _epsilon(noise, sample_rate, num_steps, delta, 1)
     fine = _epsilon(noise, sample_rate, num_steps, delta, 2)
-    if math.isinf(fine):  # a tail that was cut off holds more than delta: nothing is known
+    if math.isinf(fine):  # the truncated tail has more mass than delta: no lower bound is known
         return 0.0
     return max(fine * (1 - _ROUNDING) - abs(coarse - fine), 0.0)
 
 
 def profile(noise: float, sample_rate: float, num_steps: int, epsilons: FloatArray) -> FloatArray:
-    """Return delta at each epsilon, not below the truth."""
+    """Return an upper bound on delta at each epsilon."""
     pld = composed(noise, sample_rate, num_steps)
     return np.asarray(pld.get_delta_for_epsilon(epsilons), dtype=np.float64)
 
 
 def event_curve(event: Any, delta: float) -> PiecewiseLinear:
-    """Return the trade-off curve of a ``DpEvent`` from its PLD, with a line at ``delta``."""
-    import dp_accounting  # noqa: PLC0415  # imported late: it takes longer than all the rest
+    """Return the trade-off curve of a ``DpEvent`` from its PLD, including a line at ``delta``."""
+    import dp_accounting  # noqa: PLC0415  # imported late: the import takes longer than the rest of dpaudit
     from dp_accounting.pld import PLDAccountant  # noqa: PLC0415
 
     if not isinstance(event, dp_accounting.DpEvent):
         raise InputError(f"Expected event to be a dp_accounting.DpEvent, got {event!r}.")
     accountant = PLDAccountant()
     if not accountant.supports(event):
-        raise InputError(f"dp-accounting has no privacy loss distribution for {event!r}.")
+        raise InputError(f"Expected an event that dp-accounting's PLD accountant supports, got {event!r}.")
     accountant.compose(event)
     points = np.linspace(0.0, _largest_epsilon(accountant), _NUM_LINES)
     at_delta = _finite([accountant.get_epsilon(delta)])
     if not at_delta:
-        raise InputError(f"The accountant gives {event!r} no finite epsilon at delta={delta:g}.")
+        raise InputError(f"Expected an event with a finite epsilon at delta={delta:g}, got {event!r}.")
     epsilons = np.unique(np.append(points, at_delta))
     deltas = [accountant.get_delta(float(epsilon)) for epsilon in epsilons]
     return PiecewiseLinear(tuple(epsilons), tuple(np.clip(deltas, 0.0, 1.0)))
 
 
 def _largest_epsilon(accountant: Any) -> float:
-    """Return epsilon at the smallest delta with a finite one: 0 for bounded losses, else 1e-12 or so."""
+    """Return epsilon at the smallest delta with a finite one: 0 for bounded losses, else about 1e-12."""
     deltas = [0.0, *(10.0**-exponent for exponent in range(12, 0, -1))]
     found = _finite(accountant.get_epsilon(delta) for delta in deltas)
     if not found:
-        raise InputError("The event has no finite epsilon at any delta up to 0.1: it protects nothing.")
+        raise InputError("Expected an event with a finite epsilon at some delta up to 0.1, got none.")
     return min(found[0], 700.0)
 
 

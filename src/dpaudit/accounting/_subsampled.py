@@ -1,4 +1,4 @@
-"""The trade-off curve of a whole DP-SGD training, from many (eps, delta) lines of the accountant."""
+"""The trade-off curve of a whole DP-SGD run, from many (eps, delta) lines of the accountant."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from dpaudit.stats.tradeoffs import Gaussian, TradeOff
 from dpaudit.stats.tradeoffs._families import approximate_fnr
 from dpaudit.stats.tradeoffs._piecewise import lower_hull
 
-_NEIGHBOURS = np.array([[-1], [0], [1]])  # of the line that should be the highest: rounding may err by one
+_NEIGHBORS = np.array([[-1], [0], [1]])  # around the line expected to be highest: rounding may err by one
 _NUM_LINES = 800
-_STEP = 1 / 12  # distance in ln(parameter) of the curves that are computed; cubic between them
+_STEP = 1 / 12  # distance in ln(parameter) between computed curves, with cubic interpolation in between
 _SAFETY = 2e-4  # relative, on mu: several times the error of that interpolation (tested)
 _EDGE = 1e-12  # the smallest error rate that is interpolated
 _LEAST = 1e-9
-_RANGE = 20  # curves below the leakiest of many points
+_RANGE = 20  # the number of curves considered below the leakiest point
 _LEAKIEST = 50.0
 
 
 @dataclass(frozen=True)
 class SubsampledGaussian(TradeOff):
-    """``num_steps`` Poisson-sampled Gaussian steps, composed; the parameter is 1/noise_multiplier.
+    """``num_steps`` composed Gaussian steps with Poisson subsampling; the parameter is 1/noise_multiplier.
 
-    The curve is the maximum of the lines of the privacy loss distribution's own profile. With
-    ``num_lines`` it is the paper's Algorithm 4 (with its erratum, the maximum of the lines; deltas spaced
-    logarithmically towards both ends, for small error rates, between ``line_delta`` and 1 - ``line_delta``).
+    The curve is the maximum of the lines of the privacy loss distribution's profile. With ``num_lines`` it
+    is that of the paper's Algorithm 4 (corrected by its erratum to the maximum of the lines), with deltas
+    between ``line_delta`` and 1 - ``line_delta`` spaced logarithmically toward both ends, for small error
+    rates.
     """
 
     sample_rate: float
@@ -66,7 +67,7 @@ class SubsampledGaussian(TradeOff):
         )
 
     def fnr(self, parameter: float, fpr: FloatArray) -> FloatArray:
-        """Interpolate between the curves of a lattice of parameters, a little on the leaky side."""
+        """Interpolate between curves on a lattice of parameters, erring slightly on the leaky side."""
         rate = np.asarray(fpr, dtype=np.float64)
         if parameter <= 0:
             return 1 - rate
@@ -78,7 +79,7 @@ class SubsampledGaussian(TradeOff):
         best, off = cubic(levels, np.full(levels.shape[1], position - first))
         mu = np.exp(best + off) * (1 + _SAFETY)
         inside = special.ndtr(-special.ndtri(rate) - mu.reshape(rate.shape))
-        # where the rate is so small that the curve has only its last line
+        # for rates so small that the curve consists of its last line only
         outer = self._curve(first + 3).fnr(rate.reshape(-1)).reshape(rate.shape)
         return np.where((rate > _EDGE) & (rate < 1 - _EDGE), inside, outer)
 
@@ -95,7 +96,7 @@ class SubsampledGaussian(TradeOff):
     def _invert(self, fpr: FloatArray, mu: FloatArray) -> FloatArray:
         """Return the parameter at which the interpolated curve passes through each point, by bisection."""
         guesses = np.log(self._clt_guess(mu)) / _STEP
-        # far below the largest the exact parameter does not matter: it is called 0
+        # far below the largest, the exact parameter does not matter and 0 is returned
         first = max(math.floor(guesses.min() - 8), math.floor(guesses.max()) - _RANGE)
         last = min(math.ceil(guesses.max() + 4), math.floor(math.log(_LEAKIEST) / _STEP))
         last = max(last, first + 5)
@@ -112,7 +113,7 @@ class SubsampledGaussian(TradeOff):
         return np.sqrt(np.log1p((mu / self.sample_rate) ** 2 / self.num_steps))
 
     def _levels(self, fpr: FloatArray, first: int, last: int) -> FloatArray:
-        """Return, for each parameter of the lattice, ln mu of the Gaussian curve through its points."""
+        """Return, for each parameter on the lattice, ln mu of the Gaussian curve through its points."""
         rate = np.clip(fpr, _EDGE, 1 - _EDGE)
         rows = [_equivalent_mu(rate, self._curve(i).fnr(rate)) for i in range(first, last + 1)]
         return np.log(np.maximum(np.stack(rows), _LEAST))
@@ -135,7 +136,7 @@ def _equivalent_mu(fpr: FloatArray, fnr: FloatArray) -> FloatArray:
 
 
 def _interpolated(levels: FloatArray, positions: FloatArray) -> FloatArray:
-    """Return each column at its own position."""
+    """Interpolate each column at its own position."""
     first = np.clip(np.floor(positions).astype(np.int64) - 1, 0, len(levels) - 4)
     columns = np.arange(levels.shape[1])
     best, off = cubic(np.stack([levels[first + i, columns] for i in range(4)]), positions - first)
@@ -144,12 +145,12 @@ def _interpolated(levels: FloatArray, positions: FloatArray) -> FloatArray:
 
 @lru_cache(maxsize=512)
 def _exact_curve(noise: float, sample_rate: float, num_steps: int) -> LineEnvelope:
-    """Return lines at epsilons from 0 to where delta vanishes, evenly spaced: slopes grow by a factor."""
+    """Return lines at evenly spaced epsilons from 0 to where delta vanishes: slopes grow geometrically."""
     pld = composed(noise, sample_rate, num_steps, 0.5)
     largest = pld.get_epsilon_for_delta(1e-12)
     if not 0 < largest < math.inf:
         largest = max(pld.get_epsilon_for_delta(1e-9), 1e-6)
-    # e^700 is the steepest slope that a float can hold; fewer lines are still a curve, a leakier one
+    # e^700 is about the steepest slope a float can represent; omitting lines only makes the curve leakier
     epsilons = np.linspace(0.0, min(largest, 700.0), _NUM_LINES)
     deltas = np.clip(profile(noise, sample_rate, num_steps, epsilons), 0.0, 1.0)
     return LineEnvelope.of(epsilons, deltas)
@@ -171,22 +172,21 @@ def _paper_curve(
 class LineEnvelope:
     """The curve of ``PiecewiseLinear`` at parameter 1, fast for many error rates.
 
-    Both lines of a guarantee, 1 - delta - e^eps fpr and its mirror image, are the highest between the
-    rates where their neighbours cross them. So the highest line is looked up, and the others are not
-    computed.
+    Each of the two lines of a guarantee, 1 - delta - e^eps fpr and its mirror image, is the highest between
+    its crossings with its neighbors. So the highest line is looked up, and the others are not computed.
     """
 
     _epsilons: FloatArray
     _deltas: FloatArray
-    _steep_ends: FloatArray  # rates, ascending, at which the next steep line of fewer epsilon is the highest
-    _flat_ends: FloatArray  # and the next flat line of more epsilon
+    _steep_ends: FloatArray  # ascending rates beyond which the steep line of the next lower epsilon is higher
+    _flat_ends: FloatArray  # the same for the flat line of the next higher epsilon
 
     @classmethod
     def of(cls, epsilons: FloatArray, deltas: FloatArray) -> LineEnvelope:
-        """Make the envelope of guarantees in any order."""
+        """Return the envelope of guarantees given in any order."""
         eps, dels = lower_hull(epsilons, deltas).T
-        with np.errstate(over="ignore"):  # epsilons that hardly differ cross nowhere
-            risen = -np.diff(dels) / np.expm1(np.diff(eps))  # e^eps fpr where two neighbours cross
+        with np.errstate(over="ignore"):  # lines of nearly equal epsilons do not cross
+            risen = -np.diff(dels) / np.expm1(np.diff(eps))  # e^eps fpr where two neighbors cross
         return cls(eps, dels, (np.exp(-eps[:-1]) * risen)[::-1], 1 - dels[:-1] - risen)
 
     def fnr(self, fpr: FloatArray) -> FloatArray:
@@ -194,6 +194,6 @@ class LineEnvelope:
         last = self._epsilons.size - 1
         steep = last - np.searchsorted(self._steep_ends, fpr)
         flat = np.searchsorted(self._flat_ends, fpr)
-        near = np.clip(np.concatenate([line[None] + _NEIGHBOURS for line in (steep, flat)]), 0, last)
+        near = np.clip(np.concatenate([line[None] + _NEIGHBORS for line in (steep, flat)]), 0, last)
         highest: FloatArray = approximate_fnr(self._epsilons[near], self._deltas[near], fpr).max(axis=0)
         return highest

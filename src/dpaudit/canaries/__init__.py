@@ -1,4 +1,4 @@
-"""What an audit inserts into a training: frozen descriptions, free of any framework."""
+"""Canaries, the examples or gradients that an audit inserts: frozen, framework-independent descriptions."""
 
 from dpaudit.canaries._gradients import Constant, Dirac, Directions, GradientCanary, Mixed, RandomDirection
 from dpaudit.canaries._inputs import (

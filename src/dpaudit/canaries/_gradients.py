@@ -1,4 +1,4 @@
-"""Gradient canaries: gradients that an audit inserts into a step of DP-SGD, and where they point."""
+"""Gradient canaries: gradients that an audit inserts into a DP-SGD step, and their directions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from dpaudit.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class Directions:
-    """Unit vectors, one a canary, no two of which share a coordinate: so they are orthogonal.
+    """Unit vectors, one per canary, no two of which share a coordinate, so that they are orthogonal.
 
-    Only nonzero coordinates are stored, and some zeros as padding: at most twice as many numbers as the
-    model has parameters, for any number of canaries.
+    Only nonzero coordinates and some padding zeros are stored: at most twice as many numbers as the model
+    has parameters, for any number of canaries.
     """
 
     values: FloatArray
-    """Entries x canaries. A column is a vector, without its zeros except for padding."""
+    """Entries x canaries. Each column is a vector without its zeros, except for padding."""
     coordinates: IntArray | None
-    """The coordinate of each value; None: the values lie row after row over all parameters."""
+    """The coordinate of each value; if None, the values cover all parameters in row-major order."""
     num_parameters: int
 
     @property
@@ -43,7 +43,7 @@ class Directions:
 
     def project(self, vector: FloatArray) -> FloatArray:
         """Return the dot product of each direction with ``vector``."""
-        # padding is zero, wherever it points
+        # padding is zero, so its coordinates do not matter
         coordinates = np.minimum(self._explicit_coordinates, self.num_parameters - 1)
         products: FloatArray = (self.values * vector[coordinates]).sum(axis=0)
         return products
@@ -57,10 +57,10 @@ class Directions:
 
 @dataclass(frozen=True)
 class GradientCanary(ABC):
-    """A gradient of ``scale`` times the clipping norm, with a new direction in each step if ``moving``.
+    """A gradient with norm ``scale`` times the clipping norm, in a new direction in each step if ``moving``.
 
-    By default it is longer than the clipping norm, so that a clip that is missing or comes too late shows.
-    A shorter one scores less than 1 and reveals less. Canaries of one step never share a coordinate.
+    By default it exceeds the clipping norm, so that missing or late clipping shows. A shorter one scores less
+    than 1 and reveals less. Canaries of one step never share a coordinate.
     """
 
     scale: float = 10.0
@@ -73,8 +73,8 @@ class GradientCanary(ABC):
         """Return unit vectors for ``num_canaries`` canaries."""
         if _validate.whole("num_canaries", num_canaries) > num_parameters:
             raise InputError(
-                f"Expected num_canaries={num_canaries} to be at most {num_parameters}, the number of the "
-                "model's parameters: canaries of a step do not share any. Pass a smaller num_canaries."
+                f"Expected num_canaries={num_canaries} to be at most {num_parameters}, the number of model "
+                "parameters: canaries of one step do not share any. Pass a smaller num_canaries."
             )
         return self._directions(num_canaries, num_parameters, rng)
 
@@ -84,7 +84,7 @@ class GradientCanary(ABC):
 
 @dataclass(frozen=True)
 class Dirac(GradientCanary):
-    """All of the gradient on one coordinate, drawn at random.
+    """The whole gradient on one coordinate, drawn at random.
 
     >>> rng = np.random.default_rng(0)
     >>> Dirac().directions(2, 5, rng).dense()
@@ -99,9 +99,9 @@ class Dirac(GradientCanary):
 
 @dataclass(frozen=True)
 class Constant(GradientCanary):
-    """The same number on all coordinates, which several canaries share by turns.
+    """The same value on all coordinates; several canaries take the coordinates in turn.
 
-    A moving one changes its sign at random.
+    If moving, it changes its sign at random.
 
     >>> np.abs(Constant().directions(2, 6, np.random.default_rng(0)).dense()).round(2)
     array([[0.58, 0.  , 0.58, 0.  , 0.58, 0.  ],
@@ -116,7 +116,7 @@ class Constant(GradientCanary):
 
 @dataclass(frozen=True)
 class RandomDirection(GradientCanary):
-    """Uniform over all directions; several canaries share the coordinates by turns.
+    """Uniform over all directions; several canaries take the coordinates in turn.
 
     >>> found = RandomDirection().directions(3, 9, np.random.default_rng(0)).dense()
     >>> bool(np.allclose(found @ found.T, np.eye(3)))
@@ -130,11 +130,11 @@ class RandomDirection(GradientCanary):
 
 @dataclass(frozen=True)
 class Mixed(GradientCanary):
-    """The first half of the canaries are Diracs; the others share the remaining coordinates evenly.
+    """Half ``Dirac`` canaries; the other half share the remaining coordinates evenly.
 
-    This reveals a norm that is right on one coordinate and wrong on many, and also a single coordinate that
-    is treated unlike the others. Each half needs coordinates: with more than half as many canaries as
-    parameters, the others are Diracs too.
+    This reveals a norm that is computed correctly for one coordinate but not for many, and also a single
+    coordinate that is treated differently from the others. Each half needs coordinates: with more than half
+    as many canaries as parameters, the other half are on one coordinate each too.
 
     >>> np.abs(Mixed().directions(2, 5, np.random.default_rng(0)).dense())
     array([[0. , 0. , 0. , 0. , 1. ],
@@ -143,7 +143,7 @@ class Mixed(GradientCanary):
 
     @staticmethod
     def num_narrow(num_canaries: int) -> int:
-        """Return how many are Diracs: the first ones."""
+        """Return the number of canaries on a single coordinate; they come first."""
         return num_canaries // 2
 
     def _directions(self, num_canaries: int, num_parameters: int, rng: np.random.Generator) -> Directions:
@@ -160,7 +160,7 @@ class Mixed(GradientCanary):
 
 
 def _deal(coordinates: IntArray, num_canaries: int) -> IntArray:
-    """Deal out coordinates like cards: a column for each canary, padded with -1."""
+    """Assign coordinates to canaries in turn: one column per canary, padded with -1."""
     rows = math.ceil(coordinates.size / num_canaries)
     filled = np.full(rows * num_canaries, -1)
     filled[: coordinates.size] = coordinates
@@ -168,8 +168,8 @@ def _deal(coordinates: IntArray, num_canaries: int) -> IntArray:
 
 
 def _interleaved(values: np.ndarray, num_parameters: int) -> Directions:
-    """Deal out parameters to the canaries like cards, so that each canary reaches into every layer."""
-    filled = np.array(values, dtype=np.float32, order="C")  # so that the flat view below is no copy
+    """Assign parameters to canaries in turn, so that each canary reaches every layer."""
+    filled = np.array(values, dtype=np.float32, order="C")  # so that reshape below returns a view
     filled.reshape(-1)[num_parameters:] = 0.0
     norms = np.sqrt(np.einsum("rc,rc->c", filled, filled, dtype=np.float64))
     return Directions(filled / norms, None, num_parameters)

@@ -1,7 +1,7 @@
-"""Input canaries: examples that an audit adds to a training (Nasr et al. 2023, appendix C.3).
+"""Input canaries: examples that an audit adds to training (Nasr et al. 2023, appendix C.3).
 
-They are made from held-out examples. Which ones are held out, and what every framework checks of them, is
-here too; the examples themselves are tensors or arrays, and are split by the framework's own ``hold_out``.
+They are made from held-out examples. This module also selects the examples to hold out and has the checks
+that all frameworks share; the examples are tensors or arrays, which the framework's ``hold_out`` splits.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from dpaudit.errors import InputError
 
 Array = TypeVar("Array")
 HeldOut = TypeVar("HeldOut", bound="HeldOutExamples[Any]")
-_SPLIT = object()  # marks examples that were split off a data set
+_SPLIT = object()  # marks examples that were split off from a data set
 
 
 @dataclass(frozen=True)
 class InputCanary:
-    """An example, whose gradient a step clips and adds like that of any other example.
+    """An example whose gradient is clipped and added like that of any other example.
 
-    It is made from examples that are held out of the training, and stays in the domain of their inputs:
-    pixels stay in their range, binary features stay binary. Lengths are in units of that range.
+    It is made from held-out examples and stays in the domain of their inputs: pixels stay in their range,
+    binary features stay binary. Step sizes and radii are in units of that range.
     """
 
     uses_weights: ClassVar[bool] = False
-    """Whether it is made for the model's weights at that moment."""
+    """Whether the canary is crafted for the current weights of the model."""
 
     def is_due(self, index: int, made_at: int | None) -> bool:  # noqa: ARG002
-        """Return whether to make it in step ``index``, if it was made in step ``made_at`` (None: not yet)."""
+        """Return whether to craft it in step ``index``, if last crafted in step ``made_at`` (None: never)."""
         return made_at is None
 
 
@@ -42,20 +42,20 @@ class InputCanary:
 class Blank(InputCanary):
     """Zero everywhere, or the nearest value in the domain, with a random class.
 
-    Of two equally near values, as with features of -1 and 1, it is the smaller one.
+    Ties, as with features of -1 and 1, go to the smaller value.
     """
 
 
 @dataclass(frozen=True)
 class Mislabelled(InputCanary):
-    """A held-out example with a random class that is not its own."""
+    """A held-out example with a random wrong class."""
 
 
 @dataclass(frozen=True)
 class Adversarial(InputCanary):
-    """A held-out example, moved to where its loss is large: projected gradient ascent (Madry et al. 2018).
+    """A held-out example moved to increase its loss by projected gradient ascent (Madry et al. 2018).
 
-    No entry moves further than ``radius``; of binary features at most a share ``radius`` is flipped.
+    No entry moves further than ``radius``; at most a fraction ``radius`` of binary features is flipped.
     """
 
     num_steps: int = 20
@@ -71,12 +71,12 @@ class Adversarial(InputCanary):
 
 @dataclass(frozen=True)
 class Crafted(InputCanary):
-    """A held-out example, moved to where its gradient is orthogonal to the mean gradient of the others.
+    """A held-out example moved to make its gradient orthogonal to the mean gradient of the others.
 
-    Algorithm 3 of the paper: descend the absolute cosine of the two, at the current weights. It is crafted
-    again every ``every`` steps of the training; None: once, before the first step. ``long`` also makes its
-    gradient long: one that is shorter than the clipping norm reveals less, and gradients become shorter as a
-    model learns.
+    Algorithm 3 of the paper: minimize the absolute cosine of the two at the current weights. The canary is
+    crafted again every ``every`` training steps, or only once, before the first step, if None. ``long`` also
+    makes its gradient long: a gradient shorter than the clipping norm reveals less, and gradients become
+    shorter as a model learns.
     """
 
     num_steps: int = 50
@@ -98,10 +98,10 @@ class Crafted(InputCanary):
         return again or super().is_due(index, made_at)
 
     def objective(self, cosine: Any, norm: Any, max_grad_norm: float) -> Any:
-        """Return what to minimize, from |cos| and norm of the canary's gradient: numbers or any arrays.
+        """Return the value to minimize, from |cos| and norm of the canary's gradient (numbers or arrays).
 
-        If it is to be ``long``, 1 / (1 + norm / max_grad_norm) is added: the longer the gradient, the better,
-        with a decreasing benefit beyond the clipping norm.
+        ``long`` adds 1 / (1 + norm / max_grad_norm): the longer the gradient, the better, with diminishing
+        returns beyond the clipping norm.
 
         >>> Crafted().objective(0.5, 3.0, 1.0), Crafted(long=True).objective(0.5, 3.0, 1.0)
         (0.5, 0.75)
@@ -110,22 +110,22 @@ class Crafted(InputCanary):
 
 
 class ThreatModel(Enum):
-    """What the adversary inserts, and what it sees; section 3 of Nasr et al. 2023."""
+    """What the adversary inserts and observes (section 3 of Nasr et al. 2023)."""
 
     GRADIENT = "gradient"
-    """Inserts a gradient, sees the private gradient of every step."""
+    """Inserts a gradient and observes the private gradient of every step."""
     INPUT = "input"
-    """Inserts an example, sees the private gradient of every step."""
+    """Inserts an example and observes the private gradient of every step."""
     BLACK_BOX = "black-box"
-    """Inserts an example, sees what the final model answers."""
+    """Inserts an example and observes the outputs of the final model."""
 
 
 @dataclass(frozen=True, eq=False)
 class HeldOutExamples(Generic[Array]):
-    """Inputs, ready for a model, and their classes; only a ``hold_out`` makes one, by :meth:`split_off`.
+    """Preprocessed inputs and their classes; created only by a ``hold_out``, with :meth:`split_off`.
 
-    Canaries are crafted from this type and from nothing else, so that no batch is passed by mistake: the
-    adversary of the paper knows examples like those of the training, and not the training's own.
+    Canaries are crafted from this type only, so that no batch is passed by mistake: the adversary of the
+    paper knows examples from the same distribution, but not the training examples themselves.
     """
 
     inputs: Array
@@ -138,12 +138,12 @@ class HeldOutExamples(Generic[Array]):
         if self._mark is not _SPLIT:
             raise InputError(
                 f"Expected held-out examples to be split off by {self._expected}: canaries must not be made "
-                "from what the training sees."
+                "from training examples."
             )
 
     @classmethod
     def split_off(cls, inputs: Array, targets: Array, num_classes: int) -> Self:
-        """Mark the part of a data set that its training does not get."""
+        """Mark examples of a data set as not used for training."""
         return cls(inputs, targets, _validate.whole("num_classes", num_classes, low=2), _SPLIT)
 
     def __repr__(self) -> str:
@@ -154,7 +154,7 @@ class HeldOutExamples(Generic[Array]):
 
 
 def split_indices(num_examples: int, num_held_out: int, seed: int) -> tuple[IntArray, IntArray]:
-    """Return the indices of examples to train on and of those to hold out, drawn at random, in order.
+    """Return the sorted indices of examples to train on and of randomly drawn examples to hold out.
 
     >>> split_indices(5, 2, seed=0)
     (array([0, 1, 3]), array([2, 4]))
@@ -166,34 +166,34 @@ def split_indices(num_examples: int, num_held_out: int, seed: int) -> tuple[IntA
 
 
 def fingerprints(rows: np.ndarray) -> list[int]:
-    """Return a number for each row; equal rows have the same, others collide once in 2**64."""
+    """Return a number for each row; equal rows have equal numbers, others collide once in 2**64."""
     return [hash(row.tobytes()) for row in np.ascontiguousarray(rows)]
 
 
 def unseen_indices(held_out: Iterable[int], seen: set[int]) -> IntArray:
-    """Return the indices of held-out fingerprints that are not among those the training has ``seen``.
+    """Return the indices of held-out fingerprints that were not ``seen`` in training.
 
-    Data sets have duplicates, so that an example can be held out and trained on.
+    Data sets contain duplicates, so an example can be held out and trained on.
     """
     is_new = np.array([one not in seen for one in held_out])
     if not is_new.any():
         raise InputError(
-            f"Expected held-out examples that the training does not see, but it sees all {is_new.size}."
+            f"Expected held-out examples that are not used for training, but all {is_new.size} are."
         )
     return np.flatnonzero(is_new)
 
 
 def require_held_out(canary: object, held_out: object, kind: type[HeldOut]) -> HeldOut:
-    """Return the held-out examples; raise if there are none of this ``kind`` to make an input canary from."""
+    """Return the held-out examples; raise if they are not of this ``kind``, which input canaries need."""
     if not isinstance(held_out, kind):
         raise InputError(
-            f"Expected held_out, the examples that hold_out() splits off, for {canary!r} to be made from, "
-            f"got {held_out if held_out is None else type(held_out).__name__}."
+            f"Expected held_out, the examples that hold_out() splits off, to make {canary!r} from, got "
+            f"{held_out if held_out is None else type(held_out).__name__}."
         )
     return held_out
 
 
 def refuse_held_out(canary: object, held_out: object) -> None:
-    """Refuse held-out examples with a gradient canary."""
+    """Raise if held-out examples are passed with a gradient canary."""
     if held_out is not None:
-        raise InputError(f"Expected no held_out with {canary!r}, which is made from no example.")
+        raise InputError(f"Expected no held_out with {canary!r}, which is not made from examples.")

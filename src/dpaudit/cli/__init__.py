@@ -1,4 +1,4 @@
-"""The command line: its entry point, and how a process that trains uses memory and threads."""
+"""The entry point of the command line, and the thread and allocator settings of commands that train."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 __all__ = ["main"]
 
 _TRAINING = ("run", "demo", "zoo", "reproduce")
-_SWITCH = "DPAUDIT_ENVIRONMENT"  # set by the user, to leave everything alone
-# threads of OpenMP that wait for each other keep a shared core busy with waiting
+_SWITCH = "DPAUDIT_ENVIRONMENT"  # if the user sets it, nothing is changed
+# by default, waiting OpenMP threads spin and occupy a shared core
 _THREADS = {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1"}
-# glibc returns every large block to the system and asks for it again, which makes per-example gradients of
-# large models up to 4 times slower. The variable is for processes that are started from here; this one is
-# set by the parameter of mallopt and its value, which is an int, and -1 for no limit.
+# By default, glibc returns every large block to the system and requests it again, which makes per-example
+# gradients of large models up to 4 times slower. The variable applies to child processes; in this process,
+# mallopt sets the parameter to an int, where -1 means no limit.
 _ALLOCATOR = {
     "MALLOC_MMAP_MAX_": ("0", -4, 0),
     "MALLOC_TRIM_THRESHOLD_": ("17179869184", -1, -1),
@@ -24,14 +24,14 @@ _ALLOCATOR = {
 
 
 def prepare(words: Sequence[str]) -> None:
-    """Set threads and allocator for a command that trains, before numpy and torch are loaded.
+    """Configure threads and allocator for a command that trains, before numpy and torch are loaded.
 
-    Variables that the user has set stay as they are.
+    Variables set by the user are left unchanged.
     """
     if not words or words[0] not in _TRAINING or _SWITCH in os.environ:
         return
     for name, value in _THREADS.items():
-        os.environ.setdefault(name, value)  # libraries read it when they are loaded
+        os.environ.setdefault(name, value)  # read by libraries when they are loaded
     mallopt = _mallopt()
     for name, (value, parameter, number) in _ALLOCATOR.items():
         if name not in os.environ:
@@ -40,7 +40,7 @@ def prepare(words: Sequence[str]) -> None:
 
 
 def _mallopt() -> Callable[[int, int], object]:
-    """Return the C library's function, or one that does nothing where it has none."""
+    """Return ``mallopt`` of the C library, or a function that does nothing if there is none."""
     try:
         found: Callable[[int, int], object] = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # macOS, musl and others
@@ -49,10 +49,10 @@ def _mallopt() -> Callable[[int, int], object]:
 
 
 def main() -> None:
-    """Run the command line, as ``dpaudit`` does."""
+    """Run the ``dpaudit`` command line."""
     try:
         prepare(sys.argv[1:])
-        # here, so that an interrupt is quiet while they load as well
+        # imported here, so that an interrupt during loading is also quiet
         from dpaudit.cli._app import app, prepare_completion  # noqa: PLC0415
 
         prepare_completion()

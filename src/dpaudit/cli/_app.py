@@ -1,4 +1,4 @@
-"""All commands in one application, and ``dpaudit completion``, by which a shell completes their options."""
+"""The application with all commands, and ``dpaudit completion``, which prints a shell completion script."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from dpaudit.cli._scores_command import scores
 from dpaudit.cli._zoo_command import zoo
 
 _PROGRAM = "dpaudit"
-_COMPLETE_VAR = "_DPAUDIT_COMPLETE"  # set by the script when the shell completes a line
+_COMPLETE_VAR = "_DPAUDIT_COMPLETE"  # set by the completion script
 
 
 class Shell(StrEnum):
-    """The shells that have a completion script."""
+    """Shells with a completion script."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -38,9 +38,9 @@ _Shell = Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fis
 
 
 def completion(*, shell: _Shell, as_json: Json = False) -> None:
-    """Print the script that lets a shell complete commands and options.
+    """Print a shell completion script for commands and options.
 
-    For bash, put this line into ~/.bashrc: source <(dpaudit completion bash)
+    For bash, add this line to ~/.bashrc: source <(dpaudit completion bash)
     """
     script = get_completion_script(prog_name=_PROGRAM, complete_var=_COMPLETE_VAR, shell=shell.value)
     if as_json:
@@ -50,7 +50,7 @@ def completion(*, shell: _Shell, as_json: Json = False) -> None:
 
 
 def prepare_completion() -> None:
-    """Set up completion, if a shell asks for it by its script."""
+    """Set up completion if the completion script requests it."""
     if _COMPLETE_VAR in os.environ:
         completion_init()
 
@@ -64,7 +64,7 @@ app = typer.Typer(
 _GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     "Audit": (run, scores),
     "Plan and compare": (plan, zoo, reproduce),
-    "Show": (report, demo, completion),
+    "Other commands": (report, demo, completion),
 }
 for group, commands in _GROUPS.items():
     for command in commands:
@@ -76,7 +76,7 @@ def dpaudit_command(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    """Tell whether differentially private training gives the privacy it claims."""
+    """Test whether differentially private training delivers the privacy it claims."""
     if version:
         typer.echo(f"dpaudit {dpaudit.__version__}")
         raise typer.Exit

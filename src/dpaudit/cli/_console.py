@@ -1,7 +1,7 @@
 """Output and exit status of commands.
 
-Results go to standard output, progress to standard error. A mistake of the user ends in one sentence and an
-exit status, never in a traceback.
+Results go to standard output, progress to standard error. A user error is reported as one sentence with an
+exit status, never as a traceback.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INTERRUPTED: Final = 130
 EXIT_STATUS: Final = {Verdict.NO_VIOLATION: 0, Verdict.VIOLATION: 1, Verdict.UNDERPOWERED: UNDERPOWERED}
 _BROKEN_PIPE: Final = 141
 _GAP = 2  # spaces between the columns of a table
-_UsageError: Any = typer.BadParameter.__base__  # typer has no name of its own for it
+_UsageError: Any = typer.BadParameter.__base__  # not exported by typer
 
 
 class _Console(Console):
@@ -39,7 +39,7 @@ class _Console(Console):
 
 
 def output() -> Console:
-    """Return a console on standard output, where square brackets are text."""
+    """Return a console on standard output that prints square brackets literally."""
     return _Console(highlight=False, markup=False, emoji=False)
 
 
@@ -49,7 +49,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def print_labelled(console: Console, rows: Sequence[tuple[str, str | Text]]) -> None:
-    """Print labelled lines; a long text is wrapped under itself, not under its label."""
+    """Print labeled lines; long texts are wrapped within their own column."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
@@ -59,7 +59,7 @@ def print_labelled(console: Console, rows: Sequence[tuple[str, str | Text]]) -> 
 
 
 def slim_table(*left: str) -> Table:
-    """Return a table without a frame, as narrow as its cells, whose first columns are text."""
+    """Return a table without a frame, as narrow as its cells, whose first columns hold text."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     for name in left:
         table.add_column(name, no_wrap=True)
@@ -67,7 +67,7 @@ def slim_table(*left: str) -> Table:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table; on a console too narrow for it, a block for each row, so that no number is cut off."""
+    """Print a table; on a console too narrow for it, print one block per row to avoid truncating numbers."""
     if _least_width(table) <= console.width:
         console.print(table)
         return
@@ -79,7 +79,7 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def _least_width(table: Table) -> int:
-    """Return the width below which a word is cut off."""
+    """Return the width below which a word would be truncated."""
     return sum(map(_least_column, table.columns)) + _GAP * (len(table.columns) - 1)
 
 
@@ -91,7 +91,7 @@ def _least_column(column: Column) -> int:
 
 @contextmanager
 def working(text: str) -> Iterator[None]:
-    """Announce what takes long: by a spinner on a terminal, by a line elsewhere."""
+    """Announce a slow operation: with a spinner on a terminal, with a line of text elsewhere."""
     console = Console(stderr=True, highlight=False, markup=False)
     if console.is_terminal:
         with console.status(text):
@@ -102,7 +102,7 @@ def working(text: str) -> Iterator[None]:
 
 
 class SentenceErrorGroup(TyperGroup):
-    """A group of commands whose errors end in a sentence instead of a traceback."""
+    """A group of commands that reports errors as sentences instead of tracebacks."""
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
         with _errors_as_sentences():
@@ -122,13 +122,13 @@ def _errors_as_sentences(ctx: Any = None) -> Iterator[None]:
     except _UsageError as error:
         raise _refused(_usage(error, ctx)) from error
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):  # as torch says it
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):  # torch
             raise
-        raise _refused("There is not enough memory for that.") from error
+        raise _refused("There is not enough memory to run this command.") from error
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error
     except BrokenPipeError as error:
-        # the reader left; status 1, the usual one, would say that a claim was violated
+        # the reader closed the pipe; the usual status, 1, would mean a violation
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(_BROKEN_PIPE) from error
     except OSError as error:
@@ -137,14 +137,14 @@ def _errors_as_sentences(ctx: Any = None) -> Iterator[None]:
 
 
 def _refused(sentence: str) -> typer.Exit:
-    # a sentence may quote a file, which may hold what moves the cursor or changes colours
+    # the sentence may quote a file that contains terminal control sequences
     shown = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in sentence)
     typer.echo(f"dpaudit: {shown}", err=True)
     return typer.Exit(BAD_INPUT)
 
 
 def _usage(error: Any, ctx: Any) -> str:
-    """Return typer's message about the arguments, and where the help is."""
+    """Return typer's message about the arguments, and the command that prints the help."""
     text = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
     if error.ctx is not None:
         return f"{text}{'' if text.endswith('?') else '.'} See: {error.ctx.command_path} --help"
@@ -154,7 +154,7 @@ def _usage(error: Any, ctx: Any) -> str:
 
 
 def _option_help(error: Any, ctx: Any) -> str:
-    """Return the help of an option that lacks its value: it may list the possible values."""
+    """Return the help of an option whose value is missing: it may list the possible values."""
     name, command = getattr(error, "option_name", None), ctx.command.get_command(ctx, ctx.invoked_subcommand)
     found = [option.help for option in command.params if name in option.opts and option.help]
     return f" {found[0].rstrip('.')}." if found else ""

@@ -1,4 +1,4 @@
-"""``dpaudit demo``: audit a correct training, and its twin with too little noise."""
+"""``dpaudit demo``: audit a correct training run and a twin with too little noise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpaudit.cli._progress import ProgressDisplay
 from dpaudit.cli._result_table import model_and_steps, print_result, tests_of_noise
 from dpaudit.stats import Verdict
 
-if TYPE_CHECKING:  # they need torch, or are slow to load: imported when the command is called
+if TYPE_CHECKING:  # need torch, or are slow to load: imported when the command is called
     from dpaudit.experiments import Progress
     from dpaudit.report import Report
 
@@ -26,14 +26,14 @@ _FACTOR = 0.8
 _CHANGES = ("seed=20230215",)
 _FAULT = ("training.fault.name=noise-too-small", f"training.fault.factor={_FACTOR}")
 NOTICE = (
-    "Two trainings of a small network on handwritten digits, with DP-SGD that claims epsilon 8 and with 512 "
-    "canaries in every step. The second one has a bug: its noise is 0.8 times what it should be."
+    "A small network is trained twice on handwritten digits, with DP-SGD at a claimed epsilon of 8 and 512 "
+    "canaries in every step. The second run has a bug: its noise is 0.8 times what it should be."
 )
 
 
 @dataclass(frozen=True)
 class DemoTraining:
-    """One training of the demo and the result of its audit."""
+    """One training run of the demo, and the result of its audit."""
 
     name: str
     folder: Path
@@ -43,7 +43,7 @@ class DemoTraining:
 
     @property
     def is_as_expected(self) -> bool:
-        """Whether the audit said what is known to be true."""
+        """Whether the verdict is the one known to be correct."""
         return Verdict[self.values["verdict"]] is self.expected
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,13 +61,13 @@ class DemoTraining:
 def demonstrate(
     folder: Path, say: Callable[[str], None], watch: Callable[[Progress], None]
 ) -> list[DemoTraining]:
-    """Train both, one after the other, each in a directory of its own; the claim is the same."""
+    """Train both models with the same claim, one after the other, each in its own directory."""
     from dpaudit import experiments  # noqa: PLC0415  # loads torch
 
     found = []
     for name, subfolder, factor, fault, expected in (
-        ("a correct training", "correct", 1.0, (), Verdict.NO_VIOLATION),
-        ("its twin with 0.8 of the noise", "too-little-noise", _FACTOR, _FAULT, Verdict.VIOLATION),
+        ("correct run", "correct", 1.0, (), Verdict.NO_VIOLATION),
+        ("twin with 0.8 times the noise", "too-little-noise", _FACTOR, _FAULT, Verdict.VIOLATION),
     ):
         say(f"Training: {name}")
         changes = f"output={json.dumps(str(folder / subfolder))}", *_CHANGES, *fault
@@ -77,17 +77,19 @@ def demonstrate(
     return found
 
 
-_Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Where the report and the runs go.")]
+_Output = Annotated[
+    Path, typer.Option("--output", metavar="DIR", help="Directory for the report and both runs.")
+]
 
 
 def demo(*, folder: _Output = Path("dpaudit-demo"), as_json: Json = False) -> None:
-    """Train and audit a correct DP-SGD and a twin with too little noise.
+    """Train and audit a correct DP-SGD run and a twin with too little noise.
 
-    Writes a report of both; the last line is its path.
+    Writes a report on both runs; the last line printed is its path.
 
-    Exit status 0 if the audits tell them apart.
+    Exit status: 0 both verdicts are as expected, 1 otherwise, 2 bad input.
     """
-    from dpaudit.experiments import use_one_thread  # noqa: PLC0415  # loads torch, or says that it is missing
+    from dpaudit.experiments import use_one_thread  # noqa: PLC0415  # loads torch, or raises if it is missing
 
     use_one_thread()
     make_folder(folder)
@@ -119,17 +121,17 @@ def _print(trainings: list[DemoTraining], folder: Path) -> None:
         console.print(tests_of_noise(training.values))
     console.print()
     console.print(_conclusion(trainings))
-    console.print("The report of both, a page to open in a browser:")
+    console.print("Report on both runs, to open in a browser:")
     console.print(str(folder / "report.html"), soft_wrap=True)
 
 
 def _conclusion(trainings: list[DemoTraining]) -> str:
-    wrong = " and ".join(training.name for training in trainings if not training.is_as_expected)
-    return f"The verdict on {wrong} is not as expected." if wrong else "Both verdicts are as expected."
+    wrong = ", ".join(training.name for training in trainings if not training.is_as_expected)
+    return f"Unexpected verdict: {wrong}." if wrong else "Both verdicts are as expected."
 
 
 def _report(trainings: list[DemoTraining]) -> Report:
     from dpaudit.report import Report, read_run  # noqa: PLC0415
 
     runs = tuple(read_run(one.folder, name=one.name.capitalize()) for one in trainings)
-    return Report(runs=runs, title="The audits of the demo", notice=f"{NOTICE} {_conclusion(trainings)}")
+    return Report(runs=runs, title="Audits of the demo", notice=f"{NOTICE} {_conclusion(trainings)}")

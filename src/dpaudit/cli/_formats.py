@@ -1,8 +1,8 @@
-"""Files of scores: .csv, .npy, .npz and .parquet, read in bounded memory.
+"""Score files: .csv, .npy, .npz and .parquet, read in bounded memory.
 
 :func:`readable` checks a file by its name, :class:`Columns` names the columns to read. Each format is read as
 the scores of one side, or as a table of scores and presence. A file that is damaged, or too large to unpack,
-is refused in a sentence that quotes little of it.
+raises an error that quotes little of it.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from dpaudit.errors import InputError, MissingExtraError
 _SUFFIXES = (".npy", ".npz", ".csv", ".parquet")
 _EXPECTED = "a .npy, .npz, .csv or .parquet file"
 _PRESENCE = {"0": False, "1": True, "false": False, "true": True, "0.0": False, "1.0": True}
-_LONGEST_WORD = 60  # characters of one value in a sentence
-_MOST_NAMES = 10  # in a sentence
-_LONGEST_LINE = 1_000_000  # characters of a line
+_LONGEST_WORD = 60  # characters of a quoted value
+_MOST_NAMES = 10  # quoted in one message
+_LONGEST_LINE = 1_000_000  # characters
 _OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs"}
-_MOST_LINES = 1_000  # of one row, whose cells may span several
+_MOST_LINES = 1_000  # per row, whose cells may span several lines
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
 # what numpy, zipfile and zlib raise for damaged files
 _DAMAGED = *NOT_AN_ARRAY, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error
-_WIDEST_SCORE = 8  # bytes of a score in memory
+_WIDEST_SCORE = 8  # bytes in memory
 
 _Row: TypeAlias = tuple[int, list[str]]
 
 
 def readable(path: Path) -> str:
-    """Return the suffix of a file that exists and may hold scores."""
+    """Return the suffix of an existing file that may hold scores."""
     with reading(path):
         if path.is_dir():
             raise InputError(f"Expected {_EXPECTED}, got the directory {path}.")
         path.stat()
-        if not path.is_file():  # opening a pipe waits for a writer
-            raise InputError(f"Expected {_EXPECTED}, but {path} is no file.")
+        if not path.is_file():  # opening a pipe blocks until there is a writer
+            raise InputError(f"Expected {_EXPECTED}, but {path} is not a regular file.")
     suffix = path.suffix.lower()
     if suffix not in _SUFFIXES:
         raise InputError(f"Expected {_EXPECTED}, got {path}.")
@@ -59,24 +59,24 @@ def readable(path: Path) -> str:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn an error of the operating system into an ``InputError``."""
+    """Turn operating system errors into ``InputError``."""
     try:
         yield
     except FileNotFoundError as error:
-        raise InputError(f"Expected {_EXPECTED}, but there is no file {path}.") from error
+        raise InputError(f"Expected {_EXPECTED}, but {path} does not exist.") from error
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The names of the columns of a table."""
+    """The column names of a table."""
 
     score: str = "score"
     presence: str = "present"
 
     def side(self, path: Path, names: Sequence[str]) -> str:
-        """Return the column of scores in a file of one side; a single column may have any name."""
+        """Return the score column of a file with one side; a single column may have any name."""
         if self.score in names:
             return self.score
         if len(names) == 1 and self.score == Columns.score:
@@ -84,7 +84,7 @@ class Columns:
         raise InputError(f"Expected a column {self.score!r} in {path}, got {listed(names)}.")
 
     def table(self, path: Path, names: Sequence[str]) -> tuple[str, str]:
-        """Return the columns of scores and of presence in a table."""
+        """Return the score and presence columns of a table."""
         for name in (self.score, self.presence):
             if name not in names:
                 raise InputError(f"Expected a column {name!r} in {path}, got {listed(names)}.")
@@ -92,13 +92,13 @@ class Columns:
 
 
 def as_presence(path: Path, name: str, values: npt.NDArray[Any]) -> BoolArray:
-    """Return booleans from 0, 1, true and false of whatever type."""
+    """Return booleans from 0, 1, true and false of any type."""
     if values.dtype.kind == "b":
         return values
     found: BoolArray
     if values.dtype.kind in "iuf":
         found, known = values == 1, np.isin(values, (0, 1))
-    else:  # one by one: an array of strings gives every element the room of the longest
+    else:  # one by one: an array of strings allocates the longest length for every element
         meanings = [_PRESENCE.get(_word(value)) for value in values.flat]
         known = np.array([meaning is not None for meaning in meanings], dtype=np.bool_)
         found = np.array(meanings, dtype=np.bool_).reshape(values.shape)
@@ -115,7 +115,7 @@ def _word(value: object) -> str:
 
 
 def read_csv_side(path: Path, columns: Columns) -> FloatArray:
-    """Return the scores of one side: the single column, or the one that the header names."""
+    """Return the scores of one side: the single column, or the one named in the header."""
     header, rows = _with_header(path)
     if isinstance(header, int):
         if header != 1:
@@ -131,7 +131,7 @@ def read_csv_side(path: Path, columns: Columns) -> FloatArray:
 
 
 def read_csv_table(path: Path, columns: Columns) -> tuple[FloatArray, BoolArray]:
-    """Return scores and presence, by the names in the header; without one, the first two columns."""
+    """Return scores and presence by the names in the header; without a header, the first two columns."""
     header, rows = _with_header(path)
     if isinstance(header, int):
         if header != 2:
@@ -150,7 +150,7 @@ def read_csv_table(path: Path, columns: Columns) -> tuple[FloatArray, BoolArray]
 
 
 def _rows(path: Path) -> Iterator[_Row]:
-    """Yield each row that is not empty, with the number of its line."""
+    """Yield each non-empty row with its line number."""
     try:
         with TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as file:
             lines = _BoundedLines(path, file)
@@ -164,7 +164,7 @@ def _rows(path: Path) -> Iterator[_Row]:
 
 
 class _BoundedLines:
-    """The lines of a file, which are refused if one line or one row is too long."""
+    """The lines of a file; a line or row that is too long raises ``InputError``."""
 
     def __init__(self, path: Path, file: TextIO) -> None:
         self._path, self._file = path, file
@@ -187,7 +187,7 @@ class _BoundedLines:
 
 
 def _with_header(path: Path) -> tuple[list[str] | int, Iterator[_Row]]:
-    """Return the names in the header, or the number of columns without one; and the rows of scores."""
+    """Return the names in the header, or the number of columns if there is none, and the rows of scores."""
     rows = _rows(path)
     first = next(rows, None)
     if first is None:
@@ -195,14 +195,14 @@ def _with_header(path: Path) -> tuple[list[str] | int, Iterator[_Row]]:
     second = next(rows, None)
     _require_commas(path, first[1], [] if second is None else second[1])
     rows = rows if second is None else chain([second], rows)
-    # a header has no number in it
+    # a header contains no number
     if any(_is_number(cell) for cell in first[1]):
         return len(first[1]), chain([first], rows)
     return first[1], rows
 
 
 def _require_commas(path: Path, first: list[str], second: list[str]) -> None:
-    """Refuse another separator, if both of the first two rows have it: a single name may contain one."""
+    """Raise if both of the first two rows have another separator: a single name may contain one."""
     for separator, name in _OTHER_SEPARATORS.items():
         if len(first) == 1 and separator in first[0] and any(separator in cell for cell in second):
             raise InputError(
@@ -247,7 +247,7 @@ def _not_empty(path: Path, scores: array[float]) -> FloatArray:
 
 
 def read_npy(path: Path) -> npt.NDArray[Any]:
-    """Map the array into memory: it may be larger than that."""
+    """Memory-map the array, which may be larger than memory."""
     with _intact(path, _NPY, "a .npy file"):
         return map_array(path)
 
@@ -269,7 +269,7 @@ class NpzArchive:
 
 @contextmanager
 def open_npz(path: Path) -> Iterator[NpzArchive]:
-    """Open the arrays of a file by their names."""
+    """Open the named arrays of a file."""
     # opened here, because numpy leaves a damaged file open
     with (
         _intact(path, _ZIP, "an .npz file"),
@@ -281,10 +281,10 @@ def open_npz(path: Path) -> Iterator[NpzArchive]:
 
 @contextmanager
 def _intact(path: Path, magic: bytes, kind: str) -> Iterator[None]:
-    """Check the magic bytes, and turn an error of numpy into an ``InputError``."""
+    """Check the magic bytes, and turn numpy errors into ``InputError``."""
     with open_file(path) as file:
         if file.read(len(magic)) != magic:
-            raise InputError(f"Expected {kind}, but {path} is not one, whatever its name.")
+            raise InputError(f"Expected {kind}, but {path} is not one, despite its name.")
     try:
         yield
     except InputError:
@@ -294,7 +294,7 @@ def _intact(path: Path, magic: bytes, kind: str) -> Iterator[None]:
             raise InputError(
                 f"Expected numbers in {path}, got pickled Python objects, which are not read."
             ) from error
-        raise InputError(f"Expected the whole of {kind}, but {path} is cut off or damaged.") from error
+        raise InputError(f"Expected {kind}, but {path} is truncated or damaged.") from error
 
 
 def read_parquet_side(path: Path, columns: Columns) -> npt.NDArray[Any]:
@@ -314,14 +314,14 @@ def read_parquet_table(path: Path, columns: Columns) -> tuple[npt.NDArray[Any], 
 
 @contextmanager
 def _opened(path: Path, words: Sequence[str] = ()) -> Iterator[Any]:
-    """Open the file; equal texts in the columns ``words`` are kept once."""
+    """Open the file; equal texts in the columns ``words`` are stored once."""
     try:
         import pyarrow  # noqa: PLC0415  # an extra
         from pyarrow import parquet  # noqa: PLC0415
     except ImportError as error:
         raise MissingExtraError("Reading .parquet files", "parquet") from error
     damaged = pyarrow.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError
-    with open_file(path):  # an error of the operating system is no damage
+    with open_file(path):  # an operating system error does not mean damage
         pass
     try:
         with parquet.ParquetFile(path, read_dictionary=list(words)) as file:
@@ -329,7 +329,7 @@ def _opened(path: Path, words: Sequence[str] = ()) -> Iterator[Any]:
     except InputError:
         raise
     except damaged as error:
-        raise InputError(f"Expected a whole .parquet file, but {path} is cut off or damaged.") from error
+        raise InputError(f"Expected a .parquet file, but {path} is truncated or damaged.") from error
 
 
 def _numbers(path: Path, file: Any, name: str) -> npt.NDArray[Any]:
@@ -363,25 +363,25 @@ def _column(path: Path, file: Any, name: str) -> Any:
     _require_moderate(path, file.metadata.num_rows * _WIDEST_SCORE)
     column = file.read(columns=[name]).column(name)
     if empty := column.null_count:
-        raise InputError(f"Expected a value in every row of {name!r} of {path}, got {empty} without.")
+        raise InputError(f"Expected a value in every row of {name!r} of {path}, got {empty} empty ones.")
     return column
 
 
 def _require_moderate(path: Path, size: int) -> None:
-    """Refuse an array that is too large, before it is unpacked."""
+    """Raise if an array is too large, before it is unpacked."""
     if size > LARGEST_ARRAY:
         raise InputError(
-            f"Expected arrays of at most {LARGEST_ARRAY:,} bytes in {path}, got one of {size:,}; .npy files "
-            "may be of any size."
+            f"Expected arrays of at most {LARGEST_ARRAY:,} bytes in {path}, got one of {size:,} bytes; .npy "
+            "files may have any size."
         )
 
 
 def _shortened(word: str) -> str:
-    """Return a value from a file, short enough for a sentence."""
+    """Return a value from a file, shortened for an error message."""
     return repr(word if len(word) <= _LONGEST_WORD else f"{word[:_LONGEST_WORD]}...")
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names from a file, few enough for a sentence."""
+    """Return the first names from a file, for an error message."""
     more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
     return (", ".join(map(_shortened, names[:_MOST_NAMES])) or "none") + more

@@ -1,4 +1,4 @@
-"""The options that commands share, and the claim that they state."""
+"""Options shared by several commands, and the claim that they state."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ import typer
 from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.errors import InputError
 
-_CLAIM = "The claim"
+_CLAIM = "Claim"
 
 Epsilon: TypeAlias = Annotated[
     float | None,
-    typer.Option(help="The claimed epsilon of whatever one score is of.", rich_help_panel=_CLAIM),
+    typer.Option(help="Claimed epsilon of the step or run behind each score.", rich_help_panel=_CLAIM),
 ]
 Delta: TypeAlias = Annotated[
     float | None,
     typer.Option(
-        help="The claim's delta; every claim needs one. Bounds without a claim are at 1e-5.",
+        help="Delta of the claim; required with every claim. Without a claim, bounds use 1e-5.",
         rich_help_panel=_CLAIM,
     ),
 ]
 NoiseMultiplier: TypeAlias = Annotated[
     float | None,
     typer.Option(
-        help="The claimed noise over the sensitivity. Alone: the claim is of one Gaussian step.",
+        help="Claimed noise divided by the sensitivity. Without --num-steps: a single Gaussian step.",
         rich_help_panel=_CLAIM,
     ),
 ]
 SampleRate: TypeAlias = Annotated[
     float | None,
-    typer.Option(help="The Poisson sample rate of DP-SGD.", rich_help_panel=_CLAIM),
+    typer.Option(help="Poisson sampling rate of DP-SGD.", rich_help_panel=_CLAIM),
 ]
 NumSteps: TypeAlias = Annotated[
     int | None,
-    typer.Option(help="The number of steps of DP-SGD.", rich_help_panel=_CLAIM),
+    typer.Option(help="Number of DP-SGD steps.", rich_help_panel=_CLAIM),
 ]
 EndToEnd: TypeAlias = Annotated[
     bool,
     typer.Option(
         "--end-to-end",
-        help="Each score is of a whole DP-SGD run, not of a step.",
+        help="Each score comes from a whole DP-SGD run, not from a single step.",
         rich_help_panel=_CLAIM,
     ),
 ]
-Confidence: TypeAlias = Annotated[float, typer.Option(help="The confidence of bounds and verdicts.")]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+Confidence: TypeAlias = Annotated[float, typer.Option(help="Confidence level of bounds and verdicts.")]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print a single JSON object and nothing else.")]
 
 
 _FORMS = (
@@ -58,7 +58,7 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class ClaimOptions:
-    """The options that state a claim, and what they say."""
+    """The options that state a claim, and the resulting claim."""
 
     epsilon: float | None
     delta: float | None
@@ -69,7 +69,7 @@ class ClaimOptions:
 
     @property
     def claim(self) -> Claim | None:
-        """The stated claim; None if there is none."""
+        """The stated claim, if any."""
         self._check()
         if self.epsilon is not None:
             return Claim.approximate_dp(epsilon=self.epsilon, delta=self._given_delta)
@@ -94,20 +94,20 @@ class ClaimOptions:
 
     @property
     def tradeoff(self) -> SubsampledGaussian | None:
-        """The curve of an end-to-end run; None where the claim's own curve is meant."""
+        """The trade-off of an end-to-end run; None for the claim's own."""
         if not self.end_to_end or self.sample_rate is None or self.num_steps is None:
             return None
         return SubsampledGaussian(self.sample_rate, self.num_steps)
 
     @property
     def is_of_steps(self) -> bool:
-        """Whether scores are of single steps of a longer training."""
+        """Whether each score comes from a single step of a longer training run."""
         return self.num_steps is not None and not self.end_to_end
 
     @property
     def _given_delta(self) -> float:
         if self.delta is None:
-            raise InputError("Expected --delta with the claim: without it an epsilon says nothing.")
+            raise InputError("Expected --delta with the claim: an epsilon is meaningless without it.")
         return self.delta
 
     def _check(self) -> None:
@@ -125,5 +125,5 @@ class ClaimOptions:
             )
 
     def _given(self, *names: str) -> list[str]:
-        """Return those of these options that were given."""
+        """Return which of these options were given."""
         return [n for n in names if getattr(self, n.removeprefix("--").replace("-", "_")) is not None]

@@ -1,4 +1,4 @@
-"""``dpaudit plan``: the observations that find a leak, or the smallest leak that a number of them finds."""
+"""``dpaudit plan``: the number of observations needed to detect a leak, or the smallest detectable leak."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _METHODS: tuple[Inference, ...] = (ClopperPearson(), JointExact(), Betting())
 _Found = TypeVar("_Found")
 _MORE_CANARIES = (8, 64, 512)
 _EXPECTED = (
-    "Expected either a leak to find (--noise-factor or --true-epsilon) or a size (--observations, or --steps "
-    "and --canaries)"
+    "Expected either a leak to detect (--noise-factor or --true-epsilon) or a size (--observations, or "
+    "--steps and --canaries)"
 )
 
 
 @dataclass(frozen=True)
 class MethodLeak:
-    """The smallest leak that a method finds from a number of scores."""
+    """The smallest leak that a method detects with a given number of scores."""
 
     inference: Inference
     num_steps: int
@@ -70,7 +70,7 @@ class MethodLeak:
 
 @dataclass(frozen=True)
 class PlanResult:
-    """Sizes that find a leak, or the leaks that a size finds."""
+    """The sizes that detect a leak, or the leaks that a size detects."""
 
     claim: Claim
     confidence: float
@@ -80,7 +80,7 @@ class PlanResult:
 
     @property
     def is_found(self) -> bool:
-        """Whether any method finds a leak."""
+        """Whether any method detects a leak."""
         sizes = any(plan.num_observations is not None for plan in self.plans)
         return sizes or any(one.leak.parameter < float("inf") for one in self.leaks)
 
@@ -101,7 +101,7 @@ class PlanResult:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """The options of ``dpaudit plan``, and the answer to them."""
+    """The options of ``dpaudit plan``, and the result for them."""
 
     claimed: ClaimOptions
     noise_factor: float | None
@@ -113,17 +113,17 @@ class PlanOptions:
     confidence: float
 
     def check(self) -> None:
-        """Raise ``InputError`` on mistakes in the options, before planning is announced."""
+        """Raise ``InputError`` for invalid options, before planning is announced."""
         claim, leak = self.claimed.required, self._leak()
         if leak is None:
             self._size()
-        elif self.claimed.epsilon is not None:  # that of a noise needs an accountant, which may take long
+        elif self.claimed.epsilon is not None:  # a claim by noise needs an accountant, which may be slow
             leak.parameter(claim, claim.hypothesis(None))
         _validate.fraction("power", self.power)
         _validate.confidence(self.confidence)
 
     def result(self) -> PlanResult:
-        """Return sizes where a leak was given, leaks where a size was."""
+        """Return sizes for a given leak, or leaks for a given size."""
         leak = self._leak()
         return PlanResult(
             self.claimed.required,
@@ -143,23 +143,23 @@ class PlanOptions:
         if self.observations is not None or len(sizes) > 1:
             raise InputError(f"{_EXPECTED}, got both.")
         if self.noise_factor is not None and self.true_epsilon is not None:
-            raise InputError("Expected one leak to find, got both --noise-factor and --true-epsilon.")
+            raise InputError("Expected one leak to detect, got both --noise-factor and --true-epsilon.")
         return Leak(noise_factor=self.noise_factor, epsilon=self.true_epsilon)
 
     def _size(self) -> tuple[int, int]:
-        """Return the number of steps, and of canaries a step and side."""
+        """Return the number of steps, and the number of canaries per step and side."""
         if self.observations is not None and self.steps is None and self.canaries is None:
             return self.observations, 1
         if self.observations is None and self.steps is not None and self.canaries is not None:
             return self.steps, self.canaries
-        raise InputError("Expected as the size either --observations, or --steps and --canaries.")
+        raise InputError("Expected either --observations, or --steps and --canaries, as the size.")
 
     def _smallest_leaks(self, num_steps: int, num_canaries: int) -> tuple[MethodLeak, ...]:
         find = self._of_claim(smallest_leak, num_steps=num_steps, num_canaries=num_canaries)
         return tuple(MethodLeak(m, num_steps, num_canaries, find(inference=m)) for m in _METHODS)
 
     def _by_steps(self, leak: Leak) -> list[Plan]:
-        """Plan steps by all methods with one score a step and side; by betting also with more."""
+        """Plan steps for all methods with one score per step and side, and for betting also with more."""
         if self.steps is not None:
             return []
         plan = self._of_claim(plan_steps, leak=leak)
@@ -169,7 +169,7 @@ class PlanOptions:
         return single + [plan(inference=Betting(), num_canaries=more) for more in _MORE_CANARIES]
 
     def _by_canaries(self, leak: Leak) -> list[Plan]:
-        """Plan canaries in the given steps, or else in those of the claim."""
+        """Plan canaries for the given number of steps, or else for that of the claim."""
         num_steps = self.steps
         if num_steps is None and self.canaries is None and self.claimed.is_of_steps:
             num_steps = self.claimed.num_steps
@@ -179,7 +179,7 @@ class PlanOptions:
         return [plan(inference=method) for method in (JointExact(), Betting())]
 
     def _of_claim(self, function: Callable[..., _Found], **sizes: Any) -> Callable[..., _Found]:
-        """Bind the claim and whatever else all methods have in common."""
+        """Bind the claim and the other arguments that all methods share."""
         return partial(
             function,
             self.claimed.required,
@@ -191,25 +191,25 @@ class PlanOptions:
 
 
 _NOTE = (
-    "Canaries are those of a step and side; a step is whatever one score is of. For an ideal attack: "
-    "normalised scores, the threshold at their midpoint. ClopperPearson and JointExact count all scores "
-    "together and assume that they are independent, also those of one step; Betting goes step by step and "
-    "lets the canaries of a step depend on each other."
+    "Canaries are counted per step and side; a step is whatever yields one score per canary. The attack is "
+    "ideal: normalized scores with the threshold at their midpoint. ClopperPearson and JointExact pool all "
+    "scores and assume that they are independent, even within a step; Betting proceeds step by step and "
+    "allows the canaries within a step to be dependent."
 )
 _TRY = (
-    "Try more of them (--observations, or --steps and --canaries), or give a leak by --true-epsilon instead "
-    "of a size, to see how many find it."
+    "Try a larger size (--observations, or --steps and --canaries), or give a leak with --true-epsilon "
+    "instead of a size to compute how many scores are needed."
 )
 
 
 def print_planned(console: Console, planned: PlanResult) -> None:
-    """Print the claim, the leak where one was given, and a row a method."""
+    """Print the claim, the leak if one was given, and one row per method."""
     level = f"with {100 * planned.power:g} % probability, at {100 * planned.confidence:g} % confidence"
     rows = [("claim", planned.claim.summary)]
     if planned.plans:
-        rows.append(("to find", f"{_leak(planned.plans[0].leak)}, {level}"))
+        rows.append(("to detect", f"{_leak(planned.plans[0].leak)}, {level}"))
     else:
-        rows.append(("found", f"the smallest leak {level}"))
+        rows.append(("smallest leak", f"detected {level}"))
     print_labelled(console, rows)
     console.print()
     print_table(console, _plans(planned.plans) if planned.plans else _leaks(planned.leaks))
@@ -224,12 +224,12 @@ def _leak(leak: Power) -> str:
     text = f"a true epsilon of {leak.epsilon:.4g}"
     if leak.noise_factor is None:
         return text
-    return f"{text}, noise at {leak.noise_factor:.4g} of the claimed"
+    return f"{text} (noise at {leak.noise_factor:.4g} of the claimed level)"
 
 
 def _sized(*more: str) -> Table:
     table = slim_table("method")
-    for name in ("canaries", "steps", "scores a side", *more):
+    for name in ("canaries", "steps", "scores per side", *more):
         table.add_column(name, justify="right", no_wrap=True)
     return table
 
@@ -261,33 +261,36 @@ def _leaks(leaks: tuple[MethodLeak, ...]) -> Table:
 
 def _nothing(planned: PlanResult) -> str:
     if planned.leaks:
-        return f"With so few scores no leak is found with {100 * planned.power:g} % probability. {_TRY}"
-    return "No method finds this leak within the sizes that were tried."
+        return f"With so few scores, no leak is detected with {100 * planned.power:g} % probability. {_TRY}"
+    return "No method detects this leak within the sizes that were tried."
 
 
-_LEAK, _SIZE = "The leak to find", "Or the size, to see which leak it finds"
+_LEAK, _SIZE = "Leak to detect", "Or the size, to compute the smallest detectable leak"
 
 _NoiseFactor = Annotated[
-    float | None, typer.Option(help="The true noise over the claimed, below 1.", rich_help_panel=_LEAK)
+    float | None,
+    typer.Option(help="True noise divided by the claimed noise, below 1.", rich_help_panel=_LEAK),
 ]
 _TrueEpsilon = Annotated[
-    float | None, typer.Option(help="The true epsilon, above the claimed.", rich_help_panel=_LEAK)
+    float | None, typer.Option(help="True epsilon, above the claimed one.", rich_help_panel=_LEAK)
 ]
-_Observations = Annotated[int | None, typer.Option(help="Independent scores a side.", rich_help_panel=_SIZE)]
+_Observations = Annotated[
+    int | None, typer.Option(help="Independent scores per side.", rich_help_panel=_SIZE)
+]
 _Steps = Annotated[
     int | None,
     typer.Option(
-        help="Observed steps. With a leak: how many canaries find it in these.", rich_help_panel=_SIZE
+        help="Observed steps. With a leak: compute the number of canaries needed.", rich_help_panel=_SIZE
     ),
 ]
 _Canaries = Annotated[
     int | None,
     typer.Option(
-        help="Canaries a step and side. With a leak: how many steps find it with these.",
+        help="Canaries per step and side. With a leak: compute the number of steps needed.",
         rich_help_panel=_SIZE,
     ),
 ]
-_Power = Annotated[float, typer.Option(help="The probability of finding the leak.")]
+_Power = Annotated[float, typer.Option(help="Probability of detecting the leak.")]
 
 
 def plan(
@@ -307,12 +310,12 @@ def plan(
     confidence: opt.Confidence = 0.95,
     as_json: opt.Json = False,
 ) -> None:
-    """Plan an audit of a claim: the size that finds a leak, or the leak that a size finds.
+    """Plan an audit: compute the size needed to detect a leak, or the leak that a size can detect.
 
-    For an ideal attack with the threshold at the scores' midpoint.
+    Assumes an ideal attack with the threshold at the scores' midpoint.
 
-    Exit status: 0 if a method finds a leak, 2 bad input, 3 if none does
-    within 10 million observations.
+    Exit status: 0 a method detects a leak, 2 bad input, 3 none does within
+    10 million observations.
     """
     claimed = ClaimOptions(epsilon, delta, noise_multiplier, sample_rate, num_steps, end_to_end)
     options = PlanOptions(

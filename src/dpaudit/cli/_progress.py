@@ -1,4 +1,4 @@
-"""The progress of long commands: a bar on a terminal, a few lines elsewhere, all on standard error."""
+"""Progress of long commands: a bar on a terminal, a few lines elsewhere, always on standard error."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-if TYPE_CHECKING:  # it needs torch, which the command imports when it is called
+if TYPE_CHECKING:  # need torch, which is imported when the command is called
     from dpaudit.experiments import Progress as TrainingProgress
     from dpaudit.experiments import Running
 
 
-_LINES = 10  # in a training, where there is no terminal
-_PAUSE = 10.0  # seconds between lines about parts of the work, where there is no terminal
+_LINES = 10  # per training run, without a terminal
+_PAUSE = 10.0  # seconds between lines within a part of the work, without a terminal
 
 
 class ProgressDisplay:
-    """Show steps, speed, the time left, and the live bound beside the claim."""
+    """A display of steps, speed, remaining time, and the live bound beside the claim."""
 
     def __init__(self) -> None:
         console = Console(stderr=True, highlight=False, markup=False)
@@ -34,9 +34,9 @@ class ProgressDisplay:
         self._speed = _Speed()
         self._last_line, self._shown = time.monotonic(), ""
         self.position: str | None = None
-        """How far the run is; None before it has begun."""
+        """The last completed step or model; None before the first."""
         self.num_done, self.num_all = 0, 0
-        """The finished parts of the work, and all of them; see :meth:`part`."""
+        """The number of finished parts of the work, and of all parts; see :meth:`part`."""
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -50,30 +50,30 @@ class ProgressDisplay:
 
     @contextmanager
     def resumable(self, describe: Callable[[], str | None]) -> Iterator[None]:
-        """Explain on an interrupt that the same command resumes, unless ``describe`` returns None."""
+        """Print how to resume after an interrupt, unless ``describe`` returns None."""
         try:
             yield
         except KeyboardInterrupt:
             if (progress := describe()) is not None:
-                self.say(f"Interrupted{progress}. The same command goes on from there.")
+                self.say(f"Interrupted{progress}. Run the same command again to resume.")
             raise
 
     def say(self, text: str) -> None:
-        """Print a line of its own."""
+        """Print a separate line."""
         if self._bar is None:
             typer.echo(text, err=True)
         else:
             self._bar.console.print(text)
 
     def __call__(self, steps: TrainingProgress) -> None:
-        """Show a training after a step."""
+        """Show the progress of a training run after a step."""
         self.position = f"step {steps.num_done:,}"
         speed = self._speed.after(steps)
         if self._is_due(steps.num_done, steps.num_steps):
             self.show(steps.num_done, steps.num_steps, _text(steps, speed))
 
     def trials(self, running: Running) -> None:
-        """Show a run of many trainings after a group of them."""
+        """Show the progress of a run of many models after a group of them."""
         progress = running.progress
         self.position = f"{progress.num_done:,} of {progress.num_trials:,} models"
         ended = progress.num_trials - progress.num_left
@@ -81,7 +81,7 @@ class ProgressDisplay:
             self.show(ended, progress.num_trials, _trials_text(running))
 
     def _is_due(self, num_done: int, num_all: int) -> bool:
-        """Return whether to show progress: always on a bar, at every tenth otherwise."""
+        """Return whether to show progress: always with a bar, otherwise at every tenth."""
         line = _tenth(num_done, num_all)
         if self._bar is None and line == self._line:
             return False
@@ -89,27 +89,27 @@ class ProgressDisplay:
         return True
 
     def crafting(self, num_done: int, num_all: int) -> None:
-        """Show the crafting of canaries, which may take long before the first step of the training."""
-        text = f"making canaries, step {num_done:,} of {num_all:,}"
+        """Show the progress of crafting canaries, which may take long before the first training step."""
+        text = f"crafting canaries, step {num_done:,} of {num_all:,}"
         if self._bar is not None:
             self.show(num_done, num_all, text)
         else:
             self._echo_rarely(text)
 
     def part(self, num_done: int, num_all: int, text: str) -> None:
-        """Show that a part of the work begins that is kept when finished, such as a cell of a figure."""
+        """Show the start of a part of the work, such as a cell of a figure, that is stored once finished."""
         self.num_done, self.num_all = num_done, num_all
         self.show(num_done, num_all, f"{num_done} of {num_all}: {text}")
 
     def within(self, text: str) -> None:
-        """Show progress inside the part that was shown last."""
+        """Show progress within the part that was shown last."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, description=f"{self._shown}: {text}")
         else:
             self._echo_rarely(f"{self._shown}: {text}")
 
     def show(self, num_done: int, num_all: int, text: str) -> None:
-        """Show the share that is done, and a text."""
+        """Show the completed share and a text."""
         self._shown = text
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, total=num_all, completed=num_done, description=text, visible=True)
@@ -123,14 +123,14 @@ class ProgressDisplay:
 
 
 class _Speed:
-    """Steps a second in the latest part of a training: its first step also loads libraries."""
+    """Steps per second in the latest part of a training run: the first step also loads libraries."""
 
     def __init__(self) -> None:
         self._marks: deque[TrainingProgress] = deque(maxlen=2)
 
     def after(self, steps: TrainingProgress) -> float | None:
-        """Return the speed since the last mark but one; None until two steps have ended."""
-        if self._marks and steps.num_new < self._marks[-1].num_new:  # another training has begun
+        """Return the speed since the second-to-last mark; None until two steps have ended."""
+        if self._marks and steps.num_new < self._marks[-1].num_new:  # another run has begun
             self._marks.clear()
         tenths = [_tenth(one.num_done, one.num_steps) for one in (steps, *self._marks)]
         if steps.num_new > 0 and (not self._marks or tenths[0] != tenths[-1]):

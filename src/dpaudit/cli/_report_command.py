@@ -1,4 +1,4 @@
-"""``dpaudit report``: finished runs as one page, as Markdown or as JSON."""
+"""``dpaudit report``: write finished runs as an HTML page, as Markdown or as JSON."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ _Output = Annotated[
     typer.Option(
         "--output",
         metavar="FILE",
-        help="Where the report goes; by default into the run's directory, of several runs into this one.",
+        help="File to write. Default: report.html (or .md, .json) in the run's directory, or in the current "
+        "directory for several runs.",
         show_default=False,
     ),
 ]
 _Format = Annotated[
     str | None,
     typer.Option(
-        "--format", metavar="html|md|json", help="By default what the name of the file says, or html."
+        "--format", metavar="html|md|json", help="Format. Default: that of the file's suffix, or html."
     ),
 ]
 
 
 def report(*, runs: _Runs, file: _Output = None, format_name: _Format = None, as_json: Json = False) -> None:
-    """Write a report of one or several runs: one page that needs no network.
+    """Write a report on finished runs as one self-contained page.
 
-    Exit status: 0 the report was written, whatever the verdicts in it are;
+    Exit status: 0 the report was written, regardless of its verdicts;
     2 bad input.
     """
     from dpaudit.report import Report  # noqa: PLC0415
@@ -53,10 +54,10 @@ def report(*, runs: _Runs, file: _Output = None, format_name: _Format = None, as
 
 
 def _default_target(runs: list[Path], chosen: Format) -> Path:
-    """Return a file in the run, or in the current directory; refuse a link, since a run is untrusted."""
+    """Return a file in the run's or the current directory; raise for a link, since runs are untrusted."""
     target = (runs[0] if len(runs) == 1 else Path()) / f"report.{chosen}"
     if target.is_symlink():
-        raise InputError(f"Expected {target} to be a file, but it is a link; give the file by --output.")
+        raise InputError(f"Expected {target} to be a file, but it is a link; choose a file with --output.")
     return target
 
 
@@ -73,6 +74,6 @@ def _format(name: str | None, file: Path | None) -> Format:
 def _print(made: Report, target: Path) -> None:
     console = output()
     for run in made.runs:
-        word = "nothing is claimed" if run.verdict is None else run.verdict.name
+        word = "no claim" if run.verdict is None else run.verdict.name
         console.print(f"{run.name}: {word}. {run.bound.statement}", soft_wrap=True)
     console.print(str(target), soft_wrap=True)

@@ -20,11 +20,11 @@ if TYPE_CHECKING:  # imported when the command is called, so that the others sta
     from dpaudit.experiments.trials import Processes
 
 
-_WORDS = frozenset({"method", "lines", "canary", "kind"})  # columns that are easier to read in one line
+_WORDS = frozenset({"method", "lines", "canary", "kind"})  # columns that are not wrapped
 
 
 def print_reproduced(console: Console, found: Reproduced, files: Sequence[Path]) -> None:
-    """Print the tables, which methods are not sound, and the paths of the files."""
+    """Print the tables, the methods that are not sound, and the paths of the files."""
     data = f", data {', '.join(found.data)}" if found.data else ""
     console.print(f"{found.figure.title} (scale {found.scale}, seed {found.seed}{data})", soft_wrap=True)
     for one in found.tables:
@@ -53,7 +53,7 @@ def print_reproduced(console: Console, found: Reproduced, files: Sequence[Path])
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceOptions:
-    """The options of ``dpaudit reproduce`` that hold for every figure."""
+    """The options of ``dpaudit reproduce`` that apply to every figure."""
 
     scale: Scale
     output: Path
@@ -61,19 +61,19 @@ class ReproduceOptions:
     seed: int
     device: str
     num_workers: int | None
-    """None: one for each core, where it is worth it."""
+    """None: one per core where that pays off, otherwise one."""
 
     def reproduce(self, figure: Figure) -> tuple[Reproduced, list[Path]]:
         """Measure a figure and write its files."""
         from dpaudit.experiments import reproduction  # noqa: PLC0415
         from dpaudit.report.reproduction import require_plotting, write_reproduced  # noqa: PLC0415
 
-        require_plotting()  # before the work, not after it
+        require_plotting()  # fail before the work, not after it
         with ProgressDisplay() as display:
 
             def kept() -> str:
                 cells = f"{display.num_done} of {display.num_all} cells of {figure.name}"
-                return f": {cells} are done and kept in {self.output}"
+                return f": {cells} are finished and stored in {self.output}"
 
             with display.resumable(kept):
                 found = reproduction.reproduce(
@@ -90,7 +90,7 @@ class ReproduceOptions:
         return found, write_reproduced(found, self.output)
 
     def reproduce_each(self, figures: tuple[Figure, ...]) -> Iterator[tuple[Reproduced, list[Path]]]:
-        """Reproduce figures one after another; one that fails is reported and skipped."""
+        """Reproduce figures one after another; figures that fail are reported and skipped."""
         failed = []
         for figure in figures:
             typer.echo(f"{figure.name}: {figure.title}", err=True)
@@ -101,11 +101,11 @@ class ReproduceOptions:
                 failed.append(figure.name)
         if failed:
             raise InputError(
-                f"Expected {len(figures)} figures, but {len(failed)} could not be made: {', '.join(failed)}."
+                f"Expected {len(figures)} figures, but {len(failed)} failed: {', '.join(failed)}."
             )
 
     def _pool(self) -> Processes | None:
-        """Return a pool for long work on a CPU, or of the size that was asked for."""
+        """Return a pool of the requested size, or the default pool for long work on a CPU."""
         from dpaudit.experiments.reproduction import Scale  # noqa: PLC0415
         from dpaudit.experiments.trials import Processes  # noqa: PLC0415
 
@@ -120,17 +120,17 @@ _Name = Annotated[
     str | None,
     typer.Argument(
         metavar="NAME",
-        help="A figure or table; --list prints them. all: one after another.",
+        help='Figure or table to reproduce (see --list), or "all".',
         show_default=False,
     ),
 ]
-_List = Annotated[bool, typer.Option("--list", help="Print the names of all figures, and run none.")]
+_List = Annotated[bool, typer.Option("--list", help="Print the names of all figures and exit.")]
 _Scale = Annotated[
     str,
     typer.Option(
         "--scale",
         metavar="tiny|cpu|paper",
-        help="tiny: seconds; cpu: at most half an hour on two cores; paper: its own numbers, for a GPU.",
+        help="tiny: seconds; cpu: at most half an hour on two cores; paper: the paper's sizes, for a GPU.",
     ),
 ]
 _Output = Annotated[
@@ -138,25 +138,25 @@ _Output = Annotated[
     typer.Option(
         "--output",
         metavar="DIR",
-        help="Where files and finished cells go; by default dpaudit-reproduction/SCALE.",
+        help="Directory for files and finished cells. Default: dpaudit-reproduction/SCALE.",
         show_default=False,
     ),
 ]
 _DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", metavar="DIR", help="The folder with the official files.", show_default=False),
+    typer.Option("--data-dir", metavar="DIR", help="Directory with the official data.", show_default=False),
 ]
 _Embedded = Annotated[
-    bool, typer.Option("--embedded", help="Train on the digits that come with dpaudit instead.")
+    bool, typer.Option("--embedded", help="Train on the digits included in dpaudit instead of that data.")
 ]
-_Seed = Annotated[int, typer.Option("--seed", min=0, help="The chance of everything.")]
-_Device = Annotated[str, typer.Option("--device", help="Where models are trained, for example cuda.")]
+_Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
+_Device = Annotated[str, typer.Option("--device", help="Device to train on, for example cuda.")]
 _Workers = Annotated[
     int | None,
     typer.Option(
         "--workers",
         min=1,
-        help="How many cells are measured at a time; by default one for each core, one on a GPU.",
+        help="Number of cells measured in parallel. Default: one per core, or one on a GPU.",
         show_default=False,
     ),
 ]
@@ -177,12 +177,11 @@ def reproduce(
 ) -> None:
     """Reproduce a table or figure of "Tight Auditing of DP Machine Learning".
 
-    Writes NAME.csv, NAME.png, NAME.svg and NAME.md, which sets it beside the
-    paper and says which numbers are sound. Called again, it goes on where it
-    was interrupted. With all, a figure that cannot be made is told, and the
-    next one comes.
+    Writes NAME.csv, NAME.png, NAME.svg and NAME.md, which compares it with the
+    paper and states which numbers are sound. With "all", figures that fail
+    are reported and skipped. Run the same command again to resume.
 
-    Exit status: 0 all is written, 2 bad input, 130 interrupted.
+    Exit status: 0 everything was written, 2 bad input, 130 interrupted.
     """
     from dpaudit.experiments import reproduction  # noqa: PLC0415
 
@@ -190,9 +189,9 @@ def reproduce(
         _print_names(reproduction.FIGURES, as_json=as_json)
         return
     if name is None:
-        raise InputError("Expected the name of a figure; print all with: dpaudit reproduce --list")
+        raise InputError("Expected the name of a figure; list all with: dpaudit reproduce --list")
     if embedded and data_dir is not None:
-        raise InputError(f"Expected --data-dir or --embedded, got both: --embedded would not use {data_dir}.")
+        raise InputError(f"Expected --data-dir or --embedded, got both: --embedded ignores {data_dir}.")
     figures = reproduction.FIGURES if name == _ALL else (reproduction.figure_named(name),)
     size = _scale(scale)
     options = ReproduceOptions(
@@ -233,7 +232,7 @@ def _scale(name: str) -> Scale:
     from dpaudit.experiments.reproduction import Scale  # noqa: PLC0415
 
     if name not in list(Scale):
-        raise InputError(f"Expected --scale to be {', '.join(Scale)}, got {name!r}.")
+        raise InputError(f"Expected --scale to be one of {', '.join(Scale)}, got {name!r}.")
     return Scale(name)
 
 

@@ -1,4 +1,4 @@
-"""Bounds and verdicts on a terminal, from the plain values that ``--json`` prints and a run stores."""
+"""Bounds and verdicts on a terminal, from the plain values that ``--json`` prints and runs store."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ _Values: TypeAlias = Mapping[str, Any]
 
 _STYLE = {Verdict.VIOLATION: "bold red", Verdict.UNDERPOWERED: "bold yellow", Verdict.NO_VIOLATION: "bold"}
 _LEGEND = (
-    "CP: Clopper-Pearson. ZB: the posterior of Zanella-Beguelin et al. joint, betting: dpaudit's own. "
+    "CP: Clopper-Pearson. ZB: the posterior of Zanella-Beguelin et al. joint, betting: methods of dpaudit. "
     + " ".join(f"{kind}: {kind.meaning}." for kind in Kind)
 )
-_MORE = "dpaudit plan says how many scores are needed."
-_TRAINING = (
-    " training: epsilon of the whole training, if its steps are Gaussian and Poisson-sampled as claimed."
-)
+_MORE = "dpaudit plan computes how many scores are needed."
+_TRAINING = " training: epsilon of the whole run, if its steps are Gaussian with Poisson sampling as claimed."
 
 
 def print_examined(
     console: Console, values: _Values, *, left_out: bool = False, more: Sequence[tuple[str, str]] = ()
 ) -> None:
-    """Print the table of methods, notes, and the verdict followed by the labelled lines ``more``."""
+    """Print the table of methods, notes, and the verdict followed by the labeled lines ``more``."""
     if values["methods"]:
         _print_methods(console, values, left_out)
     for text in values["notes"]:
@@ -43,7 +41,7 @@ def print_examined(
 def print_result(console: Console, values: _Values, more: Sequence[tuple[str, str]] = ()) -> None:
     """Print verdict, claim, bound, method, power and assumptions, followed by the lines ``more``."""
     bound, claim = Bound.from_dict(values["bound"]), values["claim"]["summary"]
-    if values["verdict"] is None:  # where nothing is claimed
+    if values["verdict"] is None:  # no claim
         print_labelled(console, [*summary(claim, bound, None), *more])
         return
     verdict = Verdict[values["verdict"]]
@@ -57,7 +55,7 @@ def print_result(console: Console, values: _Values, more: Sequence[tuple[str, st
 
 
 def model_and_steps(values: _Values) -> list[tuple[str, str]]:
-    """Return labelled lines about the model and the steps of a run."""
+    """Return labeled lines about the model and the steps of a run."""
     if "num_models" in values:
         return _many_models(values)
     seconds = values["timing"]["training_seconds"]
@@ -68,21 +66,21 @@ def model_and_steps(values: _Values) -> list[tuple[str, str]]:
 
 
 def tests_of_noise(values: _Values) -> str:
-    """Return the findings of tests of noise and batches, which old runs and end-to-end ones lack."""
+    """Return the findings of noise and batch tests, which old and end-to-end runs lack."""
     found = values.get("diagnosis")
     if found is None:
-        return "tests of the noise: not run"
+        return "noise tests: not run"
     names = ", ".join(one["name"] for one in found["findings"])
-    level = f"{len(found['tests'])} tests, {100 * found['confidence']:g} % confidence of their own"
-    return f"tests of the noise: {'found ' + names if names else 'nothing found'} ({level})"
+    level = f"{len(found['tests'])} tests, with their own {100 * found['confidence']:g} % confidence"
+    return f"noise tests: {'flagged by ' + names if names else 'no findings'} ({level})"
 
 
 def _many_models(values: _Values) -> list[tuple[str, str]]:
     trained = f"{values['num_models'] - values['num_failed']:,} of {values['num_models']:,}"
     if (speed := values["timing"]["models_per_second"]) is not None:
-        trained += f", {speed:.3g} a second"
+        trained += f", {speed:.3g} per second"
     rows = [
-        ("best", f"epsilon >= {_number(values['largest_epsilon'])} if no score were on the wrong side"),
+        ("at best", f"epsilon >= {_number(values['largest_epsilon'])} by an attack without a single error"),
         ("models", trained),
     ]
     if values["accuracy"] is not None:
@@ -123,7 +121,7 @@ def _heading(values: _Values, left_out: bool) -> str:
         f"lower bounds at {100 * values['confidence']:g} %, epsilon at delta = {values['delta']:g}",
     ]
     if left_out:
-        lines.append("files of this size are read once; methods that need them in memory are left out")
+        lines.append("files of this size are read once; methods that need them in memory are skipped")
     return "\n".join(lines) + "\n"
 
 
@@ -136,7 +134,7 @@ def _table(values: _Values, notes: _NumberedAssumptions, composed: bool) -> Tabl
     previous = ""
     for row in values["methods"]:
         rule = row["threshold_rule"]["type"]
-        if rule == "SameData" and rule != previous:  # the rows of common practice come last, apart
+        if rule == "SameData" and rule != previous:  # rows of the common practice come last
             table.add_section()
         previous = rule
         table.add_row(*_cells(row, notes, composed))
@@ -144,7 +142,7 @@ def _table(values: _Values, notes: _NumberedAssumptions, composed: bool) -> Tabl
 
 
 def _symbol(values: _Values) -> str:
-    """Return the parameter of the f-DP rows."""
+    """Return the name of the parameter in the f-DP rows."""
     symbols = [row["symbol"] for row in values["methods"] if row["name"].startswith("f-DP")]
     symbol = symbols[0] if symbols else "mu"
     return "1/noise" if symbol.startswith("1/") else symbol

@@ -1,4 +1,4 @@
-"""``dpaudit run``: train and audit as a config file says."""
+"""``dpaudit run``: train and audit as specified by a config file."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ from dpaudit.cli._result_table import model_and_steps, print_examined, tests_of_
 from dpaudit.errors import InputError
 from dpaudit.stats import Verdict
 
-if TYPE_CHECKING:  # they need torch, which is imported when the command is called
+if TYPE_CHECKING:  # need torch, which is imported when the command is called
     from dpaudit.experiments import Config, Outcome
 
 
-# what printing raises where a value is missing or of another type; an InputError is a ValueError
+# what printing raises if a value is missing or has another type; an InputError is a ValueError
 _DAMAGED = AttributeError, KeyError, IndexError, TypeError, ValueError, OverflowError, NotRenderableError
 
-_File = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="A TOML file.", show_default=False)]
+_File = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="TOML config file.", show_default=False)]
 _Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the file: training.num_steps=50"),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a value: training.num_steps=50. May be repeated."
+    ),
 ]
 _Example = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Print a config to start from: digits, paper-cifar10, end-to-end, purchase, input, black-box, "
+        help="Print an example config: digits, paper-cifar10, end-to-end, purchase, input, black-box, "
         "black-box-one-run, black-box-function.",
     ),
 ]
@@ -44,7 +46,7 @@ _Retry = Annotated[
     bool,
     typer.Option(
         "--retry-failed",
-        help="Try trainings again that have failed: sound only if all their chance comes from their seed.",
+        help="Retry failed training runs. Sound only if their seed determines all of their randomness.",
     ),
 ]
 
@@ -57,10 +59,10 @@ def run(
     retry_failed: _Retry = False,
     as_json: Json = False,
 ) -> None:
-    """Train with DP-SGD and audit it, as a config file says.
+    """Train with DP-SGD and audit it, as specified by a config file.
 
-    Everything goes into the config's output directory. Called again, it goes
-    on where it was interrupted.
+    All files are written to the output directory of the config. Run the same
+    command again to resume.
 
     Exit status: 0 no violation, 1 violation, 2 bad input, 3 underpowered,
     130 interrupted.
@@ -71,7 +73,7 @@ def run(
         typer.echo(experiments.example(example), nl=False)
         return
     if config is None:
-        raise InputError("Expected a config; print one to start from with: dpaudit run --example digits")
+        raise InputError("Expected a config file; print an example with: dpaudit run --example digits")
     loaded = experiments.load_config(config, changes or ())
     found = _run(loaded, retry_failed=retry_failed)
     if found.was_finished:
@@ -80,24 +82,24 @@ def run(
         print_json(found.values)
     else:
         _print(output(), loaded, found)
-    verdict = found.values["verdict"]  # none where nothing is claimed
+    verdict = found.values["verdict"]  # None without a claim
     raise typer.Exit(0 if verdict is None else EXIT_STATUS[Verdict[verdict]])
 
 
 def _require_intact(config: Config, found: Outcome) -> None:
     """Check a stored result as ``dpaudit report`` does, and that the terminal can print all of it."""
-    from dpaudit.report._read import read_result  # noqa: PLC0415  # loads what draws reports
+    from dpaudit.report._read import read_result  # noqa: PLC0415  # loads the report code
 
     try:
         checked, _ = read_result(expanded(config.output), config.output)
         _print(Console(file=io.StringIO(), width=1000), config, found)
-        is_intact = checked == found.values  # texts that no terminal should show were replaced
+        is_intact = checked == found.values  # unprintable characters were replaced
     except _DAMAGED:
         is_intact = False
     if not is_intact:
         raise InputError(
             f"Expected the result of a run in {Path(config.output) / 'result.json'}, but it is damaged; "
-            "delete it, and the same command makes it again."
+            "delete it and run the same command again to recreate it."
         )
 
 
@@ -107,7 +109,7 @@ def _run(config: Config, *, retry_failed: bool) -> Outcome:
     experiments.use_one_thread()
     with ProgressDisplay() as display:
         display.say(
-            f"{config.model.name} on {config.data.name}, audited by {config.audit.mode}, in {config.output}"
+            f"{config.model.name} on {config.data.name}, audit mode {config.audit.mode}, in {config.output}"
         )
         with display.resumable(lambda: None if display.position is None else f" at {display.position}"):
             found = experiments.run(
@@ -119,7 +121,7 @@ def _run(config: Config, *, retry_failed: bool) -> Outcome:
                 retry_failed=retry_failed,
             )
         if found.was_finished:
-            display.say("This run is finished; here is its result again.")
+            display.say("This run is already finished; its stored result follows.")
     return found
 
 

@@ -1,4 +1,4 @@
-"""``dpaudit scores``: bounds and a verdict from files of scores."""
+"""``dpaudit scores``: bounds and a verdict from score files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from dpaudit.stats import Observations
 
 @dataclass(frozen=True)
 class ScoreFiles:
-    """The files of scores: a table, or a file for each side."""
+    """The score files: one table, or one file per side."""
 
     table: Path | None
     with_canary: Path | None
@@ -99,12 +99,14 @@ def _from_npz(path: Path, arrays: NpzArchive, columns: Columns, normalized: bool
 
 
 _DEFAULT_DELTA = 1e-5
-_QUICK = 1_000_000  # fewer scores a side take no time
+_QUICK = 1_000_000  # scores per side; with fewer, the analysis is fast
 
 _Table = Annotated[
     Path | None,
     typer.Argument(
-        help="A .csv, .parquet or .npz file with a score and a presence column.", show_default=False
+        metavar="TABLE",
+        help="A .csv, .parquet or .npz file with a score and a presence column.",
+        show_default=False,
     ),
 ]
 _With = Annotated[
@@ -114,20 +116,21 @@ _With = Annotated[
 _Without = Annotated[
     Path | None, typer.Option("--without", metavar="FILE", help="Scores without the canary.")
 ]
-_Score = Annotated[str, typer.Option(help="The name of the column (or array) of scores.")]
+_Score = Annotated[str, typer.Option(help="Name of the score column (or array).")]
 _Presence = Annotated[
-    str, typer.Option(help="The name of the column of 0/1 or true/false: was the canary present?")
+    str,
+    typer.Option(help="Name of the presence column: 1 or true if the canary was present, else 0 or false."),
 ]
 _Normalized = Annotated[
     bool,
     typer.Option(
         "--normalized",
-        help="White-box scores in units of the canary's signal: 1/2 is the midpoint and the threshold.",
+        help="Scores are white-box, in units of the canary's signal: the threshold is their midpoint, 1/2.",
     ),
 ]
 _Threshold = Annotated[
     float | None,
-    typer.Option(help='Call a score above this "present". It must have been chosen before the data.'),
+    typer.Option(help='Count scores above this as "present". Must be chosen before the data are seen.'),
 ]
 
 
@@ -149,10 +152,10 @@ def scores(
     end_to_end: opt.EndToEnd = False,
     as_json: opt.Json = False,
 ) -> None:
-    """Bound the leak that scores show, by every method, and test a claim on them.
+    """Compute lower bounds on epsilon from scores by every method, and test a claim.
 
-    Scores are of steps or runs with and without a canary.
-    A higher score means "present". Two-dimensional arrays are steps x canaries.
+    Scores come from steps or runs with and without a canary. Higher scores mean
+    "present". Two-dimensional arrays are steps x canaries.
 
     Exit status: 0 no violation or no claim, 1 violation, 2 bad input,
     3 underpowered.
@@ -171,7 +174,7 @@ def scores(
             of_steps=options.is_of_steps,
             threshold=threshold,
         )
-        values = examined.to_dict()  # finds the power too
+        values = examined.to_dict()  # also computes the power
     if as_json:
         print_json(values)
     else:
@@ -181,7 +184,7 @@ def scores(
 
 
 def _check(options: ClaimOptions, threshold: float | None, confidence: float) -> None:
-    """Find mistakes in the options before reading what may be large files."""
+    """Check the options before reading files, which may be large."""
     _ = options.claim
     _validate.confidence(confidence)
     if options.delta is not None:
@@ -195,4 +198,4 @@ def _announcing(observations: Observations, options: ClaimOptions) -> AbstractCo
     sizes = observations.with_canary.size, observations.without_canary.size
     if max(sizes) < _QUICK and not options.end_to_end:
         return nullcontext()
-    return working(f"Examining {sizes[0]:,} and {sizes[1]:,} scores")
+    return working(f"Analyzing {sizes[0]:,} scores with the canary and {sizes[1]:,} without it")

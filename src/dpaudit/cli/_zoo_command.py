@@ -1,4 +1,4 @@
-"""``dpaudit zoo``: published faults, what catches each, and every method's epsilon."""
+"""``dpaudit zoo``: publicly reported faults, what catches each, and every method's epsilon."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _SHORT = {
     "f-DP(betting)": "bets",
 }
 _LEGEND = (
-    "caught by: bound, a lower bound on epsilon above the claim; replay, the same step again on other data; "
-    "else the most certain test of noise or batches, +1 if another one found something too. Bound and tests "
-    "have 5 % error together. steps: how many would have been enough, of 5, 10, 20, 50, 100, 200 and all. "
-    "twin: ok if nothing flags it; all twins of the zoo have 5 % error together."
+    "caught by: bound, a lower bound on epsilon above the claim; replay, the same step repeated on other "
+    "data; otherwise the most significant noise or batch test, and +n for n further findings. Bound and "
+    "tests share an error rate of 5 %. steps: the first of 5, 10, 20, 50, 100, 200 and all steps that would "
+    "have sufficed. twin: ok if nothing flags it; all twins of the zoo share an error rate of 5 %."
 )
 _METHODS = (
-    "Lower bounds on epsilon at 95 %, each method alone; * is above the claim. CP, ZB, joint, bets: f-DP, "
-    "Gaussian. e,d: (epsilon, delta)-DP. Katz: delta = 0. Faults without scores are not listed."
+    "Lower bounds on epsilon at 95 %, each method alone; * marks those above the claim. CP, ZB, joint, bets: "
+    "Gaussian f-DP. e,d: (epsilon, delta)-DP. Katz: delta = 0. Faults without scores are not listed."
 )
 
 
 def print_zoo(console: Console, values: _Values, folder: Path) -> None:
-    """Print the table of faults, the table of methods, and what was not as it should be."""
+    """Print the table of faults, the table of methods, and unexpected outcomes."""
     run = [entry for entry in values["entries"] if entry["left_out"] is None]
     print_table(console, _faults(run))
     console.print()
@@ -80,7 +80,7 @@ def _faults(entries: list[_Values]) -> Table:
 
 
 def _caught_by(judged: _Values) -> str:
-    """Return the bound, a replay and the most certain finding: the others often follow from it."""
+    """Return the bound, a replay and the most significant finding: the others often follow from it."""
     findings = [finding["name"] for finding in (judged["tests"] or {"findings": []})["findings"]]
     names = [name for name in judged["caught_by"] if name not in findings[1:]]
     return ", ".join(names) + (f" +{len(findings) - 1}" if len(findings) > 1 else "")
@@ -105,7 +105,7 @@ def _number(value: float | str) -> str:
 
 
 def _notes(entries: list[_Values]) -> list[tuple[str, str]]:
-    left_out = [(entry["name"], f"left out. {entry['left_out']}") for entry in entries if entry["left_out"]]
+    left_out = [(entry["name"], f"skipped. {entry['left_out']}") for entry in entries if entry["left_out"]]
     known = [
         (entry["name"], f"not caught. {entry['not_caught']}")
         for entry in entries
@@ -117,20 +117,20 @@ def _notes(entries: list[_Values]) -> list[tuple[str, str]]:
 def _conclusion(values: _Values) -> str:
     wrong = [entry["name"] for entry in values["entries"] if not entry["is_as_expected"]]
     if wrong:
-        return f"Not as it should be: {', '.join(wrong)}."
+        return f"Not as expected: {', '.join(wrong)}."
     count = sum(entry["left_out"] is None for entry in values["entries"])
     if count == 1:
-        return "The fault and its twin are as they should be."
-    return f"All {count} faults and their twins are as they should be."
+        return "The fault and its twin are as expected."
+    return f"All {count} faults and their twins are as expected."
 
 
 _Only = Annotated[
     list[str] | None,
-    typer.Option("--only", metavar="NAME", help="Run this entry; may be given several times."),
+    typer.Option("--only", metavar="NAME", help="Run this entry only. May be repeated."),
 ]
-_List = Annotated[bool, typer.Option("--list", help="Print the names of all entries, and run none.")]
-_Seed = Annotated[int, typer.Option("--seed", min=0, help="The chance of trainings and canaries.")]
-_Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Where finished entries are kept.")]
+_List = Annotated[bool, typer.Option("--list", help="Print the names of all entries and exit.")]
+_Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
+_Output = Annotated[Path, typer.Option("--output", metavar="DIR", help="Directory for finished entries.")]
 
 
 def zoo(
@@ -141,14 +141,14 @@ def zoo(
     folder: _Output = Path("dpaudit-zoo"),
     as_json: Json = False,
 ) -> None:
-    """Put faults that were public into trainings, and show what catches them.
+    """Inject publicly reported faults into training runs, and show what catches them.
 
-    Each is run beside a correct twin. Called again, it goes on where it
-    was interrupted.
+    Each fault is run beside a correct twin. Run the same command again to
+    resume.
 
     Exit status: 0 every fault is caught, or known not to be, and no correct
-    twin is flagged; 1 otherwise, 2 bad input, 130 interrupted. A correct
-    zoo ends with 1 because of a twin in 5 % of seeds at most.
+    twin is flagged; 1 otherwise; 2 bad input; 130 interrupted. Correct twins
+    are flagged for at most 5 % of seeds.
     """
     if is_list:
         _print_names(only or [], as_json=as_json)
@@ -179,7 +179,7 @@ def _run(only: list[str], seed: int, folder: Path) -> dict[str, Any]:
     with ProgressDisplay() as display:
 
         def kept() -> str:
-            return f": {display.num_done} of {len(entries)} entries are done and kept in {folder}"
+            return f": {display.num_done} of {len(entries)} entries are finished and stored in {folder}"
 
         with display.resumable(kept):
             return package.run_zoo(entries, seed=seed, output=folder, watch=display.part)

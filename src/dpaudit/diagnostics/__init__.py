@@ -1,7 +1,7 @@
-"""Cheap tests of the noise and the batches of a training, with a known error rate; numpy and scipy only.
+"""Cheap tests of the noise and the batches of a training run, with a known error rate; numpy and scipy only.
 
-Tests of the residual noise: what a step released, less the sum that is known. Tests of which examples took
-part in which step, against Poisson sampling.
+One group tests the residual noise: what a step released minus the known sum. The other tests which examples
+took part in which step against Poisson sampling.
 """
 
 from dpaudit.diagnostics._causes import likely_causes

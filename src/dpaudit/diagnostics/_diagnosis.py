@@ -1,7 +1,7 @@
-"""All tests of one training together, with one error rate, also beside a bound of the same training.
+"""All tests of one training run with a joint error rate, which a bound on the same run may share.
 
-``Diagnostics`` is fed while the training runs, and its ``diagnose()`` gives a ``Diagnosis``: the tests that
-were run, and those that remain findings after Holm's correction.
+``Diagnostics`` collects data during training. Its ``diagnose()`` returns a ``Diagnosis``: the tests that
+were run, and the findings that remain after Holm's correction.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dpaudit.diagnostics._participation import ParticipationRecord, participatio
 from dpaudit.errors import FindingError, InputError
 from dpaudit.stats import Result, Verdict
 
-_SHARE_OF_TESTS = 0.2  # of the error rate, for the tests of noise and batches; a bound has the rest
-_SHARED = 16.0  # squared sums over a leaf this many times too large do not come from repeated noise
-_SAME = 0.95  # the correlation from which on noise comes again, and is not only alike
+_SHARE_OF_TESTS = 0.2  # of the error rate, for the tests of noise and batches; the rest is for the bound
+_SHARED = 16.0  # repeated noise does not make squared sums over a leaf this many times too large
+_SAME = 0.95  # correlation above which noise counts as repeated, not merely correlated
 _PARTS = ("step-noise", "leaf-noise", "coordinate-noise")
-# What a finding brings about comes after it: noise that comes again, or is shared, has odd amounts, too, and
-# shuffled batches are of one size.
+# Causes come before their consequences: repeated or shared noise also has unusual amounts, and shuffled
+# batches also have a fixed size.
 _ORDER = (
     "repeated-noise",
     "leaf-correlation",
@@ -43,10 +43,10 @@ _ORDER = (
 
 
 class Diagnostics:
-    """Collect noise and batches step by step, in bounded memory; ``diagnose()`` runs the tests they allow.
+    """Collector of noise and batches, step by step and in bounded memory; ``diagnose()`` runs the tests.
 
-    Several runs may be fed one after another: noise that is equal in two of them is found, too. The number
-    of steps must not be chosen by what they show.
+    Several runs may be observed one after another: noise that two of them share is detected as well. The
+    number of steps must not depend on the data observed.
 
     >>> import numpy as np
     >>> rng, record = np.random.default_rng(0), Diagnostics(sample_rate=0.1)
@@ -63,12 +63,12 @@ class Diagnostics:
         self._participation = ParticipationRecord()
 
     def observe_noise(self, residual: Any, leaves: Leaves | None = None, *, rounding: float = 0.0) -> None:
-        """Add what one step released, less the sum that is known, over the claimed standard deviation.
+        """Add the noise of one step: its release minus the known sum, over the claimed standard deviation.
 
-        ``residual`` is a vector; ``leaves`` are the sizes of the parameters it is made of, one after another,
-        by name if there are names. A few coordinates of every step will do, if they stay the same ones.
-        ``rounding`` is how far a coordinate may be off, in the same units, if that is more than a thousandth:
-        sums of many single-precision numbers are.
+        ``residual`` is a vector; ``leaves`` are the sizes of the parameters it consists of, in order, with
+        their names if they have any. A few coordinates are enough if they are the same in every step.
+        ``rounding`` is the largest rounding error of a coordinate in the same units, if it exceeds 0.001, as
+        in sums of many single-precision numbers.
         """
         self._noise.observe(residual, leaves, _validate.at_least("rounding", rounding, 0.0))
 
@@ -77,49 +77,47 @@ class Diagnostics:
         self._participation.observe(indices, num_examples)
 
     def observe_batch_size(self, size: int, num_examples: int) -> None:
-        """Add the size of one batch, where it is not known which examples were in it."""
+        """Add the size of one batch whose examples are unknown."""
         self._participation.observe_size(size, num_examples)
 
     def diagnose(self, confidence: float = 0.95) -> Diagnosis:
-        """Run all tests, with a false alarm in 1 - confidence of correct trainings at most."""
+        """Run all tests; a correct training run has any finding with probability 1 - confidence at most."""
         _validate.confidence(confidence)
         noise, participation = self._noise, self._participation
         checks = noise_checks(noise, confidence) + participation_checks(participation, self.sample_rate)
         if not checks:
-            raise InputError("Expected at least one observed step, got none: did the training run?")
+            raise InputError("Expected at least one observed step, got none: did the training loop run?")
         found = noise_amount(noise, confidence) if noise.num_steps else None
         return Diagnosis.of(checks, confidence=confidence, noise=found, notes=self._notes(found))
 
     def _notes(self, noise: Amount | None) -> list[str]:
         notes = []
         if noise is not None and noise.low > 1 + RESOLUTION:
-            notes.append(f"The noise is {noise}: more than claimed costs accuracy, not privacy.")
+            notes.append(f"The noise is {noise}: noise above the claim costs accuracy, not privacy.")
         claimed, batches = self.sample_rate, self._participation
         if claimed is not None and batches.num_steps:
             rate, error = batches.drawn_rate, (claimed * (1 - claimed) / batches.num_trials) ** 0.5
             if rate < claimed * (1 - RESOLUTION) - 4 * error:
-                notes.append(
-                    f"Examples are drawn with a rate of {rate:.4g}, less than the claimed {claimed:.4g}."
-                )
+                notes.append(f"Examples are drawn at a rate of {rate:.4g}, below the claimed {claimed:.4g}.")
         return notes
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was observed; give it to ``load_state_dict`` of an equal collector."""
+        """Return what was observed, for ``load_state_dict`` of an equal collector."""
         return {"noise": self._noise.state_dict(), "participation": self._participation.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where ``state_dict`` was taken."""
+        """Resume from a ``state_dict``."""
         self._noise.load_state_dict(state["noise"])
         self._participation.load_state_dict(state["participation"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """All tests that were run, and those that found something.
+    """All tests that were run, and their findings.
 
-    A training that is what it claims, independent normal noise and Poisson sampling, has any finding with
-    probability 1 - confidence at most. That is a statement about the code, not about epsilon: a finding says
-    that the accounting is of another mechanism. ``notes`` are what is odd, but leaks nothing.
+    A correct training run, with independent normal noise and Poisson sampling as claimed, has any finding
+    with probability 1 - confidence at most. A finding concerns the code, not epsilon: the accounting does not
+    describe the mechanism that ran. ``notes`` list what is unusual but leaks nothing.
     """
 
     confidence: float
@@ -127,7 +125,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
     noise: Amount | None = None
-    """How much noise there is; None if none was observed."""
+    """The amount of noise; None if no noise was observed."""
 
     @classmethod
     def of(
@@ -138,7 +136,7 @@ class Diagnosis:
         notes: Sequence[str] = (),
         noise: Amount | None = None,
     ) -> Diagnosis:
-        """Return the findings of these tests, by Holm's correction."""
+        """Return the diagnosis of these tests, with Holm's correction."""
         adjusted = holm([check.p_value for check in checks])
         findings = [
             Finding(adjusted=float(level), **vars(check))
@@ -154,30 +152,28 @@ class Diagnosis:
         )
 
     def likely_causes(self, **known: Any) -> tuple[str, ...]:
-        """Return what may be behind the findings; keywords are those of :func:`likely_causes`."""
+        """Return likely causes of the findings; the keywords are those of :func:`likely_causes`."""
         names = [finding.name for finding in self.findings]
         if self.noise is not None and "noise-variance" in names:
             known = {"noise_ratio": self.noise.ratio, "interval": (self.noise.low, self.noise.high), **known}
         return likely_causes(findings=names, **known)
 
     def raise_for_findings(self) -> None:
-        """Raise :class:`dpaudit.FindingError` if there is any finding; else do nothing."""
+        """Raise :class:`dpaudit.FindingError` if there are findings."""
         if self.findings:
             raise FindingError(str(self))
 
     def __str__(self) -> str:
         count = len(self.findings)
-        found = {0: "Nothing found", 1: "1 finding"}.get(count, f"{count} findings")
-        lines = [
-            f"{found} by {len(self.checks)} tests, {100 * self.confidence:g} % confidence for all together."
-        ]
+        found = {0: "No findings", 1: "1 finding"}.get(count, f"{count} findings")
+        lines = [f"{found} in {len(self.checks)} tests, at {100 * self.confidence:g} % joint confidence."]
         lines += [f"  {finding}" for finding in self.findings]
         lines += ["  The first is the most certain; the others may follow from it."] if count > 1 else []
-        lines += [f"  cause? {cause}" for cause in self.likely_causes()]
+        lines += [f"  possible cause: {cause}" for cause in self.likely_causes()]
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
     def table(self) -> str:
-        """Return every test with its p-value, a line each."""
+        """Return a table of all tests and their p-values, one per line."""
         found = {finding.name for finding in self.findings}
         width = max((len(check.name) for check in self.checks), default=0)
         lines = [
@@ -203,9 +199,9 @@ class Diagnosis:
 
 
 def share_error(error_rate: float, *, has_bound: bool, has_tests: bool) -> tuple[float, float]:
-    """Return the confidence of a bound and that of the tests, which err with ``error_rate`` together at most.
+    """Return the confidence of a bound and of the tests, for a joint error rate of at most ``error_rate``.
 
-    That is a union bound, valid however they depend on each other; one alone has all of the error.
+    This is a union bound, valid under any dependence; a bound or tests alone get the entire error rate.
     """
     bound, tests = 1 - _SHARE_OF_TESTS if has_tests else 1.0, _SHARE_OF_TESTS if has_bound else 1.0
     return 1 - bound * error_rate, 1 - tests * error_rate
@@ -218,7 +214,7 @@ def flagged_by(result: Result | None, diagnosis: Diagnosis | None) -> tuple[str,
 
 
 def holm(p_values: ArrayLike) -> FloatArray:
-    """Return the smallest level at which each test would be rejected, however they depend on each other.
+    """Return the smallest level at which each hypothesis would be rejected, under any dependence.
 
     Holm 1979, "A simple sequentially rejective multiple test procedure".
 
@@ -234,9 +230,9 @@ def holm(p_values: ArrayLike) -> FloatArray:
 
 
 def _by_certainty(finding: Finding) -> tuple[float, float, float, int]:
-    """Sort key: the most certain first; of those beyond doubt, causes before what follows from them.
+    """Return the sort key of a finding: most certain first; among the certain, causes before consequences.
 
-    Of parts without their noise, those that have least of it come first.
+    Among parts that lack noise, those with the least noise come first.
     """
     order = _ORDER.index(finding.name) if finding.name in _ORDER else len(_ORDER)
     rank, least = float(order), 0.0

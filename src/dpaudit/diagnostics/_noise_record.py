@@ -1,6 +1,6 @@
-"""What is kept of the noise of all steps, in bounded memory: the statistics that tests of the noise need.
+"""Statistics of the noise of all steps that the noise tests need, in bounded memory.
 
-``NoiseRecord`` holds them; its ``Layout`` says which coordinates of a gradient are kept, and to which leaf
+``NoiseRecord`` holds them; its ``Layout`` defines which coordinates of a gradient are kept, and to which leaf
 (parameter) each belongs.
 """
 
@@ -19,18 +19,18 @@ from dpaudit.diagnostics._p_values import RESOLUTION, HeadTailBuffer, fixed_rng,
 from dpaudit.errors import InputError
 
 Leaves = Mapping[str, int] | Sequence[int]
-"""The sizes of the parameters that a gradient is made of, one after another; by name if there are names."""
+"""The sizes of the parameters that a gradient consists of, in order, with their names if they have any."""
 
-_MAX_COORDINATES = 2**20  # that are kept of a large model
-_PREFIX = 256  # coordinates of each leaf that are compared with those of other leaves
-_MAX_COMPARED = 64  # leaves that are compared
-_SKETCH = 512  # coordinates of which every step is kept
-# attributes of a record that its state holds as they are
+_MAX_COORDINATES = 2**20  # kept of a large model
+_PREFIX = 256  # leading coordinates of each leaf that are compared with those of other leaves
+_MAX_COMPARED = 64  # leaves that are compared with each other
+_SKETCH = 512  # coordinates that are kept for every step
+# attributes of a record that its state holds unchanged
 _SUMS = ("energies", "step_energies", "sum_energy", "agreeing", "differing", "resolution")
 
 
 class NoiseRecord:
-    """What is kept of a training's noise: sums over all steps, and a few coordinates of every step.
+    """Summary of the noise of a training run: sums over all steps, and a few coordinates of every step.
 
     It needs no more memory than a few gradients.
     """
@@ -44,16 +44,16 @@ class NoiseRecord:
         self.sum_energy = 0.0
         """The squared sum of signs of each leaf in each step, over the leaf's size, summed."""
         self.agreeing: FloatArray
-        """How many signs of the first coordinates of every two leaves agree."""
+        """For each pair of leaves, how many signs of their leading coordinates agree."""
         self.differing: FloatArray
-        """How many differ; the rest is too small to have a sign."""
+        """For each pair of leaves, how many differ; the remaining numbers are too small to have a sign."""
         self.resolution = RESOLUTION
-        """By how much a number may be rounded, at most."""
+        """The largest rounding error of a number."""
         self.sketches = HeadTailBuffer()
 
     @property
     def num_steps(self) -> int:
-        """How many steps were observed."""
+        """The number of observed steps."""
         return len(self.step_energies)
 
     @property
@@ -67,7 +67,7 @@ class NoiseRecord:
         return float(sum(self.step_energies))
 
     def observe(self, residual: Any, leaves: Leaves | None = None, rounding: float = 0.0) -> None:
-        """Add the noise of one step, and how far it may be off, in claimed standard deviations."""
+        """Add the noise of one step and its rounding error, in claimed standard deviations."""
         vector = np.asarray(residual)
         self._require_consistent(vector, leaves)
         if self.num_steps == 0:
@@ -80,7 +80,7 @@ class NoiseRecord:
             index = int(np.argmax(~np.isfinite(squares)))
             raise InputError(
                 f"Expected finite noise in step {self.num_steps}, got {noise[index]} at coordinate "
-                f"{layout.coordinate(index)}: did the training diverge?"
+                f"{layout.coordinate(index)}: did training diverge?"
             )
         self.resolution = max(self.resolution, rounding)
         self.energies += squares
@@ -98,7 +98,7 @@ class NoiseRecord:
                 f"got shape {vector.shape} of {vector.dtype}."
             )
         if self.num_steps and leaves is not None and not self.layout.is_like(leaves):
-            raise InputError(f"Expected the leaves of the first step in step {self.num_steps}, got others.")
+            raise InputError(f"Expected the same leaves in step {self.num_steps} as in the first step.")
 
     def _start(self, layout: Layout) -> None:
         self.layout = layout
@@ -121,7 +121,7 @@ class NoiseRecord:
             self.differing += (sure - product) / 2
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that was kept."""
+        """Return the state, for ``load_state_dict``."""
         if self.num_steps == 0:
             return {}
         return {
@@ -132,7 +132,7 @@ class NoiseRecord:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where ``state_dict`` was taken."""
+        """Resume from a ``state_dict``."""
         if not state:
             return
         self._start(Layout.of(state["num_parameters"], state["leaves"]))
@@ -143,26 +143,26 @@ class NoiseRecord:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """All coordinates of a small model; of a large one the first of each leaf and a random choice."""
+    """The kept coordinates: all, or for a large model the first of each leaf and a random sample."""
 
     num_parameters: int
     leaves: tuple[tuple[str, int], ...]
     kept: IntArray | None
-    """The coordinates of the gradient that are kept; None: all."""
+    """The coordinates of the gradient that are kept; None for all."""
     starts: IntArray
-    """Where each leaf begins among the kept coordinates."""
+    """The start of each leaf among the kept coordinates."""
     sizes: IntArray
-    """How many of each leaf are kept."""
+    """The number of kept coordinates of each leaf."""
     sketch: IntArray
-    """The kept coordinates of which every step is kept."""
+    """The coordinates, among those kept, that are kept for every step."""
     compared: IntArray
     """The leaves that are compared with each other."""
     heads: IntArray
-    """Their first kept coordinates: leaves x coordinates, -1 beyond the end of a short leaf."""
+    """Their leading kept coordinates: leaves x coordinates, -1 beyond the end of a short leaf."""
 
     @classmethod
     def of(cls, num_parameters: int, leaves: Leaves | None) -> Layout:
-        """Lay out gradients of this length, cut into these leaves; without them, the gradient is one leaf."""
+        """Lay out gradients of this length, split into these leaves; None means a single leaf."""
         named = _named(leaves, num_parameters)
         lengths = np.array([size for _, size in named], dtype=np.int64)
         offsets = np.cumsum(lengths) - lengths
@@ -189,7 +189,7 @@ class Layout:
         return tuple(name for name, _ in self.leaves)
 
     def coordinate(self, index: int) -> int:
-        """Return which coordinate of the gradient is kept at this index."""
+        """Return the coordinate of the gradient that is kept at this index."""
         return index if self.kept is None else int(self.kept[index])
 
     def is_like(self, leaves: Leaves) -> bool:
@@ -204,7 +204,7 @@ def _named(leaves: Leaves | None, num_parameters: int) -> tuple[tuple[str, int],
     named = tuple((name, _validate.whole(f"the size of leaf {name}", size, 0)) for name, size in pairs)
     total = sum(size for _, size in named)
     if total != num_parameters:
-        raise InputError(f"Expected leaves of {num_parameters} coordinates together, got {total}.")
+        raise InputError(f"Expected leaves with {num_parameters} coordinates in total, got {total}.")
     return tuple((name, size) for name, size in named if size > 0)
 
 

@@ -1,9 +1,9 @@
-"""Tests of the noise of a training: amount, shape, repetition and correlation.
+"""Tests of the noise of a training run: amount, shape, repetition and correlation.
 
-Under the null hypothesis of each, all noise is normal, independent, and at least as large as claimed. The
-null distribution is named with each test; those that several tests share are in ``_tests``. To add a test,
-write a function from a ``NoiseRecord`` to a ``Check``, None where there is too little to test, and register
-it in ``NOISE_TESTS`` below; what may cause its finding goes into ``_causes``.
+Under each null hypothesis, all noise is normal, independent, and at least as large as claimed. Each test
+names its null distribution; those shared by several tests are in ``_p_values``. To add a test, write a
+function that takes a ``NoiseRecord`` and returns a ``Check``, or None if there is too little to test.
+Register it in ``NOISE_TESTS`` below, and add the likely cause of its finding to ``_causes``.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from dpaudit.diagnostics._p_values import (
     uniform_p_value,
 )
 
-_SURE_P_VALUE = 1e-6  # how unlikely each part is that is counted as one without its noise
-_MAX_RATIOS = 2**17  # cross ratios that are tested
-# What rounding can do to the distribution of cross ratios, in units of the resolution: 4.1 where each of
-# the four numbers is moved to the worse side (simulated).
+_SURE_P_VALUE = 1e-6  # corrected p-value below which a part counts as lacking noise
+_MAX_RATIOS = 2**17  # number of cross ratios that are tested
+# Largest effect of rounding on the distribution of cross ratios, in units of the resolution: 4.1 if each of
+# the four numbers is rounded in the worst direction (simulated).
 _RATIO_TOLERANCE = 5.0
-_SAME = 0.95  # the correlation from which on noise is called the same, if its length is too
-_MAX_LAG = 16  # steps between two that are compared
-_SUSPICIOUS = 0.05  # p-values above it are no finding at any level that is used
+_SAME = 0.95  # correlation above which noise counts as the same, if its norm is the same as well
+_MAX_LAG = 16  # largest distance of two steps that are compared
+_SUSPICIOUS = 0.05  # p-values above it are not findings at any level in use
 
 
 def noise_checks(record: NoiseRecord, confidence: float) -> list[Check]:
-    """Run all tests for which there are enough steps, leaves and coordinates, whatever their results."""
+    """Run all tests for which there are enough steps, leaves and coordinates."""
     if record.num_steps == 0:
         return []
     found = [noise_variance(record, confidence), *(test(record) for test in NOISE_TESTS)]
@@ -50,7 +50,7 @@ def noise_checks(record: NoiseRecord, confidence: float) -> list[Check]:
 
 @dataclass(frozen=True, kw_only=True)
 class Amount:
-    """The noise over the claim; the interval holds at ``confidence`` if all noise is independent."""
+    """The ratio of noise to claim; the interval holds at ``confidence`` if all noise is independent."""
 
     ratio: float
     low: float
@@ -65,7 +65,7 @@ class Amount:
 
 
 def noise_amount(record: NoiseRecord, confidence: float) -> Amount:
-    """Return how much noise there is, with the interval of a chi-square distribution."""
+    """Return the amount of noise with its chi-square confidence interval."""
     tail = (1 - confidence) / 2
     low, high = (record.energy / float(stats.chi2.isf(q, record.count)) for q in (tail, 1 - tail))
     return Amount(
@@ -77,7 +77,7 @@ def noise_amount(record: NoiseRecord, confidence: float) -> Amount:
 
 
 def noise_variance(record: NoiseRecord, confidence: float) -> Check:
-    """Test all squares together: chi-square, if there is as much noise as claimed."""
+    """Test the sum of all squares, which is chi-square distributed if the noise is as claimed."""
     found = noise_amount(record, confidence)
     return Check(
         name="noise-variance",
@@ -88,7 +88,7 @@ def noise_variance(record: NoiseRecord, confidence: float) -> Check:
 
 
 def step_noise(record: NoiseRecord) -> Check | None:
-    """Test the step with the least noise, such as an empty batch that is released without any."""
+    """Test the step with the least noise, such as an empty batch that is released without noise."""
     energies = np.asarray(record.step_energies)
     return _least(record, "step", energies, record.energies.size, str)
 
@@ -101,7 +101,7 @@ def leaf_noise(record: NoiseRecord) -> Check | None:
 
 
 def coordinate_noise(record: NoiseRecord) -> Check | None:
-    """Test the coordinate with the least noise: some may have been released as they are."""
+    """Test the coordinate with the least noise: some coordinates may be released without noise."""
     coordinate = record.layout.coordinate
     return _least(
         record, "coordinate", record.energies, record.num_steps, lambda index: str(coordinate(index))
@@ -111,10 +111,10 @@ def coordinate_noise(record: NoiseRecord) -> Check | None:
 def _least(
     record: NoiseRecord, part: str, energies: FloatArray, counts: ArrayLike, name: Callable[[int], str]
 ) -> Check | None:
-    """Test the part whose squares are least for their number, Bonferroni-corrected for all parts.
+    """Test the part with the least noise, Bonferroni-corrected for all parts.
 
-    A p-value is the larger of two: that of less than claimed (chi-square), and that of less than the others
-    (beta). So what all parts lack is said once, by the variance.
+    Each p-value is the larger of two: for less noise than claimed (chi-square), and for less noise than in
+    the other parts (beta). Noise that is missing everywhere is thus reported once, by the variance test.
     """
     if energies.size == 1:
         return None
@@ -132,16 +132,16 @@ def _least(
 
 
 def _others(part: str, p_values: FloatArray) -> str:
-    """Return how many parts have too little, as the end of a sentence."""
+    """Return how many parts have too little noise, as the end of a sentence."""
     count = int(np.count_nonzero(p_values * p_values.size <= _SURE_P_VALUE))
-    return f"; {count} of {p_values.size} such parts have too little ({part} by {part})" if count > 1 else ""
+    parts = "leaves" if part == "leaf" else f"{part}s"
+    return f"; {count} of {p_values.size} {parts} have too little" if count > 1 else ""
 
 
 def noise_shape(record: NoiseRecord) -> Check | None:
     """Test cross ratios of two coordinates in two steps against those of normal noise (Kolmogorov-Smirnov).
 
-    The scales of each coordinate and of each step are divided out. So neither the claimed nor an estimated
-    variance enters.
+    The scales of coordinates and steps cancel, so neither a claimed nor an estimated variance is needed.
     """
     ratios = _cross_ratios(record.sketches.rows.astype(np.float64))
     if ratios is None:
@@ -158,10 +158,10 @@ def noise_shape(record: NoiseRecord) -> Check | None:
 
 
 def cross_ratio_cdf(ratios: FloatArray) -> FloatArray:
-    """Return the distribution function of absolute logarithms of cross ratios of normal numbers.
+    """Return the distribution function of absolute logarithms of cross ratios of normal variables.
 
-    A cross ratio is a product of two Cauchy numbers: its logarithm has the density r / sinh(r), up to a
-    factor.
+    A cross ratio is a product of two Cauchy variables: the density of its logarithm is proportional to
+    r / sinh(r).
     """
     inverse = np.exp(-ratios)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -172,9 +172,9 @@ def cross_ratio_cdf(ratios: FloatArray) -> FloatArray:
 
 
 def _cross_ratios(rows: FloatArray) -> FloatArray | None:
-    """Return absolute logarithms, of blocks that share no number.
+    """Return absolute logarithms of cross ratios from disjoint blocks.
 
-    A coordinate or a step of zeros has none; nor have steps that are equal, for which there is another test.
+    Coordinates or steps of zeros have no cross ratio, nor do equal steps, which another test detects.
     """
     if min(rows.shape) < 2:
         return None
@@ -187,7 +187,7 @@ def _cross_ratios(rows: FloatArray) -> FloatArray | None:
 
 
 def repeated_noise(record: NoiseRecord) -> Check | None:
-    """Test the two steps whose signs agree, or differ, most often, of all pairs of steps: binomial."""
+    """Test the pair of steps whose signs agree, or differ, most often: binomial."""
     rows = record.sketches.rows.astype(np.float64)
     num_rows, count = rows.shape
     if num_rows < 2 or count < 2:
@@ -208,8 +208,8 @@ def repeated_noise(record: NoiseRecord) -> Check | None:
 def _most_alike(signs: FloatArray) -> tuple[int, int, tuple[int, int]]:
     """Return the pair of rows with the smallest p-value, and how many of its signs agree and differ.
 
-    The search counts a coordinate twice that is not sure in both rows. So it may miss the best pair by very
-    little, which errs on the safe side: the p-value is that of the pair that it found.
+    The search counts a coordinate without a sure sign in either row twice, so it may narrowly miss the best
+    pair. This is conservative: the p-value is that of the pair found.
     """
     single = signs.astype(np.float32)
     sure = np.abs(single).sum(axis=1)
@@ -226,25 +226,25 @@ def _most_alike(signs: FloatArray) -> tuple[int, int, tuple[int, int]]:
 
 
 def _repetition(rows: FloatArray, steps: IntArray) -> str | None:
-    """Describe rows that come again, as they are or as a multiple; None if no two are so alike."""
+    """Describe rows that repeat, exactly or as a multiple; None if no two rows are that similar."""
     lengths = np.linalg.norm(rows, axis=1)
     same, multiple = _earlier(rows, lengths)
     later = np.flatnonzero(multiple >= 0)
     if later.size == 0:
         return None
-    if 2 * np.count_nonzero(same >= 0) >= later.size:  # of many multiples some have the same length by chance
+    if 2 * np.count_nonzero(same >= 0) >= later.size:  # a few multiples may have equal norms by accident
         return _exact_repetition(steps, same)
     second = int(later[0])
     first = int(multiple[second])
     factor = rows[first] @ rows[second] / lengths[first] ** 2
     return (
         f"The noise of step {steps[second]} is {factor:.2g} times that of step {steps[first]}: "
-        f"{later.size} of {len(steps)} steps have a multiple of the noise of an earlier one."
+        f"in {later.size} of {len(steps)} steps, the noise is a multiple of that of an earlier step."
     )
 
 
 def _earlier(rows: FloatArray, lengths: FloatArray) -> tuple[IntArray, IntArray]:
-    """Return, for each row, the last one before it that is the same, and the last multiple of it; or -1."""
+    """Return, for each row, the last earlier row that is the same, and the last that is a multiple; or -1."""
     units = np.divide(rows, lengths[:, None], out=np.zeros_like(rows), where=lengths[:, None] > 0)
     same, multiple = np.full(len(rows), -1), np.full(len(rows), -1)
     for block, cosines, is_earlier in pairwise_products(units.astype(np.float32)):
@@ -268,16 +268,16 @@ def _exact_repetition(steps: IntArray, same: IntArray) -> str:
     if (gaps == period).all() and later.size == np.count_nonzero(steps >= period) > 1:
         return f"The noise repeats every {period} steps." if period > 1 else "Every step has the same noise."
     return (
-        f"The noise of step {steps[same[later[0]]]} comes again in step {steps[later[0]]}: "
-        f"{len(steps)} steps have {len(steps) - later.size} different vectors of noise."
+        f"Step {steps[later[0]]} repeats the noise of step {steps[same[later[0]]]}: "
+        f"{len(steps)} steps have {len(steps) - later.size} distinct noise vectors."
     )
 
 
 def lagged_correlation(record: NoiseRecord) -> Check | None:
     """Test how often signs agree in steps that are 1 to 16 apart, Bonferroni-corrected: binomial.
 
-    A step is in two pairs of a distance, with an earlier and with a later one. Whether the signs of one pair
-    agree says nothing about any other pair, so that all pairs are counted, and the p-value is exact.
+    A step belongs to two pairs of the same distance, with an earlier and with a later step. Whether the signs
+    of one pair agree is independent of all other pairs, so all pairs are counted and the p-value is exact.
     """
     rows, steps = record.sketches.rows.astype(np.float64), record.sketches.steps
     num_lags = min(_MAX_LAG, record.num_steps - 1)
@@ -301,10 +301,10 @@ def lagged_correlation(record: NoiseRecord) -> Check | None:
 
 
 def leaf_correlation(record: NoiseRecord) -> Check | None:
-    """Test the two leaves whose first coordinates agree in sign, or differ, most often: binomial.
+    """Test the pair of leaves whose leading coordinates agree in sign, or differ, most often: binomial.
 
-    A generator that is seeded again for each leaf gives equal noise to leaves of equal shape, and often the
-    same first numbers to others.
+    A generator that is reseeded for each leaf gives equal noise to leaves of equal shape, and often the same
+    first numbers to others.
     """
     layout = record.layout
     if layout.compared.size < 2:
@@ -317,7 +317,9 @@ def leaf_correlation(record: NoiseRecord) -> Check | None:
     best = int(np.argmin(p_values))
     one, other = (layout.names[layout.compared[leaf[best]]] for leaf in upper)
     pairs = int(np.count_nonzero(np.abs(correlations) > _SAME))
-    others = f"; {pairs} of {numbers.size} pairs of leaves are alike" if pairs > 1 else ""
+    others = (
+        f"; {pairs} of {numbers.size} pairs of leaves are almost perfectly correlated" if pairs > 1 else ""
+    )
     return Check(
         name="leaf-correlation",
         p_value=bonferroni(p_values[best], numbers.size),
@@ -328,7 +330,7 @@ def leaf_correlation(record: NoiseRecord) -> Check | None:
 
 
 def coordinate_correlation(record: NoiseRecord) -> Check | None:
-    """Test sums of signs over each leaf in each step: too large if coordinates share noise, or a mean.
+    """Test sums of signs over each leaf in each step: too large if coordinates share noise or a mean.
 
     The p-value is Chernoff's bound for squared sums of fair coins.
     """
@@ -339,8 +341,8 @@ def coordinate_correlation(record: NoiseRecord) -> Check | None:
     return Check(
         name="coordinate-correlation",
         p_value=sign_sum_p_value(record.sum_energy, sums),
-        sentence="Coordinates share their noise, or it has a mean other than zero: squared sums of signs "
-        f"over a leaf are {share:.3g} times what independent coordinates give.",
+        sentence="Coordinates share noise, or its mean is nonzero: squared sums of signs "
+        f"over a leaf are {share:.3g} times those of independent coordinates.",
         estimate=share,
     )
 
@@ -355,4 +357,4 @@ NOISE_TESTS: tuple[Callable[[NoiseRecord], Check | None], ...] = (
     leaf_correlation,
     coordinate_correlation,
 )
-"""All tests beside that of the variance, whose sentence needs a confidence."""
+"""All tests except that of the variance, whose sentence needs a confidence."""

@@ -1,9 +1,8 @@
-"""What every test of noise or batches is made of: its result, and the null distributions of its p-values.
+"""Results of the tests of noise and batches, and the null distributions of their p-values.
 
-Real noise is rounded: to float32, or to a grid. So each p-value of noise is the largest one over all noise
-that differs from normal noise by at most a ``resolution`` in every coordinate: ``RESOLUTION``, a thousandth
-of the claimed standard deviation, unless more is said to be rounded. It costs power only against faults
-that small.
+Real noise is rounded, to float32 or to a grid. Each p-value of noise is therefore the largest over all noise
+that differs from normal noise by at most ``resolution`` in every coordinate. The default is ``RESOLUTION``, a
+thousandth of the claimed standard deviation. This costs power only against faults that small.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from scipy import special, stats
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
 
 RESOLUTION = 1e-3  # of the claimed standard deviation
-SMALLEST_P_VALUE = 1e-12  # smaller ones are no more informative
-_SEED = 0x5EED_0F_D1A6  # nothing that a training would be seeded with
-_BLOCK = 512  # rows whose products with all others are in memory at a time
-_HALF = 2048  # steps that are kept at either end
+SMALLEST_P_VALUE = 1e-12  # smaller p-values are not more informative
+_SEED = 0x5EED_0F_D1A6  # unlikely to be the seed of a training run
+_BLOCK = 512  # rows whose products with all others are in memory at the same time
+_HALF = 2048  # steps that are kept at each end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A test that was run: its p-value is below any level with at most that probability, if all is right.
+    """A test that was run: in a correct training run, its p-value is at most p with probability at most p.
 
-    The sentence is what the test says if it is a finding; ``estimate`` is the number in it that a
-    developer can act on, such as the ratio of the noise to the claim.
+    ``sentence`` describes the finding if there is one; ``estimate`` is the number in it that a developer can
+    act on, such as the ratio of the noise to the claim.
     """
 
     name: str
@@ -43,9 +42,9 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A test that a correct training would hardly fail, all other tests of the diagnosis considered.
+    """A test that a correct training run is unlikely to fail, accounting for all tests of the diagnosis.
 
-    ``adjusted`` is the p-value corrected for their number: the smallest level at which the diagnosis
+    ``adjusted`` is the p-value corrected for the number of tests: the smallest level at which the diagnosis
     would still have this finding.
     """
 
@@ -62,7 +61,7 @@ class Finding:
 
 
 def bonferroni(p_value: float, count: float) -> float:
-    """Correct the smallest of ``count`` p-values, however they depend on each other."""
+    """Return the smallest of ``count`` p-values corrected for their number, under any dependence."""
     return min(1.0, float(p_value) * count)
 
 
@@ -70,7 +69,7 @@ def bonferroni(p_value: float, count: float) -> float:
 
 
 def claim_p_value(energy: ArrayLike, count: ArrayLike, resolution: float = RESOLUTION) -> FloatArray:
-    """Return how likely ``count`` squared standard normal numbers are to sum to ``energy`` or less."""
+    """Return the probability that ``count`` squared standard normal numbers sum to ``energy`` or less."""
     number = np.asarray(count, dtype=np.float64)
     highest = (np.sqrt(energy) + resolution * np.sqrt(number)) ** 2
     return np.asarray(stats.chi2.cdf(highest, number), dtype=np.float64)
@@ -79,9 +78,9 @@ def claim_p_value(energy: ArrayLike, count: ArrayLike, resolution: float = RESOL
 def share_p_value(
     energy: FloatArray, count: FloatArray, total: float, total_count: float, resolution: float = RESOLUTION
 ) -> FloatArray:
-    """Return how likely ``count`` of ``total_count`` squares are to be a share this small, at any scale.
+    """Return the probability of a share of ``count`` out of ``total_count`` squares this small, at any scale.
 
-    The share of squared normal numbers of one variance has a beta distribution.
+    The share of squared normal numbers with equal variance has a beta distribution.
     """
     rest = np.maximum(total_count - count, 0.0)
     highest = (np.sqrt(energy) + resolution * np.sqrt(count)) ** 2
@@ -96,7 +95,7 @@ def share_p_value(
 def uniform_p_value(values: FloatArray, tolerance: float = 0.0) -> float:
     """Return the p-value of the exact Kolmogorov-Smirnov test of uniform numbers.
 
-    Their distribution function may be off by ``tolerance`` anywhere.
+    The distribution function may be off by up to ``tolerance``.
     """
     count = values.size
     if count == 0:
@@ -107,46 +106,47 @@ def uniform_p_value(values: FloatArray, tolerance: float = 0.0) -> float:
     return float(stats.kstwo.sf(max(farthest - tolerance, 0.0), count))
 
 
-# Signs: exact for independent noise that is as often positive as negative, because its signs are fair coins
-# however much of it there is in each coordinate and step. So noise that is larger than claimed for some
-# coordinates, which leaks nothing, looks no different from noise of one size.
+# Signs: exact for independent noise that is symmetric around zero, because its signs are fair coins whatever
+# the scale in each coordinate and step. Noise that exceeds the claim in some coordinates, which leaks
+# nothing, therefore causes no finding.
 
 
 def sure_signs(noise: FloatArray, resolution: float) -> FloatArray:
-    """Return 1 or -1 for each number; 0 where a rounding by ``resolution`` may have turned the sign."""
+    """Return 1 or -1 for each number; 0 where rounding by ``resolution`` may have flipped the sign."""
     return np.subtract(noise > resolution, noise < -resolution, dtype=np.float64)
 
 
 def sign_p_value(agreeing: ArrayLike, differing: ArrayLike, count: ArrayLike) -> FloatArray:
-    """Return how likely this many of ``count`` pairs of signs are to agree, or to differ: a binomial test.
+    """Return the binomial p-value of this many of ``count`` pairs of signs that agree, or that differ.
 
-    Pairs that do neither may be either: the p-value is the largest over all that they may be.
+    Pairs that do neither may count as either: the p-value is the largest over all possibilities.
     """
     most, number = np.maximum(agreeing, differing), np.asarray(count, dtype=np.float64)
     return np.asarray(np.minimum(1.0, 2 * stats.binom.sf(most - 1, number, 0.5)), dtype=np.float64)
 
 
 def sign_correlation(agreeing: ArrayLike, differing: ArrayLike) -> FloatArray:
-    """Return that of two normal numbers whose signs agree as often (Sheppard 1899); 0 if there are none."""
+    """Return the correlation of normal variables whose signs agree as often (Sheppard 1899), 0 if none."""
     agree, differ = (np.asarray(value, dtype=np.float64) for value in (agreeing, differing))
     return np.sin(math.pi / 2 * (agree - differ) / np.maximum(agree + differ, 1.0))
 
 
 def sign_sum_p_value(energy: float, count: int) -> float:
-    """Return an upper bound on how likely sums of signs, of any length, are to be this large.
+    """Return an upper bound on the probability that sums of signs, of any length, are this large.
 
-    ``energy`` is the sum of ``count`` squared sums, each over the number of its signs. The moments of
-    exp(slope x square) are below those of a squared normal number: Chernoff's bound is that of a chi-square.
+    ``energy`` is the sum of ``count`` squared sums, each divided by its number of signs. The means of
+    exp(slope x square) are at most those of a squared normal variable, so the Chernoff bound of a chi-square
+    variable holds.
     """
     share = energy / count
     return math.exp(-count / 2 * (share - 1 - math.log(share))) if share > 1 else 1.0
 
 
-# What records and tests of both noise and batches use.
+# Shared by the records and tests of noise and of batches.
 
 
 def fixed_rng(purpose: int) -> np.random.Generator:
-    """Return the same generator every time, one for each purpose: a diagnosis can be repeated."""
+    """Return a generator with a fixed seed per purpose, so that a diagnosis is reproducible."""
     return np.random.default_rng([_SEED, purpose])
 
 
@@ -155,7 +155,7 @@ def pairwise_products(
 ) -> Iterator[tuple[IntArray, npt.NDArray[np.float32], BoolArray]]:
     """Yield indices of a block of rows, their dot products with all rows up to the last, and a mask of pairs.
 
-    Where the mask is true, the column is of an earlier row: so each pair comes once.
+    The mask is true where the column belongs to an earlier row, so that each pair occurs once.
     """
     for start in range(0, len(rows), _BLOCK):
         block = np.arange(start, min(start + _BLOCK, len(rows)))
@@ -164,7 +164,7 @@ def pairwise_products(
 
 
 class HeadTailBuffer:
-    """The rows of the first and of the last 2,048 steps; of all steps, if there are no more."""
+    """The rows of the first and the last 2,048 steps, or of all steps if there are fewer."""
 
     def __init__(self) -> None:
         self._head: list[npt.NDArray[Any]] = []
@@ -181,21 +181,21 @@ class HeadTailBuffer:
 
     @property
     def steps(self) -> IntArray:
-        """The number of the step of each row."""
+        """The step number of each row."""
         first = self.num_seen - len(self._tail)
         return np.concatenate([np.arange(len(self._head)), np.arange(first, self.num_seen)])
 
     @property
     def rows(self) -> npt.NDArray[Any]:
-        """All that is kept: steps x numbers."""
+        """All kept rows: steps x numbers."""
         return np.stack([*self._head, *self._tail])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is kept, in few arrays, which are written fast; give it to ``load_state_dict``."""
+        """Return the state for ``load_state_dict``, in few arrays, which are fast to write."""
         return {"head": np.asarray(self._head), "tail": np.asarray(self._tail), "num_seen": self.num_seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where ``state_dict`` was taken."""
+        """Resume from a ``state_dict``."""
         self._head = list(state["head"])
         self._tail = deque(state["tail"], maxlen=_HALF)
         self.num_seen = state["num_seen"]

@@ -1,9 +1,9 @@
-"""Tests of the batches of a training against Poisson sampling, and the record that they are made from.
+"""Tests of the batches of a training run against Poisson sampling, and the record that they use.
 
-Under the null hypothesis every example is in every batch with the same probability, independently. Where
-that probability plays no part, it is conditioned away: two binomial numbers of one rate are hypergeometric
-given their sum, and a batch is a random set given its size. So all tests but those of the rate itself are
-valid whatever the rate is. To add a test, register it in ``participation_checks``.
+Under the null hypothesis, every example is in every batch independently with the same probability. Most tests
+condition on statistics that remove this probability: given their sum, two binomial variables of equal rate
+are hypergeometric, and given its size, a batch is a uniformly random set. All tests except those of the rate
+are therefore valid at any rate. To add a test, register it in ``participation_checks``.
 """
 
 from __future__ import annotations
@@ -28,53 +28,53 @@ from dpaudit.diagnostics._p_values import (
 )
 from dpaudit.errors import InputError
 
-_WATCHED = 1024  # examples of which every step is kept
+_WATCHED = 1024  # examples whose presence is kept for every step
 _MAX_PAIRS = 2**15  # pairs of counts that are compared
-_CANDIDATES = 32  # pairs of batches of a block whose p-values are computed
-_WIDTH = 40  # standard deviations, beyond which nothing is left that a double could hold
+_CANDIDATES = 32  # pairs of batches per block whose p-values are computed
+_WIDTH = 40  # standard deviations beyond which probabilities underflow
 _STEEPEST = 30.0  # slope of a Chernoff bound
 
 
 class ParticipationRecord:
-    """Batch sizes, participations of each example, overlaps, and which of some examples were in each step."""
+    """Batch sizes, participation counts, overlaps, and the presence of some examples in each step."""
 
     def __init__(self) -> None:
         self.num_examples = 0
         self.sizes: list[int] = []
         self.counts: IntArray
-        """In how many batches each example was."""
+        """The number of batches that contain each example."""
         self.num_repeated = 0
-        """How often an example was in one batch more than once."""
+        """The number of surplus copies of examples within batches."""
         self.overlaps: list[int] = []
-        """How many examples of each batch were in the one before, too."""
+        """The number of examples that each batch shares with the previous one."""
         self.watched: IntArray
         self.presences = HeadTailBuffer()
         self._last: IntArray | None = None
 
     @property
     def num_steps(self) -> int:
-        """How many batches were observed."""
+        """The number of observed batches."""
         return len(self.sizes)
 
     @property
     def num_trials(self) -> int:
-        """How often an example could have been drawn, all together."""
+        """The total number of independent draws: one per step and example."""
         return self.num_steps * self.num_examples
 
     @property
     def drawn_rate(self) -> float:
-        """How often an example was drawn, as a share of the steps."""
+        """The fraction of draws that put an example into its batch."""
         return sum(self.sizes) / self.num_trials
 
     @property
     def has_members(self) -> bool:
-        """Whether it is known which examples were in the batches, not only how many."""
+        """Whether the examples of the batches are known, not only their number."""
         return self._last is not None
 
     def observe(self, indices: Any, num_examples: int) -> None:
         """Add one batch: the indices of its examples in a data set of ``num_examples``."""
         if self.num_steps and not self.has_members:
-            raise InputError("Expected the size of the batch, as in the steps before, got its examples.")
+            raise InputError("Expected the size of the batch, as in earlier steps, got its examples.")
         members = _members(indices, self._require_same(num_examples))
         is_in = np.zeros(self.num_examples, dtype=np.bool_)  # a mask is faster than sets are
         is_in[members] = True
@@ -90,9 +90,9 @@ class ParticipationRecord:
         self._last = unique
 
     def observe_size(self, size: int, num_examples: int) -> None:
-        """Add the size of one batch, where nothing else is known."""
+        """Add the size of one batch whose examples are unknown."""
         if self.has_members:
-            raise InputError("Expected the examples of the batch, as in the steps before, got its size.")
+            raise InputError("Expected the examples of the batch, as in earlier steps, got its size.")
         largest = self._require_same(num_examples)
         if _validate.whole("size", size, 0) > largest:
             raise InputError(f"Expected size={size} to be at most num_examples={largest}.")
@@ -102,7 +102,7 @@ class ParticipationRecord:
         _validate.whole("num_examples", num_examples)
         if self.num_steps and num_examples != self.num_examples:
             raise InputError(
-                f"Expected num_examples={num_examples} to be {self.num_examples}, as in the steps before."
+                f"Expected num_examples={num_examples} to be {self.num_examples}, as in earlier steps."
             )
         self.num_examples = int(num_examples)
         return self.num_examples
@@ -112,7 +112,7 @@ class ParticipationRecord:
         self.watched = np.sort(fixed_rng(3).permutation(self.num_examples)[:_WATCHED])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that was kept."""
+        """Return the state, for ``load_state_dict``."""
         state = {
             "num_examples": self.num_examples,
             "sizes": list(self.sizes),
@@ -129,7 +129,7 @@ class ParticipationRecord:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where ``state_dict`` was taken."""
+        """Resume from a ``state_dict``."""
         self.num_examples = state["num_examples"]
         self.sizes = list(state["sizes"])
         if not state["has_members"]:
@@ -157,7 +157,7 @@ def _members(indices: Any, num_examples: int) -> IntArray:
 
 
 def participation_checks(record: ParticipationRecord, claimed: float | None) -> list[Check]:
-    """Run all tests that are possible with what is known: the claimed rate, and which examples were in."""
+    """Run all tests for which the record and the claimed rate suffice."""
     if record.num_steps == 0:
         return []
     found: list[Check | None] = [batch_sizes(record)]
@@ -176,19 +176,19 @@ def participation_checks(record: ParticipationRecord, claimed: float | None) -> 
 
 
 def batch_sizes(record: ParticipationRecord) -> Check | None:
-    """Test how much batch sizes vary: fixed ones do not at all."""
+    """Test how much batch sizes vary: fixed ones do not vary at all."""
     return _spread("batch-sizes", "Batch sizes vary", np.asarray(record.sizes), record.num_examples)
 
 
 def participation_counts(record: ParticipationRecord) -> Check | None:
-    """Test how much participations vary: in shuffled epochs all examples take part equally often."""
+    """Test how much participation counts vary: in shuffled epochs, all examples take part equally often."""
     order = fixed_rng(4).permutation(record.num_examples)
-    text = "The participations of examples vary"
+    text = "Participation counts vary"
     return _spread("participation-counts", text, record.counts[order], record.num_steps)
 
 
 def _spread(name: str, text: str, counts: IntArray, trials: int) -> Check | None:
-    """Test squared differences of pairs of counts, given their sums, by Chernoff's bound."""
+    """Test squared differences of pairs of counts, given their sums, with a Chernoff bound."""
     pairs = counts[: counts.size // 2 * 2].reshape(-1, 2)[:_MAX_PAIRS]
     if len(pairs) == 0:
         return None
@@ -207,13 +207,13 @@ def _spread(name: str, text: str, counts: IntArray, trials: int) -> Check | None
     return Check(
         name=name,
         p_value=chernoff_p_value(log_mgf, observed, float(multiplicities @ (seconds - means**2))),
-        sentence=f"{text} {ratio:.2g} times as much as those of Poisson sampling.",
+        sentence=f"{text} {ratio:.2g} times as much as under Poisson sampling.",
         estimate=ratio,
     )
 
 
 def _squared_difference(total: int, trials: int) -> tuple[FloatArray, FloatArray]:
-    """Return the values that it takes for two binomial numbers with this sum, and how likely each is."""
+    """Return the possible values for two binomial variables with this sum, and their probabilities."""
     values, probabilities = hypergeometric(2 * trials, total, trials)
     squares: FloatArray = ((2 * values - total) ** 2).astype(np.float64)
     return squares, probabilities
@@ -227,12 +227,12 @@ def _log_mgf(slopes: FloatArray, values: FloatArray, probabilities: FloatArray) 
 
 
 def sample_rate(record: ParticipationRecord, claimed: float) -> Check:
-    """Test all participations together: binomial. Fewer than claimed leak less, and are no finding."""
+    """Test the number of participations: binomial. Fewer than claimed leak less and are not a finding."""
     rate = record.drawn_rate
     return Check(
         name="sample-rate",
         p_value=float(stats.binom.sf(sum(record.sizes) - 1, record.num_trials, _highest_rate(claimed))),
-        sentence=f"Examples are drawn with a rate of {rate:.4g}, {rate / claimed:.4g} of the claim.",
+        sentence=f"Examples are drawn at a rate of {rate:.4g}, {rate / claimed:.4g} times the claim.",
         estimate=rate / claimed,
     )
 
@@ -245,32 +245,32 @@ def favoured_example(record: ParticipationRecord, claimed: float) -> Check:
     return Check(
         name="favoured-example",
         p_value=bonferroni(p_value, record.num_examples),
-        sentence=f"Example {example} is in {count} of {record.num_steps} batches, "
-        f"where {claimed * record.num_steps:.4g} are expected.",
+        sentence=f"Example {example} is in {count} of {record.num_steps} batches; "
+        f"{claimed * record.num_steps:.4g} are expected.",
         estimate=count / (claimed * record.num_steps),
     )
 
 
 def duplicate_examples(record: ParticipationRecord) -> Check:
-    """Test for an example twice in one batch, as drawing with replacement gives and Poisson never does."""
+    """Test for duplicates within a batch, which never occur in Poisson sampling."""
     return Check(
         name="duplicate-examples",
         p_value=0.0 if record.num_repeated else 1.0,
-        sentence=f"{record.num_repeated} times an example is in a batch more than once.",
+        sentence=f"Number of duplicate examples within batches: {record.num_repeated}.",
         estimate=float(record.num_repeated),
     )
 
 
 def _highest_rate(claimed: float) -> float:
-    """Allow for a claimed rate that was rounded to few digits."""
+    """Return the claimed rate with an allowance for rounding."""
     return min(1.0, claimed * (1 + RESOLUTION))
 
 
 def batch_overlap(record: ParticipationRecord) -> Check | None:
     """Test how many examples consecutive batches share: almost none within a shuffled epoch.
 
-    Given its size, a batch of Poisson sampling is a random set: its overlap with any other is
-    hypergeometric, and less spread than a binomial of the same mean (Hoeffding 1963), which is used here.
+    Given its size, a Poisson-sampled batch is a uniformly random set. Its overlap with another batch is
+    hypergeometric, and less spread out than the binomial of the same mean (Hoeffding 1963) used here.
     """
     if not record.overlaps:
         return None
@@ -285,15 +285,15 @@ def batch_overlap(record: ParticipationRecord) -> Check | None:
     return Check(
         name="batch-overlap",
         p_value=chernoff_p_value(log_mgf, observed, float(drawn @ (shares * (1 - shares)))),
-        sentence=f"Consecutive batches share {ratio:.2g} times as many examples as random ones.",
+        sentence=f"Consecutive batches share {ratio:.2g} times as many examples as random batches.",
         estimate=ratio,
     )
 
 
 def repeated_batches(record: ParticipationRecord) -> Check | None:
-    """Test the two batches that share most, of all pairs: hypergeometric.
+    """Test the pair of batches that overlap most: hypergeometric.
 
-    Epochs in one order have the same batches again.
+    Epochs in a fixed order repeat their batches.
     """
     present = record.presences.rows.astype(np.float32)
     if len(present) < 2:
@@ -317,7 +317,7 @@ def repeated_batches(record: ParticipationRecord) -> Check | None:
 
 
 def _candidates(present: npt.NDArray[np.float32], sizes: FloatArray) -> Iterator[tuple[int, int, float]]:
-    """Yield pairs that share most for their sizes, and how much; leaving out others only raises p-values."""
+    """Yield the pairs with the largest overlap for their sizes; omitting others only raises p-values."""
     for block, shared, is_earlier in pairwise_products(present):
         expected = np.outer(sizes[block], sizes[: block[-1] + 1]) / present.shape[1]
         excess = np.where(is_earlier, (shared - expected) / np.sqrt(expected + 1), -np.inf).ravel()
@@ -328,7 +328,7 @@ def _candidates(present: npt.NDArray[np.float32], sizes: FloatArray) -> Iterator
 
 
 def hypergeometric(total: int, marked: int, drawn: int) -> tuple[IntArray, FloatArray]:
-    """Return how many of those drawn can be marked, and the probability of each number."""
+    """Return the possible numbers of marked elements among those drawn, and their probabilities."""
     lowest, highest = max(0, drawn + marked - total), min(drawn, marked)
     mean = drawn * marked / total
     spread = math.sqrt(mean * (total - marked) / total) + 1
@@ -342,16 +342,16 @@ def hypergeometric(total: int, marked: int, drawn: int) -> tuple[IntArray, Float
 
 
 def hypergeometric_tail(total: int, marked: int, drawn: int, observed: int) -> float:
-    """Return how likely it is that ``observed`` of those drawn are marked, or more."""
+    """Return the probability that at least ``observed`` of those drawn are marked."""
     values, probabilities = hypergeometric(total, marked, drawn)
     return float(probabilities[values >= observed].sum())
 
 
 def chernoff_p_value(log_mgf: Callable[[FloatArray], FloatArray], observed: float, variance: float) -> float:
-    """Return an upper bound on how likely a sum is to be as extreme as ``observed`` (Chernoff 1952).
+    """Return an upper bound on the probability of a sum as extreme as ``observed`` (Chernoff 1952).
 
-    ``log_mgf`` is the logarithm of the mean of exp(slope x sum). Sums of counts take few values: an exact
-    p-value would have to break ties at random, and this bound does not.
+    ``log_mgf`` is the logarithm of the mean of exp(slope x sum). Sums of counts take few values, so an exact
+    p-value would have to break ties at random; this bound does not.
     """
     if variance <= 0:
         return 1.0

@@ -1,6 +1,6 @@
 """Experiments, from a config file to a directory with the observations and the verdict.
 
-Needs torch and pydantic, which are loaded with the first of these names: a worker process that imports only
+Requires torch and pydantic, which are imported lazily: a worker process that imports only
 ``dpaudit.experiments.trials`` does not wait for them.
 """
 
@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:
     home = next((module for module, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'dpaudit.experiments' has no attribute {name!r}")
-    try:  # fail here, with the line that installs them
+    try:  # fail here, with the command that installs them
         import_module("pydantic")
         import_module("torch")
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""Build a training with its audit from a config.
+"""Build a training run with its audit from a config.
 
-``build`` combines the data, model, settings of DP-SGD, faults and canaries that the tables of a config name.
-Black-box audits use the same parts. ``example`` returns configs to start from.
+``build`` combines the data, model, DP-SGD settings, faults and canaries named in the tables of a config.
+Black-box audits use the same parts. ``example`` returns a commented config to start from.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ _CANARIES: Mapping[str, Callable[..., GradientCanary | InputCanary]] = {
 }
 _WITH_TEST_PART: Mapping[str, Callable[..., Dataset]] = {"cifar10": cifar10, "idx": idx_images}
 _WITHOUT_TEST_PART: Mapping[str, Callable[..., Dataset]] = {"purchase100": purchase100, "location": location}
-_TEST_SHARE = 6  # one example in six is for test where the data have no test part of their own
-_MIN_PIXELS = 8  # pixels a side that a convolutional network can halve often enough
+_TEST_SHARE = 6  # one example in six is for testing if the data have no test part
+_MIN_PIXELS = 8  # per side: convolutional networks halve the image repeatedly
 _PURCHASE_SIZES = 600, 100  # features and classes
 
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """A training, its audit, the tests of its noise and batches, and the examples to test the model on."""
+    """Training run with its audit, the tests of its noise and batches, and the test examples."""
 
     config: Config
     resolved: Resolved
@@ -120,16 +120,16 @@ class Experiment:
     tests: Diagnose
     test: Dataset
     bounds: deque[LiveBound]
-    """The newest live bound of the audit, if there is one."""
+    """The latest live bound of the audit, if there is one."""
 
     @property
     def live(self) -> LiveBound | None:
-        """The newest live bound; None before the first."""
+        """The latest live bound; None before the first."""
         return self.bounds[-1] if self.bounds else None
 
     @property
     def num_canaries(self) -> int:
-        """The number of canaries in a step."""
+        """The number of canaries per step."""
         return self.audit.num_canaries
 
 
@@ -139,7 +139,7 @@ def build(
     data: tuple[Dataset, Dataset],
     listener: Listener | None = None,
 ) -> Experiment:
-    """Return the experiment of a config before its first step."""
+    """Return the experiment that a config describes, before its first step."""
     train, (test, held_out) = data[0], split_held_out(config, resolved, *data)
     seeds, bounds = resolved.training_seeds, deque[LiveBound](maxlen=1)
     audit, tests = _audit(config, resolved, held_out, bounds, listener or Listener()), Diagnose()
@@ -163,9 +163,9 @@ def _audit(
     bounds: deque[LiveBound],
     listener: Listener,
 ) -> Audit:
-    """Return the audit of a config; its live bounds are appended to ``bounds``."""
+    """Return the audit that a config describes; its live bounds are appended to ``bounds``."""
     audit: AuditConfig = config.audit
-    assert not isinstance(audit, ManyRunsConfig)  # it has many trainings
+    assert not isinstance(audit, ManyRunsConfig)  # handled by run_many
     common: dict[str, Any] = {
         "delta": config.training.delta,
         "canary": _canary(audit),
@@ -188,8 +188,8 @@ def _audit(
 
 
 def _canary(audit: AuditConfig) -> GradientCanary | InputCanary:
-    """Return the canary that a table describes: its keys are the fields of the canary."""
-    assert audit.canary is not None  # the config has filled it in
+    """Return the canary that a table describes; its keys are the fields of the canary."""
+    assert audit.canary is not None  # filled in by the config
     values = audit.canary.model_dump()
     return _CANARIES[values.pop("kind")](**values)
 
@@ -197,19 +197,19 @@ def _canary(audit: AuditConfig) -> GradientCanary | InputCanary:
 def split_held_out(
     config: Config, resolved: Resolved, train: Dataset, test: Dataset
 ) -> tuple[Dataset, HeldOutData | None]:
-    """Split off the held-out examples from those for test, so that the training keeps all of its own."""
+    """Split the held-out examples off the test set, so that the training set stays complete."""
     count = getattr(config.audit, "held_out", None)
     if count is None:
         return test, None
     if count >= len(test):
         raise InputError(
-            f"Expected audit.held_out={count} to be less than {len(test)}, the number of examples for test."
+            f"Expected audit.held_out={count} to be less than {len(test)}, the number of test examples."
         )
     return hold_out(test, count, seed=resolved.audit_seed, apart_from=train)
 
 
 def model_for(config: ModelConfig, data: Dataset) -> Callable[[], nn.Module]:
-    """Return a function that builds the model for the inputs and classes of the data."""
+    """Return a function that builds the model for the input shape and classes of the data."""
     features, classes = math.prod(data.shape), data.num_classes
     if isinstance(config, Mlp):
         return lambda: mlp(features, *config.hidden, classes)
@@ -233,7 +233,7 @@ def _require(ok: bool, model: str, expected: str, data: Dataset) -> None:
 
 
 def settings_of(training: TrainingConfig, resolved: Resolved) -> DPSGD:
-    """Return the settings of DP-SGD, with the noise and the sample rate of this run."""
+    """Return the DP-SGD settings, with the noise and the sample rate of this run."""
     return DPSGD(
         noise_multiplier=resolved.noise_multiplier,
         max_grad_norm=training.max_grad_norm,
@@ -246,19 +246,19 @@ def settings_of(training: TrainingConfig, resolved: Resolved) -> DPSGD:
 
 
 def _optimizer(config: OptimizerConfig) -> Optimizer:
-    """Return the optimizer that a table describes: its keys are the fields of the optimizer."""
+    """Return the optimizer that a table describes; its keys are the fields of the optimizer."""
     values = config.model_dump(exclude={"name"})
     return SGD(**values) if isinstance(config, SgdConfig) else Adam(**values)
 
 
 def _sampling(training: TrainingConfig, resolved: Resolved) -> Sampling | None:
-    """Return the faulty sampling of a config; None if it is correct."""
+    """Return the faulty sampling that a config requests; None for correct sampling."""
     shuffled = isinstance(training.fault, ShuffledBatchesConfig)
     return ShuffledBatches(resolved.sample_rate) if shuffled else None
 
 
 def mechanism_of(training: TrainingConfig, resolved: Resolved) -> Mechanism | None:
-    """Return the faulty mechanism of a config; None if it is correct."""
+    """Return the faulty mechanism that a config requests; None for the correct one."""
     fault = training.fault
     if fault is None or isinstance(fault, ShuffledBatchesConfig):
         return None
@@ -271,17 +271,17 @@ def mechanism_of(training: TrainingConfig, resolved: Resolved) -> Mechanism | No
 
 
 def device_of(name: str) -> torch.device:
-    """Return the device, or raise if torch cannot use it here."""
+    """Return the device; raise if torch cannot use it on this machine."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"Expected a device that torch can use here, got device={name!r}.") from error
+        raise InputError(f"Expected a device that is available to torch, got device={name!r}.") from error
     return device
 
 
 def load_data(config: DataConfig) -> tuple[Dataset, Dataset]:
-    """Return the examples to train on and those to test on."""
+    """Return the training and test examples."""
     train, test = _all_data(config)
     return train, _first(test, config.num_test, "num_test")
 
@@ -324,5 +324,5 @@ def _require_at_most(name: str, count: int, available: int) -> None:
 def example(name: str) -> str:
     """Return the text of a commented config."""
     if name not in EXAMPLES:
-        raise InputError(f"Expected an example of {', '.join(EXAMPLES)}, got {name!r}.")
+        raise InputError(f"Expected one of the examples {', '.join(EXAMPLES)}, got {name!r}.")
     return (resources.files("dpaudit.experiments") / "examples" / f"{name}.toml").read_text(encoding="utf-8")

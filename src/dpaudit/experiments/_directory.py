@@ -1,12 +1,12 @@
 """The directory of one run: config, versions, checkpoint, observations and result.
 
-``save`` and ``restore`` write and read the checkpoint of a training.
+``save`` and ``restore`` write and read the checkpoint of a training run.
 """
 
 from __future__ import annotations
 
 import math
-import pickle  # only its error: nothing here unpickles
+import pickle  # only for its exception: nothing is unpickled here
 import platform
 import struct
 import zipfile
@@ -27,8 +27,8 @@ from dpaudit.experiments.config import Config
 from dpaudit.stats._serialization import SCHEMA_VERSION, upgraded
 from dpaudit.training import Training
 
-_ARRAY = "numpy array"  # the mark of an array among tensors
-# errors of torch for bytes that are no checkpoint, and of a training for a state that is not its own
+_ARRAY = "numpy array"  # key that marks a tensor as a converted array
+# raised by torch for bytes that are not a checkpoint, and by a training run for a state that does not fit
 _DAMAGED = (
     AssertionError,
     AttributeError,
@@ -49,19 +49,19 @@ _DAMAGED = (
 
 
 class RunDirectory:
-    """The files of one run, each of which is complete or missing."""
+    """Files of one run, each of which is either complete or missing."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = _io.expanded(path)
         self.checkpoint = self.path / "checkpoint.pt"
-        self._json = JsonCache(self.path)  # its identity is the config, in a file of its own
+        self._json = JsonCache(self.path)  # the identity is stored separately, as the config
 
     def locked(self) -> AbstractContextManager[None]:
-        """Keep other processes out."""
+        """Lock the directory against other processes."""
         return _io.locked(self.path)
 
     def resolved(self, config: Config) -> Resolved | None:
-        """Return the values that the run began with; None for a new run. Raise if it is another run."""
+        """Return the values that the run started with; None for a new run. Raise if the config differs."""
         stored = self._json.read("config")
         if stored is None:
             self._require_no_other()
@@ -69,24 +69,25 @@ class RunDirectory:
         found = difference(stored.get("config"), config.identity())
         if found is not None:
             raise InputError(
-                f"Expected the config of the run that is in {self.path}, but {found}; give another output."
+                f"Expected the config of the run in {self.path}, but {found}; choose another output "
+                "directory."
             )
         return Resolved.from_dict(stored.get("resolved"), str(self._json.path("config")))
 
     def begin(self, config: Config, resolved: Resolved) -> None:
-        """Write the config and the versions, before the first step."""
+        """Write the config and the versions before the first step."""
         self._json.write("versions", _versions())
         values = {"config": config.identity(), "resolved": resolved.to_dict()}
-        # it has the seeds, which no reader of the result needs
+        # private: it contains the seeds
         self._json.write("config", {"schema_version": SCHEMA_VERSION, **values}, private=True)
 
     def result(self) -> dict[str, Any] | None:
-        """Return the result of a finished run; None if it is not finished."""
+        """Return the result of the run; None if it is not finished."""
         values = self._json.read("result")
         return None if values is None else upgraded(values)
 
     def finish(self, arrays: Mapping[str, np.ndarray], result: Mapping[str, Any]) -> None:
-        """Write the observations and then the result: a directory with a result is complete."""
+        """Write the observations first and the result last: a directory with a result is complete."""
         for name, array in arrays.items():
             _io.write(self.path / f"{name}.npy", lambda file, array=array: np.save(file, array))  # type: ignore[misc]
         self._json.write("result", result)
@@ -94,7 +95,7 @@ class RunDirectory:
     def replace(
         self, config: Config, resolved: Resolved, arrays: Mapping[str, np.ndarray], result: Mapping[str, Any]
     ) -> None:
-        """Write a finished run over another, whose result is removed first."""
+        """Replace another run with a finished one; the old result is removed first."""
         with self.locked():
             _io.remove(self._json.path("result"))
             self.begin(config, resolved)
@@ -103,11 +104,14 @@ class RunDirectory:
     def _require_no_other(self) -> None:
         for path in (self._json.path("result"), self.checkpoint):
             if path.exists():
-                raise InputError(f"Expected a new directory or one of a run, but {path} is not of a run.")
+                raise InputError(
+                    f"Expected an empty directory or that of a run, but there is {path.name} without a "
+                    f"config.json in {self.path}; choose another output directory."
+                )
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions of the software that the numbers depend on."""
+    """Return the versions of the software on which the numbers depend."""
     return {
         "dpaudit": dpaudit.__version__,
         "python": platform.python_version(),
@@ -118,31 +122,31 @@ def _versions() -> dict[str, str]:
 
 
 def save(path: Path, training: Training, seconds: float) -> None:
-    """Write a checkpoint. It is private: seeds and canary membership follow from it."""
+    """Write a checkpoint, with private permissions: it reveals seeds and canary membership."""
     state = _as_tensors({"training": training.state_dict(), "seconds": seconds})
     _io.write(path, lambda file: torch.save(state, file), private=True)
 
 
 def restore(path: Path, training: Training) -> float:
-    """Restore the state of a training; return the seconds that it had taken."""
+    """Restore the state of a training run; return the seconds that it had taken."""
     try:
         with open_file(path) as file:
             _require_undamaged(file)
-            # tensors, numbers and words only: reading the file runs nothing that is in it
+            # only tensors, numbers and strings: loading the file executes no code from it
             state = _as_arrays(torch.load(file, weights_only=True, map_location="cpu"))
         training.load_state_dict(state["training"])
         _require(math.isfinite(state["seconds"]))
         return float(state["seconds"])
     except _DAMAGED as error:
         raise InputError(
-            f"Expected a whole checkpoint in {path}, but it is damaged; delete it to repeat the run from "
-            "its first step, with the same seeds."
+            f"Expected an intact checkpoint in {path}, but it is damaged; delete it to restart the run from "
+            "its first step with the same seeds."
         ) from error
 
 
 def _require_undamaged(file: BinaryIO) -> None:
     with zipfile.ZipFile(file) as packed:
-        # torch packs nothing: what unpacks to more than the file has bytes is not of it
+        # torch does not compress: an entry that decompresses to more than its size is not from torch
         _require(all(one.compress_type == zipfile.ZIP_STORED for one in packed.infolist()))
         _require(packed.testzip() is None)  # torch itself does not verify the checksums
     file.seek(0)
@@ -154,7 +158,7 @@ def _require(ok: bool) -> None:
 
 
 def _as_tensors(value: Any) -> Any:
-    """Return arrays as marked tensors, which a file of weights may hold."""
+    """Convert arrays to marked tensors, which ``torch.load`` accepts with ``weights_only``."""
     if isinstance(value, np.ndarray):
         return {_ARRAY: torch.from_numpy(np.ascontiguousarray(value))}
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The callbacks of a run for steps, canaries, trials and messages, and the progress that they receive."""
+"""Callbacks of a run for steps, canaries, trials and messages, and the progress passed to them."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ if TYPE_CHECKING:
 
 
 def ignore(*_: Any) -> None:
-    """Do nothing: the default of every callback."""
+    """Do nothing; the default of every callback."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listener:
-    """Callbacks of a run, each of which does nothing unless it is given."""
+    """Callbacks of a run; each does nothing by default."""
 
     message: Callable[[str], None] = ignore
-    """Called with a sentence on the work between steps."""
+    """Called with a description of the work between steps."""
     step: Callable[[Progress], None] = ignore
     """Called before the first step and after every step."""
     crafting: Callable[[int, int], None] = ignore
-    """Called with the number of finished steps of canary crafting, and of all."""
+    """Called with the number of finished canary crafting steps and their total number."""
     trials: Callable[[Running], None] = ignore
-    """Called after every group of trials in a run of many trainings."""
+    """Called after every group of trials when many models are trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The step that a run has reached, and its live bound."""
+    """Current step of a run and its live bound."""
 
     num_done: int
     num_steps: int
     num_new: int
     """Steps since the run was started or resumed."""
     seconds: float
-    """The time that those steps took."""
+    """The time taken by those steps."""
     live: LiveBound | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """The progress of many trainings, and the bound that the scores so far would give if they were all.
+    """Progress of many training runs, and the bound computed from the scores so far as if they were all.
 
-    The bound is an estimate: stopping at its best value errs more often than its confidence says.
+    The bound is an estimate: stopping at its best value would void its confidence level.
     """
 
     progress: TrialProgress

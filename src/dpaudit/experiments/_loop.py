@@ -1,7 +1,7 @@
 """The training loop of a run, with its checkpoints.
 
-It ends after the last step, at the first violation if the config says so, or at an interrupt, which waits
-for the end of a step and writes a checkpoint.
+It ends after the last step, at the first violation if the config requests it, or on an interrupt, which is
+deferred to the end of the current step and writes a checkpoint.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _SIGNALS = signal.SIGINT, signal.SIGTERM
 
 
 Trainable: TypeAlias = Experiment | FinalModel
-"""A training with its config and its canaries, and the newest live bound of its audit."""
+"""A training run with its config, its canaries and the latest live bound of its audit."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """How a training ended."""
+    """How a training run ended."""
 
-    seconds: float  # over all starts of the run
+    seconds: float  # total, including earlier starts of a resumed run
     stopped_early: bool
 
 
 def train(experiment: Trainable, checkpoint: Path | None, listener: Listener) -> Trained:
     """Resume from the checkpoint, if there is one, and train to the end or to the first violation.
 
-    Raise ``KeyboardInterrupt`` after the current step and a checkpoint if the run is interrupted.
+    If the run is interrupted, finish the current step, write a checkpoint and raise ``KeyboardInterrupt``.
     """
     if isinstance(experiment, Experiment):
         _load_accountant(experiment)
@@ -52,7 +52,7 @@ def train(experiment: Trainable, checkpoint: Path | None, listener: Listener) ->
         for _ in experiment.training.run():
             progress = clock.progress()
             listener.step(progress)
-            # before the checkpoint: a run that is killed now and resumed has to stop here again
+            # before the checkpoint: a run that is killed here must stop here again after it is resumed
             if stops and progress.live is not None and progress.live.is_violation:
                 return Trained(clock.seconds, stopped_early=True)
             if interrupt.is_requested:
@@ -64,7 +64,7 @@ def train(experiment: Trainable, checkpoint: Path | None, listener: Listener) ->
 
 
 def summary(experiment: Trainable, trained: Trained, audit_started: float) -> dict[str, Any]:
-    """Return the settings, accuracy and timing of a training for its result."""
+    """Return the settings, accuracy and timing of a training run for its result."""
     training, resolved = experiment.training, experiment.resolved
     return {
         "mode": experiment.config.audit.mode,
@@ -86,7 +86,7 @@ def summary(experiment: Trainable, trained: Trained, audit_started: float) -> di
 
 
 def _load_accountant(experiment: Experiment) -> None:
-    """Compute the accountant's table for live bounds now, so that no step is timed with it."""
+    """Compute the accountant's table for live bounds in advance, so that it does not distort step timings."""
     recorder = experiment.audit.recorder
     if isinstance(recorder, Recorder):
         hypothesis = recorder.claim.hypothesis(None)
@@ -94,7 +94,7 @@ def _load_accountant(experiment: Experiment) -> None:
 
 
 class _Clock:
-    """Measure the time of a run over all its starts, and write checkpoints when they are due."""
+    """Clock that measures a run, including its earlier starts, and writes checkpoints when they are due."""
 
     def __init__(self, experiment: Trainable, path: Path | None) -> None:
         self._experiment, self._training, self._path = experiment, experiment.training, path
@@ -129,7 +129,7 @@ class _Clock:
 
 
 class _Interrupt:
-    """Record that a signal asks to stop; a second signal stops at once."""
+    """Record of a request to stop; a second signal stops immediately."""
 
     def __init__(self) -> None:
         self.is_requested = False
@@ -142,7 +142,7 @@ class _Interrupt:
 
 @contextmanager
 def _deferred_interrupts() -> Iterator[_Interrupt]:
-    """Defer interrupts: a checkpoint in the middle of a step would make it another run."""
+    """Defer interrupts to the end of a step: a run resumed from the middle of one would differ."""
     interrupt = _Interrupt()
     if threading.current_thread() is not threading.main_thread():
         yield interrupt  # only the main thread can handle signals

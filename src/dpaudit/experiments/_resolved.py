@@ -1,4 +1,4 @@
-"""The values that a config leaves open: noise, sample rate and seed, resolved once and kept with the run."""
+"""Values that a config may leave open (noise, sample rate, seed), resolved once and stored with the run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _KINDS: dict[str, type | UnionType] = {
     "data_digest": str,
     "seed": int,
 }
-_AUDIT = 1  # the audit's own branch of the seed
+_AUDIT = 1  # the audit's branch of the seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """The noise, sample rate and seed of a run, and hashes of its data and code."""
+    """Noise, sample rate and seed of a run, and hashes of its data and code."""
 
     noise_multiplier: float
     sample_rate: float
@@ -40,12 +40,12 @@ class Resolved:
 
     @property
     def training_seeds(self) -> Seeds:
-        """The seeds of the training."""
+        """The seeds of the training run."""
         return Seeds.of(self.seed)
 
     @property
     def audit_seed(self) -> int:
-        """The seed of canaries and their membership; the training must not know it."""
+        """The seed of canaries and their membership, which must be independent of the training."""
         return spawn_seed(self.seed, _AUDIT)
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,24 +54,25 @@ class Resolved:
 
     @classmethod
     def from_dict(cls, values: object, source: str = "the config.json of the run") -> Resolved:
-        """Return what :meth:`to_dict` came from; errors name ``source``."""
+        """Return the object that :meth:`to_dict` serialized; errors name ``source``."""
         known = values if isinstance(values, Mapping) else {}
         missing = [name for name in cls.__dataclass_fields__ if name not in known]
         if missing:
             raise InputError(
-                f"Expected {', '.join(missing)} in {source}, got none: another version of dpaudit began the "
-                "run; give another output."
+                f"Expected {', '.join(missing)} in {source}, got none: the run was started by another "
+                "version of dpaudit; choose another output directory."
             )
         for name, kind in _KINDS.items():
             if isinstance(known[name], bool) or not isinstance(known[name], kind):
                 raise InputError(
-                    f"Expected {name} of another type in {source}: it was changed; give another output."
+                    f"Expected a valid {name} in {source}, got {type(known[name]).__name__}: the file was "
+                    "modified; choose another output directory."
                 )
         return cls(**{name: known[name] for name in cls.__dataclass_fields__})
 
 
 def resolve(config: Config, data: Dataset) -> Resolved:
-    """Calibrate the noise and draw the seed where the config does not give them."""
+    """Calibrate the noise and draw the seed if the config does not specify them."""
     training, num_examples = config.training, len(data)
     rate = _sample_rate(training, num_examples)
     return Resolved(
@@ -85,20 +86,21 @@ def resolve(config: Config, data: Dataset) -> Resolved:
 
 
 def require_same_data(resolved: Resolved, data: Dataset) -> None:
-    """Raise if the examples have changed: claim and checkpoint of a run are those of the first."""
+    """Raise if the examples have changed: the claim and the checkpoint refer to the original ones."""
     if _digest(data) != resolved.data_digest:
         raise InputError(
-            f"Expected the {resolved.num_examples} training examples that the run began with, got "
-            f"{len(data)} others: the data files have changed since; put them back or give another output."
+            f"Expected the {resolved.num_examples} training examples that the run started with, got "
+            f"{len(data)} different ones: the data files have changed; restore them or choose another output "
+            "directory."
         )
 
 
 def require_same_code(resolved: Resolved, config: Config) -> None:
-    """Raise if the training function has changed: the scores would be those of two trainings."""
+    """Raise if the training function has changed: the scores of two versions must not be mixed."""
     if isinstance(config.model, FunctionModel) and _code_digest(config) != resolved.code_digest:
         raise InputError(
-            f"Expected model.function={config.model.function!r} to be as it was when the run began, but its "
-            "file has changed since; put it back or give another output."
+            f"Expected model.function={config.model.function!r} to be unchanged since the run started, but "
+            "its file has changed; restore it or choose another output directory."
         )
 
 

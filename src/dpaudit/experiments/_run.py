@@ -1,6 +1,6 @@
-"""One experiment from its config to its result, resumed where it was interrupted.
+"""Run one experiment, from its config to its result; an interrupted run is resumed.
 
-``run`` keeps everything in the output directory of the config; ``rehearse`` runs in one go.
+``run`` keeps everything in the output directory of the config; ``rehearse`` runs without checkpoints.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from dpaudit.stats._serialization import SCHEMA_VERSION
 from dpaudit.training import OneRun
 
 _SHARED = (
-    "Gradients of input canaries are not orthogonal: scores of one step share their noise. The verdict's "
-    "bound allows for that; bounds by counts do not, and are left out."
+    "Gradients of input canaries are not orthogonal: the scores of one step share their noise. The bound "
+    "behind the verdict accounts for this; bounds from counts do not and are omitted."
 )
 _BETTING = "f-DP(betting)"
 _STOPPED = (
-    "The run was stopped at its first violation. The verdict's bound allows for that; bounds by counts and "
-    "tests of the noise do not, and are left out."
+    "The run was stopped at its first violation. The bound behind the verdict accounts for this; bounds from "
+    "counts and tests of the noise do not and are omitted."
 )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The plain values of ``result.json``, and whether they were there already."""
+    """Plain values of ``result.json``, and whether the run had been finished before."""
 
     values: dict[str, Any]
     was_finished: bool
@@ -60,10 +60,11 @@ def run(
 ) -> Outcome:
     """Train, audit and keep everything in the config's output directory.
 
-    The same config resumes from the last checkpoint, or has its result already; another one is refused.
-    ``watch`` is called after every step, ``say`` with what is done in between, ``crafting`` with the number
-    of finished steps of canary crafting and of all, ``trials`` after every group of a run of many trainings.
-    With ``retry_failed``, trainings that have failed are tried again.
+    With the same config, resume from the last checkpoint or return the existing result; raise if the
+    directory holds a run with another config. ``watch`` is called after every step, ``say`` with a
+    description of the work in between, ``crafting`` with the number of finished canary crafting steps and
+    their total number, ``trials`` after every group of models. With ``retry_failed``, failed training runs
+    are repeated.
     """
     listener = Listener(message=say, step=watch, crafting=crafting, trials=trials)
     directory = RunDirectory(config.output)
@@ -85,13 +86,16 @@ def rehearse(
     crafting: Callable[[int, int], None] = ignore,
     keep: bool = False,
 ) -> dict[str, Any]:
-    """Train and audit in one go, without checkpoints; return the values of the result.
+    """Train and audit without checkpoints; return the values of the result.
 
-    Nothing is kept, unless ``keep`` says so: then everything goes to the output directory at the end and
-    replaces what an earlier run left there.
+    Nothing is written, unless ``keep`` is set: then everything is written to the output directory at the
+    end, replacing any earlier run.
     """
     if config.threat_model == ThreatModel.BLACK_BOX.value:
-        raise InputError("Expected run() with threat_model = 'black-box', which keeps scores in a directory.")
+        raise InputError(
+            "Expected threat_model to be 'gradient' or 'input', got 'black-box'; use run(), which keeps the "
+            "scores in a directory."
+        )
     listener, data = Listener(step=watch, crafting=crafting), load_data(config.data)
     resolved = resolve(config, data[0])
     experiment = build(config, resolved, data, listener)
@@ -102,7 +106,7 @@ def rehearse(
 
 
 def use_one_thread() -> None:
-    """Let torch use one thread: several that share a core mostly wait for each other."""
+    """Limit torch to one thread: several threads on one core mostly wait for each other."""
     torch.set_num_threads(1)
 
 
@@ -114,7 +118,7 @@ def _run_training(
     *,
     retry_failed: bool,
 ) -> dict[str, Any]:
-    """Train, audit and return the values of ``result.json``; a new run has nothing ``resolved`` yet."""
+    """Train, audit and return the values of ``result.json``; ``resolved`` is None for a new run."""
     data = load_data(config.data)
     if resolved is not None:
         require_same_data(resolved, data[0])
@@ -123,7 +127,7 @@ def _run_training(
         if config.training.target_epsilon is not None:
             listener.message("Calibrating the noise")
         resolved = resolve(config, data[0])
-        # the config is kept once nothing about it can be wrong any more
+        # the config is written only after all checks have passed
         begin = partial(directory.begin, config, resolved)
     if isinstance(config.audit, ManyRunsConfig):
         runs = ManyRuns(config=config, resolved=resolved, data=data)
@@ -138,14 +142,14 @@ def _run_training(
     trained = train(experiment, directory.checkpoint, listener)
     if trained.stopped_early:
         listener.message(f"Stopped at step {experiment.training.num_done:,}: the claim is refuted")
-    listener.message(f"Finding the bounds{methods}")
+    listener.message(f"Computing the bounds{methods}")
     values = _outcome(experiment, trained)
     directory.finish(_arrays(experiment), values)
     return values
 
 
 def _arrays(experiment: Trainable) -> dict[str, np.ndarray]:
-    """Return the recorded observations by the names of their files."""
+    """Return the recorded observations, keyed by file name."""
     if isinstance(experiment, FinalModel):
         return {"scores": experiment.scores, "present": experiment.present}
     state = experiment.audit.recorder.state_dict()
@@ -155,7 +159,7 @@ def _arrays(experiment: Trainable) -> dict[str, np.ndarray]:
 
 
 def _outcome(experiment: Trainable, trained: Trained) -> dict[str, Any]:
-    """Return verdict, all bounds, power, tests of the noise, accuracy and timing."""
+    """Return the verdict, all bounds, power, tests of the noise, accuracy and timing."""
     started = time.monotonic()
     if isinstance(experiment, FinalModel):
         values = experiment.values()
@@ -189,16 +193,16 @@ def _bounds(experiment: Experiment, trained: Trained) -> dict[str, Any]:
 
 
 def _diagnosis(experiment: Experiment, trained: Trained) -> dict[str, Any] | None:
-    """Test noise and batches, with an error rate of their own; None for a run that chose its end."""
+    """Test noise and batches, with their own error rate; return None for a run that stopped early."""
     if trained.stopped_early:
         return None
     return experiment.tests.diagnose(experiment.audit.recorder.confidence).to_dict()
 
 
 def _names(experiment: Experiment, trained: Trained) -> Collection[str] | None:
-    """Return the methods, beside that of the verdict, whose bounds hold here."""
+    """Return the methods, besides that of the verdict, whose bounds are valid here."""
     requested = experiment.config.audit.methods
-    if trained.stopped_early:  # a fixed number of observations is what the others count on
+    if trained.stopped_early:  # the others assume a fixed number of observations
         return ()
     if _shares_noise(experiment):
         return () if requested is not None and _BETTING not in requested else (_BETTING,)
@@ -206,13 +210,13 @@ def _names(experiment: Experiment, trained: Trained) -> Collection[str] | None:
 
 
 def _shares_noise(experiment: Experiment) -> bool:
-    """Return whether scores of one step are dependent even in a correct training."""
+    """Return whether scores of one step are dependent even if training is correct."""
     audit = experiment.audit
     return isinstance(audit, OneRun) and isinstance(audit.canary, InputCanary) and audit.num_canaries > 1
 
 
 def _curve(experiment: Experiment) -> TradeOff | None:
-    """Return the trade-off of one observation, unless it is that of a step with the canary."""
+    """Return the trade-off curve of one observation; None if it is that of a step with the canary."""
     recorder, audit = experiment.audit.recorder, experiment.config.audit
     if isinstance(audit, EndToEndConfig) and isinstance(recorder, WholeRunRecorder):
         return recorder.tradeoff

@@ -1,1 +1,1 @@
-"""Audits of trainings that people already have: one module for each library, and one for everything else."""
+"""Audits of existing training code: one module per library, and one for any other step function."""

@@ -1,6 +1,6 @@
-"""Arrays of numpy, torch or jax, distinguished without importing a library that is not installed.
+"""Arrays of NumPy, torch or JAX, distinguished without importing a library that is not installed.
 
-Parameters and batches of jax or torch are trees: arrays in dictionaries, lists and tuples.
+Parameters and batches of JAX or torch are trees: arrays in dictionaries, lists and tuples.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ def _library(array: Any) -> str:
 
 
 def is_torch(array: Any) -> bool:
-    """Return whether it is a tensor of torch."""
+    """Return whether ``array`` is a torch tensor."""
     return _library(array) == "torch"
 
 
 def is_jax(array: Any) -> bool:
-    """Return whether it is an array of jax."""
+    """Return whether ``array`` is a JAX array."""
     return _library(array) in {"jax", "jaxlib"}
 
 
 def as_numpy(array: Any) -> FloatArray:
-    """Return the numbers of an array of any library, in double precision."""
+    """Return an array of any library as a NumPy array in double precision."""
     if is_torch(array):
         array = array.detach().cpu()
     return np.asarray(array, dtype=np.float64)
 
 
 def with_rows(rows: Any, others: FloatArray) -> Any:
-    """Return ``rows``, and ``others`` below them, in the library and precision of ``rows``."""
+    """Return ``others`` appended to ``rows``, in the library and precision of ``rows``."""
     below = like(rows, others)
     if is_torch(rows):
         import torch  # noqa: PLC0415
@@ -63,17 +63,17 @@ def like(array: Any, numbers: FloatArray) -> Any:
 
 
 def require_rows(gradients: Any) -> tuple[int, int]:
-    """Return the shape of per-example gradients; raise if these are none."""
+    """Return the shape of per-example gradients; raise if it is not examples x parameters."""
     shape = tuple(getattr(gradients, "shape", ()))
     if len(shape) != 2 or shape[1] == 0:
         raise InputError(f"Expected gradients of shape examples x parameters, got {shape}.")
-    if "float" not in str(gradients.dtype):  # canaries would be cut off to whole numbers
-        raise InputError(f"Expected gradients of floats, got {gradients.dtype}.")
+    if "float" not in str(gradients.dtype):  # canaries would be truncated to integers
+        raise InputError(f"Expected gradients of a floating-point dtype, got {gradients.dtype}.")
     return shape
 
 
 def require_vector(released: Any, num_parameters: int) -> FloatArray:
-    """Return what a step released, in double precision; raise if it has another shape."""
+    """Return the release of a step in double precision; raise if it has the wrong shape."""
     shape = tuple(getattr(released, "shape", ()))
     if shape != (num_parameters,):
         raise InputError(f"Expected the step to return a gradient of shape ({num_parameters},), got {shape}.")
@@ -81,7 +81,7 @@ def require_vector(released: Any, num_parameters: int) -> FloatArray:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """Return the arrays of a tree, those of a dictionary in the order of its keys."""
+    """Return the arrays of a tree; those of a dictionary are sorted by key."""
     if isinstance(tree, dict):
         return [leaf for key in sorted(tree) for leaf in leaves(tree[key])]
     if isinstance(tree, list | tuple):
@@ -104,12 +104,12 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def flat(tree: Any) -> FloatArray:
-    """Return all numbers of a tree, one after the other."""
+    """Return the concatenation of all arrays of a tree."""
     return np.concatenate([as_numpy(leaf).reshape(-1) for leaf in leaves(tree)])
 
 
 def dot(vector: Any, tree: Any) -> Any:
-    """Return the dot product of a flat vector with all numbers of the tree, in the library of both."""
+    """Return the dot product of a flat vector with the flattened tree, in the library of both."""
     total, start = 0.0, 0
     for leaf in leaves(tree):
         end = start + int(np.prod(leaf.shape))

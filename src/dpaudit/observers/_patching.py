@@ -1,4 +1,4 @@
-"""Observers as ``with`` blocks, and methods and attributes that change only inside of one."""
+"""Observers as ``with`` blocks, and temporary replacement of methods and attributes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MISSING = object()
 
 
 class WithBlock(AbstractContextManager[T], Generic[T]):
-    """Close the recorder however the block ended; raise an error with advice if ``with`` is missing."""
+    """A context manager that closes its recorder on exit; raise a helpful error if ``with`` is missing."""
 
     _given: T
 
@@ -36,15 +36,15 @@ class WithBlock(AbstractContextManager[T], Generic[T]):
             self._given.close()
 
     def __getattr__(self, name: str) -> NoReturn:
-        what = self.__dict__.get("_name", "observe")  # a copy that is being made has none yet
+        what = self.__dict__.get("_name", "observe")  # not yet set while a copy is being created
         raise AttributeError(
-            f"{what}() audits what is done inside of a with block, and nothing before: expected "
-            f"'with {what}(...) as recorder:' around the training, and then recorder.{name}."
+            f"{what}() audits the steps inside a with block: write 'with {what}(...) as recorder:' around "
+            f"the training loop and use recorder.{name}."
         )
 
 
 def with_block(observe: Callable[P, Iterator[T]]) -> Callable[P, WithBlock[T]]:
-    """Make a context manager like ``contextmanager``, with a helpful error where ``with`` is missing."""
+    """Make a context manager like ``contextmanager``, with a helpful error if ``with`` is missing."""
     manager = contextmanager(observe)
 
     @wraps(observe)
@@ -56,7 +56,7 @@ def with_block(observe: Callable[P, Iterator[T]]) -> Callable[P, WithBlock[T]]:
 
 @contextmanager
 def replaced(owner: Any, name: str, new: Callable[..., Any]) -> Iterator[None]:
-    """Replace a method of one object; restore what the object itself had, or that it had none."""
+    """Replace a method of one object; restore its own attribute, or remove it if there was none."""
     own = {key: value for key, value in vars(owner).items() if key == name}
     setattr(owner, name, new)
     try:
@@ -68,7 +68,7 @@ def replaced(owner: Any, name: str, new: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def attribute_restored(owners: Sequence[Any], name: str) -> Iterator[None]:
-    """Restore one attribute of each owner at the end, or remove it where there was none."""
+    """Restore an attribute of each owner at the end, or remove it if there was none."""
     before = [getattr(owner, name, _MISSING) for owner in owners]
     try:
         yield

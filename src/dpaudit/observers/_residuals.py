@@ -1,7 +1,7 @@
-"""The noise of a step function: what it released, less what a correct sum would be.
+"""The noise of a step function: its release minus the correct sum.
 
-:class:`Residuals` tests it. :func:`require_known_sum` refuses a step whose sum is another one, and
-:func:`sum_rounding` says how far a sum in single precision may be off.
+:class:`Residuals` tests the noise. :func:`require_known_sum` raises if the step computes a different sum, and
+:func:`sum_rounding` bounds the rounding error of a sum in single precision.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dpaudit.errors import InputError
 from dpaudit.observers._arrays import as_numpy
 from dpaudit.recording import UntestedError
 
-_MAX_SCALE = 1.5  # of the claim: more is a coincidence only if there are very few coordinates
-_MIN_SCORES = 20  # of a canary: the mean of fewer is too uncertain
-_ROUNDING = 1e-2  # in clipping norms: a step without noise is not held to the last digit
-_SAFETY = 4.0  # other orders of summing, and what clipping rounds
+_MAX_SCALE = 1.5  # of the claim; a larger value is a coincidence only with very few coordinates
+_MIN_SCORES = 20  # of a canary; the mean of fewer is too uncertain
+_ROUNDING = 1e-2  # in clipping norms: tolerance for a step without noise
+_SAFETY = 4.0  # for other orders of summation, and for the rounding of clipping
 
 
 def clipped_sum(gradients: FloatArray, norm: float) -> FloatArray:
-    """Return what gradients, a row each, add to a correct sum; the adversary knows them."""
+    """Return the contribution of gradients, one per row, to a correct sum; the adversary knows them."""
     total: FloatArray = _clipped(gradients, norm).sum(axis=0)
     return total
 
@@ -38,16 +38,16 @@ def _clipped(gradients: FloatArray, norm: float) -> FloatArray:
 
 
 def residual(released: FloatArray, gradients: FloatArray, *, max_grad_norm: float, std: float) -> FloatArray:
-    """Return the noise of a released sum of gradients, in units of the claimed standard deviation."""
+    """Return the noise in a released sum of gradients, in units of the claimed standard deviation."""
     return (released - clipped_sum(gradients, max_grad_norm)) / std
 
 
 class Residuals:
-    """Keeps the noise of every call of a step, for tests.
+    """A log of the noise of every call of a step, for tests.
 
-    A canary that is not clipped as claimed leaves a trace in what is left of a release. So the noise is kept
-    a second time, with noise of our own in the place of whatever was released along the canaries that were
-    present: that is normal and independent, too, if the step's noise is, whatever arrives of a canary.
+    A canary that is not clipped as claimed leaves a trace in the residual. So a second version of the noise
+    is kept, in which the component along each present canary is replaced by our own noise: it is normal and
+    independent if the noise of the step is, whatever remains of a canary in the release.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class Residuals:
         self._clipped, self._apart = Diagnostics(), Diagnostics()
 
     def observe(self, released: FloatArray, canaries: FloatArray) -> None:
-        """Keep what a call released, less the sum of the others; ``canaries`` are those in it, a row each."""
+        """Log a release minus the sum of the other gradients; ``canaries`` are those present, one per row."""
         noise = residual(released, canaries, max_grad_norm=self._norm, std=self._std)
         self._clipped.observe_noise(noise, self._leaves, rounding=self._rounding)
         self._apart.observe_noise(self._replaced(noise, canaries), self._leaves, rounding=self._rounding)
 
     def _replaced(self, noise: FloatArray, canaries: FloatArray) -> FloatArray:
-        """Return it with noise of our own along the canaries; as large as the rest, if that is too much."""
+        """Return ``noise`` with our own along the canaries, scaled like the rest if that is too large."""
         units = canaries / np.linalg.norm(canaries, axis=1, keepdims=True)
         along = units @ noise
         rest = noise - along @ units
@@ -83,25 +83,25 @@ class Residuals:
     def diagnose(
         self, *, noise_multiplier: float, confidence: float, has_signal: Callable[[], bool]
     ) -> Diagnosis:
-        """Test the noise; ``has_signal`` says whether canaries are clipped as claimed."""
+        """Test the noise; ``has_signal`` returns whether canaries are clipped as claimed."""
         claimed = self._std / self._norm
         if not math.isclose(noise_multiplier, claimed):
             raise UntestedError(
-                f"Expected noise_multiplier={claimed:g}, which the steps were held against, "
-                f"got {noise_multiplier:g}: observe them again with that claim."
+                f"Expected noise_multiplier={claimed:g}, with which the steps were observed, got "
+                f"{noise_multiplier:g}: observe them again with that claim."
             )
         return (self._clipped if has_signal() else self._apart).diagnose(confidence)
 
 
 class UnknownSumError(InputError):
-    """A step adds up something else than clipped gradients."""
+    """A step sums something other than clipped gradients."""
 
 
 def require_known_sum(scores: FloatArray, present: BoolArray) -> None:
-    """Raise if scores of absent canaries are surely not 0 on average; steps x canaries that do not move.
+    """Raise if absent canaries certainly do not score 0 on average; arrays are steps x fixed canaries.
 
-    Then the step adds up something else than clipped gradients: every score is off by it, and a fault of the
-    clipping would hide a canary.
+    In that case the step sums something other than clipped gradients: every score is off by the difference,
+    and a clipping fault would hide a canary.
     """
     absent = np.where(present, np.nan, scores)
     counts = (~present).sum(axis=0)
@@ -110,26 +110,26 @@ def require_known_sum(scores: FloatArray, present: BoolArray) -> None:
         return
     means, spreads = np.nanmean(absent, axis=0), np.maximum(np.nanstd(absent, axis=0), _ROUNDING)
     squares = counts * (means / spreads) ** 2
-    if squares.mean() > 2 + 10 * np.sqrt(2 / counts.size):  # 1, and ten standard errors
+    if squares.mean() > 2 + 10 * np.sqrt(2 / counts.size):  # the expectation is 1; ten standard errors more
         off = float(np.abs(means).max())
         raise UnknownSumError(
-            "Expected the step to release the sum of the clipped gradients and noise, got another sum, off "
-            f"by {off:.3g} clipping norms where no canary is. Audit it with gradients of zeros: they are the "
-            "same with any clipping."
+            "Expected the step to release the sum of the clipped gradients plus noise, got a sum that "
+            f"differs by {off:.3g} clipping norms where no canary is present. Pass gradients of zeros "
+            "instead: no clipping changes them."
         )
 
 
 def sum_rounding(gradients: Any, norm: float) -> float:
-    """Return how far a single-precision sum of clipped gradients may be off; 0 in double precision.
+    """Return the largest rounding error of a sum of clipped gradients in single precision; 0 in double.
 
-    A bound that always holds would be thousands of times too large for gradients that point in all
-    directions. So the rows are added up one after another in single precision, and compared; the sum of many
-    equal rows is rounded the same way at every row, and can be off by more than the noise.
+    A worst-case bound would be thousands of times too large for gradients that point in all directions. So
+    the rows are summed one after another in single precision and compared with the exact sum; the sum of many
+    equal rows is rounded the same way at every row, and its error can exceed the noise.
     """
     if str(gradients.dtype).endswith("float64") or len(gradients) == 0:
         return 0.0
     rows = _clipped(as_numpy(gradients), norm)
     exact = rows.sum(axis=0)
-    # along the first axis, numpy adds row by row
+    # along the first axis, NumPy adds row by row
     error = np.abs(rows.astype(np.float32).sum(axis=0) - exact).max()
     return float(_SAFETY * error + np.finfo(np.float32).eps * np.abs(exact).max())

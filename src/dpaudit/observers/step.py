@@ -1,8 +1,8 @@
-"""Audits of any step: a function from gradients, or from a loss and a batch, to a privatised gradient.
+"""Audits of any step: a function that maps gradients, or a loss and a batch, to a privatized gradient.
 
-:func:`observe_step` runs a step on gradients with canaries among them, :func:`observe_loss_step` one that
-computes the gradients itself. :func:`replay_step` needs no statistics: it makes the same step twice with the
-same noise, on two data sets that differ in one example.
+:func:`observe_step` runs a step on gradients with canaries among them, :func:`observe_loss_step` a step that
+computes the gradients itself. :func:`replay_step` needs no statistics: it runs the same step with the same
+noise on two batches that differ in one example.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ __all__ = ["Sensitivity", "observe_loss_step", "observe_step", "replay_step"]
 
 
 _DIRAC = Dirac()
-_OWN_NOISE = 3  # a purpose of random streams, besides those of Draws and of the native audits
-_ROUNDING = 1e-3  # of the clipping norm: sums of many single-precision numbers
+_OWN_NOISE = 3  # purpose of a random stream, besides those of Draws and of the native audits
+_ROUNDING = 1e-3  # of the clipping norm, for sums of many single-precision numbers
 
 
 def observe_step(
@@ -61,12 +61,12 @@ def observe_step(
 ) -> Recorder:
     """Run ``step`` ``num_steps`` times on ``gradients`` and canaries, each present by a fair coin.
 
-    ``step`` takes per-example gradients (examples x parameters, in numpy, torch or jax) and returns a
-    gradient: the noisy sum of the clipped ones, or their mean, if that is what ``batch_size`` says it is
-    divided by. ``gradients`` are those of the other examples; zeros, or none at all, reveal most, because
-    the sum of others is only known if they are clipped. The number of rows changes with the coins. The claim
-    is of a single step, or of a training of such steps. ``leaves`` are the sizes of the parameters that a
-    gradient is made of, by name if there are names: for ``diagnose()`` of what this returns.
+    ``step`` takes per-example gradients (examples x parameters, in NumPy, torch or JAX) and returns a
+    gradient: the noisy sum of the clipped gradients, or that sum divided by ``batch_size`` if given.
+    ``gradients`` belong to the other examples; zeros, or no rows at all, reveal most, because other gradients
+    have a known sum only if they are clipped correctly. The number of rows varies with the coins. The claim
+    may be about a single step or about a training run of such steps. ``leaves`` are the sizes of the
+    parameter tensors in a gradient, optionally by name, for ``diagnose()`` of the returned recorder.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -106,11 +106,11 @@ def _run_steps(
     confidence: float,
     callbacks: Sequence[Callable[[LiveBound], None]],
 ) -> Recorder:
-    """Record the releases of all steps; ``release`` gets canaries, a row each, and which are present."""
+    """Record the releases of all steps; ``release`` takes canaries, one per row, and which are present."""
     norm = _validate.positive("max_grad_norm", max_grad_norm)
     divisor = 1.0 if batch_size is None else _validate.positive("batch_size", batch_size)
     if not isinstance(claim, Claim):
-        raise InputError(f"Expected claim to be such as Claim.gaussian(...), got {claim!r}.")
+        raise InputError(f"Expected claim to be a Claim such as Claim.gaussian(...), got {claim!r}.")
     mu, residuals = claimed_mu(claim), None
     if mu is not None:
         rounding, own = sum_rounding(gradients, norm), draws.rng(0, _OWN_NOISE)
@@ -158,20 +158,20 @@ def observe_loss_step(
 ) -> Recorder:
     """Run ``step(loss, params, batch)`` ``num_steps`` times on canaries, each present by a fair coin.
 
-    ``step`` finds the gradient of ``loss(params, example)`` for every example of a batch, by jax or by
-    ``torch.func``, and returns the noisy sum of the clipped ones, like ``params`` (or their mean, if that is
-    what ``batch_size`` says it is divided by). It gets another loss, and a batch of as many examples as there
-    are canaries, taken in turn from ``batch``. Each has a canary beside it, whose dot product with the
-    parameters takes the place of the loss: its gradient is the canary, or zero if that is absent. So the step
-    has to hand the batch on to the loss as it is. ``params`` are the same in all steps.
+    ``step`` computes the gradient of ``loss(params, example)`` for every example of a batch, with JAX or
+    ``torch.func``, and returns the noisy sum of the clipped gradients, structured like ``params`` (or that
+    sum divided by ``batch_size`` if given). It is called with a different loss and a batch of as many
+    examples as there are canaries, taken in turn from ``batch``. Each example is paired with a canary, whose
+    dot product with the parameters replaces the loss: its gradient is the canary, or zero if the canary is
+    absent. So the step must pass the batch to the loss unchanged. ``params`` are the same in all steps.
     """
     shapes = [tuple(leaf.shape) for leaf in leaves(params)]
     if not shapes:
-        raise InputError("Expected parameters of jax or torch, got none.")
+        raise InputError("Expected parameters of JAX or torch, got none.")
     first = leaves(params)[0]
     if not (is_jax(first) or is_torch(first)):
         raise InputError(
-            f"Expected parameters of jax or torch, which find gradients, got a {type(first).__name__}."
+            f"Expected parameters of JAX or torch, which compute gradients, got a {type(first).__name__}."
         )
     size = flat(params).size
     examples, observed = _repeated(batch, num_canaries), _with_canaries(loss)
@@ -195,11 +195,11 @@ def observe_loss_step(
 
 
 def _with_canaries(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return the loss of an example that comes with a canary, as a function of parameters and both."""
+    """Return a loss for pairs of an example and a canary."""
 
     def observed(params: Any, example: Any) -> Any:
         own, canary = example
-        vector = canary.reshape(-1)  # a step may give it a dimension of 1 more
+        vector = canary.reshape(-1)  # a step may add a dimension of size 1
         return 0.0 * loss(params, own) + dot(vector, params)
 
     return observed
@@ -209,13 +209,13 @@ def _repeated(batch: Any, count: int) -> Any:
     """Return ``count`` examples of the batch, taken in turn."""
     sizes = {leaf.shape[0] if leaf.shape else 0 for leaf in leaves(batch)}
     if len(sizes) != 1 or 0 in sizes:
-        raise InputError(f"Expected arrays of one number of examples, and not of none, got {sorted(sizes)}.")
+        raise InputError(f"Expected arrays with the same, nonzero number of examples, got {sorted(sizes)}.")
     indices = np.arange(count) % sizes.pop()
     return map_tree(lambda leaf: leaf[indices], batch)
 
 
 def _flat_gradient(gradient: Any, shapes: list[tuple[int, ...]]) -> FloatArray:
-    """Return the numbers of a gradient; their order is only known if it is made like the parameters."""
+    """Return the flattened gradient; its order is known only if it is structured like the parameters."""
     found = [tuple(leaf.shape) for leaf in leaves(gradient)]
     if found != shapes:
         raise InputError(
@@ -226,31 +226,31 @@ def _flat_gradient(gradient: Any, shapes: list[tuple[int, ...]]) -> FloatArray:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """How far the release moved for each neighbour, in clipping norms; above 1 the noise is too small.
+    """The distances between releases of neighboring batches, in clipping norms.
 
-    This needs no statistics: one neighbour that moves it further is a proof.
+    No statistics are needed: a single distance above 1 proves that the noise is too small.
     """
 
     distances: tuple[float, ...]
 
     @property
     def largest(self) -> float:
-        """The furthest that one example moved the release."""
+        """The largest distance by which one example moved the release."""
         return max(self.distances)
 
     @property
     def is_violation(self) -> bool:
-        """Whether one example counts for more than the clipping norm."""
+        """Whether one example moves the release by more than the clipping norm."""
         return self.largest > 1 + _ROUNDING
 
     def raise_for_violation(self) -> None:
-        """Raise a ``ViolationError`` if one example counts for too much."""
+        """Raise a ``ViolationError`` if one example moves the release too far."""
         if self.is_violation:
             raise ViolationError(str(self))
 
     def __str__(self) -> str:
-        relation = "more than" if self.is_violation else "of"
-        return f"one example moves the release by {self.largest:.4g} clipping norms, {relation} 1 allowed"
+        relation = "more than the 1 allowed" if self.is_violation else "of 1 allowed"
+        return f"one example moves the release by {self.largest:.4g} clipping norms, {relation}"
 
 
 def replay_step(
@@ -264,31 +264,30 @@ def replay_step(
 ) -> Sensitivity:
     """Release ``batch`` and each of its ``neighbours`` with the same noise, and compare.
 
-    ``release`` goes from a batch, of whatever kind, to a noisy sum of clipped gradients (or to a mean, if
-    that is what ``batch_size`` says it is divided by). It begins at the examples, so that what couples them
-    before their gradients is seen too. A neighbour has one example more, or one less. ``reseed`` makes the
-    noise the same again.
+    ``release`` maps a batch of any type to a noisy sum of clipped gradients (or that sum divided by
+    ``batch_size`` if given). It starts from examples, so that anything that couples them before their
+    gradients shows too. A neighboring batch has one example more or one less. ``reseed`` resets the noise.
 
-    >>> def clipped_mean(rows):  # divides by how many there are, which is private
+    >>> def clipped_mean(rows):  # divides by the number of examples, which is private
     ...     norms = np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
     ...     return (rows / norms).mean(axis=0)
     >>> batch = np.eye(10)
     >>> neighbours = [batch[1:], np.concatenate([batch, -50 * batch[:1]])]
     >>> options = {"reseed": lambda: None, "max_grad_norm": 1.0, "batch_size": 10}
     >>> print(replay_step(clipped_mean, batch, neighbours, **options))
-    one example moves the release by 1.054 clipping norms, more than 1 allowed
+    one example moves the release by 1.054 clipping norms, more than the 1 allowed
     """
     norm = _validate.positive("max_grad_norm", max_grad_norm)
     scale = (1.0 if batch_size is None else _validate.positive("batch_size", batch_size)) / norm
     first = _replayed(release, batch, reseed)
     if not np.array_equal(first, _replayed(release, batch, reseed)):
         raise InputError(
-            "Expected the same release of the same batch after reseed(), got another one: the noise has a "
-            "source that reseed() does not reach."
+            "Expected the same release of the same batch after reseed(), got a different one: reseed() does "
+            "not reset the RNG of the noise."
         )
     moved = [_distance(first, _replayed(release, other, reseed)) * scale for other in neighbours]
     if not moved:
-        raise InputError("Expected at least one neighbour of the batch, got none.")
+        raise InputError("Expected neighbours to contain at least one batch, got none.")
     return Sensitivity(tuple(moved))
 
 
@@ -300,7 +299,7 @@ def _replayed(release: Callable[[Any], Any], batch: Any, reseed: Callable[[], ob
 def _distance(first: FloatArray, second: FloatArray) -> float:
     if first.shape != second.shape:
         raise InputError(
-            f"Expected releases of one shape, got {first.size} numbers for the batch and {second.size} for "
-            "a neighbour."
+            f"Expected releases of the same shape, got {first.size} numbers for the batch and {second.size} "
+            "for a neighboring one."
         )
     return float(np.linalg.norm(first - second))

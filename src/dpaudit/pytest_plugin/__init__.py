@@ -1,6 +1,6 @@
 """The pytest plugin: a fixture ``dp_audit`` that fails the test if a privacy claim is refuted.
 
-Pytest loads this at every start, even in projects that never use it, so nothing heavy is imported here.
+Pytest loads this module at every start, even in projects that never use it, so it imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist copies the configuration for its workers
 def pytest_configure(config: pytest.Config) -> None:
-    """Set up what all audits of the session share."""
+    """Set up the state shared by all audits of the session."""
     config.stash[SESSION] = AuditSession.of(config)
     config.pluginmanager.register(Summary(config.stash[SESSION]), "dpaudit-summary")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Give a worker of pytest-xdist the seed of the session."""
+    """Pass the seed of the session to a pytest-xdist worker."""
     node.workerinput["dp_audit_seed"] = node.config.stash[SESSION].seed
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Count the tests that share the error rate, now that they are known."""
+    """Count the tests that share the error rate, once they are collected."""
     session.config.stash[SESSION].count_tests(session.items)
 
 
@@ -57,7 +57,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def dp_audit(request: pytest.FixtureRequest) -> Generator[DpAudit, None, None]:
-    """Audit a step or what an observer recorded; a refuted claim fails the test."""
+    """Audit a step or the recorder of an observer; a refuted claim fails the test."""
     from dpaudit.pytest_plugin._fixture import DpAudit  # noqa: PLC0415  # loads numpy and scipy
 
     node, session = request.node, request.config.stash[SESSION]

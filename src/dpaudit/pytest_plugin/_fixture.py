@@ -1,4 +1,4 @@
-"""The fixture ``dp_audit``: it audits a step or a recorder, or runs tests of noise, and may fail the test."""
+"""The fixture ``dp_audit``, which audits a step or a recorder, or runs noise tests, and may fail the test."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 _MIXED = Mixed()
 _CANARIES = 64
-_WEAK = 2.0  # an audit that sees no leak below this multiple of the claim says little
-_ZEROS = "others: their sum is not that of clipped gradients; so zeros are in their place here"
+_WEAK = 2.0  # an audit that detects no leak below this multiple of the claim is weak
+_ZEROS = "others: their sum is not that of clipped gradients, so they are replaced by zeros here"
 
 
 def _audit_call(method: Method) -> Method:
-    """Begin a call; an input error gets a row in the table, the command to rerun, and none of our frames."""
+    """Begin a call; an input error is listed in the table with its rerun command, without our frames."""
 
     @wraps(method)
     def wrapped(self: DpAudit, *args: Any, **options: Any) -> Any:
@@ -47,16 +47,16 @@ def _audit_call(method: Method) -> Method:
             return method(self, *args, **options)
         except InputError as error:
             note_error(self._node, report.call.number)
-            error.add_note(f"again: {report.call.rerun}")
+            error.add_note(f"rerun: {report.call.rerun}")
             raise error.with_traceback(None) from None
 
     return cast("Method", wrapped)
 
 
 class DpAudit:
-    """Audit a step, or what an observer recorded; a refuted claim fails the test.
+    """The audits of one test; a refuted claim fails the test.
 
-    ``seed`` is for an observer or a training of the test's own; ``num_steps`` is the session's budget.
+    ``seed`` is for an observer or a training run in the test; ``num_steps`` is the session's budget.
     """
 
     def __init__(self, node: pytest.Item, session: AuditSession) -> None:
@@ -78,7 +78,7 @@ class DpAudit:
             return self.diagnosed(subject, **options)
         if callable(subject):
             return self.step(subject, **options)
-        hint = ": give its .recorder" if hasattr(subject, "recorder") else ""
+        hint = ": pass its .recorder" if hasattr(subject, "recorder") else ""
         raise InputError(
             "Expected a step, which is a function of per-example gradients, or the recorder of an observer, "
             f"got an object of type {type(subject).__name__}{hint}."
@@ -100,10 +100,10 @@ class DpAudit:
         num_steps: int | None = None,
         confidence: float | None = None,  # noqa: ARG002  # used by _audit_call
     ) -> AuditOutcome:
-        """Audit a function from per-example gradients to a privatised gradient, as for ``observe_step``.
+        """Audit a function from per-example gradients to a privatized gradient, as in ``observe_step``.
 
-        Without ``gradients`` of other examples there are none; then ``num_parameters`` says how long one is.
-        ``leaves`` are the sizes of the parameters that a gradient is made of.
+        ``gradients`` are those of other examples; without them, ``num_parameters`` is the gradient's length.
+        ``leaves`` are the sizes of the parameters that a gradient consists of.
         """
         __tracebackhide__ = True
         others = _other_gradients(gradients, num_parameters)
@@ -126,7 +126,7 @@ class DpAudit:
         try:
             return self._audit(observe(others))
         except UnknownSumError as error:
-            zeros = 0 * others  # the same with any clipping
+            zeros = 0 * others  # unaffected by any clipping
             return self._audit(observe(zeros), unknown=error)
 
     @_audit_call
@@ -138,17 +138,17 @@ class DpAudit:
         confidence: float | None = None,  # noqa: ARG002
         **claim: Any,
     ) -> AuditOutcome:
-        """Audit what an observer or the native training recorded; keywords as for its ``audit()``.
+        """Audit the recorder of an observer or of the native engine; keywords are those of its ``audit()``.
 
-        ``tests`` are ``Diagnostics`` or a ``Diagnose`` hook that saw the same training, for recorders that
-        know nothing of the noise.
+        ``tests`` are ``Diagnostics`` or a ``Diagnose`` hook of the same training run, for recorders without
+        noise.
         """
         __tracebackhide__ = True
         return self._audit(recorder, tests=tests, **claim)
 
     @_audit_call
     def diagnosed(self, tests: SupportsDiagnose, *, confidence: float | None = None) -> Diagnosis:  # noqa: ARG002
-        """Run tests that the developer has fed, without any audit of scores."""
+        """Run tests on data that the developer has added, without auditing scores."""
         __tracebackhide__ = True
         diagnosis = tests.diagnose(1 - self._report.error_rate)
         note(self._node, self._report.call.number, None, diagnosis)
@@ -175,7 +175,7 @@ class DpAudit:
         return self._conclude(outcome, recorder, () if unknown is None else (_ZEROS,))
 
     def _fail_without_verdict(self, why: str, gap: float | None, recorder: AnyRecorder) -> NoReturn:
-        """Fail the test: one that passes without a verdict would be worse."""
+        """Fail the test: passing without a verdict would be worse."""
         __tracebackhide__ = True
         note_error(self._node, self._report.call.number)
         pytest.fail(self._report.no_verdict(why, gap, recorder.facts), pytrace=False)
@@ -188,18 +188,18 @@ class DpAudit:
             scores = ScoreSummary.of(recorder) if isinstance(recorder, Recorder) else None
             pytest.fail(self._report.failure(result, outcome.diagnosis, scores, remarks), pytrace=False)
         if _is_weak(result):
-            text = f"{result.verdict.value} Of this audit, {result.power}: make more steps or canaries."
+            text = f"{result.verdict.value} Power: {result.power}. Use more steps or canaries."
             self._node.warn(UnderpoweredWarning(text))
         return outcome
 
 
 @dataclass(frozen=True)
 class AuditOutcome:
-    """What a test gets back if it has not failed."""
+    """The outcome of an audit that has not failed its test."""
 
     result: Result
     diagnosis: Diagnosis | None
-    """Tests of the noise; None where only scores are known, or where the bound may have stopped the run."""
+    """Tests of the noise; None if only scores are known, or if the bound may have stopped the run."""
 
     @property
     def is_bad(self) -> bool:
@@ -208,7 +208,7 @@ class AuditOutcome:
 
 
 class SupportsDiagnose(Protocol):
-    """Tests of a training that the developer feeds, such as ``dpaudit.Diagnostics``."""
+    """Tests on data added by the developer, such as ``dpaudit.Diagnostics``."""
 
     def diagnose(self, confidence: float = ...) -> Diagnosis:
         """Run the tests."""
@@ -217,7 +217,7 @@ class SupportsDiagnose(Protocol):
 def _outcome(
     recorder: AnyRecorder, error_rate: float, tests: SupportsDiagnose | None = None, **claim: Any
 ) -> AuditOutcome:
-    """Audit the scores, and test the noise where it is known; both share the error rate."""
+    """Audit the scores, and test the noise if it is known; both share the error rate."""
     has_tests = tests is not None or recorder.tests_noise
     bound_level, tests_level = share_error(error_rate, has_bound=True, has_tests=has_tests)
     result = recorder.audit(confidence=bound_level, **claim)
@@ -225,7 +225,7 @@ def _outcome(
         return AuditOutcome(result, tests.diagnose(tests_level))
     claimed = claimed_noise(result)
     if recorder.tests_noise and claimed is not None:
-        with suppress(UntestedError):  # the table says that they were not run
+        with suppress(UntestedError):  # "not run" in the table
             return AuditOutcome(result, recorder.diagnose(noise_multiplier=claimed, confidence=tests_level))
     return AuditOutcome(result, None)
 
@@ -234,7 +234,7 @@ def _other_gradients(gradients: Any, num_parameters: int | None) -> Any:
     """Return the gradients of the other examples; no rows if only the number of parameters is given."""
     if (gradients is None) == (num_parameters is None):
         raise InputError(
-            "Expected either gradients=..., those of the other examples, or num_parameters=..., got "
+            "Expected either gradients=... of the other examples or num_parameters=..., got "
             f"{'neither' if gradients is None else 'both'}."
         )
     if num_parameters is not None:
@@ -244,7 +244,7 @@ def _other_gradients(gradients: Any, num_parameters: int | None) -> Any:
 
 
 def _with_numpy_hint(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the step; if it fails on numpy arrays, its error says how to pass others."""
+    """Return the step with a note on its errors: how to pass arrays other than numpy's."""
 
     @wraps(step)
     def wrapped(rows: Any) -> Any:
@@ -252,8 +252,8 @@ def _with_numpy_hint(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
             return step(rows)
         except (AttributeError, TypeError) as error:
             error.add_note(
-                "With num_parameters=..., dp_audit gives the step arrays of numpy. For torch or jax pass "
-                f"gradients=torch.zeros(0, {rows.shape[1]}), or that of jax.numpy."
+                "With num_parameters=..., dp_audit passes numpy arrays to the step. For torch or jax, pass "
+                f"gradients=torch.zeros(0, {rows.shape[1]}) or its jax.numpy equivalent."
             )
             raise
 

@@ -1,6 +1,6 @@
-"""The text of a failed audit: the claim, the bound, findings and likely causes.
+"""The message of a failed audit: the claim, the bound, findings and likely causes.
 
-``FailureMessage`` writes the text; ``ScoreSummary`` estimates noise and signal from the scores of the run.
+``FailureMessage`` composes it; ``ScoreSummary`` estimates noise and signal from the scores of the run.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from dpaudit.pytest_plugin._session import AuditCall, AuditSession
 from dpaudit.recording import Recorder, TrainingInfo
 from dpaudit.stats import Gaussian, Result, Verdict
 
-_LEVELS = 0.9995, 0.0005  # of the interval of the noise: wide, so that no cause is guessed without need
-_MIN_STEPS = 30  # before the signal is said to depend on the number of canaries that are present
+_LEVELS = 0.9995, 0.0005  # of the noise interval: wide, to avoid guessing causes needlessly
+_MIN_STEPS = 30  # to decide whether the signal depends on the number of present canaries
 _CERTAIN = 6.0  # standard errors
-_CROWDED = 0.2  # the least relative change of a signal if the number present is doubled
+_CROWDED = 0.2  # smallest relative change of the signal if the number of present canaries doubles
 
 
 @dataclass(frozen=True)
 class FailureMessage:
-    """The texts of one call: why it failed its test, how the error rate is shared, and how to repeat it."""
+    """The messages of one call: why it failed its test, how the error rate is shared, and how to rerun it."""
 
     session: AuditSession
     call: AuditCall
@@ -38,7 +38,7 @@ class FailureMessage:
 
     @property
     def error_rate(self) -> float:
-        """The probability of a false alarm that this call may use."""
+        """The probability of a false alarm allotted to this call."""
         confidence = self.session.confidence if self.own_confidence is None else self.own_confidence
         return self.call.error_share * (1 - confidence)
 
@@ -49,7 +49,7 @@ class FailureMessage:
         scores: ScoreSummary | None,
         remarks: Sequence[str] = (),
     ) -> str:
-        """Report a refuted claim: bound, how far the noise is off, findings, and likely causes."""
+        """Return the message for a refuted claim: bound, estimated noise, findings, and likely causes."""
         claimed = claimed_noise(result)
         lines = [f"claim: {result.claim.summary}", f"bound: {result.bound.statement}"]
         lines += [self._session_line, *remarks]
@@ -60,53 +60,53 @@ class FailureMessage:
         return self._text(_title(result, diagnosis), lines, causes)
 
     def no_verdict(self, why: str, gap: float | None, facts: TrainingInfo | None) -> str:
-        """Report an audit without a verdict, with likely causes."""
+        """Return the message for an audit without a verdict, with likely causes."""
         causes: tuple[str, ...] = ()
         if gap is not None and facts is not None:
             scale, batch_size = facts.canary_scale, facts.batch_size
             causes = likely_causes(signal=gap, canary_scale=scale, batch_size=batch_size)
-        return self._text("there is no verdict.", [f"why: {why}"], causes)
+        return self._text("no verdict.", [f"reason: {why}"], causes)
 
     def findings(self, diagnosis: Diagnosis) -> str:
-        """Report findings of tests that the developer fed."""
+        """Return the message for findings of tests on data that the developer has added."""
         lines = [self._session_line, *_finding_lines(diagnosis)]
-        return self._text("the training is not what it claims.", lines, _likely_causes(diagnosis, {}))
+        return self._text("the training run does not match its claim.", lines, _likely_causes(diagnosis, {}))
 
     def _text(self, title: str, lines: Sequence[str], causes: Sequence[str]) -> str:
         call = "" if self.call.number == 1 else f" (call {self.call.number} of the test)"
-        lines = [*lines, *(f"cause? {cause}" for cause in causes), *self._rerun_lines]
+        lines = [*lines, *(f"possible cause: {cause}" for cause in causes), *self._rerun_lines]
         return "\n".join([f"dpaudit{call}: {title}", *(f"  {line}" for line in lines)])
 
     @property
     def _session_line(self) -> str:
         count = self.session.num_tests
         tests = "1 test" if count == 1 else f"{count} tests"
-        return f"session: {100 * self.session.confidence:g} % confidence, shared between {tests} with audits"
+        return f"session: {100 * self.session.confidence:g} % confidence, shared by {tests} with audits"
 
     @property
     def _rerun_lines(self) -> list[str]:
-        lines = [f"again: {self.call.rerun}"]
+        lines = [f"rerun: {self.call.rerun}"]
         if self.own_confidence is not None and self.session.num_tests > 1:
-            lines.append("(alone, a call with confidence= of its own shares that with no other test)")
+            lines.append("(when rerun alone, a call with its own confidence= shares it with no other test)")
         return lines
 
 
 def _title(result: Result, diagnosis: Diagnosis | None) -> str:
     if result.verdict is Verdict.VIOLATION:
         return (
-            f"epsilon >= {result.bound.epsilon:.3g}, and {result.claim.epsilon:.3g} is claimed. "
+            f"epsilon >= {result.bound.epsilon:.3g}, but {result.claim.epsilon:.3g} is claimed. "
             f"{result.sentence}"
         )
     first = diagnosis.findings[0].name if diagnosis is not None else ""
-    return f"{first}: the noise is not what the claim says."
+    return f"{first}: the noise does not match the claim."
 
 
 def _finding_lines(diagnosis: Diagnosis | None) -> list[str]:
-    return [] if diagnosis is None else [f"found: {finding}" for finding in diagnosis.findings]
+    return [] if diagnosis is None else [f"finding: {finding}" for finding in diagnosis.findings]
 
 
 def _likely_causes(diagnosis: Diagnosis | None, known: dict[str, Any]) -> tuple[str, ...]:
-    """Guess from the scores, and from the most certain finding: the others often follow from it.
+    """Guess causes from the scores and the most significant finding: the others often follow from it.
 
     The total amount of noise adds nothing once it is known where noise is missing.
     """
@@ -115,7 +115,7 @@ def _likely_causes(diagnosis: Diagnosis | None, known: dict[str, Any]) -> tuple[
         names = [name for name in names if name != "noise-variance"]
         known = {name: value for name, value in known.items() if name != "noise_ratio"}
     elif diagnosis is not None and diagnosis.noise is not None and "noise-variance" in names:
-        amount = diagnosis.noise  # of all coordinates, where scores are of some
+        amount = diagnosis.noise  # over all coordinates, while scores cover only some
         known = {**known, "noise_ratio": amount.ratio, "interval": (amount.low, amount.high)}
     return likely_causes(**known, findings=names[:1])
 
@@ -152,22 +152,22 @@ class ScoreSummary:
         )
 
     def noise_line(self, claimed: float | None) -> str:
-        """Return how far the noise is off."""
+        """Return the noise in clipping norms, or relative to the claim."""
         if self.noise == 0:
-            return "noise: none at all"
+            return "noise: none"
         if claimed is None:
             return f"noise: {self.noise:.3g} clipping norms ({self.low:.3g} to {self.high:.3g})"
         low, high = self.low / claimed, self.high / claimed
-        return f"noise: {self.noise / claimed:.3g} of the claimed ({low:.3g} to {high:.3g})"
+        return f"noise: {self.noise / claimed:.3g} of the claimed level ({low:.3g} to {high:.3g})"
 
     @property
     def canary_line(self) -> str:
-        """The signal of a canary that reaches the scores."""
-        spread = "" if self.spread_signal is None else f" ({self.spread_signal:.3g} if it is spread)"
-        return f"canary: arrives with {self.signal:.3g} clipping norms{spread}; a clipped one has at most 1"
+        """The signal of a canary in the scores."""
+        spread = "" if self.spread_signal is None else f" ({self.spread_signal:.3g} if spread)"
+        return f"canary: signal of {self.signal:.3g} clipping norms{spread}, at most 1 if clipped correctly"
 
     def known(self, claimed: float | None) -> dict[str, Any]:
-        """Return keywords of ``likely_causes``. Too much noise is the cause of no leak."""
+        """Return keyword arguments for ``likely_causes``. Too much noise causes no leak."""
         found: dict[str, Any] = {
             "signal": self.signal,
             "spread_signal": self.spread_signal,
@@ -189,7 +189,7 @@ class ScoreSummary:
 def _signals(
     scores: FloatArray, present: BoolArray, facts: TrainingInfo | None
 ) -> tuple[float, float | None]:
-    """Return how much more present canaries score: those on one coordinate, and those that are spread."""
+    """Return the mean score excess of present canaries: those on one coordinate, and spread ones."""
     count = scores.shape[1]
     narrow = facts.canary.num_narrow(count) if facts and isinstance(facts.canary, Mixed) else 0
     if narrow == 0:
@@ -204,7 +204,7 @@ def _signal(scores: FloatArray, present: BoolArray) -> float:
 
 
 def _is_crowded(scores: FloatArray, present: BoolArray) -> bool:
-    """Return whether the signal depends on the number of canaries present, as if they shared a clip."""
+    """Return whether the signal depends on the number of present canaries, as if clipped together."""
     numbers = present.sum(axis=1)
     some = (numbers > 0) & (numbers < present.shape[1])
     if np.count_nonzero(some) < _MIN_STEPS or np.ptp(numbers[some]) == 0:
@@ -217,7 +217,7 @@ def _is_crowded(scores: FloatArray, present: BoolArray) -> bool:
 
 
 def claimed_noise(result: Result) -> float | None:
-    """Return the claimed noise multiplier, if the claim is of Gaussian noise."""
+    """Return the claimed noise multiplier, if the claim states Gaussian noise."""
     hypothesis = result.hypothesis
     is_known = isinstance(hypothesis.tradeoff, Gaussian | SubsampledGaussian) and hypothesis.parameter > 0
     return 1 / hypothesis.parameter if is_known else None

@@ -1,4 +1,4 @@
-"""The seed, budget and error rate that audits of a pytest session share, and the options that set them."""
+"""The seed, budget and error rate shared by the audits of a pytest session, and the options that set them."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ import pytest
 
 from dpaudit.errors import InputError
 
-BUDGETS = {"quick": 100, "full": 500}  # steps, where a test does not say how many
+BUDGETS = {"quick": 100, "full": 500}  # steps, unless a test sets them
 DEFAULT_BUDGET, CONFIDENCE = "full", 0.95
 _FIXTURE = "dp_audit"
 
 
 @dataclass(frozen=True)
 class AuditCall:
-    """One call of the fixture: its share of the error rate, its seed, and how to repeat it."""
+    """One call of the fixture: its share of the error rate, its seed, and how to rerun it."""
 
-    number: int  # which call in its test, from 1 on
+    number: int  # of the call in its test, from 1
     error_share: float  # of the session's error rate
     seed: int
-    rerun: str  # the command that runs its test by itself
+    rerun: str  # the command that runs its test alone
 
 
 @dataclass
 class AuditSession:
-    """Split the error rate, so that a session without faults passes with its confidence.
+    """The audits of a session, which share its error rate: without faults, it passes with its confidence.
 
     Every test that requests the fixture gets the same share, and its successive calls get 1/2, 1/6, 1/12, ...
-    of that, which never add up to more than 1. So the number of calls need not be known in advance, and it
-    does not matter in which order, on which worker or how often a test runs.
+    of that, which add up to at most 1. Hence the number of calls need not be known in advance, and it does
+    not matter in which order, on which worker or how often a test runs.
     """
 
     seed: int
@@ -50,7 +50,7 @@ class AuditSession:
 
     @classmethod
     def of(cls, config: pytest.Config) -> AuditSession:
-        """Read the options; a worker of pytest-xdist has the seed of its session."""
+        """Read the options; a pytest-xdist worker has the seed of its session."""
         given = config.getoption("--dp-audit-seed")
         seed = getattr(config, "workerinput", {}).get("dp_audit_seed", given)
         return cls(
@@ -76,7 +76,7 @@ class AuditSession:
         if nodeid not in self._counted:
             raise InputError(
                 f"Expected {_FIXTURE} to be an argument of the test or of one of its fixtures, so that the "
-                f"error can be shared out before the first audit; {nodeid} asks for it while it runs."
+                f"error rate can be split before the first audit; {nodeid} requests it at run time."
             )
         self._calls[nodeid] += 1
         number = self._calls[nodeid]
@@ -88,9 +88,9 @@ class AuditSession:
         return self._calls[nodeid]
 
     def seed_of(self, nodeid: str, number: int) -> int:
-        """Return the seed of an audit, which depends on no other test and on no directory.
+        """Return the seed of an audit, which does not depend on other tests or on the directory.
 
-        It has 31 bits, which the generators of all libraries accept.
+        It has 31 bits, which the RNGs of all libraries accept.
         """
         text = f"{self.seed} {number} {nodeid.rpartition('/')[2]}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
@@ -113,19 +113,19 @@ SESSION: pytest.StashKey[AuditSession] = pytest.StashKey()
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Add the three options of the plugin, all with a default."""
+    """Add the three options of the plugin."""
     group = parser.getgroup("dpaudit", "audits of differential privacy")
     group.addoption(
         "--dp-audit-seed",
         type=_integer,
         metavar="N",
-        help="seed of canaries and coins; without it one is drawn, and shown at the end",
+        help="random seed of canaries and coins; by default drawn at random and printed at the end",
     )
     group.addoption(
         "--dp-audit-budget",
         choices=list(BUDGETS),
         default=DEFAULT_BUDGET,
-        help="steps of an audit whose test does not say how many: "
+        help="number of steps of an audit whose test does not set it: "
         + ", ".join(f"{name} {steps}" for name, steps in BUDGETS.items()),
     )
     group.addoption(
@@ -133,7 +133,7 @@ def add_options(parser: pytest.Parser) -> None:
         type=_probability,
         metavar="P",
         default=CONFIDENCE,
-        help="that of all audits of the session together (default: 0.95)",
+        help="confidence of all audits of the session together (default: 0.95)",
     )
 
 

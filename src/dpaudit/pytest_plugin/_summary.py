@@ -1,4 +1,4 @@
-"""Audits in the output of pytest: warnings, properties of a test, and a table at the end of the session."""
+"""Audits in the output of pytest: warnings, test properties, and a table at the end of the session."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 
 _PREFIX, _SEED = "dp_audit", "seed"
 _COLUMNS = ("verdict", "epsilon", "claimed_epsilon", "sees_noise", "confidence", "findings")
-_TITLES = ("test", "verdict", "epsilon >=", "claimed", "sees noise of", "confidence", "noise tests")
+_TITLES = ("test", "verdict", "epsilon >=", "claimed", "detects noise at", "confidence", "noise tests")
 _ERROR = "ERROR"
 
 
 class UnderpoweredWarning(UserWarning):
-    """An audit that could not have detected even a serious leak, so that its success says little."""
+    """An audit that could not have detected even a serious leak, so that its success means little."""
 
 
 class NothingAuditedWarning(UserWarning):
-    """A test that requested ``dp_audit``, passed, and audited nothing."""
+    """A test that requested ``dp_audit`` and passed without auditing anything."""
 
 
 def note_seed(node: pytest.Item, seed: int) -> None:
-    """Record the session's seed, on which the test may depend."""
+    """Record the seed of the session, which the test may depend on."""
     node.user_properties.append((f"{_PREFIX}.{_SEED}", str(seed)))
 
 
 def note(node: pytest.Item, number: int, result: Result | None, diagnosis: Diagnosis | None) -> None:
-    """Record an audit as properties of its test, which JUnit files hold and pytest-xdist passes on."""
+    """Record an audit as properties of its test, which appear in JUnit files and work with pytest-xdist."""
     found = "not run"
     if diagnosis is not None:
         found = ", ".join(finding.name for finding in diagnosis.findings) or "none"
@@ -52,7 +52,7 @@ def note(node: pytest.Item, number: int, result: Result | None, diagnosis: Diagn
 
 
 def _detectable_noise(result: Result) -> str:
-    """Return the noise over the claimed that would have been detected with 80 % probability."""
+    """Return the noise, relative to the claim, that would have been detected with 80 % probability."""
     if not result.hypothesis.tradeoff.is_inverse_noise:
         return ""
     claimed = result.hypothesis.parameter
@@ -60,7 +60,7 @@ def _detectable_noise(result: Result) -> str:
 
 
 def note_error(node: pytest.Item, number: int) -> None:
-    """Record an audit that came to no verdict."""
+    """Record an audit without a verdict."""
     _record(node, number, (_ERROR, "", "", "", "", "not run"))
 
 
@@ -70,7 +70,7 @@ def _record(node: pytest.Item, number: int, values: Sequence[str]) -> None:
 
 
 class Summary:
-    """Collect the audits of all reports, also of those from other processes."""
+    """The audits of all test reports, including those from other processes."""
 
     def __init__(self, session: AuditSession) -> None:
         self._session = session
@@ -89,7 +89,7 @@ class Summary:
                 self._rows.setdefault((report.nodeid, number), {})[column] = str(value)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Write the seed, without which the session could not be repeated, and one line an audit."""
+        """Write the seed, which is needed to repeat the session, and one line per audit."""
         if not self._is_used:
             return
         terminalreporter.section("dp audits")
@@ -108,10 +108,10 @@ class Summary:
         widths = [max(map(len, column)) for column in zip(_TITLES, *rows, strict=True)]
         for row in (_TITLES, *rows) if rows else ():
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-            terminalreporter.line("  ".join(cells).rstrip(), **_colour(row))
+            terminalreporter.line("  ".join(cells).rstrip(), **_color(row))
 
 
-def _colour(row: Sequence[str]) -> dict[str, bool]:
+def _color(row: Sequence[str]) -> dict[str, bool]:
     if row is _TITLES:
         return {"bold": True}
     is_bad = row[1] in {"VIOLATION", _ERROR} or row[-1] not in {"none", "not run"}

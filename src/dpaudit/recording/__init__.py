@@ -1,8 +1,8 @@
-"""What an audit records of a training while it runs, whatever library trains.
+"""Recorders: what an audit collects during a training run, whatever library trains the model.
 
-:class:`Recorder` keeps the scores of every step, :class:`WholeRunRecorder` one score a canary of the whole
-run. Observers compose them of parts: where the claim comes from, a log of the noise, what is known of the
-training.
+:class:`Recorder` keeps the scores of every step, :class:`WholeRunRecorder` one score per canary for the whole
+run. Observers assemble them from parts: a source of the claim, a log of the noise, facts about the training
+run.
 """
 
 from dpaudit.recording._claim_source import DPSGDParams, ReadClaim, TrainingInfo

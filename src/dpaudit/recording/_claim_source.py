@@ -1,7 +1,7 @@
-"""Where the claim of a recorder comes from: it was given, or it is read from the training.
+"""The source of a recorder's claim: passed in, or read from the training run.
 
-A claim of DP-SGD is made of four numbers. What an observer can read of them in a training is completed, and
-overridden, by what its user gives to the observer or to ``audit()``.
+A DP-SGD claim consists of four numbers. An observer reads those it can find in the training run; values that
+the user passes to the observer or to ``audit()`` complete and override them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from dpaudit.recording._signal_and_noise import UntestedError
 from dpaudit.stats import Gaussian
 
 _MISSING = {
-    "noise_multiplier": "the noise over the clipping norm",
-    "sample_rate": "how likely an example is to enter a batch, which no loader and no accountant says",
-    "num_steps": "the number of steps that are planned",
+    "noise_multiplier": "the standard deviation of the noise divided by the clipping norm",
+    "sample_rate": "the probability that an example is in a batch, which no loader or accountant reports",
+    "num_steps": "the planned number of steps",
     "delta": "such as 1e-5",
 }
-_SAME_RATE = 0.01  # a rate may be of whole batches or of examples: these differ by less
+_SAME_RATE = 0.01  # rates derived from batches and from examples differ by less
 
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGDParams:
-    """The four numbers of a claim; None: not known, or not yet.
+    """The four numbers of a claim; None where a number is not known, or not yet known.
 
-    ``noises`` are those of a training that changed its noise, in order: none of them is the claimed one.
+    ``noises`` are the successive noise multipliers of a run that changed them; none of them is the claim.
     """
 
     noise_multiplier: float | None = None
@@ -40,12 +40,12 @@ class DPSGDParams:
     noises: tuple[float, ...] | None = None
 
     def overridden(self, other: DPSGDParams) -> DPSGDParams:
-        """Return these numbers, with the other ones where they are known."""
+        """Return these numbers, replaced by those of ``other`` where known."""
         known = {field.name: getattr(other, field.name) for field in fields(other)}
         return replace(self, **{name: value for name, value in known.items() if value is not None})
 
     def known(self, *names: str) -> dict[str, Any]:
-        """Return these numbers, by default all four, or raise a sentence that says what is missing."""
+        """Return the named numbers, by default all four; raise an ``InputError`` that names a missing one."""
         for name in names or _MISSING:
             if getattr(self, name) is None:
                 raise InputError(
@@ -54,7 +54,7 @@ class DPSGDParams:
         if self.noise_multiplier == 0:
             raise InputError(
                 "Expected noise_multiplier=... above 0, got 0: without noise there is no claim. If the "
-                "training adds none by mistake, pass what it claims to the observer or to audit()."
+                "missing noise is a bug, pass the claimed value to the observer or to audit()."
             )
         return {name: getattr(self, name) for name in names or _MISSING}
 
@@ -69,7 +69,7 @@ class DPSGDParams:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingInfo:
-    """Numbers of the training that a mistake may leave in its scores, to guess at what went wrong."""
+    """Numbers of a training run that a bug may leave in the scores; they help to guess its cause."""
 
     canary: GradientCanary | InputCanary
     max_grad_norm: float | None = None
@@ -77,7 +77,7 @@ class TrainingInfo:
 
     @property
     def canary_scale(self) -> float | None:
-        """How long the canary is, in clipping norms; None for an example, whose gradient is as it is."""
+        """The norm of the canary in clipping norms; None for an input canary, whose norm is not chosen."""
         return self.canary.scale if isinstance(self.canary, GradientCanary) else None
 
 
@@ -85,26 +85,26 @@ UNKNOWN = DPSGDParams()
 
 
 class ClaimSource(Protocol):
-    """The part of a recorder that knows what is claimed."""
+    """The part of a recorder that provides the claim."""
 
     def pop_params(self, keywords: dict[str, Any]) -> DPSGDParams:
-        """Take the parts of a claim that ``audit()`` was given out of its keywords; refuse an epsilon."""
+        """Remove the parts of a claim from the keywords of ``audit()`` and return them; reject an epsilon."""
 
     def claim(self, num_done: int, given: DPSGDParams = UNKNOWN, *, may_be_longer: bool = False) -> Claim:
-        """Return the claim on a training with this many steps so far; what is ``given`` counts most.
+        """Return the claim about a run with ``num_done`` steps so far; ``given`` takes precedence.
 
-        A training that is longer than claimed is refused, unless it ``may_be_longer``.
+        Raise an ``InputError`` if the run is longer than claimed, unless it ``may_be_longer``.
         """
 
     def noise_multiplier(self, given: float | None) -> float:
         """Return the noise multiplier to test noise against: the given one, else the claimed one."""
 
     def remarks(self, given: DPSGDParams) -> tuple[str, ...]:
-        """Return what of the claim contradicts the training without showing in the scores of steps."""
+        """Return contradictions between claim and training run that per-step scores do not reveal."""
 
 
 class GivenClaim:
-    """A claim that is known before the first step."""
+    """A claim known before the first step."""
 
     def __init__(self, claim: Claim) -> None:
         self._claim = claim
@@ -123,7 +123,7 @@ class GivenClaim:
         mu = claimed_mu(self._claim)
         if mu is None:
             raise UntestedError(
-                f"Expected a claim of Gaussian noise for tests of the noise, got {self._claim.summary}."
+                f"Expected a claim about Gaussian noise to test the noise against, got {self._claim.summary}."
             )
         return given or 1 / mu
 
@@ -133,9 +133,9 @@ class GivenClaim:
 
 
 class ReadClaim:
-    """A claim of DP-SGD whose parameters are ``read`` from the training; those ``given`` count more.
+    """A DP-SGD claim with parameters ``read`` from the training run; ``given`` takes precedence.
 
-    Without a number of steps, the claim is of those that were recorded.
+    If the number of steps is unknown, the claim covers the recorded steps.
     """
 
     def __init__(self, read: Callable[[], DPSGDParams], given: DPSGDParams = UNKNOWN) -> None:
@@ -147,7 +147,7 @@ class ReadClaim:
         return DPSGDParams(**{name: keywords.pop(name) for name in _MISSING if name in keywords})
 
     def params(self, num_done: int, given: DPSGDParams = UNKNOWN) -> DPSGDParams:
-        """Return what is known now."""
+        """Return the parameters known so far."""
         known = self._read().overridden(self._given).overridden(given)
         return DPSGDParams(num_steps=num_done or None).overridden(known)
 
@@ -155,8 +155,8 @@ class ReadClaim:
         params = self.params(num_done, given)
         if params.num_steps is not None and num_done > params.num_steps and not may_be_longer:
             raise InputError(
-                f"Expected at most num_steps={params.num_steps} steps, which the claim is of, got "
-                f"{num_done}: a longer training has a larger epsilon, so that the claim does not hold for it."
+                f"Expected at most num_steps={params.num_steps} steps, the number in the claim, got "
+                f"{num_done}: a longer run has a larger epsilon, which the claim does not cover."
             )
         if params not in self._made:
             self._made[params] = Claim.dpsgd(**params.known())
@@ -172,22 +172,22 @@ class ReadClaim:
         if read is None or claimed is None or math.isclose(read, claimed, rel_tol=_SAME_RATE):
             return ()
         return (
-            f"sample_rate={claimed:g} was given for the claim, and this training says {read:g}: epsilons are "
-            "of the rate that was given, which steps do not test",
+            f"the claim uses the given sample_rate={claimed:g}, but the training run has {read:g}: epsilon "
+            "is computed from the given rate, which per-step scores do not test",
         )
 
 
 def claimed_mu(claim: Claim) -> float | None:
-    """Return one over the noise multiplier of the steps of a claim; None if it is not of Gaussian noise."""
+    """Return 1 / noise multiplier of a claimed step; None if the claim is not about Gaussian noise."""
     hypothesis = claim.hypothesis(None)
     is_known = isinstance(hypothesis.tradeoff, Gaussian) and hypothesis.parameter > 0
     return hypothesis.parameter if is_known else None
 
 
 def _require_no_epsilon(keywords: Mapping[str, Any], expected: str) -> None:
-    """Refuse an epsilon among the keywords: many mechanisms have it, and their steps differ."""
+    """Reject an epsilon among the keywords: many mechanisms share it, and their steps differ."""
     if "epsilon" in keywords:
         raise InputError(
-            f"Expected {expected}, got epsilon={keywords['epsilon']}: an epsilon alone says nothing of a "
-            "step."
+            f"Expected {expected}, got epsilon={keywords['epsilon']}: an epsilon alone does not determine "
+            "the privacy of a step."
         )

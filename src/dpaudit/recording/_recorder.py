@@ -1,4 +1,4 @@
-"""The recorder of steps: it keeps the scores of every step, and turns them into bounds and a verdict."""
+"""The recorder of steps: keeps the scores of every step and turns them into bounds and a verdict."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, au
 from dpaudit.stats.inference._base import CountInference
 from dpaudit.stats.inference._betting import upper_mean
 
-_PEEKS = 100  # how often the bound of a run of known length is computed
-_UNPLANNED_STEPS = 1000  # what the bets prepare for if the length of the training is not planned
-_UNPLANNED_EVERY = 50  # an epsilon for every other number of steps is not cheap
+_PEEKS = 100  # number of times that the bound of a run of known length is computed
+_UNPLANNED_STEPS = 1000  # horizon of the bets if the number of steps is not planned
+_UNPLANNED_EVERY = 50  # each number of steps needs an epsilon of its own, which is not cheap
 _MIDPOINT = 0.5  # between an absent canary's mean score, 0, and a present one's, 1
-_NOT_SHOWN = "not looked at; live() shows it, and audit() then allows for a run that was ended because of it"
+_NOT_SHOWN = "not shown yet; live() shows it, after which audit() accounts for possible early stopping"
 
 
 @final
 class Recorder:
-    """Collect, step by step, scores in units of the canary's own signal, and which canaries are present.
+    """A record of per-step scores, in units of the canary's own signal, and of canary membership.
 
-    ``num_steps`` is how many steps are planned, or None; the bound is tightest if it is right, and holds if
-    it is not. ``callbacks`` get a :class:`LiveBound` about a hundred times a run (or every ``every`` steps);
-    they may raise to end the training. ``paired`` says that every step has one score without the canary and
-    one with it, of two independent draws, and not canaries that are present by fair coins. ``shares_noise``
-    says that the scores of one step depend on each other, because their canaries are not orthogonal.
-    ``may_stop`` says whether the run may be ended because of the live bound; without it, it may if the bound
-    is seen before the end: before all planned steps are done, or :meth:`close` was called.
+    ``num_steps`` is the planned number of steps, or None; the bound is valid either way, and tightest if the
+    number is right. ``callbacks`` receive a :class:`LiveBound` about a hundred times per run (or every
+    ``every`` steps); they may raise to end the run. ``paired``: each step has one score without the canary
+    and one with it, from two independent draws, instead of canaries present by fair coins. ``shares_noise``:
+    the scores of one step are dependent, because their canaries are not orthogonal. ``may_stop``: the run may
+    be ended because of the live bound; by default, it may if the bound is shown before the end, that is,
+    before all planned steps are done or :meth:`close` is called.
 
-    Observers compose it of more parts. A ``ReadClaim`` reads the claim from the training. ``noise`` tests
-    the noise for :meth:`diagnose`. A present canary scores ``signal`` or more, else there is no verdict.
-    ``facts`` returns what is known of the training besides its claim. ``not_covered`` says in sentences
-    which parts of the training the canaries do not go through. ``synchronize`` waits for steps that were
-    started and are not recorded yet.
+    Observers pass further parts. A ``ReadClaim`` reads the claim from the training run. ``noise`` tests the
+    noise for :meth:`diagnose`. A present canary must score ``signal`` or more, otherwise there is no verdict.
+    ``facts`` returns a :class:`TrainingInfo`. ``not_covered`` are sentences that name the parts of the
+    training run that canaries bypass. ``synchronize`` waits for steps that were started but are not yet
+    recorded.
 
     >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=200)
     >>> rng = np.random.default_rng(0)
@@ -103,40 +103,40 @@ class Recorder:
 
     @property
     def claim(self) -> Claim:
-        """What is held against the scores."""
+        """The claim that the scores are tested against."""
         return self._claims.claim(self.num_done)
 
     @property
     def num_done(self) -> int:
-        """How many steps were recorded."""
+        """The number of recorded steps."""
         self._wait()
         return len(self._scores)
 
     @property
     def facts(self) -> TrainingInfo | None:
-        """What is known of the training besides its claim."""
+        """Facts about the training run besides its claim."""
         return None if self._facts is None else self._facts()
 
     @property
     def noise(self) -> NoiseLog:
-        """The log of the noise that an observer adds to."""
+        """The log to which an observer adds the noise of each step."""
         if not isinstance(self._noise, NoiseLog):
             raise UntestedError(NO_NOISE)
         return self._noise
 
     @property
     def tests_noise(self) -> bool:
-        """Whether :meth:`diagnose` has noise to test."""
+        """Whether noise is logged for :meth:`diagnose`."""
         return self._noise is not None
 
     def record(self, scores: Any, present: Any, *, notify: bool = True) -> None:
-        """Keep the scores of one step, and whether the canary of each was present; tell the callbacks.
+        """Record the scores of one step and whether each canary was present; call the callbacks.
 
-        Pass ``notify=False`` where something has to be finished first, and call :meth:`notify` afterwards.
+        Pass ``notify=False`` to postpone the callbacks, and call :meth:`notify` later.
         """
         values, mask = np.array(scores, dtype=np.float64), np.array(present, dtype=np.bool_)
         _require_alike(values, mask, step=self.num_done, first=self._scores[0] if self._scores else values)
-        # a run that goes on after its bound was seen may do so because of it: it had not ended
+        # a run that continues after its bound was shown had not ended, and may continue because of the bound
         self._peeked, self._closed = self._peeked or self._shown, False
         self._scores.append(values)
         self._present.append(mask)
@@ -145,28 +145,28 @@ class Recorder:
             self.notify()
 
     def notify(self) -> None:
-        """Give the live bound to the callbacks, if it is time for it."""
+        """Pass the live bound to the callbacks, if it is due."""
         if self.callbacks and self.num_done % self._every == 0:
             live = self.live()
             for callback in self.callbacks:
                 callback(live)
 
     def close(self) -> None:
-        """Note that the run is over: a bound that is seen from now on cannot have ended it."""
+        """Mark the run as over: a bound shown from now on cannot have ended it."""
         self._closed = True
 
     def live(self) -> LiveBound:
-        """Return the bound of the steps so far."""
+        """Return the bound from the steps so far."""
         self._note_peek()
         if self._live is None or self._live.num_done != self.num_done:
             self._live = self._bound_after(self.num_done)
         return self._live
 
     def curve(self, num_steps: Sequence[int] | None = None) -> list[LiveBound]:
-        """Return the bound of the first steps, for each of these numbers; by default about a hundred.
+        """Return the bound after each of these numbers of steps; by default, after about a hundred of them.
 
-        They hold all together, so that the best may be chosen; none is below one before it. Before the end it
-        reveals the bound like :meth:`live`, after which :meth:`audit` rests on bets.
+        The bounds hold simultaneously, so the best may be chosen; they never decrease. Before the end of the
+        run, this shows the bound like :meth:`live`, and :meth:`audit` then rests on betting.
 
         >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=3)
         >>> for _ in range(3):
@@ -180,7 +180,7 @@ class Recorder:
         for count in num_steps:
             if _validate.whole("num_steps", count) > self.num_done:
                 raise InputError(
-                    f"Expected num_steps={count} to be at most {self.num_done}, the recorded steps."
+                    f"Expected num_steps={count} to be at most {self.num_done}, the number of recorded steps."
                 )
         return [self._bound_after(count) for count in num_steps]
 
@@ -213,19 +213,19 @@ class Recorder:
         )
 
     def plot(self, *, ax: Any = None) -> Any:
-        """Draw the live bound over time, its band and the claim.
+        """Plot the live bound over time, its band and the claim, with matplotlib.
 
-        Needs matplotlib. Return the axes: ``ax``, or new ones.
+        Return the axes: ``ax``, or new ones.
         """
         return draw_trajectory(self.trajectory(), self.claim.epsilon, ax)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows. That may happen unasked, so an unseen bound stays unseen."""
+        """Return the notebook display. It may be implicit, so a bound that was not shown stays hidden."""
         is_free = self._peeked or self._is_over
         self._shown = self._shown or is_free
         rows = [("steps", f"{self.num_done:,}")]
         if self._scores:
-            rows.append(("scores a step", f"{self._scores[0].size:,}"))
+            rows.append(("scores per step", f"{self._scores[0].size:,}"))
         try:
             rows.append(("claim", self.claim.summary))
             rows.append(("bound so far", str(self._bound_after(self.num_done)) if is_free else _NOT_SHOWN))
@@ -247,15 +247,15 @@ class Recorder:
     ) -> Result:
         """Return the verdict on the claim; keywords are those of :func:`dpaudit.audit`.
 
-        The recorder of an observer also takes any part of the claim: ``noise_multiplier``, ``sample_rate``,
+        The recorder of an observer also accepts any part of the claim: ``noise_multiplier``, ``sample_rate``,
         ``num_steps`` or ``delta``.
 
-        By default it rests on bets, which hold also if the run could have been stopped because of the live
-        bound, and if the canaries of one step depend on each other. A finished run of pairs whose
-        bound was never seen needs neither: there the counts of all steps are more powerful.
+        By default the verdict rests on betting, which is valid even if the run could have been stopped
+        because of the live bound, and if the canaries of one step are dependent. A finished run of pairs
+        whose bound was never shown needs neither: there, counting errors over all steps is more powerful.
         """
         given = self._claims.pop_params(method)
-        observations = self.observations  # before the claim, which a training without steps does not have
+        observations = self.observations  # before the claim, which a run without steps does not have
         claim = claim or self._claims.claim(self.num_done, given)
         if self._signal is not None:
             check_signal(*_moments(observations), self._signal)
@@ -273,7 +273,7 @@ class Recorder:
 
     def _default_inference(self) -> Inference | None:
         if self._planned is None and not self._peeked:
-            return Betting()  # the run cannot have been stopped because of what it showed
+            return Betting()  # the bound was never shown, so it cannot have ended the run
         if self._paired and self._is_of_fixed_length:
             return None
         return Betting(horizon=self.num_steps)
@@ -281,8 +281,8 @@ class Recorder:
     def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
         """Test the noise of all steps against ``noise_multiplier``, by default the claimed one.
 
-        Raise an ``InputError`` if no noise was kept, or if it may have ended the run: the error rate of the
-        tests is that of a number of steps that was not chosen by what the noise showed.
+        Raise an ``InputError`` if no noise was logged, or if the run may have been ended because of its
+        noise: the tests have their error rate only if the number of steps does not depend on the noise.
         """
         if self._noise is None:
             raise UntestedError(NO_NOISE)
@@ -298,7 +298,7 @@ class Recorder:
         return self._signal is None or has_signal(*_moments(self.observations), self._signal)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was recorded; give it to ``load_state_dict`` of an equal recorder."""
+        """Return what was recorded, for ``load_state_dict`` of an equal recorder."""
         self._wait()
         return {
             "scores": np.asarray(self._scores),
@@ -308,12 +308,12 @@ class Recorder:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where ``state_dict`` was taken."""
+        """Resume from a ``state_dict``."""
         self._scores = list(state["scores"])
         self._present = list(state["present"])
         pairs = zip(self._scores, self._present, strict=True)
         self._wrong = [_share_wrong(scores, present) for scores, present in pairs]
-        # a state that does not say whether the bound was shown counts as shown
+        # a state that does not record whether the bound was shown counts as shown
         self._peeked, self._shown = state["looked"], state.get("shown", True)
         self._live = None
 
@@ -330,30 +330,30 @@ class Recorder:
         return self._closed or self.num_done == self._planned
 
     def _note_peek(self) -> None:
-        """Note that the bound is seen, and may end the run if that is not over."""
+        """Note that the bound is shown; unless the run is over, it may be ended because of that."""
         self._shown = True
         self._peeked = self._peeked or not self._is_over
 
     @property
     def _is_of_fixed_length(self) -> bool:
-        """Whether the number of steps cannot depend on what they showed.
+        """Whether the number of steps cannot depend on the scores.
 
-        A run that would have been stopped at a violation and was not has had one test already: counting
-        it as well would make two tests of 5 % each.
+        A run that would have been stopped at a violation has already been tested once: counting its errors
+        as well would make two tests of 5 % each.
         """
         may_stop = self._peeked if self._may_stop is None else self._may_stop
         return self.num_done == self.num_steps and not may_stop
 
     def _require_fixed_length(self) -> None:
-        """Refuse tests of noise that may have ended the run."""
+        """Raise if the run may have been ended because of its noise."""
         if not self._peeked or self.num_done == self._planned:
             return
         planned = self._planned
-        ends = "a run of no planned length" if planned is None else f"{self.num_done} of {planned} steps"
+        ends = "a run of unplanned length" if planned is None else f"{self.num_done} of {planned} steps"
         raise UntestedError(
-            f"Expected the number of steps not to depend on what they showed, got {ends} whose bound was "
-            "looked at before the end: tests of the noise would have another error rate than they say. Pass "
-            "num_steps= to the observer and make all of them, or look only after the end."
+            f"Expected a number of steps that does not depend on the scores, got {ends} and a bound that was "
+            "shown before the end: tests of the noise would not have their stated error rate. Pass "
+            "num_steps= to the observer and run all of them, or show the bound only after the end."
         )
 
 
@@ -364,16 +364,16 @@ def _moments(observations: Observations) -> tuple[RunningMoments, RunningMoments
 
 
 def _share_wrong(scores: FloatArray, present: BoolArray) -> float:
-    """Return the share of wrong guesses by the midpoint; counted, which is faster than a mean."""
+    """Return the fraction of wrong guesses at the midpoint; counting is faster than a mean."""
     return int(np.count_nonzero((scores > _MIDPOINT) != present)) / scores.size
 
 
 def _require_alike(scores: FloatArray, present: BoolArray, *, step: int, first: FloatArray) -> None:
-    """Refuse scores that are not as many as those of the ``first`` step, or not finite."""
+    """Raise if the scores are not finite, or differ in number from those of the ``first`` step."""
     expected = first.shape if first.ndim == 1 else (first.size,)
     if scores.size == 0 or scores.shape != present.shape or scores.shape != expected:
         raise InputError(
-            f"Expected one score and one presence for each of {expected[0] or 'some'} canaries in step "
+            f"Expected a score and a presence flag for each of {expected[0] or 'some'} canaries in step "
             f"{step}, got shapes {scores.shape} and {present.shape}."
         )
     if not np.isfinite(scores).all():
@@ -385,9 +385,9 @@ def _require_alike(scores: FloatArray, present: BoolArray, *, step: int, first: 
 
 
 def _require_bets(inference: Inference | None) -> None:
-    """Refuse counts of scores that share noise: they vary more than a binomial, so no bound holds."""
+    """Reject counts of scores that share noise: they vary more than a binomial, so no bound would hold."""
     if isinstance(inference, CountInference):
         raise InputError(
-            "Expected inference=Betting() for scores of one step that share its noise, as those of input "
-            f"canaries do, got {inference!r}, which counts them as independent."
+            "Expected inference=Betting() for scores that share the noise of their step, as those of input "
+            f"canaries do, got {inference!r}, which assumes that they are independent."
         )

@@ -1,8 +1,8 @@
-"""Signal and noise of the observed steps: whether canaries arrive, and a log of the noise for its tests.
+"""Signal and noise of the observed steps: a check that canaries reach the release, and a log of the noise.
 
-A training that drops the canaries hides what it does with the examples, so :func:`check_signal` refuses a
-verdict on it. :class:`NoiseLog` keeps the noise that a library added, at the coordinates of a
-:class:`CoordinateSample`.
+A training run that drops the canaries does not show how it treats examples, so :func:`check_signal` raises
+instead of allowing a verdict. :class:`NoiseLog` keeps the noise that a library added, at the coordinates of
+a :class:`CoordinateSample`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dpaudit.diagnostics._p_values import HeadTailBuffer
 from dpaudit.errors import InputError
 
 _ROUNDING = 1e-3  # of a clipping norm
-_FEW, _SURELY = 10, 6.0  # scores, and standard errors, from which on a missing canary is certain
-_MAX_COORDINATES = 1024  # a few microseconds a step
-_ROUNDINGS = 8.0  # how many roundings of the largest number a difference of sums may be off
+_FEW, _SURELY = 10, 6.0  # scores, and standard errors, beyond which a missing canary is certain
+_MAX_COORDINATES = 1024  # a few microseconds per step
+_ROUNDINGS = 8.0  # error of a difference of sums, in rounding errors of the largest number
 
 
 class ArrivalError(InputError):
-    """Canaries that joined do not show in what was released; ``gap`` is by how much their scores rise."""
+    """Inserted canaries are missing from the release; ``gap`` is the increase of their mean score."""
 
     def __init__(self, message: str, gap: float = 0.0) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class ArrivalError(InputError):
 
 @dataclass
 class RunningMoments:
-    """Count, sum and sum of squares of scores that are added step by step."""
+    """Count, sum and sum of squares of scores, accumulated step by step."""
 
     count: int = 0
     total: float = 0.0
@@ -60,39 +60,39 @@ class RunningMoments:
 
 
 def has_signal(present: RunningMoments, absent: RunningMoments, signal: float) -> bool:
-    """Return whether canaries score what clipped ones do, within the uncertainty that the noise leaves."""
+    """Return whether canaries score like clipped ones, up to the uncertainty caused by the noise."""
     gap, spread = _gap(present, absent)
     return abs(gap - signal) <= max(_SURELY * spread, _ROUNDING)
 
 
 def check_signal(present: RunningMoments, absent: RunningMoments, signal: float) -> None:
-    """Raise an :class:`ArrivalError` if present canaries surely score less than half of ``signal``."""
+    """Raise an :class:`ArrivalError` if present canaries certainly score less than half of ``signal``."""
     if min(present.count, absent.count) < _FEW:
         return
     gap, spread = _gap(present, absent)
     if gap + _SURELY * spread < signal / 2:
         raise ArrivalError(
-            f"Expected scores to rise by {signal:g} where a canary is present, got {gap:.2g}: what "
-            "is released does not have the canaries in it that joined the sum, or they were clipped together "
-            "with others and not one by one (replay_step shows that), or it is a mean where a sum is "
-            "expected. Scores say nothing of it.",
+            f"Expected scores to increase by {signal:g} where a canary is present, got {gap:.2g}: the "
+            "release does not contain the canaries that were added to the sum, or they were clipped together "
+            "with other gradients instead of one by one (check with replay_step), or the release is a mean "
+            "instead of a sum. No verdict can be based on these scores.",
             gap,
         )
 
 
 def _gap(present: RunningMoments, absent: RunningMoments) -> tuple[float, float]:
-    """Return by how much present canaries score more, and the standard error of that."""
+    """Return by how much present canaries score higher than absent ones, and its standard error."""
     return present.mean - absent.mean, math.sqrt(present.error + absent.error)
 
 
 NO_NOISE = (
-    "Expected the recorder of an observer, which logs the noise of the steps, got one that does not: give "
-    "the noise to Diagnostics()."
+    "Expected a recorder returned by an observer, which logs the noise of each step, got one without noise: "
+    "pass the noise to Diagnostics() instead."
 )
 
 
 class UntestedError(InputError):
-    """There is no noise to test, or its tests would not have the error rate that they state."""
+    """There is no noise to test, or the tests would not have their stated error rate."""
 
 
 class NoiseTests(Protocol):
@@ -103,12 +103,12 @@ class NoiseTests(Protocol):
     ) -> Diagnosis:
         """Test the noise of all steps against this noise multiplier, or raise an :class:`UntestedError`.
 
-        ``has_signal`` says whether canaries arrive as claimed.
+        ``has_signal`` returns whether canaries score as expected.
         """
 
 
 class NoiseLog:
-    """The noise of the first and the last 2,048 steps in clipping norms; the claim is not needed yet."""
+    """The noise of the first and last 2,048 steps, in clipping norms; the claim may still be unknown."""
 
     def __init__(self) -> None:
         self._rows = HeadTailBuffer()
@@ -116,9 +116,9 @@ class NoiseLog:
         self._rounding = 0.0
 
     def observe(self, released: Any, known: Any, leaves: tuple[int, ...], *, norm: float, eps: float) -> None:
-        """Log what was released less the sum that went into it, canaries and all, at the same coordinates.
+        """Log the release minus the sum before noise (including canaries), both at the same coordinates.
 
-        ``norm`` is the clipping norm, ``eps`` the relative precision of both.
+        ``norm`` is the clipping norm, ``eps`` the relative precision of both arrays.
         """
         found, sums = np.asarray(released, dtype=np.float64), np.asarray(known, dtype=np.float64)
         self._leaves = leaves
@@ -128,7 +128,7 @@ class NoiseLog:
     def diagnose(
         self, *, noise_multiplier: float, confidence: float, has_signal: Callable[[], bool] | None = None
     ) -> Diagnosis:
-        """Test the noise; canaries do not matter, because they are in both sums."""
+        """Test the noise; canaries cancel, because both arrays contain them."""
         del has_signal
         if self._rows.num_seen == 0:
             raise UntestedError("Expected the noise of at least one step, got none: did the training run?")
@@ -142,19 +142,19 @@ class NoiseLog:
 
 @dataclass(frozen=True, eq=False)
 class CoordinateSample:
-    """Coordinates whose noise is logged: all of a small model; of a large one the same of each parameter.
+    """Coordinates whose noise is logged: all for a small model, the same ones of each leaf for a large model.
 
-    The first ones, because generators that are seeded again for each parameter give these the same noise;
-    and some at growing distances.
+    The sample includes the first coordinates of each leaf (one parameter tensor), where an RNG that is
+    reseeded for each leaf repeats its noise, and some at growing distances.
     """
 
     indices: IntArray
     leaves: tuple[int, ...]
-    """How many of each parameter."""
+    """The number of coordinates in each leaf."""
 
     @classmethod
     def of(cls, sizes: Sequence[int]) -> CoordinateSample:
-        """Choose from a gradient that is made of parameters of these sizes, one after another."""
+        """Choose from the concatenation of leaves with these sizes."""
         offsets = np.cumsum([0, *sizes])[:-1]
         if sum(sizes) <= _MAX_COORDINATES:
             return cls(np.arange(sum(sizes)), tuple(sizes))
@@ -166,7 +166,7 @@ class CoordinateSample:
 
 
 def _inside(count: int, size: int) -> IntArray:
-    """Choose coordinates of a parameter: a half at its beginning, the others at growing distances."""
+    """Choose coordinates within a leaf: half at its beginning, the others at growing distances."""
     first = np.arange(-(-count // 2))
     rest = np.geomspace(first.size, max(size - 1, first.size), count - first.size)
     return np.unique(np.concatenate([first, rest.astype(np.int64)]))

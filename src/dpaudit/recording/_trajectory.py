@@ -1,6 +1,6 @@
-"""The bound over time: what bets on the errors say at each moment of a run.
+"""The bound over time, from bets on the errors so far.
 
-:class:`LiveBound` is the bound at one moment, :class:`Trajectory` the bounds up to the last one, with a band.
+:class:`LiveBound` is the bound after some steps, :class:`Trajectory` the bounds up to the last, with a band.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from dpaudit.stats._result import Hypothesis
 from dpaudit.stats.inference._betting import upper_mean
 
 _NUM_POINTS = 60  # more cannot be distinguished in a plot
-_FAR = 2.0  # in units of the larger of claim and bound: beyond every picture
+_FAR = 2.0  # in units of the larger of claim and bound: outside every plot
 
 
 @dataclass(frozen=True, kw_only=True)
 class LiveBound:
-    """A lower bound that holds at this and at every other moment of the run, all together.
+    """A lower bound; the bounds after any number of steps hold simultaneously.
 
-    So the run may be stopped because of what it says.
+    So the run may be stopped because of this bound.
     """
 
     num_done: int
@@ -40,10 +40,10 @@ class LiveBound:
 
 @dataclass(frozen=True, kw_only=True)
 class TrajectoryPoint:
-    """What was known after ``num_done`` steps, as epsilons.
+    """The evidence after ``num_done`` steps, as epsilons.
 
-    ``epsilon`` is the lower bound. ``estimate`` is the leak that the errors so far stand for, and is not a
-    bound. ``upper`` is where the leak that this attack shows would end; a better attack may show more.
+    ``epsilon`` is the lower bound. ``estimate`` is the leak that corresponds to the error rate so far; it is
+    not a bound. ``upper`` bounds the leak visible to this attack from above; a better attack may reveal more.
     """
 
     num_done: int
@@ -56,8 +56,8 @@ class TrajectoryPoint:
 class Trajectory:
     """Points from the first observations to the last.
 
-    The lower bounds of all points hold together, with the stated confidence, and so do the upper ends, if
-    the error rate did not change meanwhile; both together with twice the error.
+    The lower bounds of all points hold simultaneously with the stated confidence. So do the upper ends, if
+    the error rate did not change during the run. Both together hold with twice the error probability.
     """
 
     points: tuple[TrajectoryPoint, ...]
@@ -74,12 +74,12 @@ class Trajectory:
         horizon: int,
         num_points: int = _NUM_POINTS,
     ) -> Trajectory:
-        """Compute it from the share of wrong guesses of every step; ``horizon`` steps were planned.
+        """Compute the points from the fraction of wrong guesses in each step; ``horizon`` steps were planned.
 
-        The last lower bound is the one by ``Betting(horizon)``.
+        The last lower bound is that of ``Betting(horizon)``.
         """
         error = 1 - confidence
-        hypothesis.epsilon(hypothesis.parameter)  # the accountant's table is made around the first query
+        hypothesis.epsilon(hypothesis.parameter)  # the accountant's table is built around the first query
 
         def point(count: int) -> TrajectoryPoint:
             seen = shares[:count]
@@ -96,7 +96,7 @@ class Trajectory:
 
 
 def _leak(hypothesis: Hypothesis, error: float, far: float) -> float:
-    """Return the epsilon of a balanced error; infinite beyond ``far``, where accounting takes long."""
+    """Return the epsilon of a balanced error rate; infinite beyond ``far``, where accounting is slow."""
     if error <= 0:
         return math.inf
     parameter = hypothesis.tradeoff.from_balanced_error(min(error, 0.5))
@@ -104,5 +104,5 @@ def _leak(hypothesis: Hypothesis, error: float, far: float) -> float:
 
 
 def _counts(size: int, num_points: int) -> Iterable[int]:
-    """Return ``num_points`` counts, evenly spaced, the last one among them."""
+    """Return ``num_points`` evenly spaced counts, including the last."""
     return sorted({int(count) for count in np.linspace(size, 1, min(size, num_points)).round()})

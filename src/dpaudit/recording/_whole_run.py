@@ -1,4 +1,4 @@
-"""The recorder of whole runs: one score a canary, its log-likelihood ratio over all steps."""
+"""The recorder of whole runs: one score per canary, its log-likelihood ratio over all steps."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from dpaudit.recording._trajectory import LiveBound
 from dpaudit.stats import Bound, Fixed, Guesses, Observations, Result, Simultaneous, audit, one_run_fdp_bound
 from dpaudit.stats.thresholds import BestOf
 
-# Sampling needs all the error it can have; too little noise is detected with less.
+# Sampling faults need most of the error probability; too little noise is detected with less.
 _SHARES = {Fixed(0.0): 0.8, Simultaneous(): 0.2}
-_MANY_DRAWS = 20  # expected; to see none of them then has a probability of two in a billion
+_MANY_DRAWS = 20  # expected draws; the probability of seeing none is then two in a billion
 
 
 class LikelihoodRatios:
     """The logarithm of each canary's likelihood ratio over the steps so far.
 
-    A score x of a step is 1 on average if the step has the canary, 0 if not, and has Gaussian noise. With
-    a sample rate q the step's likelihood ratio is 1 - q + q exp((2 x - 1) / (2 noise^2)).
+    The score x of a step has mean 1 if the canary is in the batch, mean 0 if not, and Gaussian noise. With
+    sample rate q, the likelihood ratio of the step is 1 - q + q exp((2 x - 1) / (2 noise^2)).
     """
 
     def __init__(self, present: BoolArray, *, noise_multiplier: float, sample_rate: float) -> None:
@@ -45,7 +45,7 @@ class LikelihoodRatios:
         self.sample_rate = _validate.sample_rate(sample_rate)
 
     def record(self, scores: Any) -> None:
-        """Add the scores of all canaries in one step, whether it had them or not."""
+        """Add the scores of all canaries in one step, whether or not they were in the batch."""
         found = np.asarray(scores, dtype=np.float64)
         if found.shape != self.present.shape or not np.isfinite(found).all():
             raise InputError(
@@ -53,42 +53,43 @@ class LikelihoodRatios:
                 f"{found.shape} with {int(np.isfinite(found).sum())} of them finite."
             )
         present = (2 * found - 1) / (2 * self._noise**2)
-        with np.errstate(divide="ignore"):  # log(1 - 1), where every step has every canary
+        with np.errstate(divide="ignore"):  # log(1 - 1), where every batch includes every canary
             self.values += np.logaddexp(np.log1p(-self.sample_rate), np.log(self.sample_rate) + present)
         self.num_done += 1
 
     def observations(self, num_steps: int) -> Observations:
-        """Return one score a canary; only after the last step, because the claim is of all of them."""
+        """Return one score per canary; available after the last step only, because the claim covers all."""
         if self.num_done < num_steps or self.num_done == 0:
             raise InputError(
-                f"Expected all {num_steps} steps before the whole run is judged, got {self.num_done}."
+                f"Expected all {num_steps} steps to be recorded before the whole run is audited, got "
+                f"{self.num_done}."
             )
         return Observations.from_presence(self.values, self.present)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was recorded; give it to ``load_state_dict`` of equal ones."""
+        """Return what was recorded, for ``load_state_dict`` of an equal object."""
         return {"num_done": self.num_done, "ratios": self.values.copy(), "present": self.present}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where ``state_dict`` was taken."""
+        """Resume from a ``state_dict``."""
         self.num_done, self.present = state["num_done"], state["present"]
         self.values = np.array(state["ratios"])
 
 
 @final
 class WholeRunRecorder:
-    """Add up, for every canary, how much more likely its scores are if it is in the data set.
+    """Log-likelihood ratios: for each canary, how much more likely its scores are if it is in the data set.
 
     The product of a canary's likelihood ratios over all steps is the most powerful test of the composed
-    mechanism, so that each canary is one observation of the whole training. ``present`` says which canaries
-    are in the data set. The claim is of DP-SGD with these four numbers. ``ratios`` are those of a training
-    that was recorded elsewhere.
+    mechanism, so each canary is one observation of the whole run. ``present`` is a mask of the canaries in
+    the data set. The claim is DP-SGD with the given four numbers. ``ratios`` may come from a run that was
+    recorded elsewhere.
 
-    Observers compose it of more parts. ``claim`` reads the four numbers from the training; the noise and the
-    sample rate that are known before the first step settle how scores are weighed. A canary has the share
-    ``reach`` of the clipping norm, and scores ``signal`` or more where the sampler drew it. ``finished``
-    gets the sample rate, and raises if the run cannot be judged. ``noise``, ``facts`` and ``not_covered``
-    are as for :class:`Recorder`.
+    Observers pass further parts. ``claim`` reads the four numbers from the training run; the noise multiplier
+    and the sample rate known before the first step determine how scores are weighted. The norm of a canary is
+    ``reach`` times the clipping norm, and a canary that was drawn must score ``signal`` or more. ``finished``
+    receives the sample rate and raises if the run cannot be audited. ``noise``, ``facts`` and
+    ``not_covered`` are as for :class:`Recorder`.
     """
 
     def __init__(
@@ -134,45 +135,45 @@ class WholeRunRecorder:
 
     @property
     def num_done(self) -> int:
-        """How many steps were recorded."""
+        """The number of recorded steps."""
         return self._ratios.num_done
 
     @property
     def num_steps(self) -> int:
-        """How many steps are planned; if that is not known, those that were recorded."""
+        """The planned number of steps; if not known, the number of recorded steps."""
         return self._planned or self.num_done
 
     @property
     def claim(self) -> Claim:
-        """What is held against the scores."""
+        """The claim that the scores are tested against."""
         return self._claims.claim(self.num_done)
 
     @property
     def tradeoff(self) -> SubsampledGaussian:
-        """The curve of the whole training."""
+        """The trade-off curve of the whole run."""
         return _curve(self.claim)
 
     @property
     def facts(self) -> TrainingInfo | None:
-        """What is known of the training besides its claim."""
+        """Facts about the training run besides its claim."""
         return None if self._facts is None else self._facts()
 
     @property
     def noise(self) -> NoiseLog:
-        """The log of the noise that an observer adds to."""
+        """The log to which an observer adds the noise of each step."""
         if self._noise is None:
             raise UntestedError(NO_NOISE)
         return self._noise
 
     @property
     def tests_noise(self) -> bool:
-        """Whether :meth:`diagnose` has noise to test."""
+        """Whether noise is logged for :meth:`diagnose`."""
         return self._noise is not None
 
     def record(self, scores: Any, joined: BoolArray | None = None) -> None:
-        """Add the scores of all canaries in one step, whether it had them or not.
+        """Add the scores of all canaries in one step, whether or not they were in the batch.
 
-        An observer also says which of them ``joined``: those that the sampler drew.
+        Observers also pass which canaries ``joined`` the batch, that is, were drawn by the sampler.
         """
         self._ratios.record(scores)
         if joined is not None:
@@ -181,25 +182,27 @@ class WholeRunRecorder:
 
     def live(self) -> LiveBound:
         """Raise an ``InputError``: there is no bound before the last step."""
-        raise InputError("Expected to wait for the end with sampling=True: there is no bound before it.")
+        raise InputError(
+            "Expected a finished run with sampling=True: there is no bound before the last step."
+        )
 
     def close(self) -> None:
-        """Note that the run is over. Nothing depends on it: there is no bound before."""
+        """Mark the run as over. This has no effect: there is no bound before the end."""
 
     @property
     def observations(self) -> Observations:
-        """One score a canary; only after the last step, because the claim is of all of them."""
+        """One score per canary; available after the last step only, because the claim covers all steps."""
         return self._ratios.observations(self.num_steps)
 
     def audit(self, **method: Any) -> Result:
         """Return the verdict on the claim; keywords are those of :func:`dpaudit.audit`.
 
-        The recorder of an observer also takes any part of the claim: ``noise_multiplier``, ``sample_rate``,
+        The recorder of an observer also accepts any part of the claim: ``noise_multiplier``, ``sample_rate``,
         ``num_steps`` or ``delta``.
 
-        By default two thresholds share the error. One is where present and absent are equally likely under
-        the claim, known before the data: the best one to see sampling. Where there is less noise than
-        claimed, all scores move, and it may be useless; so the other is the best of many.
+        By default two thresholds share the error probability. One is where presence and absence are equally
+        likely under the claim, which is known before the data; it is the best one for sampling faults. With
+        less noise than claimed, all scores shift and it may be useless, so the other is the best of many.
         """
         claim, observations = self._claim_and_observations(method)
         usual: dict[str, Any] = {"claim": claim, "confidence": self.confidence, "tradeoff": _curve(claim)}
@@ -210,9 +213,9 @@ class WholeRunRecorder:
         return replace(result, not_covered=self.not_covered)
 
     def one_run_bound(self, **given: Any) -> Bound:
-        """Return a bound that holds also if the canaries of the run depend on each other; it is looser.
+        """Return a looser bound that is valid even if the canaries of the run are dependent.
 
-        The recorder of an observer takes any part of the claim here, as :meth:`audit` does.
+        Like :meth:`audit`, the recorder of an observer accepts any part of the claim.
         """
         claim, _ = self._claim_and_observations(given)
         if given:
@@ -223,9 +226,9 @@ class WholeRunRecorder:
         )
 
     def _claim_and_observations(self, keywords: dict[str, Any]) -> tuple[Claim, Observations]:
-        """Return what is claimed, with what the keywords say of it, and the scores of a finished run.
+        """Return the claim, completed by the keywords, and the scores of a finished run.
 
-        A run that is longer than claimed is judged too: that it leaks more shows in the scores.
+        A run longer than claimed is audited too: its larger leak shows in the scores.
         """
         given = self._claims.pop_params(keywords)
         if self._signal is not None:
@@ -242,7 +245,7 @@ class WholeRunRecorder:
         if self._joined.count == 0 and expected > _MANY_DRAWS:
             raise InputError(
                 f"Expected the sampler to draw canaries about {expected:.0f} times, got none: it does not "
-                "draw from the entries that it says it has, so that nothing is known of it."
+                "draw from all of its data set, so it cannot be audited."
             )
 
     def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
@@ -252,25 +255,25 @@ class WholeRunRecorder:
         return noise.diagnose(noise_multiplier=claimed, confidence=confidence)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was recorded; give it to ``load_state_dict`` of an equal recorder."""
+        """Return what was recorded, for ``load_state_dict`` of an equal recorder."""
         moments = {"joined": astuple(self._joined), "absent": astuple(self._absent)}
         return self._ratios.state_dict() | (moments if self._absent.count else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from where ``state_dict`` was taken."""
+        """Resume from a ``state_dict``."""
         self._ratios.load_state_dict(state)
         if "joined" in state:
             self._joined, self._absent = (RunningMoments(*state[side]) for side in ("joined", "absent"))
 
 
 def _curve(claim: Claim) -> SubsampledGaussian:
-    """Return the curve of the whole training; only claims of DP-SGD are held against whole runs."""
+    """Return the curve of the whole run; only DP-SGD claims are tested against whole runs."""
     assert claim.training is not None
     return claim.training
 
 
 def _larger_bound(observations: Observations, *, confidence: float, **method: Any) -> Result:
-    """Return the larger of two bounds that share the error: together they err as often as one would."""
+    """Return the larger of two bounds that share the error probability: together they err as often as one."""
     error = 1 - _validate.confidence(confidence)
     found = [
         audit(observations, threshold=rule, confidence=1 - share * error, **method)
@@ -281,5 +284,5 @@ def _larger_bound(observations: Observations, *, confidence: float, **method: An
     return replace(
         best,
         bound=replace(best.bound, confidence=confidence, threshold_rule=rule),
-        design=found[-1].design,  # its power does not rest on the noise being the claimed one
+        design=found[-1].design,  # its power does not assume that the noise is as claimed
     )

@@ -1,4 +1,4 @@
-"""Reports: runs as one page that needs no network, as Markdown, or as JSON of a published schema."""
+"""Reports: runs as one self-contained page, as Markdown, or as JSON with a published schema."""
 
 from dpaudit.report._read import read_run
 from dpaudit.report._report import SCHEMA_VERSION, Format, Report, schema

@@ -1,8 +1,8 @@
 """The numbers behind the plots of a report.
 
-:class:`PlotData` holds those that a run has the observations for: its scores in bins (a report shows how many
-there are, and no single one), the plane of the two error rates, and the bound after more and more
-observations. For a stored run, the curve and the claim are rebuilt, within limits.
+:class:`PlotData` holds what the observations of a run allow: a histogram of the scores (a report shows no
+individual score), the plane of the two error rates, and the bound over time. For a stored run, the curve and
+the claim are rebuilt, within limits.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from dpaudit.stats._result import ErrorRatePlane, Hypothesis
 from dpaudit.stats.thresholds._rules import predictable_thresholds
 
 _BINS = 48
-_NO_OUTLIERS = 200  # up to this many scores a side, the plot covers all of them
-_TAIL = 0.0005  # of more scores, the share on either end that the plot leaves out
+_NO_OUTLIERS = 200  # up to this many scores per side, the plot covers all of them
+_TAIL = 0.0005  # with more scores, the share at either end that is outside the plot
 _HUGE = 1e150  # differences of scores have to be finite
-# limits of composing a curve, or accounting a claim, for a plot: those of real trainings
+# limits for composing a curve or accounting a claim for a plot: those of real training runs
 _MOST_STEPS = 10**6
 _LEAST_NOISE, _MOST_NOISE = 0.1, 1000.0
 _LEAST_RATE = 1e-7
@@ -50,9 +50,9 @@ _DRAWN = ApproximateDP, Gaussian, Laplace, PureDP, RandomizedResponse, Subsample
 
 @dataclass(frozen=True, kw_only=True)
 class PlotData:
-    """The numbers of each plot; None where the run lacks what it needs.
+    """The numbers of each plot; None if the run lacks the data.
 
-    ``of_verdict`` says that the verdict's own bound is the last point of the trajectory.
+    ``of_verdict`` states that the verdict's own bound is the last point of the trajectory.
     """
 
     scores: Histogram | None = None
@@ -71,7 +71,7 @@ class PlotData:
         hypothesis: Hypothesis | None,
         in_order: bool = True,
     ) -> PlotData:
-        """Compute what can be drawn. ``in_order`` says that observations were made one after the other."""
+        """Compute what can be drawn. ``in_order`` states that observations were made one after the other."""
         return cls(
             scores=None if observations is None else Histogram.of(observations, bound.threshold),
             plane=_plane(claimed, bound, tradeoff),
@@ -90,7 +90,7 @@ class PlotData:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Histogram:
-    """The number of scores of either side in each bin; the outermost bins hold what lies beyond."""
+    """The number of scores of either side in each bin; the outermost bins include all scores beyond them."""
 
     edges: FloatArray
     with_canary: IntArray
@@ -99,7 +99,7 @@ class Histogram:
 
     @classmethod
     def of(cls, observations: Observations, threshold: float | None) -> Histogram:
-        """Count scores in bins of equal width, over nearly all scores."""
+        """Count scores in bins of equal width that cover nearly all scores."""
         sides = [
             np.clip(np.asarray(side, dtype=np.float64).reshape(-1), -_HUGE, _HUGE)
             for side in (observations.with_canary, observations.without_canary)
@@ -129,12 +129,12 @@ def _range(sides: list[FloatArray]) -> tuple[float, float]:
         for side in sides
     ]
     low, high = float(min(end[0] for end in ends)), float(max(end[1] for end in ends))
-    # scores that are all the same still need a bin
+    # identical scores still need a bin
     return (low, high) if high - low > 1e-9 * max(abs(low), abs(high), 1e-300) else (low - 0.5, high + 0.5)
 
 
 def _bins(sides: list[FloatArray]) -> int:
-    """Return the number of bins, smaller where there is little to count."""
+    """Return the number of bins, smaller for few scores."""
     return max(6, min(_BINS, round(2 * math.sqrt(min(side.size for side in sides)))))
 
 
@@ -164,7 +164,7 @@ def _plane_values(plane: ErrorRatePlane) -> dict[str, Any]:
 def _trajectory(
     observations: Observations | None, hypothesis: Hypothesis | None, bound: Bound
 ) -> Trajectory | None:
-    """Bet at the fixed threshold; without one, at thresholds that earlier observations choose."""
+    """Bet at the fixed threshold; without one, at thresholds chosen from earlier observations."""
     if observations is None or hypothesis is None:
         return None
     steps = StepScores.of(observations)
@@ -197,7 +197,7 @@ def _trajectory_values(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def drawable(bound: Bound) -> TradeOff | None:
-    """Return the trade-off of a stored bound; None if it is unknown, or slow to draw."""
+    """Return the trade-off of a stored bound; None if it is unknown or slow to draw."""
     found = bound.tradeoff
     if not isinstance(found, _DRAWN):
         return None
@@ -208,7 +208,7 @@ def drawable(bound: Bound) -> TradeOff | None:
 def rebuilt_hypothesis(
     values: Mapping[str, Any], tradeoff: TradeOff | None, claimed: float
 ) -> Hypothesis | None:
-    """Return what the claim of a stored DP-SGD run says of one observation; None if that is not known."""
+    """Return the hypothesis of a stored DP-SGD run for one observation; None if it is unknown."""
     names = ("noise_multiplier", "sample_rate", "num_steps", "delta")
     if tradeoff is None or any(values.get(name) is None for name in names):
         return None
@@ -220,5 +220,5 @@ def rebuilt_hypothesis(
         found = claim.hypothesis(tradeoff)
     except InputError:
         return None
-    # another claim would be another plot
+    # another claim would need another plot
     return found if math.isclose(found.parameter, claimed, rel_tol=1e-6) else None

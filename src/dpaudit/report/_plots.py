@@ -1,10 +1,10 @@
-"""The plots of a report as SVG, each with its numbers as a table; no library and no network is needed.
+"""The plots of a report as SVG, each with a table of its numbers; they need no library and no network.
 
 - :func:`scores_plot`: the scores with and without the canary.
-- :func:`trajectory_plot`: the bound after more and more observations.
-- :func:`comparison_plot`: the bounds of several runs over each other.
+- :func:`trajectory_plot`: the bound over time.
+- :func:`comparison_plot`: the bounds of several runs over time.
 - :class:`TradeoffPlot`: the error rates that the claim allows, and those that were measured.
-- :func:`methods_plot`: the bounds of all methods beside each other, with the claim.
+- :func:`methods_plot`: the bounds of all methods, with the claim.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from dpaudit.report._svg import WIDTH, AxisScale, Canvas, figure, key, number, t
 from dpaudit.stats import Kind
 from dpaudit.stats._result import ErrorRatePlane
 
-_DASHES = ("one", "two", "three", "four")  # classes of lines, one for each run that is compared
-_BAR_HEIGHT = 24  # with the room around a bar
-_TOP, _AXIS = 4, 46  # room above the bars and below them
-_NAMES, _NUMBERS = 192, 52  # room for text on the left and on the right
+_DASHES = ("one", "two", "three", "four")  # classes of lines, one per compared run
+_BAR_HEIGHT = 24  # including the space around a bar
+_TOP, _AXIS = 4, 46  # space above and below the bars
+_NAMES, _NUMBERS = 192, 52  # space for text on the left and on the right
 _PLANE_HEIGHT = 300
 _NUM_TIPS = 40  # on the curves of a trade-off
 _WIDE_CLOSEUP = 0.6  # a window of this width shows nothing that the full plot does not
@@ -36,7 +36,7 @@ _RATES = "false positive rate", "false negative rate"
 
 
 def scores_plot(scores: Histogram, *, wide: bool = False) -> Html:
-    """Draw the two distributions of scores, one filled, and the threshold."""
+    """Draw the two distributions of scores, one of them filled, and the threshold."""
     sides = scores.with_canary, scores.without_canary
     percent = [100 * scores.share(side) for side in sides]
     canvas = Canvas.of(
@@ -46,7 +46,7 @@ def scores_plot(scores: Histogram, *, wide: bool = False) -> Html:
     xs = np.repeat(scores.edges, 2)[1:-1]
     present, absent = (np.repeat(share, 2) for share in percent)
     marks = [
-        canvas.axes("score", "share of the scores, %"),
+        canvas.axes("score", "share of scores, %"),
         canvas.area(list(xs), [0.0] * xs.size, list(present), "area with"),
         canvas.line(xs, present, "line with"),
         canvas.line(xs, absent, "line without"),
@@ -63,13 +63,13 @@ def scores_plot(scores: Histogram, *, wide: bool = False) -> Html:
         for i, between in enumerate(bins)
     ]
     middles = list((scores.edges[1:] + scores.edges[:-1]) / 2)
-    picture = canvas.svg(*marks, canvas.strips(middles, tips), label="Scores in bins")
+    picture = canvas.svg(*marks, canvas.strips(middles, tips), label="Histogram of scores")
     text = (
-        f"{sides[0].sum():,} scores with the canary and {sides[1].sum():,} without it. The further they lie "
-        "apart, the better an attacker tells the two; what overlaps cannot be told."
+        f"{sides[0].sum():,} scores with the canary and {sides[1].sum():,} without it. The further apart "
+        "they are, the better an attacker can distinguish them; where they overlap, no attacker can."
     )
     rows = [(between, f"{sides[0][i]:,}", f"{sides[1][i]:,}") for i, between in enumerate(bins)]
-    numbers = table(("score", "with", "without"), rows, label="Scores in bins, as a table")
+    numbers = table(("score", "with", "without"), rows, label="Histogram of scores, as a table")
     return figure("Scores", text, picture, numbers, keys=key(*entries), wide=wide)
 
 
@@ -80,7 +80,7 @@ def trajectory_plot(run: Run, trajectory: Trajectory, *, wide: bool = False) -> 
     lower, upper = [one.epsilon for one in points], [one.upper for one in points]
     tips = [
         f"{run.counted} {one.num_done:,}\nepsilon >= {number(one.epsilon)}\n"
-        f"estimate {number(one.estimate)}, band to {number(one.upper)}\nclaim {claimed}"
+        f"estimate {number(one.estimate)}, band up to {number(one.upper)}\nclaim {claimed}"
         for one in points
     ]
     canvas = _bounds_canvas([trajectory], run.claim.epsilon, (steps[0], steps[-1]))
@@ -101,11 +101,11 @@ def trajectory_plot(run: Run, trajectory: Trajectory, *, wide: bool = False) -> 
         ("line estimate", "estimate"),
         ("line claim", f"claim {claimed}"),
     )
-    header = (f"{run.counted}s", "lower bound", "estimate", "end of the band")
+    header = (f"{run.counted}s", "lower bound", "estimate", "top of the band")
     rows = [
         (f"{one.num_done:,}", number(one.epsilon), number(one.estimate), number(one.upper)) for one in points
     ]
-    numbers = table(header, rows, words=0, label="The bound over time, as a table")
+    numbers = table(header, rows, words=0, label="Lower bound over time, as a table")
     return figure(
         "Bound over time", _trajectory_text(run, trajectory), picture, numbers, keys=keys, wide=wide
     )
@@ -114,9 +114,10 @@ def trajectory_plot(run: Run, trajectory: Trajectory, *, wide: bool = False) -> 
 def _trajectory_text(run: Run, trajectory: Trajectory) -> str:
     level = f"{100 * trajectory.confidence:g} %"
     text = (
-        f"Bets on the errors give a lower bound that holds at every {run.counted} at once, with {level} "
-        "confidence: a run may be stopped because of it. The band ends where the leak that this attack shows "
-        f"would end, also with {level}, if its error rate does not change; a better attack may show more."
+        f"Betting on the errors gives a lower bound that holds at every {run.counted} simultaneously, with "
+        f"{level} confidence: it may be used to stop a run early. The top of the band bounds the leak that "
+        f"this attack can show, also with {level} confidence, if its error rate is constant; a better attack "
+        "may show more."
     )
     if run.figures.of_verdict:
         return text
@@ -124,7 +125,7 @@ def _trajectory_text(run: Run, trajectory: Trajectory) -> str:
 
 
 def comparison_plot(runs: Sequence[Run]) -> Html | None:
-    """Draw the live bounds of the first runs that have one; None if fewer than two have."""
+    """Draw the live bounds of the first runs that have one; None if there are fewer than two."""
     live = [(run, run.figures.course) for run in runs if run.figures.course is not None]
     if len(live) < 2:
         return None
@@ -134,12 +135,12 @@ def comparison_plot(runs: Sequence[Run]) -> Html | None:
     percents = _percents(max(trajectories, key=lambda one: len(one.points)))
     bounds = [[_bound_at(trajectory, percent) for trajectory in trajectories] for percent in percents]
     tips = [
-        "\n".join([f"{percent:.0f} % made", *map("{}: epsilon >= {}".format, names, row)])
+        "\n".join([f"{percent:.0f} % of observations", *map("{}: epsilon >= {}".format, names, row)])
         for percent, row in zip(percents, bounds, strict=True)
     ]
     canvas = _bounds_canvas(trajectories, claims[-1], (0.0, 100.0))
     picture = canvas.svg(
-        canvas.axes("observations, in % of those made", "epsilon"),
+        canvas.axes("share of observations, %", "epsilon"),
         *(
             canvas.line(_percents(trajectory), [one.epsilon for one in trajectory.points], f"line run {dash}")
             for trajectory, dash in zip(trajectories, _DASHES, strict=False)
@@ -153,11 +154,11 @@ def comparison_plot(runs: Sequence[Run]) -> Html | None:
         ("line claim", "claim " + ", ".join(map(number, claims))),
     )
     text = (
-        "The lower bound on epsilon of each run while it went on, by bets on its errors. A bound above its "
-        "claim refutes the claim."
+        "The lower bound on epsilon of each run over time, by betting on its errors. A bound above its claim "
+        "refutes the claim."
     )
     rows = [[f"{percent:.0f} %", *row] for percent, row in zip(percents, bounds, strict=True)]
-    numbers = table(("made", *names), rows, label="Lower bounds, as a table")
+    numbers = table(("observations", *names), rows, label="Lower bounds, as a table")
     return figure("Bounds over time", text, picture, numbers, keys=keys, wide=True)
 
 
@@ -167,13 +168,13 @@ def _bound_at(trajectory: Trajectory, percent: float) -> str:
 
 
 def _percents(trajectory: Trajectory) -> list[float]:
-    """Return the points of a trajectory in percent of all its observations."""
+    """Return the points of a trajectory as percentages of all its observations."""
     last = trajectory.points[-1].num_done
     return [100 * one.num_done / last for one in trajectory.points]
 
 
 def _bounds_canvas(trajectories: Sequence[Trajectory], claim: float, across: tuple[float, float]) -> Canvas:
-    """Return a canvas with room for bounds and claims; bands may leave it."""
+    """Return a canvas that fits bounds and claims; bands may exceed it."""
     heights = [one.epsilon for trajectory in trajectories for one in trajectory.points]
     heights += [*(trajectory.points[-1].estimate for trajectory in trajectories), claim]
     top = max((height for height in heights if math.isfinite(height)), default=1.0) or 1.0
@@ -184,7 +185,7 @@ def _bounds_canvas(trajectories: Sequence[Trajectory], claim: float, across: tup
 class TradeoffPlot:
     """The claimed curve, the curve of the bound, and the measured rates with their region.
 
-    It is drawn in full and, where that shows more, near what was measured.
+    It is drawn in full and, if that shows more, as a close-up of the measured rates.
     """
 
     plane: ErrorRatePlane
@@ -196,38 +197,38 @@ class TradeoffPlot:
             canvas.axes(*_RATES),
             canvas.line((0.0, 1.0), (1.0, 0.0), "line nothing"),
             *self._marks(canvas),
-            label="The two error rates",
+            label="Trade-off between the two error rates",
         )
         text = (
-            "Every attack on a training that is what it claims errs at least as often as the claimed curve "
-            "says: the shaded part is out of its reach. On the dotted diagonal an attacker learns nothing."
+            "If the claim holds, the error rates of every attack are on or above the claimed curve: the "
+            "shaded region is out of reach. On the dotted diagonal, an attacker learns nothing."
         )
         return figure("Trade-off", text, picture, self._table_of_curves(), keys=self._key(), wide=wide)
 
     @property
     def needs_closeup(self) -> bool:
-        """Whether a close-up shows anything that the full plot does not show as well."""
+        """Whether a close-up shows more than the full plot."""
         (low, high), _ = self._window()
         return high - low < _WIDE_CLOSEUP
 
     def closeup(self, *, wide: bool = False) -> Html:
-        """Draw the part around what was measured."""
+        """Draw the part around the measured rates."""
         canvas = Canvas.of(*self._window(), _PLANE_HEIGHT)
         picture = canvas.svg(
             canvas.axes(*_RATES),
             *self._marks(canvas),
-            label="The two error rates, near what was measured",
+            label="Trade-off between the two error rates, close-up of the measured rates",
         )
         text = (
-            f"The box holds both true rates with {100 * self.plane.confidence:g} % confidence, if all "
-            "observations are independent (Clopper and Pearson, half of the error for each rate). The "
-            "bound's curve is the leakiest one that was refuted."
+            f"The box contains both true rates with {100 * self.plane.confidence:g} % confidence, if all "
+            "observations are independent (Clopper-Pearson, with half of the error for each rate). The curve "
+            "of the bound is the leakiest one that was refuted."
         )
-        title = "Trade-off, near what was measured"
+        title = "Trade-off, close-up"
         return figure(title, text, picture, self._table_of_rates(), keys=self._key(), wide=wide)
 
     def _window(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Return a square with the region and the claimed curve next to it."""
+        """Return a square that contains the region and the nearest part of the claimed curve."""
         plane, (fpr, fnr) = self.plane, (self.plane.counts.fpr, self.plane.counts.fnr)
         sides = [high - low for low, high in plane.region]
         gap = float(np.min(np.abs(plane.claimed - fnr) + np.abs(plane.fpr - fpr)))
@@ -237,7 +238,7 @@ class TradeoffPlot:
 
     def _marks(self, canvas: Canvas) -> list[Html]:
         plane, counts = self.plane, self.plane.counts
-        # one point beyond either edge, so that lines go on to it
+        # one point beyond either edge, so that lines reach it
         inside = (plane.fpr >= canvas.x.low) & (plane.fpr <= canvas.x.high)
         first, last = np.flatnonzero(inside)[[0, -1]]
         kept = slice(max(first - 1, 0), last + 2)
@@ -245,7 +246,7 @@ class TradeoffPlot:
         chosen = _evenly(xs.size)
         tips = [
             f"at a false positive rate of {number(xs[i])}\nclaimed: false negative rate >= "
-            f"{number(claimed[i])}\nthe bound's curve: {number(bound[i])}"
+            f"{number(claimed[i])}\ncurve of the bound: {number(bound[i])}"
             for i in chosen
         ]
         return [
@@ -263,22 +264,22 @@ class TradeoffPlot:
     def _measured_tip(self) -> str:
         counts, ((low, high), (less, more)) = self.plane.counts, self.plane.region
         return (
-            f"measured\nfalse positive rate {number(counts.fpr)}, in {number(low)} to {number(high)}\n"
-            f"false negative rate {number(counts.fnr)}, in {number(less)} to {number(more)}"
+            f"measured\nfalse positive rate {number(counts.fpr)} ({number(low)} to {number(high)})\n"
+            f"false negative rate {number(counts.fnr)} ({number(less)} to {number(more)})"
         )
 
     @staticmethod
     def _key() -> Html:
         return key(
             ("line curve", "claimed curve"),
-            ("line bound", "the bound's curve"),
-            ("area region", "measured, with its region"),
+            ("line bound", "curve of the bound"),
+            ("area region", "measured rates, with their region"),
         )
 
     def _table_of_curves(self) -> Html:
         columns = self.plane.fpr, self.plane.claimed, self.plane.bound
         rows = [[number(column[i]) for column in columns] for i in _evenly(self.plane.fpr.size)]
-        header = ("false positive rate", "claimed curve", "the bound's curve")
+        header = ("false positive rate", "claimed curve", "curve of the bound")
         return table(header, rows, words=0, label="The curves, as a table")
 
     def _table_of_rates(self) -> Html:
@@ -295,12 +296,12 @@ class TradeoffPlot:
 
 
 def _evenly(size: int) -> IntArray:
-    """Return the indices of those of ``size`` points that have a tip, both ends among them."""
+    """Return the indices of the points that have a tip, out of ``size`` points and including both ends."""
     return np.unique(np.linspace(0, size - 1, min(_NUM_TIPS, size)).round().astype(int))
 
 
 def methods_plot(run: Run) -> Html:
-    """Draw a bar a method: what lies under it is refuted. The verdict's own bound comes first."""
+    """Draw one bar per method: every epsilon within it is refuted. The verdict's own bound comes first."""
     claimed, methods = run.claim.epsilon, [run.verdict_bound, *run.methods]
     bars = [(one, one.claim_epsilon) for one in methods if one.claim_epsilon is not None]
     ends = [end for end in (*(end for _, end in bars), claimed) if math.isfinite(end)]
@@ -321,11 +322,11 @@ def methods_plot(run: Run) -> Html:
     keys = key(*kinds, ("line claim", f"claim {number(claimed)}"))
     meanings = " ".join(f"{kind.capitalize()}: {kind.meaning}." for kind in Kind)
     text = (
-        f"Lower bounds on epsilon from the same scores, each for itself. {meanings} The verdict rests on the "
-        "first bar alone."
+        f"Lower bounds on epsilon from the same scores, each with its own error rate. {meanings} The verdict "
+        "rests on the first bar alone."
     )
     rows = [method_row(one) for one in methods]
-    numbers = table(METHODS_HEADER, rows, words=3, label="Bounds of all methods, as a table")
+    numbers = table(METHODS_HEADER, rows, words=3, label="Lower bounds of all methods, as a table")
     return figure("All methods", text, picture, numbers, keys=keys, wide=True)
 
 
@@ -346,5 +347,7 @@ def _bar(canvas: Canvas, method: MethodBound, end: float, index: int) -> Html:
 def _bar_tip(method: MethodBound, end: float, index: int) -> Html:
     bound, top = method.bound, _TOP + index * _BAR_HEIGHT
     # the statement names the kind of the bound
-    tip = f"{method.name}\n{bound.statement}\nfor the claim: epsilon >= {number(end)}\n{bound.label}"
+    tip = (
+        f"{method.name}\n{bound.statement}\ncomparable to the claim: epsilon >= {number(end)}\n{bound.label}"
+    )
     return element("rect", class_="hit", x=0, y=top, width=WIDTH, height=_BAR_HEIGHT, data_tip=tip)

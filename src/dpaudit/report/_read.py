@@ -1,8 +1,8 @@
 """Read the directory of a finished run, which is untrusted.
 
-Nothing in it is executed, no pickle is opened, and memory is bounded. A result is checked once for texts and
-numbers that are too long; what is missing, or of another type, is refused in one sentence where an object is
-made of it.
+Nothing in it is executed, no pickle is loaded, and memory is bounded. A result is checked once for strings
+and numbers that are too long; a value that is missing or has another type raises an error where an object is
+built from it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from dpaudit.stats._serialization import SCHEMA_VERSION, upgraded
 _LONGEST_TEXT = 10_000  # characters
 _LARGEST_INTEGER = 2**63
 _DEEPEST = 32  # nested objects and lists
-_MOST_NAMES = 10  # in a sentence
-_ROUNDING = 0.01  # of epsilon: a claim's is accounted from above, a bound's from below
-# the files of observations, and the kinds of dtype that they have
+_MOST_NAMES = 10  # quoted in one message
+_ROUNDING = 0.01  # of epsilon: rounded up in a claim, down in a bound
+# the files of observations, and their dtype kinds
 _ARRAYS = {
     "scores": "f",
     "present": "b",
@@ -39,13 +39,13 @@ _ARRAYS = {
     "without_canary": "f",
     "log_likelihood_ratios": "f",
 }
-_NOTHING_CLAIMED = "No verdict: where nothing is claimed, nothing can be refuted."
+_NOTHING_CLAIMED = "No verdict: without a claim, there is nothing to refute."
 
 
 def read_run(path: str | Path, *, name: str | None = None) -> Run:
-    """Read what a finished ``dpaudit run`` left in its directory; its default name is the directory's.
+    """Read the directory of a finished ``dpaudit run``; its default name is that of the directory.
 
-    Untrusted files can be read: nothing in them is executed, and what is not as it should be is refused.
+    Untrusted files can be read: nothing in them is executed, and invalid values raise ``InputError``.
     """
     folder = _io.expanded(path)
     values, run = read_result(folder, printable(name or folder.resolve().name))
@@ -58,7 +58,7 @@ def read_run(path: str | Path, *, name: str | None = None) -> Run:
             bound=run.bound,
             tradeoff=tradeoff,
             hypothesis=rebuilt_hypothesis(values, tradeoff, run.claim.parameter),
-            in_order=counted != "canary",  # those of one training have no order in time
+            in_order=counted != "canary",  # canaries of one run have no order in time
         )
     settings, versions = _settings(folder), _versions(folder)
     return replace(run, settings=settings, versions=versions, figures=figures, counted=counted)
@@ -66,7 +66,7 @@ def read_run(path: str | Path, *, name: str | None = None) -> Run:
 
 @contextmanager
 def _naming(file: Path) -> Iterator[None]:
-    """Name the file of a value that is refused."""
+    """Add the name of the file to the error about an invalid value."""
     try:
         yield
     except InputError as error:
@@ -76,13 +76,15 @@ def _naming(file: Path) -> Iterator[None]:
 
 
 def read_result(folder: Path, name: str) -> tuple[dict[str, Any], Run]:
-    """Return the checked values of ``result.json``, and the parts of a run that come from them."""
+    """Return the checked values of ``result.json``, and a run built from them."""
     file = folder / "result.json"
     if not folder.is_dir():
-        raise InputError(f"Expected {folder} to be the directory of a run, but there is none.")
+        raise InputError(f"Expected {folder} to be the directory of a run, but there is no such directory.")
     if not file.exists():
         begun = (folder / "config.json").exists()
-        reason = "but it is not finished: call dpaudit run again" if begun else "but it has no result.json"
+        reason = (
+            "but it is unfinished: resume it with dpaudit run" if begun else "but there is no result.json"
+        )
         raise InputError(f"Expected a finished run in {folder}, {reason}.")
     stored = read_json(file)
     _require_no_demo(folder, stored)
@@ -91,18 +93,18 @@ def read_result(folder: Path, name: str) -> tuple[dict[str, Any], Run]:
         version = values.get("schema_version")
         if version != SCHEMA_VERSION:
             raise InputError(
-                f"Expected schema_version={SCHEMA_VERSION} in {file}, got {version!a:.60}: another version "
-                "of dpaudit wrote it."
+                f"Expected schema_version={SCHEMA_VERSION} in {file}, got {version!a:.60}: it was written by "
+                "another version of dpaudit."
             )
         return values, _run(name, values, file)
 
 
 def _require_no_demo(folder: Path, values: Mapping[str, Any]) -> None:
-    """Refuse the directory of a demo, which keeps each of its runs in a subdirectory."""
+    """Raise for the directory of a demo, whose runs are in subdirectories."""
     if "schema_version" in values or not isinstance(values.get("trainings"), list):
         return
     inner = sorted(str(one.parent) for one in folder.glob("*/result.json"))
-    runs = f"its runs: {', '.join(inner[:_MOST_NAMES])}" if inner else "which has no run any more"
+    runs = f"its runs are {', '.join(inner[:_MOST_NAMES])}" if inner else "it no longer contains any run"
     raise InputError(f"Expected {folder} to be the directory of a run, got that of dpaudit demo; {runs}.")
 
 
@@ -134,9 +136,9 @@ def _run(name: str, values: Mapping[str, Any], file: Path) -> Run:
 
 
 def _methods(rows: list[Mapping[str, Any]], delta: float) -> Iterator[MethodBound]:
-    """Yield the bounds of all methods; bounds on steps have an epsilon for the training beside their own.
+    """Yield the bounds of all methods; bounds on steps also have an epsilon for the whole training run.
 
-    A bound at delta = 0, as Katz's interval is, cannot be compared with a claim at another delta.
+    A bound at delta = 0, such as Katz's interval, cannot be compared with a claim at another delta.
     """
     of_steps = any(row.get("training_epsilon") is not None for row in rows)
     for row in rows:
@@ -176,7 +178,7 @@ def _diagnosis(values: Mapping[str, Any]) -> Diagnosis:
 
 
 def _verdict(values: Mapping[str, Any], claim: ClaimSummary, bound: Bound, file: Path) -> Verdict | None:
-    """Return the stored verdict, None where nothing is claimed; refuse one that its numbers contradict."""
+    """Return the stored verdict, None without a claim; raise if its numbers contradict it."""
     if values.get("verdict") is None and claim.epsilon == math.inf:
         return None
     word = _text(values, "verdict")
@@ -198,7 +200,7 @@ def _verdict(values: Mapping[str, Any], claim: ClaimSummary, bound: Bound, file:
 
 
 def _is_wrong_side(refutes: bool, claim: ClaimSummary, bound: Bound) -> bool:
-    """Return whether the epsilons say the opposite; a bound of 0 says nothing, and none is above infinity."""
+    """Return whether the epsilons contradict the verdict; a bound of 0 or an infinite claim never does."""
     if refutes:
         return 0 < bound.epsilon < claim.epsilon * (1 - _ROUNDING) < math.inf
     return bound.epsilon > claim.epsilon * (1 + _ROUNDING)
@@ -211,7 +213,7 @@ def _sentence(verdict: Verdict, stored: str) -> str:
 
 
 def _facts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what is stored about the training, with a label each."""
+    """Yield labeled facts about the training run."""
     known = {key for key, value in values.items() if value is not None}
     for key in ("mode", "threat_model"):
         if key in known:
@@ -249,9 +251,9 @@ def _versions(folder: Path) -> dict[str, str]:
 
 
 def _observations(folder: Path, *, paired: bool) -> tuple[Observations | None, str]:
-    """Return the scores of steps, of trainings or of canaries, if there are any, and what each is of.
+    """Return the observations, if there are any, and what each comes from: a step, a trial or a canary.
 
-    ``paired`` says that a step has one score without the canary and one with it, and no coins.
+    ``paired`` states that each step has one score without and one with the canary, and no coins.
     """
     try:
         found = {name: read_array(folder / f"{name}.npy", kinds) for name, kinds in _ARRAYS.items()}
@@ -272,7 +274,7 @@ def _observations(folder: Path, *, paired: bool) -> tuple[Observations | None, s
 
 
 def read_array(path: Path, kinds: str) -> np.ndarray | None:
-    """Return an array of one of these kinds of dtype; None if there is no such file."""
+    """Return an array of one of these dtype kinds; None if there is no such file."""
     if not path.exists():
         return None
     try:
@@ -283,15 +285,15 @@ def read_array(path: Path, kinds: str) -> np.ndarray | None:
         raise InputError(f"Expected an array in {path}, but it cannot be read.") from error
     if not isinstance(mapped, np.ndarray) or mapped.dtype.kind not in kinds:
         raise InputError(f"Expected numbers in {path}, got something else.")
-    if mapped.nbytes > LARGEST_ARRAY:  # a file has as many bytes as it says, and need not fill a disk
+    if mapped.nbytes > LARGEST_ARRAY:  # a sparse file may be larger than the disk
         raise InputError(
-            f"Expected an array of at most {LARGEST_ARRAY:,} bytes in {path}, got one of {mapped.nbytes:,}."
+            f"Expected an array of at most {LARGEST_ARRAY:,} bytes in {path}, got {mapped.nbytes:,}."
         )
     return np.array(mapped)
 
 
 def _checked(value: Any, path: str = "", depth: int = 0) -> Any:
-    """Return plain values with all texts printable; raise ``InputError`` where one is too long.
+    """Return plain values with all strings printable; raise ``InputError`` if one is too long.
 
     >>> _checked({"name": "a" + chr(27), "sizes": [1, 2.5]}) == {"name": "a" + chr(0xFFFD), "sizes": [1, 2.5]}
     True
@@ -305,7 +307,7 @@ def _checked(value: Any, path: str = "", depth: int = 0) -> Any:
         return [_checked(one, f"{path}.{index}", depth + 1) for index, one in enumerate(value)]
     if isinstance(value, str):
         if len(value) > _LONGEST_TEXT:
-            raise _refused(path, f"to be a text of at most {_LONGEST_TEXT:,} characters", value)
+            raise _refused(path, f"to be a string of at most {_LONGEST_TEXT:,} characters", value)
         return printable(value)
     if isinstance(value, int) and abs(value) >= _LARGEST_INTEGER:
         raise _refused(path, "to be a smaller number", value)
@@ -323,24 +325,24 @@ def _section(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _text(values: Mapping[str, Any], key: str) -> str:
-    """Return the text under a key, or raise ``InputError``."""
+    """Return the string under a key, or raise ``InputError``."""
     value = values.get(key)
     if not isinstance(value, str):
-        raise _refused(key, "to be a text", value)
+        raise _refused(key, "to be a string", value)
     return value
 
 
 def _items(values: Mapping[str, Any], key: str, kind: type) -> list[Any]:
-    """Return the list of texts or objects under a key, no list as an empty one, or raise ``InputError``."""
+    """Return the list of strings or objects under a key, empty if missing, or raise ``InputError``."""
     value = values.get(key)
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(one, kind) for one in value):
-        raise _refused(key, f"to be a list of {'texts' if kind is str else 'objects'}", value)
+        raise _refused(key, f"to be a list of {'strings' if kind is str else 'objects'}", value)
     return value
 
 
 def _refused(path: str, expected: str, value: object) -> InputError:
-    """Return the error for a value that is not as expected."""
-    got = "nothing" if value is None else f"{value!a:.60}"  # it goes to a terminal
+    """Return the error for an unexpected value."""
+    got = "nothing" if value is None else f"{value!a:.60}"  # ASCII, since it is printed on a terminal
     return InputError(f"Expected {ascii(path)[1:-1]:.200} {expected}, got {got}.")

@@ -1,4 +1,4 @@
-"""One audit as a report shows it, and the texts and tables that all formats of a report share."""
+"""One audit as shown in a report, and the texts and tables shared by all formats of a report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpaudit.stats._result import summary as result_summary
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimSummary:
-    """A claim as one line, and its numbers; ``parameter`` is that of the bound's trade-off."""
+    """A claim as one line, and its numbers; ``parameter`` belongs to the bound's trade-off."""
 
     summary: str
     epsilon: float
@@ -37,7 +37,7 @@ class ClaimSummary:
 
 @dataclass(frozen=True)
 class MethodBound:
-    """A bound by one method, and the epsilon to compare with the claim; None where there is none."""
+    """A bound by one method, and the epsilon to compare with the claim, if any."""
 
     name: str
     bound: Bound
@@ -49,7 +49,7 @@ class MethodBound:
         return self.bound.epsilon
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; guesses have no rates, and so no counts."""
+        """Return plain values for JSON; guesses have no rates and hence no counts."""
         values = self.bound.to_dict()
         counts = values["counts"] if isinstance(self.bound.counts, ErrorCounts) else None
         compared = None if self.claim_epsilon is None else plain(self.claim_epsilon)
@@ -58,15 +58,15 @@ class MethodBound:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One audit: the claim, what was found, and how.
+    """One audit: the claim, the result, and the method.
 
-    ``facts``, ``settings`` and ``versions`` are labelled lines about the training, its configuration and its
-    software. ``counted`` names what one observation is of: "step", "trial".
+    ``facts``, ``settings`` and ``versions`` are labeled lines about the training run, its configuration and
+    its software. ``counted`` names the source of one observation, such as "step" or "trial".
     """
 
     name: str
     verdict: Verdict | None
-    """None where nothing is claimed."""
+    """None without a claim."""
     sentence: str
     claim: ClaimSummary
     bound: Bound
@@ -76,7 +76,7 @@ class Run:
     not_covered: tuple[str, ...] = ()
     diagnosis: Diagnosis | None = None
     likely_causes: tuple[str, ...] = ()
-    """What may be behind the findings of the diagnosis."""
+    """Possible causes of the findings of the diagnosis."""
     facts: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Run:
         diagnosis: Diagnosis | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> Run:
-        """Describe an audit that ``dpaudit run`` did not make: an observer's, or one of given scores."""
+        """Describe an audit not made by ``dpaudit run``: that of an observer, or of given scores."""
         claim = ClaimSummary(
             summary=result.claim.summary,
             epsilon=result.claim.epsilon,
@@ -125,11 +125,11 @@ class Run:
 
     @property
     def verdict_bound(self) -> MethodBound:
-        """The bound that the verdict rests on, as one among the methods."""
-        return MethodBound("the verdict's", self.bound, self.bound.epsilon)
+        """The bound that the verdict rests on, as one of the methods."""
+        return MethodBound("verdict", self.bound, self.bound.epsilon)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, as the schema says."""
+        """Return plain values for JSON, as described by the schema."""
         return {
             "name": self.name,
             "verdict": None if self.verdict is None else self.verdict.name,
@@ -167,12 +167,12 @@ _MARKS = {
 
 
 def verdict_mark(verdict: Verdict | None) -> tuple[str, str]:
-    """Return a symbol and a word for a verdict: colour alone is never enough."""
+    """Return a symbol and a word for a verdict: color alone is never enough."""
     return ("\N{WHITE SQUARE}", "No claim") if verdict is None else _MARKS[verdict]
 
 
 def smallest_leak(run: Run) -> str:
-    """Return the epsilon that would show."""
+    """Return the epsilon of the smallest detectable leak."""
     return "none" if run.power is None or math.isinf(run.power.epsilon) else number(run.power.epsilon)
 
 
@@ -180,14 +180,14 @@ COMPARISON_HEADER = (
     "run",
     "verdict",
     "claimed epsilon",
-    "epsilon at least",
+    "lower bound on epsilon",
     "confidence",
-    "smallest leak that would show",
+    "smallest detectable leak",
 )
 
 
 def comparison_row(run: Run) -> list[str]:
-    """Return the row of a run in the table of several."""
+    """Return the row of a run in the table of several runs."""
     return [
         run.name,
         verdict_mark(run.verdict)[1],
@@ -198,7 +198,7 @@ def comparison_row(run: Run) -> list[str]:
     ]
 
 
-METHODS_HEADER = ("method", "threshold", "kind", "epsilon", "for the claim")
+METHODS_HEADER = ("method", "threshold", "kind", "epsilon", "comparable to the claim")
 
 
 def method_row(method: MethodBound) -> list[str]:
@@ -208,25 +208,25 @@ def method_row(method: MethodBound) -> list[str]:
 
 
 def headline(run: Run) -> str:
-    """Return the verdict in a sentence, with its numbers."""
+    """Return the verdict as a sentence with its numbers."""
     claimed, least, sureness = number(run.claim.epsilon), number(run.bound.epsilon), _sureness(run)
     if run.verdict is None:
-        return f"Nothing is claimed: epsilon is at least {least}, {sureness}."
+        return f"There is no claim: epsilon is at least {least}, {sureness}."
     if run.verdict is Verdict.UNDERPOWERED:
         return f"The claim of epsilon {claimed} could not be tested: there are too few observations."
     if run.verdict is Verdict.NO_VIOLATION:
         return f"The claim of epsilon {claimed} is not refuted: epsilon is at least {least}, {sureness}."
     if isinstance(run.bound.tradeoff, ApproximateDP):  # the one curve that assumes no mechanism at any delta
         return f"The claim of epsilon {claimed} is refuted: epsilon is at least {least}, {sureness}."
-    # what is refuted is the claimed curve: a mechanism of another kind might leak that and keep its epsilon
+    # what is refuted is the claimed curve: a mechanism of another kind might leak as much within its epsilon
     return (
-        f"The claim is refuted: the claimed kind of mechanism needs an epsilon of at least {least} to leak "
-        f"what was seen, and {claimed} is claimed, {sureness}."
+        f"The claim is refuted, {sureness}: to leak what was observed, a mechanism of the claimed kind needs "
+        f"an epsilon of at least {least}, but {claimed} is claimed."
     )
 
 
 def _sureness(run: Run) -> str:
-    """Return how sure the bound is, with the meaning of a kind that gives no confidence."""
+    """Return the certainty of the bound, with the meaning of a kind that gives no confidence."""
     level, kind = f"{100 * run.bound.confidence:g} %", run.bound.kind
     return {
         Kind.CONFIDENCE: f"with {level} confidence",
@@ -236,35 +236,37 @@ def _sureness(run: Run) -> str:
 
 
 def summary(run: Run) -> list[tuple[str, str]]:
-    """Return claim, bound, its kind, method, power and tests of the noise, a sentence each."""
+    """Return the claim, bound, kind, method, power and noise tests, each as a label and a sentence."""
     claim, bound, *rest = result_summary(run.claim.summary, run.bound, run.power)
     tests = "not run"
     if run.diagnosis is not None:
         names = ", ".join(one.name for one in run.diagnosis.findings)
-        tests = f"found {names}" if names else "nothing found"
+        tests = f"flagged by {names}" if names else "no findings"
     kind = f"{run.bound.kind}: {run.bound.kind.meaning}"
-    return [claim, bound, ("kind", kind), *rest, ("tests of the noise", tests)]
+    return [claim, bound, ("kind", kind), *rest, ("noise tests", tests)]
 
 
 def diagnosis_sentences(diagnosis: Diagnosis) -> tuple[str, str]:
-    """Return how many findings there are, and how they relate to the verdict."""
+    """Return the number of findings, and how they relate to the verdict."""
     count = len(diagnosis.findings)
-    found = {0: "Nothing was found", 1: "1 finding"}.get(count, f"{count} findings")
-    level = f"{100 * diagnosis.confidence:g} % confidence for all together"
-    meaning = "Their error is beside that of the bound, and the verdict does not rest on them."
+    found = {0: "No findings", 1: "1 finding"}.get(count, f"{count} findings")
+    level = f"with {100 * diagnosis.confidence:g} % confidence for all together"
+    meaning = "These tests have their own error rate, and the verdict does not rest on them."
     if diagnosis.findings:
-        meaning += " A finding says that the training is not what was accounted for, nothing of epsilon."
-    return f"{found} by {len(diagnosis.checks)} tests, {level}.", meaning
+        meaning += (
+            " A finding means that the training run is not the one accounted for; it does not bound epsilon."
+        )
+    return f"{found} in {len(diagnosis.checks)} tests, {level}.", meaning
 
 
-# Who knows a seed knows the noise, and a report is made to be shared.
+# A seed determines the noise, and reports are shared.
 _SECRET = ("seed", "seeds")
 _DEEPEST_SETTING = 8
 _LONGEST_SETTING = 400  # characters of one value
 
 
 def flattened(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return nested settings as text, with labels joined by dots, without seeds and unset values.
+    """Return nested settings as text, with keys joined by dots, without seeds and unset values.
 
     >>> flattened({"seed": 7, "model": {"name": "mlp", "hidden": [128, 64], "bias": None}})
     {'model.name': 'mlp', 'model.hidden': '128, 64'}
@@ -294,12 +296,12 @@ def _formatted(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace what moves a terminal's cursor, changes the direction of text, or is no character.
+    """Replace control characters, format characters and lone surrogates.
 
     >>> printable("a" + chr(27) + "[2J") == "a" + chr(0xFFFD) + "[2J"
     True
     """
-    hidden = ("Cc", "Cf", "Cs")  # control characters, those of format, and halves of a surrogate pair
+    hidden = ("Cc", "Cf", "Cs")  # control, format, surrogate
     return "".join(
         one if one in "\n\t" or unicodedata.category(one) not in hidden else "\N{REPLACEMENT CHARACTER}"
         for one in text

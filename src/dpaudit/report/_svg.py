@@ -1,4 +1,4 @@
-"""What every plot of a report is made of, as SVG: axes, marks, a key, and the numbers as a table."""
+"""The parts of every plot of a report, as SVG: axes, marks, a legend, and a table of the numbers."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from dpaudit._html import Html, element, joined
 
 @dataclass(frozen=True)
 class AxisScale:
-    """Map numbers from ``low`` to ``high`` to coordinates from ``start`` to ``end``."""
+    """A mapping of numbers from ``low`` to ``high`` to coordinates from ``start`` to ``end``."""
 
     low: float
     high: float
     start: float
     end: float
     counts: bool = False
-    """Whether the numbers are whole."""
+    """Whether the numbers are integers."""
 
     def __call__(self, value: float) -> float:
-        """Return the coordinate of a number; one far outside, or infinite, is drawn just outside."""
+        """Return the coordinate of a number; a distant or infinite number is drawn just outside."""
         share = min(max((value - self.low) / (self.high - self.low), -1.0), 2.0)
         return self.start + share * (self.end - self.start)
 
     def ticks(self, most: int = 5) -> list[float]:
-        """Return round numbers inside, at most ``most + 1``."""
+        """Return round numbers within the range, at most ``most + 1``."""
         step = self._step(most)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         return [round(i * step, 12) for i in range(first, last + 1)]
 
     def label(self, value: float, most: int = 5) -> str:
-        """Format a number with the digits that distinguish ticks."""
+        """Format a number with enough digits to distinguish ticks."""
         step = self._step(most)
         digits = max(0, -math.floor(math.log10(step) + 1e-9))
         return f"{value:,.{digits}f}" if digits <= 6 else f"{value:.3g}"
@@ -51,19 +51,19 @@ def _round_step(step: float) -> float:
 
 
 def number(value: float | None) -> str:
-    """Format with four digits, more than any of these numbers is certain to."""
+    """Format with four digits, which is more than the precision of any of these numbers."""
     if value is None:
         return "\N{EN DASH}"
     return "infinite" if math.isinf(value) else f"{value:.4g}"
 
 
-WIDTH = 440  # about half of a page, so that letters have the size of the text's
+WIDTH = 440  # about half of a page, so that labels are as large as text
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 20, 10, 46
 
 
 @dataclass(frozen=True)
 class Canvas:
-    """A picture of a given height with room for two axes. All marks are plain shapes with a class."""
+    """A picture of a given height with two axes. All marks are plain shapes with a class."""
 
     x: AxisScale
     y: AxisScale
@@ -73,12 +73,12 @@ class Canvas:
     def of(
         cls, x: tuple[float, float], y: tuple[float, float], height: float = 280, *, counts: bool = False
     ) -> Canvas:
-        """Make axes over these ranges; ``counts`` says that x is a whole number."""
+        """Create axes over these ranges; ``counts`` states that x is an integer."""
         across, up = AxisScale(*x, _LEFT, WIDTH - _RIGHT, counts), AxisScale(*y, height - _BOTTOM, _TOP)
         return cls(across, up, height)
 
     def axes(self, x_label: str, y_label: str) -> Html:
-        """Draw grid lines at round numbers, and the names of both axes."""
+        """Draw grid lines at round numbers, and the labels of both axes."""
         middle = (self.y.start + self.y.end) / 2
         turned = f"rotate(-90 12 {middle:g})"
         y_name = element("text", y_label, class_="axis middle", x=12, y=middle, transform=turned)
@@ -116,17 +116,17 @@ class Canvas:
         return element("path", class_=class_, d=_path([*there, *reversed(back)]) + "Z")
 
     def horizontal(self, value: float, class_: str) -> Html:
-        """Draw a line across."""
+        """Draw a horizontal line."""
         at = self.y(value)
         return element("line", class_=class_, x1=self.x.start, x2=self.x.end, y1=at, y2=at)
 
     def vertical(self, value: float, class_: str) -> Html:
-        """Draw a line from bottom to top."""
+        """Draw a vertical line."""
         at = self.x(value)
         return element("line", class_=class_, x1=at, x2=at, y1=self.y.start, y2=self.y.end)
 
     def box(self, x: tuple[float, float], y: tuple[float, float], class_: str) -> Html:
-        """Draw a rectangle, never too small to be seen."""
+        """Draw a rectangle, large enough to be visible."""
         left, right, top, bottom = self.x(x[0]), self.x(x[1]), self.y(y[1]), self.y(y[0])
         width, height = max(right - left, 1), max(bottom - top, 1)
         return element("rect", class_=class_, x=left, y=top, width=width, height=height)
@@ -155,14 +155,14 @@ class Canvas:
         return element("circle", class_="hit round", cx=self.x(x), cy=self.y(y), r=12, data_tip=tip)
 
     def svg(self, *marks: Html, label: str) -> Html:
-        """Return the picture. Its points can be reached with the arrow keys, once it has the focus."""
+        """Return the picture. Once it has the focus, the arrow keys step through its points."""
         return element(
             "svg",
             *marks,
             class_="plot",
             viewBox=f"0 0 {WIDTH} {self.height:g}",
             role="group",
-            aria_label=f"{label}. Arrow keys read its points.",
+            aria_label=f"{label}. Use the arrow keys to read its points.",
             tabindex="0",
         )
 
@@ -171,19 +171,19 @@ class Canvas:
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
-    """Return the ``d`` of a path: a tenth of a pixel is fine enough."""
+    """Return the ``d`` of a path, to a tenth of a pixel."""
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
 
 
 def figure(title: str, text: str, picture: Html, numbers: Html, *, keys: Html, wide: bool = False) -> Html:
-    """Return a picture with title, text, key and numbers; a wide one has its text beside it."""
+    """Return a picture with title, text, legend and numbers; a wide one has its text beside it."""
     caption = element("figcaption", element("h3", title), element("p", text))
     shown = element("details", element("summary", f"Numbers: {title[0].lower()}{title[1:]}"), numbers)
     return element("figure", caption, keys, picture, shown, class_="wide" if wide else None)
 
 
 def key(*entries: tuple[str, str]) -> Html:
-    """Return a legend of marks, each given by its class and its meaning."""
+    """Return a legend of marks, each given by its class and meaning."""
     return element("ul", *(element("li", _swatch(mark), words) for mark, words in entries), class_="key")
 
 
@@ -205,5 +205,5 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 
         for row in rows
     ]
     made = element("table", element("thead", element("tr", *heads)), element("tbody", joined(body)))
-    # wide tables scroll by themselves, so that the page does not
+    # wide tables scroll within the page
     return element("div", made, class_="scroll", tabindex="0", role="region", aria_label=label)

@@ -1,4 +1,4 @@
-"""A reproduced figure as files: rows as CSV, a picture, and a page that sets it beside the paper."""
+"""A reproduced figure as files: rows as CSV, a picture, and a page that compares it with the paper."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["require_plotting", "write_reproduced"]
 
 _FORMATS = "png", "svg"
 _CHOSEN = (
-    "The paper prints no learning rates, and of Purchase neither steps nor batches; those here are ours. So "
-    "is the number of trainings but for the ten of the figure in section 6.2."
+    "The paper gives no learning rates, and neither steps nor batch sizes for Purchase. We chose these, and "
+    "the number of training runs, except for the ten runs of the figure in section 6.2."
 )
 
 
@@ -34,7 +34,7 @@ def write_reproduced(found: Reproduced, folder: Path) -> list[Path]:
 
 
 def _csv(found: Reproduced) -> str:
-    """Return all rows, with a column for each name that any of them has."""
+    """Return all rows as CSV, with a column for each name that occurs in any of them."""
     names = list(dict.fromkeys(name for row in found.rows for name in row))
     file = io.StringIO()
     writer = csv.DictWriter(file, names, lineterminator="\n")
@@ -50,7 +50,7 @@ def _drawn(found: Reproduced) -> dict[str, bytes]:
 
 
 def _page(found: Reproduced) -> str:
-    """Return what the paper shows, the tables, which numbers are sound, and how they were measured."""
+    """Return a page with the paper's result, the tables, the kinds of bounds, and the settings."""
     figure = found.figure
     blocks = [
         f"# {figure.title}",
@@ -76,7 +76,7 @@ def _provenance(found: Reproduced) -> str:
     data = f" Data: {', '.join(found.data)}." if found.data else ""
     chosen = f" {_CHOSEN}" if found.data and found.scale is Scale.PAPER else ""
     return (
-        f"Scale {found.scale}, seed {found.seed}, {found.seconds:.0f} seconds of all cells together. "
+        f"Scale {found.scale}, seed {found.seed}, {found.seconds:.0f} seconds for all cells. "
         f"Settings: {settings}.{data}{chosen}"
     )
 

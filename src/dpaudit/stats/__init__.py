@@ -1,4 +1,4 @@
-"""Statistics of the audit: from scores to bounds and verdicts. Needs numpy and scipy only."""
+"""Statistics of audits: from scores to bounds and verdicts. Requires only numpy and scipy."""
 
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._audit import audit, lower_bound

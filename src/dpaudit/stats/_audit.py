@@ -1,7 +1,7 @@
-"""From scores and a claim to a verdict: :func:`audit`, and :func:`lower_bound` for the number alone.
+"""From scores and a claim to a verdict with :func:`audit`, or only to a bound with :func:`lower_bound`.
 
-Where no method is given, a sound one is chosen from the shape of the observations and the claim, never from
-the scores. What was simulated to decide is in docs/soundness.md, "How the defaults were chosen".
+If no method is given, a sound one is chosen from the claim and the shape of the observations, never from the
+scores. The simulations behind that choice are in docs/soundness.md, "How the defaults were chosen".
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from dpaudit.stats.inference import (
 from dpaudit.stats.thresholds import Fixed, HeldOut, Predictable, SameData, Simultaneous, ThresholdRule
 from dpaudit.stats.tradeoffs import ApproximateDP, PureDP, TradeOff
 
-_FEW = 10  # below, a part held out has nothing to choose on
-_MANY = 5000  # from here on bands beat a held-out part, where the threshold matters
+_FEW = 10  # below this size, a held-out part is too small to choose on
+_MANY = 5000  # from this size on, bands beat a held-out part where the threshold matters
 _ALIKE = "the canary is the only difference between the observations with and without it"
 _GIVEN = "the threshold for the counts was chosen before seeing the data"
 _SAME_DATA = "the error rate is unknown: the threshold was chosen on the counted data"
@@ -48,8 +48,8 @@ def audit(
 ) -> Result:
     """Test the claim on the observations.
 
-    Without ``inference`` and ``threshold`` a sound pair is chosen from the shape of the observations,
-    not from their values. ``tradeoff`` is the curve to test; by default the claim's own.
+    By default, ``inference`` and ``threshold`` are a sound pair chosen from the shape of the observations,
+    not from their values. ``tradeoff`` is the curve to test, by default the claim's own.
     """
     _require_kinds(observations, claim, tradeoff, inference, threshold)
     confidence = _validate.confidence(confidence)
@@ -88,9 +88,9 @@ def lower_bound(
     threshold: ThresholdRule | None = None,
     confidence: float = 0.95,
 ) -> Bound:
-    """Return the largest refuted parameter of ``tradeoff``, and its epsilon at ``delta``.
+    """Return the largest refuted parameter of ``tradeoff`` and its epsilon at ``delta``.
 
-    Give scores and a threshold rule, or counts at a threshold that was chosen before the data.
+    Pass scores and a threshold rule, or counts at a threshold that was chosen before seeing the data.
 
     >>> from dpaudit import ClopperPearson, Gaussian
     >>> counts = ErrorCounts(
@@ -129,7 +129,7 @@ def _find(
 ) -> ThresholdResult:
     if isinstance(observations, ErrorCounts):
         if threshold is not None:
-            raise InputError(f"Expected no threshold with given counts, got {threshold!r}.")
+            raise InputError(f"Expected no threshold rule with error counts, got {threshold!r}.")
         if not isinstance(inference, CountInference):
             raise InputError(f"{inference!r} needs scores, got counts.")
         return ThresholdResult(inference.parameter(observations, query), None, observations)
@@ -169,7 +169,7 @@ def default_method(
     inference: Inference | None = None,
     rule: ThresholdRule | None = None,
 ) -> tuple[Inference, ThresholdRule]:
-    """Fill in what was not given, without reading the scores: that would be choosing on the data."""
+    """Fill in what was not given without reading the scores: a choice based on them would be unsound."""
     if rule is None:
         rule = _rule(observations, tradeoff, inference)
     if inference is None:
@@ -183,7 +183,7 @@ def _rule(observations: Observations, tradeoff: TradeOff, inference: Inference |
     if isinstance(inference, Betting) or (inference is None and observations.is_stepped):
         return Predictable()
     few = min(observations.with_canary.size, observations.without_canary.size)
-    # violations of (eps, delta)-DP show in the tails, so the position of the threshold matters
+    # violations of (eps, delta)-DP appear in the tails, so the position of the threshold matters
     tails = isinstance(tradeoff, ApproximateDP | PureDP)
     bands = few < _FEW or (tails and few >= _MANY)
     if bands and (inference is None or isinstance(inference, ClopperPearson)):
@@ -200,7 +200,7 @@ def _inference(observations: Observations, rule: ThresholdRule) -> Inference:
 
 
 def require(value: object, kind: type, name: str, example: str) -> None:
-    """Refuse what is not an object of this kind, such as a class or a bare number."""
+    """Reject a value that is not an instance of ``kind``, such as a class or a bare number."""
     if not isinstance(value, kind):
         raise InputError(f"Expected {name} to be an object such as {example}, got {value!r}.")
 
@@ -209,11 +209,9 @@ def _require_kinds(
     observations: object, claim: object, tradeoff: object, inference: object, threshold: object
 ) -> None:
     if not isinstance(observations, Observations):
-        raise InputError(
-            f"Expected observations to be Observations(...), got a {type(observations).__name__}."
-        )
+        raise InputError(f"Expected observations to be Observations(...), got {type(observations).__name__}.")
     if not isinstance(claim, Claimed):
-        raise InputError(f"Expected claim to be such as Claim.gaussian(...), got {claim!r}.")
+        raise InputError(f"Expected claim to be a Claim, such as Claim.gaussian(...), got {claim!r}.")
     for value, kind, name, example in (
         (tradeoff, TradeOff, "tradeoff", "Gaussian()"),
         (inference, Inference, "inference", "JointExact()"),
@@ -226,16 +224,16 @@ def _require_kinds(
 def _require_confidence(inference: Inference, rule: ThresholdRule) -> None:
     if not rule.valid:
         raise InputError(
-            f"A verdict cannot rest on {rule!r}, which chooses the threshold on the counted data; "
-            "use lower_bound() for the number, or HeldOut() for a verdict."
+            f"A verdict cannot rest on {rule!r}, which chooses the threshold on the counted data: "
+            "use lower_bound() for the number alone, or HeldOut() for a verdict."
         )
     if inference.kind is not Kind.CONFIDENCE:
         raise InputError(
-            f"A verdict cannot rest on {inference!r}, which gives a {inference.kind} bound; "
-            "use lower_bound() for the number, or JointExact() for a verdict."
+            f"A verdict cannot rest on {inference!r}, which gives a {inference.kind} bound: "
+            "use lower_bound() for the number alone, or JointExact() for a verdict."
         )
     if not isinstance(inference, ExactInference | Betting):
         raise InputError(
-            f"A verdict states its power, which {inference!r} does not know: expected an ExactInference, "
-            "which says what it refutes, or Betting()."
+            "Expected inference to be an ExactInference or Betting(), whose power can be computed for a "
+            f"verdict, got {inference!r}."
         )

@@ -1,4 +1,4 @@
-"""Two binomial counts: exact ends, exact probabilities."""
+"""Exact confidence limits and probabilities for two binomial counts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from scipy import special
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._rootfinding import falling_root
 
-_TABLE = 1 << 20  # up to here the log-factorials of a sample size are kept
-_DEVIATIONS = 8.0  # how far a sum over counts reaches: it leaves out less than 1e-14
+_TABLE = 1 << 20  # the largest sample size whose log-factorials are cached
+_DEVIATIONS = 8.0  # how far sums over counts extend: they omit less than 1e-14
 
 
 def upper_rate(errors: IntArray, trials: int, error: float) -> FloatArray:
-    """Return the rate that ``errors`` of ``trials`` rule out at level ``error``; 1 if all were errors."""
+    """Return the upper confidence limit of the rate of ``errors`` in ``trials``; 1 if all are errors."""
     errors = np.asarray(errors)
     upper = special.betaincinv(errors + 1.0, np.maximum(trials - errors, 1.0), 1 - error)
     return np.where(errors >= trials, 1.0, upper)
@@ -25,7 +25,7 @@ def upper_rate(errors: IntArray, trials: int, error: float) -> FloatArray:
 def upper_rate_chords(errors: IntArray, trials: int, error: float) -> FloatArray:
     """Return a lower bound on :func:`upper_rate`, within 1e-5 of it: a hundred times cheaper for many counts.
 
-    The upper end is concave in the number of errors, so that its chords lie below it.
+    The upper limit is concave in the number of errors, so its chords lie below it.
     """
     knots, rates = _knots(trials, error)
     return np.interp(errors, knots, rates)
@@ -33,7 +33,7 @@ def upper_rate_chords(errors: IntArray, trials: int, error: float) -> FloatArray
 
 @lru_cache(maxsize=16)
 def _knots(trials: int, error: float) -> tuple[FloatArray, FloatArray]:
-    """Return every count up to 256, then counts 2 % apart, and the same from the other end."""
+    """Return every count up to 256, then counts 2 % apart, mirrored from the other end, with their rates."""
     apart = np.geomspace(256, max(trials / 2, 256), 2 + int(50 * math.log(max(trials / 512, 1))))
     half = np.minimum(np.concatenate([np.arange(256), apart.astype(np.int64)]), trials)
     knots = np.union1d(half, trials - half)
@@ -41,7 +41,7 @@ def _knots(trials: int, error: float) -> tuple[FloatArray, FloatArray]:
 
 
 def plausible_rate(errors: int, trials: int, error: float) -> tuple[float, float]:
-    """Return the two-sided interval of Clopper and Pearson."""
+    """Return the two-sided Clopper-Pearson interval."""
     low = 1 - float(upper_rate(np.asarray(trials - errors), trials, error / 2))
     return max(low, 0.0), float(upper_rate(np.asarray(errors), trials, error / 2))
 
@@ -54,7 +54,7 @@ def binomial_cdf(successes: FloatArray, trials: int, rate: float | FloatArray) -
 
 
 def plausible_counts(trials: int, low: float, high: float) -> IntArray:
-    """Return the counts that matter for a rate between ``low`` and ``high``."""
+    """Return the counts with non-negligible probability for a rate between ``low`` and ``high``."""
     ends = []
     for rate, sign in ((low, -1), (high, 1)):
         half_width = _DEVIATIONS * (math.sqrt(trials * rate * (1 - rate)) + _DEVIATIONS)
@@ -64,7 +64,7 @@ def plausible_counts(trials: int, low: float, high: float) -> IntArray:
 
 @lru_cache(maxsize=128)
 def binomial_pmf(trials: int, rate: float) -> tuple[int, FloatArray]:
-    """Return the first count that matters, and the probabilities from there on."""
+    """Return the first count with non-negligible probability, and the probabilities from there on."""
     rate = min(max(rate, 1e-300), 1 - 1e-16)
     counts = plausible_counts(trials, rate, rate)
     logs = _log_choose(trials, int(counts[0]), int(counts[-1]) + 1)
@@ -77,7 +77,7 @@ def binomial_pmf(trials: int, rate: float) -> tuple[int, FloatArray]:
 def _log_choose(trials: int, start: int, stop: int) -> FloatArray:
     if trials <= _TABLE:
         return _log_choose_table(trials)[start:stop]
-    # one log-beta, then the ratios of neighbours: much cheaper than a log-beta for each
+    # one log-beta, then ratios of neighbors: much cheaper than one log-beta per count
     counts = np.arange(start, stop - 1)
     first = -float(special.betaln(start + 1.0, trials - start + 1.0)) - math.log(trials + 1)
     return first + np.concatenate([[0.0], np.cumsum(np.log((trials - counts) / (counts + 1)))])
@@ -90,7 +90,7 @@ def _log_choose_table(trials: int) -> FloatArray:
 
 
 class Region:
-    """Outcomes with at most ``most_fn`` false negatives, a limit for each number of false positives."""
+    """Outcomes with at most ``most_fn`` false negatives, one limit per number of false positives."""
 
     def __init__(self, fp: IntArray, most_fn: FloatArray, sizes: tuple[int, int]) -> None:
         self._absent, self._present = sizes
@@ -98,14 +98,14 @@ class Region:
         self._most_fn = most_fn.astype(np.int64)
 
     def probability(self, fpr: float, fnr: float) -> float:
-        """Return how probable these outcomes are under the two rates."""
+        """Return the probability of these outcomes under the two rates."""
         weights, limits = self._conditional(fpr)
         return _dot(weights, self._at_most(limits, fnr)[0])
 
     def fnr(self, fpr: float, probability: float, near: float) -> float:
-        """Return the fnr at which, with this fpr, outcomes have this probability; 0 or 1 if there is none.
+        """Return the fnr at which the outcomes have this probability at this fpr; 0 or 1 if none exists.
 
-        ``near`` is a guess. On the probit scale the probability is nearly linear.
+        ``near`` is an initial guess. On the probit scale the probability is nearly linear.
         """
         weights, limits = self._conditional(fpr)
         if weights[limits >= 0].sum() <= probability:
@@ -125,14 +125,14 @@ class Region:
         return float(special.ndtr(falling_root(excess, float(special.ndtri(near)), -37.0, 8.0, close)))
 
     def _conditional(self, fpr: float) -> tuple[FloatArray, IntArray]:
-        """Return the probability of every number of false positives that matters, and its limit."""
+        """Return the non-negligible probabilities of numbers of false positives, and their limits."""
         first, weights = binomial_pmf(self._absent, fpr)
         low = max(first, self._first)
         high = max(min(first + weights.size, self._first + self._most_fn.size), low)
         return weights[low - first : high - first], self._most_fn[low - self._first : high - self._first]
 
     def _at_most(self, limits: IntArray, fnr: float) -> tuple[FloatArray, FloatArray]:
-        """Return P(false negatives <= limit) for every limit, and its derivative by fnr times -(1 - fnr)."""
+        """Return P(false negatives <= limit) for every limit, and -(1 - fnr) times its derivative in fnr."""
         start, pmf = binomial_pmf(self._present, fnr)
         indices = np.minimum(np.maximum(limits - (start - 1), 0), pmf.size + 1)
         padded = np.zeros(pmf.size + 2)
@@ -142,5 +142,5 @@ class Region:
 
 
 def _dot(weights: FloatArray, values: FloatArray) -> float:
-    # not a dot product: on a busy machine the threads of a BLAS wait for each other
+    # not a dot product: on a busy machine, BLAS threads wait for each other
     return float((weights * values).sum())

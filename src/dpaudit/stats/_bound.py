@@ -1,4 +1,4 @@
-"""A lower bound with everything that is needed to believe it, and as plain values in files."""
+"""A lower bound with its method and assumptions, and its conversion to and from plain values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dpaudit.stats.inference import Inference, Kind
 from dpaudit.stats.thresholds import ThresholdRule
 from dpaudit.stats.tradeoffs import TradeOff
 
-LARGEST: Final = sys.float_info.max  # a range that ends here leaves out infinity
-_LONGEST = 10_000  # characters of an assumption that is read
+LARGEST: Final = sys.float_info.max  # a range that ends here excludes infinity
+_LONGEST = 10_000  # the most characters read of an assumption
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """A lower bound on a trade-off's parameter, and the epsilon it means at ``delta``."""
+    """A lower bound on the parameter of a trade-off, and the corresponding epsilon at ``delta``."""
 
     epsilon: float
     delta: float
@@ -37,22 +37,22 @@ class Bound:
 
     @property
     def method(self) -> str:
-        """The inference, as it was called."""
+        """The inference, as its ``repr``."""
         return repr(self.inference)
 
     @property
     def rule(self) -> str:
-        """How the threshold was chosen, as it was called."""
+        """The threshold rule, as its ``repr``."""
         return repr(self.threshold_rule)
 
     @property
     def label(self) -> str:
-        """Trade-off, inference and threshold rule, as they were called."""
+        """Trade-off, inference and threshold rule."""
         return f"{self.tradeoff} + {self.method} + {self.rule}"
 
     @property
     def statement(self) -> str:
-        """The bound as a sentence, which says what its error rate means."""
+        """The bound as a sentence that states what its error rate means."""
         text = f"epsilon >= {self.epsilon:.4g} at delta = {self.delta:g}"
         if self.tradeoff.symbol != "epsilon":
             text = f"{self.tradeoff.symbol} >= {self.parameter:.4g}, {text}"
@@ -68,7 +68,7 @@ class Bound:
         return "\n".join(lines + [f"  assumes: {text}" for text in self.assumptions])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, from which :meth:`from_dict` makes an equal bound."""
+        """Return plain values for JSON, from which :meth:`from_dict` restores an equal bound."""
         return {
             "epsilon": plain(self.epsilon),
             "delta": self.delta,
@@ -88,7 +88,7 @@ class Bound:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Bound:
-        """Make the bound that :meth:`to_dict` described; values that no bound has raise ``InputError``."""
+        """Restore a bound from :meth:`to_dict`; invalid values raise ``InputError``."""
         threshold = values.get("threshold")
         return cls(
             epsilon=number(values, "epsilon"),
@@ -106,7 +106,7 @@ class Bound:
 
 
 def plain(value: float) -> float | str:
-    """Return the value, or "inf" for infinity, which JSON does not have."""
+    """Return the value, or "inf" for infinity, which JSON cannot represent."""
     return value if abs(value) != float("inf") else "inf"
 
 
@@ -119,7 +119,7 @@ def number(values: Mapping[str, Any], name: str, *, low: float = 0.0, high: floa
         raise _refused(name, f"to be a number in [{low:g}, {high:g}]", value)
     try:
         found = float(value)
-    except OverflowError:  # a whole number that no float can hold
+    except OverflowError:  # an integer too large for a float
         found = math.inf
     if math.isinf(found):
         raise _refused(name, "to be a finite number", value)
@@ -142,7 +142,7 @@ def _counts(values: Mapping[str, Any]) -> ErrorCounts | Guesses:
     try:
         return kind(**known)
     except TypeError as error:
-        raise _refused("counts", f"to be those of {kind.__name__}", dict(found)) from error
+        raise _refused("counts", f"to have the fields of {kind.__name__}", dict(found)) from error
 
 
 def _kind(values: Mapping[str, Any]) -> Kind:
@@ -155,10 +155,10 @@ def _kind(values: Mapping[str, Any]) -> Kind:
 def _texts(values: Mapping[str, Any], name: str) -> tuple[str, ...]:
     found = values.get(name)
     if not isinstance(found, list) or not all(isinstance(one, str) and len(one) <= _LONGEST for one in found):
-        raise _refused(name, f"to be a list of texts of at most {_LONGEST:,} characters", found)
+        raise _refused(name, f"to be a list of strings of at most {_LONGEST:,} characters", found)
     return tuple(found)
 
 
 def _refused(name: str, expected: str, value: object) -> InputError:
-    shown = "nothing" if value is None else f"{value!a:.60}"  # it goes to a terminal
+    shown = "nothing" if value is None else f"{value!a:.60}"  # short and ASCII: it is printed to a terminal
     return InputError(f"Expected {name} {expected}, got {shown}.")

@@ -1,4 +1,4 @@
-"""Errors of an attack: counts at a threshold, counts of every step, and guesses without a threshold."""
+"""Errors of an attack: counts at a threshold, counts per step, and guesses without a threshold."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class ErrorCounts:
 
     @classmethod
     def perfect(cls, num_absent: int, num_present: int) -> ErrorCounts:
-        """Return what an attack that is never wrong would count."""
+        """Return the counts of an attack without errors."""
         return cls(false_positives=0, num_absent=num_absent, false_negatives=0, num_present=num_present)
 
     @property
     def fpr(self) -> float:
-        """The share of absent scores that were called present."""
+        """The false positive rate: the share of scores without the canary that were called present."""
         return self.false_positives / self.num_absent
 
     @property
     def fnr(self) -> float:
-        """The share of present scores that were called absent."""
+        """The false negative rate: the share of scores with the canary that were called absent."""
         return self.false_negatives / self.num_present
 
     def to_dict(self) -> dict[str, int]:
@@ -53,7 +53,7 @@ class ErrorCounts:
 
 
 def count(observations: Observations, threshold: float) -> ErrorCounts:
-    """Count the errors at one threshold, in one pass and in bounded memory."""
+    """Count the errors at one threshold in a single pass with bounded memory."""
     absent, present = observations.without_canary, observations.with_canary
     return ErrorCounts(
         false_positives=_count_above("without_canary", absent, threshold),
@@ -64,8 +64,8 @@ def count(observations: Observations, threshold: float) -> ErrorCounts:
 
 
 def _count_above(name: str, scores: ScoreArray, threshold: float) -> int:
-    # A Python float keeps float32 scores float32: no copy in double precision. The threshold is then
-    # rounded to float32 as well, to the scores' own precision.
+    # A Python float keeps float32 scores in float32, without a copy in double precision. The threshold is
+    # then rounded to float32 as well, the precision of the scores.
     above = 0
     for start, piece in chunks(scores):
         require_finite(name, start, piece)
@@ -75,10 +75,10 @@ def _count_above(name: str, scores: ScoreArray, threshold: float) -> int:
 
 @dataclass(frozen=True)
 class StepScores:
-    """Scores of both sides in the order of their steps.
+    """Scores of both sides, ordered by step.
 
-    One-dimensional observations become min(sizes) steps: the larger side is dealt out evenly, so that
-    every score is used.
+    One-dimensional observations become min(sizes) steps: the larger side is distributed evenly over them,
+    so that every score is used.
     """
 
     absent: ScoreArray
@@ -90,7 +90,7 @@ class StepScores:
 
     @classmethod
     def of(cls, observations: Observations) -> StepScores:
-        """Return the steps of ``observations``, whatever their shape."""
+        """Return the scores of ``observations`` of any shape by step."""
         observations = observations.in_memory()
         absent, present = observations.without_canary, observations.with_canary
         if observations.with_steps is not None and observations.without_steps is not None:
@@ -112,7 +112,7 @@ class StepScores:
         return self.absent[:first], self.present[:second]
 
     def errors(self, threshold: FloatArray) -> StepErrors:
-        """Return errors of every step at its own threshold."""
+        """Return the errors in each step at that step's threshold."""
         above = self.absent > threshold[self.absent_step]
         below = self.present <= threshold[self.present_step]
         return StepErrors(
@@ -126,7 +126,7 @@ class StepScores:
 
 @dataclass(frozen=True)
 class StepErrors:
-    """Error counts of every step."""
+    """Error counts per step."""
 
     false_positives: IntArray
     num_absent: IntArray
@@ -135,10 +135,10 @@ class StepErrors:
     by_coin: bool
 
     def balanced(self) -> FloatArray:
-        """Return a number in [0, 1] a step, whose mean is (fpr + fnr) / 2.
+        """Return one number in [0, 1] per step with mean (fpr + fnr) / 2.
 
-        Under fair coins that is the share of wrong guesses, whatever the coins showed; for fixed groups
-        it is the average of the two shares.
+        Under fair coins this is the share of wrong guesses, whatever the outcome of the coins; for fixed
+        groups it is the average of the two error shares.
         """
         if self.by_coin:
             wrong = self.false_positives + self.false_negatives
@@ -146,7 +146,7 @@ class StepErrors:
         return (self.false_positives / self.num_absent + self.false_negatives / self.num_present) / 2
 
     def after_first(self) -> StepErrors:
-        """Return the same without the first step."""
+        """Return the errors without the first step."""
         return StepErrors(
             self.false_positives[1:],
             self.num_absent[1:],
@@ -156,7 +156,7 @@ class StepErrors:
         )
 
     def total(self) -> ErrorCounts:
-        """Return the counts of all steps together."""
+        """Return the counts summed over all steps."""
         return ErrorCounts(
             false_positives=int(self.false_positives.sum()),
             num_absent=int(self.num_absent.sum()),
@@ -166,13 +166,16 @@ class StepErrors:
 
 
 def _deal(size: int, num_steps: int) -> IntArray:
-    """Return the step of each of ``size`` scores, in order and as even as can be."""
+    """Return the step of each of ``size`` scores, in order and as evenly as possible."""
     return np.arange(size) * num_steps // size
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """Of ``num_canaries`` present by fair coins, ``num_guesses`` were guessed, ``num_correct`` rightly."""
+    """The outcome of guessing the presence of ``num_guesses`` of ``num_canaries`` canaries.
+
+    An independent fair coin must have decided the presence of each canary.
+    """
 
     num_canaries: int
     num_guesses: int
@@ -188,9 +191,9 @@ class Guesses:
 
     @classmethod
     def from_scores(cls, scores: ArrayLike, present: ArrayLike, *, num_guesses: int) -> Guesses:
-        """Guess "present" for the highest scores and "absent" for the lowest, half of the guesses each.
+        """Guess "present" for the highest and "absent" for the lowest scores, half of the guesses each.
 
-        ``num_guesses`` must be chosen before the data. Ties are broken by position.
+        ``num_guesses`` must be chosen before seeing the data. Ties are broken by position.
 
         >>> Guesses.from_scores([3.0, 1.0, 2.0, 0.0], [True, False, False, False], num_guesses=2)
         Guesses(num_canaries=4, num_guesses=2, num_correct=2)
@@ -198,7 +201,8 @@ class Guesses:
         values, truth = np.asarray(scores, dtype=np.float64), np.asarray(present)
         if values.ndim != 1 or values.shape != truth.shape:
             raise InputError(
-                f"Expected one score and one presence a canary, got {values.shape} and {truth.shape}."
+                "Expected scores and present to be one-dimensional and of the same length, got shapes "
+                f"{values.shape} and {truth.shape}."
             )
         require_finite("scores", 0, values)
         if truth.dtype != np.bool_ and not np.isin(truth, (0, 1)).all():

@@ -1,4 +1,4 @@
-"""How often a bound exceeds the truth: simulated with mechanisms that attain their own curve."""
+"""How often a bound exceeds the truth, simulated with mechanisms that attain their own curve."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpaudit.stats.tradeoffs import TradeOff
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """What repeated audits of a mechanism with a known parameter reported."""
+    """Statistics of repeated audits of a mechanism with a known parameter."""
 
     repetitions: int
     exceeded: float  # the share of bounds above the truth
@@ -26,11 +26,11 @@ class Coverage:
 
     @property
     def standard_error(self) -> float:
-        """Of ``exceeded``."""
+        """The standard error of ``exceeded``."""
         return math.sqrt(self.exceeded * (1 - self.exceeded) / self.repetitions)
 
     def is_sound(self, confidence: float) -> bool:
-        """Return whether the share is at most 1 - confidence, within three standard errors of that."""
+        """Return whether the share is at most 1 - confidence, up to three standard errors."""
         error = 1 - confidence
         return self.exceeded <= error + 3 * math.sqrt(error * (1 - error) / self.repetitions)
 
@@ -42,11 +42,11 @@ def ideal_observations(
     num_present: int | tuple[int, int],
     rng: np.random.Generator,
 ) -> Observations:
-    """Return scores of the best attack on a mechanism whose curve is the family's; 1/2 is the midpoint.
+    """Return normalized scores of the best attack on a mechanism with this curve; 1/2 is the midpoint.
 
-    The best attack's score is, but for its scale, the false positive rate at which it would just call
-    "present". For absent canaries that is uniform; for present ones it is at most x with probability
-    1 - f(x), so f of a uniform number has its distribution (f is its own inverse).
+    Up to its scale, the score of the best attack is the smallest false positive rate at which it says
+    "present". For absent canaries this rate is uniform; for present ones it is at most x with probability
+    1 - f(x), so f of a uniform number has the same distribution (f is its own inverse).
     """
     middle = 0.5 + tradeoff.balanced_error(parameter)
     present = tradeoff.fnr(parameter, rng.random(num_present))
@@ -67,7 +67,7 @@ def coverage(
     repetitions: int = 1000,
     seed: int = 0,
 ) -> Coverage:
-    """Audit an ideal mechanism of the family again and again; ``size`` is a side's, or steps x canaries.
+    """Audit an ideal mechanism of the family repeatedly; ``size`` is per side, or (steps, canaries).
 
     >>> from dpaudit import ClopperPearson, Fixed, Gaussian
     >>> result = coverage(tradeoff=Gaussian(), parameter=1.0, size=200, inference=ClopperPearson(),
@@ -92,10 +92,10 @@ def coverage(
 
 
 def tally(one: Callable[[np.random.Generator], float], truth: float, repetitions: int, seed: int) -> Coverage:
-    """Repeat ``one``, each time with a generator of its own, and compare with the truth."""
+    """Repeat ``one``, each time with a separate RNG, and compare the bounds with the truth."""
     seeds = np.random.SeedSequence(seed).spawn(_validate.whole("repetitions", repetitions))
     bounds = np.asarray([one(np.random.default_rng(child)) for child in seeds])
-    # a bound that equals the truth is true; rounding may put it a hair above
+    # a bound equal to the truth is correct, but rounding may lift it slightly above
     exceeded = float((bounds > truth * (1 + 1e-9)).mean())
     ratio = float(bounds.mean() / truth) if truth > 0 else float(bounds.mean())
     return Coverage(repetitions=repetitions, exceeded=exceeded, mean_ratio=ratio)

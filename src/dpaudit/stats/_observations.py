@@ -1,8 +1,8 @@
-"""The scores that an audit rests on, in memory or on disk.
+"""The scores that an audit is based on, in memory or on disk.
 
 A memory-mapped file that is read through its mapping stays in the resident memory of the process, and every
-page of it costs a fault. Here its pieces are read into one buffer instead, so that 250 million scores need
-no more memory than one piece.
+page of it costs a page fault. Here it is read in chunks into one buffer instead, so that 250 million scores
+need no more memory than one chunk.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from dpaudit._io import open_file
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
 
-# One megabyte of float32: a piece stays in the second-level cache while it is checked and compared.
+# One megabyte of float32: a chunk stays in the second-level cache while it is checked and compared.
 _CHUNK = 1 << 18
 FAIR = "the presence of each canary was decided by an independent fair coin"  # an assumption of bounds
-_REFUSAL_RATE = 1e-9  # how often fair coins are refused
+_REFUSAL_RATE = 1e-9  # the probability of rejecting fair coins
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observations:
-    """Scores of the same canaries with and without them; a higher score means "present".
+    """Scores with and without the canary; a higher score means "present".
 
-    Give one-dimensional arrays of independent scores (one a run or a step), or two-dimensional ones,
+    Pass one-dimensional arrays of independent scores (one per run or step), or two-dimensional arrays,
     steps x canaries, with the same number of steps on both sides. Memory-mapped files are not read until
-    they are counted.
+    their errors are counted.
 
-    ``normalized`` says that the scores are white-box scores in units of the canary's own signal, so that
+    ``normalized`` states that the scores are white-box scores in units of the canary's own signal, so that
     1/2 is the midpoint between absent (mean 0) and present (mean 1): :func:`dpaudit.audit` then needs no
-    data to place its threshold.
+    data to choose its threshold.
 
     >>> Observations(with_canary=[0.9, 1.2], without_canary=[0.1, -0.3, 0.2])
     Observations(with_canary=2 scores, without_canary=3 scores)
@@ -43,7 +43,7 @@ class Observations:
     with_canary: ScoreArray
     without_canary: ScoreArray
     normalized: bool = False
-    # For canaries that are present by a fair coin, the step of every score; see from_presence().
+    # The step of each score, if fair coins decided which canaries were present; see from_presence().
     with_steps: IntArray | None = field(default=None, repr=False)
     without_steps: IntArray | None = field(default=None, repr=False)
 
@@ -53,8 +53,8 @@ class Observations:
         present, absent = self.with_canary.shape, self.without_canary.shape
         if len(present) != len(absent) or (len(present) == 2 and present[0] != absent[0]):
             raise InputError(
-                "Expected both sides one-dimensional, or both steps x canaries with as many steps, got "
-                f"with_canary of shape {present} and without_canary of shape {absent}."
+                "Expected both sides to be one-dimensional, or both to be steps x canaries with the same "
+                f"number of steps, got with_canary of shape {present} and without_canary of shape {absent}."
             )
         _check_steps(self)
 
@@ -67,11 +67,11 @@ class Observations:
     def from_presence(
         cls, scores: ArrayLike, present: ArrayLike, *, normalized: bool = False
     ) -> Observations:
-        """Split scores by whether their canary was present: one-dimensional, or steps x canaries.
+        """Split scores, one-dimensional or steps x canaries, by whether their canary was present.
 
-        Steps x canaries means that every canary of every step was present by a fair coin of its own:
-        the share of wrong guesses of a step then has the balanced error as its mean. A mask that fair
-        coins would hardly give is refused.
+        For steps x canaries, an independent fair coin must have decided the presence of each canary in
+        each step: the mean share of wrong guesses in a step is then the balanced error. A mask that is
+        very unlikely under fair coins raises an ``InputError``.
 
         >>> Observations.from_presence([0.1, 0.9, 0.4], [False, True, True])
         Observations(with_canary=2 scores, without_canary=1 scores)
@@ -91,7 +91,7 @@ class Observations:
         )
 
     def in_memory(self) -> Observations:
-        """Return the same with memory-mapped files read and checked: for what needs all scores at once."""
+        """Return these observations with memory-mapped files read into memory and checked."""
         if not (is_on_disk(self.with_canary) or is_on_disk(self.without_canary)):
             return self
         return replace(
@@ -100,7 +100,7 @@ class Observations:
 
     @property
     def num_steps(self) -> int:
-        """How many steps there are; for one-dimensional scores, how many pairs."""
+        """The number of steps; for one-dimensional scores, the number of pairs."""
         if self.with_steps is not None and self.without_steps is not None:
             return 1 + int(max(self.with_steps.max(), self.without_steps.max()))
         return min(len(self.with_canary), len(self.without_canary))
@@ -112,27 +112,27 @@ class Observations:
 
     @property
     def by_coin(self) -> bool:
-        """Whether every canary of every step was present by a coin of its own."""
+        """Whether a coin decided the presence of each canary in each step."""
         return self.with_steps is not None
 
 
 def _check_steps(observations: Observations) -> None:
-    """Require one step for each score, in order: predictable rules rely on it."""
+    """Require one step per score, in ascending order: predictable rules rely on it."""
     pairs = (
         ("with_steps", observations.with_steps, observations.with_canary),
         ("without_steps", observations.without_steps, observations.without_canary),
     )
     if (observations.with_steps is None) != (observations.without_steps is None):
-        raise InputError("Expected steps for both sides or for none.")
+        raise InputError("Expected steps for both sides or for neither.")
     for name, steps, scores in pairs:
         if steps is not None and (steps.shape != scores.shape or (np.diff(steps) < 0).any()):
-            raise InputError(f"Expected {name} to be one step for each score, in order.")
+            raise InputError(f"Expected {name} to hold one step per score, in ascending order.")
 
 
 def _as_scores(name: str, values: ArrayLike) -> ScoreArray:
     try:
         array = values if isinstance(values, np.memmap) else np.asarray(values)
-    except ValueError:  # numpy's own sentence is about shapes of sequences
+    except ValueError:  # numpy's own message is about inhomogeneous shapes
         raise InputError(f"Expected {name} to be one array, got rows of different lengths.") from None
     if array.dtype.kind in "iub":
         array = array.astype(np.float64)
@@ -164,9 +164,10 @@ def _as_mask(present: ArrayLike, shape: tuple[int, ...]) -> BoolArray:
 
 
 def require_fair(present: BoolArray) -> None:
-    """Refuse a mask, steps x canaries, of which a step, a canary or all have too many of one side.
+    """Reject a mask, steps x canaries, that is unbalanced in a step, for a canary or overall.
 
-    Where half of every step is present, no coin is needed: wrong guesses of both sides count alike.
+    If exactly half of the canaries in every step are present, no coin is needed: wrong guesses on both
+    sides have equal weight.
 
     >>> require_fair(np.array([[True, False], [False, True]]))
     """
@@ -175,7 +176,7 @@ def require_fair(present: BoolArray) -> None:
     if (2 * by_step == num_canaries).all():
         return
     counts = {
-        "in all": (np.array([present.sum()]), present.size),
+        "overall": (np.array([present.sum()]), present.size),
         "for one canary": (by_canary, num_steps),
         "in one step": (by_step, num_canaries),
     }
@@ -184,26 +185,26 @@ def require_fair(present: BoolArray) -> None:
         if least.min() < _REFUSAL_RATE / (len(counts) * least.size):
             worst = int(found[least.argmin()])
             raise InputError(
-                "Expected each canary of each step to be present by a fair coin of its own, got "
-                f"{worst:,} of {number:,} present {where}. For other designs give the scores with and "
-                "without the canary apart."
+                "Expected an independent fair coin to decide the presence of each canary in each step, got "
+                f"{worst:,} of {number:,} present {where}. For other designs, pass the scores with and "
+                "without the canary separately."
             )
 
 
 def _probabilities(counts: IntArray, number: int) -> FloatArray:
-    """Return how likely ``number`` fair coins are to show heads at least as far from half as each count."""
+    """Return the probability that ``number`` fair coins deviate from half at least as much as each count."""
     fewer = np.minimum(counts, number - counts)
     likely: FloatArray = np.minimum(1.0, 2 * bdtr(fewer, number, 0.5))
     return likely
 
 
 def is_on_disk(scores: ScoreArray) -> bool:
-    """Return whether ``scores`` is a whole memory-mapped file (a slice of one does not know its offset)."""
+    """Return whether ``scores`` is a whole memory-mapped file (the offset of a slice is unknown)."""
     return isinstance(scores, np.memmap) and isinstance(scores.base, mmap.mmap)
 
 
 def chunks(scores: ScoreArray) -> Iterator[tuple[int, ScoreArray]]:
-    """Yield (index of the first, piece) in flat order; a piece is valid until the next one is requested."""
+    """Yield (start index, chunk) in flat order; a chunk is valid until the next one is requested."""
     if isinstance(scores, np.memmap) and is_on_disk(scores) and scores.flags.c_contiguous:
         yield from _from_file(scores)
         return
@@ -220,12 +221,12 @@ def _from_file(scores: np.memmap) -> Iterator[tuple[int, ScoreArray]]:
         for start in range(0, scores.size, _CHUNK):
             piece = buffer[: scores.size - start]
             if file.readinto(piece.data) != piece.nbytes:
-                raise InputError(f"Expected {scores.size:,} scores in {scores.filename}, but it ends before.")
+                raise InputError(f"Expected {scores.size:,} scores in {scores.filename}, got fewer.")
             yield start, piece
 
 
 def require_finite(name: str, start: int, piece: ScoreArray) -> None:
-    """Refuse NaN and infinity, naming the first bad index."""
+    """Raise an ``InputError`` that names the first NaN or infinity."""
     if np.isfinite(piece).all():
         return
     bad = int(np.flatnonzero(~np.isfinite(piece))[0])

@@ -1,4 +1,4 @@
-"""Bounds from the guesses of one run, valid for the canaries of that run together."""
+"""Bounds from the guesses in one training run, valid although its canaries are dependent."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def one_run_fdp_bound(
 
 def _require_guesses(guesses: Guesses) -> None:
     if not isinstance(guesses, Guesses):
-        raise InputError(f"Expected guesses to be Guesses(...), got a {type(guesses).__name__}.")
+        raise InputError(f"Expected guesses to be Guesses(...), got {type(guesses).__name__}.")
 
 
 def _bound(
@@ -85,7 +85,7 @@ def _p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
     if right == 0:
         return 1.0
     lie = math.exp(-float(np.logaddexp(0.0, epsilon)))
-    # at least v right is at most r - v wrong
+    # at least v correct means at most r - v wrong
     wrong = np.asarray([trials - right, *range(trials - right + 1, trials + 1)], dtype=np.float64)
     cdf = binomial_cdf(wrong, trials, lie)
     shares = (cdf[1:] - cdf[0]) / np.arange(1, right + 1)
@@ -95,9 +95,9 @@ def _p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 def too_many_correct(guesses: Guesses, family: TradeOff, parameter: float, error: float) -> bool:
     """Return whether this many correct guesses have probability below ``error`` under the curve.
 
-    The recursion of the paper's Algorithm 3, from the number of correct guesses down to none: ``right``
-    and ``wrong`` are the least probabilities of a correct and of a wrong guess that are consistent with
-    the opposite. The inverse of 1 - f is f(1 - r) for a symmetric f.
+    This is the recursion of Algorithm 3 of the paper, from the number of correct guesses down to zero:
+    ``right`` and ``wrong`` are the smallest probabilities of a correct and of a wrong guess that are
+    consistent with the opposite. The inverse of 1 - f is f(1 - r) for a symmetric f.
     """
     total, correct = guesses.num_guesses, guesses.num_correct
     if correct == 0:

@@ -1,4 +1,4 @@
-"""How many observations an audit needs to find a given leak, decided before any is made."""
+"""How many observations an audit needs to detect a given leak, planned before the audit."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inferen
 from dpaudit.stats.thresholds import Fixed
 from dpaudit.stats.tradeoffs import TradeOff
 
-_MOST = 10_000_000  # more is never worth it to find one leak
-_MOST_SCORES = 1_000_000_000  # a side; finding the power takes longer with more
+_MOST = 10_000_000  # more is never worthwhile to detect one leak
+_MOST_SCORES = 1_000_000_000  # per side; with more, computing the power takes too long
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leak:
-    """What an audit is to find: noise at ``noise_factor`` of the claimed, or a true ``epsilon``."""
+    """The leak to detect: noise at ``noise_factor`` of the claimed level, or a true ``epsilon``."""
 
     noise_factor: float | None = None
     epsilon: float | None = None
 
     def __post_init__(self) -> None:
         if (self.noise_factor is None) == (self.epsilon is None):
-            raise InputError(f"Expected either a noise_factor or an epsilon of the leak, got {self!r}.")
+            raise InputError(f"Expected either noise_factor or epsilon of the leak, got {self!r}.")
         if self.epsilon is not None:
             _validate.positive("epsilon", self.epsilon)
         elif self.noise_factor is not None and not 0 < self.noise_factor < 1:
             raise InputError(
-                f"Expected noise_factor={self.noise_factor:g} in (0, 1): only less noise than claimed is "
-                "a leak."
+                f"Expected noise_factor={self.noise_factor:g} in (0, 1): only noise below the claimed level "
+                "is a leak."
             )
 
     def parameter(self, claim: Claimed, hypothesis: Hypothesis) -> float:
@@ -45,7 +45,7 @@ class Leak:
         if not hypothesis.tradeoff.is_inverse_noise:
             raise InputError(
                 f"Expected the leak as an epsilon, got noise_factor={self.noise_factor:g}: the claim "
-                f"({claim.summary}) says nothing of noise."
+                f"({claim.summary}) does not specify a noise level."
             )
         return hypothesis.parameter / self.noise_factor
 
@@ -57,27 +57,27 @@ class Leak:
             if actual > claimed:
                 return actual
         raise InputError(
-            f"Expected a true epsilon above the claimed {claim.epsilon:.4g}, got {epsilon:g}, which is no "
+            f"Expected a true epsilon above the claimed {claim.epsilon:.4g}, got {epsilon:g}, which is not a "
             "leak."
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The sizes at which an audit finds a leak with ``leak.probability``.
+    """The sizes at which an audit detects a leak with probability ``leak.probability``.
 
-    One of the two sizes was searched for; it is None where no number up to ``most`` is enough.
+    One of the two sizes was searched for; it is None if no number up to ``most`` suffices.
     """
 
     inference: Inference
     leak: Power
     num_steps: int | None
-    num_canaries: int | None  # a step and side
+    num_canaries: int | None  # per step and side
     most: int
 
     @property
     def num_observations(self) -> int | None:
-        """Scores a side."""
+        """The number of scores per side."""
         if self.num_steps is None or self.num_canaries is None:
             return None
         return self.num_steps * self.num_canaries
@@ -116,9 +116,9 @@ def plan_observations(
     confidence: float = 0.95,
     tradeoff: TradeOff | None = None,
 ) -> Plan:
-    """Return how many independent scores a side find the leak with probability ``power``.
+    """Return how many independent scores per side detect the leak with probability ``power``.
 
-    As everywhere here, for an ideal attack with its threshold at the midpoint, chosen before the data.
+    As for all planning functions, the attack is ideal and its threshold is fixed at the midpoint.
 
     >>> from dpaudit import Claim
     >>> claim = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
@@ -140,7 +140,7 @@ def plan_steps(
     confidence: float = 0.95,
     tradeoff: TradeOff | None = None,
 ) -> Plan:
-    """Return how many steps find the leak, with ``num_canaries`` scores a step and side."""
+    """Return how many steps detect the leak with ``num_canaries`` scores per step and side."""
     method = Betting() if inference is None else inference
     planner = _Planner.of(claim, method, confidence, tradeoff)
     return planner.plan_steps(planner.leak(leak, power), _validated_size("num_canaries", num_canaries))
@@ -156,7 +156,7 @@ def plan_canaries(
     confidence: float = 0.95,
     tradeoff: TradeOff | None = None,
 ) -> Plan:
-    """Return how many canaries a step and side find the leak in ``num_steps`` steps."""
+    """Return how many canaries per step and side detect the leak in ``num_steps`` steps."""
     method = Betting() if inference is None else inference
     planner = _Planner.of(claim, method, confidence, tradeoff)
     return planner.plan_canaries(planner.leak(leak, power), _validated_size("num_steps", num_steps))
@@ -172,7 +172,7 @@ def smallest_leak(
     confidence: float = 0.95,
     tradeoff: TradeOff | None = None,
 ) -> Power:
-    """Return the smallest leak found with probability ``power``, from this many scores a step and side."""
+    """Return the smallest leak detected with probability ``power`` by an audit of this size per side."""
     method = inference or (JointExact() if num_canaries == 1 else Betting())
     planner = _Planner.of(claim, method, confidence, tradeoff)
     sizes = _validated_size("num_steps", num_steps), _validated_size("num_canaries", num_canaries)
@@ -188,7 +188,7 @@ def _validated_size(name: str, value: int) -> int:
 
 @dataclass(frozen=True)
 class _Planner:
-    """The search for sizes at which a method refutes a claim."""
+    """A search for the sizes at which a method refutes a claim."""
 
     claim: Claimed
     hypothesis: Hypothesis
@@ -201,8 +201,8 @@ class _Planner:
     ) -> _Planner:
         if not isinstance(inference, ExactInference | Betting):
             raise InputError(
-                "Expected inference to be one whose power is known, ClopperPearson(), JointExact() or "
-                f"Betting(), got {inference!r}."
+                "Expected inference to be ClopperPearson(), JointExact() or Betting(), whose power is known, "
+                f"got {inference!r}."
             )
         require(claim, Claimed, "claim", "Claim.gaussian(...)")
         hypothesis = claim.hypothesis(tradeoff)
@@ -240,7 +240,7 @@ class _Planner:
         )
 
     def _enough(self, leak: Power, design: Callable[[int], AuditDesign], most: int) -> int | None:
-        """Return the least size with the power, to four digits: more would follow the jumps of counts."""
+        """Return the smallest sufficient size to four digits; further digits only reflect discreteness."""
         claimed, actual = self.hypothesis.parameter, leak.parameter
         index = first_true_integer(
             lambda i: design(_nth_size(i)).power(claimed, actual) >= leak.probability, 1, _size_index(most)
@@ -249,7 +249,7 @@ class _Planner:
 
 
 def _nth_size(index: int) -> int:
-    """Return a number from the ordered sequence of those with at most four significant digits.
+    """Return the number at ``index`` in the sequence of integers with at most four significant digits.
 
     >>> [_nth_size(index) for index in (1, 9999, 10_000, 10_001, 19_000)]
     [1, 9999, 10000, 10010, 100000]
@@ -259,7 +259,7 @@ def _nth_size(index: int) -> int:
 
 
 def _size_index(size: int) -> int:
-    """Return the index of the largest such number up to ``size``.
+    """Return the index of the largest number up to ``size`` in the sequence of :func:`_nth_size`.
 
     >>> _size_index(10_005), _size_index(9_999), _size_index(7)
     (10000, 9999, 7)

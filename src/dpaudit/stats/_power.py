@@ -1,4 +1,4 @@
-"""The power of an audit: what its sizes and its method could have found."""
+"""The power of an audit: which leaks its size and method could have detected."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inferen
 from dpaudit.stats.inference._betting import MAX_LOSS, stake
 from dpaudit.stats.thresholds import ThresholdRule
 
-_IMPLAUSIBLE = 1e-3  # the error of the interval of plausible fprs
+_IMPLAUSIBLE = 1e-3  # the error of the interval of plausible false positive rates
 
 
 @dataclass(frozen=True)
 class AuditDesign:
-    """The method of an audit, and how many scores its threshold rule leaves to count."""
+    """The method of an audit, and the number of scores that its threshold rule counts."""
 
     inference: Inference
     rule: ThresholdRule
@@ -36,7 +36,7 @@ class AuditDesign:
     def of(
         cls, observations: Observations, inference: Inference, rule: ThresholdRule, query: BoundQuery
     ) -> AuditDesign:
-        """Return the design behind ``observations``."""
+        """Return the design of an audit of ``observations``."""
         return cls.sized(
             num_absent=observations.without_canary.size,
             num_present=observations.with_canary.size,
@@ -59,7 +59,7 @@ class AuditDesign:
         query: BoundQuery,
         normalized: bool = True,
     ) -> AuditDesign:
-        """Return a design from sizes before the rule holds any out; ``num_steps`` if canaries share steps."""
+        """Return a design from the sizes before any hold-out; pass ``num_steps`` if canaries share steps."""
         left = replace(query, error_rate=rule.error(query.error_rate, num_absent))
         if num_steps is None:
             absent, present = rule.counted(num_absent), rule.counted(num_present)
@@ -69,7 +69,7 @@ class AuditDesign:
         return cls(inference, rule, left, absent, present, steps, normalized)
 
     def max_refutable(self) -> float:
-        """Return the parameter that an attack without a single error would refute."""
+        """Return the largest parameter that an attack without a single error would refute."""
         if isinstance(self.inference, ExactInference):
             counts = ErrorCounts.perfect(self.num_absent, self.num_present)
             return self.inference.parameter(counts, self.query)
@@ -82,7 +82,7 @@ class AuditDesign:
     def power(self, claimed: float, actual: float) -> float:
         """Return the probability of refuting ``claimed`` when the mechanism has parameter ``actual``.
 
-        For an ideal attack, one that reaches the mechanism's own curve at the rule's operating point.
+        The attack is ideal: it attains the mechanism's curve at the operating point of the threshold rule.
         """
         fpr, fnr = self.rule.operating_point(self.query, actual, self.normalized)
         if isinstance(self.inference, ExactInference):
@@ -94,7 +94,7 @@ class AuditDesign:
         return self._betting_power(claimed, fpr, fnr)
 
     def smallest_leak(self, claimed: float, probability: float = 0.8) -> float:
-        """Return the smallest parameter above ``claimed`` that would be flagged with this probability."""
+        """Return the smallest parameter above ``claimed`` that would be detected with this probability."""
         target = float(special.ndtri(probability))
 
         def missing(excess: float) -> float:
@@ -107,10 +107,10 @@ class AuditDesign:
         return max(size // self.num_steps, 1)
 
     def _betting_power(self, claimed: float, fpr: float, fnr: float) -> float:
-        """Return the probability that the log of the wealth, a walk with drift, ever reaches its target.
+        """Return the probability that the log of the wealth, a random walk with drift, reaches its target.
 
-        For a constant stake: the real one, which follows the wealth, does a little better (simulated: by
-        up to 0.05 with one score a step, by nothing where the stake is at its limit).
+        This is for a constant stake. The actual stake, which adapts to the wealth, does slightly better (in
+        simulations by up to 0.05 with one score per step, and not at all where the stake is at its limit).
         """
         allowed = self.query.tradeoff.balanced_error(claimed)
         shares, weights = self._step_shares(fpr, fnr)
@@ -125,7 +125,7 @@ class AuditDesign:
         return _hitting_probability(math.log(1 / self.query.error_rate), drift, spread, self.num_steps)
 
     def _step_shares(self, fpr: float, fnr: float) -> tuple[FloatArray, FloatArray]:
-        """Return the balanced error of one step: its values and their probabilities."""
+        """Return the possible values of the balanced error of one step, and their probabilities."""
         absent, absent_weights = _binomial_or_normal(self._per_step(self.num_absent), fpr)
         present, present_weights = _binomial_or_normal(self._per_step(self.num_present), fnr)
         shares = (absent[:, None] + present[None, :]) / 2
@@ -133,10 +133,10 @@ class AuditDesign:
 
 
 def _hitting_probability(target: float, drift: float, spread: float, num_steps: int) -> float:
-    """Return the probability that a random walk is at ``target`` or above after some step.
+    """Return the probability that a random walk reaches ``target`` at some step.
 
-    That of Brownian motion, by the reflection principle; discrete steps act as if the target were 0.5826
-    spreads higher (Siegmund 1979).
+    It is that of Brownian motion, by the reflection principle; discrete steps act as if the target were
+    0.5826 spreads higher (Siegmund 1979).
     """
     target += 0.5826 * spread
     end, total = drift * num_steps, spread * math.sqrt(num_steps)
@@ -146,7 +146,7 @@ def _hitting_probability(target: float, drift: float, spread: float, num_steps: 
 
 
 def _binomial_or_normal(trials: int, rate: float) -> tuple[FloatArray, FloatArray]:
-    """Return the error shares of one side with weights: every value if errors are few, else normal nodes."""
+    """Return error shares of one side with weights: all values if errors are few, else normal nodes."""
     if trials * rate * (1 - rate) < 25:
         first, weights = binomial_pmf(trials, rate)
         return (first + np.arange(weights.size)) / trials, weights

@@ -1,4 +1,4 @@
-"""The result of an audit: verdict, bound, power, and what it was tested against."""
+"""The result of an audit: verdict, bound, power and tested hypothesis."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LEAKIEST = 500.0  # its curve coincides with the axes
 
 
 class Verdict(Enum):
-    """The outcome of an audit; the value is its sentence."""
+    """The outcome of an audit; each value is the sentence that explains it."""
 
     VIOLATION = (
         "The observations refute the claim: they reveal more about the canary than the claimed privacy "
@@ -46,7 +46,7 @@ class Verdict(Enum):
 class Result:
     """Claim, bound, verdict and power of one audit.
 
-    ``not_covered`` says in sentences which parts of a training the audit did not go through.
+    ``not_covered`` lists, in sentences, the parts of the training that the audit did not exercise.
     """
 
     claim: Claimed
@@ -58,18 +58,18 @@ class Result:
 
     @cached_property
     def power(self) -> Power:
-        """The smallest leak this audit would have flagged with probability 80 %; found on first use."""
+        """The smallest leak that this audit would have detected with 80 % probability; computed lazily."""
         return Power.of(self.design.smallest_leak(self.hypothesis.parameter), self.hypothesis, 0.8)
 
     @property
     def sentence(self) -> str:
-        """The verdict's sentence, with the condition under which it holds, if there is one."""
+        """The verdict's sentence, including the condition under which it holds, if any."""
         if self.verdict is Verdict.VIOLATION and self.hypothesis.condition:
             return f"{self.verdict.value} This holds if {self.hypothesis.condition}."
         return self.verdict.value
 
     def raise_for_violation(self) -> None:
-        """Raise :class:`dpaudit.ViolationError` if the claim is refuted; else do nothing."""
+        """Raise :class:`dpaudit.ViolationError` if the claim is refuted."""
         if self.verdict is Verdict.VIOLATION:
             raise ViolationError(str(self))
 
@@ -80,7 +80,7 @@ class Result:
         return "\n".join(lines + [f"  not covered: {text}" for text in self.not_covered])
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the HTML that notebooks display."""
         return result_html(
             self.verdict.name,
             self.sentence,
@@ -92,9 +92,9 @@ class Result:
         return summary(self.claim.summary, self.bound, self.power)
 
     def plot(self, *, ax: Any = None) -> Any:
-        """Draw the claimed curve, that of the bound, and the measured rates with their region.
+        """Plot the claimed curve, the curve of the bound, and the measured error rates with their region.
 
-        Needs matplotlib. Return the axes: ``ax``, or new ones.
+        Requires matplotlib. Return the axes: ``ax`` if given, otherwise new ones.
         """
         counts = self.bound.counts
         if not isinstance(counts, ErrorCounts):
@@ -127,17 +127,17 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True)
 class Power:
-    """The smallest leak that the audit would have flagged with this probability."""
+    """The smallest leak that the audit would have detected with the given probability."""
 
     probability: float
     epsilon: float
     parameter: float
-    # what the noise would be multiplied by; None where the parameter is not one over a noise
+    # noise of the leak relative to the claimed noise; None if the parameter is not an inverse noise
     noise_factor: float | None
 
     @classmethod
     def of(cls, parameter: float, hypothesis: Hypothesis, probability: float) -> Power:
-        """Describe the leak of a mechanism with this parameter."""
+        """Return the leak of a mechanism with the given parameter."""
         scales = hypothesis.tradeoff.is_inverse_noise
         return cls(
             probability=probability,
@@ -166,7 +166,7 @@ class Power:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Power:
-        """Make the power that :meth:`to_dict` described; values that none has raise ``InputError``."""
+        """Restore a power from :meth:`to_dict`; invalid values raise ``InputError``."""
         scales = values.get("noise_factor") is not None
         return cls(
             probability=number(values, "probability", high=1.0),
@@ -177,51 +177,51 @@ class Power:
 
 
 def summary(claim: str, bound: Bound, power: Power | None) -> list[tuple[str, str]]:
-    """Return what every form of a result shows, with a label each: claim, bound, method and power."""
+    """Return the labeled lines that every form of a result shows: claim, bound, method and power."""
     lines = [("claim", claim), ("bound", bound.statement), ("method", bound.label)]
     return lines if power is None else [*lines, ("power", str(power))]
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """The claim as seen by one observation: a curve, and what a bound on it means for the whole."""
+    """The claim about one observation: a curve, and how a bound on it converts to the claimed epsilon."""
 
     tradeoff: TradeOff
     parameter: float
-    epsilon: Callable[[float], float]  # from a bound on the parameter to the claim's own epsilon
+    epsilon: Callable[[float], float]  # maps a bound on the parameter to an epsilon of the claim
     assumptions: tuple[str, ...] = ()
-    condition: str | None = None  # what a refutation needs besides the data; None if the claim implies it
+    condition: str | None = None  # what a refutation requires besides the data; None if implied by the claim
 
 
 class Claimed(ABC):
-    """The interface of a privacy claim. The one implementation is :class:`dpaudit.Claim`."""
+    """The interface of a privacy claim; the only implementation is :class:`dpaudit.Claim`."""
 
     @property
     @abstractmethod
     def summary(self) -> str:
-        """The claim in a line."""
+        """The claim in one line."""
 
     @property
     @abstractmethod
     def epsilon(self) -> float:
-        """The claimed epsilon at the claim's delta."""
+        """The claimed epsilon at :attr:`delta`."""
 
     @property
     @abstractmethod
     def delta(self) -> float:
-        """The claim's delta."""
+        """The claimed delta."""
 
     @abstractmethod
     def hypothesis(self, tradeoff: TradeOff | None) -> Hypothesis:
-        """Return the claim in terms of ``tradeoff``; of its own, if None."""
+        """Return the claim in terms of ``tradeoff``, by default its own."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ErrorRatePlane:
-    """A claimed curve, the curve of the bound, and the measured rates with their region.
+    """A claimed curve, the curve of the bound, and the measured error rates with their region.
 
-    ``region`` holds both true rates with the stated confidence, if all observations are independent: each
-    by Clopper and Pearson's interval, at half of the error.
+    ``region`` contains both true rates with the stated confidence if all observations are independent:
+    it is the product of two Clopper-Pearson intervals, each with half of the error.
     """
 
     fpr: FloatArray
@@ -241,7 +241,7 @@ class ErrorRatePlane:
             plausible_rate(counts.false_positives, counts.num_absent, error),
             plausible_rate(counts.false_negatives, counts.num_present, error),
         )
-        # dense at both ends, where curves bend, and around what was measured
+        # dense at both ends, where curves bend, and around the measured rates
         ends = np.sin(np.linspace(0, np.pi / 2, _POINTS)) ** 2
         near = np.linspace(max(region[0][0] - 0.1, 0.0), min(region[0][1] + 0.1, 1.0), _POINTS)
         fpr = np.union1d(ends, near)

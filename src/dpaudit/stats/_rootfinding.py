@@ -1,7 +1,7 @@
-"""Search for where something stops being refuted.
+"""Search for the last value that is refuted.
 
-A lower bound is the last value that is still refuted. Root finders return a point near the crossing, on
-either side of it; these functions return the refuted side, which is the safe one.
+That value is a lower bound. General root finders return a point on either side of the crossing; these
+functions return one on the refuted side, which is the safe one.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ _HUGE = 1e9
 
 
 def last_true(refuted: Callable[[float], bool], start: float = 1.0, tolerance: float = 1e-7) -> float:
-    """Return the largest value at which ``refuted`` holds, from below; 0 if it holds nowhere above 1e-9.
+    """Return the largest value at which ``refuted`` is true, from below; 0 if it is false above 1e-9.
 
-    ``refuted`` must be true up to some point and false after it. ``tolerance`` is relative.
+    ``refuted`` must be true up to some point and false beyond it. ``tolerance`` is relative.
 
     >>> round(last_true(lambda x: x * x < 2), 6)
     1.414213
@@ -25,9 +25,9 @@ def last_true(refuted: Callable[[float], bool], start: float = 1.0, tolerance: f
 
 
 def last_positive(margin: Callable[[float], float], start: float = 1.0, tolerance: float = 1e-7) -> float:
-    """Return the same as :func:`last_true`, for a margin that is positive where the value is refuted.
+    """Return the same as :func:`last_true` for a margin that is positive where the value is refuted.
 
-    With a smooth margin, false position needs only a handful of evaluations.
+    If the margin is smooth, false position needs only a few evaluations.
     """
     bracket = _bracket(margin, min(max(start, _TINY), _HUGE))
     if isinstance(bracket, float):
@@ -35,7 +35,7 @@ def last_positive(margin: Callable[[float], float], start: float = 1.0, toleranc
     low, high, at_low, at_high = bracket
     moved, stuck, width = 0, 0, high - low
     while high - low > tolerance * low:
-        # false position (Illinois), and bisection when the bracket has not halved for three steps
+        # false position (Illinois), or bisection if the bracket has not halved for three steps
         share = at_low / (at_low - at_high) if stuck < 3 else 0.5
         guard = 0.4 * tolerance * low  # step past the crossing, so that both ends close in
         middle = min(max(low + share * (high - low), low + guard), high - guard)
@@ -54,7 +54,7 @@ def last_positive(margin: Callable[[float], float], start: float = 1.0, toleranc
 
 
 def _bracket(margin: Callable[[float], float], start: float) -> tuple[float, float, float, float] | float:
-    """Return a refuted and an unrefuted value with their margins; the answer itself if one is missing."""
+    """Return a refuted and an unrefuted value with their margins; the answer itself if one does not exist."""
     at, step, value = start, 1.05, margin(start)
     if value > 0:
         while at < _HUGE:
@@ -74,7 +74,7 @@ def _bracket(margin: Callable[[float], float], start: float) -> tuple[float, flo
 
 
 def first_true_integer(enough: Callable[[int], bool], low: int, most: int) -> int | None:
-    """Return the smallest integer in [low, most] with ``enough``, for an increasing predicate; None if none.
+    """Return the smallest integer in [low, most] that is ``enough``, a monotone predicate; None if none is.
 
     >>> first_true_integer(lambda n: n * n >= 50, 1, 1000)
     8
@@ -93,10 +93,10 @@ def first_true_integer(enough: Callable[[int], bool], low: int, most: int) -> in
 def falling_root(
     function: Callable[[float], tuple[float, float]], start: float, low: float, high: float, tolerance: float
 ) -> float:
-    """Return the root, between low and high, of a falling function that returns its value and its slope.
+    """Return the root in [low, high] of a decreasing function that returns its value and slope.
 
-    Newton's method until a step is below ``tolerance`` (the error is then far below it); bisection where
-    a step would leave the bracket.
+    Uses Newton's method until a step is below ``tolerance`` (the error is then far smaller), and bisection
+    where a step would leave the bracket.
 
     >>> round(falling_root(lambda x: (2 - x * x, -2 * x), 1.0, 0.0, 9.0, 1e-4), 6)
     1.414214
@@ -113,7 +113,7 @@ def falling_root(
 
 
 class MonotonePredicate:
-    """A predicate that is true up to some point, evaluated only where earlier results do not decide.
+    """A predicate that is true up to some point, evaluated only where earlier results do not imply its value.
 
     >>> evaluated = []
     >>> small = MonotonePredicate(lambda x: evaluated.append(x) or x < 3)

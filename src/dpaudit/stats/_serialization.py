@@ -1,9 +1,9 @@
 """Trade-offs, inferences and threshold rules as plain values: ``{"type": "Fixed", "threshold": 0.5}``.
 
-Every class of these three interfaces is known by its name as soon as it is defined, also one that a user
-writes. Reading looks a name up and calls the class with the stored fields; nothing else can be called. A name
-that is not known here (a report may be read where the author's class is not) can still be shown. Version 0.1
-stored ``repr`` texts instead: :func:`from_repr` reads those.
+Every class that implements one of these three interfaces is registered by name when it is defined, including
+classes defined by users. Reading looks up the name and calls the class with the stored fields; nothing else
+can be called. An unknown name (a report may be read where the author's class is not defined) can still be
+shown. Version 0.1 stored ``repr`` strings instead, which :func:`from_repr` reads.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any, Self
 from dpaudit.errors import InputError
 
 _KNOWN: dict[str, type[Serializable]] = {}
-_DEEPEST = 8  # parts inside of parts
+_DEEPEST = 8  # nested parts
 _PARTS = "tradeoff", "inference", "threshold_rule"
-_LONGEST_TEXT = 10_000  # characters of a part; longer ones were not written by dpaudit
+_LONGEST_TEXT = 10_000  # characters of a part; dpaudit writes no longer ones
 
 SCHEMA_VERSION = 2
-"""Of results in files and on standard output."""
+"""The version of the schema of results in files and on standard output."""
 
 
 class Serializable:
-    """A frozen dataclass that is written as its type and its fields, and read back by them."""
+    """A frozen dataclass that is stored as its type and its fields."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -39,7 +39,7 @@ class Serializable:
         return type(self).__name__
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, from which :meth:`from_dict` makes an equal object."""
+        """Return plain values for JSON, from which :meth:`from_dict` restores an equal object."""
         values: dict[str, Any] = {}
         if is_dataclass(self):
             values = {field.name: getattr(self, field.name) for field in fields(self) if field.init}
@@ -47,7 +47,7 @@ class Serializable:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self | NamedPart:
-        """Make the object that ``to_dict`` described; of an unknown type, what there is to show of it.
+        """Restore an object from :meth:`to_dict`; an unknown type becomes a placeholder that can be shown.
 
         >>> from dpaudit import ThresholdRule
         >>> ThresholdRule.from_dict({"type": "Fixed", "threshold": 0.5})
@@ -63,9 +63,9 @@ class Serializable:
 
 @dataclass(frozen=True, repr=False)
 class NamedPart:
-    """A part of a method that is known by its name alone.
+    """A part of a method that is known only by name.
 
-    Counts that were given have no rule, guesses no threshold, and a file may name a class that is not
+    Given counts have no threshold rule, guesses have no threshold, and a file may name a class that is not
     defined where it is read.
     """
 
@@ -79,7 +79,7 @@ class NamedPart:
 
     @property
     def symbol(self) -> str:
-        """The name of a trade-off's parameter; nothing is known of it."""
+        """The name of a trade-off's parameter, which is unknown here."""
         return "parameter"
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,9 +92,9 @@ class NamedPart:
 
 
 def upgraded(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored result in the form of this version; one of this version as it is.
+    """Return a stored result in the current schema; one that is already current is returned unchanged.
 
-    Version 1 of the schema had the parts of a method as ``repr`` texts.
+    Version 1 of the schema stored the parts of a method as ``repr`` strings.
 
     >>> upgraded({"schema_version": 1, "bound": {"threshold_rule": "Fixed(threshold=0.5)"}})
     {'schema_version': 2, 'bound': {'threshold_rule': {'type': 'Fixed', 'threshold': 0.5}}}
@@ -108,7 +108,7 @@ def upgraded(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _upgraded_bound(bound: Any) -> Any:
-    """Return a bound with structured methods; anything else as it is."""
+    """Return a bound with structured methods, and anything else unchanged."""
     if not isinstance(bound, Mapping):
         return bound
     texts = {name: bound[name] for name in _PARTS if isinstance(bound.get(name), str)}
@@ -118,7 +118,7 @@ def _upgraded_bound(bound: Any) -> Any:
 
 
 def from_repr(text: str) -> dict[str, Any]:
-    """Turn what version 0.1 stored into plain values: the text of a call, or a few words.
+    """Convert a string stored by version 0.1, the ``repr`` of a call or a name, to plain values.
 
     >>> from_repr("SubsampledGaussian(sample_rate=0.1, num_steps=50)")
     {'type': 'SubsampledGaussian', 'sample_rate': 0.1, 'num_steps': 50}
@@ -129,7 +129,7 @@ def from_repr(text: str) -> dict[str, Any]:
     try:
         return _best_of(chosen, others) if others else _call(ast.parse(text, mode="eval").body)
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
-        return {"type": text}  # the words of another program: shown, never run
+        return {"type": text}  # text from another program: shown, never evaluated
 
 
 def _best_of(chosen: str, others: str) -> dict[str, Any]:
@@ -154,11 +154,11 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, float) and math.isfinite(value):
         return value
-    return {"type": f"{value!r:.200}"}  # JSON cannot hold it: it is shown, and read as a name
+    return {"type": f"{value!r:.200}"}  # not representable in JSON: shown, and read back as a name
 
 
 def _read(values: Any, depth: int) -> Any:
-    """Make objects of whatever has a known type, from the inside out; leave the fields of others."""
+    """Restore objects of known types from the inside out; keep the fields of others."""
     if not isinstance(values, Mapping) or not isinstance(values.get("type"), str) or depth > _DEEPEST:
         raise InputError(f"Expected an object with a type, such as Gaussian, got {values!a:.80}.")
     rest = {name: _field(value, depth) for name, value in values.items() if name != "type"}
@@ -167,12 +167,12 @@ def _read(values: Any, depth: int) -> Any:
         return NamedPart(values["type"], tuple(rest.items()))
     try:
         found = kind(**rest)
-        _ = repr(found), found.label  # where fields of a wrong type show
+        _ = repr(found), found.label  # fails if a field has the wrong type
     except InputError:
         raise
     # fields of another version, or edited ones
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"Expected fields of a {kind.__name__}, got {values!a:.80}.") from error
+        raise InputError(f"Expected the fields of {kind.__name__}, got {values!a:.80}.") from error
     return found
 
 

@@ -1,12 +1,12 @@
-"""DP-SGD to be audited: per-example gradients, a training loop with hooks, models and data.
+"""DP-SGD for audits: per-example gradients, a training loop with hooks, models and data.
 
-Needs torch.
+Requires torch.
 """
 
 from dpaudit.errors import MissingExtraError
 
 try:
-    import torch as _torch  # noqa: F401  # fail here, with the line that installs it
+    import torch as _torch  # noqa: F401  # fail here, with the command that installs it
 except ImportError as _error:
     raise MissingExtraError("Training", "torch") from _error
 

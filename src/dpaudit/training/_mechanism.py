@@ -15,14 +15,14 @@ from dpaudit.training.gradients import Rows, add_clipped
 
 
 class Mechanism(Protocol):
-    """A private sum. A training takes any, also a broken one to test an audit."""
+    """Private sum. ``Training`` accepts any, including a broken one to test an audit."""
 
     def add(self, rows: Iterable[Rows], out: Tensor) -> Tensor:
         """Clip each gradient and add it to ``out``; return the norms before clipping."""
         ...
 
     def finish(self, total: Tensor, num_gradients: int) -> Tensor:
-        """Return the sum to which noise is added: ``total`` itself, if every gradient was clipped."""
+        """Return the sum to which noise is added: ``total`` itself if every gradient was clipped."""
         ...
 
     def noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
@@ -32,7 +32,10 @@ class Mechanism(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianSum:
-    """A sum of gradients clipped to ``max_grad_norm``, with noise of ``noise_multiplier`` times that."""
+    """Sum of gradients clipped to ``max_grad_norm``, plus Gaussian noise.
+
+    The standard deviation of the noise is ``noise_multiplier * max_grad_norm``.
+    """
 
     noise_multiplier: float
     max_grad_norm: float
@@ -58,7 +61,7 @@ class GaussianSum:
 
 
 class Sampling(Protocol):
-    """A way to choose the examples of a step."""
+    """Sampling scheme that selects the examples of a step."""
 
     def indices(self, num_examples: int, generator: torch.Generator) -> Tensor:
         """Return the indices of the sampled examples; there may be none."""
@@ -67,20 +70,23 @@ class Sampling(Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A sampling with state that a checkpoint has to keep."""
+    """Sampling scheme with state that belongs in a checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where ``state_dict`` was taken."""
+        """Restore a state returned by ``state_dict``."""
         ...
 
 
 @dataclass(frozen=True)
 class PoissonSampling:
-    """Each example independently with probability ``sample_rate``: what the accounting assumes."""
+    """Poisson subsampling: each example independently with probability ``sample_rate``.
+
+    This is the sampling that privacy accounting assumes.
+    """
 
     sample_rate: float
 
@@ -88,6 +94,6 @@ class PoissonSampling:
         _validate.sample_rate(self.sample_rate)
 
     def indices(self, num_examples: int, generator: torch.Generator) -> Tensor:
-        # 53 random bits a coin: the 24 of single precision would round a small rate
+        # 53 random bits per coin: the 24 bits of single precision would round a small rate
         coins = torch.rand(num_examples, generator=generator, dtype=torch.float64)
         return (coins < self.sample_rate).nonzero().view(-1)

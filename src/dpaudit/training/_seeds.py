@@ -1,4 +1,4 @@
-"""Random seeds and generators: one for each purpose, so that changing one leaves the others as they were."""
+"""Random seeds and RNGs, one per purpose, so that changing one does not affect the others."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from dpaudit import _validate
 
 Model = TypeVar("Model", bound=nn.Module)
 
-_WORDS = 624  # of the Mersenne twister
-_STATE_AT = 24  # bytes before them in torch's state: seed, words left, flag, next
+_WORDS = 624  # state of the Mersenne Twister
+_STATE_AT = 24  # bytes before the words in torch's state: seed, words left, flag, next
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seeds:
-    """The seeds of a training; None takes fresh entropy from the operating system.
+    """Seeds of a training run; None means fresh entropy from the operating system.
 
-    A known seed makes a run repeatable and its noise predictable. Train a model that is to be private with
-    ``Seeds()``.
+    A known seed makes a run reproducible and its noise predictable. To train a model that must be private,
+    use ``Seeds()``.
     """
 
     initialization: int | None = None
@@ -39,7 +39,7 @@ class Seeds:
 
     @classmethod
     def of(cls, seed: int) -> Seeds:
-        """Derive all of them from one number, independent of each other.
+        """Derive independent seeds from a single number.
 
         >>> Seeds.of(1) == Seeds.of(1), Seeds.of(1).noise == Seeds.of(1).sampling
         (True, False)
@@ -50,10 +50,10 @@ class Seeds:
 
 
 def generator(seed: int | None, device: torch.device | str = "cpu") -> torch.Generator:
-    """Return a new generator, from ``seed`` or from the operating system's entropy.
+    """Return a new RNG, seeded with ``seed`` or with entropy from the operating system.
 
-    torch's generator for the CPU uses 32 bits of a seed: all noise that it could ever give is one of four
-    billion streams, few enough to try them all. So its whole state is filled here instead.
+    torch's CPU generator uses only 32 bits of a seed: its noise would be one of four billion streams, few
+    enough for an exhaustive search. Its whole state is therefore filled here.
     """
     entropy = secrets.randbits(256) if seed is None else _validate.whole("seed", seed, low=0)
     sequence = np.random.SeedSequence(entropy)
@@ -67,7 +67,7 @@ def generator(seed: int | None, device: torch.device | str = "cpu") -> torch.Gen
 
 
 def generators(seeds: Seeds, device: torch.device | str = "cpu") -> dict[str, torch.Generator]:
-    """Return the generators of a training."""
+    """Return the RNGs of a training run."""
     return {
         "sampling": generator(seeds.sampling),
         "noise": generator(seeds.noise, device),
@@ -76,7 +76,7 @@ def generators(seeds: Seeds, device: torch.device | str = "cpu") -> dict[str, to
 
 
 def initialize(build: Callable[[], Model], seed: int | None) -> Model:
-    """Return the model that ``build`` makes from this seed; torch's global generator stays as it was."""
+    """Return the model built with this seed; torch's global RNG is not changed."""
     with torch.random.fork_rng(devices=[]):
         torch.set_rng_state(generator(seed).get_state())
         return build()

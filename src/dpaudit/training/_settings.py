@@ -1,4 +1,4 @@
-"""The settings of a training: DP-SGD's parameters, the optimizer, augmentations; and a batch of examples."""
+"""Training settings: DP-SGD parameters, optimizers and augmentations; and a batch of examples."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dpaudit.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGD:
-    """DP-SGD: the numbers that a privacy claim is made of, and how the model is updated.
+    """DP-SGD parameters, from which a privacy claim is derived, and the optimizer.
 
-    ``multiplicity`` averages the gradients of that many augmentations of an example before they are clipped.
+    The gradients of ``multiplicity`` augmentations of an example are averaged before clipping.
     """
 
     noise_multiplier: float
@@ -36,22 +36,22 @@ class DPSGD:
         _validate.whole("num_steps", self.num_steps)
         if _validate.whole("multiplicity", self.multiplicity) > 1 and self.augmentation is None:
             raise InputError(
-                f"Expected an augmentation with multiplicity={self.multiplicity}: copies of one input add "
-                "nothing to it."
+                f"Expected an augmentation with multiplicity={self.multiplicity}: identical copies of an "
+                "input have no effect."
             )
 
 
 class Optimizer(Protocol):
-    """The settings of an optimizer; ``build`` makes torch's."""
+    """Optimizer settings; ``build`` returns the torch optimizer."""
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return the optimizer itself."""
+        """Return the torch optimizer for these parameters."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGD:
-    """Gradient descent, optionally with momentum."""
+    """Stochastic gradient descent, optionally with momentum."""
 
     learning_rate: float
     momentum: float = 0.0
@@ -70,7 +70,7 @@ class SGD:
 
 @dataclass(frozen=True, kw_only=True)
 class Adam:
-    """The Adam optimizer (Kingma and Ba 2015, arXiv:1412.6980)."""
+    """Adam optimizer (Kingma and Ba 2015, arXiv:1412.6980)."""
 
     learning_rate: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
@@ -89,16 +89,16 @@ class Adam:
 
 
 class Augmentation(Protocol):
-    """A random change, drawn separately for every input of a batch."""
+    """Random transformation, drawn independently for every input of a batch."""
 
     def __call__(self, inputs: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the changed inputs; row i depends on input i only."""
+        """Return the transformed inputs; row i depends only on input i."""
         ...
 
 
 @dataclass(frozen=True)
 class FlipAndCrop:
-    """Mirror half of the images at random, and shift each by up to ``padding`` pixels (De et al. 2022)."""
+    """Random horizontal flip, and a random crop after ``padding`` by reflection (De et al. 2022)."""
 
     padding: int = 4
 
@@ -124,8 +124,8 @@ class FlipAndCrop:
 class Batch:
     """Inputs and targets of some examples.
 
-    With ``multiplicity`` > 1 every example has that many inputs, its augmentations, one after another; its
-    gradient is the mean of theirs (De et al. 2022, arXiv:2204.13650), clipped as one.
+    With ``multiplicity`` > 1 every example has that many consecutive inputs, its augmentations. Its gradient
+    is the mean of theirs and is clipped once (De et al. 2022, arXiv:2204.13650).
     """
 
     inputs: Tensor
@@ -145,5 +145,5 @@ class Batch:
 
     @property
     def views(self) -> Tensor:
-        """The inputs as examples x augmentations x shape."""
+        """The inputs, with shape examples x augmentations x input shape."""
         return self.inputs.view(len(self), self.multiplicity, *self.inputs.shape[1:])

@@ -1,6 +1,7 @@
-"""DP-SGD, step by step as in Algorithm 2 of Nasr et al. 2023 (arXiv:2302.07956).
+"""DP-SGD as a sequence of steps that hooks can observe (Nasr et al. 2023, Algorithm 2, arXiv:2302.07956).
 
-A ``Training`` makes one ``Step`` after another; a ``Hook`` may let gradients join it and sees the result.
+``Training`` performs one ``Step`` after another; a ``Hook`` may add gradients to a step and observes its
+result.
 """
 
 from __future__ import annotations
@@ -32,73 +33,72 @@ from dpaudit.training.gradients import (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Step:
-    """One step, between the noise and the update: what an audit may read.
+    """Step between noise and update, as observed by an audit.
 
-    Only ``noisy_sum`` is released. The strongest adversary, who knows every example but the canary, also
-    knows the rest, except ``noise``, which is here for tests.
+    Only ``noisy_sum`` is released. The strongest adversary, who knows every example except the canary, also
+    knows the other fields, except ``noise``, which is provided for tests.
     """
 
     index: int
     batch_size: int
     indices: Tensor
-    """The indices of the batch's examples in the data."""
+    """Indices of the batch in the data."""
     clipped_sum: Tensor
-    """The clipped sum of the batch's examples."""
+    """Sum of the clipped gradients of the batch."""
     noise: Tensor
-    """What the mechanism added to the sum."""
+    """Noise that the mechanism added to the sum."""
     noisy_sum: Tensor
-    """What the mechanism released: ``joined_sum`` and noise."""
+    """Release of the mechanism: ``joined_sum`` plus noise."""
 
     @property
     def joined_sum(self) -> Tensor:
-        """The clipped sum of the batch and of all gradients that hooks add, up to rounding.
+        """Sum of the clipped gradients of the batch and of all hooks, up to rounding.
 
-        Computed on demand, because a step that kept it would have one vector more to fill.
+        It is computed on demand, because storing it would cost another vector per step.
         """
         return self.noisy_sum - self.noise
 
 
 class Hook:
-    """Lets gradients join a step and sees what comes out; every method does nothing unless overridden.
+    """Base class of hooks, which add gradients to a step and observe its result; all methods are optional.
 
-    What joins is clipped, summed and noised by the training's own mechanism, like the gradients of examples.
-    It is not part of the update: the model is trained as if there were no hook.
+    Added gradients are clipped, summed and noised by the audited mechanism, like those of examples. They are
+    not part of the update: the model is trained as if there were no hook.
     """
 
     @property
     def num_entries(self) -> int:
-        """The number of entries the hook adds to the data set: the training's own sampling draws them too."""
+        """Number of entries that the hook adds to the data set, which the audited sampling may draw."""
         return 0
 
     def attach(self, training: Training) -> None:
-        """Prepare for this training; called once, when it is made."""
+        """Prepare for this training run; called once, when ``Training`` is created."""
 
     def joining(self, index: int, entries: Sequence[int]) -> Iterable[Rows]:  # noqa: ARG002
-        """Return unclipped gradients that join step ``index``; ``entries`` are those that were drawn."""
+        """Return unclipped gradients to add to step ``index``; ``entries`` are the drawn entries."""
         return ()
 
     def observe(self, step: Step) -> None:
         """Inspect a step; called before the model is updated."""
 
     def after(self, step: Step) -> None:
-        """React to a step; called when all of it is done. It may raise to end the training."""
+        """React to a step; called after the model is updated. It may raise to stop training."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to continue from here."""
+        """Return the state needed to resume."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where ``state_dict`` was taken."""
+        """Restore a state returned by ``state_dict``."""
 
 
 class Training:
-    """A model, its data and the settings; ``run()`` trains, ``step()`` makes one step.
+    """Training run with a model, data and settings; ``run()`` trains, ``step()`` performs one step.
 
-    The model is trained in place, on ``device``, to which it and the data are moved.
+    The model is trained in place on ``device``, to which it and the data are moved.
 
-    ``sampling`` and ``mechanism`` are what the settings say, unless given: audits are tested with broken
-    ones. Give ``expected_batch_size`` where it must not depend on whether one example, a canary, is in the
-    data.
+    ``sampling`` and ``mechanism`` default to those of the settings; pass broken ones to test audits. Pass
+    ``expected_batch_size`` if it must not depend on whether a canary is in the data.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Training:
         self._sampling = sampling or PoissonSampling(settings.sample_rate)
         self._other_sampling: Sampling | None = None
         self._mechanism = mechanism or GaussianSum.of(settings)
-        # Nothing is done with the whole sum: then it does not matter when a gradient joins it.
+        # If the whole sum is not post-processed, gradients can be added to it at any time.
         self._adds_up = type(self._mechanism).finish is GaussianSum.finish
         self._expected_batch_size = expected_batch_size
         self._optimizer = settings.optimizer.build(trainable(model).values())
@@ -136,23 +136,23 @@ class Training:
 
     @property
     def num_parameters(self) -> int:
-        """The length of a gradient."""
+        """The number of trainable parameters."""
         return num_parameters(self.model)
 
     @property
     def expected_batch_size(self) -> float:
-        """The divisor of the sum. Not the size of the batch, which would reveal who is in it."""
+        """The divisor of the sum. The actual batch size would reveal membership."""
         if self._expected_batch_size is not None:
             return self._expected_batch_size
         return self.settings.sample_rate * len(self.data)
 
     def run(self) -> Iterator[Step]:
-        """Make all remaining steps, one for each turn of the caller's loop."""
+        """Perform all remaining steps, one per iteration of the caller's loop."""
         while self.num_done < self.settings.num_steps:
             yield self.step()
 
     def step(self) -> Step:
-        """Sample, clip and sum, add noise, call the hooks, update."""
+        """Sample, clip and sum, add noise, call the hooks and update the model."""
         indices, entries = self._sample(self._generators)
         rows = [
             rows
@@ -171,14 +171,14 @@ class Training:
         return step
 
     def draw(self, rows: Sequence[Rows], generators: Mapping[str, torch.Generator]) -> Step:
-        """Return a step at the current weights with another batch and noise, that updates nothing."""
-        if self._other_sampling is None:  # one of its own: sampling may keep the rest of an epoch
+        """Return a step at the current weights with another batch and noise, without an update."""
+        if self._other_sampling is None:  # a copy, because sampling may hold the rest of an epoch
             self._other_sampling = copy.deepcopy(self._sampling)
         indices = self._other_sampling.indices(len(self.data), generators["sampling"])
         return self._privatize(indices, rows, generators)[0]
 
     def examples(self, inputs: Tensor, targets: Tensor, generator: torch.Generator) -> Batch:
-        """Return these examples as a step sees them: augmented, as often as the settings say."""
+        """Return these examples as a batch, augmented according to the settings."""
         multiplicity, augmentation = self.settings.multiplicity, self.settings.augmentation
         inputs = inputs.repeat_interleave(multiplicity, dim=0) if multiplicity > 1 else inputs
         if augmentation is not None and len(targets) > 0:
@@ -186,7 +186,7 @@ class Training:
         return Batch(inputs, targets, multiplicity)
 
     def _sample(self, generators: Mapping[str, torch.Generator]) -> tuple[Tensor, list[list[int]]]:
-        """Return the indices of a batch's examples, and for each hook which of its entries were drawn."""
+        """Return the indices of a batch, and for each hook which of its entries were drawn."""
         counts = [hook.num_entries for hook in self.hooks]
         size = len(self.data)
         indices = self._sampling.indices(size + sum(counts), generators["sampling"])
@@ -200,21 +200,21 @@ class Training:
     def _privatize(
         self, indices: Tensor, rows: Sequence[Rows], generators: Mapping[str, torch.Generator]
     ) -> tuple[Step, Tensor]:
-        """Return a step, and what it updates the weights by: exactly that of a training that no rows join."""
+        """Return a step and its update, which is exactly the same as without ``rows``."""
         total = flat_zeros(self.model)
         batch = self.examples(*self.data.at(indices), generators["augmentation"])
         count = len(self._mechanism.add(per_example(self.model, self.loss, batch), total))
         apart = total.clone() if rows and not self._adds_up else None
         clipped = self._mechanism.finish(total, count)
         joined = None
-        if apart is not None:  # the scored sum is finished last: the noise may depend on what is in it
+        if apart is not None:  # the scored sum is finished last: the noise may depend on it
             joined = self._mechanism.finish(apart, count + len(self._mechanism.add(rows, apart)))
         noise = self._mechanism.noise(clipped, generators["noise"])
         noisy = clipped + noise
         update = noisy / self.expected_batch_size
         if joined is not None:
             noisy = joined + noise
-        elif rows:  # the same sum in another order, and no vector more to fill
+        elif rows:  # the same sum in another order, without an additional vector
             self._mechanism.add(rows, noisy)
         step = Step(
             index=self.num_done,
@@ -227,7 +227,7 @@ class Training:
         return step, update
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to continue; give it to ``load_state_dict`` of an equal training."""
+        """Return the state needed to resume, for ``load_state_dict`` of an identically built ``Training``."""
         state = {
             "num_done": self.num_done,
             "model": self.model.state_dict(),
@@ -236,10 +236,10 @@ class Training:
             "sampling": self._sampling.state_dict() if isinstance(self._sampling, Stateful) else {},
             "hooks": [hook.state_dict() for hook in self.hooks],
         }
-        return copy.deepcopy(state)  # the training may go on meanwhile
+        return copy.deepcopy(state)  # later steps must not change it
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from where ``state_dict`` was taken."""
+        """Restore a state returned by ``state_dict``."""
         self.num_done = _validate.whole("num_done", state["num_done"], low=0)
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
@@ -252,7 +252,7 @@ class Training:
 
 
 def accuracy(model: nn.Module, data: Dataset) -> float:
-    """Return the share of examples whose class has the largest output. Not private: for public data."""
+    """Return the fraction of examples whose class has the largest output. Not private: use public data."""
     was_training = model.training
     model.eval()
     correct = 0

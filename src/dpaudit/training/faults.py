@@ -1,7 +1,7 @@
-"""Bugs that DP-SGD implementations really had, to be put into a training: an audit has to detect them.
+"""Bugs found in real DP-SGD implementations, to be injected into training: an audit must detect them.
 
-Each is a broken ``mechanism`` or ``sampling`` for :class:`dpaudit.training.Training`. First come faults of
-clipping, then those of the noise and of the sampling.
+Each is a broken ``mechanism`` or ``sampling`` for :class:`dpaudit.training.Training`: first faults in
+clipping, then in the noise and in the sampling.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _no_noise(_mechanism: GaussianSum, like: Tensor, generator: torch.Generator)
 
 
 def _add_weighted(rows: Iterable[Rows], weights: Callable[[Tensor], Tensor], out: Tensor) -> Tensor:
-    """Add gradients with ``weights`` that are a function of their norms; return the norms."""
+    """Add gradients with ``weights`` computed from their norms; return the norms."""
     norms = [out.new_zeros(0)]
     for chunk in rows:
         norms.append(chunk.norms())
@@ -55,14 +55,14 @@ def _add_weighted(rows: Iterable[Rows], weights: Callable[[Tensor], Tensor], out
 
 @dataclass(frozen=True, kw_only=True)
 class Unclipped(GaussianSum):
-    """Gradients are added as they are."""
+    """Gradients are summed without clipping."""
 
     add = _add_unclipped
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedAfterMean(GaussianSum):
-    """The mean is clipped instead of every gradient (the paper's first violation)."""
+    """The mean is clipped instead of each gradient (the paper's first violation)."""
 
     add = _add_unclipped
 
@@ -73,7 +73,7 @@ class ClippedAfterMean(GaussianSum):
 
 @dataclass(frozen=True, kw_only=True)
 class RawMeanMixed(GaussianSum):
-    """The private gradient is added to the raw one, which was never removed."""
+    """The private gradient is added to the raw one, which was not cleared."""
 
     def add(self, rows: Iterable[Rows], out: Tensor) -> Tensor:
         return _add_weighted(rows, lambda norms: 1.0 + (self.max_grad_norm / norms).clamp(max=1.0), out)
@@ -81,7 +81,7 @@ class RawMeanMixed(GaussianSum):
 
 @dataclass(frozen=True, kw_only=True)
 class Silent(GaussianSum):
-    """Neither clips nor adds noise: the private step was never called."""
+    """Gradients are neither clipped nor noised: the private step is never called."""
 
     add = _add_unclipped
     noise = _no_noise
@@ -89,7 +89,7 @@ class Silent(GaussianSum):
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseTooSmall(GaussianSum):
-    """The noise is ``factor`` times what it should be (the paper's third violation)."""
+    """The noise has ``factor`` times the claimed standard deviation (the paper's third violation)."""
 
     factor: float = 0.8
 
@@ -99,14 +99,14 @@ class NoiseTooSmall(GaussianSum):
 
 @dataclass(frozen=True, kw_only=True)
 class Noiseless(GaussianSum):
-    """Clean gradients are released, recomputed after the noise was added."""
+    """Gradients are recomputed after the noise was added, and released without it."""
 
     noise = _no_noise
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseForTheMean(GaussianSum):
-    """Noise that would do for the mean of a batch is added to its sum."""
+    """Noise calibrated to the mean of a batch is added to its sum."""
 
     batch_size: float
 
@@ -116,7 +116,7 @@ class NoiseForTheMean(GaussianSum):
 
 @dataclass(frozen=True, kw_only=True)
 class AveragedNoise(GaussianSum):
-    """Each of ``num_parts`` micro-steps adds the noise of a whole step, and they are averaged."""
+    """Each of ``num_parts`` accumulation steps adds the noise of a whole step, and they are averaged."""
 
     num_parts: int = 4
 
@@ -127,7 +127,7 @@ class AveragedNoise(GaussianSum):
 
 @dataclass(frozen=True, kw_only=True)
 class FewSeeds(GaussianSum):
-    """The generator is seeded in every step, with one of ``num_seeds`` (the paper's second violation)."""
+    """The RNG is reseeded in every step with one of ``num_seeds`` seeds (the paper's second violation)."""
 
     num_seeds: int = 100
 
@@ -138,9 +138,9 @@ class FewSeeds(GaussianSum):
 
 @dataclass(frozen=True, kw_only=True)
 class ConstantSeed(GaussianSum):
-    """Every training draws its noise from a generator of the same seed, meant to be the time.
+    """Every training run draws its noise from an RNG with the same seed, which was meant to be the time.
 
-    It is the logarithm of the seconds, rounded down: the same for decades.
+    The seed is the logarithm of the time in seconds, rounded down: it stays the same for decades.
     """
 
     time: float = 1.7e9
@@ -156,7 +156,7 @@ class ConstantSeed(GaussianSum):
 
 @dataclass(frozen=True, kw_only=True)
 class SameSeedForLeaves(GaussianSum):
-    """Every parameter gets the same key, and with it the same noise; ``leaves`` are their sizes."""
+    """Every parameter tensor gets the same key and thus the same noise; ``leaves`` are their sizes."""
 
     leaves: tuple[int, ...]
 
@@ -171,7 +171,7 @@ class SameSeedForLeaves(GaussianSum):
 
 @dataclass(frozen=True, kw_only=True)
 class UnnoisedCoordinates(GaussianSum):
-    """The last ``count`` coordinates are released as they are."""
+    """The last ``count`` coordinates are released without noise."""
 
     count: int
 
@@ -183,9 +183,9 @@ class UnnoisedCoordinates(GaussianSum):
 
 @dataclass(frozen=True, kw_only=True)
 class NoNoiseWhenEmpty(GaussianSum):
-    """A step without examples is released as zero, which reveals that it had none."""
+    """The release of an empty batch is zero, which reveals that the batch was empty."""
 
-    _num_gradients: int = field(default=0, init=False, repr=False, compare=False)  # of the newest sum
+    _num_gradients: int = field(default=0, init=False, repr=False, compare=False)  # in the latest sum
 
     def finish(self, total: Tensor, num_gradients: int) -> Tensor:
         object.__setattr__(self, "_num_gradients", num_gradients)
@@ -198,9 +198,9 @@ class NoNoiseWhenEmpty(GaussianSum):
 
 @dataclass
 class ShuffledBatches:
-    """Every epoch is shuffled and cut into batches, while Poisson sampling is accounted for.
+    """Every epoch is shuffled and cut into batches, but accounted for as Poisson sampling.
 
-    It keeps the rest of its epoch, so that each training needs an object of its own.
+    The object holds the rest of its epoch, so each training run needs its own.
     """
 
     sample_rate: float
@@ -216,9 +216,9 @@ class ShuffledBatches:
         return self._left.pop().sort().values
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the batches that are left of this epoch."""
+        """Return the remaining batches of this epoch."""
         return {"left": list(self._left)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with these batches."""
+        """Restore the remaining batches."""
         self._left = list(state["left"])

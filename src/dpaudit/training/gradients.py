@@ -1,12 +1,12 @@
 """Per-example gradients, clipped and summed: the inner loop of DP-SGD.
 
 Clipping needs the norms of the gradients and a weighted sum of them, not the gradients themselves. The
-gradient of one example for the weight of a linear layer is the outer product of the layer's input a and the
+per-example gradient of the weight of a linear layer is the outer product of the layer's input a and the
 gradient g at its output. Its norm is |g| |a| (Goodfellow 2015, arXiv:1510.01799), and a weighted sum of such
 gradients is one matrix product, as in training without privacy (Bu et al. 2022, arXiv:2210.00038). With
-several augmentations k of an example its gradient is a sum of outer products, of squared norm
-sum_kl (g_k . g_l) (a_k . a_l). So ``Rows`` of linear layers stay products of two small matrices. All other
-models go through ``torch.func``: vmap(grad), a chunk of examples at a time.
+several augmentations k per example, the gradient is a sum of outer products, with squared norm
+sum_kl (g_k . g_l) (a_k . a_l). ``Rows`` of linear layers are therefore stored as products of two small
+matrices. All other models use ``torch.func``: vmap(grad), one chunk of examples at a time.
 
 Flat vectors of parameters and gradients are always in the order of ``named_parameters()``.
 """
@@ -41,13 +41,13 @@ __all__ = [
 ]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From a batch of outputs and targets to one loss for each row."""
+"""Function from a batch of outputs and targets to one loss per row."""
 
-# Smaller chunks call torch more often (64 takes a tenth longer on a ConvNet); larger ones take more memory.
+# Smaller chunks call torch more often (64 takes a tenth longer on a ConvNet); larger ones need more memory.
 _MAX_CHUNK = 128
-_MAX_CHUNK_ENTRIES = 2**27  # of a chunk's gradients: half a gigabyte
-# Modules that treat every entry alike. Any other module might let one example see another, and then the
-# norms of book-keeping would be wrong.
+_MAX_CHUNK_ENTRIES = 2**27  # gradient entries of a chunk: half a gigabyte
+# Elementwise modules. Any other module might make one example depend on another, and then the norms from
+# book-keeping would be wrong.
 ENTRYWISE = (
     nn.ELU,
     nn.GELU,
@@ -64,7 +64,7 @@ ENTRYWISE = (
 
 @dataclass(frozen=True, eq=False)
 class ClippedSum:
-    """The sum of clipped gradients, and the norms they had before. Neither is private yet."""
+    """Sum of clipped gradients, and their norms before clipping. Neither is private yet."""
 
     vector: Tensor
     norms: Tensor
@@ -76,7 +76,7 @@ class ClippedSum:
 
 
 def clipped_sum(model: nn.Module, loss: Loss, batch: Batch, max_grad_norm: float) -> ClippedSum:
-    """Clip the gradient of every example to ``max_grad_norm`` and add them up, as one flat vector."""
+    """Clip the gradient of every example to ``max_grad_norm`` and return their sum as one flat vector."""
     _validate.positive("max_grad_norm", max_grad_norm)
     vector = flat_zeros(model)
     norms = add_clipped(per_example(model, loss, batch), max_grad_norm, vector)
@@ -84,7 +84,7 @@ def clipped_sum(model: nn.Module, loss: Loss, batch: Batch, max_grad_norm: float
 
 
 def per_example(model: nn.Module, loss: Loss, batch: Batch) -> Iterable[Rows]:
-    """Return the gradient of every example: book-keeping for linear layers, chunked vmap for all else."""
+    """Return per-example gradients: by book-keeping for linear layers, by chunked vmap otherwise."""
     if len(batch) == 0:  # happens under Poisson sampling
         return ()
     if is_plain_linear(model):
@@ -104,9 +104,9 @@ def add_clipped(rows: Iterable[Rows], max_grad_norm: float, out: Tensor) -> Tens
 
 
 def clip_weights(norms: Tensor, max_grad_norm: float) -> Tensor:
-    """Return the factor of each gradient: min(1, max_grad_norm / norm).
+    """Return the clipping factor of each gradient: min(1, max_grad_norm / norm).
 
-    A gradient whose norm is not finite gets weight zero: it cannot be clipped, and must not get through.
+    A gradient with a non-finite norm gets weight zero: it cannot be clipped and must not be released.
 
     >>> import torch
     >>> clip_weights(torch.tensor([0.5, 4.0, 0.0, float("nan")]), max_grad_norm=1.0)
@@ -116,7 +116,7 @@ def clip_weights(norms: Tensor, max_grad_norm: float) -> Tensor:
 
 
 class Rows(Protocol):
-    """Some per-example gradients."""
+    """Per-example gradients of some examples."""
 
     def norms(self) -> Tensor:
         """Return the Euclidean norm of each gradient, before clipping."""
@@ -125,14 +125,14 @@ class Rows(Protocol):
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
         """Add ``sum_i weights[i] * gradient[i]`` to the flat vector ``out``.
 
-        A weight of zero leaves its gradient out, even one that is not finite.
+        A weight of zero omits the gradient, even if it is not finite.
         """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class DenseRows:
-    """Gradients as they are: for each parameter a tensor of examples x shape."""
+    """Explicit gradients: for each parameter a tensor with shape examples x parameter shape."""
 
     gradients: Sequence[Tensor]
 
@@ -147,7 +147,7 @@ class DenseRows:
 
 
 def without_skipped(rows: Tensor, weights: Tensor) -> Tensor:
-    """Return the rows, with zeros for those of weight zero: 0 * inf is not 0."""
+    """Return the rows, with zeros where the weight is zero: 0 * inf is not 0."""
     if bool(weights.all()):
         return rows
     skipped = (weights == 0).view(-1, *[1] * (rows.dim() - 1))
@@ -155,7 +155,7 @@ def without_skipped(rows: Tensor, weights: Tensor) -> Tensor:
 
 
 def vmap_rows(model: nn.Module, loss: Loss, batch: Batch) -> Iterator[DenseRows]:
-    """Yield the gradients of a batch in chunks, so that they are never in memory all at once."""
+    """Yield the gradients of a batch in chunks, so that they are never all in memory."""
     refuse_batch_norm(model)
     chunk = max(1, min(_MAX_CHUNK // batch.multiplicity, _MAX_CHUNK_ENTRIES // num_parameters(model)))
     parameters = {name: value.detach() for name, value in trainable(model).items()}
@@ -172,17 +172,17 @@ def vmap_rows(model: nn.Module, loss: Loss, batch: Batch) -> Iterator[DenseRows]
 
 
 def refuse_batch_norm(model: nn.Module) -> None:
-    """Raise if examples of a batch see each other."""
+    """Raise if the outputs for one example depend on the others in its batch."""
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
             raise InputError(
-                f"Expected a model whose examples do not see each other, but {name or 'it'} is a "
+                f"Expected a model without dependence between examples, but {name or 'it'} is a "
                 f"{type(module).__name__}; use GroupNorm or LayerNorm."
             )
 
 
 def book_keeping_rows(model: nn.Module, loss: Loss, batch: Batch) -> LinearRows | None:
-    """Return the gradients of a batch, or None if an input has more dimensions than a feature vector."""
+    """Return the gradients of a batch; None if the input of a layer is not a batch of feature vectors."""
     outputs, calls = _forward(model, batch.inputs)
     if any(inputs.dim() != 2 for _, inputs, _ in calls):
         return None
@@ -198,7 +198,7 @@ def book_keeping_rows(model: nn.Module, loss: Loss, batch: Batch) -> LinearRows 
 
 
 def _forward(model: nn.Module, inputs: Tensor) -> tuple[Tensor, list[tuple[nn.Linear, Tensor, Tensor]]]:
-    """Return the outputs of the model, and its trained linear layers with their inputs and outputs."""
+    """Return the outputs of the model, and its trainable linear layers with their inputs and outputs."""
     calls = []
     values = inputs
     for leaf in _leaves(model):
@@ -210,7 +210,7 @@ def _forward(model: nn.Module, inputs: Tensor) -> tuple[Tensor, list[tuple[nn.Li
 
 @dataclass(frozen=True, eq=False)
 class LinearRows:
-    """The gradients of a batch, as inputs and output gradients of each linear layer."""
+    """Gradients of a batch, stored as inputs and output gradients of each linear layer."""
 
     parameters: Sequence[nn.Parameter]
     layers: Sequence[_LinearGradients]
@@ -227,7 +227,7 @@ class LinearRows:
 
 @dataclass(frozen=True, eq=False)
 class _LinearGradients:
-    """Of one linear layer: examples x augmentations x features, at its input and its output."""
+    """Inputs and output gradients of one linear layer, with shape examples x augmentations x features."""
 
     layer: nn.Linear
     inputs: Tensor
@@ -244,7 +244,7 @@ class _LinearGradients:
             total += outputs * _gram(self.inputs)
         if self.has_bias:
             total += outputs
-        return total.sum(dim=(1, 2)).clamp(min=0.0)  # rounding may leave a negative nothing
+        return total.sum(dim=(1, 2)).clamp(min=0.0)  # rounding errors may make it negative
 
     def add_weighted(self, weights: Tensor, pieces: dict[int, Tensor]) -> None:
         gradients = without_skipped(self.gradients, weights) * weights[:, None, None]
@@ -262,16 +262,16 @@ def _gram(rows: Tensor) -> Tensor:
 
 
 def is_plain_linear(model: nn.Module) -> bool:
-    """Return whether the model is a sequence of linear layers and entrywise functions, nothing tied."""
+    """Return whether the model is a sequence of untied linear layers and elementwise functions."""
     leaves = chain(model)
     return leaves is not None and all(map(_is_known, leaves))
 
 
 def chain(model: nn.Module) -> list[nn.Module] | None:
-    """Return the modules in the order of application; None if there are hooks or shared weights."""
+    """Return the modules in order of application; None if there are hooks or shared weights."""
     leaves = _leaves(model)
     weights = [id(value) for leaf in leaves for value in leaf.parameters(recurse=False)]
-    # hooks may change what goes in or out, as torch's older weight norms do
+    # hooks may change inputs or outputs, as torch's older weight norm does
     has_hooks = any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
     return None if has_hooks or len(weights) != len(set(weights)) else leaves
 
@@ -285,29 +285,29 @@ def _leaves(module: nn.Module) -> list[nn.Module]:
 def _is_known(leaf: nn.Module) -> bool:
     if type(leaf) is nn.Flatten:
         return (leaf.start_dim, leaf.end_dim) == (1, -1)
-    if getattr(leaf, "inplace", False):  # it overwrites the output whose gradient is needed
+    if getattr(leaf, "inplace", False):  # overwrites the output whose gradient is needed
         return False
     return type(leaf) in (nn.Linear, nn.Dropout, *ENTRYWISE)
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross-entropy of each row of logits with its class."""
+    """Return the cross-entropy loss of each row of logits."""
     return functional.cross_entropy(outputs, targets, reduction="none")
 
 
 def checked(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the losses; raise if they were already averaged or summed."""
+    """Return the losses; raise if they are already averaged or summed."""
     losses = loss(outputs, targets)
     if losses.shape != targets.shape[:1]:
         raise InputError(
-            f"Expected a loss of shape {tuple(targets.shape[:1])}, one number an example, "
+            f"Expected a loss of shape {tuple(targets.shape[:1])}, one number per example, "
             f"got {tuple(losses.shape)}; use reduction='none'."
         )
     return losses
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the trainable parameters by name; a tied parameter once."""
+    """Return the trainable parameters by name, tied parameters only once."""
     found = {name: value for name, value in model.named_parameters() if value.requires_grad}
     if not found:
         raise InputError("Expected a model with at least one parameter that requires a gradient.")
@@ -315,24 +315,24 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def num_parameters(model: nn.Module) -> int:
-    """Return the length of the flat vector."""
+    """Return the number of trainable parameters, which is the length of a flat vector."""
     return sum(value.numel() for value in trainable(model).values())
 
 
 def flat_zeros(model: nn.Module) -> Tensor:
-    """Return a flat vector of zeros."""
+    """Return a flat vector of zeros for the parameters of the model."""
     parameters = list(trainable(model).values())
     first = parameters[0]
     return torch.zeros(sum(value.numel() for value in parameters), dtype=first.dtype, device=first.device)
 
 
 def flat_parameters(model: nn.Module) -> Tensor:
-    """Return a copy of all trainable parameters."""
+    """Return a copy of all trainable parameters as a flat vector."""
     return torch.cat([value.detach().reshape(-1) for value in trainable(model).values()])
 
 
 def set_flat_gradient(model: nn.Module, gradient: Tensor) -> None:
-    """Set every parameter's ``grad`` to its piece of ``gradient``, without a copy."""
+    """Set the ``grad`` of every parameter to its part of ``gradient``, without copying."""
     parameters = list(trainable(model).values())
     pieces = torch.split_with_sizes(gradient, [value.numel() for value in parameters])
     for value, piece in zip(parameters, pieces, strict=True):

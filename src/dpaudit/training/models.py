@@ -1,7 +1,7 @@
-"""The paper's models: dense ones, a small convolutional network and wide residual networks.
+"""The paper's models: dense networks, a small convolutional network and wide residual networks.
 
-The latter are as De et al. 2022 (arXiv:2204.13650) train them privately: GroupNorm instead of batch
-normalisation, which would let the examples of a batch see each other, and weight standardisation.
+The latter follow De et al. 2022 (arXiv:2204.13650): weight standardization, and GroupNorm instead of batch
+normalization, which would make the examples of a batch dependent on each other.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ __all__ = [
     "wide_resnet",
 ]
 
-_GROUPS = 16  # of every GroupNorm
+_GROUPS = 16  # per GroupNorm
 
 
 def conv_net(*, in_channels: int = 3, num_classes: int = 10) -> nn.Sequential:
-    """Return four convolutions and a linear layer, 131,466 parameters for CIFAR-10; images of 8x8 and up.
+    """Return four convolutions and a linear layer for images of at least 8x8 pixels.
 
-    The paper does not give its ConvNet; this is the usual one of its size.
+    For CIFAR-10 it has 131,466 parameters. The paper does not specify its ConvNet; this is a common one of
+    similar size.
     """
     layers: list[nn.Module] = []
     for before, after in pairwise((in_channels, 32, 64, 64, 128)):
@@ -40,9 +41,9 @@ def conv_net(*, in_channels: int = 3, num_classes: int = 10) -> nn.Sequential:
 
 
 def mlp(*sizes: int) -> nn.Sequential:
-    """Return linear layers from one size to the next, with ReLU between them; images are flattened first."""
+    """Return linear layers of these sizes with ReLU activations in between; inputs are flattened first."""
     if len(sizes) < 2:
-        raise InputError(f"Expected the sizes of the input and the output at least, got {sizes}.")
+        raise InputError(f"Expected at least the sizes of the input and the output, got {sizes}.")
     for size in sizes:
         _validate.whole("sizes", size)
     layers: list[nn.Module] = [nn.Flatten()]
@@ -52,12 +53,12 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def logistic_regression(num_features: int, num_classes: int) -> nn.Sequential:
-    """Return one linear layer."""
+    """Return a single linear layer."""
     return mlp(num_features, num_classes)
 
 
 def purchase_mlp() -> nn.Sequential:
-    """Return the paper's three fully connected layers for Purchase-100."""
+    """Return the paper's network of three fully connected layers for Purchase-100."""
     return mlp(600, 256, 128, 100)
 
 
@@ -80,7 +81,7 @@ def wide_resnet(
 
 
 class _Block(nn.Module):
-    """Normalise, activate, convolve, twice; and the input added to it."""
+    """Residual block: normalization, activation and convolution, twice."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -99,13 +100,13 @@ class _Block(nn.Module):
 
 
 class WeightStandardizedConv2d(nn.Conv2d):
-    """A convolution with every filter at mean 0 and variance 1 / fan-in (Qiao et al. 2019, arXiv:1903.10520).
+    """Convolution whose filters have mean 0 and variance 1 / fan-in (Qiao et al. 2019, arXiv:1903.10520).
 
-    It replaces what batch normalisation does for the scale of activations, without letting examples see
+    It controls the scale of activations, as batch normalization does, without making examples dependent on
     each other.
     """
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's own name
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # name used by torch
         filters = self.weight.flatten(1)
         variance, mean = torch.var_mean(filters, dim=1, keepdim=True, correction=0)
         scale = torch.rsqrt((variance * filters.shape[1]).clamp(min=1e-4))

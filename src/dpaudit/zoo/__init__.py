@@ -1,12 +1,12 @@
-"""Faults of real DP training code, each beside a correct twin: what catches them, and how soon.
+"""Publicly reported faults of DP training code, each with a correct twin: what catches them, and how soon.
 
-Needs torch; the faults of Opacus need Opacus, and are left out without it.
+Requires torch. The Opacus entries also require Opacus and are skipped without it.
 """
 
 from dpaudit.errors import MissingExtraError
 
 try:
-    import torch as _torch  # noqa: F401  # fail here, with the line that installs it
+    import torch as _torch  # noqa: F401  # fail here, with the command that installs it
 except ImportError as _error:
     raise MissingExtraError("The zoo", "torch") from _error
 

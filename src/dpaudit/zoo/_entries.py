@@ -1,8 +1,8 @@
-"""All entries of the zoo. A new one is added here, to ``ENTRIES``.
+"""All entries of the zoo. Add new ones to ``ENTRIES``.
 
-Its specimen goes beside others of its kind: trainings with the native engine are in ``_native`` (the faulty
-mechanisms in ``dpaudit.training.faults``), steps on per-example gradients in ``_steps``, and Opacus itself in
-``_opacus`` and ``_opacus_distributed``, which are imported only when one of them is run.
+Specimens are grouped by kind: training runs of the native engine in ``_native`` (their faulty mechanisms in
+``dpaudit.training.faults``), steps on per-example gradients in ``_steps``, and Opacus in ``_opacus`` and
+``_opacus_distributed``, which are imported only when one of their entries is run.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from dpaudit.zoo._steps import (
     microbatch,
 )
 
-_TRUE_EPSILON = 1.35  # of the training with too little noise: the paper sees it from 1.57 on
+_TRUE_EPSILON = 1.35  # of the run with too little noise; the paper detects 1.57 and above
 _RATIO = noise_of(_TRUE_EPSILON) / noise_of(EPSILON)
 
 
 def _lazy(module: str, name: str) -> Specimen:
-    """Return a specimen of a module that is not imported before it is run."""
+    """Return a specimen whose module is imported only when it runs."""
 
     def specimen(is_broken: bool, seed: int) -> Evidence:
         found: Specimen = getattr(import_module(f"dpaudit.zoo.{module}"), name)
@@ -47,8 +47,8 @@ ENTRIES: tuple[Entry, ...] = (
     # clipping, noise and sampling, in the native engine
     _native(
         name="clip-after-mean",
-        public="Nasr et al. 2023, violation 1; several codes of federated learning",
-        wrong="The averaged gradient is clipped, and not the gradient of each example.",
+        public="Nasr et al. 2023, violation 1; several federated learning codebases",
+        wrong="The averaged gradient is clipped instead of each per-example gradient.",
         specimen=NativeTraining(mechanism=faults.ClippedAfterMean, canary=Dirac(scale=30.0)),
     ),
     _native(
@@ -60,12 +60,12 @@ ENTRIES: tuple[Entry, ...] = (
     _native(
         name="noise-too-small",
         public="Nasr et al. 2023, violation 3",
-        wrong=f"The noise is made for epsilon = {_TRUE_EPSILON}, the claim is {EPSILON}.",
+        wrong=f"The noise is calibrated to epsilon = {_TRUE_EPSILON}, but the claim is {EPSILON}.",
         specimen=NativeTraining(
             mechanism=partial(faults.NoiseTooSmall, factor=_RATIO),
             num_steps=500,
             num_canaries=1200,
-            # bets are off by 0.07 after 500 steps, however many canaries there are
+            # the betting bound is 0.07 too low after 500 steps, whatever the number of canaries
             inference=ClopperPearson(),
             threshold=Fixed(0.5),
         ),
@@ -73,56 +73,56 @@ ENTRIES: tuple[Entry, ...] = (
     _native(
         name="seed-per-leaf",
         public="JAX issue 3646",
-        wrong="One PRNG key makes the noise of every parameter, so that they have the same noise.",
+        wrong="The same PRNG key generates the noise of every parameter, so that all have the same noise.",
         specimen=NativeTraining(mechanism=partial(faults.SameSeedForLeaves, leaves=LEAVES)),
     ),
     _native(
         name="seed-constant",
         public="TF Privacy, tree noise, commit 50673fe",
-        wrong="The seed is the logarithm of the time, rounded down: the same in every training for decades.",
+        wrong="The seed is the logarithm of the time, rounded down: the same in every run for decades.",
         specimen=NativeTraining(mechanism=faults.ConstantSeed, num_steps=150, num_runs=2),
     ),
     _native(
         name="closure-clean",
         public="Opacus issue 330",
-        wrong="The optimizer calls the closure after the noise was added: what is released are clean sums.",
+        wrong="The optimizer calls the closure after noise is added, so that noiseless sums are released.",
         specimen=NativeTraining(mechanism=faults.Noiseless),
     ),
     _native(
         name="silent-sgd",
         public="TF Privacy issue 72",
-        wrong="The private path was never called: gradients are neither clipped nor noised.",
+        wrong="The private code path is never called: gradients are neither clipped nor noised.",
         specimen=NativeTraining(mechanism=faults.Silent),
     ),
     _native(
         name="raw-gradient-mixed",
         public="dayu11/Differentially-Private-Deep-Learning issue 7",
-        wrong="The raw gradient was left where the private one is added.",
+        wrong="The raw gradient is not cleared before the private one is added to it.",
         specimen=NativeTraining(mechanism=faults.RawMeanMixed),
     ),
     _native(
         name="sum-mean",
         public="JAX Privacy issues 338 and 383; Tramer et al. 2022, arXiv:2202.12219",
-        wrong="Noise that is made for the mean of the batch is added to its sum.",
+        wrong="Noise calibrated to the mean of the batch is added to its sum.",
         specimen=NativeTraining(mechanism=partial(faults.NoiseForTheMean, batch_size=50)),
     ),
     _native(
         name="accumulate-noise",
         public="Optax issues 515 and 527; dp-transformers issue 23",
-        wrong="Each of 4 micro-steps draws the noise of a whole step; their noise is averaged, their "
-        "gradients are added up.",
+        wrong="Each of 4 micro-steps draws the noise of a full step; their noise is averaged, but their "
+        "gradients are summed.",
         specimen=NativeTraining(mechanism=faults.AveragedNoise),
     ),
     _native(
         name="unnoised-coordinates",
         public="NVFlare issue 343",
-        wrong="Some coordinates, 64 of 1,210 here, are released without noise.",
+        wrong="Some coordinates (here 64 of 1,210) are released without noise.",
         specimen=NativeTraining(mechanism=partial(faults.UnnoisedCoordinates, count=64)),
     ),
     _native(
         name="empty-batch",
         public="Opacus issues 161, 164, 530 and 631",
-        wrong="A step whose batch is empty is released without noise.",
+        wrong="A step with an empty batch is released without noise.",
         specimen=NativeTraining(
             mechanism=faults.NoNoiseWhenEmpty, num_canaries=1, num_examples=100, sample_rate=0.01
         ),
@@ -130,35 +130,35 @@ ENTRIES: tuple[Entry, ...] = (
     _native(
         name="not-poisson",
         public="Opacus issue 338; JAX Privacy issue 84; TF Privacy issue 483",
-        wrong="Batches of shuffled epochs are accounted as if they were Poisson-sampled.",
+        wrong="Batches from shuffled epochs are accounted for as if they were Poisson-sampled.",
         specimen=WholeTraining(faults.ShuffledBatches),
     ),
-    # a step on gradients, on a batch, or the search for its noise
+    # steps on gradients or on a batch, and noise calibration
     Entry(
         name="per-layer-clip",
         public="Opacus issue 202",
-        wrong="Every layer is clipped to the norm that the noise is made for, instead of a share of it.",
+        wrong="Every layer is clipped to the full norm that the noise is calibrated to, not to its share.",
         kind="plain step",
         specimen=PlainStep(broken=clipped_by_layer, leaves=(64,) * 4),
     ),
     Entry(
         name="double-clip-per-parameter",
         public="Fed-BioMed issue 1443",
-        wrong="Every parameter is clipped by itself, and noise is added twice, which is not enough.",
+        wrong="Every parameter is clipped separately; noise is added twice, which is still not enough.",
         kind="plain step",
         specimen=PlainStep(broken=clipped_by_parameter_and_noised_twice, leaves=(16,) * 16),
     ),
     Entry(
         name="microbatch",
         public="TF Privacy issues 81, 135 and 620",
-        wrong="The mean of a microbatch is clipped, so that one example can turn the sign of another.",
+        wrong="The mean of each microbatch is clipped, so that one example can flip the sign of another.",
         kind="plain step, replay (TF Privacy itself: tests_tensorflow)",
         specimen=microbatch,
     ),
     Entry(
         name="floor-batch",
         public="Opacus issues 571 and 819",
-        wrong="The sum is divided by the rounded sample rate x number of examples, which tells of the data.",
+        wrong="The sum is divided by the rounded rate x number of examples, which reveals the data size.",
         kind="plain step, replay",
         specimen=floor_batch,
     ),
@@ -172,7 +172,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         name="sigma-search",
         public="Opacus issue 346; TF Privacy issue 227",
-        wrong="The search for a noise multiplier returns one with more epsilon than was asked for.",
+        wrong="The search for a noise multiplier returns one whose epsilon exceeds the target.",
         kind="accounting",
         specimen=calibration,
     ),
@@ -180,44 +180,44 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         name="ghost-default-clip",
         public="Opacus issue 664",
-        wrong="With ghost clipping the model clips at its default of 1, whatever norm was asked for.",
+        wrong="With ghost clipping, the model clips at its default norm of 1, whatever norm is requested.",
         kind="Opacus",
         specimen=_opacus("ghost_default_clip"),
     ),
     Entry(
         name="ghost-bias-norm",
         public="Opacus issue 751",
-        wrong="Ghost clipping finds a wrong norm of the gradient of a bias that is used at many places.",
+        wrong="Ghost clipping computes a wrong gradient norm for a bias that is used at many positions.",
         kind="Opacus, replay",
         specimen=_opacus("ghost_bias_norm"),
     ),
     Entry(
         name="ghost-accumulate",
         public="Opacus issue 707",
-        wrong="With virtual batches the summed gradient is the place where the next one is written.",
+        wrong="With virtual batches, the next gradient overwrites the memory of the summed gradient.",
         kind="Opacus, replay",
         specimen=_opacus("ghost_accumulate"),
     ),
     Entry(
         name="tied-weights",
         public="Opacus issues 413 and 417",
-        wrong="Each use of a tied weight counts as an example of its own, and is clipped as one.",
+        wrong="Each use of a tied weight is treated as a separate example and clipped as such.",
         kind="Opacus, replay",
         specimen=_opacus("tied_weights"),
     ),
     Entry(
         name="ddp-batch",
         public="Opacus issue 347",
-        wrong="The expected batch size is not divided by the number of processes, which are averaged: the "
-        "released mean has half of its noise, and half of its sum.",
+        wrong="The expected batch size is not divided by the number of processes, whose results are "
+        "averaged: the released mean has half of its noise and half of its sum.",
         kind="Opacus, two processes",
         specimen=_distributed("ddp_batch"),
     ),
     Entry(
         name="ddp-rank-noise",
         public="Opacus issue 191 and pull request 196",
-        wrong="Every process adds noise of the claimed size over their number, so that the sum has too "
-        "little; or each adds enough, from the same seed.",
+        wrong="Every process adds the claimed noise divided by the number of processes, which is too little "
+        "for the sum; or each adds enough, but from the same seed.",
         kind="Opacus, two processes",
         specimen=_distributed("ddp_rank_noise"),
     ),

@@ -1,6 +1,6 @@
-"""An entry of the zoo, which is a publicly reported fault, and the evidence that a run of it gives.
+"""An entry of the zoo, which is a publicly reported fault, and the evidence from one of its runs.
 
-Most specimens make the claim of the paper's three violations: one Gaussian step with epsilon = 1.27.
+Most specimens claim the privacy of the paper's three violations: one Gaussian step with epsilon = 1.27.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from dpaudit.stats import Betting, Gaussian, Inference, Observations, ThresholdR
 DELTA = 1e-5
 EPSILON = 1.27
 _CHECKPOINTS = (5, 10, 20, 50, 100, 200)
-_MIN_SCORES = 20  # on either side, from which a threshold can be chosen
+_MIN_SCORES = 20  # per side, required to choose a threshold
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scores:
-    """Scores of canaries that were present by fair coins: steps x canaries, or one a canary."""
+    """Scores of canaries whose presence was decided by fair coins: steps x canaries, or one per canary."""
 
     values: FloatArray
     present: BoolArray
     tradeoff: TradeOff | None = None
-    """The curve of one score; None: it is that of the claim."""
+    """The trade-off function of one score; None for that of the claim."""
     inference: Inference | None = None
-    """What the verdict rests on; None: bets, for which the canaries of a step may depend on each other.
+    """The inference behind the verdict; None for betting, which allows dependent canaries within a step.
 
-    Others are for noise that is independent in its coordinates, as that of a correct twin is.
+    Others require noise that is independent across coordinates, as in a correct twin.
     """
     threshold: ThresholdRule | None = None
-    """Known before the data; None: it is chosen from earlier or held-out scores."""
+    """A threshold fixed before the data; None to choose it from earlier or held-out scores."""
 
     @classmethod
     def of(cls, recorder: Recorder) -> Scores:
@@ -48,7 +48,7 @@ class Scores:
 
     @property
     def is_stepped(self) -> bool:
-        """Whether there are scores of single steps, so that fewer steps can be judged."""
+        """Whether scores belong to single steps, so that a prefix of the run can be judged."""
         return self.values.ndim == 2
 
     def first(self, num_steps: int) -> Observations:
@@ -57,7 +57,7 @@ class Scores:
         return Observations.from_presence(self.values[steps], self.present[steps])
 
     def method(self, num_steps: int) -> Inference | None:
-        """Return the inference that a verdict on the first ``num_steps`` steps rests on."""
+        """Return the inference for a verdict on the first ``num_steps`` steps."""
         return Betting(horizon=num_steps) if self.inference is None and self.is_stepped else self.inference
 
     def is_enough(self, num_steps: int) -> bool:
@@ -68,7 +68,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Replay:
-    """A comparison that needs no statistics: what it says, and whether that refutes the claim."""
+    """A comparison without statistics: its result in words, and whether it refutes the claim."""
 
     sentence: str
     is_violation: bool
@@ -76,42 +76,42 @@ class Replay:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evidence:
-    """What one run is judged by: any of scores, observed noise and a replay."""
+    """Evidence from one run: any of scores, observed noise and a replay."""
 
     claim: Claim
-    """The claim about what one score observes: a step or a training."""
+    """The claim about what one score observes: a step or an entire training run."""
     num_steps: int
     scores: Scores | None = None
     diagnostics: Mapping[int, Diagnostics] = field(default_factory=dict)
-    """The tests of noise and batches by the number of steps that they have seen; the last is all."""
+    """The diagnostics of noise and batches after each checkpoint; the last covers all steps."""
     replay: Replay | None = None
 
 
 Specimen: TypeAlias = Callable[[bool, int], Evidence]
-"""Runs the broken training or its correct twin, with this seed."""
+"""Function that runs the broken training code or its correct twin with this seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One fault of the zoo: a specimen with it and a correct twin."""
+    """One fault of the zoo, with a broken specimen and a correct twin."""
 
     name: str
     public: str
-    """Where it was reported."""
+    """Where the fault was reported."""
     wrong: str
-    """What was wrong, in a sentence."""
+    """What was wrong, in one sentence."""
     kind: str
-    """What the specimen is made of."""
+    """The kind of code that contains the fault."""
     specimen: Specimen
     not_caught: str | None = None
-    """Why it is not expected to be caught; None if it is."""
+    """Why the fault is not expected to be caught; None if it is."""
 
     def described(self) -> dict[str, str | None]:
         """Return the description as plain values."""
         return {name: getattr(self, name) for name in ("name", "public", "wrong", "kind", "not_caught")}
 
     def observe(self, *, is_broken: bool, seed: int) -> Evidence:
-        """Run the specimen or its twin; the seed of an entry does not depend on the others."""
+        """Run the specimen or its twin, with a seed that does not depend on other entries."""
         text = f"{seed} {self.name}"
         own_seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
         return self.specimen(is_broken, own_seed)
@@ -132,11 +132,11 @@ def paper_claim() -> Claim:
 
 
 def checkpoints(num_steps: int) -> list[int]:
-    """Return the numbers of steps after which the run is judged; the last is all."""
+    """Return the numbers of steps after which the run is judged, ending with all of them."""
     return [*(count for count in _CHECKPOINTS if count < num_steps), num_steps]
 
 
 def keep_checkpoint(kept: dict[int, Diagnostics], record: Diagnostics, num_done: int, num_steps: int) -> None:
-    """Copy the tests if ``num_done`` is a checkpoint."""
+    """Copy the diagnostics if ``num_done`` is a checkpoint."""
     if num_done in checkpoints(num_steps):
         kept[num_done] = copy.deepcopy(record)

@@ -1,4 +1,4 @@
-"""Trainings with the native engine, judged step by step, or end to end to test their sampling."""
+"""Training runs of the native engine, judged step by step, or end to end to test their sampling."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Scores, keep_checkpoint, 
 _DIRAC = Dirac()
 _HIDDEN = 16
 LEAVES = 64 * _HIDDEN, _HIDDEN, _HIDDEN * 10, 10
-"""The sizes of the usual model's parameters."""
-_RATE, _EPOCHS = 1 / 25, 4  # of a training that is judged end to end
+"""The sizes of the default model's parameters."""
+_RATE, _EPOCHS = 1 / 25, 4  # of a training run that is judged end to end
 
 
 @dataclass(frozen=True, kw_only=True)
 class NativeTraining:
-    """The digits, a model of 1,210 parameters and the paper's claim, epsilon = 1.27 for each step.
+    """Training on the digits with 1,210 parameters and the paper's claim of epsilon = 1.27 per step.
 
-    ``mechanism`` makes the broken one; ``num_runs`` trainings are judged together.
+    ``mechanism`` creates the broken mechanism; ``num_runs`` training runs are judged together.
     """
 
     mechanism: Callable[..., Mechanism]
@@ -91,7 +91,7 @@ class NativeTraining:
 
 @dataclass(frozen=True)
 class WholeTraining:
-    """Four epochs on the digits, with 9,000 canaries among them; ``sampling`` makes the broken batches."""
+    """Four epochs on the digits with 9,000 canaries added; ``sampling`` creates the broken batches."""
 
     sampling: Callable[[float], Sampling]
     num_canaries: int = 9000

@@ -1,4 +1,4 @@
-"""Specimens in Opacus: each restores a fault that it once had."""
+"""Specimens in Opacus, each of which restores one of its past faults."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpaudit.observers.opacus import observe  # first: it says how Opacus is installed
+from dpaudit.observers.opacus import observe  # first: its error message explains how to install Opacus
 from dpaudit.recording import Recorder
 from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Scores, paper_claim
 from dpaudit.zoo._steps import replayed
@@ -19,15 +19,15 @@ from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientCli
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
-_NORM = 0.1  # well below Opacus' own default of 1
+_NORM = 0.1  # well below the Opacus default of 1
 _BATCH = 8
 
 
 @contextmanager
 def recorded(optimizer: Any, **options: Any) -> Iterator[Recorder]:
-    """Observe the steps of an optimizer that makes the paper's claim."""
+    """Observe the steps of an optimizer under the paper's claim."""
     with observe(optimizer, noise_multiplier=NOISE, delta=DELTA, **options) as recorder:
-        assert isinstance(recorder, Recorder)  # of steps, and not of canaries that are sampled
+        assert isinstance(recorder, Recorder)  # a recorder of steps, not of sampled canaries
         yield recorder
 
 
@@ -48,7 +48,7 @@ def _optimizer(kind: type[DPOptimizer], model: nn.Module, generator: torch.Gener
 
 
 class _Ghost:
-    """A model with ghost clipping, assembled as in ``make_private``; the sum is not averaged."""
+    """A model with ghost clipping, assembled as in ``make_private``; sums are released, not means."""
 
     def __init__(self, model: nn.Module, *, module_norm: float = _NORM, optimizer: Any = None) -> None:
         self.module = GradSampleModuleFastGradientClipping(
@@ -61,25 +61,25 @@ class _Ghost:
         )
 
     def backward(self, inputs: Tensor, targets: Tensor) -> None:
-        """Run one batch, or a part of it."""
+        """Run the backward pass of a batch or of a part of it."""
         self.optimizer.zero_grad()
         loss = self.loss(self.module(_with_grad(inputs)), targets)
-        loss.loss_per_sample = loss.loss_per_sample.flatten(1).sum(dim=1)  # one an example
+        loss.loss_per_sample = loss.loss_per_sample.flatten(1).sum(dim=1)  # one per example
         loss.backward()
 
     def released(self) -> Tensor:
-        """Return the noisy sum that an update would use."""
+        """Return the noisy sum that the optimizer would use."""
         self.optimizer.pre_step()
         return flat(self.optimizer)
 
 
 def _with_grad(inputs: Tensor) -> Tensor:
-    """Return inputs as if from a layer below: torch warns of hooks on layers that have none below."""
+    """Return inputs that require gradients, without which torch warns about backward hooks."""
     return inputs.clone().requires_grad_()
 
 
 def ghost_default_clip(is_broken: bool, seed: int) -> Evidence:
-    """The model clips at its default, and not at the norm that the noise is made for."""
+    """Clip at the default norm of the model instead of the norm that the noise is calibrated to."""
     torch.manual_seed(seed)
     ghost = _Ghost(nn.Linear(8, 8), **({"module_norm": 1.0} if is_broken else {}))
     ghost.generator.manual_seed(seed)
@@ -92,7 +92,7 @@ def ghost_default_clip(is_broken: bool, seed: int) -> Evidence:
 
 
 def ghost_bias_norm(is_broken: bool, seed: int) -> Evidence:
-    """Sequences: the gradient of a bias is a sum over positions, whose norm is not that of its parts."""
+    """Compute the norm of a bias gradient, a sum over sequence positions, from the norms of its parts."""
     torch.manual_seed(seed)
     ghost = _Ghost(nn.Linear(4, 4))
     inputs, targets = 0.01 * torch.randn(_BATCH, 16, 4), torch.ones(_BATCH, 16, 4)
@@ -107,7 +107,7 @@ def ghost_bias_norm(is_broken: bool, seed: int) -> Evidence:
 
 @contextmanager
 def _norms_of_parts() -> Iterator[None]:
-    """Sum the squares of a bias' gradient by position, as if each position had a bias of its own."""
+    """Sum the squares of a bias gradient by position, as if each position had its own bias."""
     known = GradSampleModuleFastGradientClipping.NORM_SAMPLERS
     correct = known[nn.Linear]
 
@@ -122,7 +122,7 @@ def _norms_of_parts() -> Iterator[None]:
 
 
 def ghost_accumulate(is_broken: bool, seed: int) -> Evidence:
-    """A batch in two parts: the second overwrites the sum of the first."""
+    """Process a batch in two parts, the second of which overwrites the sum of the first."""
     torch.manual_seed(seed)
     ghost = _Ghost(nn.Linear(8, 8), optimizer=_Aliasing if is_broken else None)
     inputs, targets = torch.randn(_BATCH, 8), torch.randn(_BATCH, 8)
@@ -140,7 +140,7 @@ def ghost_accumulate(is_broken: bool, seed: int) -> Evidence:
 
 
 class _Aliasing(DPOptimizerFastGradientClipping):  # type: ignore[misc]
-    """The sum is no copy of the first gradient, so that the next one is written over it."""
+    """Optimizer whose sum aliases the first gradient, so that the next gradient overwrites it."""
 
     def accumulate(self) -> None:
         for parameter in self.params:
@@ -151,7 +151,7 @@ class _Aliasing(DPOptimizerFastGradientClipping):  # type: ignore[misc]
 
 
 class _Tied(nn.Module):
-    """A layer whose weight is used twice."""
+    """Two layers that share one weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class _Tied(nn.Module):
 
 
 class _RowForEachUse(GradSampleModule):  # type: ignore[misc]
-    """Each use of a weight gives the example one more row, clipped by itself."""
+    """Module in which each use of a weight gives the example another row, clipped separately."""
 
     def capture_backprops_hook(self, module: nn.Module, *arguments: Any, **options: Any) -> None:
         for parameter in module.parameters():
@@ -172,7 +172,7 @@ class _RowForEachUse(GradSampleModule):  # type: ignore[misc]
 
 
 def tied_weights(is_broken: bool, seed: int) -> Evidence:
-    """One weight in two layers: its two gradients belong to one example."""
+    """Clip the two gradients that one example has for a shared weight separately."""
     torch.manual_seed(seed)
     model = _Tied()
     kind = _RowForEachUse if is_broken else GradSampleModule
@@ -192,7 +192,7 @@ def tied_weights(is_broken: bool, seed: int) -> Evidence:
 
 
 def _replayed(release: Callable[[int], Tensor], generator: torch.Generator, seed: int) -> Evidence:
-    """Replay a batch, and the same without its last example."""
+    """Replay a batch with and without its last example."""
     return replayed(
         release,
         _BATCH,

@@ -1,4 +1,4 @@
-"""Opacus on two processes, with a fault that it once had."""
+"""Specimens in Opacus on two processes, each of which restores one of its past faults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dpaudit._io import open_file
 from dpaudit._types import FloatArray
 from dpaudit.diagnostics import Diagnostics
 from dpaudit.zoo._entry import NOISE, Evidence, Scores, keep_checkpoint, paper_claim
-from dpaudit.zoo._opacus import flat, recorded  # before Opacus: it says how that is installed
+from dpaudit.zoo._opacus import flat, recorded  # before Opacus: its error message explains how to install it
 
 # isort: split
 from opacus import PrivacyEngine
@@ -33,27 +33,27 @@ from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader, TensorDataset
 
 _PROCESSES = 2
-# Batches are large enough never to be empty: of an empty one some processes make no step, and others wait.
+# Batches are large enough never to be empty: some processes would skip the step while the others wait.
 _EXAMPLES, _RATE, _STEPS = 400, 0.1, 200
 _BATCH = _EXAMPLES * _RATE
 _CANARIES = 128
-_SHORT_STEPS = 20  # steps of the training whose processes' noise is compared
+_SHORT_STEPS = 20  # steps of the run that compares the noise of the processes
 
 _Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 _RankFunction: TypeAlias = Callable[[int, bool, int], _Arrays]
-"""From the rank of a process, whether it is broken, and a seed, to the arrays that it found."""
+"""Function of a rank, whether the code is broken, and a seed, that returns arrays."""
 
 
 def ddp_batch(is_broken: bool, seed: int) -> Evidence:
-    """Each process divides by the batch size of all of them before they are averaged."""
+    """Divide by the batch size of all processes on each of them, although the results are averaged."""
     found = _on_processes(_released_mean, is_broken, seed)[0]
     return _evidence(found, _diagnosed(found["noise"]))
 
 
 def ddp_rank_noise(is_broken: bool, seed: int) -> Evidence:
-    """Two trainings in which every process adds noise.
+    """Run training twice with noise on every process.
 
-    In the first the noise of all processes is too small for their sum. In the second, which is short, the
+    In the first run, the noise of all processes is too small for their sum. In the second, shorter run, the
     noise of each process is tested, one after another.
     """
     ranks = _on_processes(_scores_and_noise, is_broken, seed)
@@ -65,7 +65,7 @@ def ddp_rank_noise(is_broken: bool, seed: int) -> Evidence:
 
 
 def _diagnosed(noise: FloatArray) -> dict[int, Diagnostics]:
-    """Return what the tests had seen of noise, steps x coordinates, at each checkpoint."""
+    """Return the diagnostics of noise, steps x coordinates, at each checkpoint."""
     record, seen = Diagnostics(), dict[int, Diagnostics]()
     for number, row in enumerate(noise, 1):
         record.observe_noise(row)
@@ -81,7 +81,7 @@ def _evidence(found: _Arrays, diagnostics: dict[int, Diagnostics]) -> Evidence:
 def _released_mean(rank: int, is_broken: bool, seed: int) -> _Arrays:
     model, optimizer, loader = _make_private(seed, rank)
     if is_broken:
-        optimizer.expected_batch_size *= _PROCESSES  # the engine had divided by it
+        optimizer.expected_batch_size *= _PROCESSES  # undo the division by the engine
     noise: list[FloatArray] = []
     scores = _scored(model, optimizer, loader, seed, lambda: noise.append(_released_noise(optimizer)))
     return {"values": scores.values, "present": scores.present, "noise": np.stack(noise)}
@@ -100,7 +100,7 @@ def _scores_of_sum(rank: int, is_broken: bool, seed: int) -> _Arrays:
 
 
 def _noise_of_rank(rank: int, is_broken: bool, seed: int) -> _Arrays:
-    """Add the right noise for the sum on each process; all have the same seed, or each its own."""
+    """Add enough noise for the sum on each process, with the same seed if broken, else with its own seed."""
     model, optimizer, loader = _make_private(seed, 0 if is_broken else rank)
     share = 1 / math.sqrt(_PROCESSES)
     _add_noise_everywhere(optimizer, share)
@@ -112,7 +112,7 @@ def _noise_of_rank(rank: int, is_broken: bool, seed: int) -> _Arrays:
 
 
 def _add_noise_everywhere(optimizer: Any, share: float) -> None:
-    """Add noise on every process; the optimizer for several adds it on the first one only."""
+    """Add noise on every process; the distributed optimizer adds it only on the first."""
     optimizer.noise_multiplier *= share
     optimizer.add_noise = partial(DPOptimizer.add_noise, optimizer)
 
@@ -135,14 +135,14 @@ def _steps(model: Any, optimizer: Any, loader: Any, num_steps: int) -> Iterator[
 
 
 def _released_noise(optimizer: Any) -> FloatArray:
-    """Return the noise in the released mean of all processes: less their sum, for the claimed batch."""
+    """Return the noise in the released mean: the mean times the claimed batch size, minus the sum."""
     total = flat(optimizer, "summed_grad")
     distributed.all_reduce(total)
     return _in_noise_units(_BATCH * flat(optimizer, "grad") - total)
 
 
 def _own_noise(optimizer: Any) -> FloatArray:
-    """Return the noise that this process added to its sum; hooks run before anything is sent."""
+    """Return the noise that this process added to its sum; hooks run before communication."""
     mean = flat(optimizer, "grad") * optimizer.expected_batch_size
     return _in_noise_units(mean - flat(optimizer, "summed_grad"))
 
@@ -153,7 +153,7 @@ def _in_noise_units(noise: Tensor) -> FloatArray:
 
 
 def _make_private(seed: int, own: int) -> Any:
-    """Return a model, its optimizer and its batches; the RNG of this process is seeded by both numbers."""
+    """Return a model, its optimizer and its batches; ``seed`` and ``own`` seed the RNG of this process."""
     torch.manual_seed(seed)  # the same model and data everywhere
     inputs = torch.randn(_EXAMPLES, 8)
     data = TensorDataset(inputs, (inputs[:, 0] > 0).long())
@@ -170,7 +170,7 @@ def _make_private(seed: int, own: int) -> Any:
 
 
 def _on_processes(work: _RankFunction, is_broken: bool, seed: int) -> list[_Arrays]:
-    """Run the work on all processes and return the arrays of each."""
+    """Run the function on all processes and return the arrays of each."""
     with tempfile.TemporaryDirectory() as name:
         with _interrupts_blocked():
             running = spawn(  # type: ignore[no-untyped-call]
@@ -184,11 +184,11 @@ def _on_processes(work: _RankFunction, is_broken: bool, seed: int) -> list[_Arra
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C, which would print a traceback while they import.
+    """Block Ctrl-C in child processes, where it would print a traceback during imports.
 
-    In this process an interrupt takes effect afterwards.
+    In this process, an interrupt takes effect afterwards.
     """
-    resource_tracker.ensure_running()  # what starts it lets interrupts through again
+    resource_tracker.ensure_running()  # starting it later would unblock interrupts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -214,10 +214,10 @@ def _loaded(path: Path) -> _Arrays:
 
 
 def _process(rank: int, folder: str, work: _RankFunction, is_broken: bool, seed: int) -> None:
-    # from here on an interrupt, or the end of the process that waits, ends this one silently
+    # from here on, an interrupt or the end of the parent process ends this one silently
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    warnings.simplefilter("ignore")  # Opacus has advice for trainings that are not broken on purpose
+    warnings.simplefilter("ignore")  # Opacus warns about what is deliberately broken here
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=_PROCESSES

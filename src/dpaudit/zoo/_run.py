@@ -1,7 +1,7 @@
-"""Run entries of the zoo, judge each by its evidence, and keep it in a file when it is done.
+"""Run entries of the zoo, judge each by its evidence, and store finished entries in files.
 
-One error rate covers bound and tests together. In depth, every method is compared with the claim as well, and
-the fewest sufficient steps are found.
+Bound and tests share one error rate. The in-depth mode also compares every method with the claim and finds
+the smallest sufficient number of steps.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def run_zoo(
     watch: Callable[[int, int, str], None] = lambda *_: None,
     confidence: float = 0.95,
 ) -> dict[str, Any]:
-    """Return the matrix of all entries, as plain values.
+    """Return the results of all entries as plain values.
 
-    The twins of the whole zoo share the error rate: the probability that any of them is flagged is at most
-    1 - confidence, whichever entries are run. Entries in ``output`` with the same seed, confidence and
-    versions are reused. ``watch`` is called with the number of finished entries, the number of all, and the
-    name of the current one.
+    All twins of the zoo share the error rate: the probability that any of them is flagged is at most
+    1 - confidence, whichever entries are run. Entries stored in ``output`` with the same seed, confidence and
+    versions are reused. ``watch`` is called with the number of finished entries, the total number, and the
+    name of the current entry.
     """
     twins = 1 - (1 - confidence) / max(len(entries), len(ENTRIES))
     cache, found = _finished(output, seed=seed, confidence=confidence, twin_confidence=twins), []
@@ -66,7 +66,7 @@ def _examined(entry: Entry, cache: JsonCache) -> dict[str, Any]:
     made = {name: cache.identity[name] for name in ("seed", "confidence", "twin_confidence")}
     try:
         values = examine_entry(entry, **made)
-    except MissingExtraError as error:  # it is not kept: it may be there the next time
+    except MissingExtraError as error:  # not stored: the extra may be installed next time
         return {**entry.described(), "left_out": str(error), "is_as_expected": True}
     cache.write(entry.name, values)
     return values
@@ -75,7 +75,7 @@ def _examined(entry: Entry, cache: JsonCache) -> dict[str, Any]:
 def examine_entry(
     entry: Entry, *, seed: int, confidence: float = 0.95, twin_confidence: float | None = None
 ) -> dict[str, Any]:
-    """Judge the broken training in depth, and its correct twin, at its own confidence if one is given."""
+    """Judge the broken run in depth, and its correct twin at ``twin_confidence`` if given."""
     level = confidence if twin_confidence is None else twin_confidence
     broken = judge(entry.observe(is_broken=True, seed=seed), confidence=confidence, in_depth=True)
     correct = judge(entry.observe(is_broken=False, seed=seed), confidence=level)
@@ -90,19 +90,19 @@ def examine_entry(
 
 
 def chosen(entries: Sequence[Entry], names: Iterable[str]) -> list[Entry]:
-    """Return the entries of these names, or all if there are none."""
+    """Return the entries with these names, or all entries if no names are given."""
     known = {entry.name: entry for entry in entries}
     wanted = dict.fromkeys(names)
     for name in wanted:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"{', '.join(known)}."
-            raise InputError(f"Expected the name of an entry of the zoo, got {name!r}: {hint}")
+            raise InputError(f"Expected the name of a zoo entry, got {name!r}: {hint}")
     return [known[name] for name in wanted] if wanted else list(entries)
 
 
 def _finished(output: Path, *, seed: int, confidence: float, twin_confidence: float) -> JsonCache:
-    """Return the cache of finished entries, each with the seed and the versions that it was made with."""
+    """Return the cache of finished entries, identified by seed, confidence and versions."""
     identity = {
         "schema_version": _SCHEMA_VERSION,
         "seed": seed,
@@ -116,7 +116,7 @@ def _finished(output: Path, *, seed: int, confidence: float, twin_confidence: fl
 def _version(name: str) -> str | None:
     """Return the version of a package; None if it is not installed."""
     if name == "dpaudit":
-        return dpaudit.__version__  # of the running code, which may be newer than what was installed
+        return dpaudit.__version__  # of the running code, which may be newer than the installed metadata
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -124,9 +124,9 @@ def _version(name: str) -> str | None:
 
 
 def judge(evidence: Evidence, *, confidence: float = 0.95, in_depth: bool = False) -> Judged:
-    """Judge by bound and tests, at one confidence for both; a replay has no error.
+    """Judge a run by its bound and tests, at a joint confidence; a replay has no error.
 
-    ``in_depth`` compares every method with the claim as well, and finds the fewest sufficient steps.
+    ``in_depth`` also compares every method with the claim and finds the smallest sufficient number of steps.
     """
     scores, tests = evidence.scores, evidence.diagnostics
     bound_level, tests_level = share_error(
@@ -152,9 +152,9 @@ def judge(evidence: Evidence, *, confidence: float = 0.95, in_depth: bool = Fals
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """The results of bound, tests and replay for one run; at most 5 % of correct runs are flagged.
+    """The results of bound, tests and replay for one run.
 
-    ``bound_steps`` and ``tests_steps`` are the fewest steps that are enough, None if none are.
+    ``bound_steps`` and ``tests_steps`` are the smallest sufficient numbers of steps, None if there is none.
     """
 
     evidence: Evidence
@@ -166,14 +166,14 @@ class Judged:
 
     @property
     def caught_by(self) -> tuple[str, ...]:
-        """Everything that flags the run, by name."""
+        """The names of everything that flags the run."""
         replay = self.evidence.replay
         found = flagged_by(self.result, self.diagnosis)
         return (*found, "replay") if replay is not None and replay.is_violation else found
 
     @property
     def steps_needed(self) -> int | None:
-        """The fewest steps with which anything flags the run; a replay is one."""
+        """The smallest number of steps with which anything flags the run; a replay takes one."""
         if "replay" in self.caught_by:
             return 1
         return min((n for n in (self.bound_steps, self.tests_steps) if n is not None), default=None)
@@ -216,7 +216,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class MethodOutcome:
-    """One method: its epsilon of all steps, whether that is more than claimed, and the steps it needs."""
+    """One method's epsilon after all steps, whether it exceeds the claim, and the steps needed for that."""
 
     name: str
     rule: str
@@ -242,7 +242,7 @@ def _audited(evidence: Evidence, scores: Scores, num_steps: int, confidence: flo
 
 
 def _steps_of_bound(evidence: Evidence, scores: Scores, confidence: float) -> int | None:
-    """Return the fewest steps with a violation such that all larger numbers have one, too."""
+    """Return the smallest number of steps from which on every checkpoint is a violation."""
 
     def is_violation(num_steps: int) -> bool:
         return _audited(evidence, scores, num_steps, confidence).verdict is Verdict.VIOLATION
@@ -254,7 +254,7 @@ def _steps_of_bound(evidence: Evidence, scores: Scores, confidence: float) -> in
 
 
 def _compare_methods(evidence: Evidence, scores: Scores, confidence: float) -> tuple[MethodOutcome, ...]:
-    """Run all methods with a rule that does not choose its threshold on the counted scores."""
+    """Run all methods whose threshold is not chosen on the scores that are counted."""
     found = _outcomes(evidence, scores, evidence.num_steps, confidence)
     violating = {name for name, outcome in found.items() if outcome.is_violation}
     for num_steps in reversed(checkpoints(evidence.num_steps)):
@@ -272,7 +272,7 @@ def _compare_methods(evidence: Evidence, scores: Scores, confidence: float) -> t
 def _outcomes(
     evidence: Evidence, scores: Scores, num_steps: int, confidence: float
 ) -> dict[str, MethodOutcome]:
-    """Return the outcomes by name; of several rules the last, which a verdict would use."""
+    """Return the outcomes by name; among several rules the last one counts, as in a verdict."""
     claim, threshold = evidence.claim, None if scores.is_stepped else scores.threshold
     examined = examine(
         scores.first(num_steps),

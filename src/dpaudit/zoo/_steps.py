@@ -1,4 +1,4 @@
-"""Steps that are a function of per-example gradients, and the search for their noise.
+"""Steps that are functions of per-example gradients, and the calibration of their noise.
 
 Some are run many times with canaries and noise; others are replayed: run twice with the same noise, on data
 that differ in one example.
@@ -25,15 +25,15 @@ from dpaudit.observers.step import observe_step, replay_step
 from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Replay, Scores, keep_checkpoint, paper_claim
 
 Step: TypeAlias = Callable[[FloatArray, tuple[int, ...], np.random.Generator], FloatArray]
-"""From gradients, whose parameters have these sizes, to a noisy sum; the clipping norm is 1."""
+"""Function of gradients, parameter sizes and an RNG that returns a noisy sum; the clipping norm is 1."""
 
 _CONSTANT = Constant()
-_RATE, _STEPS = 0.01, 1000  # of the training that noise is searched for
+_RATE, _STEPS = 0.01, 1000  # of the run that noise is calibrated for
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlainStep:
-    """Canaries that reach into all parameters, and the paper's claim, epsilon = 1.27 for each step."""
+    """Step with canaries that affect all parameters, under the paper's claim of epsilon = 1.27 per step."""
 
     broken: Step
     leaves: tuple[int, ...]
@@ -80,7 +80,7 @@ def _by_leaf(rows: FloatArray, leaves: tuple[int, ...]) -> FloatArray:
 
 
 def clipped_by_layer(rows: FloatArray, leaves: tuple[int, ...], rng: np.random.Generator) -> FloatArray:
-    """Every layer has the clipping norm for itself, and the noise is for one of them."""
+    """Clip every layer to the full norm, with noise for a single layer."""
     noise: FloatArray = NOISE * rng.standard_normal(sum(leaves))
     return _by_leaf(rows, leaves) + noise
 
@@ -88,7 +88,7 @@ def clipped_by_layer(rows: FloatArray, leaves: tuple[int, ...], rng: np.random.G
 def clipped_by_parameter_and_noised_twice(
     rows: FloatArray, leaves: tuple[int, ...], rng: np.random.Generator
 ) -> FloatArray:
-    """Every parameter has the clipping norm for itself, and twice the noise does not make up for it."""
+    """Clip every parameter to the full norm, and add noise twice, which is still not enough."""
     noise: FloatArray = NOISE * rng.standard_normal((2, sum(leaves))).sum(axis=0)
     return _by_leaf(rows, leaves) + noise
 
@@ -102,7 +102,7 @@ def replayed(
     max_grad_norm: float = 1.0,
     batch_size: float | None = None,
 ) -> Evidence:
-    """Replay a release without one example, and return whether the difference exceeds the claim."""
+    """Replay a release on neighboring batches, and return whether the difference exceeds the claim."""
     found = replay_step(
         release,
         batch,
@@ -123,13 +123,13 @@ def _noise(seed: int, size: int) -> FloatArray:
 
 
 def microbatch(is_broken: bool, seed: int) -> Evidence:
-    """Two examples a microbatch, whose mean is clipped; one of them outweighs the other."""
+    """Clip the means of microbatches of two examples, one of which outweighs the other."""
     size = 2 if is_broken else 1
     rng = np.random.default_rng([seed, 1])
     rows = rng.standard_normal((8, 16))
     rows[1] = -100 * rows[0]
     without = rows.copy()
-    without[1] = 0  # no gradient: the example is not there
+    without[1] = 0  # no gradient: the example is absent
 
     def release(batch: FloatArray) -> FloatArray:
         means = batch.reshape(-1, size, batch.shape[1]).mean(axis=1)
@@ -139,7 +139,7 @@ def microbatch(is_broken: bool, seed: int) -> Evidence:
 
 
 def floor_batch(is_broken: bool, seed: int) -> Evidence:
-    """The noisy sum over ``int(rate * size)``, where one example more makes that one more."""
+    """Divide the noisy sum by ``int(rate * size)``, which grows by one with one more example."""
     rate, size, expected = 0.1, 99, 10
     direction = np.zeros(16)
     direction[seed % 16] = 1.0
@@ -151,12 +151,12 @@ def floor_batch(is_broken: bool, seed: int) -> Evidence:
         return (clipped_sum(rows, 1.0) + _noise(seed, rows.shape[1])) / divisor
 
     more = np.concatenate([batch, -batch[:1]])
-    neighbours = [(batch, size + 1), (more, size + 1)]  # it is drawn, or it is not
+    neighbours = [(batch, size + 1), (more, size + 1)]  # the additional example is drawn, or it is not
     return replayed(release, (batch, size), neighbours, batch_size=expected)
 
 
 def batch_norm(is_broken: bool, seed: int) -> Evidence:
-    """Activations are normalized over the batch, or over the features of each example."""
+    """Normalize activations over the batch, or in the twin over the features of each example."""
     torch.manual_seed(seed)
     norm: nn.Module = nn.BatchNorm1d(16) if is_broken else nn.LayerNorm(16)
     model = nn.Sequential(nn.Linear(8, 16), norm, nn.Tanh(), nn.Linear(16, 2))
@@ -191,7 +191,7 @@ def _end_with_less_noise(epsilon: float) -> float:
 
 
 def calibration(is_broken: bool, seed: int) -> Evidence:
-    """Noise for some epsilon from 1 to 4, and the epsilon that it has."""
+    """Calibrate noise to an epsilon between 1 and 4, and compute the epsilon that it achieves."""
     target = round(float(np.random.default_rng(seed).uniform(1, 4)), 3)
     if is_broken:
         noise = _end_with_less_noise(target)
@@ -199,8 +199,8 @@ def calibration(is_broken: bool, seed: int) -> Evidence:
         noise = noise_for_epsilon(target, sample_rate=_RATE, num_steps=_STEPS, delta=DELTA)
     found = epsilon_below(noise, _RATE, _STEPS, DELTA)
     replay = Replay(
-        f"Asked for epsilon = {target:g}, a noise multiplier of {noise:.4g} was found, "
-        f"which has {found:.4g}.",
+        f"For a target epsilon of {target:g}, the search found a noise multiplier of {noise:.4g}, "
+        f"whose epsilon is {found:.4g}.",
         found > target,
     )
     return Evidence(claim=Claim.approximate_dp(epsilon=target, delta=DELTA), num_steps=1, replay=replay)

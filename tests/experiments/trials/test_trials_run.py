@@ -79,7 +79,7 @@ def test_a_pool_that_loses_a_group_is_told(tmp_path: Path) -> None:
         def map(self, task: Task, groups: Sequence[Group]) -> Iterator[tuple[Group, Finished]]:
             return map(task, groups[1:])
 
-    with pytest.raises(InputError, match="Expected the pool to give every group back, 1 are missing"):
+    with pytest.raises(InputError, match="to return every group; number of missing groups: 1"):
         finish(plan_of(), tmp_path, Careless())
 
 
@@ -132,8 +132,8 @@ def test_a_trial_that_fails_is_recorded_stops_no_other_and_is_tried_again_on_req
     assert sorted(run.failures) == [2, 5]
     assert "Traceback" in run.failures[2]
     assert run.failure_summary == (
-        "2 of 10 trials failed, first trial 2: ZeroDivisionError: this training diverged. They count against "
-        "the audit, unless they are tried again: --retry-failed."
+        "2 of 10 trials failed, the first of them trial 2: ZeroDivisionError: this training diverged. Failed "
+        "trials count against the audit; use --retry-failed to repeat them."
     )
     healed.touch()
     assert finish(plan, tmp_path / "run") == run
@@ -183,7 +183,7 @@ def test_only_finite_scores_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("too_few", "Expected a score for each of 2 trials, got 1"),
+        ("too_few", "Expected one score for each of 2 trials, got 1"),
         ("leaving", "SystemExit: a training that thinks it is a program"),
     ],
 )
@@ -204,12 +204,12 @@ def test_what_a_training_prints_does_not_go_to_standard_output(
     ("target", "sentence"),
     [
         ("nothing", "Expected a function as 'module:function', got 'nothing'"),
-        ("no_such:function", "there is no module no_such in "),
+        ("no_such:function", "module no_such is neither in "),
         ("trial_functions:missing", r"no missing in .*trial_functions.py"),
-        ("trial_functions:no_function", r"no_function is no function in .*trial_functions.py"),
-        ("trial_functions:no_data", "to make a scorer, but it raised FileNotFoundError: no such data"),
-        ("math:sqrt", "to make a scorer, but it raised TypeError"),
-        ("builtins:list", r"to make a scorer, a function of trials, got \[\]"),
+        ("trial_functions:no_function", r"no_function is not a function in .*trial_functions.py"),
+        ("trial_functions:no_data", "to return a scorer, but it raised FileNotFoundError: no such data"),
+        ("math:sqrt", "to return a scorer, but it raised TypeError"),
+        ("builtins:list", r"to return a scorer, a function of trials, got \[\]"),
         ("broken_module:f", "its module broken_module raised RuntimeError: half written"),
         ("needy_module:f", "its module needy_module needs no_such_package"),
     ],

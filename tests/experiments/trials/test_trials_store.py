@@ -61,14 +61,14 @@ def test_nothing_is_computed_again(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        ("score = score + 1e-9", "it was changed after it was written"),
-        ("host = 'elsewhere'", "it was changed after it was written"),
+        ("score = score + 1e-9", "its checksum does not match"),
+        ("host = 'elsewhere'", "its checksum does not match"),
         ("score = NULL", "its score is not a finite number"),
         ("score = 'high'", "its score is not a finite number"),
         ("score = 9e999", "its score is not a finite number"),
-        ("error = 'boom'", "it has a score and an error"),
-        ("seed = '00'", "its seed is not that of its number"),
-        ("present = 1 - present", "its canary is not that of its number"),
+        ("error = 'boom'", "it has both a score and an error"),
+        ("seed = '00'", "its seed does not match its number"),
+        ("present = 1 - present", "its canary membership does not match its number"),
         ("number = 10", "there is no such trial"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_flipped_bit_of_a_score_in_the_file_is_seen(folder: Path, tmp_path: Pa
     path.write_bytes(data)
     run = finish(PLAN, folder)
     assert run.remarks == (
-        "The row of trial 5 was damaged, it was changed after it was written; the trial is computed again.",
+        "The row of trial 5 was damaged (its checksum does not match); the trial is repeated.",
     )
     assert dict(run.scores) == right
 
@@ -165,14 +165,14 @@ def test_an_empty_file_is_a_new_store(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
-        (TrialPlan(recipe=PLAN.recipe, num_trials=10, seed=2), "seed is 2 here and 1 there"),
-        (plan_of(num_trials=12), "num_trials is 12 here and 10 there"),
-        (plan_of(group_size=2), "group_size is 2 here and 1 there"),
-        (plan_of("in_company"), 'target is "trial_functions:in_company" here'),
-        (plan_of("failing", numbers=[1]), r"arguments.numbers is \[1\] here and null there"),
+        (TrialPlan(recipe=PLAN.recipe, num_trials=10, seed=2), "seed is 2 instead of the stored 1"),
+        (plan_of(num_trials=12), "num_trials is 12 instead of the stored 10"),
+        (plan_of(group_size=2), "group_size is 2 instead of the stored 1"),
+        (plan_of("in_company"), 'target is "trial_functions:in_company" instead'),
+        (plan_of("failing", numbers=[1]), r"arguments.numbers is \[1\] instead of the stored null"),
         (
             TrialPlan(recipe=PLAN.recipe, num_trials=10, seed=1, config={"steps": 3}),
-            "arguments is null here",
+            "arguments is null instead",
         ),
     ],
 )
@@ -189,7 +189,7 @@ def test_another_version_of_the_store_is_refused(folder: Path) -> None:
 
 
 def test_a_folder_is_for_one_run_at_a_time(folder: Path) -> None:
-    with open_store(folder, PLAN), pytest.raises(InputError, match="another process runs in it"):
+    with open_store(folder, PLAN), pytest.raises(InputError, match="another process is running in it"):
         finish(PLAN, folder)
 
 

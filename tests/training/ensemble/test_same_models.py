@@ -221,5 +221,5 @@ class RandomBuffer(nn.Module):
 def test_what_is_neither_trained_nor_the_same_in_all_models_is_refused(make, build, name) -> None:
     with pytest.raises(InputError, match=f"got other values of '{name}' from another seed"):
         make(build=build)
-    with pytest.raises(InputError, match="the same in every model that build makes"):
+    with pytest.raises(InputError, match="the same in every model that build returns"):
         with_weights(build, flat_parameters(build()))

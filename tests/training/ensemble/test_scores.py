@@ -88,7 +88,7 @@ def test_the_clip_bkd_canary_lies_where_the_data_do_not(data) -> None:
     [
         ({"canary": Example(torch.zeros(8, 8), 3)}, r"canary of shape \(1, 8, 8\), got \(8, 8\)"),
         ({"canary": Example(torch.zeros(1, 8, 8), 10)}, r"classes in 0\.\.9, got 10\.\.10"),
-        ({"initial_weights": torch.zeros(3)}, r"vector of 1,210 numbers, got shape \(3,\)"),
+        ({"initial_weights": torch.zeros(3)}, r"vector of length 1,210, got shape \(3,\)"),
         ({"models_at_once": 0}, "models_at_once=0 to be at least 1"),
     ],
 )

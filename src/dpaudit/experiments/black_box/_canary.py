@@ -1,7 +1,7 @@
-"""The canaries of black-box audits and the initial weights of their trainings.
+"""Canaries of black-box audits and the initial weights of the models.
 
-All trainings of a run share one :class:`SharedCanary`, which is kept in ``canary.json`` and sent to every
-process. ``canaries_for`` makes the many different canaries of one training.
+All models of a run share one :class:`SharedCanary`, which is stored in ``canary.json`` and sent to every
+process. ``canaries_for`` creates many different canaries for a single training run.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _EXAMPLES = {"blank": Blank, "mislabelled": Mislabelled}
 
 @dataclass(frozen=True, eq=False)
 class SharedCanary:
-    """The canary, and the initial weights if all models share them.
+    """Canary, and the initial weights if all models share them.
 
-    They are made only once: another machine, another number of threads or a changed file would give others,
-    if only in the last digits.
+    Both are computed only once: another machine, another number of threads or a changed file would yield
+    other values, if only in the last digits.
     """
 
     canary: Example
@@ -51,7 +51,7 @@ class SharedCanary:
 
     @property
     def digest(self) -> str:
-        """A hash of its values."""
+        """Hash of its values."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
@@ -64,18 +64,18 @@ class SharedCanary:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SharedCanary:
-        """Return what :meth:`to_dict` came from."""
+        """Return the object that :meth:`to_dict` serialized."""
         weights = values["weights"]
         canary = Example(_unpacked(values["inputs"]), values["target"])
         return cls(canary, None if weights is None else _unpacked(weights))
 
     def write(self, folder: Path) -> None:
-        """Write it to the folder of the run."""
+        """Write the file to the folder of the run."""
         _io.write_text(folder / _FILE, json.dumps(self.to_dict(), allow_nan=False) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> SharedCanary | None:
-        """Return the shared canary of a run; None if the run has not begun."""
+        """Return the shared canary of a run; None if the run has not started."""
         path = folder / _FILE
         if not path.exists():
             return None
@@ -89,12 +89,12 @@ class SharedCanary:
 
 
 def as_data(held_out: HeldOutData) -> Dataset:
-    """Return the held-out examples as data to train on."""
+    """Return the held-out examples as training data."""
     return Dataset(held_out.inputs, held_out.targets, held_out.num_classes)
 
 
 def first_weights(config: object, build: Build, held_out: HeldOutData, seed: int) -> Tensor | None:
-    """Return the weights that all models start from; None if each has its own."""
+    """Return the initial weights shared by all models; None if each has its own."""
     if not isinstance(config, PretrainedConfig):
         return None
     return pretrained_weights(
@@ -108,20 +108,20 @@ def first_weights(config: object, build: Build, held_out: HeldOutData, seed: int
 
 
 def first_model(build: Build, weights: Tensor | None, seed: int | None) -> nn.Module:
-    """Return a model with these weights, or with random ones if there are none."""
+    """Return a model with these weights, or with random ones if ``weights`` is None."""
     return initialize(build, seed) if weights is None else with_weights(build, weights)
 
 
 def canary_for(
     config: object, held_out: HeldOutData, seed: int, build: Build | None, weights: Tensor | None
 ) -> Example:
-    """Return the example to insert; ``build`` makes the model, if there is one, with these ``weights``."""
+    """Return the example to insert; ``build`` returns the model, if any, which gets these ``weights``."""
     if isinstance(config, GivenConfig):
         return _given(config, held_out)
     if isinstance(config, ClipBkdConfig):
-        assert build is not None  # the config has a model
+        assert build is not None  # ensured by the config
         return clip_bkd(as_data(held_out), first_model(build, weights, spawn_seed(seed, _WEIGHTS)))
-    assert isinstance(config, ExampleConfig)  # the config has no other kind
+    assert isinstance(config, ExampleConfig)  # ensured by the config
     inputs, targets = canaries_for(config, held_out, seed, 1)
     return Example(inputs[0], int(targets[0]))
 
@@ -129,7 +129,7 @@ def canary_for(
 def canaries_for(
     config: ExampleConfig | GivenConfig, held_out: HeldOutData, seed: int, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Return ``count`` examples, each made from a different held-out one."""
+    """Return ``count`` canaries, each made from a different held-out example."""
     if count > len(held_out):
         raise InputError(
             f"Expected audit.num_canaries={count} to be at most {len(held_out)}, the number of held-out "
@@ -145,15 +145,15 @@ def canaries_for(
 
 
 def sample_membership(count: int, seed: int) -> BoolArray:
-    """Return which canaries are in the data: each by a fair coin of its own."""
+    """Return which canaries are in the data, each with probability 1/2."""
     return np.random.default_rng(spawn_seed(seed, _COINS)).random(count) < 0.5
 
 
 def _given(config: GivenConfig, held_out: HeldOutData) -> Example:
     if config.file is not None:
-        assert config.target is not None  # the config has it
+        assert config.target is not None  # ensured by the config
         return _checked(Example(_read(config.file), config.target), held_out)
-    assert config.index is not None  # the config has one of them
+    assert config.index is not None  # ensured by the config
     if config.index >= len(held_out):
         raise InputError(
             f"Expected audit.canary.index={config.index} to be less than {len(held_out)}, the number of "
@@ -186,7 +186,7 @@ def _read(name: str) -> Tensor:
         raise
     except (OSError, AttributeError, *NOT_AN_ARRAY) as error:
         raise InputError(
-            f"Expected numbers of numpy in audit.canary.file={name!r}, but they cannot be read: {error}."
+            f"Expected a NumPy array in audit.canary.file={name!r}, but it cannot be read: {error}."
         ) from error
 
 

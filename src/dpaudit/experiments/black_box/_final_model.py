@@ -1,6 +1,6 @@
-"""Black-box audit of one training: many canaries in its data, guessed from its final model.
+"""Black-box audit of one training run: the membership of many canaries is guessed from the final model.
 
-:class:`FinalModel` trains and scores, :class:`OneRunAnalysis` gives bounds, verdict and power.
+:class:`FinalModel` trains and scores; :class:`OneRunAnalysis` computes bounds, verdict and power.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from dpaudit.training import Training
 from dpaudit.training.data import Dataset
 from dpaudit.training.ensemble import Score, log_odds, negative_loss
 
-_PROBABILITY = 0.8  # of detection, which the power is for
+_PROBABILITY = 0.8  # of detection, at which the power is stated
 SCORES: Mapping[str, Score] = {"log-odds": log_odds, "loss": negative_loss}
 
 
 @dataclass(frozen=True, eq=False)
 class FinalModel:
-    """A training whose data contain about half of the canaries, each by a fair coin."""
+    """Training run whose data contain each canary with probability 1/2."""
 
     config: Config
     resolved: Resolved
@@ -46,17 +46,17 @@ class FinalModel:
     present: BoolArray
     test: Dataset
     before: FloatArray
-    """The scores at the first weights, if these are public; else zeros."""
+    """The scores at the initial weights if these are public; zeros otherwise."""
     live: ClassVar[None] = None  # there is no bound before the last step
 
     @classmethod
     def of(cls, config: Config, resolved: Resolved, data: tuple[Dataset, Dataset]) -> FinalModel:
-        """Return the training of a config before its first step."""
+        """Return the training run that a config describes, before its first step."""
         audit, seed = config.audit, resolved.audit_seed
         assert isinstance(audit, OneRunConfig)
-        assert isinstance(audit.canary, ExampleConfig | GivenConfig)  # the config has no other here
+        assert isinstance(audit.canary, ExampleConfig | GivenConfig)  # ensured by the config
         train, (test, held_out) = data[0], split_held_out(config, resolved, *data)
-        assert held_out is not None  # the config has a number of them
+        assert held_out is not None  # ensured by the config
         count = audit.num_canaries or len(held_out)
         if audit.num_guesses is not None and audit.num_guesses > count:
             raise InputError(
@@ -77,32 +77,32 @@ class FinalModel:
             seeds=seeds,
             device=device_of(config.device),
             mechanism=mechanism_of(config.training, resolved),
-            # how many canaries there are must not show in what the sum is divided by
+            # the divisor of the gradient sum must not reveal the number of canaries
             expected_batch_size=resolved.sample_rate * len(train),
         )
         return cls(config, resolved, training, canaries, present, test, before)
 
     @cached_property
     def scores(self) -> FloatArray:
-        """How certain the final model is of each canary's class."""
+        """Confidence of the final model in each canary's class."""
         assert isinstance(self.config.audit, OneRunConfig)
         model = self.training.model
         return _scores(model, self.canaries.to(self.training.device), self.config.audit.score) - self.before
 
     @property
     def guesses(self) -> Guesses:
-        """Guesses for the canaries with the most extreme scores; their number was fixed before."""
+        """Guesses for the canaries with the most extreme scores; their number is fixed in advance."""
         assert isinstance(self.config.audit, OneRunConfig)
         count = self.config.audit.num_guesses or len(self.present)
         return Guesses.from_scores(self.scores, self.present, num_guesses=count)
 
     @property
     def num_canaries(self) -> int:
-        """The number of canaries, in the data or not."""
+        """The number of canaries, present or absent."""
         return len(self.present)
 
     def values(self) -> dict[str, Any]:
-        """Return verdict, both bounds and power."""
+        """Return the verdict, both bounds and the power."""
         settings, count = self.training.settings, int(self.present.sum())
         analysis = OneRunAnalysis(
             noise_multiplier=self.resolved.noise_multiplier,
@@ -115,7 +115,7 @@ class FinalModel:
 
 
 def _with_canaries(train: Dataset, canaries: Dataset, present: BoolArray) -> Dataset:
-    """Return the data followed by the canaries that are present."""
+    """Return the data followed by the present canaries."""
     own, added = train.at(torch.arange(len(train))), canaries.at(torch.from_numpy(np.flatnonzero(present)))
     inputs, targets = (torch.cat([one, other.to(one)]) for one, other in zip(own, added, strict=True))
     return Dataset(inputs, targets, train.num_classes)
@@ -137,10 +137,10 @@ def _scores(model: nn.Module, canaries: Dataset, score: str | None) -> FloatArra
 
 @dataclass(frozen=True, kw_only=True)
 class OneRunAnalysis:
-    """Two bounds that hold for canaries that share a training, and a verdict that rests on the second.
+    """Two bounds that are valid for canaries in the same training run, and a verdict based on the second.
 
-    The first assumes nothing of the mechanism (Steinke et al. 2023); the second is for the trade-off curve
-    of the claimed training (Mahloujifar et al. 2024).
+    The first makes no assumption about the mechanism (Steinke et al. 2023); the second assumes the trade-off
+    curve of the claimed training (Mahloujifar et al. 2024).
     """
 
     noise_multiplier: float
@@ -202,7 +202,7 @@ class OneRunAnalysis:
         return Verdict.NO_VIOLATION
 
     def _power(self, guesses: Guesses) -> Power:
-        """Return the power of an attack that reaches the curve of a leakier training, independently."""
+        """Return the power of an attack whose independent guesses attain the trade-off curve of a leak."""
         hypothesis = self._claim.hypothesis(self.curve)
         if not self._refutes(guesses, guesses.num_guesses):
             return Power.of(math.inf, hypothesis, _PROBABILITY)
@@ -218,12 +218,12 @@ class OneRunAnalysis:
         return Power.of(smallest, hypothesis, _PROBABILITY)
 
     def _accuracy(self, guesses: Guesses, parameter: float) -> float:
-        """Return the share of correct ones among the most certain guesses at this parameter."""
+        """Return the fraction of the most confident guesses that are correct at this parameter."""
         share = guesses.num_guesses / guesses.num_canaries
 
         def above(fpr: float) -> float:
             return 1 - float(self.curve.fnr(parameter, np.asarray(fpr)))
 
         fpr = last_true(lambda one: one < 1 and one + above(one) < share, start=share / 2, tolerance=1e-4)
-        # where no rate is small enough, all of these are recognised before the first is mistaken
+        # if no rate is small enough, all these guesses are correct before the first false positive
         return above(fpr) / (fpr + above(fpr)) if fpr > 0 else 1.0

@@ -1,7 +1,7 @@
-"""Black-box audit of many trainings, from the config to the result.
+"""Black-box audit of many training runs, from the config to the result.
 
-``run_many`` trains in a pool and analyses the scores; :class:`ManyRuns` is what the trainings share,
-which every process restores from plain values. ``scorer`` and ``neighbours`` are the targets of recipes.
+``run_many`` trains in a pool and analyzes the scores; :class:`ManyRuns` holds what the training runs share
+and is restored from plain values in every process. ``scorer`` and ``neighbours`` are targets of recipes.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ from dpaudit.training.ensemble._models import joined
 from dpaudit.training.gradients import num_parameters
 
 _PAUSE_SECONDS = 5.0  # between two running bounds
-_PAUSE_RATIO = 20  # to the time that a bound takes, in which no worker gets work
-_MIN_SCORES = 20  # of a running bound
+_PAUSE_RATIO = 20  # pause relative to the time a bound takes, during which workers are not assigned work
+_MIN_SCORES = 20  # for a running bound
 _RETRIED = (
-    "all chance of a training comes from the seed that it is given: {:,} that had failed were tried again"
+    "all randomness of a training run comes from its seed: {:,} training runs that had failed were repeated"
 )
 
 
@@ -80,7 +80,7 @@ def run_many(
     listener: Listener,
     retry_failed: bool = False,
 ) -> dict[str, Any]:
-    """Train the missing models and return the result. ``begin`` is called before the first training."""
+    """Train the missing models and return the result. ``begin`` is called before training starts."""
     runs = replace(runs, stored=SharedCanary.read(directory.path) or runs.shared)
     plan = TrialPlan(
         recipe=recipe_for(runs),
@@ -98,9 +98,9 @@ def run_many(
             listener.message(remark)
         pool = pool_for(runs.config.pool)
         done = run_trials(plan, pool=pool, store=store, retry_failed=retry_failed, watch=estimates.update)
-    listener.message("Finding the bounds of all methods")
+    listener.message("Computing the bounds of all methods")
     if (observations := done.observations) is None:
-        raise InputError(f"Expected trainings that give scores: {done.failure_summary}")
+        raise InputError(f"Expected at least one training run to return a score: {done.failure_summary}")
     values = _outcome(runs, analysis, observations, done, estimates.progress)
     arrays = {"with_canary": observations.with_canary, "without_canary": observations.without_canary}
     directory.finish(arrays, values)
@@ -108,7 +108,7 @@ def run_many(
 
 
 class _RunningBound:
-    """Report progress together with a bound of the scores so far, updated every few seconds."""
+    """Progress reports with a bound from the scores so far, updated every few seconds."""
 
     progress: TrialProgress
     """The progress at the last update."""
@@ -136,7 +136,7 @@ def _outcome(
     done: TrialsRun,
     last: TrialProgress,
 ) -> dict[str, Any]:
-    """Return verdict, all bounds, power, accuracy and timing."""
+    """Return the verdict, all bounds, power, accuracy and timing."""
     started = time.monotonic()
     values = analysis.values(observations, done.failures)
     if done.num_retried and runs.build is None:
@@ -158,7 +158,7 @@ def _outcome(
         "num_failed": len(done.failures),
         **_first_model(runs),
         "timing": {
-            # of the last start only, without models that were trained before
+            # since the last start or resume, without models trained before
             "training_seconds": round(last.seconds, 3),
             "models_per_second": None if speed is None else round(speed, 3),
             "audit_seconds": round(time.monotonic() - started, 3),
@@ -167,7 +167,7 @@ def _outcome(
 
 
 def _first_model(runs: ManyRuns) -> dict[str, Any]:
-    """Train a model without the canary and return its accuracy; None for a user's function."""
+    """Train a model without the canary and return its size and accuracy; None for a user's function."""
     if runs.build is None:
         return {"num_parameters": None, "accuracy": None}
     model = runs.ensemble.train([runs.resolved.seed], [False]).module(0)
@@ -176,19 +176,19 @@ def _first_model(runs: ManyRuns) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ManyRuns:
-    """The data, canary and settings that all trainings of a run share."""
+    """Data, canary and settings shared by all training runs."""
 
     config: Config
     resolved: Resolved
     data: tuple[Dataset, Dataset]
     stored: SharedCanary | None = None
-    """The canary and the initial weights, if they were made before."""
+    """The canary and the initial weights, if they were computed before."""
 
     @classmethod
     def restored(
         cls, values: Mapping[str, Any], resolved: Mapping[str, Any], shared: Mapping[str, Any]
     ) -> ManyRuns:
-        """Return the runs of another process from plain values; raise if data or code differ."""
+        """Restore the runs of another process from plain values; raise if data or code differ."""
         config, numbers = Config.model_validate({**values, "output": "."}), Resolved.from_dict(resolved)
         data = load_data(config.data)
         require_same_data(numbers, data[0])
@@ -197,24 +197,24 @@ class ManyRuns:
 
     @property
     def audit(self) -> ManyRunsConfig:
-        """The audit's table of the config."""
+        """The audit table of the config."""
         assert isinstance(self.config.audit, ManyRunsConfig)
         return self.config.audit
 
     @cached_property
     def _parts(self) -> tuple[Dataset, HeldOutData]:
         test, held_out = split_held_out(self.config, self.resolved, *self.data)
-        assert held_out is not None  # the config has a number of them
+        assert held_out is not None  # ensured by the config
         return test, held_out
 
     @property
     def test(self) -> Dataset:
-        """The examples to test on."""
+        """The test examples."""
         return self._parts[0]
 
     @cached_property
     def build(self) -> Callable[[], nn.Module] | None:
-        """The function that makes a model; None if a function of the user trains it."""
+        """The function that builds a model; None if the user's function trains it."""
         model = self.config.model
         return None if isinstance(model, FunctionModel) else model_for(model, self.data[0])
 
@@ -231,7 +231,7 @@ class ManyRuns:
 
     @cached_property
     def ensemble(self) -> Ensemble:
-        """The models that are trained at once, unless a function of the user trains them."""
+        """The models that are trained together, unless the user's function trains them."""
         assert self.build is not None
         training = self.config.training
         return Ensemble(
@@ -246,7 +246,7 @@ class ManyRuns:
 
 
 def recipe_for(runs: ManyRuns) -> Recipe:
-    """Return the recipe by which any process makes the trials of this run."""
+    """Return the recipe with which any process can run the trials of this run."""
     arguments = {
         "values": _with_absolute_path(runs.config),
         "resolved": runs.resolved.to_dict(),
@@ -264,7 +264,7 @@ def recipe_for(runs: ManyRuns) -> Recipe:
 
 
 def _with_absolute_path(config: Config) -> dict[str, Any]:
-    """Return the config as plain values, with data that are found from any directory."""
+    """Return the config as plain values, with the data directory as an absolute path."""
     values = config.identity()
     if values["data"].get("directory") is not None:
         values["data"]["directory"] = str(_io.expanded(values["data"]["directory"]).absolute())
@@ -288,7 +288,7 @@ def scorer(
 def neighbours(
     *, values: Mapping[str, Any], resolved: Mapping[str, Any], shared: Mapping[str, Any]
 ) -> Neighbours:
-    """Return the two data sets of a user's training function, in the form that a model takes."""
+    """Return the two data sets for a user's training function, with inputs ready for a model."""
     runs = ManyRuns.restored(values, resolved, shared)
     data, canary = runs.data[0], runs.shared.canary
     alone = Dataset(*data.at(torch.arange(len(data))), data.num_classes)
@@ -298,12 +298,12 @@ def neighbours(
 
 
 def log_probability(model: Any, example: Any, label: int) -> float:
-    """Return minus the loss of a model at the canary."""
+    """Return the negative loss of a model on the canary."""
     return float(-np.logaddexp(0.0, -log_odds(model, example, label)))
 
 
 def pool_for(config: PoolConfig | None) -> Pool:
-    """Return the pool of a table, whose keys are its fields; without a table, processes."""
+    """Return the pool that a table describes; its keys are the fields. The default is processes."""
     if config is None:
         return Processes()
     values = config.model_dump(exclude={"kind"})

@@ -1,4 +1,4 @@
-"""Bounds, verdict and power of a black-box audit from one score of each of many trainings."""
+"""Bounds, verdict and power of a black-box audit from the scores of many training runs."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.inference import BoundQuery
 
 _NOTHING_CLAIMED = (
-    "There is no noise, so nothing is claimed and nothing can be refuted: the bound says how much the "
-    "training leaks at least."
+    "Without noise nothing is claimed and nothing can be refuted: the bound is a lower bound on the privacy "
+    "loss."
 )
 _TOO_MANY_FAILED = (
-    "So many trials failed that not even an attack without an error on all others could have refuted the "
+    "Too many trials failed: even an attack without a single error on the others could not have refuted the "
     "claim."
 )
-_POWER_WITHOUT_FAILURES = "The power is that of a run in which no trial fails."
+_POWER_WITHOUT_FAILURES = "The stated power assumes that no trial fails."
 _RULES: Mapping[str, ThresholdRule] = {"simultaneous": Simultaneous(), "held-out": HeldOut()}
 
 
 class ManyRunsAnalysis:
-    """Bounds, verdict and power from one score of each training.
+    """Bounds, verdict and power from one score per training run.
 
-    A score observes a training, so its curve is composed over all steps. Without noise there is no such
-    curve, and the bound is that of (epsilon, delta)-DP.
+    A score is an observation of a whole training run, so its trade-off curve is composed over all steps.
+    Without noise there is no such curve, and the bound is for (epsilon, delta)-DP.
     """
 
     def __init__(self, config: Config, resolved: Resolved) -> None:
@@ -73,11 +73,11 @@ class ManyRunsAnalysis:
 
     @property
     def rule(self) -> ThresholdRule | None:
-        """The threshold rule; None if the number of scores decides. All choices are sound."""
+        """The threshold rule; None if the number of scores determines it. All choices are sound."""
         return None if self._audit.threshold is None else _RULES[self._audit.threshold]
 
     def bound(self, observations: Observations) -> Bound:
-        """Return the bound that the verdict rests on."""
+        """Return the bound on which the verdict is based."""
         inference, rule = default_method(observations, self._curve, None, self.rule)
         return lower_bound(
             observations,
@@ -89,7 +89,7 @@ class ManyRunsAnalysis:
         )
 
     def largest(self, observations: Observations, failed: Collection[int] = ()) -> float:
-        """Return the epsilon that an attack without any error would have shown, by the same method.
+        """Return the epsilon that the same method would report for an attack without errors.
 
         Failed trials count as errors.
         """
@@ -101,7 +101,7 @@ class ManyRunsAnalysis:
         return self._curve.epsilon(perfect, self.delta)
 
     def values(self, observations: Observations, failed: Collection[int] = ()) -> dict[str, Any]:
-        """Return the result as plain values; ``failed`` are the numbers of trials without a score."""
+        """Return the result as plain values; ``failed`` lists the numbers of the trials without a score."""
         result, notes = self._result(observations, failed)
         found = examine(
             observations,
@@ -137,7 +137,7 @@ class ManyRunsAnalysis:
         return replace(result, verdict=Verdict.UNDERPOWERED), [_TOO_MANY_FAILED]
 
     def _no_claim(self) -> dict[str, Any]:
-        text = f"clipping without noise: nothing, epsilon = inf at delta = {self.delta:g}"
+        text = f"clipping without noise: no privacy, epsilon = inf at delta = {self.delta:g}"
         return {"summary": text, "epsilon": "inf", "delta": self.delta, "parameter": "inf"}
 
 

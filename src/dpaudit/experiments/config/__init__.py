@@ -1,4 +1,4 @@
-"""Configs of experiments: TOML files, checked as a whole before anything runs."""
+"""Experiment configs: TOML files that are fully validated before anything runs."""
 
 from dpaudit.experiments.config._config import Config
 from dpaudit.experiments.config._load import load_config, parse_config

@@ -1,6 +1,6 @@
-"""The config of an experiment, and the checks that its tables go together.
+"""The config of an experiment, and checks that its tables are consistent.
 
-``_OPTIONS`` has the modes and canaries of each threat model; a new threat model is an entry there.
+``_OPTIONS`` lists the modes and canaries of each threat model; to add a threat model, add an entry there.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _STEP_KEYS = "first_steps", "stop_on_violation"
 
 @dataclass(frozen=True)
 class _AuditOptions:
-    """The modes and canaries of a threat model, and its defaults."""
+    """Modes, canaries and defaults of a threat model."""
 
     modes: tuple[type[Section], ...]
     canaries: tuple[type[Section], ...]
     default_canary: Section
     unused: tuple[str, ...]
-    """Keys that its modes have for other threat models."""
+    """Keys of its modes that apply only to other threat models."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of other keys; ``held_out`` is the number of held-out examples."""
 
-    @property
-    def kinds(self) -> str:
-        """The names of the canaries."""
-        names = [name for one in self.canaries for name in get_args(one.model_fields["kind"].annotation)]
-        return ", ".join(map(repr, names))
+
+def _tags(sections: tuple[type[Section], ...], key: str) -> str:
+    """Return the tags of these sections, which are the values of ``key``, as part of a sentence."""
+    names = [name for one in sections for name in get_args(one.model_fields[key].annotation)]
+    return ", ".join(map(repr, names))
 
 
 _OPTIONS: Mapping[str, _AuditOptions] = {
@@ -84,49 +84,52 @@ _OPTIONS: Mapping[str, _AuditOptions] = {
 
 
 def _require_known_threat_model(name: str) -> str:
-    """Return the name of a threat model; raise if it is unknown."""
+    """Return the name of the threat model; raise if it is unknown."""
     known = [model.value for model in ThreatModel]
     if name not in known:
-        raise InputError(f"Expected threat_model to be {', '.join(map(repr, known))}, got {name!r}.")
+        raise InputError(f"Expected threat_model to be one of {', '.join(map(repr, known))}, got {name!r}.")
     return name
 
 
 def _with_mode(raw: Any, info: ValidationInfo) -> Any:
-    """Return the audit's table, with many models as the default mode of black-box audits."""
+    """Return the audit table; the default mode of black-box audits is ``many-runs``."""
     if info.data.get("threat_model") != ThreatModel.BLACK_BOX.value:
         return raw
-    if isinstance(raw, OneRunConfig) and not raw.model_fields_set:  # there is no table
+    if isinstance(raw, OneRunConfig) and not raw.model_fields_set:  # the file has no audit table
         return ManyRunsConfig()
     return {"mode": "many-runs", **raw} if isinstance(raw, dict) else raw
 
 
 def _with_noise(training: TrainingConfig, info: ValidationInfo) -> TrainingConfig:
-    """Refuse a training without noise where a claim is tested."""
+    """Raise on DP-SGD without noise in audits that test a claim."""
     is_noiseless = training.noise_multiplier == 0
     if is_noiseless and info.data.get("threat_model") != ThreatModel.BLACK_BOX.value:
         raise InputError(
-            "Expected noise_multiplier=0 in (0, inf): without noise nothing is claimed, and only an audit "
-            "with threat_model = 'black-box' has a bound to report."
+            "Expected noise_multiplier=0 in (0, inf): without noise nothing is claimed; only threat_model = "
+            "'black-box' reports a bound without a claim."
         )
     return training
 
 
 def _with_defaults(audit: Any, info: ValidationInfo) -> Any:
-    """Return the audit with the defaults of its threat model; raise if the two do not go together."""
+    """Return the audit with the defaults of its threat model; raise if the two are incompatible."""
     name = info.data.get("threat_model")
-    if name is None:  # it has a mistake of its own
+    if name is None:  # its own error is reported
         return audit
     options = _OPTIONS[name]
     if type(audit) not in options.modes:
-        raise InputError(f"Expected a mode that threat_model = {name!r} has, got mode = {audit.mode!r}.")
+        raise InputError(
+            f"Expected mode to be one of {_tags(options.modes, 'mode')} with threat_model = {name!r}, "
+            f"got {audit.mode!r}."
+        )
     if audit.canary is not None and not isinstance(audit.canary, options.canaries):
         raise InputError(
-            f"Expected a canary.kind of {options.kinds} with threat_model = {name!r}, "
-            f"got {audit.canary.kind!r}."
+            f"Expected canary.kind to be one of {_tags(options.canaries, 'kind')} with threat_model = "
+            f"{name!r}, got {audit.canary.kind!r}."
         )
     unused = options.unused
     if name == ThreatModel.BLACK_BOX.value and isinstance(audit, OneRunConfig):
-        unused = (*unused, "methods")  # it has two bounds of its own
+        unused = (*unused, "methods")  # it always reports the same two bounds
     for key in unused:
         if value := getattr(audit, key, None):
             given = getattr(value, "kind", value)
@@ -139,29 +142,37 @@ def _with_defaults(audit: Any, info: ValidationInfo) -> Any:
 
 
 def _require_consistent(config: Config) -> None:
-    """Raise if tables contradict each other."""
+    """Raise if tables are inconsistent with each other."""
     if isinstance(config.model, FunctionModel):
         _require_for_function(config)
     if config.threat_model == ThreatModel.BLACK_BOX.value:
         _require_for_black_box(config)
     if config.pool is not None and not isinstance(config.audit, ManyRunsConfig):
-        raise InputError(f"Expected no pool with mode = {config.audit.mode!r}, which trains one model.")
+        raise InputError(f"Expected no pool with mode = {config.audit.mode!r}, which trains a single model.")
 
 
 def _require_for_function(config: Config) -> None:
     if not isinstance(config.audit, ManyRunsConfig):
-        raise InputError("Expected threat_model = 'black-box' and mode = 'many-runs' with a function.")
+        raise InputError(
+            "Expected threat_model = 'black-box' and mode = 'many-runs' with a training function."
+        )
     if isinstance(config.audit.initialization, PretrainedConfig):
-        raise InputError("Expected no initialization with a function: it makes its own models.")
+        raise InputError(
+            "Expected no pre-trained initialization with a training function, which builds its own models."
+        )
     if isinstance(config.audit.canary, ClipBkdConfig):
-        raise InputError("Expected another canary than 'clip-bkd' with a function: it needs the model.")
+        raise InputError(
+            "Expected a canary.kind other than 'clip-bkd', which needs the model, with a training function."
+        )
     if config.training.fault is not None:
-        raise InputError("Expected no training.fault with a function, which is as it is.")
+        raise InputError(
+            "Expected no training.fault with a training function: no fault can be injected into it."
+        )
 
 
 def _require_for_black_box(config: Config) -> None:
     if isinstance(config.training.fault, ShuffledBatchesConfig):
-        raise InputError("Expected another fault than 'shuffled-batches' with threat_model = 'black-box'.")
+        raise InputError("Expected a fault other than 'shuffled-batches' with threat_model = 'black-box'.")
     canary = config.audit.canary
     if isinstance(config.audit, ManyRunsConfig):
         _require_one_example(canary)
@@ -170,26 +181,26 @@ def _require_for_black_box(config: Config) -> None:
     many = many or (isinstance(canary, GivenConfig) and canary.index is None and canary.file is None)
     if not many:
         raise InputError(
-            "Expected the canary kind 'mislabelled', or 'example' without an index, for many different "
-            "canaries in one run."
+            "Expected canary.kind to be 'mislabelled', or 'example' without an index and a file, with mode = "
+            "'one-run', which needs many different canaries."
         )
     if config.training.noise_multiplier == 0:
-        raise InputError("Expected mode = 'many-runs' with noise_multiplier=0.")
+        raise InputError("Expected mode = 'many-runs' with noise_multiplier = 0.")
 
 
 def _require_one_example(canary: object) -> None:
     if not isinstance(canary, GivenConfig):
         return
     if (canary.index is None) == (canary.file is None):
-        raise InputError("Expected exactly one of index and file for the canary kind 'example'.")
+        raise InputError("Expected exactly one of index and file with canary.kind = 'example'.")
     if canary.file is not None and canary.target is None:
-        raise InputError("Expected a target, its class, for the canary in a file.")
+        raise InputError("Expected a target, the class of the canary, with canary.file.")
 
 
 class Config(Section):
-    """What ``dpaudit run`` does.
+    """Config of one ``dpaudit run``.
 
-    Without a ``seed``, the random seed comes from the operating system. ``output`` is the run's directory.
+    If ``seed`` is omitted, the operating system provides one. ``output`` is the run's directory.
     """
 
     output: PathText
@@ -211,5 +222,5 @@ class Config(Section):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """Return what identifies a run: everything but the output, the checkpoints and the pool."""
+        """Return the values that identify a run: all except output, checkpoint interval and pool."""
         return self.model_dump(mode="json", exclude={"output", "checkpoint_seconds", "pool"})

@@ -1,4 +1,4 @@
-"""Types of the values in a config, checked by the same functions as the arguments of dpaudit."""
+"""Types of config values, validated by the same functions as dpaudit's arguments."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from dpaudit.errors import InputError
 
 
 class Section(BaseModel):
-    """A table of the file: immutable, without unknown keys."""
+    """Immutable table of a config; unknown keys are rejected."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def _named(check: Callable[..., Any], **more: Any) -> AfterValidator:
-    """Return a check of a single value that names the key in its error."""
+    """Return a validator of a single value that names the key in its error."""
 
     def checked(value: Any, info: ValidationInfo) -> Any:
         return check(info.field_name, value, **more)
@@ -31,9 +31,9 @@ def _each_positive(value: tuple[int, ...], info: ValidationInfo) -> tuple[int, .
 
 
 def _path(value: str) -> str:
-    """Refuse an empty path, which would stand for the current directory."""
+    """Raise on an empty path, which would mean the current directory."""
     if not value.strip():
-        raise InputError(f"Expected a path, got {value!r}; the current directory is '.'.")
+        raise InputError(f"Expected a path, got {value!r}; use '.' for the current directory.")
     return value
 
 
@@ -51,10 +51,10 @@ Sizes: TypeAlias = Annotated[tuple[int, ...], Field(strict=False), AfterValidato
 
 
 def exactly_one(other: str) -> AfterValidator:
-    """Return a check that exactly one of this value and ``other``, the key before it, is given."""
+    """Return a validator that requires exactly one of this key and ``other``, a key before it."""
 
     def checked(value: Any, info: ValidationInfo) -> Any:
-        if other not in info.data:  # it has a mistake of its own
+        if other not in info.data:  # its own error is reported
             return value
         if (value is None) == (info.data[other] is None):
             given = "neither" if value is None else "both"

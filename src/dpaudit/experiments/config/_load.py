@@ -1,6 +1,6 @@
-"""From a TOML file to a config, or to all of its mistakes at once, each with its line.
+"""Load a config from a TOML file; report all of its errors at once, each with its line number.
 
-The file is untrusted: numbers and nesting that other code cannot handle are refused. Errors of pydantic are
+The file is untrusted: numbers and nesting that other code cannot handle are rejected. Pydantic errors are
 translated into dpaudit's own sentences.
 """
 
@@ -24,15 +24,15 @@ from dpaudit.experiments.config._config import Config
 KeyPath: TypeAlias = tuple[str, ...]
 Mistake: TypeAlias = tuple[KeyPath, str]
 
-_LARGEST_FILE = 1_000_000  # bytes of a config
-_LARGEST_INTEGER = 2**128  # a seed has as many bits
+_LARGEST_FILE = 1_000_000  # bytes
+_LARGEST_INTEGER = 2**128  # seeds have 128 bits
 _MAX_DEPTH = 20
-_LONGEST_VALUE = 100  # characters of a value that is shown
+_LONGEST_VALUE = 100  # characters of a value quoted in an error
 _TYPES = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
     "float_type": "a number",
-    "string_type": "a text",
+    "string_type": "a string",
     "bool_type": "true or false",
     "tuple_type": "a list",
     "model_type": "a table",
@@ -41,16 +41,16 @@ _TYPES = {
 }
 _TABLE = re.compile(r"^\s*\[([^\[\]]+)\]\s*(?:#.*)?$")
 _PART = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
-# dots between parts, and each part as a whole: a line of letters alone would be cut in every possible way
+# dots between parts are mandatory: otherwise a long line of letters causes catastrophic backtracking
 _KEY = re.compile(rf"^\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=")
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Return the config in this file; ``overrides`` are such as ``training.num_steps=50``."""
+    """Return the config in this file, with ``overrides`` such as ``training.num_steps=50`` applied."""
     try:
         text = _content(Path(path)).decode()
     except UnicodeDecodeError as error:
-        raise InputError(f"Expected text in UTF-8 in {path}: {error}.") from error
+        raise InputError(f"Expected UTF-8 text in {path}: {error}.") from error
     return parse_config(text, str(path), overrides)
 
 
@@ -59,16 +59,16 @@ def _content(path: Path) -> bytes:
         with open_file(path) as file:
             content = file.read(_LARGEST_FILE + 1)
     except FileNotFoundError as error:
-        raise InputError(f"Expected a config, but there is no file {path}.") from error
+        raise InputError(f"Expected a config file, but {path} does not exist.") from error
     except OSError as error:
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
     if len(content) > _LARGEST_FILE:
-        raise InputError(f"Expected a config of at most {_LARGEST_FILE:,} bytes, got more in {path}.")
+        raise InputError(f"Expected a config of at most {_LARGEST_FILE:,} bytes, but {path} is larger.")
     return content
 
 
 def parse_config(text: str, name: str, overrides: Sequence[str] = ()) -> Config:
-    """Return the config in this text; errors call it ``name``."""
+    """Return the config in this text; errors refer to it as ``name``."""
     raw = _parsed(text, name)
     changed = {_override(raw, override) for override in overrides}
     _require_plain(raw, name)
@@ -80,13 +80,13 @@ def parse_config(text: str, name: str, overrides: Sequence[str] = ()) -> Config:
         found = [_located(path, sentence, lines, changed) for path, sentence in ordered]
     if len(found) == 1:
         raise InputError(f"{name}, {found[0]}")
-    raise InputError(f"{name} has {len(found)} mistakes:\n" + "\n".join(f"  {text}" for text in found))
+    raise InputError(f"{name} has {len(found)} errors:\n" + "\n".join(f"  {text}" for text in found))
 
 
 def _located(path: KeyPath, sentence: str, lines: dict[KeyPath, int], changed: set[KeyPath]) -> str:
     line = _line_of(lines, path)
     where = "--set " if path in changed else "" if line is None else f"line {line}, "
-    key = f"{'.'.join(path)}: " if path else ""  # some concern the whole config
+    key = f"{'.'.join(path)}: " if path else ""  # empty if the error concerns the whole config
     return f"{where}{key}{sentence}"
 
 
@@ -95,7 +95,7 @@ def _override(raw: dict[str, Any], text: str) -> KeyPath:
     key, equals, value = text.partition("=")
     path = tuple(part.strip() for part in key.split("."))
     if not equals or not all(path):
-        raise InputError(f"Expected a key and a value such as training.num_steps=50, got {text!r}.")
+        raise InputError(f"Expected KEY=VALUE, such as training.num_steps=50, got {text!r}.")
     table: Any = raw
     for part in path[:-1]:
         table = table.setdefault(part, {})
@@ -106,7 +106,7 @@ def _override(raw: dict[str, Any], text: str) -> KeyPath:
 
 
 def _value(text: str) -> Any:
-    """Return the value as TOML reads it; what it cannot read is a text."""
+    """Return the value parsed as TOML, or the text unchanged if it is not valid TOML."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
@@ -114,23 +114,23 @@ def _value(text: str) -> Any:
 
 
 def _parsed(text: str, name: str) -> dict[str, Any]:
-    """Return the tables in this text; errors call it ``name``."""
+    """Return the tables in this text; errors refer to it as ``name``."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"Expected TOML in {name}: {error}.") from error
-    except ValueError as error:  # of the reader's own numbers
-        raise InputError(f"Expected numbers of fewer digits in {name}.") from error
+    except ValueError as error:  # Python limits the digits of an integer
+        raise InputError(f"Expected numbers with fewer digits in {name}.") from error
     except RecursionError as error:
         raise InputError(f"Expected at most {_MAX_DEPTH} levels of tables and lists in {name}.") from error
 
 
 def _require_plain(raw: dict[str, Any], name: str) -> None:
-    """Refuse numbers and depths that would raise wherever they are first used."""
+    """Raise on numbers and nesting depths that would otherwise fail where they are first used."""
     level: list[Any] = [raw]
     for _ in range(_MAX_DEPTH):
         if any(isinstance(one, int) and abs(one) > _LARGEST_INTEGER for one in level):
-            raise InputError(f"Expected whole numbers of at most 2^128 in {name}.")
+            raise InputError(f"Expected whole numbers up to 2^128 in {name}.")
         level = [inner for one in level for inner in _inside(one)]
     if level:
         raise InputError(f"Expected at most {_MAX_DEPTH} levels of tables and lists in {name}.")
@@ -143,7 +143,7 @@ def _inside(value: Any) -> list[Any]:
 
 
 def _lines_of_keys(text: str) -> dict[KeyPath, int]:
-    """Return the line of every table and key; keys inside braces have that of the brace."""
+    """Return the line number of every table and key; keys of an inline table share its line."""
     found: dict[KeyPath, int] = {}
     table: KeyPath = ()
     for number, line in enumerate(text.splitlines(), start=1):
@@ -156,7 +156,7 @@ def _lines_of_keys(text: str) -> dict[KeyPath, int]:
 
 
 def _line_of(lines: dict[KeyPath, int], path: Sequence[str]) -> int | None:
-    """Return the line of a key, or of the nearest table around it; None if neither is there."""
+    """Return the line number of a key or else of its innermost table; None if neither is in the file."""
     for length in range(len(path), 0, -1):
         if tuple(path[:length]) in lines:
             return lines[tuple(path[:length])]
@@ -164,10 +164,10 @@ def _line_of(lines: dict[KeyPath, int], path: Sequence[str]) -> int | None:
 
 
 def _split(dotted: str) -> KeyPath:
-    """Return the parts of a dotted key, as the TOML reader itself reads them."""
+    """Return the parts of a dotted key, as parsed by ``tomllib``."""
     try:
         nested = tomllib.loads(f"{dotted} = 0")
-    except tomllib.TOMLDecodeError:  # a line inside a longer text that only looked like a key
+    except tomllib.TOMLDecodeError:  # a line of a multi-line string that only looks like a key
         return ()
     parts: list[str] = []
     value: object = nested
@@ -180,8 +180,8 @@ def _split(dotted: str) -> KeyPath:
 def _all_mistakes(error: ValidationError, raw: Mapping[str, Any]) -> list[Mistake]:
     """Return each mistake with the path of its key.
 
-    Pydantic does not check the rest of a table whose name is wrong. So a known name stands in for it while
-    the rest is checked; keys that only that name has, or lacks, are no mistakes.
+    Pydantic does not check the rest of a table whose tag is unknown. A known tag is therefore substituted
+    while the rest is checked; keys that are unknown or missing only under that tag are not reported.
     """
     found = [_mistake(one, raw) for one in error.errors(include_url=False)]
     trial = copy.deepcopy(dict(raw))
@@ -203,7 +203,7 @@ def _all_mistakes(error: ValidationError, raw: Mapping[str, Any]) -> list[Mistak
 
 
 def _is_tag_of_table(error: ErrorDetails, trial: Mapping[str, Any]) -> bool:
-    """Return whether a wrong name stands in a table; a name alone has nothing beside it to check."""
+    """Return whether an unknown tag is in a table; a bare tag has no other keys to check."""
     if error["type"] != "union_tag_invalid":
         return False
     table: Any = trial
@@ -213,7 +213,7 @@ def _is_tag_of_table(error: ErrorDetails, trial: Mapping[str, Any]) -> bool:
 
 
 def _replace_tag(trial: dict[str, Any], error: ErrorDetails) -> KeyPath:
-    """Replace a wrong name by the nearest known one; return the path of its table."""
+    """Replace an unknown tag with the closest known one; return the path of its table."""
     *table, key = _unknown_tag(_key_path(error["loc"], trial), error)[0]
     known = re.findall(r"'([^']*)'", error["ctx"]["expected_tags"])
     near = difflib.get_close_matches(error["ctx"]["tag"], known, n=1, cutoff=0.0)
@@ -241,23 +241,23 @@ def _mistake(error: ErrorDetails, raw: Mapping[str, Any]) -> Mistake:
 
 
 def _shown(value: object) -> str:
-    """Return a value of the file, shortened if it is long."""
+    """Return the repr of a value, truncated if it is long."""
     text = repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def _unknown_key(path: KeyPath, loc: Sequence[str | int], raw: Mapping[str, Any]) -> str:
-    """Return the sentence about a key that its table does not have."""
+    """Return the error message for a key that its table does not have."""
     if path[-1] in _keys_of_any(path[:-1]):
-        return f"It has no use{_tag_of(path[:-1], raw)}; remove it."
-    return f"There is no such key; {_suggestion(loc)}"
+        return f"This key is not used{_tag_of(path[:-1], raw)}; remove it."
+    return f"Unknown key; {_suggestion(loc)}"
 
 
 def _unknown_tag(path: KeyPath, error: ErrorDetails) -> Mistake:
-    """Return the mistake of an unknown name."""
+    """Return the mistake for an unknown or missing tag."""
     context = error["ctx"]
     key = context["discriminator"].strip("'")
-    key = "mode" if key.endswith("()") else key  # the only one that is found by a function
+    key = "mode" if key.endswith("()") else key  # the only discriminator that is a function
     if error["type"] == "union_tag_not_found":
         if not isinstance(error["input"], Mapping):
             return path, f"Expected a table, got {_shown(error['input'])}."
@@ -269,7 +269,7 @@ def _unknown_tag(path: KeyPath, error: ErrorDetails) -> Mistake:
 
 
 def _key_path(loc: Sequence[str | int], raw: Mapping[str, Any]) -> KeyPath:
-    """Return the keys as in the file, without the tags that pydantic puts between them."""
+    """Return the keys as in the file, without the tags that pydantic inserts between them."""
     path: list[str] = []
     value: Any = raw
     for index, part in enumerate(loc):
@@ -284,11 +284,11 @@ def _key_path(loc: Sequence[str | int], raw: Mapping[str, Any]) -> KeyPath:
 def _suggestion(loc: Sequence[str | int]) -> str:
     known = _keys(Config, [str(part) for part in loc[:-1]])
     near = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.75)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
+    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}."
 
 
 def _keys(section: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """Return the keys of the table at this path of fields and tags."""
+    """Return the keys of the table at this path, which consists of fields and tags."""
     found = [section]
     for part in path:
         inner = [one for s in found if part in s.model_fields for one in _sections(s.model_fields[part])]
@@ -297,7 +297,7 @@ def _keys(section: type[BaseModel], path: Sequence[str]) -> list[str]:
 
 
 def _keys_of_any(path: Sequence[str]) -> set[str]:
-    """Return the keys of all tables that may be at this path, whatever their tag."""
+    """Return the keys of all tables allowed at this path, regardless of tag."""
     found: list[type[BaseModel]] = [Config]
     for part in path:
         found = [one for s in found if part in s.model_fields for one in _sections(s.model_fields[part])]
@@ -305,7 +305,7 @@ def _keys_of_any(path: Sequence[str]) -> set[str]:
 
 
 def _tag_of(path: Sequence[str], raw: Mapping[str, Any]) -> str:
-    """Return the tag of the table at this path for a sentence: `` with name = "mlp"``."""
+    """Return the tag of the table at this path as part of a sentence: `` with name = "mlp"``."""
     table: Any = raw
     for part in path:
         table = table.get(part, {})
@@ -314,7 +314,7 @@ def _tag_of(path: Sequence[str], raw: Mapping[str, Any]) -> str:
 
 
 def _sections(field: Any) -> list[type[BaseModel]]:
-    """Return the tables that a field may be."""
+    """Return the section types that a field accepts."""
 
     def inside(hint: Any) -> list[type[BaseModel]]:
         if isinstance(hint, type) and issubclass(hint, BaseModel):
@@ -325,6 +325,6 @@ def _sections(field: Any) -> list[type[BaseModel]]:
 
 
 def _names(section: type[BaseModel]) -> list[str]:
-    """Return the tags that choose this table."""
+    """Return the tags that select this section."""
     fields = (section.model_fields[key] for key in ("name", "mode", "kind") if key in section.model_fields)
     return [tag for field in fields for tag in get_args(field.annotation)]

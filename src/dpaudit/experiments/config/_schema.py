@@ -1,6 +1,6 @@
-"""The tables of a config: model, data, training, audit with its canary, and the pool of many trainings.
+"""The tables of a config: model, data, training, audit with its canary, and the pool of many training runs.
 
-Each is a section with its keys and their defaults; how they go together is in ``_config``.
+Each is a section with its keys and their defaults; constraints between sections are in ``_config``.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from dpaudit.methods import NAMES
 
 
 class NamedModel(Section):
-    """A model without settings; inputs and classes are those of the data."""
+    """Model without settings; input shape and number of classes come from the data."""
 
     name: Literal["wide-resnet-16-4", "wide-resnet-40-4", "conv-net", "purchase-mlp", "logistic-regression"]
 
 
 class Mlp(Section):
-    """Linear layers with ReLU between them."""
+    """Linear layers with ReLU activations in between."""
 
     name: Literal["mlp"]
     hidden: Sizes = (128,)
 
 
 class FunctionModel(Section):
-    """A training function of your own, named as ``module:function``."""
+    """User-defined training function, named as ``module:function``."""
 
     name: Literal["function"]
     function: str
@@ -52,27 +52,27 @@ ModelConfig: TypeAlias = Annotated[NamedModel | Mlp | FunctionModel, Field(discr
 
 
 class _SizedDataConfig(Section):
-    """How many examples are trained on, and how many of the others are for test; None: all there are."""
+    """Number of training examples, and of test examples among the rest; None means all."""
 
     num_examples: PositiveInt | None = None
     num_test: PositiveInt | None = None
 
 
 class Digits(_SizedDataConfig):
-    """The digits that come with dpaudit."""
+    """Handwritten digits that ship with dpaudit."""
 
     name: Literal["digits"]
 
 
 class Files(_SizedDataConfig):
-    """Data from official files in a directory."""
+    """Data set read from its official files in a directory."""
 
     name: Literal["cifar10", "purchase100", "location", "idx"]
     directory: str
 
 
 class Random(Section):
-    """Random pixels and classes; without ``num_test`` a fifth as many more are for test."""
+    """Random pixels and classes; ``num_test`` defaults to a fifth of ``num_examples``."""
 
     name: Literal["random"]
     num_examples: PositiveInt = 50_000
@@ -86,7 +86,7 @@ DataConfig: TypeAlias = Annotated[Digits | Files | Random, Field(discriminator="
 
 
 class SgdConfig(Section):
-    """Gradient descent."""
+    """Stochastic gradient descent."""
 
     name: Literal["sgd"]
     learning_rate: Positive = 1.0
@@ -95,7 +95,7 @@ class SgdConfig(Section):
 
 
 class AdamConfig(Section):
-    """Adam."""
+    """Adam optimizer."""
 
     name: Literal["adam"]
     learning_rate: Positive = 1e-3
@@ -106,27 +106,27 @@ OptimizerConfig: TypeAlias = Annotated[SgdConfig | AdamConfig, Field(discriminat
 
 
 class NoiseTooSmallConfig(Section):
-    """Noise of ``factor`` times what it should be."""
+    """Noise with ``factor`` times the claimed standard deviation."""
 
     name: Literal["noise-too-small"]
     factor: NonNegative = 0.8
 
 
 class ClippingFault(Section):
-    """Gradients that are not clipped, or clipped after they were averaged."""
+    """Gradients that are not clipped, or are clipped only after averaging."""
 
     name: Literal["unclipped", "clipped-after-mean"]
 
 
 class FewSeedsConfig(Section):
-    """Noise of a generator that is seeded in every step, with one of ``num_seeds``."""
+    """Noise from an RNG that is reseeded in every step with one of ``num_seeds`` seeds."""
 
     name: Literal["few-seeds"]
     num_seeds: PositiveInt = 100
 
 
 class ShuffledBatchesConfig(Section):
-    """Epochs that are shuffled and cut, accounted for as Poisson sampling."""
+    """Shuffled epochs cut into batches, accounted for as Poisson sampling."""
 
     name: Literal["shuffled-batches"]
 
@@ -137,11 +137,11 @@ FaultConfig: TypeAlias = Annotated[
 
 
 class TrainingConfig(Section):
-    """DP-SGD, with the numbers that the claim follows from.
+    """DP-SGD settings, from which the claim is derived.
 
-    Without noise nothing is claimed: only black-box audits take a noise multiplier of zero. With
-    ``multiplicity``, the gradients of that many mirrored and shifted copies of an image are averaged before
-    they are clipped.
+    Without noise nothing is claimed: only black-box audits accept a noise multiplier of zero. With
+    ``multiplicity``, the gradients of that many flipped and cropped copies of an image are averaged before
+    clipping.
     """
 
     noise_multiplier: NonNegative | None = None
@@ -159,7 +159,7 @@ class TrainingConfig(Section):
 
 
 class CanaryConfig(Section):
-    """The gradients that are inserted, ``scale`` times the clipping norm."""
+    """Gradient canaries; ``scale`` is their norm relative to the clipping norm."""
 
     kind: Literal["dirac", "constant", "mixed", "random-direction"] = "dirac"
     scale: Positive = 10.0
@@ -167,13 +167,13 @@ class CanaryConfig(Section):
 
 
 class ExampleConfig(Section):
-    """Examples that need no search."""
+    """Input canaries that need no optimization."""
 
     kind: Literal["blank", "mislabelled"]
 
 
 class AdversarialConfig(Section):
-    """Examples moved to where their loss is large."""
+    """Input canaries perturbed to maximize their loss."""
 
     kind: Literal["adversarial"]
     num_steps: PositiveInt = 20
@@ -182,7 +182,7 @@ class AdversarialConfig(Section):
 
 
 class CraftedConfig(Section):
-    """Examples moved to where their gradients are orthogonal to those of others."""
+    """Input canaries optimized so that their gradients are orthogonal to those of other examples."""
 
     kind: Literal["crafted"] = "crafted"
     num_steps: PositiveInt = 50
@@ -192,15 +192,15 @@ class CraftedConfig(Section):
 
 
 class ClipBkdConfig(Section):
-    """An example where the data vary least, with an unlikely class."""
+    """Example along the direction in which the data vary least, with an unlikely class."""
 
     kind: Literal["clip-bkd"]
 
 
 class GivenConfig(Section):
-    """A given example: that of an ``index`` among the held-out ones, or a ``file`` of numpy.
+    """User-selected example: the held-out one at ``index``, or an array in a NumPy ``file``.
 
-    Without ``target`` a held-out example has its own class.
+    If ``target`` is omitted, a held-out example keeps its own class.
     """
 
     kind: Literal["example"]
@@ -210,7 +210,7 @@ class GivenConfig(Section):
 
 
 def _gradient_by_default(raw: Any) -> Any:
-    """Take a table without a kind for one of gradients."""
+    """Treat a table without a kind as a gradient canary."""
     return {"kind": "dirac", **raw} if isinstance(raw, Mapping) else raw
 
 
@@ -228,13 +228,13 @@ ScoreName: TypeAlias = Literal["log-odds", "loss"]
 
 
 class RandomWeightsConfig(Section):
-    """Every model has random first weights of its own."""
+    """Independent random initial weights for every model."""
 
     kind: Literal["random"] = "random"
 
 
 class PretrainedConfig(Section):
-    """All models start from the same weights, trained on the held-out examples without privacy."""
+    """The same initial weights for all models, trained on the held-out examples without privacy."""
 
     kind: Literal["pre-trained"]
     num_steps: PositiveInt = 1_000
@@ -243,7 +243,7 @@ class PretrainedConfig(Section):
 
 
 def _as_table(raw: Any) -> Any:
-    """Take a kind alone for a table."""
+    """Turn a bare kind into a table."""
     return {"kind": raw} if isinstance(raw, str) else raw
 
 
@@ -256,7 +256,7 @@ Initialization: TypeAlias = Annotated[
 def _known(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
     for name in names or ():
         if name not in NAMES:
-            raise InputError(f"Expected methods of {', '.join(map(repr, NAMES))}, got {name!r}.")
+            raise InputError(f"Expected methods from {', '.join(map(repr, NAMES))}, got {name!r}.")
     return names
 
 
@@ -264,9 +264,10 @@ Methods: TypeAlias = Annotated[tuple[str, ...] | None, Field(strict=False), Afte
 
 
 class _AuditConfig(Section):
-    """The keys of all modes. Without ``methods``, bounds of all of them are reported.
+    """Keys shared by all modes.
 
-    Without ``canary``, it is the usual one of the threat model.
+    If ``methods`` is omitted, the bounds of all methods are reported; ``canary`` defaults to that of the
+    threat model.
     """
 
     confidence: Confidence = 0.95
@@ -275,9 +276,9 @@ class _AuditConfig(Section):
 
 
 class _StepAuditConfig(_AuditConfig):
-    """The keys of modes that observe single steps.
+    """Keys of the modes that observe individual steps.
 
-    ``held_out`` is the number of examples that input canaries are made from.
+    ``held_out`` is the number of examples from which input canaries are made.
     """
 
     first_steps: PositiveInt | None = None
@@ -286,9 +287,9 @@ class _StepAuditConfig(_AuditConfig):
 
 
 class OneRunConfig(_StepAuditConfig):
-    """Many canaries in one training.
+    """Many canaries in one training run.
 
-    Only for audits of the final model: ``score``, ``num_guesses`` and ``initialization``.
+    ``score``, ``num_guesses`` and ``initialization`` apply only to audits of the final model.
     """
 
     mode: Literal["one-run"] = "one-run"
@@ -299,7 +300,7 @@ class OneRunConfig(_StepAuditConfig):
 
 
 class PaperConfig(_StepAuditConfig):
-    """The paper's two batches a step, with one canary."""
+    """Two batches per step and a single canary, as in the paper."""
 
     mode: Literal["paper"]
     num_canaries: Literal[1] = 1
@@ -308,16 +309,16 @@ class PaperConfig(_StepAuditConfig):
 
 
 class EndToEndConfig(_AuditConfig):
-    """One observation of the whole training from each canary."""
+    """One observation of the whole training run per canary."""
 
     mode: Literal["end-to-end"]
     num_canaries: PositiveInt | None = None
 
 
 class ManyRunsConfig(_AuditConfig):
-    """One observation from each of many trainings; the canary is in every second one's data.
+    """One observation from each of many training runs; every second run has the canary in its data.
 
-    Without ``threshold`` the rule is chosen by the number of scores.
+    If ``threshold`` is omitted, the number of scores determines the rule.
     """
 
     mode: Literal["many-runs"] = "many-runs"
@@ -342,13 +343,13 @@ AuditConfig: TypeAlias = Annotated[
 
 
 class SerialConfig(Section):
-    """One after another, in this process."""
+    """Sequential execution in this process."""
 
     kind: Literal["serial"]
 
 
 class ProcessesConfig(Section):
-    """Processes of this machine; without ``num_workers``, one for each core."""
+    """Processes on this machine; ``num_workers`` defaults to one per core."""
 
     kind: Literal["processes"] = "processes"
     num_workers: PositiveInt | None = None
@@ -356,7 +357,7 @@ class ProcessesConfig(Section):
 
 
 class RayConfig(Section):
-    """Ray, on this machine or in the cluster at ``address``; the numbers are those of one group of models."""
+    """Ray, on this machine or on the cluster at ``address``; resources are per group of models."""
 
     kind: Literal["ray"]
     address: str | None = None
@@ -366,7 +367,7 @@ class RayConfig(Section):
 
 
 def _processes_by_default(raw: Any) -> Any:
-    """Take a kind alone for a table, and a table without a kind for one of processes."""
+    """Turn a bare kind into a table; a table without a kind selects processes."""
     raw = _as_table(raw)
     return {"kind": "processes", **raw} if isinstance(raw, dict) else raw
 

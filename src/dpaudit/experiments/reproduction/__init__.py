@@ -1,7 +1,7 @@
 """The paper's tables and figures, each reproduced by one call; ``dpaudit.report`` draws them.
 
-Simulations need numpy and scipy only. Trainings need torch and pydantic, which are loaded when the first
-cell of one is measured.
+Simulations need only numpy and scipy. Figures that train models need torch and pydantic, which are imported
+when their first cell is measured.
 """
 
 from dpaudit.experiments.reproduction._figure import (

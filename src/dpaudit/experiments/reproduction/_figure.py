@@ -29,20 +29,20 @@ Settings: TypeAlias = Mapping[str, Any]
 class Figure(ABC):
     """A figure or table of the paper, and how to measure it.
 
-    The work is split into ``cells``; each is stored when it is finished. ``measure`` is given the key of a
-    cell and returns its rows; ``picture`` and ``tables`` are made from the rows of all cells.
+    The work is split into ``cells``; each is stored when it is finished. ``measure`` takes the key of a cell
+    and returns its rows; ``picture`` and ``tables`` use the rows of all cells.
     """
 
     name: str
     title: str
     paper: str
-    """Where it is in the paper, and what it shows."""
+    """Its place in the paper, and what it shows there."""
     settings: Mapping[Scale, Settings]
     needs: tuple[Need, ...] = ()
     has_processes: bool = False
-    """Whether a cell uses all cores by itself: then cells are measured one at a time."""
+    """Whether a single cell uses all cores, in which case cells are measured one at a time."""
     remarks: tuple[str, ...] = ()
-    """Caveats for comparing it with the paper."""
+    """Caveats about the comparison with the paper."""
 
     @abstractmethod
     def cells(self, settings: Settings, /) -> Sequence[Key]:
@@ -61,7 +61,7 @@ class Figure(ABC):
         """Return the tables to print."""
 
     def described(self) -> dict[str, object]:
-        """Return name, title, place in the paper and needed files as plain values."""
+        """Return name, title, place in the paper and required files as plain values."""
         return {
             "name": self.name,
             "title": self.title,
@@ -73,7 +73,7 @@ class Figure(ABC):
 class Scale(StrEnum):
     """The size of a reproduction, from seconds to a machine with a GPU."""
 
-    TINY = "tiny"  # for tests: every part runs, no number means anything
+    TINY = "tiny"  # for tests: every part runs, but the numbers are meaningless
     CPU = "cpu"  # at most half an hour on two cores
     PAPER = "paper"  # the paper's own numbers of steps, models and observations
 
@@ -84,7 +84,7 @@ def simulated(usual: Settings, **tiny: object) -> Mapping[Scale, Settings]:
 
 
 def crossed(**axes: Iterable[float | int | str]) -> list[Key]:
-    """Return a key for each combination of values; those of the last name change fastest.
+    """Return a key for each combination of values; the last name varies fastest.
 
     >>> crossed(epsilon=(1.0, 4.0), run=range(2))[:2]
     [{'epsilon': 1.0, 'run': 0}, {'epsilon': 1.0, 'run': 1}]
@@ -99,16 +99,16 @@ class Work:
     settings: Settings
     seed: int
     folder: Path
-    """For what a training stores, so that it resumes where it was interrupted."""
+    """The folder for the files of a training run, with which it resumes after an interrupt."""
     data: Data
     device: str = "cpu"
     num_workers: int | None = None
-    """Processes of a cell that starts some: by default one for each core."""
+    """The number of processes if a cell starts any; None for one per core."""
     within: Callable[[str], None] = lambda _: None
-    """Called with a sentence on the progress of the cell."""
+    """Called with the progress of the cell as text."""
 
     def generator(self) -> np.random.Generator:
-        """Return the cell's own RNG, independent of which cells were measured before it."""
+        """Return the RNG of the cell, which does not depend on other cells."""
         return np.random.default_rng(self.seed)
 
 
@@ -120,7 +120,7 @@ class Need:
     """The paper's name for the data."""
     files: str
     places: tuple[tuple[str, str], ...]
-    """A file in the data folder, and the name that configs have for the data."""
+    """Pairs of a file in the data folder and the name of the data in configs."""
 
 
 CIFAR10 = Need(
@@ -153,7 +153,7 @@ class Data:
             where = "" if self.directory is None else f", got {self.directory} without them"
             raise InputError(
                 f"Expected --data-dir with the official files that {name} needs{where}: "
-                f"{' and '.join(missing)}; or give --embedded, to use the digits that come with dpaudit."
+                f"{' and '.join(missing)}; or pass --embedded to use the digits that come with dpaudit."
             )
 
     def names(self, needs: Sequence[Need]) -> list[str]:
@@ -161,12 +161,12 @@ class Data:
         return ["digits"] if self.embedded and needs else [str(self._found(need)) for need in needs]
 
     def stand_ins(self, needs: Iterable[Need]) -> dict[str, str]:
-        """Return labels for data that are not the paper's, by the paper's name for its own."""
+        """Return labels for data that replace the paper's, by the paper's name for its data."""
         used = {need.paper: self.config(need)["name"] for need in needs}
         return {paper: f"{name} for {paper}" for paper, name in used.items() if name not in _OFFICIAL}
 
     def config(self, need: Need) -> dict[str, Any]:
-        """Return the table ``data`` of a config, for all examples."""
+        """Return the table ``data`` of a config with all examples."""
         name = self._found(need)
         if self.embedded or name is None:
             return {"name": "digits"}
@@ -184,7 +184,7 @@ class Mark(StrEnum):
 
     LINE = "line"
     DASHES = "dashes"
-    TRUTH = "truth"  # what the others should come near to
+    TRUTH = "truth"  # the true value that the others estimate
     POINTS = "points"
     BARS = "bars"
     STEPS = "steps"  # a histogram: y[i] from x[i] to x[i + 1]
@@ -192,7 +192,7 @@ class Mark(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Points, with the spread of each to either side."""
+    """Points, each with its spread in both directions."""
 
     label: str
     x: Sequence[float]
@@ -203,7 +203,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One pair of axes. ``categories`` label the ticks 0, 1, ... of the x axis; ``level`` is the truth."""
+    """One pair of axes; ``categories`` label the ticks 0, 1, ... of the x axis, ``level`` is the truth."""
 
     title: str = ""
     x_label: str
@@ -219,7 +219,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """Panels side by side, at most ``columns`` in a line."""
+    """Panels in rows of at most ``columns``."""
 
     panels: Sequence[Panel]
     columns: int = 4
@@ -227,10 +227,10 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Numbers to print, such as those of the paper beside ours."""
+    """Numbers to print, such as those of the paper next to ours."""
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     names_papers: bool = False
-    """Whether to keep the paper's names of data even if others stand in for them."""
+    """Whether to keep the paper's names of data even if other data replace them."""

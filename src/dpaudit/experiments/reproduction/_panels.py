@@ -44,13 +44,13 @@ def spread(rows: Iterable[Row], name: str = "epsilon") -> float:
 
 
 def mean_text(rows: Iterable[Row]) -> str:
-    """Return the mean epsilon for a table, an empty text if there is none."""
+    """Return the mean epsilon for a table, or an empty string if there is none."""
     found = mean(rows)
     return "" if found is None else f"{found:.2f}"
 
 
 def mean_cells(rows: Sequence[Row], column: str, values: Iterable[float]) -> list[str]:
-    """Return the mean epsilon at each of these values of a column, for the line of a table."""
+    """Return the mean epsilon at each of these values of a column, for the row of a table."""
     return [mean_text(only(rows, **{column: value})) for value in values]
 
 
@@ -70,7 +70,8 @@ def kinds(rows: Iterable[Row]) -> dict[tuple[str, str], str]:
 
 def method_label(method: str, rule: str) -> str:
     """Return a method with its threshold rule, as in a legend."""
-    return f"{method}, {rule}" if rule else method
+    shown = rule.replace("canaries a step", "canaries per step")  # stored cells keep the wording of 0.1
+    return f"{method}, {shown}" if rule else method
 
 
 def by_method(rows: Rows) -> Iterator[tuple[str, list[Row]]]:
@@ -80,7 +81,7 @@ def by_method(rows: Rows) -> Iterator[tuple[str, list[Row]]]:
 
 
 def comparison_table(
-    rows: Sequence[Sequence[str]], title: str = "What the paper says", *, names_papers: bool = False
+    rows: Sequence[Sequence[str]], title: str = "Comparison with the paper", *, names_papers: bool = False
 ) -> Table:
     """Return a table with the paper's value and ours for each quantity."""
     return Table(title=title, header=("", "paper", "here"), rows=rows, names_papers=names_papers)
@@ -97,13 +98,13 @@ def rates_of(rows: Rows) -> tuple[list[float], list[float]]:
 
 
 def rates_series(rows: Rows, label: str, mark: Mark = Mark.LINE, every: int = 1) -> Series:
-    """Return a curve of error rates; of many points only each ``every``-th is drawn."""
+    """Return a curve of error rates with every ``every``-th point."""
     x, y = rates_of(rows)
     return Series(label=label, x=x[::every], y=y[::every], mark=mark)
 
 
 def rates_panel(series: Sequence[Series], title: str = "") -> Panel:
-    """Return a panel of both error rates from 0 to 1."""
+    """Return a panel with both error rates from 0 to 1."""
     return Panel(
         title=title,
         x_label="false positive rate",
@@ -124,7 +125,7 @@ def bounds_panel(
     log_x: bool = False,
     y_range: tuple[float, float] | None = None,
 ) -> Panel:
-    """Return the bounds of all methods over a column, below the truth."""
+    """Return the bounds of all methods over a column, with the true value as a line."""
     return Panel(
         title=title,
         x_label=label,
@@ -146,7 +147,7 @@ def bars_panel(
     x_label: str = "",
     level_label: str = "theoretical",
 ) -> Panel:
-    """Return the mean bounds of all methods at these values of a column as bars, side by side."""
+    """Return the mean bounds of all methods at these values of a column as grouped bars."""
     bars = [
         _mean_series(own, column, values, label=label, x=range(len(values)), mark=Mark.BARS)
         for label, own in by_method(rows)
@@ -163,7 +164,7 @@ def bars_panel(
 
 
 def epsilon_panel(series: Sequence[Series], epsilons: Sequence[float], title: str) -> Panel:
-    """Return bounds over the theoretical epsilon, with the diagonal."""
+    """Return a panel of bounds over the theoretical epsilon, with the diagonal."""
     return Panel(
         title=title,
         x_label="theoretical epsilon",

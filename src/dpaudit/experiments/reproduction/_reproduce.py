@@ -1,7 +1,7 @@
-"""Reproduce a figure: measure its cells, or resume where it was interrupted, and make its picture and tables.
+"""Reproduce a figure: measure its missing cells, and create its picture and tables.
 
-Finished cells are stored, each completely or not at all. A pool of processes measures several at a time. If
-other data stand in for the paper's, every label says so.
+Finished cells are stored atomically, so that an interrupted figure resumes. A pool of processes measures
+several cells at a time. Labels name the data used if they are not the paper's.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:  # trials load SQLite, which only cells in processes need
 
 _SCHEMA_VERSION = 1
 _TINY = (
-    "Scale tiny is there to see that everything works: its numbers mean nothing, and in the place of wide "
-    "networks there is a ConvNet."
+    "Scale tiny only checks that everything runs: its numbers are meaningless, and a ConvNet replaces wide "
+    "networks."
 )
 
 
@@ -60,9 +60,9 @@ def reproduce(
 ) -> Reproduced:
     """Measure the missing cells and return the figure.
 
-    A ``pool`` measures several cells at a time; a figure that trains in processes itself starts as many as
-    the pool has. ``watch`` is called with the number of finished cells, the number of all, and the cell that
-    is being measured (in a pool: that was measured); ``within`` with the progress of a cell in this process.
+    A ``pool`` measures several cells at a time; a figure that trains in its own processes starts as many as
+    the pool has. ``watch`` is called with the number of finished cells, the total number, and the current
+    cell (with a pool, the last finished one); ``within``, with the progress of a cell in this process.
     """
     data = data or Data()
     data.require(figure.name, figure.needs)
@@ -95,7 +95,7 @@ def reproduce(
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduced:
-    """All rows of a figure, and what is drawn and printed from them."""
+    """All rows of a figure, with its picture and tables."""
 
     figure: Figure
     scale: Scale
@@ -115,7 +115,7 @@ class Reproduced:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Caveats for comparing it with the paper."""
+        """Caveats about the comparison with the paper."""
         return (*((_TINY,) if self.scale is Scale.TINY else ()), *self.figure.remarks)
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _measure(run: FigureRun, pool: Processes | None, watch: Callable[[int, int, 
 
 
 def _measure_pooled(run: FigureRun, pool: Processes, watch: Callable[[int, int, str], None]) -> None:
-    """Measure several cells at a time; those that fail are reported after the others are finished."""
+    """Measure several cells at a time; failures are reported after the others have finished."""
     from dpaudit.experiments.trials import Recipe, Task, Trial  # noqa: PLC0415
 
     missing, total = run.missing, len(run.keys)
@@ -168,14 +168,14 @@ def _measure_pooled(run: FigureRun, pool: Processes, watch: Callable[[int, int, 
             watch(num_done, total, run.label(trial.number))
     if errors:
         raise InputError(
-            f"Expected {total} cells of {run.figure.name}, but {len(errors)} failed; the others are "
-            f"kept. The first was {errors[0]}"
+            f"Expected {total} cells of {run.figure.name}, but {len(errors)} failed; the others are stored. "
+            f"The first failure was {errors[0]}"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureRun:
-    """The cells of a figure at a scale: which they are, how each is measured, and where it is stored."""
+    """The cells of a figure at a scale: their keys, how each is measured, and where it is stored."""
 
     figure: Figure
     output: Path
@@ -198,7 +198,7 @@ class FigureRun:
 
     @cached_property
     def cells(self) -> JsonCache:
-        """The finished cells. They record the version of dpaudit, not its code."""
+        """The finished cells, which record the version of dpaudit but not its code."""
         identity = {
             "schema_version": _SCHEMA_VERSION,
             "dpaudit": dpaudit.__version__,
@@ -212,11 +212,11 @@ class FigureRun:
 
     @property
     def missing(self) -> list[int]:
-        """The indices of the cells that are not finished."""
+        """The indices of the unfinished cells."""
         return [index for index, key in enumerate(self.keys) if self.cells.read(_slug(key)) is None]
 
     def measure(self, index: int) -> float:
-        """Measure a cell and store it; return the seconds that it took."""
+        """Measure and store a cell, and return its duration in seconds."""
         key = self.keys[index]
         started = time.perf_counter()
         rows: list[Row] = [{**key, **row} for row in self.figure.measure(key, self._work(key))]
@@ -247,7 +247,7 @@ class FigureRun:
         return rows, sum(float(cell["seconds"]) for cell in found)
 
     def described(self) -> dict[str, Any]:
-        """Return the arguments of :func:`worker`, from which another process makes the same run."""
+        """Return the arguments with which :func:`worker` recreates this run in another process."""
         return {
             "name": self.figure.name,
             "output": str(self.output),
@@ -260,13 +260,13 @@ class FigureRun:
 
 
 def _finished_cells(folder: Path, identity: dict[str, Any]) -> JsonCache:
-    """Return the finished cells of a figure, each with what it was made with."""
+    """Return the cache of finished cells of a figure with this identity."""
 
     def foreign(_path: Path, _key: str, here: Any, there: Any) -> str:
         other = difference(there, here)
         return (
-            f"Expected cells of this reproduction in {folder}, got those of another: {other}; give another "
-            "--output."
+            f"Expected cells of this reproduction in {folder}, got those of another: {other}; choose "
+            "another --output."
         )
 
     return JsonCache(
@@ -280,7 +280,7 @@ def _finished_cells(folder: Path, identity: dict[str, Any]) -> JsonCache:
 
 
 def _slug(key: Key) -> str:
-    """Return the name of a cell's files.
+    """Return the file name of a cell, without its suffix.
 
     >>> _slug({"epsilon": 1.0, "method": "f-DP (CP)"})
     'epsilon=1.0,method=f-DP-CP'
@@ -291,8 +291,8 @@ def _slug(key: Key) -> str:
 def worker(
     *, name: str, output: str, scale: str, directory: str | None, embedded: bool, seed: int, device: str
 ) -> Callable[[Sequence[Trial]], list[float]]:
-    """Return the scorer of a worker: a trial's number is a cell's index, its score the seconds it took."""
-    from dpaudit.experiments.reproduction.figures import figure_named  # noqa: PLC0415  # they import most of this
+    """Return the scorer of a worker: the number of a trial is a cell index, its score the cell's duration."""
+    from dpaudit.experiments.reproduction.figures import figure_named  # noqa: PLC0415  # avoids an import cycle
 
     run = FigureRun(
         figure=figure_named(name),
@@ -306,7 +306,7 @@ def worker(
 
 
 class DataLabels:
-    """Replace the paper's names of data by those of the data used, such as "location for Purchase".
+    """Replacement of the paper's names of data by those of the data used, such as "location for Purchase".
 
     >>> DataLabels({"Purchase": "location for Purchase"}).rows([{"column": "Purchase", "epsilon": 1.0}])
     [{'column': 'location for Purchase', 'epsilon': 1.0}]

@@ -1,4 +1,4 @@
-"""Simulate the Gaussian mechanism: draw counts of errors instead of scores, and bound them.
+"""Simulate the Gaussian mechanism by sampling error counts instead of scores, and compute bounds.
 
 Memory does not grow with the number of scores.
 """
@@ -23,7 +23,7 @@ CONFIDENCE = 0.95
 
 
 def count_bound(method: str, counts: ErrorCounts, confidence: float = CONFIDENCE) -> Bound:
-    """Return the bound of a method of the registry, by the Gaussian curve where it takes any."""
+    """Return the bound of a registered method, with the Gaussian curve if the method accepts any curve."""
     tradeoff, inference = COUNT_METHODS[method]
     return lower_bound(
         counts, delta=DELTA, confidence=confidence, tradeoff=tradeoff or Gaussian(), inference=inference
@@ -31,13 +31,13 @@ def count_bound(method: str, counts: ErrorCounts, confidence: float = CONFIDENCE
 
 
 def count_row(method: str, rule: str, counts: ErrorCounts) -> Row:
-    """Return the bound of counts at a threshold that was chosen before the data."""
+    """Return the bound from counts at a threshold that was fixed before the data."""
     bound = count_bound(method, counts)
     return {"method": method, "rule": rule, "kind": str(bound.kind), "epsilon": plain(bound.epsilon)}
 
 
 def best_row(method: str, false_positives: IntArray, false_negatives: IntArray, number: int) -> Row:
-    """Return the largest Clopper-Pearson bound over many thresholds: the paper's practice, not a bound."""
+    """Return the largest Clopper-Pearson bound over many thresholds: the paper's practice, a heuristic."""
     tradeoff, inference = COUNT_METHODS[method]
     assert isinstance(inference, ClopperPearson)
     query = BoundQuery((tradeoff or Gaussian()).at(DELTA), DELTA, 1 - CONFIDENCE)
@@ -54,7 +54,7 @@ def best_row(method: str, false_positives: IntArray, false_negatives: IntArray, 
 
 @dataclass(frozen=True, eq=False)
 class CountsByThreshold:
-    """Errors of ``number`` scores on either side, at each of the thresholds."""
+    """Error counts of ``number`` scores per side, at each of the thresholds."""
 
     number: int
     false_positives: IntArray
@@ -75,7 +75,7 @@ def simulate_counts(
 ) -> Iterator[CountsByThreshold]:
     """Yield the counts of one growing sample of N(0, noise^2) and N(1, noise^2) at each of these sizes.
 
-    The numbers of scores between thresholds are multinomial, so that no score has to be drawn.
+    The numbers of scores between thresholds are multinomial, so that no score has to be sampled.
     """
     edges = [special.ndtr((thresholds - middle) / noise) for middle in (0.0, 1.0)]
     shares = [np.diff(np.concatenate([[0.0], edge, [1.0]])) for edge in edges]
@@ -89,7 +89,7 @@ def simulate_counts(
 
 
 def log_spaced(low: int, high: int, number: int) -> list[int]:
-    """Return integers that are evenly spaced on a logarithmic scale.
+    """Return integers evenly spaced on a logarithmic scale.
 
     >>> log_spaced(10, 1000, 3)
     [10, 100, 1000]
@@ -98,7 +98,7 @@ def log_spaced(low: int, high: int, number: int) -> list[int]:
 
 
 def nearest(sizes: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Return the available sizes that are nearest to the wanted ones, by their ratio.
+    """Return the available sizes nearest to the wanted ones in ratio.
 
     >>> nearest([10, 90, 800], [100, 1000])
     [90, 800]

@@ -1,4 +1,4 @@
-"""Trainings of figures: make a config from a column of the paper, and rows from its result.
+"""Figures that train models: configs from a column of the paper, and rows from the results.
 
 A :class:`Study` trains several variants at several epsilons, audited by the paper's methods and by ours.
 """
@@ -42,13 +42,13 @@ PAPER_METHODS = "f-DP(CP)", "f-DP(ZB)", "(eps,delta)(CP)", "(eps,delta)(ZB)", "e
 OURS = "ours, one run"
 SAME_DATA, HALF = "same data", "t = 1/2"
 _RULES: dict[object, str] = {SameData(): SAME_DATA, Fixed(0.5): HALF}
-_NUM_TEST = 256  # a wide network takes minutes for all of CIFAR-10; canaries are made from half of these
+_NUM_TEST = 256  # a wide network takes minutes for all of CIFAR-10; canaries are crafted from half of these
 _CRAFTED = frozenset({"adversarial", "crafted"})
 
 
 @dataclass(frozen=True)
 class PaperTraining:
-    """Data and a model that the paper trains on them; no need means random pixels and classes."""
+    """A model and the data on which the paper trains it; None for random pixels and classes."""
 
     model: str
     need: Need | None
@@ -72,10 +72,10 @@ def sizes(
     learning_rate: float,
     num_test: int | None = _NUM_TEST,
 ) -> dict[str, Any]:
-    """Return the sizes of a training; with all training data, all test data are used.
+    """Return the sizes of a training run; with all training data, all test data are used.
 
-    The smaller the batch, the more noise there is in the mean: a learning rate that is large at the paper's
-    scale would make models of small batches diverge.
+    Smaller batches have more noise in the mean: with a learning rate suited to the paper's scale, training
+    would diverge.
     """
     return {
         "num_examples": num_examples,
@@ -86,26 +86,26 @@ def sizes(
     }
 
 
-# Appendix B of the paper; learning rates are not printed there, nor anything of Purchase
+# Appendix B of the paper, which gives no learning rates and nothing about Purchase
 PAPER_WIDE = sizes(None, 4096, 2500, 2.0)
 PAPER_CONV = sizes(None, 256, 20_000, 0.5)
 PAPER_DENSE = sizes(None, 256, 2500, 0.5)
 ALL_DATA = "CIFAR-10 WRN-16", "CIFAR-10 ConvNet", "Purchase", "Random WRN-16"
-# Whole batches have the fastest accountant. All figures share this size, so that it is called once. In place
-# of wide networks there is the ConvNet, and inputs are crafted in few steps.
+# Full batches have the fastest accountant. All figures share this size, so that it is called once. The
+# ConvNet replaces wide networks, and inputs are crafted in few steps.
 TINY = {**sizes(4, 4, 2, 0.5, num_test=140), "is_tiny": True}
 
 
 def on_all_data(wide: dict[str, Any], conv: dict[str, Any], dense: dict[str, Any]) -> dict[str, Any]:
-    """Return sizes for the four trainings of Table 1."""
+    """Return sizes for the four columns of Table 1."""
     return dict(zip(ALL_DATA, (wide, conv, dense, wide), strict=True))
 
 
 def accuracy_title(settings: Settings) -> str:
     """Return the title of a table of accuracies."""
     number = next(iter(settings["columns"].values()))["num_test"]
-    some = "all test data" if number is None else f"{number} examples of the test data"
-    return f"Accuracy on {some}, but for those that input canaries are made from"
+    some = "all test data" if number is None else f"{number} test examples"
+    return f"Accuracy on {some}, except those that input canaries are crafted from"
 
 
 def run_audit(
@@ -149,7 +149,7 @@ def run_audit(
         trials=lambda models: work.within(
             f"{models.progress.num_done:,} of {models.progress.num_trials:,} models"
         ),
-        crafting=lambda done, number: work.within(f"making canaries, step {done:,} of {number:,}"),
+        crafting=lambda done, number: work.within(f"crafting canaries, step {done:,} of {number:,}"),
         say=work.within,
     ).values
 
@@ -167,7 +167,7 @@ def _data(work: Work, column: PaperTraining, size: Mapping[str, Any]) -> dict[st
 
 
 def _model(name: str, data: str, *, is_narrow: bool = False) -> dict[str, Any]:
-    """Return the table ``model``: the paper's network for Purchase takes no other data."""
+    """Return the table ``model``; the paper's network for Purchase fits no other data."""
     if is_narrow and name.startswith("wide"):
         return {"name": "conv-net"}
     if name == "purchase-mlp" and data != "purchase100":
@@ -176,7 +176,7 @@ def _model(name: str, data: str, *, is_narrow: bool = False) -> dict[str, Any]:
 
 
 def method_rows(values: Mapping[str, Any], *, of_step: bool = False) -> list[Row]:
-    """Return the bound of each method; bounds of steps are composed over the training unless ``of_step``."""
+    """Return the bound of each method; per-step bounds are composed over the run unless ``of_step``."""
     rows: list[Row] = []
     for one in values["methods"]:
         epsilon = one["epsilon"]
@@ -187,7 +187,7 @@ def method_rows(values: Mapping[str, Any], *, of_step: bool = False) -> list[Row
 
 
 def our_row(values: Mapping[str, Any], *, of_step: bool = False) -> Row:
-    """Return the bound that the verdict rests on, or the same betting bound of a single step."""
+    """Return the bound behind the verdict, or the corresponding betting bound of a single step."""
     bound = values["bound"]
     if of_step:
         [bound] = [one for one in values["methods"] if one["name"] == "f-DP(betting)"]
@@ -205,9 +205,9 @@ def _row(bound: Mapping[str, Any], epsilon: Any, values: Mapping[str, Any]) -> R
 
 
 def _composed(bound: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
-    """Return epsilon composed over the training.
+    """Return epsilon composed over the training run.
 
-    An epsilon at delta = 0 is taken for one at delta, as the paper must have done.
+    An epsilon at delta = 0 is treated as one at delta, as the paper must have done.
     """
     if bound["training_epsilon"] is not None:
         return bound["training_epsilon"]
@@ -215,7 +215,7 @@ def _composed(bound: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
 
 
 def claim_of(values: Mapping[str, Any]) -> Claim:
-    """Return the claim of the training of a result."""
+    """Return the claim of the training run behind a result."""
     return Claim.dpsgd(
         noise_multiplier=values["noise_multiplier"],
         sample_rate=values["sample_rate"],
@@ -227,7 +227,7 @@ def claim_of(values: Mapping[str, Any]) -> Claim:
 def final_model_rows(
     work: Work, column: str, *, num_models: int, canary: str, score: str, training: Mapping[str, Any]
 ) -> list[Row]:
-    """Return the rows of many trainings whose final models are audited: the paper's methods and ours."""
+    """Return the rows of many training runs, with final models audited by the paper's methods and ours."""
     values = run_audit(
         work,
         column,
@@ -246,7 +246,7 @@ def final_model_rows(
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A training of a study, with what it changes in the tables ``audit`` and ``training`` of a config."""
+    """One variant of a study, with its changes to the tables ``audit`` and ``training`` of a config."""
 
     column: str
     audit: Mapping[str, Any] = field(default_factory=dict)
@@ -263,7 +263,7 @@ def study_settings(
 ) -> Settings:
     """Return the settings of a :class:`Study` at one scale.
 
-    ``num_canaries`` is for our one run. ``more`` may have ``variants``, to run only some of them, and
+    ``num_canaries`` is for our single run. ``more`` may contain ``variants``, to run only some of them, and
     ``audit``, to change the table of that name.
     """
     sizes = {"epsilons": epsilons, "num_runs": num_runs, "num_canaries": num_canaries}
@@ -272,20 +272,20 @@ def study_settings(
 
 @dataclass(frozen=True, kw_only=True)
 class Study(Figure):
-    """Trainings of several variants at several epsilons."""
+    """Figure with training runs of several variants at several epsilons."""
 
     variants: Mapping[str, Variant]
     threat_model: str = "gradient"
     methods: Sequence[str] = PAPER_METHODS
     noise_multiplier: float | None = None
-    """Set if single steps are audited, whose epsilons are then those of a step."""
+    """Set if single steps are audited, in which case epsilons are those of a step."""
     printed: Mapping[tuple[str, float, str], float] = field(default_factory=dict)
     """The paper's values by method, epsilon and variant."""
     axis: str = ""
-    """The label of the axis of variants, unless their names suffice."""
+    """The axis label of the variants, if their names do not suffice."""
     more_tables: Callable[[Rows, Settings], Sequence[Table]] = lambda *_: ()
     draw: Callable[[Rows], Picture] | None = None
-    """Draws the picture if the paper's figure has another form."""
+    """Function that draws the picture if the paper's figure has another form."""
 
     def cells(self, settings: Settings) -> list[Key]:
         return crossed(
@@ -311,7 +311,7 @@ class Study(Figure):
         return method_rows(values, of_step=of_step)
 
     def picture(self, rows: Rows, settings: Settings) -> Picture:
-        """Return a panel over epsilon for each variant; bars, where there is one epsilon."""
+        """Return a panel over epsilon for each variant, or bars if there is only one epsilon."""
         shown, names = [row for row in rows if self._is_shown(row)], values_of(rows, "variant")
         if self.draw is not None:
             return self.draw(shown)
@@ -326,13 +326,13 @@ class Study(Figure):
         return Picture(panels=panels, columns=2)
 
     def _is_shown(self, row: Row) -> bool:
-        """Return whether a row is drawn: the paper's practice or one of our sound bounds."""
+        """Return whether a row is drawn: the paper's practice, or one of our sound bounds."""
         if row["method"] in self.methods:
             return row["rule"] == SAME_DATA
         return row["method"] in (OURS, "f-DP(joint)")
 
     def tables(self, rows: Rows, settings: Settings) -> list[Table]:
-        """Return the means over runs beside the printed values."""
+        """Return the means over runs next to the paper's values."""
         names = values_of(rows, "variant")
         lines = [
             (
@@ -346,9 +346,9 @@ class Study(Figure):
             for epsilon in settings["epsilons"]
         ]
         number = settings["num_runs"]
-        several = f"Mean epsilon of {number} runs, in brackets the standard deviation"
+        several = f"Mean epsilon of {number} runs (standard deviation in parentheses)"
         text = several if number > 1 else "Epsilon of one run"
-        text += "; after the stroke the paper's value" if self.printed else ""
+        text += "; the paper's value follows the slash" if self.printed else ""
         accuracy = ", ".join(f"{name}: {mean(only(rows, variant=name), 'accuracy'):.1%}" for name in names)
         return [
             Table(title=text, header=("method", "kind", "epsilon", *names), rows=lines),

@@ -1,4 +1,4 @@
-"""Many trainings for one audit: a plan of trials, pools that run them, and a store of their scores."""
+"""Many training runs for one audit: a plan of trials, pools that run them, and a store of their scores."""
 
 from dpaudit.experiments.trials._function import Neighbours, function_recipe, log_odds
 from dpaudit.experiments.trials._runner import TrialProgress, TrialsRun, run_trials

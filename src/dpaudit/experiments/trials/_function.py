@@ -1,4 +1,4 @@
-"""Trials of a user's own training function, and the score of a model that it returns."""
+"""Trials of a user's training function, and the score of the model that it returns."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from dpaudit.experiments.trials._trial_plan import Recipe, Trial, load
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Neighbours:
-    """Two data sets that differ in the canary, of any type that the training function takes."""
+    """Two data sets that differ only in the canary, of any type that the training function accepts."""
 
     with_canary: Any
     without_canary: Any
     canary: tuple[Any, int] | None = None
-    """Its input, as a model takes it, and its class; needed for functions that return a model."""
+    """Its input, as passed to a model, and its class; needed for functions that return a model."""
 
 
 def function_recipe(
@@ -37,12 +37,12 @@ def function_recipe(
 ) -> Recipe:
     """Return a recipe for ``train(dataset, seed) -> model or score``, named as ``module:function``.
 
-    The function gets the data set with or without the canary, and a seed of 32 bits; it must not change the
-    data set. Python's, numpy's and torch's own generators are seeded before every call, too. It returns a
-    number, higher for "present", or a model: a function from a batch of inputs to logits.
+    The function receives the data set with or without the canary and a 32-bit seed; it must not modify the
+    data set. The global RNGs of Python, NumPy and torch are also seeded before every call. It returns a score
+    that is higher if the canary is present, or a model: a callable that maps a batch of inputs to logits.
 
-    ``data`` names a function that makes :class:`Neighbours` from ``data_arguments``, once in a process.
-    ``score`` names a function ``(model, input, label) -> float`` to be used instead of the logarithm of
+    ``data`` names a function that creates :class:`Neighbours` from ``data_arguments``, once per process.
+    ``score`` names a function ``(model, input, label) -> float`` that replaces the default, the logarithm of
     p / (1 - p), where p is the probability of the canary's label.
     """
     arguments = {"function": function, "data": data, "data_arguments": dict(data_arguments or {})}
@@ -50,9 +50,9 @@ def function_recipe(
 
 
 def log_odds(model: Any, example: Any, label: int) -> float:
-    """Return the logarithm of p / (1 - p), with p the probability of the label (Carlini et al. 2022).
+    """Return the logarithm of p / (1 - p), where p is the probability of the label (Carlini et al. 2022).
 
-    From the logits it is finite even where p is rounded to 1.
+    It is computed from the logits and therefore finite even if p rounds to 1.
 
     >>> log_odds(lambda batch: [[100.0, 0.0, 0.0]], [0.5], 0)
     99.30685281944005
@@ -60,10 +60,10 @@ def log_odds(model: Any, example: Any, label: int) -> float:
     logits = _logits(model, example)
     if logits.ndim != 1 or not 0 <= label < len(logits) or len(logits) < 2:
         raise InputError(
-            f"Expected a model that gives one logit for each class, got shape {logits.shape} for "
+            f"Expected a model that returns one logit for each class, got shape {logits.shape} for "
             f"class {label}."
         )
-    with np.errstate(invalid="ignore"):  # the score of a diverged model is not finite, which is reported
+    with np.errstate(invalid="ignore"):  # the non-finite score of a diverged model is reported later
         return float(logits[label] - np.logaddexp.reduce(np.delete(logits, label)))
 
 
@@ -82,7 +82,7 @@ def _logits(model: Any, example: Any) -> NDArray[np.float64]:
 
 
 def _as_logits(logits: Any) -> NDArray[np.float64]:
-    """Return the logits of the only example of a batch."""
+    """Return the logits of the only example in a batch."""
     found = np.asarray(logits, dtype=np.float64)
     return found[0] if found.ndim > 1 and len(found) == 1 else found
 
@@ -95,7 +95,7 @@ def function_scorer(
     _load_torch()
     neighbours = load(data)(**data_arguments)
     if not isinstance(neighbours, Neighbours):
-        raise InputError(f"Expected {data!r} to make Neighbours, got {type(neighbours).__name__}.")
+        raise InputError(f"Expected {data!r} to return Neighbours, got {type(neighbours).__name__}.")
 
     versions = {present: _versions(_dataset(neighbours, present)) for present in (False, True)}
 
@@ -105,7 +105,7 @@ def function_scorer(
             found = train(dataset, seed)
             score = _score(found, function, neighbours.canary, score_model)
         if _versions(dataset) != versions[trial.present]:
-            raise InputError(f"Expected {function!r} to leave its data set alone, but it changed a tensor.")
+            raise InputError(f"Expected {function!r} not to modify its data set, but it changed a tensor.")
         return score
 
     return lambda trials: [scored(trial) for trial in trials]
@@ -116,7 +116,7 @@ def _dataset(neighbours: Neighbours, present: bool) -> Any:
 
 
 def _versions(part: Any, depth: int = 2) -> list[int]:
-    """Return torch's version counter of each tensor of a data set, which counts changes in place."""
+    """Return torch's version counter of each tensor in a data set, which counts in-place changes."""
     own = getattr(part, "_version", None)
     if isinstance(own, int):
         return [own]
@@ -134,25 +134,25 @@ def _score(
         raise InputError(f"Expected {function!r} to return a score or a model, got {type(found).__name__}.")
     if canary is None:
         raise InputError(
-            f"Expected {function!r} to return a score, got a model: there is no canary to ask it."
+            f"Expected {function!r} to return a score, got a model; set Neighbours.canary to score models."
         )
     return float(score_model(found, *canary))
 
 
 def _seed_32(seed: int) -> int:
-    """Return a seed of 32 bits: torch uses no more of it, and numpy takes no more."""
+    """Return a 32-bit seed: torch uses and NumPy accepts no more bits."""
     return int(np.random.SeedSequence(seed).generate_state(1, np.uint32)[0])
 
 
 def _load_torch() -> None:
-    """Load torch now: the first call of a function that imports it itself would be unseeded."""
+    """Import torch now: if the user's function imported it, its first call would be unseeded."""
     if find_spec("torch") is not None:
         import torch  # noqa: F401, PLC0415
 
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators, so that a function that uses them depends on its trial alone."""
+    """Seed the global RNGs, so that a function that uses them depends only on its trial."""
     torch = sys.modules.get("torch")
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
     before = torch.get_rng_state() if torch is not None else None

@@ -1,4 +1,4 @@
-"""Ray, on this machine or on a cluster: the only module that imports it."""
+"""Pool that runs on Ray, on this machine or on a cluster; the only module that imports Ray."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from dpaudit.errors import DpauditError, InputError, MissingExtraError
 from dpaudit.experiments.trials._task import Finished, Task
 from dpaudit.experiments.trials._trial_plan import Group
 
-_QUEUED = 4  # tasks for each CPU, so that the next is there when one ends
-_OBJECT_STORE = 128 * 2**20  # bytes; what is sent is small, Ray's own default is a third of the memory
+_QUEUED = 4  # tasks per CPU, so that the next one is ready when a task ends
+_OBJECT_STORE = 128 * 2**20  # bytes; messages are small, and Ray's default is a third of the memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ray:
-    """Tasks of Ray, one for each group.
+    """Pool of Ray tasks, one per group.
 
-    Without an ``address`` they run in a cluster of this machine alone, which ends with the run. With one,
-    such as ``"auto"``, in that cluster, whose machines need dpaudit and the module of the training function.
-    A cluster that this process is connected to already is used as it is.
+    Without an ``address``, the tasks run on a local cluster that is shut down after the run. With one, such
+    as ``"auto"``, they run on that cluster, whose machines need dpaudit and the module of the training
+    function. If this process is already connected to a cluster, that one is used.
     """
 
     address: str | None = None
     num_cpus: float = 1
-    """CPUs of one group. It trains with one thread in any case, so that scores stay the same."""
+    """CPUs per group. A group always trains with one thread, so that scores stay the same."""
     num_gpus: float = 0
     max_retries: int = 3
-    """How often a group is retried after its worker or its machine died."""
+    """How often a group is retried after its worker or its machine has died."""
 
     def __post_init__(self) -> None:
         _validate.at_least("num_cpus", self.num_cpus, 0)
@@ -39,7 +39,7 @@ class Ray:
         _validate.whole("max_retries", self.max_retries, low=0)
 
     def map(self, task: Task, groups: Sequence[Group]) -> Iterator[tuple[Group, Finished]]:
-        """Yield every group with its result, as they end."""
+        """Yield every group with its result, in order of completion."""
         ray = _imported()
         with _connected(ray, self.address):
             self._require_resources(ray.cluster_resources())
@@ -49,15 +49,17 @@ class Ray:
             yield from _results(ray, remote, task, groups, limit)
 
     def _require_resources(self, found: Mapping[str, float]) -> None:
-        """Raise if no node can run a task, which would wait forever."""
+        """Raise if the cluster can never run a task, which would otherwise wait forever."""
         for name, needed, kind in (("num_cpus", self.num_cpus, "CPU"), ("num_gpus", self.num_gpus, "GPU")):
             most = found.get(kind, 0)
             if needed > most:
-                raise InputError(f"Expected {name}={needed:g} to be at most {most:g}, as many as Ray has.")
+                raise InputError(
+                    f"Expected {name}={needed:g} to be at most {most:g}, the number available to Ray."
+                )
 
 
 def _call(task: Task, group: Group) -> tuple[Group, Finished]:
-    """Score a group in a worker of Ray."""
+    """Score a group in a Ray worker."""
     return task(group)
 
 
@@ -75,7 +77,7 @@ def _results(
             for reference in ended:
                 yield _result(ray, reference, running.pop(reference))
     finally:
-        for reference in running:  # leave nothing running in a shared cluster
+        for reference in running:  # leave nothing running on a shared cluster
             ray.cancel(reference, force=True)
 
 
@@ -83,11 +85,11 @@ def _result(ray: Any, reference: Any, group: Group) -> tuple[Group, Finished]:
     try:
         _, finished = ray.get(reference)
     except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, DpauditError):  # wrong for every group
+        if isinstance(error.cause, DpauditError):  # would occur for every group
             raise error.cause from error
         return group, Finished.failed(group, str(error))
     except ray.exceptions.RayError as error:
-        return group, Finished.failed(group, f"The worker of Ray was lost too often: {error}")
+        return group, Finished.failed(group, f"The Ray worker was lost too often: {error}")
     return group, finished
 
 
@@ -96,7 +98,7 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
         with _on_loopback(ray):
@@ -117,9 +119,9 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
 
 @contextmanager
 def _on_loopback(ray: Any) -> Iterator[None]:
-    """Start Ray so that only this machine can reach it: whoever reaches Ray can run code.
+    """Start Ray so that only this machine can reach it: anyone who can connect to Ray can run code.
 
-    Ray replaces 127.0.0.1 by the address that others see, unless clusters are disabled.
+    Ray replaces 127.0.0.1 with the machine's external address, unless clusters are disabled.
     """
     constants = ray._private.ray_constants
     before = constants.ENABLE_RAY_CLUSTER
@@ -132,7 +134,7 @@ def _on_loopback(ray: Any) -> Iterator[None]:
 
 def _imported() -> Any:
     try:
-        import ray  # noqa: PLC0415  # an extra, and slow to load
+        import ray  # noqa: PLC0415  # optional, and slow to load
         import ray._private.ray_constants  # noqa: PLC0415
         import ray.exceptions  # noqa: PLC0415
     except ImportError as error:

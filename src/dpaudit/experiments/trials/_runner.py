@@ -1,6 +1,6 @@
-"""Run the trials of a plan that a store does not have.
+"""Run the trials of a plan that are not yet in a store.
 
-:class:`TrialProgress` is the progress of a run of trials, :class:`TrialsRun` its result.
+:class:`TrialProgress` describes the progress of a run of trials, :class:`TrialsRun` its result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dpaudit.experiments.trials._task import Task
 from dpaudit.experiments.trials._trial_plan import Group, TrialPlan
 from dpaudit.experiments.trials.pools import Pool
 
-if TYPE_CHECKING:  # it needs scipy, for which no worker has to wait
+if TYPE_CHECKING:  # needs scipy, which would slow down the start of workers
     from dpaudit.stats import Observations
 
 
@@ -34,15 +34,15 @@ def run_trials(
     retry_failed: bool = False,
     watch: Callable[[TrialProgress], None] = lambda _: None,
 ) -> TrialsRun:
-    """Run the trials that the store does not have; keep each group as soon as it ends.
+    """Run the trials that are not in the store; write each group to the store as soon as it ends.
 
-    The scores depend neither on the pool, nor on the number of its workers, nor on interruptions. A trial
-    that raises is kept as failed, and the others go on. An interrupt or a full disk ends the call, and the
-    next one resumes from there. ``watch`` is called at the start and after each group.
+    The scores do not depend on the pool, the number of workers or interruptions. A trial that raises is
+    stored as failed, and the others continue. An interrupt or a full disk ends the call, and the next call
+    resumes. ``watch`` is called at the start and after each group.
 
-    ``retry_failed`` tries failed trials again. A training whose randomness all comes from its seed then has
-    the score that it would have had. One with other randomness as well, which fails more often with some
-    outcomes than with others, is observed only with those that are left: do not retry that.
+    ``retry_failed`` repeats failed trials. If all randomness of a training run comes from its seed, the
+    repeated trial has the score that it would have had. Otherwise, do not retry: if some outcomes fail more
+    often than others, retrying selects those that do not fail and biases the audit.
     """
     done = store.scores if retry_failed else {**store.failures, **store.scores}
     missing = plan.groups_without(done)
@@ -59,34 +59,34 @@ def run_trials(
 
 @dataclass(frozen=True, kw_only=True)
 class TrialProgress:
-    """The numbers of trials done, failed and left, and the scores so far."""
+    """Numbers of trials that are done, failed and left, and the scores so far."""
 
     num_trials: int
     num_done: int
     """Trials that have a score."""
     num_failed: int
     num_new: int
-    """Trials that ended, with a score or not, since the run was started or resumed."""
+    """Trials that ended, with or without a score, since the run was started or resumed."""
     seconds: float
-    """The time since then."""
+    """The time since the run was started or resumed."""
     num_left: int
-    """Trials still to be run; those of an interrupted group are run again."""
+    """Trials still to be run, including all trials of an interrupted group."""
     scores: Mapping[int, float] = field(repr=False)
     failures: Mapping[int, str] = field(repr=False)
 
     @property
     def models_per_second(self) -> float | None:
-        """The speed so far; None before the first trial has ended."""
+        """The throughput so far; None before the first trial has ended."""
         return self.num_new / self.seconds if self.num_new > 0 and self.seconds > 0 else None
 
     @property
     def seconds_left(self) -> float | None:
-        """The time left at the speed so far."""
+        """The estimated time left; None before the first trial has ended."""
         return None if self.models_per_second is None else self.num_left / self.models_per_second
 
     @property
     def observations(self) -> Observations | None:
-        """The observations so far; None as long as one side has none."""
+        """The observations so far; None while one side has none."""
         return _observations(self.scores, self.failures)
 
 
@@ -95,17 +95,17 @@ class TrialsRun:
     """All trials of a finished run."""
 
     scores: Mapping[int, float] = field(repr=False)
-    """The scores by number."""
+    """Scores by trial number."""
     failures: Mapping[int, str]
-    """The errors of those that failed, by number."""
+    """Errors of failed trials by trial number."""
     num_retried: int = 0
-    """Trials that failed, were tried again on request, and have a score now."""
+    """Trials that failed, were retried on request, and now have a score."""
     remarks: tuple[str, ...] = ()
-    """Damage that was found in the store."""
+    """Descriptions of damage found in the store."""
 
     @classmethod
     def of(cls, store: Store) -> TrialsRun:
-        """Copy the trials of a store, in the order of their numbers."""
+        """Copy the trials of a store, ordered by number."""
         return cls(
             scores=MappingProxyType(dict(sorted(store.scores.items()))),
             failures=MappingProxyType(dict(sorted(store.failures.items()))),
@@ -115,10 +115,11 @@ class TrialsRun:
 
     @property
     def observations(self) -> Observations | None:
-        """The observations in the order of the trials' numbers; None if one side has none.
+        """The observations ordered by trial number; None if one side has none.
 
-        A failed trial counts against the audit: without the canary as the highest score, with it as the
-        lowest. To leave it out would not be sound, because trainings may fail more often with the canary.
+        A failed trial counts against the audit: it gets the lowest score if the canary is present and the
+        highest if it is absent. Omitting it would be unsound, because training may fail more often with the
+        canary.
         """
         return _observations(self.scores, self.failures)
 
@@ -128,17 +129,17 @@ class TrialsRun:
         if not self.failures:
             return None
         number, error = next(iter(self.failures.items()))
-        last = error.strip().splitlines()[-1].rstrip(".") if error.strip() else "no reason is known"
+        last = error.strip().splitlines()[-1].rstrip(".") if error.strip() else "unknown reason"
         total = len(self.failures) + len(self.scores)
         return (
-            f"{len(self.failures):,} of {total:,} trials failed, first trial {number}: {last}. They count "
-            "against the audit, unless they are tried again: --retry-failed."
+            f"{len(self.failures):,} of {total:,} trials failed, the first of them trial {number}: {last}. "
+            "Failed trials count against the audit; use --retry-failed to repeat them."
         )
 
 
 @contextmanager
 def _closing(results: Any) -> Iterator[Any]:
-    """Close the results however the loop ends; a pool of the user may have nothing to close."""
+    """Close the results however the loop ends; those of a user-defined pool may have no ``close``."""
     try:
         yield results
     finally:
@@ -146,7 +147,7 @@ def _closing(results: Any) -> Iterator[Any]:
 
 
 class _ProgressCounter:
-    """Count the trials that have ended, and report the progress."""
+    """Counter of the trials that have ended, which reports the progress."""
 
     def __init__(
         self, plan: TrialPlan, store: Store, missing: list[Group], watch: Callable[[TrialProgress], None]
@@ -177,14 +178,16 @@ class _ProgressCounter:
 
     def require_all(self) -> None:
         if self._open:
-            raise InputError(f"Expected the pool to give every group back, {len(self._open)} are missing.")
+            raise InputError(
+                f"Expected the pool to return every group; number of missing groups: {len(self._open)}."
+            )
 
 
 def _observations(scores: Mapping[int, float], failures: Mapping[int, str]) -> Observations | None:
-    """Return both sides in the order of trials; the scores of failures are the worst for an attack."""
+    """Return both sides ordered by trial number; failures get the worst score for an attack."""
     if not scores:
         return None
-    # the score of a diverged model may be the lowest float: then the same has to do
+    # if the score of a diverged model is already the lowest float, failures share it
     highest = min(math.nextafter(max(scores.values()), math.inf), sys.float_info.max)
     lowest = max(math.nextafter(min(scores.values()), -math.inf), -sys.float_info.max)
     all_scores = {**{number: lowest if number % 2 else highest for number in failures}, **scores}

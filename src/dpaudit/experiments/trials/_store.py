@@ -1,6 +1,6 @@
-"""The store of a run's trials: a SQLite file with one row a trial, on disk as soon as the trial ends.
+"""Store of a run's trials: a SQLite file with one row per trial, written as soon as the trial ends.
 
-Each :class:`TrialRow` has a checksum, so that a damaged row is detected and its trial computed again.
+Each :class:`TrialRow` has a checksum, so that a damaged row is detected and its trial is repeated.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ _TABLES = (
 )
 _COLUMNS = "number", "seed", "present", "score", "duration", "host", "error", "attempts", "checksum"
 _READ = f"SELECT {', '.join(_COLUMNS)} FROM trials"
-# a score is never replaced, an error is
+# scores are never overwritten, errors are
 _WRITE = (
     f"INSERT INTO trials ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' for _ in _COLUMNS)}) "
     f"ON CONFLICT (number) DO UPDATE SET ({', '.join(_COLUMNS[3:])}) = "
     f"({', '.join(f'excluded.{name}' for name in _COLUMNS[3:])}) WHERE error IS NOT NULL"
 )
-_DAMAGED: Final = sqlite3.DatabaseError, UnicodeDecodeError  # the second where an error quotes the file
+_DAMAGED: Final = sqlite3.DatabaseError, UnicodeDecodeError  # the latter if an error message quotes the file
 
 _MAGIC = b"SQLite format 3\0"
-_BUSY_SECONDS = 60.0  # to wait for another process that reads the file
+_BUSY_SECONDS = 60.0  # how long to wait for another process that reads the file
 
 _Values: TypeAlias = tuple[Any, ...]
 
 
 @contextmanager
 def open_store(folder: Path, plan: TrialPlan) -> Iterator[Store]:
-    """Open the store of a folder and keep other processes out of it."""
+    """Open the store of a folder and lock the folder against other processes."""
     with _io.locked(folder), Store(folder, plan) as store:
         yield store
 
 
 class Store:
-    """The trials of one plan, one row each; a file that holds the trials of another plan is refused.
+    """Trials of one plan, one row each; a file with the trials of another plan is rejected.
 
-    Damaged rows are dropped, so that their trials are computed again; ``remarks`` says which. The caller has
-    to lock the folder; :func:`open_store` does that too.
+    Damaged rows are dropped, so that their trials are repeated; ``remarks`` lists them. The caller must lock
+    the folder, or use :func:`open_store`.
     """
 
     schema_version: ClassVar[int] = 2
@@ -66,11 +66,11 @@ class Store:
     def __init__(self, folder: Path, plan: TrialPlan) -> None:
         self.path = folder / _FILE
         self.scores: dict[int, float] = {}
-        """The scores of the trials that have one, by number."""
+        """Scores by trial number."""
         self.failures: dict[int, str] = {}
-        """The errors of the trials that failed, by number."""
+        """Errors of failed trials by trial number."""
         self.attempts: dict[int, int] = {}
-        """How often each was tried, not counting workers that died."""
+        """Number of attempts per trial, not counting workers that died."""
         self.remarks: list[str] = []
         self._plan, self._identity = plan, json.dumps(plan.identity(), sort_keys=True, allow_nan=False)
         self._digest = hashlib.sha256(self._identity.encode()).hexdigest()
@@ -94,7 +94,7 @@ class Store:
         self._connection.close()
 
     def write(self, group: Group, finished: Finished) -> None:
-        """Write the result of a group in one transaction; a trial that has a score keeps it."""
+        """Write the result of a group in one transaction; existing scores are not overwritten."""
         new = [row for row in _rows(group, finished, self.attempts) if row.number not in self.scores]
         with _writing(self.path), self._transaction():
             self._connection.executemany(_WRITE, [_with_checksum(row, self._digest) for row in new])
@@ -104,9 +104,9 @@ class Store:
     def _begin(self) -> None:
         with _reading(self.path):
             found = self._connection.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
-            if found and [sql for (sql,) in found] != list(_TABLES):  # a view could be without an end
+            if found and [sql for (sql,) in found] != list(_TABLES):  # a view could run forever
                 raise sqlite3.DatabaseError("it has other tables")
-        if not found:  # also a file without content: a process that was killed at once leaves one
+        if not found:  # a new file, or the empty one of a process that was killed immediately
             self._make()
             return
         self._require_same_plan()
@@ -126,20 +126,20 @@ class Store:
             found = self._connection.execute("SELECT schema_version, identity FROM about").fetchone()
         if found is None or found[0] != self.schema_version:
             raise InputError(
-                f"Expected trials of this version of dpaudit in {self.path}, got those of another; give "
-                "another output."
+                f"Expected trials of this version of dpaudit in {self.path}, got those of another; choose "
+                "another output directory."
             )
         other = difference(with_stable_targets(_decoded(found[1])), json.loads(self._identity))
         if other is not None:
             raise InputError(
-                f"Expected the trials of this run in {self.path}, got those of another: {other}; give "
-                "another output."
+                f"Expected the trials of this run in {self.path}, got those of another: {other}; choose "
+                "another output directory."
             )
-        self._identity = found[1]  # the same run, as the version that began it wrote it
+        self._identity = found[1]  # the same run, as written by the version that started it
         self._digest = hashlib.sha256(self._identity.encode()).hexdigest()
 
     def _rescue(self) -> None:
-        """Replace the file, in one step, by a copy of the rows that can still be read."""
+        """Replace the file atomically with a copy of the rows that can still be read."""
         kept = [values for values in self._salvaged() if self._damage(values) is None]
         self._connection.close()
         aside = self.path.with_name(f"{self.path.name}.damaged")
@@ -155,8 +155,8 @@ class Store:
             fresh.replace(self.path)
         self._connection = connect(self.path)
         self.remarks.append(
-            f"{self.path} was damaged: {len(kept)} of its trials could be kept, the others are computed "
-            f"again; the damaged file is {aside}."
+            f"{self.path} was damaged: {len(kept)} of its trials could be recovered, the others are "
+            f"repeated; the damaged file was copied to {aside}."
         )
 
     def _salvaged(self) -> Iterator[_Values]:
@@ -187,7 +187,7 @@ class Store:
             numbers = [(number,) for number in broken]
             self._connection.executemany("DELETE FROM trials WHERE number = ?", numbers)
         self.remarks += [
-            f"The row of trial {number} was damaged, {text}; the trial is computed again."
+            f"The row of trial {number} was damaged ({text}); the trial is repeated."
             for number, text in broken.items()
         ]
 
@@ -214,7 +214,7 @@ class Store:
         try:
             self._connection.execute("ROLLBACK")
         except sqlite3.Error:
-            self.close()  # the journal is on disk, and undoes it at the next opening
+            self.close()  # the journal is on disk and is rolled back the next time the file is opened
 
 
 def _decoded(text: str) -> Any:
@@ -226,10 +226,10 @@ def _decoded(text: str) -> Any:
 
 @dataclass(frozen=True)
 class TrialRow:
-    """A finished trial in the store, with a score or an error."""
+    """Finished trial in the store, with a score or an error."""
 
     number: int
-    seed: str  # 32 hexadecimal digits: too large for the numbers of a database
+    seed: str  # 32 hexadecimal digits: too large for an integer column
     present: int
     score: float | None
     duration: float
@@ -239,7 +239,7 @@ class TrialRow:
 
 
 def _rows(group: Group, finished: Finished, attempts: Mapping[int, int]) -> Iterator[TrialRow]:
-    """Yield the rows of a group, which share its time; ``attempts`` are those before this one."""
+    """Yield the rows of a group, which share its duration; ``attempts`` counts earlier attempts."""
     duration = finished.seconds / len(group)
     for trial, score, error in zip(group, finished.scores, finished.errors, strict=True):
         yield TrialRow(
@@ -255,35 +255,35 @@ def _rows(group: Group, finished: Finished, attempts: Mapping[int, int]) -> Iter
 
 
 def _with_checksum(row: TrialRow, digest: str) -> _Values:
-    """Return the values of a row and their checksum, which depends on the run's ``digest``."""
+    """Return the values of a row with their checksum, which depends on the ``digest`` of the run."""
     values = astuple(row)
     return (*values, _checksum(values, digest))
 
 
 def _row_damage(values: Sequence[Any], trials: Sequence[Trial], digest: str) -> str | None:
-    """Return what is wrong with a row that was read, as part of a sentence; None if nothing is."""
+    """Return what is wrong with a stored row, as part of a sentence; None if it is valid."""
     *kept, checksum = values
     number, seed, present, score, _, _, error, attempts = kept
     if not isinstance(number, int) or not 0 <= number < len(trials):
         return "there is no such trial"
     trial = trials[number]
     if seed != _seed(trial):
-        return "its seed is not that of its number"
+        return "its seed does not match its number"
     if present not in (0, 1) or bool(present) != trial.present:
-        return "its canary is not that of its number"
+        return "its canary membership does not match its number"
     wrong = _result_damage(score, error, attempts)
     if wrong is not None:
         return wrong
-    return None if checksum == _checksum(tuple(kept), digest) else "it was changed after it was written"
+    return None if checksum == _checksum(tuple(kept), digest) else "its checksum does not match"
 
 
 def _result_damage(score: Any, error: Any, attempts: Any) -> str | None:
     if error is None and not (isinstance(score, float) and math.isfinite(score)):
         return "its score is not a finite number"
     if error is not None and (score is not None or not isinstance(error, str)):
-        return "it has a score and an error"
+        return "it has both a score and an error"
     if not isinstance(attempts, int) or attempts < 1:
-        return "it says that it was never tried"
+        return "its number of attempts is not positive"
     return None
 
 
@@ -297,18 +297,18 @@ def _checksum(values: _Values, digest: str) -> str:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Open the file, which is created if it is missing.
+    """Open the file; create it if it is missing.
 
-    It has a rollback journal instead of a write-ahead log, which needs shared memory: so it works on the
-    disks of clusters, and a commit that fails on a full disk leaves the file as it was. A commit is on the
-    disk when it returns, which costs little beside a group of trials.
+    A rollback journal is used instead of a write-ahead log, which needs shared memory: the file works on
+    network file systems of clusters, and a commit that fails on a full disk leaves it unchanged. A commit is
+    on disk when it returns, at a cost that is small compared to a group of trials.
     """
     _require_database(path)
     with _writing(path):
         if not path.exists():
-            path.touch(mode=0o600)  # seeds will be in it; SQLite gives its journal the same mode
+            path.touch(mode=0o600)  # it will contain seeds; SQLite gives its journal the same mode
         connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
-    # damaged text must be read before it can be reported
+    # damaged text must be readable so that it can be reported
     connection.text_factory = lambda data: data.decode(errors="replace")
     try:
         with _reading(path):
@@ -321,7 +321,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def _require_database(path: Path) -> None:
-    """Refuse other files: SQLite takes a small one for an empty database and overwrites it."""
+    """Raise on other files: SQLite treats a small one as an empty database and overwrites it."""
     with _reading(path):
         start = b""
         if path.exists():
@@ -332,7 +332,7 @@ def _require_database(path: Path) -> None:
 
 
 def _is_sound(connection: sqlite3.Connection) -> bool:
-    """Return whether the structure of the file is undamaged."""
+    """Return whether the structure of the file is intact."""
     try:
         found: tuple[str] = connection.execute("PRAGMA integrity_check(1)").fetchone()
     except _DAMAGED:
@@ -347,8 +347,8 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except (*_DAMAGED, OSError) as error:
         raise InputError(
-            f"Expected the trials of a run in {path}, but it cannot be read: {error}. It was left as it is; "
-            "move it away, or give another output."
+            f"Expected the trials of a run in {path}, but it cannot be read: {error}. The file was not "
+            "changed; move it away or choose another output directory."
         ) from error
 
 
@@ -359,6 +359,6 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except (sqlite3.Error, OSError) as error:
         raise InputError(
-            f"Cannot write {path}: {error}. The trials that were finished before are kept, and the same "
-            "command goes on from there."
+            f"Cannot write {path}: {error}. The trials finished so far are kept. Run the same command again "
+            "to resume."
         ) from error

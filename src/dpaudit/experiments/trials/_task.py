@@ -1,4 +1,4 @@
-"""The task of a pool: train and score a group of trials, in any process, and return a result."""
+"""The task of a pool: train and score a group of trials in any process."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from typing import Any
 from dpaudit.errors import InputError
 from dpaudit.experiments.trials._trial_plan import Group, Recipe, Scorer, extend_search_path, search_path
 
-# for new processes, and for libraries that are loaded later in this one
+# for new processes, and for libraries that this process loads later
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _LOCK = threading.RLock()
-_LONGEST_ERROR = 10_000  # characters of a traceback, from its end
+_LONGEST_ERROR = 10_000  # characters kept of a traceback, at its end
 
 
 @dataclass(frozen=True)
 class Finished:
-    """The result of a group: a score or an error for each of its trials."""
+    """Result of a group: a score or an error for each of its trials."""
 
     scores: tuple[float | None, ...]
     errors: tuple[str | None, ...]
     seconds: float = 0.0
-    """The time of the group."""
+    """The time taken by the group."""
     host: str = ""
 
     @classmethod
     def failed(cls, group: Group, error: str, seconds: float = 0.0) -> Finished:
-        """Return the result of a group of which no trial has a score."""
+        """Return the result of a group in which every trial failed."""
         text = error[-_LONGEST_ERROR:].encode(errors="replace").decode()
         nothing = (None,) * len(group)
         return cls(nothing, (text,) * len(group), seconds, socket.gethostname())
@@ -47,29 +47,29 @@ class Finished:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Finished:
-        """Return what :meth:`to_dict` came from."""
+        """Return the object that :meth:`to_dict` serialized."""
         scores, errors = tuple(values["scores"]), tuple(values["errors"])
         return cls(scores, errors, values["seconds"], values["host"])
 
 
 @dataclass(frozen=True)
 class Task:
-    """A function of a group that can be sent to any process.
+    """Callable that scores a group and can be sent to any process.
 
-    It returns the group with its result, so that anything with a ``map`` can be a pool, in any order.
+    It returns the group together with its result, so that any unordered ``map`` can serve as a pool.
     """
 
     recipe: Recipe
     search_path: tuple[str, ...] = ()
-    """The search path for modules of the process that made the task."""
+    """The module search path of the process that created the task."""
 
     @classmethod
     def of(cls, recipe: Recipe) -> Task:
-        """Return a task for other processes, which then find the same modules as this one."""
+        """Return a task for other processes, which will find the same modules as this one."""
         return cls(recipe, search_path())
 
     def build(self) -> Scorer:
-        """Make the scorer, once per process."""
+        """Create the scorer; called once per process."""
         extend_search_path(self.search_path)
         with _single_threaded():
             return self.recipe.build()
@@ -81,17 +81,17 @@ class Task:
 
 @lru_cache(maxsize=1)
 def _built(recipe: str, directories: tuple[str, ...]) -> Scorer:
-    """Return the scorer, made once for pools that send the task with every group."""
+    """Return the scorer, cached for pools that send the task with every group."""
     return Task(Recipe.from_json(recipe), directories).build()
 
 
 def perform(scorer: Scorer, group: Group) -> Finished:
-    """Score a group; an error becomes part of the result."""
+    """Score a group; errors become part of the result."""
     started = time.perf_counter()
     try:
         with _single_threaded():
             scores = _numbers(scorer(group), len(group))
-    except (Exception, SystemExit):  # noqa: BLE001  # a user's training may raise anything
+    except (Exception, SystemExit):  # noqa: BLE001  # the user's function may raise anything
         return Finished.failed(group, traceback.format_exc(), time.perf_counter() - started)
     errors = tuple(
         None if math.isfinite(score) else f"Expected a finite score, got {score}." for score in scores
@@ -103,20 +103,20 @@ def perform(scorer: Scorer, group: Group) -> Finished:
 def _numbers(scores: Sequence[float], count: int) -> tuple[float, ...]:
     found = tuple(float(score) for score in scores)
     if len(found) != count:
-        raise InputError(f"Expected a score for each of {count} trials, got {len(found)}.")
+        raise InputError(f"Expected one score for each of {count} trials, got {len(found)}.")
     return found
 
 
 @contextmanager
 def _single_threaded() -> Iterator[None]:
-    """Use one thread, so that sums are rounded alike everywhere, and keep standard output for the result.
+    """Use one thread, so that rounding is the same everywhere, and reserve standard output for the result.
 
-    Pools of threads take turns: the settings and the seeded generators belong to the process.
+    Threads in a pool take turns: the settings and the seeded RNGs are global to the process.
     """
     with _LOCK:
         before = {name: os.environ.get(name) for name in ONE_THREAD}
-        os.environ.update(ONE_THREAD)  # for libraries that are loaded now
-        torch = sys.modules.get("torch")  # loaded by the audited training, or not at all
+        os.environ.update(ONE_THREAD)  # for libraries that are loaded inside this context
+        torch = sys.modules.get("torch")  # imported by the audited code, if at all
         threads = torch.get_num_threads() if torch is not None else 1
         try:
             if torch is not None:

@@ -1,6 +1,6 @@
-"""The plan of a run of trials: which trials there are, and the recipe by which any process scores them.
+"""Plan of a run of trials: the list of trials, and the recipe with which any process can score them.
 
-A :class:`Recipe` names a function as text, so that another process, or another machine, can load it.
+A :class:`Recipe` identifies a function by name, so that another process or machine can load it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from dpaudit import _validate
 from dpaudit._io import open_file
 from dpaudit.errors import InputError
 
-_MAX_TRIALS = 1_000_000  # each is kept in memory
-_BRANCH = 2  # of the run's seed; the first is the audit's own
-# dpaudit's own targets. Their names are part of a stored run's identity, so they stay when code moves.
+_MAX_TRIALS = 1_000_000  # all are kept in memory
+_BRANCH = 2  # branch of the run's seed; branch 1 is the audit's
+# dpaudit's own targets. Their names are part of a stored run's identity and must not change when code moves.
 _BUILT_IN = {
     "dpaudit:ensemble-scorer": "dpaudit.experiments.black_box._many_runs:scorer",
     "dpaudit:neighbours": "dpaudit.experiments.black_box._many_runs:neighbours",
@@ -33,7 +33,7 @@ _BUILT_IN = {
     "dpaudit:function-scorer": "dpaudit.experiments.trials._function:function_scorer",
     "dpaudit:figure-cells": "dpaudit.experiments.reproduction._reproduce:worker",
 }
-# the names that version 0.1 stored instead
+# names stored by version 0.1
 _FORMER = {
     "dpaudit.experiments.black_box._recipe:scorer": "dpaudit:ensemble-scorer",
     "dpaudit.experiments.black_box._recipe:neighbours": "dpaudit:neighbours",
@@ -44,17 +44,17 @@ _FORMER = {
 
 @dataclass(frozen=True)
 class Trial:
-    """One training of a black-box audit."""
+    """One training run of a black-box audit."""
 
     number: int
     seed: int
-    """The random seed of this trial, 128 bits; everything random in it follows from it."""
+    """The 128-bit random seed of this trial, from which all its randomness is derived."""
     present: bool
-    """Whether the canary is in its data: in every second trial, so that any part of a run is balanced."""
+    """Whether the canary is in the data: in every second trial, so that any part of a run is balanced."""
 
     @classmethod
     def of(cls, seed: int, number: int) -> Trial:
-        """Return the trial of this number in a run with this seed.
+        """Return the trial with this number in a run with this seed.
 
         >>> Trial.of(1, 0).present, Trial.of(1, 1).present, Trial.of(1, 0) == Trial.of(1, 0)
         (False, True, True)
@@ -63,7 +63,7 @@ class Trial:
 
 
 def spawn_seed(seed: int, *branch: int) -> int:
-    """Return the seed of 128 bits of a branch of a run's randomness."""
+    """Return the 128-bit seed of a branch of a run's seed."""
     words = np.random.SeedSequence(seed, spawn_key=branch).generate_state(4, np.uint32)
     return int.from_bytes(words.astype("<u4").tobytes(), "little")
 
@@ -72,14 +72,14 @@ Group: TypeAlias = tuple[Trial, ...]
 
 
 class Scorer(Protocol):
-    """Train a model for each trial and return the canary's score in each of them."""
+    """Callable that trains a model for each trial and returns the canary's scores."""
 
     def __call__(self, trials: Sequence[Trial], /) -> Sequence[float]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A function, named as ``module:function``, that makes a scorer from plain arguments.
+    """Function, named as ``module:function``, that creates a scorer from plain arguments.
 
     >>> Recipe(target="builtins:sum").group_size
     1
@@ -87,12 +87,12 @@ class Recipe:
 
     target: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Only what JSON can hold: it is sent to other processes and other machines."""
+    """Values that JSON can represent: they are sent to other processes and machines."""
     group_size: int = 1
-    """How many trials its scorer trains at once.
+    """Number of trials that the scorer trains together.
 
-    Trials are grouped by their numbers, and a group is always computed together: the rounding of a model may
-    depend on the others of its group, which are always the same.
+    Trials are grouped by number, and a group is always computed together: rounding errors of a model may
+    depend on the other models in its group, which are always the same.
     """
 
     def __post_init__(self) -> None:
@@ -100,22 +100,24 @@ class Recipe:
         try:
             is_plain = json.loads(self.to_json())["arguments"] == self.arguments
         except (TypeError, ValueError) as error:
-            raise InputError(f"Expected arguments that JSON can hold, got {self.arguments!r}.") from error
-        if not is_plain:  # such as numbers as keys
-            raise InputError(f"Expected arguments that JSON leaves as they are, got {self.arguments!r}.")
+            raise InputError(
+                f"Expected arguments that JSON can represent, got {self.arguments!r}."
+            ) from error
+        if not is_plain:  # for example, integer keys
+            raise InputError(f"Expected arguments that JSON preserves exactly, got {self.arguments!r}.")
 
     def to_json(self) -> str:
-        """Return the recipe as text."""
+        """Return the recipe as JSON text."""
         values = {"target": self.target, "arguments": self.arguments, "group_size": self.group_size}
         return json.dumps(values, allow_nan=False, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
-        """Return what :meth:`to_json` came from."""
+        """Return the recipe that :meth:`to_json` serialized."""
         return cls(**json.loads(text))
 
     def build(self) -> Scorer:
-        """Make the scorer; an error here would occur for every trial."""
+        """Create the scorer; an error here would occur for every trial."""
         function = load(self.target)
         try:
             scorer = function(**self.arguments)
@@ -123,24 +125,24 @@ class Recipe:
             raise
         except Exception as error:  # the function may raise anything
             raise InputError(
-                f"Expected {self.target!r} to make a scorer, but it raised {type(error).__name__}: {error}"
+                f"Expected {self.target!r} to return a scorer, but it raised {type(error).__name__}: {error}"
             ) from error
         if not callable(scorer):
             raise InputError(
-                f"Expected {self.target!r} to make a scorer, a function of trials, got {scorer!r}."
+                f"Expected {self.target!r} to return a scorer, a function of trials, got {scorer!r}."
             )
         return scorer  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialPlan:
-    """The trials of a run, which follow from these values alone."""
+    """Trials of a run, fully determined by these values."""
 
     recipe: Recipe
     num_trials: int
     seed: int
     config: Mapping[str, Any] | None = None
-    """What makes two runs the same run, as plain values; None: the recipe's arguments."""
+    """Plain values that identify the run; None means the recipe's arguments."""
 
     def __post_init__(self) -> None:
         _validate.whole("num_trials", self.num_trials, low=2, high=_MAX_TRIALS)
@@ -148,17 +150,17 @@ class TrialPlan:
 
     @cached_property
     def trials(self) -> tuple[Trial, ...]:
-        """All trials, by their numbers."""
+        """All trials, ordered by number."""
         return tuple(Trial.of(self.seed, number) for number in range(self.num_trials))
 
     def groups_without(self, done: Container[int]) -> list[Group]:
-        """Return the groups of which at least one trial is not done."""
+        """Return the groups with at least one trial that is not in ``done``."""
         size = self.recipe.group_size
         groups = (self.trials[start : start + size] for start in range(0, self.num_trials, size))
         return [group for group in groups if any(trial.number not in done for trial in group)]
 
     def identity(self) -> dict[str, Any]:
-        """Return everything that the scores depend on; scores of different identities must not be mixed."""
+        """Return all values on which the scores depend; scores of different identities must not be mixed."""
         name, given = ("arguments", self.recipe.arguments) if self.config is None else ("config", self.config)
         return {
             name: dict(given),
@@ -170,7 +172,7 @@ class TrialPlan:
 
 
 def with_stable_targets(identity: Any) -> Any:
-    """Return an identity in which targets that version 0.1 stored have their present names.
+    """Return the identity with target names of version 0.1 replaced by the current ones.
 
     >>> with_stable_targets({"target": "dpaudit.experiments.black_box._recipe:scorer", "seed": 1})
     {'target': 'dpaudit:ensemble-scorer', 'seed': 1}
@@ -181,9 +183,9 @@ def with_stable_targets(identity: Any) -> Any:
 
 
 def load(target: str) -> Callable[..., Any]:
-    """Return the function that ``target`` names, as ``module:function``.
+    """Return the function with this name, given as ``module:function``.
 
-    Modules of the current directory are found too.
+    Modules in the current directory are found as well.
 
     >>> load("math:sqrt")(4.0)
     2.0
@@ -197,13 +199,13 @@ def load(target: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         source = getattr(module, "__file__", None) or module_name
-        wrong = f"{name} is no function" if hasattr(module, name) else f"there is no {name}"
+        wrong = f"{name} is not a function" if hasattr(module, name) else f"there is no {name}"
         raise InputError(f"Expected a function as 'module:function', got {target!r}: {wrong} in {source}.")
     return function  # type: ignore[no-any-return]
 
 
 def source_digest(target: str) -> str:
-    """Return a hash of the file of a function's module; empty if there is no file."""
+    """Return a hash of the source file of a function's module; empty if there is no file."""
     extend_search_path([str(Path.cwd())])
     name = target.partition(":")[0]
     try:
@@ -217,12 +219,12 @@ def source_digest(target: str) -> str:
 
 
 def search_path() -> tuple[str, ...]:
-    """Return the search path of this process, as absolute paths for another process."""
+    """Return the module search path of this process as absolute paths, for use in another process."""
     return tuple(str(Path(entry or ".").absolute()) for entry in sys.path)
 
 
 def extend_search_path(directories: Iterable[str]) -> None:
-    """Search for modules in these directories first, unless they are known already."""
+    """Prepend these directories to the module search path, unless they are already in it."""
     known = set(search_path())
     sys.path[:0] = [directory for directory in directories if directory not in known]
 
@@ -235,8 +237,8 @@ def _module(target: str, name: str) -> ModuleType:
         missing = error.name or name
         if name == missing or name.startswith(f"{missing}."):
             raise InputError(
-                f"Expected a function as 'module:function', got {target!r}: there is no module {missing} in "
-                f"{Path.cwd()} or among the installed ones."
+                f"Expected a function as 'module:function', got {target!r}: module {missing} is neither in "
+                f"{Path.cwd()} nor installed."
             ) from error
         raise InputError(
             f"Expected {target!r} to be importable, but its module {name} needs {missing}."

@@ -1,8 +1,8 @@
-"""Pools run groups of trials: in this process, in processes on this machine, or on Ray, behind one ``map``.
+"""Pools that run groups of trials in this process, in local worker processes or on Ray, behind one ``map``.
 
-The local processes are not those of ``concurrent.futures``: there a worker that is killed breaks all pending
-groups, workers outlive a driver that is killed, and the caller's script is run again in each of them.
-``worker_main`` is their other end.
+``concurrent.futures`` is not used for local processes: there a killed worker breaks all pending groups,
+workers outlive a killed driver, and each worker runs the caller's script again. ``worker_main`` is the entry
+point of a worker.
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from dpaudit.experiments.trials.pools import worker_main; worker_main(int(sys.argv[2]))"
 )
-_STOP_SECONDS = 5.0  # in which a worker has to end by itself
-_POLL_SECONDS = 0.5  # between two checks that silent workers are still alive
+_STOP_SECONDS = 5.0  # grace period for a worker to exit
+_POLL_SECONDS = 0.5  # between checks that silent workers are alive
 
 
 class Pool(Protocol):
-    """Anything with this ``map``.
+    """Any object with this ``map`` method.
 
-    It yields what ``task(group)`` returns for every group, once each and in any order. The task can be
-    pickled and called in any process. Errors of single trainings are part of what it returns; it raises only
-    what would be wrong for every group, such as a function that cannot be imported. If what ``map`` returns
-    has a ``close``, as a generator has, it is called at the end and after an interrupt.
+    ``map`` yields the value of ``task(group)`` for every group, once each and in any order. The task can be
+    pickled and called in any process. Errors of individual training runs are part of its return value; it
+    raises only for errors that would occur in every group, such as a function that cannot be imported. If
+    the iterable that ``map`` returns has a ``close`` method, as generators do, it is called at the end and
+    after an interrupt.
 
-    A pool of your own, with the standard library's::
+    A custom pool, based on the standard library::
 
         class Spawned:
             def map(self, task, groups):
@@ -61,7 +62,7 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class Serial:
-    """No other processes: for few trials, and to debug a training function."""
+    """Pool without worker processes, for few trials and for debugging a training function."""
 
     def map(self, task: Task, groups: Sequence[Group]) -> Iterator[tuple[Group, Finished]]:
         """Yield every group with its result, in the order given."""
@@ -72,13 +73,13 @@ class Serial:
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """Worker processes on this machine, one thread each.
+    """Pool of single-threaded worker processes on this machine.
 
-    A worker that is killed is replaced, and its group is tried again, ``max_retries`` times.
+    A worker that is killed is replaced, and its group is retried up to ``max_retries`` times.
     """
 
     num_workers: int | None = None
-    """None: one for each core that this process may use."""
+    """Number of workers; None means one per core available to this process."""
     max_retries: int = 3
 
     def __post_init__(self) -> None:
@@ -87,7 +88,7 @@ class Processes:
         _validate.whole("max_retries", self.max_retries, low=0)
 
     def map(self, task: Task, groups: Sequence[Group]) -> Generator[tuple[Group, Finished], None, None]:
-        """Yield every group with its result, as they end."""
+        """Yield every group with its result, in order of completion."""
         workers = _WorkerGroup(task, groups, self.num_workers or _cores(), self.max_retries)
         try:
             yield from workers.results()
@@ -98,17 +99,17 @@ class Processes:
 def _cores() -> int:
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
+    except AttributeError:  # not available on every platform
         return os.cpu_count() or 1
 
 
 class _WorkerGroup:
-    """The workers of one ``map``, and the groups of trials that wait for them."""
+    """Workers of one ``map`` call, and the groups of trials that are waiting for them."""
 
     def __init__(self, task: Task, groups: Sequence[Group], num_workers: int, max_retries: int) -> None:
         self._task, self._num_workers, self._max_retries = task, num_workers, max_retries
         self._waiting = deque(groups)
-        self._deaths: Counter[int] = Counter()  # by the first trial of the group that was being worked on
+        self._deaths: Counter[int] = Counter()  # keyed by the first trial of the worker's group
         self._false_starts = 0
         self._workers: list[_Worker] = []
 
@@ -126,7 +127,7 @@ class _WorkerGroup:
                     yield group, Finished.from_dict(message)
 
     def shutdown(self) -> None:
-        """End all workers, also those in the middle of a group."""
+        """End all workers, including those in the middle of a group."""
         for worker in self._workers:
             worker.stop()
         for worker in self._workers:
@@ -138,7 +139,7 @@ class _WorkerGroup:
         return sum(worker.group is not None for worker in self._workers)
 
     def _assign(self) -> None:
-        """Start as many workers as there are groups for, and give a group to each that is free."""
+        """Start as many workers as there are groups for, and assign a group to each free worker."""
         while len(self._workers) < min(self._num_workers, len(self._waiting) + self._num_busy):
             self._workers.append(_Worker(self._task))
         for worker in self._workers:
@@ -146,7 +147,7 @@ class _WorkerGroup:
                 worker.assign(self._waiting.popleft())
 
     def _handle_exit(self, worker: _Worker) -> Iterator[tuple[Group, Finished]]:
-        """Retry the group of a dead worker, or yield it as failed if that has happened too often."""
+        """Retry the group of a dead worker, or yield it as failed after too many retries."""
         self._workers.remove(worker)
         how, group = worker.end(), worker.group
         if group is None:
@@ -162,29 +163,30 @@ class _WorkerGroup:
         self._false_starts += not worker.is_ready
         if self._false_starts > self._max_retries:
             raise InputError(
-                f"Expected worker processes that start, but one {how} before it was ready, "
+                f"Expected worker processes to start, but a worker {how} before it was ready, "
                 f"{self._false_starts} times."
             )
 
 
 class _Worker:
-    """A worker process, seen from the driver: a new interpreter at the other end of a socket.
+    """Handle of a worker process: a new interpreter at the other end of a socket.
 
-    It is no copy of this process (which may have threads and locks), and it does not run the caller's script
-    again. It has a process group of its own: Ctrl-C on a terminal reaches the driver only, which then ends
-    the workers, and a worker is ended with everything it started. When the driver ends, the socket closes.
+    The worker is not forked from this process, which may have threads and locks, and does not run the
+    caller's script again. It has its own process group: Ctrl-C on a terminal reaches only the driver, which
+    then ends the workers, and a worker is killed together with everything it started. When the driver ends,
+    the socket closes.
     """
 
     def __init__(self, task: Task) -> None:
         self.group: Group | None = None
-        """The group it works on."""
+        """The group that the worker is processing."""
         self.is_ready = False
         mine, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, json.dumps(task.search_path), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # whatever a training prints: standard output is for the result
+                stdout=2,  # a training function may print: standard output is reserved for the result
                 env={**os.environ, **ONE_THREAD},
                 pass_fds=[theirs.fileno()],
                 process_group=0,
@@ -195,21 +197,21 @@ class _Worker:
 
     @property
     def is_free(self) -> bool:
-        """Whether it is ready for a group."""
+        """Whether the worker is ready for a group."""
         return self.is_ready and self.group is None
 
     @property
     def is_dead(self) -> bool:
-        """Whether its process has ended."""
+        """Whether the process has ended."""
         return self._process.poll() is not None
 
     def assign(self, group: Group) -> None:
-        """Send it a group to work on."""
+        """Send the worker a group to process."""
         self.group = group
         self._send({"group": [astuple(trial) for trial in group]})
 
     def receive(self) -> dict[str, Any] | None:
-        """Return its next message; None if it is dead."""
+        """Return the worker's next message; None if it is dead."""
         try:
             line = self._lines.readline()
         except OSError:
@@ -221,12 +223,12 @@ class _Worker:
         return message
 
     def stop(self) -> None:
-        """Ask a free worker to end."""
+        """Ask a free worker to exit."""
         if self.is_free:
             self._send({"stop": True})
 
     def end(self) -> str:
-        """Wait for its end if it was asked to stop, else kill it; return how it ended, for a sentence."""
+        """Wait for a worker that was asked to stop, or kill it; return how it ended, for a sentence."""
         if not self.is_free:
             self._kill()
         try:
@@ -234,7 +236,7 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self._kill()
             status = self._process.wait()
-        self._kill()  # processes that it has left behind
+        self._kill()  # processes that the worker left behind
         self._lines.close()
         self.channel.close()
         return f"was killed by {_signal_name(-status)}" if status < 0 else f"ended with status {status}"
@@ -244,14 +246,14 @@ class _Worker:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _send(self, message: Mapping[str, Any]) -> None:
-        with suppress(OSError):  # it is dead, which the next poll finds
+        with suppress(OSError):  # a dead worker is detected by the next poll
             self.channel.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _poll(workers: Sequence[_Worker]) -> list[tuple[_Worker, dict[str, Any] | None]]:
-    """Wait a moment; return the workers that sent something with their message, None for dead ones.
+    """Wait briefly; return the workers that sent a message with it, and dead workers with None.
 
-    A dead worker is also recognised by its process, because what it started may keep its socket open.
+    The process is checked as well, because child processes of a dead worker may keep its socket open.
     """
     ready = connection.wait([worker.channel for worker in workers], timeout=_POLL_SECONDS)
     messages = [(worker, worker.receive()) for worker in workers if worker.channel in ready]
@@ -267,7 +269,7 @@ def _signal_name(number: int) -> str:
 
 
 def worker_main(descriptor: int) -> None:
-    """Score groups for the driver at the other end of this socket, until it asks to stop."""
+    """Score groups for the driver at the other end of this socket until it requests a stop."""
     channel = socket.socket(fileno=descriptor)
     requests: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
     threading.Thread(target=_listen, args=(channel, requests), daemon=True).start()
@@ -284,8 +286,8 @@ def worker_main(descriptor: int) -> None:
 
 
 def _listen(channel: socket.socket, requests: SimpleQueue[Mapping[str, Any]]) -> None:
-    """Read requests in a thread, so that the end of the driver is noticed during a training."""
-    # a driver that dies with a reply unread resets the connection instead of ending it
+    """Read requests in a thread, so that the death of the driver is noticed while training."""
+    # a driver that dies with a reply unread resets the connection instead of closing it
     with suppress(OSError), channel.makefile("rb") as lines:
         for line in lines:
             request = json.loads(line)
@@ -296,7 +298,7 @@ def _listen(channel: socket.socket, requests: SimpleQueue[Mapping[str, Any]]) ->
 
 
 def _die() -> None:
-    """Kill this process and everything that a training has started: the driver is gone."""
+    """Kill this process and everything that it has started, because the driver has died."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Audits of trainings with JAX Privacy: loops with ``clipped_grad`` and a privatizer, and its Keras API."""
+"""Audits of training with JAX Privacy: loops with ``clipped_grad`` and a privatizer, and its Keras API."""
 
 from dpaudit.errors import MissingExtraError
 

@@ -1,7 +1,7 @@
-"""Canaries as arrays: the directions of gradients, and the examples that input canaries start from.
+"""Canaries as arrays: the directions of gradient canaries, and the initial examples of input canaries.
 
-:func:`hold_out` splits off the examples that a training does not get. :class:`JaxInputDomain` is where the
-inputs of canaries live.
+:func:`hold_out` splits off examples that are not used for training. :class:`JaxInputDomain` is the domain of
+canary inputs.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from dpaudit.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class JaxCanaryVectors:
-    """The directions of a step's canaries; arrays of numpy, or tracers of a compiled step."""
+    """The directions of a step's canaries: NumPy arrays, or tracers in a compiled step."""
 
     values: Any  # entries x canaries
-    coordinates: Any  # the same shape, or None: the values lie row after row over all parameters
+    coordinates: Any  # the same shape; if None, the values cover all parameters in row-major order
     num_parameters: int
 
     @classmethod
     def of(cls, directions: Directions) -> JaxCanaryVectors:
-        """Make them in the precision and with the indices that jax computes with."""
+        """Return the vectors with the default float and index types of JAX."""
         values, coordinates = directions.values.astype(np.float32), directions.coordinates
         indices = None if coordinates is None else coordinates.astype(np.int32)
         return cls(values, indices, directions.num_parameters)
@@ -59,25 +59,25 @@ class JaxCanaryVectors:
         return jnp.sum(self.values * entries, axis=0)
 
     def weighted_sum(self, weights: jax.Array) -> jax.Array:
-        """Return the sum of all directions, each times its weight."""
+        """Return the weighted sum of all directions."""
         weighted = jnp.ravel(self.values * weights)
         if self.coordinates is None:
             return weighted[: self.num_parameters]
         return jnp.zeros(self.num_parameters).at[self.coordinates.reshape(-1)].add(weighted)
 
     def rows(self, numbers: jax.Array, lengths: jax.Array) -> jax.Array:
-        """Return the canaries with these numbers as dense gradients of these lengths: a row each."""
+        """Return the canaries with these numbers as dense gradients with norms ``lengths``, one per row."""
         chosen = jnp.arange(self.num_canaries)[None, :] == numbers[:, None]
         return jax.vmap(self.weighted_sum)(chosen * lengths[:, None])
 
 
 def flat(tree: Any) -> jax.Array:
-    """Return all numbers of a gradient, one after the other."""
+    """Return a gradient as one flat vector."""
     return jnp.concatenate([jnp.ravel(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(tree)])
 
 
 def unflat(vectors: jax.Array, like: Any) -> Any:
-    """Turn the last dimension into a gradient like this one; the dimensions before it stay."""
+    """Return the last dimension as a gradient structured like ``like``; leading dimensions are kept."""
     leaves, structure = jax.tree.flatten(like)
     ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
     parts = jnp.split(vectors, ends, axis=-1)
@@ -90,14 +90,14 @@ def unflat(vectors: jax.Array, like: Any) -> Any:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeldOutArrays(HeldOutExamples[np.ndarray]):
-    """Inputs and their classes; only :func:`hold_out` makes one, so that no batch is passed by mistake."""
+    """Inputs and their classes; created only by :func:`hold_out`, so that no batch is passed by mistake."""
 
     _expected: ClassVar[str] = "hold_out(inputs, targets, ...), got arrays"
 
 
 @dataclass(frozen=True, eq=False)
 class Given(InputCanary):
-    """Examples of your own: each is a canary."""
+    """Examples of your own, each used as a canary."""
 
     inputs: Any
     targets: Any
@@ -109,11 +109,11 @@ class Given(InputCanary):
 def hold_out(
     inputs: Any, targets: Any, num_held_out: int, *, seed: int = 0, num_classes: int | None = None
 ) -> tuple[tuple[np.ndarray, np.ndarray], HeldOutArrays]:
-    """Return inputs and targets without ``num_held_out`` random examples, and those examples.
+    """Split off ``num_held_out`` random examples; return the remaining inputs and targets, and the examples.
 
-    Train on the first part, which nothing else ensures: the data set of compiled steps cannot be checked. So
-    never split a batch. Held-out examples that the first part has too, as duplicates, are left out of the
-    second. Classes are those that the targets have, unless ``num_classes`` says how many there are.
+    Train on the first part. This is not verified, because the data set of compiled steps cannot be checked,
+    so never split a batch. Held-out examples with duplicates in the first part are dropped. The number of
+    classes is taken from the targets unless ``num_classes`` is given.
     """
     inputs, targets = np.asarray(inputs), np.asarray(targets)
     _require_pairs(inputs, targets)
@@ -126,15 +126,15 @@ def hold_out(
 def _require_pairs(inputs: np.ndarray, targets: np.ndarray) -> None:
     if targets.ndim != 1 or inputs.ndim < 2 or len(inputs) != len(targets) or len(targets) == 0:
         raise InputError(
-            f"Expected inputs and a class for each, got arrays of shapes {inputs.shape} and {targets.shape}."
+            f"Expected inputs with one class each, got arrays of shapes {inputs.shape} and {targets.shape}."
         )
 
 
 @dataclass(frozen=True, eq=False)
 class JaxInputDomain:
-    """From ``low`` to ``high`` in each entry, or only these two values, if features are binary.
+    """The range from ``low`` to ``high`` of each entry, or just these two values if features are binary.
 
-    Pixels of an image share one range. Features of a table have one each.
+    The pixels of an image share one range; the features of a table have one each.
     """
 
     low: np.ndarray
@@ -143,7 +143,7 @@ class JaxInputDomain:
 
     @classmethod
     def of(cls, inputs: np.ndarray) -> JaxInputDomain:
-        """Return the domain of inputs that are known."""
+        """Return the domain of these inputs."""
         low, high = inputs.min(), inputs.max()
         if low < high and bool(((inputs == low) | (inputs == high)).all()):
             return cls(low, high, is_binary=True)
@@ -152,12 +152,12 @@ class JaxInputDomain:
 
     @property
     def span(self) -> np.ndarray:
-        """The length of the range: the unit of steps and radii."""
+        """The length of the range, the unit of step sizes and radii."""
         return np.asarray(self.high - self.low)
 
     def nearest(self, inputs: Any) -> Any:
-        """Return the nearest inputs in the domain, of their type; halfway is low."""
-        # numpy stays numpy: what is called from compiled code must not compute with jax, which would wait
+        """Return the nearest inputs in the domain, with the same type; ties go to ``low``."""
+        # NumPy stays NumPy: callbacks from compiled code must not use JAX, which would deadlock
         array = np if isinstance(inputs, np.ndarray) else jnp
         if self.is_binary:
             found = array.where(inputs > (self.low + self.high) / 2, self.high, self.low)
@@ -174,7 +174,7 @@ def require_examples(canary: InputCanary, data: object) -> None:
     """Raise if canaries of this kind cannot be made from the data."""
     if isinstance(canary, Given):
         if data is not None:
-            raise InputError("Expected no held_out with Given(...), which has examples of its own.")
+            raise InputError("Expected no held_out with Given(...), which contains its own examples.")
         return
     if not isinstance(canary, Blank | Mislabelled | Adversarial | Crafted):
         raise InputError(
@@ -184,15 +184,15 @@ def require_examples(canary: InputCanary, data: object) -> None:
     dtype = require_held_out(canary, data, HeldOutArrays).inputs.dtype
     if canary.uses_weights and not np.issubdtype(dtype, np.floating):
         raise InputError(
-            f"Expected inputs of floating-point numbers for {canary!r}, which needs how the loss changes "
-            f"with them, got {dtype}: use Mislabelled()."
+            f"Expected floating-point inputs for {canary!r}, which needs the gradient of the loss with "
+            f"respect to them, got {dtype}: use Mislabelled()."
         )
 
 
 def first_examples(
     canary: InputCanary, data: HeldOutArrays | None, num_canaries: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return inputs of canaries and their classes, each from an example of its own if there are enough."""
+    """Return inputs and classes of canaries, each from a different example if there are enough."""
     if isinstance(canary, Given):
         return np.asarray(canary.inputs), np.asarray(canary.targets)
     assert data is not None  # as required

@@ -1,7 +1,7 @@
-"""The clipping inside of a gradient function, applied to canaries that are not gradients of any loss.
+"""The clipping inside a gradient function, applied to canaries, which are not gradients of any loss.
 
-:class:`JaxClip` runs the library's own code on them. What an observer made is marked, so that it is
-not observed again.
+:class:`JaxClip` runs the library's own code on them. Functions returned by an observer are marked, so that
+they are not observed again.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from jax_privacy.clipping import BoundedSensitivityCallable
 
 from dpaudit.errors import InputError
 
-_MARK = "observed_by_dpaudit"  # the attribute of what an observer made
+_MARK = "observed_by_dpaudit"  # attribute of functions returned by an observer
 _LIBRARY = "jax_privacy.clipping"
 _LOSS = "value_and_grad_fn"  # the library's variable for the loss and its derivative
 
 
 class JaxClip:
-    """What ``clipped_grad`` does after the gradient of an example is found: clip, scale, add up, divide.
+    """The part of ``clipped_grad`` after the gradient of an example: clip, scale, sum, divide.
 
-    The library makes it out of one function that knows what is to be clipped as a variable of its own,
-    ``fun``. Here the same function, and everything that was put around it, is called with another ``fun``,
-    which returns the canary that stands in the place of an example. So a fault of it is a fault here too.
+    The library implements it as one function whose closure variable ``fun`` computes the gradient to clip.
+    Here the same function, with everything wrapped around it, is called with another ``fun``, which returns
+    a canary in place of the gradient of an example. So a fault in the library's code shows here too.
     """
 
     def __init__(self, grad_fn: Any) -> None:
         bounded = _bounded(grad_fn)
         self.has_aux = bool(bounded.has_aux)  # whether the gradient is the first of two results
-        self.bound = float(bounded.l2_norm_bound)  # the most that one example can add to the result
+        self.bound = float(bounded.l2_norm_bound)  # the largest contribution of one example
         self._found: list[FunctionType] = []
         self._function = self._copied(grad_fn, set())
         self._loss: Any = _closure_variable(self._found[0], _LOSS) if self._found else None
         if self._loss is None:
             raise InputError(
-                "Expected a gradient function that jax_privacy.clipped_grad made, got one without its "
-                "clipping and its loss inside."
+                "Expected a gradient function returned by jax_privacy.clipped_grad, got one that does not "
+                "contain its clipping and its loss."
             )
         self._settings = inspect.getclosurevars(self._found[0]).nonlocals
 
     def norm(self, bound: float) -> float:
-        """Return the norm from which gradients are clipped; if none are, the norm that adds ``bound``."""
+        """Return the clipping norm; without clipping, the norm whose contribution is ``bound``."""
         norm = float(self._settings["l2_clip_norm"])
         return norm if 0 < norm < math.inf else bound * float(self._settings["normalize_by"])
 
     @property
     def multiple(self) -> int:
-        """The size of a microbatch, of which the number of examples has to be a multiple."""
+        """The microbatch size, which must divide the number of examples."""
         return self._settings["microbatch_size"] or 1
 
     def total(self, args: tuple[Any, ...], rows: Any) -> Any:
-        """Return the clipped sum of ``rows``; all that is not a batch is as in the call with ``args``."""
+        """Return the clipped sum of ``rows``; arguments other than the batch are those in ``args``."""
         size = jax.tree.leaves(rows)[0].shape[0]
         positions = self._settings["batch_argnums"]
         new = {position: jnp.zeros(size) for position in positions} | {positions[0]: rows}
@@ -66,16 +66,16 @@ class JaxClip:
         return result[0] if self.has_aux else result
 
     def with_batch(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> list[Any]:
-        """Return the arguments of a call with other examples instead of its batch.
+        """Return the arguments of a call with its batch replaced by these examples.
 
-        A batch has two arrays, in any order and structure: the one of the inputs' shape, and the classes.
+        A batch has two arrays, in any order and structure: inputs of this shape, and classes.
         """
         positions = self._settings["batch_argnums"]
         leaves, structure = jax.tree.flatten([args[position] for position in positions])
         shapes = [tuple(leaf.shape[1:]) for leaf in leaves]
         if sorted(shapes) != sorted([tuple(inputs.shape[1:]), ()]):
             raise InputError(
-                f"Expected batches of inputs of shape {tuple(inputs.shape[1:])} and a class for each, like "
+                f"Expected batches of inputs of shape {tuple(inputs.shape[1:])} with one class each, like "
                 f"the canaries, got arrays of shapes {[tuple(leaf.shape) for leaf in leaves]}."
             )
         new = [targets if shape == () else inputs for shape in shapes]
@@ -83,15 +83,15 @@ class JaxClip:
         return _with_arguments(args, dict(zip(positions, jax.tree.unflatten(structure, cast), strict=True)))
 
     def gradient(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
-        """Return the gradient of one example, as the library gets it from the loss, before it clips."""
+        """Return the gradient of one example, computed by the library from the loss, before clipping."""
         return self._settings["fun"](*self._with_one(args, inputs, targets))[0]
 
     def loss(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
-        """Return the loss of one example, which the library keeps inside of its gradient."""
+        """Return the loss of one example, which the library wraps in its gradient."""
         return self._loss.__wrapped__(*self._with_one(args, inputs, targets))[0]
 
     def _with_one(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> list[Any]:
-        """Return the arguments of a call for one example, inside of the library's loop over the batch."""
+        """Return the arguments of a call for one example, as inside the library's loop over the batch."""
         one = self.with_batch(args, inputs[None], targets[None])
         if not self._settings["keep_batch_dim"]:
             for position in self._settings["batch_argnums"]:
@@ -99,7 +99,7 @@ class JaxClip:
         return one
 
     def _copied(self, value: Any, seen: set[int]) -> Any:
-        """Return a copy that clips canaries, or None if ``value`` clips nothing."""
+        """Return a copy of ``value`` that clips canaries, or None if it does not clip."""
         if id(value) in seen:
             return None
         seen.add(id(value))
@@ -110,7 +110,7 @@ class JaxClip:
         if isinstance(value, functools.partial):
             inner = self._copied(value.func, seen)
             return None if inner is None else functools.partial(inner, *value.args, **value.keywords)
-        if not inspect.isfunction(value):  # what jit returns adds nothing to what it wraps
+        if not inspect.isfunction(value):  # a function compiled by jit is the same as the one it wraps
             wrapped = getattr(value, "__wrapped__", None)
             return None if wrapped is None else self._copied(wrapped, seen)
         if _clips(value):
@@ -122,7 +122,7 @@ class JaxClip:
         return _with_cells(value, copies) if copies else None
 
     def _canary(self, *args: Any, **_: Any) -> tuple[Any, tuple[()]]:
-        """Stand in for the gradient of one example, which the library calls for each row."""
+        """Replace the function that computes the gradient of one example, called for each row."""
         row = args[self._settings["batch_argnums"][0]]
         if self._settings["keep_batch_dim"]:
             row = jax.tree.map(lambda leaf: leaf[0], row)
@@ -130,19 +130,19 @@ class JaxClip:
 
 
 def _with_arguments(args: Sequence[Any], new: Mapping[int, Any]) -> list[Any]:
-    """Return positional arguments with those at some positions replaced."""
+    """Return positional arguments with those at the given positions replaced."""
     return [new.get(position, value) for position, value in enumerate(args)]
 
 
 def _bounded(grad_fn: Any) -> BoundedSensitivityCallable:
-    """Return the function that states its sensitivity, also if it was compiled since."""
+    """Return the function that states its sensitivity, even if it was compiled afterwards."""
     inner = grad_fn
     while not isinstance(inner, BoundedSensitivityCallable) and hasattr(inner, "__wrapped__"):
         inner = inner.__wrapped__
     if not isinstance(inner, BoundedSensitivityCallable):
         name = getattr(grad_fn, "__name__", type(grad_fn).__name__)
         raise InputError(
-            f"Expected the gradient function that jax_privacy.clipped_grad returned, got {name}, which is "
+            f"Expected the gradient function returned by jax_privacy.clipped_grad, got {name}, which is "
             "not private."
         )
     return inner
@@ -154,7 +154,7 @@ def _clips(function: FunctionType) -> bool:
 
 
 def _closure_variable(function: Any, name: str) -> Any:
-    """Return the closure variable of a function of the library, or of one that it calls."""
+    """Return a closure variable of a library function, or of one that it calls."""
     if not inspect.isfunction(function) or function.__module__ != _LIBRARY:
         return None
     variables = inspect.getclosurevars(function).nonlocals
@@ -173,18 +173,18 @@ def _with_cells(function: FunctionType, new: dict[str, Any]) -> FunctionType:
 
 
 def marked(function: Any) -> Any:
-    """Return the same function, with the mark."""
+    """Mark ``function`` as returned by an observer, and return it."""
     setattr(function, _MARK, True)
     return function
 
 
 def require_unmarked(function: Any, name: str) -> None:
-    """Raise if an observer made it: canaries of two observers would disturb each other."""
+    """Raise if an observer returned it: the canaries of two observers would interfere."""
     inner = function
     while inner is not None:
         if getattr(inner, _MARK, False):
             raise InputError(
-                f"Expected a {name} that is not observed yet, got one that an observer made: observe each "
-                "only once, and pass what the library returned."
+                f"Expected a {name} that is not yet observed, got one returned by an observer: pass the one "
+                "that the library returned, and observe it only once."
             )
         inner = getattr(inner, "__wrapped__", None) or getattr(inner, "func", None)  # of jit, of partial

@@ -1,7 +1,7 @@
-"""Crafting of canaries at the weights of a step, inside of compiled code.
+"""Crafting of canaries at the weights of a step, inside compiled code.
 
-:class:`JaxCrafting` knows the objective of each kind of canary; :class:`JaxCraftingSearch` moves inputs
-through their domain to where it is small.
+:class:`JaxCrafting` defines the objective of each kind of canary; :class:`JaxCraftingSearch` moves inputs
+through their domain to minimize it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import HeldOutArrays, JaxInputDomain
 
 Objective: TypeAlias = Callable[[Any, Any], tuple[Any, Any]]
-"""From inputs and classes to a number for each, the smaller the better, and its gradient for the input."""
+"""Maps inputs and classes to one value each, the smaller the better, and its gradient in the input."""
 ExampleFunction: TypeAlias = Callable[[Any, Any], jax.Array]
-"""From one input and its class to the loss, or to its gradient as a vector."""
+"""Maps one input and its class to the loss, or to its gradient as a vector."""
 
-_MEAN_CHUNK = 32  # held-out examples whose gradients are found together
+_MEAN_CHUNK = 32  # held-out examples whose gradients are computed together
 _TINY = 1e-30
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JaxCrafting:
-    """Crafts canaries from held-out data, with the loss and its gradient at the current weights."""
+    """A function that crafts canaries from held-out data, with loss and gradient at the current weights."""
 
     data: HeldOutArrays
     loss: ExampleFunction
@@ -38,7 +38,7 @@ class JaxCrafting:
     max_grad_norm: float
 
     def __call__(self, canary: InputCanary, start: Any, targets: Any) -> Any:
-        """Return the inputs that ``canary`` describes, found from ``start``."""
+        """Return the inputs that ``canary`` describes, crafted from ``start``."""
         match canary:
             case Adversarial():
                 return self._search(self._negative_loss, canary, start, targets, radius=canary.radius)
@@ -80,7 +80,7 @@ class JaxCrafting:
 
 
 def mean_gradient(data: HeldOutArrays, gradient: ExampleFunction) -> jax.Array:
-    """Return the mean gradient of held-out examples, in chunks of one size; padding has weight 0."""
+    """Return the mean gradient of held-out examples, in chunks of equal size; padding has weight 0."""
     size = min(_MEAN_CHUNK, len(data))
     indices = np.arange(math.ceil(len(data) / size) * size)
     weights = (indices < len(data)).astype(np.float32)
@@ -92,15 +92,15 @@ def mean_gradient(data: HeldOutArrays, gradient: ExampleFunction) -> jax.Array:
 
 
 def _norm(vector: jax.Array) -> jax.Array:
-    """Return a norm that is never zero, where a square root has no derivative."""
+    """Return the norm, kept above zero, where the square root has no derivative."""
     return jnp.sqrt(vector @ vector + _TINY)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JaxCraftingSearch:
-    """``num_steps`` of ``step_size`` spans each, no further than ``radius`` spans from the start.
+    """A search with ``num_steps`` steps of ``step_size`` spans, at most ``radius`` spans from the start.
 
-    It takes the same steps as the search for models of torch, and also returns the best input that it tried.
+    It takes the same steps as the search for torch models, and also returns the best input that it tried.
     """
 
     domain: JaxInputDomain
@@ -109,19 +109,19 @@ class JaxCraftingSearch:
     radius: float | None = None
 
     def __call__(self, objective: Objective, inputs: Any, targets: Any) -> Any:
-        """Return the best inputs near these."""
+        """Return the best inputs found, starting from these."""
         search = self._flip_features if self.domain.is_binary else self._descend
         return search(objective, inputs, targets)
 
     def _descend(self, objective: Objective, start: Any, targets: Any) -> Any:
-        """Step along the sign of the gradient, ever shorter: projected gradient descent."""
+        """Take shrinking steps along the sign of the gradient: projected gradient descent."""
 
         def step(number: Any, now: tuple[Any, ...]) -> tuple[Any, ...]:
             inputs, gradients, best, least = now
             length = self.step_size * (1 - number / self.num_steps)
             inputs = self._project(start, inputs - length * self.domain.span * jnp.sign(gradients))
             values, gradients = objective(inputs, targets)
-            ok = values < least  # never, if it is not a number
+            ok = values < least  # false for NaN
             return (
                 inputs,
                 gradients,
@@ -139,7 +139,7 @@ class JaxCraftingSearch:
         return self.domain.nearest(inputs.astype(start.dtype))
 
     def _flip_features(self, objective: Objective, start: Any, targets: Any) -> Any:
-        """Flip the most promising features; where that fails, fewer of them, then others."""
+        """Flip the most promising features; if that fails, fewer of them, then others."""
         first = start.reshape(len(start), -1)
 
         def step(_: Any, now: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -168,10 +168,10 @@ class JaxCraftingSearch:
         return max(1, round(share * size))
 
     def _choose_flips(self, now: Any, start: Any, gradients: Any, counts: Any, failed: Any) -> Any:
-        """Choose the features to flip: of each input the ``counts`` most promising that are allowed."""
+        """Choose the features to flip: the ``counts`` most promising allowed ones of each input."""
         promise = -gradients * (self.domain.flipped(now) - now)
         allowed = ~failed
-        if self.radius is not None:  # one that was flipped may always be flipped back
+        if self.radius is not None:  # a flipped feature may always be flipped back
             room = max(1, round(self.radius * now.shape[1])) - (now != start).sum(axis=1)
             allowed &= (now != start) | (room >= counts)[:, None]
         order = jnp.argsort(jnp.where(allowed, promise, -jnp.inf), axis=1, descending=True)

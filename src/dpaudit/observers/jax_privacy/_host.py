@@ -1,7 +1,8 @@
-"""The host side of compiled steps: outside of them, coins are drawn and scores are kept.
+"""The host side of compiled steps, where coins are drawn and scores are kept.
 
-Compiled code calls :class:`Host` back, in the order of the steps. It knows what the gradients since the last
-release have in them (:class:`PendingSum`), and by what a loop multiplied their sum (:class:`SumScale`).
+Compiled code calls back to :class:`Host` in the order of the steps. The host tracks the sum of the gradients
+since the last release (:class:`PendingSum`) and the factor by which the loop multiplied it
+(:class:`SumScale`).
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from dpaudit.observers.jax_privacy._canaries import flat
 from dpaudit.recording import CoordinateSample, Recorder
 
 NO_GRADIENT = (
-    "Expected the gradient function of observe() to be called before each update of the privatizer; "
-    "it was not."
+    "Expected the gradient function returned by observe() to be called before each update of the privatizer, "
+    "but it was not."
 )
 
 
 class StepBarrier:
-    """Waits for compiled steps that were started and may not be finished yet.
+    """A barrier that waits for compiled steps that were started but may not be finished.
 
-    Code that is called from inside of a step does not wait, which would take for ever.
+    Code that is called from inside a step does not wait, because that would deadlock.
     """
 
     def __init__(self) -> None:
@@ -42,7 +43,7 @@ class StepBarrier:
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """Mark the block as called from inside of a step."""
+        """Mark the block as called from inside a step."""
         self._here.in_step = True
         try:
             yield
@@ -50,23 +51,24 @@ class StepBarrier:
             self._here.in_step = False
 
     def wait(self) -> None:
-        """Wait until all steps are done; return at once inside of a step."""
+        """Wait until all steps are done; return immediately inside a step."""
         if not getattr(self._here, "in_step", False):
             jax.effects_barrier()  # type: ignore[no-untyped-call]
 
 
 class Host:
-    """What compiled steps call, in their order.
+    """The callbacks of compiled steps, called in order.
 
-    A step begins with the first gradient since the last release. Its canaries join there; of further
-    gradients, if several are added up, only the batch is noted. ``num_releases`` are added up to one step.
-    What arrives at the release has to be the sum of these gradients, or a multiple of it.
+    A step starts with the first gradient since the last release, to which its canaries are added; if several
+    gradients are accumulated, the others contribute only their batches. ``num_releases`` releases are
+    accumulated into one step. The input of the privatizer must be the sum of these gradients, or a multiple
+    of it.
     """
 
     def __init__(
         self, recorder: Recorder, draws: Draws | Coins, barrier: StepBarrier, num_releases: int = 1
     ) -> None:
-        self.norm = 0.0  # what one example may add; known when the training has begun
+        self.norm = 0.0  # the largest contribution of one example, set by the first call
         self.scale = SumScale()
         self.raised: Exception | None = None
         self._recorder, self._draws, self._barrier = recorder, draws, barrier
@@ -81,24 +83,24 @@ class Host:
 
     @property
     def step(self) -> int:
-        """The number of the step that is being made."""
+        """The number of the current step."""
         return self._recorder.num_done
 
     def call(self, function: Callable[..., Any], result: Any, *args: Any) -> Any:
-        """Call ``function`` on the host whenever the compiled code gets here, in the order of the steps."""
+        """Call ``function`` on the host whenever the compiled code reaches this point, in order."""
         outside = self._outside.setdefault(function.__name__, partial(self._called, function))
-        return io_callback(outside, result, *args, ordered=True)  # the same one, or it is compiled again
+        return io_callback(outside, result, *args, ordered=True)  # a new object would trigger recompilation
 
     def _called(self, function: Callable[..., Any], *values: Any) -> Any:
         with self._barrier.in_step():
             try:
                 return function(*values)
             except Exception as error:
-                self.raised = error  # it leaves compiled code as another one
+                self.raised = error  # compiled code raises a different error
                 raise
 
     def joins(self) -> jax.Array:
-        """Return 1 for each canary that joins this gradient, else 0; inside of compiled code."""
+        """Return 1 for each canary to add to this gradient, else 0; called inside compiled code."""
         zeros = np.zeros(self._draws.num_canaries, np.float32)
         found: jax.Array = self.call(self._joins, shape_of(zeros))
         return found
@@ -110,31 +112,31 @@ class Host:
         return self._present.astype(np.float32)
 
     def sampled(self, released: Any, arrived: Any) -> tuple[jax.Array, jax.Array]:
-        """Return what came out of the privatizer, and what went in, where noise is logged."""
+        """Return output and input of the privatizer at the coordinates whose noise is logged."""
         sample = CoordinateSample.of([leaf.size for leaf in jax.tree.leaves(arrived)])
         self._leaves, self._precision = sample.leaves, precision_of(arrived)
         return flat(released)[sample.indices], flat(arrived)[sample.indices]
 
     def add_pending(self, batch: Any, joined: Any) -> None:
-        """Add the products of a gradient without and with canaries; outside."""
+        """Add the projections of a gradient without and with canaries; called on the host."""
         found = PendingSum.of(batch, joined)
         self._pending = found if self._pending is None else self._pending.plus(found)
 
     def pop_pending(self, arrived: Any, tolerance: Any) -> tuple[PendingSum, float]:
-        """Return what was pending when this ``arrived``, and by what the loop multiplied it; outside."""
+        """Return the pending sum and the factor by which the loop multiplied it; called on the host."""
         pending, self._pending = self._pending, None
         if pending is None:
             raise InputError(NO_GRADIENT)
         try:
             scale = self.scale.of(pending, np.asarray(arrived, np.float64), self.norm, float(tolerance))
         except InputError:
-            # what was interrupted is over: the next step is a new one
+            # the interrupted step is discarded
             self._present, self._scores, self._noisy = None, [], []
             raise
         return pending, scale
 
     def keep(self, scores: FloatArray, after: Any, before: Any) -> None:
-        """Keep the scores of one release, and what was sampled of it after and before the noise; outside."""
+        """Keep the scores of one release, and samples of it after and before the noise; on the host."""
         self._scores.append(scores)
         self._noisy.append((np.asarray(after, np.float64), np.asarray(before, np.float64)))
         if len(self._scores) < self._num_releases:
@@ -148,18 +150,18 @@ class Host:
 
 @dataclass(frozen=True, eq=False)
 class PendingSum:
-    """Products of the canaries' directions with the sum of a batch, and with what the loop got for it."""
+    """Projections onto the canaries' directions of the sum of a batch, without and with canaries."""
 
     batch: FloatArray
-    joined: FloatArray  # the batch and the canaries that are present
+    joined: FloatArray  # the batch and the present canaries
 
     @classmethod
     def of(cls, batch: object, joined: object) -> PendingSum:
-        """Make it in the precision that sums of many gradients need."""
+        """Convert to double precision, which sums of many gradients need."""
         return cls(np.asarray(batch, dtype=np.float64), np.asarray(joined, dtype=np.float64))
 
     def plus(self, other: PendingSum) -> PendingSum:
-        """Return the two added up."""
+        """Return the sum of the two."""
         return PendingSum(self.batch + other.batch, self.joined + other.joined)
 
     @property
@@ -169,11 +171,11 @@ class PendingSum:
 
 
 class SumScale:
-    """The factor by which a loop multiplies the sum before the noise, the same in all steps.
+    """The factor by which a loop multiplies the sum before the noise, which must be the same in all steps.
 
-    Only then is it known what of the sum is canaries. A factor that changes from step to step could depend
-    on the canaries, and with it the weights. Unless ``free``, it has to be 1, because the claim is read from
-    what the gradient function says of its sum.
+    Otherwise the contribution of the canaries to the sum would be unknown, and a factor that varies could
+    depend on the canaries and make the weights depend on them. Unless ``free``, it must be 1, because the
+    claim is derived from the sensitivity that the gradient function states.
     """
 
     def __init__(self) -> None:
@@ -181,43 +183,43 @@ class SumScale:
         self._known: float | None = None
 
     def of(self, pending: PendingSum, arrived: FloatArray, norm: float, tolerance: float) -> float:
-        """Return the factor, if ``arrived`` is a multiple of the sum; one example may add ``norm`` to it."""
+        """Return the factor if ``arrived`` is a multiple of the sum; one example adds up to ``norm``."""
         joined = pending.joined
         if not (np.isfinite(joined).all() and np.isfinite(arrived).all()):
-            raise InputError("Expected finite gradients, got some that are not: the training diverged.")
+            raise InputError("Expected finite gradients, got some that are not: did the training diverge?")
         scale = self._known or _fitted(joined, arrived)
         room = tolerance * (norm + scale * float(np.abs(joined).max()))
         if not (0 < scale < math.inf and (np.abs(arrived - scale * joined) <= room).all()):
             raise InputError(
-                "Expected the privatizer to get the sum of all gradients since its last update, or the same "
-                "multiple of it in every step, got something else: call the gradient function that "
-                "observe() was given, not the one that it returned, for what is not part of the update (such "
-                "as logging, or a first call), and add what is no gradient of examples after the noise."
+                "Expected the input of the privatizer to be the sum of all gradients since its last update, "
+                "or the same multiple of it in every step, got something else. For gradients that are not "
+                "part of the update (for logging, or a warm-up call), use the function that was passed to "
+                "observe(); add anything that is not a gradient of examples after the noise."
             )
         if abs(scale - 1) <= tolerance:
             scale = 1.0
         if scale != 1 and not self.free:
             raise InputError(
-                f"Expected the privatizer to get the sum that the gradient function returned, got it times "
-                f"{scale:.6g}: if that is meant, pass max_grad_norm={scale * norm:.6g}, what one example may "
-                "add then, or let clipped_grad divide (normalize_by=...)."
+                "Expected the input of the privatizer to be the sum that the gradient function returned, got "
+                f"that sum times {scale:.6g}: if this is intended, pass max_grad_norm={scale * norm:.6g}, "
+                "the resulting bound on one example, or let clipped_grad divide (normalize_by=...)."
             )
-        if pending.inserted.any():  # else there is nothing that it could be wrong about
+        if pending.inserted.any():  # without canaries, the factor does not matter
             self._known = scale
         return scale
 
 
 def _fitted(joined: FloatArray, arrived: FloatArray) -> float:
-    """Return the factor that fits best; any one does, if there is nothing to be multiplied."""
+    """Return the best-fitting factor; 1 if the sum is zero."""
     length = float(joined @ joined)
     return float(arrived @ joined) / length if length > 0 else 1.0
 
 
 def shape_of(array: Any) -> jax.ShapeDtypeStruct:
-    """Return the shape and the type of numbers that an array has."""
+    """Return the shape and dtype of an array."""
     return jax.ShapeDtypeStruct(array.shape, array.dtype)  # type: ignore[no-untyped-call]
 
 
 def precision_of(tree: Any) -> float:
-    """Return the relative precision of the coarsest leaf."""
+    """Return the relative precision of the least precise leaf."""
     return max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(tree))  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""Examples as canaries between the loss and the noise of a step.
+"""Input canaries, inserted between the loss and the noise of a step.
 
-The library's own code finds, clips and adds the gradients of :class:`InputInsertion`. A canary is scored
-along its gradient at the weights of the step.
+The library's own code computes, clips and sums the gradients of an :class:`InputInsertion`. A canary is
+scored along its gradient at the weights of the step.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dpaudit.observers.jax_privacy._crafting import JaxCrafting
 from dpaudit.observers.jax_privacy._host import NO_GRADIENT, Host, shape_of
 from dpaudit.observers.jax_privacy._observer import num_entries, tolerance_of
 
-_CRAFTING = 4  # a purpose of random streams, besides those of Draws
-_HINT = "does the model have so many? num_classes of hold_out() says how many there are."
+_CRAFTING = 4  # purpose of a random stream, besides those of Draws
+_HINT = "does the model have that many classes? Set their number with num_classes of hold_out()."
 _DIRECTION_TOLERANCE = 1e-3  # between unit vectors that are the same up to rounding
 _MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no direction to score along
 
@@ -34,21 +34,21 @@ _MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no direction to s
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False)
 class CanaryDirections:
-    """The directions along which a release is scored, and what the canaries added to a gradient."""
+    """The directions along which a release is scored, and the contributions of the canaries."""
 
-    directions: Any  # canaries x parameters, of length 1, or zeros where a gradient is too short
-    lengths: Any  # what each canary may add at most, where the noise is
-    others: Any  # along each canary, what the other ones added
-    inserted: Any  # what all of them added
+    directions: Any  # canaries x parameters; unit vectors, or zeros where a gradient is too short
+    lengths: Any  # the largest contribution of each canary, on the scale of the noise
+    others: Any  # the contribution of the other canaries along each canary
+    inserted: Any  # the contribution of all canaries
     losses: Any  # of each canary
 
 
 class InputInsertion:
-    """Canaries that are examples, and go through the loss too.
+    """Input canaries, which also pass through the loss.
 
-    A score is what was released along the canary's gradient, without the batch and the other canaries, over
-    what the canary may add: 1 where it is, more if it was not clipped. Examples are kept between steps, and
-    their directions between a gradient and its release.
+    A score is the component of the release along the canary's gradient, without the batch and the other
+    canaries, divided by the largest contribution of the canary: 1 if it is present, more if it was not
+    clipped. Examples are kept between steps, and their directions between a gradient and its release.
     """
 
     def __init__(self, host: Host, coins: Coins, canary: InputCanary, data: HeldOutArrays | None) -> None:
@@ -92,7 +92,7 @@ class InputInsertion:
         return inputs, jax.vmap(gradient)(inputs, targets), jax.vmap(loss)(inputs, targets)
 
     def _current_examples(self) -> tuple[Any, ...]:
-        """Return whether canaries are to be crafted now, and their inputs and classes."""
+        """Return whether to craft canaries in this step, and their inputs and classes."""
         index = self._host.step
         is_due = self._canary.is_due(index, self._made_at)
         if is_due:
@@ -102,17 +102,17 @@ class InputInsertion:
     def _first_examples(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         rng = self._coins.rng(index, _CRAFTING)
         made = first_examples(self._canary, self._data, self._coins.num_canaries, rng)
-        # numpy alone: what is called from compiled code must not compute with jax, which would wait for it
+        # only NumPy: callbacks from compiled code must not use JAX, which would deadlock
         inputs, targets = (part.astype(jax.dtypes.canonicalize_dtype(part.dtype)) for part in made)
         return inputs, targets
 
     def _note_inputs(self, inputs: Any, batch: Any, joined: Any, stray: Any, along: CanaryDirections) -> None:
-        """Keep what a gradient was with and without canaries, and the inputs that were crafted."""
+        """Keep the projections of a gradient with and without canaries, and the crafted inputs."""
         self._examples = np.asarray(inputs), self._examples[1]
         if stray:
             raise InputError(
-                "Expected a gradient function that clips each example by itself, got one that makes another "
-                "sum of the canaries together than of each alone: examples act on each other."
+                "Expected a gradient function that clips each example separately, got one whose sum of all "
+                "canaries differs from the sum one by one: examples affect each other."
             )
         self._host.add_pending(batch, joined)
         if self._host.step == 0:
@@ -121,23 +121,24 @@ class InputInsertion:
             self._along = jax.tree.map(np.asarray, along)
         elif np.abs(np.asarray(along.directions) - self._along.directions).max() > _DIRECTION_TOLERANCE:
             raise InputError(
-                "Expected gradients that are added up to one step to be of the same weights, got others."
+                "Expected all gradients of one step to be computed at the same weights, got different ones."
             )
 
     def _check_first(self, losses: np.ndarray, directions: np.ndarray) -> None:
-        """Raise or warn if a canary reveals nothing at the first weights; later, a training may diverge."""
+        """Raise or warn if a canary reveals nothing at the initial weights; later, training may diverge."""
         is_silent = ~directions.any(axis=1)
         lost, silent = (
             np.unique(self._examples[1][what]).tolist() for what in (~np.isfinite(losses), is_silent)
         )
         if lost:
             raise InputError(
-                f"Expected canaries that have a loss, got one that is not finite for classes {lost}: {_HINT}"
+                f"Expected canaries with a finite loss, got an infinite or NaN loss for classes {lost}: "
+                f"{_HINT}"
             )
         if silent:
             warnings.warn(
-                f"{is_silent.sum()} of {len(losses)} canaries have gradients of 0, of classes {silent}, and "
-                f"say nothing: {_HINT}",
+                f"{is_silent.sum()} of {len(losses)} canaries, of classes {silent}, have zero gradients and "
+                f"reveal nothing: {_HINT}",
                 stacklevel=2,
             )
 
@@ -157,7 +158,7 @@ class InputInsertion:
         return self._along.directions, self._along.inserted
 
     def _release(self, products: Any, arrived: Any, after: Any, before: Any, tolerance: Any) -> FloatArray:
-        """Keep the scores of a release; return by what the loop multiplied the sum."""
+        """Keep the scores of a release; return the factor by which the loop multiplied the sum."""
         along, self._along = self._along, None
         pending, scale = self._host.pop_pending(arrived, tolerance)
         assert along is not None  # _current_directions comes first
@@ -167,7 +168,7 @@ class InputInsertion:
 
 
 def _summed(rows: jax.Array, *, clip: JaxClip, args: Any, like: Any) -> Any:
-    """Return the clipped sum of these gradients, by the library; zeros fill up a microbatch."""
+    """Return the clipped sum of these gradients, computed by the library; zeros pad a microbatch."""
     missing = math.ceil(len(rows) / clip.multiple) * clip.multiple - len(rows)
     return clip.total(args, unflat(jnp.pad(rows, ((0, missing), (0, 0))), like))
 
@@ -177,7 +178,7 @@ def _directions(
 ) -> CanaryDirections:
     """Return the directions along which canaries with these gradients are scored.
 
-    ``norms`` are the norm to which gradients are clipped, and the most that one may add to the sum.
+    ``norms`` are the clipping norm and the largest contribution of one example to the sum.
     """
     clip_norm, most = norms
     found = jnp.linalg.norm(rows, axis=1)

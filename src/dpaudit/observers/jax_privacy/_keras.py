@@ -1,4 +1,4 @@
-"""``observe_model()`` of the Keras API, whose training step is compiled again with canaries in it."""
+"""``observe_model()`` for the Keras API, whose training step is recompiled with canaries in it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from dpaudit.observers.jax_privacy._observer import GradientInsertion, JaxObserv
 from dpaudit.recording import DPSGDParams, LiveBound, NoiseLog, ReadClaim, Recorder, TrainingInfo
 
 _DIRAC = Dirac()
-_POISSON = ("fit() draws the batches by Poisson sampling, as is claimed: that it does so does not show",)
+_POISSON = ("how batches are drawn is not tested: fit() is assumed to use Poisson sampling, as claimed",)
 _NOT_POISSON = (
-    "fit() takes the batches as they come, and the claim is of Poisson sampling: how they are drawn does not "
-    "show (poisson_sampling_in_fit=True draws them so)",
+    "how batches are drawn is not tested: the claim assumes Poisson sampling, but fit() uses the given "
+    "batches (with poisson_sampling_in_fit=True, it draws them by Poisson sampling)",
 )
 
 
@@ -40,12 +40,12 @@ def observe_model(
     every: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
 ) -> Iterator[Recorder]:
-    """Audit what ``model.fit`` does inside of the ``with`` block.
+    """Audit ``model.fit`` inside the ``with`` block.
 
-    ``model`` is what ``jax_privacy.keras_api.make_private`` returned. Canaries go through the clipping, sum
-    and noise of its training step, and are taken off before the optimizer is called. The claim is read from
-    the model's configuration, unless it is given here or to ``audit()``; the other arguments are those of
-    :func:`observe`.
+    ``model`` is the one that ``jax_privacy.keras_api.make_private`` returned. Canaries pass through the
+    clipping, sum and noise of its training step, and are subtracted before the optimizer is called. The claim
+    is read from the model's configuration unless passed here or to ``audit()``; the other arguments are those
+    of :func:`observe`.
     """
     config = _config(model)
     require_unmarked(model.train_step, "model")
@@ -97,7 +97,7 @@ def _read_params(model: Any, config: Any) -> DPSGDParams:
 
 @contextmanager
 def _observed(model: Any, observer: JaxObserver) -> Iterator[None]:
-    """Have the step compiled again with the observer in it, and again without it afterwards."""
+    """Recompile the step with the observer in it, and without it afterwards."""
     train_step = model.train_step
 
     def observed_step(*args: Any, **kwargs: Any) -> Any:
@@ -113,7 +113,7 @@ def _observed(model: Any, observer: JaxObserver) -> Iterator[None]:
 
 @contextmanager
 def _library_observed(observer: JaxObserver) -> Iterator[None]:
-    """Replace the names by which a step that is compiled makes its gradient function and privatizer."""
+    """Replace the functions with which a compiled step creates its gradient function and privatizer."""
     noises = jax_privacy.noise_addition
     clipped_grad, gaussian_privatizer = jax_privacy.clipped_grad, noises.gaussian_privatizer
     jax_privacy.clipped_grad = lambda *args, **options: observer.gradient(clipped_grad(*args, **options))

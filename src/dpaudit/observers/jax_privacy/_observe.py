@@ -1,4 +1,4 @@
-"""``observe()`` of loops with ``clipped_grad`` and a privatizer, and what it reads there of the claim."""
+"""``observe()`` for loops with ``clipped_grad`` and a privatizer, and the claim that it reads from them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from dpaudit.observers.jax_privacy._input_observer import InputInsertion
 from dpaudit.observers.jax_privacy._observer import GradientInsertion, Insertion, JaxObserver
 from dpaudit.recording import DPSGDParams, LiveBound, NoiseLog, ReadClaim, Recorder, TrainingInfo
 
-_NUM_ROWS = 16  # of a noise matrix: enough to see noise that steps share
+_NUM_ROWS = 16  # of a noise matrix: enough to detect noise shared between steps
 _DIRAC = Dirac()
-_NUM_GRADIENTS, _NUM_INPUTS = 64, 16  # canaries if no number is given
+_NUM_GRADIENTS, _NUM_INPUTS = 64, 16  # default numbers of canaries
 
 
 class Observed(NamedTuple):
-    """What a loop uses instead of what it had, and the recorder."""
+    """The functions to use in the loop instead of the original ones, and the recorder."""
 
     grad_fn: BoundedSensitivityCallable
     privatizer: optax.GradientTransformation
@@ -52,21 +52,22 @@ def observe(
     every: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
 ) -> Observed:
-    """Audit the steps that are made with the two functions that this returns.
+    """Audit the steps made with the two functions that this returns.
 
-    ``grad_fn`` is what ``jax_privacy.clipped_grad`` returned. Canaries go through its own clipping and
-    through the noise of ``privatizer``; they are taken off before the update, so that the weights are those
-    without audit, up to rounding. What the loop gives to the privatizer has to be the sum of all gradients
-    since its last update, or, if ``max_grad_norm`` says what one example may then add, the same multiple of
-    it in every step; else an error ends the training. The step may be compiled, or not. The noise multiplier
-    is read from both, and the sample rate from ``sampling`` (a strategy of ``jax_privacy.batch_selection``),
-    unless they are given here or to ``audit()``. Without ``max_grad_norm``, one example adds what
-    ``grad_fn`` says. Without ``seed``, the random seed comes from the operating system. ``callbacks`` get the
-    live bound while the training runs (every ``every`` steps); they may raise to end it.
+    ``grad_fn`` is the function that ``jax_privacy.clipped_grad`` returned. Canaries pass through its own
+    clipping and the noise of ``privatizer``, and are subtracted before the update, so that the weights are
+    the same as without the audit, up to rounding. The input of the privatizer must be the sum of all
+    gradients since its last update, or, if ``max_grad_norm`` states the resulting bound on one example, the
+    same multiple of it in every step; anything else raises an error. The step may be compiled or not. The
+    noise multiplier is read from both functions, and the sample rate from ``sampling`` (a strategy of
+    ``jax_privacy.batch_selection``), unless passed here or to ``audit()``. The default of ``max_grad_norm``
+    is the bound that ``grad_fn`` states. ``seed`` is the random seed of the audit, by default from the
+    operating system. ``callbacks`` receive the live bound every ``every`` steps; they may raise to end the
+    training run.
 
-    By default there are 64 canaries that are gradients. With ``held_out``, the examples that :func:`hold_out`
-    split off, ``canary`` may be an example, such as ``Crafted()``: by default 16, which go through the loss
-    too. :class:`Given` are examples of your own. A batch has to be inputs and a class for each.
+    By default there are 64 gradient canaries. With ``held_out``, the examples that :func:`hold_out` split
+    off, ``canary`` may be an input canary such as ``Crafted()``: by default 16, which also pass through the
+    loss. :class:`Given` holds examples of your own. A batch must consist of inputs with one class each.
     """
     noise = noise_of(privatizer)
     rate = None if sampling is None else rate_of(sampling)
@@ -110,12 +111,14 @@ def _num_inputs(canary: InputCanary, count: int | None) -> int:
     if not isinstance(canary, Given):
         return _NUM_INPUTS if count is None else count
     if count not in (None, len(canary.targets)):
-        raise InputError(f"Expected num_canaries={count} to be {len(canary.targets)}, the examples given.")
+        raise InputError(
+            f"Expected num_canaries={count} to be {len(canary.targets)}, the number of given examples."
+        )
     return len(canary.targets)
 
 
 def noise_of(privatizer: Any) -> float | None:
-    """Return the standard deviation of the noise of each step, if it is one of the library's privatizers."""
+    """Return the standard deviation of the noise per step; None if the privatizer is not the library's."""
     if not isinstance(privatizer, optax.GradientTransformation):
         raise InputError(
             f"Expected a privatizer of jax_privacy.noise_addition, got a {type(privatizer).__name__}."
@@ -124,22 +127,22 @@ def noise_of(privatizer: Any) -> float | None:
     require_unmarked(update, "privatizer")
     if getattr(update, "__module__", "").startswith("optax"):
         raise InputError(
-            f"Expected the privatizer alone, got a transformation of {update.__module__}: give the "
-            "privatizer to observe(), and chain what it returns."
+            f"Expected the privatizer alone, got a transformation of {update.__module__}: pass the "
+            "privatizer to observe(), and chain the one that it returns."
         )
     known = inspect.getclosurevars(update).nonlocals if inspect.isfunction(update) else {}
-    if not {"stddev", "noising_matrix"} <= set(known):  # not of the library: it may use any names
+    if not {"stddev", "noising_matrix"} <= set(known):  # not the library's: it may use any names
         return None
     return float(known["stddev"]) * _noise_factor(known["noising_matrix"])
 
 
 def _noise_factor(matrix: Any) -> float:
-    """Return the factor of the noise, which has to be the same in every step."""
+    """Return the factor of the noise, which must be the same in every step."""
     dense = np.asarray(matrix.materialize(_NUM_ROWS) if isinstance(matrix, StreamingMatrix) else matrix)
     if not np.allclose(dense, dense[0, 0] * np.eye(len(dense))):
         raise InputError(
-            "Expected noise that is independent in each step, as of gaussian_privatizer, got noise of a "
-            "matrix factorization: a claim of DP-SGD does not describe it."
+            "Expected noise that is independent between steps, as from gaussian_privatizer, got noise from a "
+            "matrix factorization, which a DP-SGD claim does not describe."
         )
     return float(dense[0, 0])
 
@@ -149,7 +152,7 @@ def rate_of(sampling: Any) -> float:
     plain = isinstance(sampling, CyclicPoissonSampling) and sampling.cycle_length == 1
     if not plain or sampling.truncated_batch_size is not None:
         raise InputError(
-            f"Expected Poisson sampling in one cycle without truncation, got {sampling!r}: pass "
+            f"Expected Poisson sampling with a single cycle and no truncation, got {sampling!r}: pass "
             "sample_rate=... instead."
         )
     return float(sampling.sampling_prob)

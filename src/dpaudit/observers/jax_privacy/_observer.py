@@ -1,7 +1,7 @@
-"""Canaries between the clipping and the noise of a step.
+"""Canaries, inserted between the clipping and the noise of a step.
 
-:class:`JaxObserver` wraps a gradient function and a privatizer. Which canaries join, and how they are found
-in a release, is an :class:`Insertion`: here that of gradients, in ``_input_observer`` that of examples.
+:class:`JaxObserver` wraps a gradient function and a privatizer. An :class:`Insertion` adds canaries and
+scores them in a release: gradient canaries here, input canaries in ``_input_observer``.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from dpaudit.observers.jax_privacy._canaries import JaxCanaryVectors, flat, unfl
 from dpaudit.observers.jax_privacy._clipping import JaxClip, marked
 from dpaudit.observers.jax_privacy._host import Host, precision_of, shape_of
 
-_CHUNK_ENTRIES = 2**24  # of the rows of canaries that are in memory together
-_TOLERANCE = 1e-4  # some orders above the rounding of sums, some below what noise would hide
+_CHUNK_ENTRIES = 2**24  # matrix entries of canary rows that are in memory together
+_TOLERANCE = 1e-4  # orders of magnitude above the rounding error of sums and below the noise
 
 
 class Insertion(Protocol):
-    """Canaries of one kind; both methods are called inside of compiled code."""
+    """Canaries of one kind; both methods are called inside compiled code."""
 
     def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any) -> Any:
-        """Return ``total``, the sum of a call with these arguments, with the canaries of this step added."""
+        """Return ``total``, the sum computed from these arguments, plus the canaries of this step."""
 
     def subtract(self, arrived: Any, released: Any) -> Any:
-        """Score the canaries in ``released``; return the sum that ``arrived`` for it without them."""
+        """Score the canaries in ``released``; return ``arrived``, the sum before noise, without them."""
 
 
 class JaxObserver:
-    """Adds canaries to the clipped sum of a gradient function, and subtracts them after the noise."""
+    """An observer that adds canaries to the clipped sum and subtracts them after the noise."""
 
     def __init__(self, host: Host, insertion: Insertion, max_grad_norm: float | None = None) -> None:
         self._host, self._insertion = host, insertion
@@ -48,11 +48,13 @@ class JaxObserver:
         self._shapes: list[tuple[int, ...]] | None = None
 
     def gradient(self, grad_fn: Any) -> BoundedSensitivityCallable:
-        """Return the same function; the sum that it returns has canaries in it."""
+        """Return a function like ``grad_fn`` whose returned sum contains canaries."""
         clip = JaxClip(grad_fn)
         bound = self._given or clip.bound
         if not 0 < bound < math.inf:
-            raise InputError(f"Expected a finite clipping norm, got {bound:g}: pass max_grad_norm=...")
+            raise InputError(
+                f"Expected a finite clipping norm, got {bound:g}: pass max_grad_norm=... instead."
+            )
         self._host.norm = bound
 
         def observed(*args: Any, **kwargs: Any) -> Any:
@@ -65,10 +67,10 @@ class JaxObserver:
         return BoundedSensitivityCallable(marked(observed), clip.bound, clip.has_aux)
 
     def privatizer(self, privatizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        """Return the same transformation; what it returns has no canaries in it.
+        """Return a transformation like ``privatizer`` whose output contains no canaries.
 
-        It is called twice with the same state: a release with canaries is scored, and one without them is
-        returned. They have the same noise, and whatever else is done in there is right for both.
+        The privatizer is called twice with the same state: the release with canaries is scored, and the one
+        without them is returned. Both have the same noise, and any other processing is applied to both.
         """
         signature = inspect.signature(privatizer.update)
 
@@ -86,12 +88,12 @@ class JaxObserver:
     def _require_like(self, gradient: Any) -> None:
         if self._shapes is None:
             raise InputError(
-                "Expected the gradient function of observe() to be called before the privatizer is updated; "
-                "it was not."
+                "Expected the gradient function returned by observe() to be called before the update of the "
+                "privatizer, but it was not."
             )
         if _shapes(gradient) != self._shapes:
             raise InputError(
-                f"Expected a gradient of shapes {self._shapes}, as clipped_grad returned it, got "
+                f"Expected a gradient of shapes {self._shapes}, as returned by clipped_grad, got "
                 f"{_shapes(gradient)}."
             )
 
@@ -101,7 +103,7 @@ def _shapes(tree: Any) -> list[tuple[int, ...]]:
 
 
 class GradientInsertion:
-    """Canaries that are gradients, and go through the library's clipping only."""
+    """Gradient canaries, which pass only through the library's clipping."""
 
     def __init__(self, host: Host, draws: Draws) -> None:
         self._host, self._draws = host, draws
@@ -120,8 +122,8 @@ class GradientInsertion:
     def _note(self, batch: Any, joined: Any, stray: Any) -> None:
         if stray:
             raise InputError(
-                "Expected a gradient function that only clips, scales and adds up, got one that also adds "
-                "something of its own or changes directions: canaries cannot be told from it. Do that after "
+                "Expected a gradient function that only clips, scales and sums, got one that also adds other "
+                "terms or changes directions, which cannot be distinguished from canaries: apply these after "
                 "the noise."
             )
         self._host.add_pending(batch, joined)
@@ -135,19 +137,19 @@ class GradientInsertion:
         return jax.tree.map(jnp.subtract, arrived, unflat(vectors.weighted_sum(inserted), arrived))
 
     def _release(self, products: Any, arrived: Any, after: Any, before: Any, tolerance: Any) -> FloatArray:
-        """Keep the scores of a release; return the part of the canaries in the sum that ``arrived``."""
+        """Keep the scores of a release; return the contribution of the canaries to the sum ``arrived``."""
         pending, scale = self._host.pop_pending(arrived, tolerance)
         scores = (np.asarray(products, np.float64) - scale * pending.batch) / self._host.norm
         self._host.keep(scores, after, before)
         return (scale * pending.inserted).astype(np.float32)
 
     def _directions(self, num_parameters: int) -> JaxCanaryVectors:
-        """Return where the canaries of this step point; inside of compiled code."""
+        """Return the directions of this step's canaries; called inside compiled code."""
         if self._vectors is None:
             self._vectors = JaxCanaryVectors.of(self._draws.directions(0, num_parameters))
         if num_parameters != self._vectors.num_parameters:
             raise InputError(
-                f"Expected gradients of {self._vectors.num_parameters} numbers in every step, got "
+                f"Expected gradients with {self._vectors.num_parameters} entries in every step, got "
                 f"{num_parameters}."
             )
         if not self._draws.canary.moving:
@@ -168,14 +170,14 @@ def num_entries(tree: Any) -> int:
 
 
 def tolerance_of(tree: Any) -> float:
-    """Return the relative difference that rounding may make between two ways to compute a sum."""
+    """Return the largest relative difference that rounding may cause between two ways to compute a sum."""
     return max(_TOLERANCE, 4 * precision_of(tree))
 
 
 def _clipped(
     clip: JaxClip, args: tuple[Any, ...], like: Any, vectors: JaxCanaryVectors, lengths: jax.Array
 ) -> Any:
-    """Return what the clipping leaves of canaries of these lengths, added up."""
+    """Return the clipped sum of canaries of these lengths."""
 
     def clipped(numbers: jax.Array) -> Any:
         inside = jnp.minimum(numbers, vectors.num_canaries - 1)
@@ -191,13 +193,13 @@ def _clipped(
 
 
 def _has_strays(vectors: JaxCanaryVectors, canaries: jax.Array, tolerance: float) -> jax.Array:
-    """Return whether there is more in a sum of canaries than multiples of them."""
+    """Return whether a sum of canaries is not a linear combination of them."""
     strays = jnp.abs(canaries - vectors.weighted_sum(vectors.project(canaries)))
     return jnp.max(strays) > tolerance * jnp.max(jnp.abs(canaries))
 
 
 def _chunks(vectors: JaxCanaryVectors, multiple: int) -> jax.Array:
-    """Return numbers of canaries, as many a row as fit into memory; past the last canary there is none."""
+    """Return canary numbers, as many per row as fit in memory; numbers past the last canary are padding."""
     fitting = max(1, _CHUNK_ENTRIES // vectors.num_parameters)
     size = multiple * math.ceil(min(fitting, vectors.num_canaries) / multiple)
     return jnp.arange(size * math.ceil(vectors.num_canaries / size)).reshape(-1, size)

@@ -1,4 +1,4 @@
-"""Audits of trainings with Opacus: the loop does not change."""
+"""Audits of training with Opacus; the training loop does not change."""
 
 from dpaudit.errors import MissingExtraError
 

@@ -1,7 +1,7 @@
-"""Clipping by Opacus' own code: where a per-example gradient is clipped and added to ``p.summed_grad``.
+"""Clipping with Opacus' own code, which clips per-example gradients and adds them to ``p.summed_grad``.
 
-:func:`clip_for` says which optimizers can be observed, and how each of them clips. The row of a canary takes
-the same path as those of examples, and leaves nothing behind but its part of the sum.
+:func:`clip_for` returns how an optimizer clips, or raises if it cannot be observed. The row of a canary takes
+the same path as the rows of examples, and changes nothing but the sum.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from dpaudit.errors import InputError
 from dpaudit.observers._patching import attribute_restored
 
 _UNSUPPORTED: dict[type, str] = {
-    DistributedPerLayerOptimizer: "it clips and adds noise inside of the backward pass, a layer at a time; "
-    "make_private gives a SimpleDistributedPerLayerOptimizer, which can be observed",
-    FSDPOptimizerFastGradientClipping: "no process has a whole gradient; observe the same training with "
-    'grad_sample_mode="ghost" on a smaller model',
+    DistributedPerLayerOptimizer: "it clips and adds noise during the backward pass, one layer at a time; "
+    "make_private returns a SimpleDistributedPerLayerOptimizer, which can be observed",
+    FSDPOptimizerFastGradientClipping: "no process holds a whole gradient; observe the same training code "
+    'with grad_sample_mode="ghost" on a smaller model',
 }
 
 
 class OpacusClip(ABC):
-    """Clips rows and adds them to ``p.summed_grad`` with the library's own code.
+    """A way to add clipped rows to ``p.summed_grad`` with the library's own code.
 
     Everything else that this code changes is restored.
     """
@@ -37,19 +37,19 @@ class OpacusClip(ABC):
 
     @abstractmethod
     def add_to_sum(self, rows: Tensor) -> None:
-        """Clip and add ``rows``, gradients x parameters."""
+        """Clip and add ``rows`` (gradients x parameters)."""
 
     @abstractmethod
     def batch_sizes(self) -> list[int]:
-        """Return the number of examples of each backward pass that the optimizer clips now."""
+        """Return the number of examples in each backward pass that the optimizer is about to clip."""
 
     @abstractmethod
     def pending_batch_sizes(self) -> list[int]:
-        """Return the same between steps, for the passes that are yet to be clipped."""
+        """Return the same between steps, for the passes that have not been clipped yet."""
 
 
 class PerSampleClip(OpacusClip):
-    """Per-sample gradients exist, and the optimizer clips them: hooks, functorch, ew."""
+    """Clipping of materialized per-example gradients by the optimizer: hooks, functorch, ew."""
 
     def __init__(self, optimizer: DPOptimizer) -> None:
         self._optimizer = optimizer
@@ -71,11 +71,11 @@ class PerSampleClip(OpacusClip):
 
 
 class GhostClip(OpacusClip):
-    """The model finds norms without gradients and weighs the loss: canaries join after the norms."""
+    """Ghost clipping: the model computes norms and reweights the loss; canaries are added after the norms."""
 
     not_covered = (
-        "ghost clipping finds the norms of examples from activations, which canaries that are gradients do "
-        "not have: a wrong norm of a layer does not show",
+        "ghost clipping computes norms from activations, which gradient canaries do not have: a layer whose "
+        "norm is computed incorrectly is not detected",
     )
 
     def __init__(self, optimizer: DPOptimizer, module: Any) -> None:
@@ -99,11 +99,11 @@ class GhostClip(OpacusClip):
         return [] if norms is None else [len(norms)]
 
     def pending_batch_sizes(self) -> list[int]:
-        return []  # norms stay after they were used
+        return []  # norms remain after use
 
 
 def clip_for(optimizer: Any, module: Any) -> OpacusClip:
-    """Return how ``optimizer`` clips, or raise an error that says why canaries cannot join its sum."""
+    """Return how ``optimizer`` clips, or raise an error that explains why it cannot be observed."""
     if not isinstance(optimizer, DPOptimizer):
         raise InputError(
             "Expected the optimizer that PrivacyEngine.make_private returned, got a "
@@ -118,24 +118,24 @@ def clip_for(optimizer: Any, module: Any) -> OpacusClip:
         return PerSampleClip(optimizer)
     if not hasattr(module, "get_clipping_coef"):
         raise InputError(
-            "Expected module=..., the model that PrivacyEngine.make_private returned: with ghost clipping "
-            f"it clips, and not the optimizer; got {type(module).__name__}."
+            "Expected module=..., the model that PrivacyEngine.make_private returned, which does the ghost "
+            f"clipping; got {type(module).__name__}."
         )
     return GhostClip(optimizer, module)
 
 
 def flat(parts: Sequence[Tensor]) -> Tensor:
-    """Return one vector of all parameters."""
+    """Return the concatenation of all parts as one vector."""
     return torch.cat([part.detach().reshape(-1) for part in parts])
 
 
 def summed(optimizer: DPOptimizer) -> Tensor:
-    """Return the sum of the clipped gradients, as one vector of all parameters."""
+    """Return the sum of the clipped gradients as one vector."""
     return flat([parameter.summed_grad for parameter in optimizer.params])
 
 
 def split_like(vectors: Tensor, parameters: Sequence[Any]) -> Iterator[tuple[Any, Tensor]]:
-    """Yield each parameter with its part of the last dimension, in the parameter's shape."""
+    """Yield each parameter with its slice of the last dimension, in the parameter's shape."""
     parts = torch.split_with_sizes(vectors, [parameter.numel() for parameter in parameters], dim=-1)
     for parameter, part in zip(parameters, parts, strict=True):
         yield parameter, part.reshape(*vectors.shape[:-1], *parameter.shape)
@@ -144,7 +144,7 @@ def split_like(vectors: Tensor, parameters: Sequence[Any]) -> Iterator[tuple[Any
 @contextmanager
 def restored(owner: Any) -> Iterator[None]:
     """Restore all attributes of ``owner`` at the end, such as counters of unclipped examples."""
-    # only tensors are changed in place by what is called here
+    # the code called inside changes only tensors in place
     before = {
         name: value.clone() if isinstance(value, Tensor) else value for name, value in vars(owner).items()
     }

@@ -1,9 +1,8 @@
-"""Gradient canaries of Opacus: directions of known length that are added to the sum of a step.
+"""Gradient canaries for Opacus: vectors of known direction and norm that are added to the sum of a step.
 
-:meth:`GradientCanaries.add_to_sum` is the place where such a canary joins the sum: as a row that the
-optimizer's own code clips and adds to ``p.summed_grad`` (``_clipping.py``). The :class:`CanaryProjection`
-that it returns scores the canaries in the release.
-``_observer.py`` calls both in a step, and subtracts the canaries again. Canaries that are examples are in
+:meth:`GradientCanaries.add_to_sum` inserts them as rows, which the optimizer's own code clips and adds to
+``p.summed_grad`` (``_clipping.py``). The :class:`CanaryProjection` that it returns scores the canaries in the
+release. ``_observer.py`` calls both in each step and subtracts the canaries again. Input canaries are in
 ``_input_canaries.py``.
 """
 
@@ -24,24 +23,24 @@ from dpaudit.canaries import Directions, Draws
 from dpaudit.errors import InputError
 from dpaudit.observers.opacus._clipping import OpacusClip
 
-_CHUNK_ENTRIES = 2**24  # of the rows of canaries that are in memory together
-_MIN_NORM_SHARE = 0.85  # of four layers with equal norms, one may be left out
+_CHUNK_ENTRIES = 2**24  # matrix entries of canary rows that are in memory together
+_MIN_NORM_SHARE = 0.85  # one of four layers with equal norms may be left out
 _FULL_NORM_SHARE = 0.99
 _MIN_SAMPLED = 32  # canaries that are entries of a data set
-_DEFAULT_NUM_CANARIES, _DEFAULT_NUM_SAMPLED = 64, 8192  # if the model has as many parameters
+_DEFAULT_NUM_CANARIES, _DEFAULT_NUM_SAMPLED = 64, 8192  # if the model has at least as many parameters
 
 
 class CanaryProjection(ABC):
-    """One direction for each canary of a step, in units of what the canary may add to the sum."""
+    """One direction per canary of a step, scaled by the largest clipped contribution of the canary."""
 
     norm: float
-    """The most that clipping lets one example add along the canaries."""
+    """The largest norm of a clipped example along the canaries."""
     others: Tensor | float = 0.0
-    """What the other canaries of the step add along each; nothing, if they are orthogonal."""
+    """The contribution of the other canaries along each one; zero if they are orthogonal."""
 
     @abstractmethod
     def project(self, vector: Tensor) -> Tensor:
-        """Return how much of each canary is in ``vector``: 1 if it is the canary itself."""
+        """Return the component of ``vector`` along each canary: 1 if it is the canary itself."""
 
 
 class StepCanaries(ABC):
@@ -53,17 +52,17 @@ class StepCanaries(ABC):
     def add_to_sum(self, index: int, members: IntArray, *, inserts: bool) -> CanaryProjection:
         """Add the ``members``, by number, to ``p.summed_grad`` with the library's own code.
 
-        Without ``inserts`` another rank does it. Returns the projection onto all canaries of the step,
-        whether they are members or not.
+        If ``inserts`` is false, another rank adds them. Return the projection onto all canaries of the step,
+        members or not.
         """
 
 
 class GradientCanaries(StepCanaries):
-    """Orthogonal directions of known length, drawn again in each step only if the canaries move.
+    """Orthogonal gradients of known norm, redrawn in each step only if the canaries move.
 
-    Flat clipping leaves a canary's direction alone. Clipping of each layer by a norm of its own does not:
-    there a canary has a part in each layer, of that layer's norm, so that all of them together reach the
-    norm that the noise is made for.
+    Flat clipping does not change a canary's direction, but per-layer clipping does. With per-layer clipping a
+    canary has a component in each layer with that layer's norm, so that the whole canary reaches the norm
+    that the noise is calibrated to.
     """
 
     def __init__(self, optimizer: DPOptimizer, draws: Draws, clip: OpacusClip) -> None:
@@ -85,7 +84,7 @@ class GradientCanaries(StepCanaries):
         return ClippedCanaries(vectors, norm)
 
     def _norm(self) -> float:
-        """Return the clipping norm that holds now, over the layers that canaries have a part in."""
+        """Return the current clipping norm over the layers in which canaries have a component."""
         norms = self._layer_norms()
         return float(self._optimizer.max_grad_norm) if norms is None else math.hypot(*norms)
 
@@ -95,7 +94,7 @@ class GradientCanaries(StepCanaries):
         if norms is not None and count > largest:
             raise InputError(
                 f"Expected num_canaries={count} to be at most {largest}, the size of the largest layer: with "
-                "clipping of each layer, canaries do not share any parameter."
+                "per-layer clipping, canaries do not share parameters."
             )
         return norms
 
@@ -109,7 +108,7 @@ class GradientCanaries(StepCanaries):
 
 @dataclass(frozen=True, eq=False)
 class ClippedCanaries(CanaryProjection):
-    """Unit vectors, and the norm that each has after clipping if it was longer before."""
+    """Unit vectors, and the norm to which clipping reduces a longer canary."""
 
     vectors: CanaryVectors
     norm: float
@@ -119,7 +118,7 @@ class ClippedCanaries(CanaryProjection):
 
 
 def _layer_directions(draws: Draws, index: int, sizes: list[int], shares: FloatArray) -> Directions:
-    """Draw canaries with a part in every layer whose share is not 0."""
+    """Draw canaries with a component in every layer whose share is not 0."""
     rng = draws.direction_rng(index)
     values, coordinates = [], []
     for start, size, share in zip(np.cumsum([0, *sizes]), sizes, shares, strict=False):
@@ -131,20 +130,20 @@ def _layer_directions(draws: Draws, index: int, sizes: list[int], shares: FloatA
 
 
 def _layer_coordinates(part: Directions, size: int) -> IntArray:
-    """Return the coordinates of the values in their layer; zeros that pad the last row may go anywhere."""
+    """Return the coordinates of the values in their layer; those of padding zeros are arbitrary."""
     if part.coordinates is not None:
         return part.coordinates
     return np.minimum(np.arange(part.values.size).reshape(part.values.shape), size - 1)
 
 
 def default_num_canaries(optimizer: DPOptimizer) -> int:
-    """Return 64, or how many fit into a smaller model (per-layer clipping: into its largest layer)."""
+    """Return 64, or as many as fit in a smaller model (with per-layer clipping: in its largest layer)."""
     sizes = _sizes(optimizer)
     return min(_DEFAULT_NUM_CANARIES, max(sizes) if hasattr(optimizer, "max_grad_norms") else sum(sizes))
 
 
 def default_num_sampled(optimizer: DPOptimizer) -> int:
-    """Return the number of parameters, up to 8,192, or fewer so that enough layers have a part."""
+    """Return the number of parameters, at most 8,192, or fewer so that canaries reach enough layers."""
     sizes, limit = _sizes(optimizer), _DEFAULT_NUM_SAMPLED
     if not hasattr(optimizer, "max_grad_norms"):
         return min(limit, sum(sizes))
@@ -153,33 +152,33 @@ def default_num_sampled(optimizer: DPOptimizer) -> int:
 
 
 def norm_share(optimizer: DPOptimizer, num_canaries: int) -> float:
-    """Return the share of the clipping norm that a canary reaches, without layers that are too small."""
+    """Return the fraction of the clipping norm that a canary reaches without layers that are too small."""
     norms = _layer_norms(optimizer, num_canaries)
     return 1.0 if norms is None else math.hypot(*norms) / math.hypot(*map(float, optimizer.max_grad_norms))
 
 
 def check_norm_share(share: float, num_canaries: int) -> None:
-    """Raise if the share is too small to compare scores of a whole run with noise for the whole norm."""
+    """Raise if the share is too small to compare whole-run scores with noise for the whole norm."""
     if share < _MIN_NORM_SHARE:
         raise InputError(
-            f"Expected canaries to have parts in layers with {_MIN_NORM_SHARE:.0%} of the clipping norm, got "
-            f"{share:.0%} with num_canaries={num_canaries}: a layer that is clipped by itself needs a "
-            "parameter for each canary. Pass fewer canaries, or audit single steps, without sampling=True."
+            f"Expected canaries to reach layers with {_MIN_NORM_SHARE:.0%} of the clipping norm, got "
+            f"{share:.0%} with num_canaries={num_canaries}: with per-layer clipping, a layer needs one "
+            "parameter per canary. Pass fewer canaries, or audit single steps, without sampling=True."
         )
 
 
 def uncovered_layers(share: float, num_canaries: int) -> tuple[str, ...]:
-    """Return what a result has to say if layers are left out."""
+    """Return the limitation to report if canaries do not reach some layers."""
     if share >= _FULL_NORM_SHARE:
         return ()
     return (
-        f"layers with fewer than {num_canaries} parameters have no part of a canary: canaries reach "
-        f"{share:.0%} of the clipping norm, so that a fault has to be larger than the power says",
+        f"layers with fewer than {num_canaries} parameters contain no canary: canaries reach {share:.0%} of "
+        "the clipping norm, so a leak must be larger than the stated power suggests",
     )
 
 
 def _layer_norms(optimizer: DPOptimizer, num_canaries: int) -> list[float] | None:
-    """Return each layer's clipping norm, 0 for fewer parameters than canaries; None with flat clipping."""
+    """Return each layer's clipping norm, 0 if it has fewer parameters than canaries; None if flat."""
     norms = getattr(optimizer, "max_grad_norms", None)
     if norms is None:
         return None

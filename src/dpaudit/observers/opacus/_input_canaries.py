@@ -1,8 +1,8 @@
-"""Input canaries of Opacus: examples that join a step through the model, the loss and the clipping.
+"""Input canaries for Opacus: examples that pass through the model, the loss and the clipping of a step.
 
-:func:`hold_out` splits off the examples that canaries are made from. :meth:`InputCanaries.add_to_sum` is the
-place where such a canary joins the sum: a :class:`BackwardPass` runs the library's own code on it. What a
-canary is scored along is its gradient, which an :class:`UnwrappedModel` finds apart from the library.
+:func:`hold_out` splits off the examples that canaries are made from. :meth:`InputCanaries.add_to_sum` adds
+canaries to the sum: a :class:`BackwardPass` runs the library's own code on them. A canary is scored along its
+gradient, which an :class:`UnwrappedModel` computes without the library.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from dpaudit.observers._patching import attribute_restored
 from dpaudit.observers.opacus._clipping import PerSampleClip, flat, restored, summed
 from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
 
-_CRAFTING = 4  # a purpose of randomness, besides those of Draws and of the positions of entries
+_CRAFTING = 4  # purpose of a random stream, besides those of Draws and of the positions of entries
 _READ_CHUNK = 1_000  # examples of a data set that are in memory together
-_GRADIENT_CHUNK = 16  # canaries whose gradients are found together
+_GRADIENT_CHUNK = 16  # canaries whose gradients are computed together
 _MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no direction to score along
-_SUM_TOLERANCE = 1e-3  # of the largest numbers, far above the rounding of sums
-_PASS_ATTRIBUTES = ("grad", "grad_sample", "summed_grad", "_norm_sample")  # what a pass leaves on parameters
+_SUM_TOLERANCE = 1e-3  # relative to the largest entry, far above the rounding error of sums
+_PASS_ATTRIBUTES = ("grad", "grad_sample", "summed_grad", "_norm_sample")  # set on parameters by a pass
 _HOOKS = ("_forward_hooks", "_backward_hooks")
 
 
 def hold_out(
     data: Any, num_held_out: int, *, seed: int = 0, num_classes: int | None = None
 ) -> tuple[Subset[Any], HeldOutData]:
-    """Split ``num_held_out`` random examples off; return the rest of the data, and those examples.
+    """Split off ``num_held_out`` random examples; return the remaining data and those examples.
 
-    ``data`` has a length and pairs of an input and its class. Train on the first part. Held-out examples that
-    it has too, as duplicates, are left out of the second. Classes are those that the data have, unless
-    ``num_classes`` says how many there are.
+    ``data`` has a length and contains pairs of an input and its class. Train on the first part. Held-out
+    examples with duplicates in the first part are dropped. The number of classes is taken from the data
+    unless ``num_classes`` is given.
     """
     kept, held = split_indices(len(data), num_held_out, seed)
     rest = Subset(data, kept.tolist())
@@ -60,17 +60,17 @@ def hold_out(
 
 
 def check_held_out(data: HeldOutData, loader: Any) -> None:
-    """Raise if held-out examples are among the data of ``loader``."""
+    """Raise if the data of ``loader`` include held-out examples."""
     if not hasattr(loader, "dataset"):
         raise InputError(
-            "Expected loader=..., the one that PrivacyEngine.make_private returned: held-out examples must "
-            f"not be among its data; got {type(loader).__name__}."
+            "Expected loader=..., the one that PrivacyEngine.make_private returned, to check that its data "
+            f"include no held-out example; got {type(loader).__name__}."
         )
     data.require_apart(_fingerprints_and_classes(loader.dataset)[0], "the data of loader")
 
 
 def _fingerprints_and_classes(data: Any) -> tuple[set[int], int]:
-    """Return the fingerprints of all inputs, and the largest class."""
+    """Return the fingerprints of all inputs and the largest class."""
     found: set[int] = set()
     largest = 0
     pairs = (data[index] for index in range(len(data)))
@@ -86,21 +86,21 @@ def _stacked(pairs: list[Any]) -> tuple[Tensor, Tensor]:
         inputs, targets = zip(*((one, float(target)) for one, target in pairs), strict=True)
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(
-            f"Expected data of pairs of an input and its class, got a {type(pairs[0]).__name__} that is none."
+            f"Expected data that consist of pairs of an input and its class, got a {type(pairs[0]).__name__}."
         ) from error
     classes = torch.as_tensor(targets)
     if bool((classes != classes.round()).any()):
-        raise InputError(f"Expected classes that are whole numbers, got {targets[0]:g}.")
+        raise InputError(f"Expected classes to be whole numbers, got {targets[0]:g}.")
     return torch.stack([torch.as_tensor(one) for one in inputs]), classes.long()
 
 
 class InputCanaries(StepCanaries):
-    """Examples, made before the first step and again whenever the canary is due.
+    """Examples crafted before the first step and again whenever the canary is due.
 
-    The direction of a canary is its gradient at the weights of the step, found apart from the library and
-    clipped to the norm that the optimizer claims. What joins the sum is what the library makes of it.
-    A score is what was released along the direction over its squared length, without the batch and without
-    the other canaries: 1 where the canary is, and more where it was not clipped.
+    The direction of a canary is its gradient at the weights of the step, computed without the library and
+    clipped to the norm that the optimizer claims. The contribution to the sum is computed by the library.
+    A score is the release projected onto the direction, divided by the squared norm of the direction, without
+    the batch and the other canaries: 1 if the canary is present, and more if it was not clipped.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class InputCanaries(StepCanaries):
         self.num_canaries = coins.num_canaries
 
     def add_to_sum(self, index: int, members: IntArray, *, inserts: bool) -> CanaryProjection:
-        assert inserts  # several processes are refused
+        assert inserts  # several processes are rejected
         examples = self._canaries.at(index, self._craft)
         directions = _clipped(self._model.gradients(examples), self._optimizer)
         numbers = torch.as_tensor(members, device=directions.device)
@@ -154,20 +154,20 @@ def _clipped(parts: list[Tensor], optimizer: DPOptimizer) -> Tensor:
 
 
 def _check_independent(together: Tensor, each: Tensor, batch: Tensor) -> None:
-    """Raise if what a canary adds depends on the others: then they cannot be subtracted from its score."""
+    """Raise if the contribution of a canary depends on the others: they could not be subtracted then."""
     largest = max(float(each.abs().max()), float(batch.abs().max()))
     off = float((together - each.sum(dim=0)).abs().max())
     if off > _SUM_TOLERANCE * largest * len(each):
         raise InputError(
-            f"Expected each example to be clipped by itself, but {len(each)} canaries together add another "
-            f"sum than one by one, off by {off:.3g}: examples act on each other (replay_step shows that), or "
-            "the model has chance of its own, such as dropout."
+            f"Expected each example to be clipped separately, but the sum of {len(each)} canaries together "
+            f"differs by {off:.3g} from the sum one by one: examples affect each other (check with "
+            "replay_step), or the model uses randomness such as dropout."
         )
 
 
 @dataclass(frozen=True, eq=False)
 class GradientProjection(CanaryProjection):
-    """The gradient of each canary, as long as the claim lets it be."""
+    """The gradient of each canary, clipped as claimed."""
 
     directions: Tensor  # canaries x parameters
     squares: Tensor
@@ -176,7 +176,7 @@ class GradientProjection(CanaryProjection):
 
     @classmethod
     def of(cls, directions: Tensor, members: Tensor, each: Tensor, norm: float) -> GradientProjection:
-        """Project where ``members``, by number, added ``each`` its row; one may add up to ``norm``."""
+        """Return the projection if ``members``, by number, added the rows ``each``, up to ``norm`` long."""
         lengths = torch.linalg.vector_norm(directions, dim=1)
         usable = lengths.isfinite() & (lengths > _MIN_NORM * norm)
         directions = directions.masked_fill(~usable[:, None], 0.0)
@@ -190,9 +190,9 @@ class GradientProjection(CanaryProjection):
 
 
 class BackwardPass(ABC):
-    """Finds gradients of examples, clips them and adds them to ``p.summed_grad`` with the library's code.
+    """A way to add clipped gradients of examples to ``p.summed_grad`` with the library's own code.
 
-    Everything else is restored, torch's random state too.
+    Everything else is restored, including torch's RNG state.
     """
 
     def __init__(self, optimizer: DPOptimizer, module: Any, criterion: Callable[..., Any]) -> None:
@@ -200,7 +200,7 @@ class BackwardPass(ABC):
 
     @abstractmethod
     def add_to_sum(self, examples: Examples) -> Tensor:
-        """Add all of them; return what each adds by itself, examples x parameters."""
+        """Add all examples; return their individual contributions (examples x parameters)."""
 
     def _backward(self, examples: Examples) -> None:
         with torch.enable_grad():
@@ -208,7 +208,7 @@ class BackwardPass(ABC):
 
     @contextmanager
     def _without_side_effects(self) -> Iterator[None]:
-        """Restore parameters, counters and the random state after a pass."""
+        """Restore parameters, counters and the RNG state after a pass."""
         parameters = self._optimizer.params
         with ExitStack() as undo:
             undo.enter_context(torch.random.fork_rng(devices=[]))
@@ -222,7 +222,7 @@ class BackwardPass(ABC):
 
 
 class PerSampleBackward(BackwardPass):
-    """The model finds a gradient for each example, and the optimizer clips them: hooks, functorch, ew."""
+    """A pass that materializes per-example gradients, which the optimizer clips: hooks, functorch, ew."""
 
     def add_to_sum(self, examples: Examples) -> Tensor:
         clip, rows = PerSampleClip(self._optimizer), self._rows(examples)
@@ -237,8 +237,8 @@ class PerSampleBackward(BackwardPass):
             parts: list[Any] = [getattr(one, "grad_sample", None) for one in self._optimizer.params]
         if any(part is None or len(part) != len(examples) for part in parts):
             raise InputError(
-                "Expected module to find a gradient for each example and each parameter of the optimizer; it "
-                "did not: pass the model that make_private returned, in training mode."
+                "Expected module to compute a gradient for each example and each parameter of the optimizer, "
+                "got fewer: pass the model that make_private returned, in training mode."
             )
         return torch.cat([part.detach().flatten(1) for part in parts], dim=1)
 
@@ -250,7 +250,7 @@ class PerSampleBackward(BackwardPass):
 
 
 class GhostBackward(BackwardPass):
-    """The loss finds norms and clips in two backward passes, as it does for a batch."""
+    """Two backward passes by the loss, which computes norms and clips, as for a batch."""
 
     def add_to_sum(self, examples: Examples) -> Tensor:
         pairs = zip(examples.inputs.split(1), examples.targets.split(1), strict=True)  # type: ignore[no-untyped-call]
@@ -269,21 +269,21 @@ class GhostBackward(BackwardPass):
 
 
 class UnwrappedModel:
-    """The model inside of what ``make_private`` returned, and the loss of each example."""
+    """The model inside the one that ``make_private`` returned, with per-example losses."""
 
     def __init__(self, optimizer: DPOptimizer, module: nn.Module, criterion: Callable[..., Any]) -> None:
         self.module = module._module if isinstance(module, AbstractGradSampleModule) else module
-        self._criterion = getattr(criterion, "criterion", criterion)  # ghost clipping has it inside
+        self._criterion = getattr(criterion, "criterion", criterion)  # ghost clipping wraps it
         self._names = _parameter_names(self.module, optimizer)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of each example by itself, so that it may be a mean or a sum."""
+        """Return the loss of each example, computed one by one, so that mean and sum reduction agree."""
         pairs = zip(outputs.split(1), targets.split(1), strict=True)  # type: ignore[no-untyped-call]
         return torch.stack([self._criterion(*pair).reshape(()) for pair in pairs])
 
     @contextmanager
     def without_hooks(self) -> Iterator[None]:
-        """Remove the library's hooks from the model for a while."""
+        """Remove the library's hooks from the model inside the block."""
         before = [(part, name, getattr(part, name)) for part in self.module.modules() for name in _HOOKS]
         for part, name, _ in before:
             setattr(part, name, OrderedDict())
@@ -294,7 +294,7 @@ class UnwrappedModel:
                 setattr(part, name, hooks)
 
     def gradients(self, examples: Examples) -> list[Tensor]:
-        """Return examples x entries for each parameter of the optimizer."""
+        """Return a matrix (examples x entries) for each parameter of the optimizer."""
         values = dict(self.module.named_parameters())
         parameters = {name: values[name].detach() for name in self._names}
         one = grad(partial(loss_of_one, self.module, self.loss))
@@ -310,7 +310,7 @@ def _parameter_names(module: nn.Module, optimizer: DPOptimizer) -> list[str]:
     missing = sum(id(parameter) not in known for parameter in optimizer.params)
     if missing:
         raise InputError(
-            f"Expected module to be the model of the optimizer, but {missing} of the optimizer's "
+            f"Expected module to be the model that the optimizer trains, but {missing} of the optimizer's "
             f"{len(optimizer.params)} parameters are not in it."
         )
     return [known[id(parameter)] for parameter in optimizer.params]

@@ -1,8 +1,8 @@
-"""``observe()`` for Opacus: a context around the training loop.
+"""``observe()`` for Opacus: a context manager around the training loop.
 
-It checks its arguments and sets up one of three audits: gradients or examples that join each step by a fair
-coin, or gradients that are entries of the data set, which the training's own sampler draws. ``_observer.py``
-has what happens in a step.
+It checks its arguments and sets up one of three audits: gradients or examples present in each step by a fair
+coin, or gradients that are entries of the data set, drawn by the loader's own sampler. ``_observer.py``
+implements a step.
 """
 
 from __future__ import annotations
@@ -76,25 +76,25 @@ def observe(
     every: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
 ) -> Iterator[Recorder | WholeRunRecorder]:
-    """Audit the steps that are made inside of the ``with`` block.
+    """Audit the steps inside the ``with`` block.
 
-    ``optimizer`` is the one that ``make_private`` returned. Canaries go through its own clipping, sum and
-    noise; they are subtracted before the update, so that the weights are those without audit, up to
+    ``optimizer`` is the one that ``make_private`` returned. Canaries pass through its own clipping, sum and
+    noise, and are subtracted before the update, so that the weights are the same as without the audit, up to
     rounding. The parameters of the claim are read from the optimizer, its accountant or ``loader``, unless
-    they are given here or to ``audit()``. ``module`` is the model, which ghost clipping needs. ``seed`` is
-    the random seed of the audit; without one it comes from the operating system. ``callbacks`` get the live
-    bound while the training runs, every ``every`` steps; they may raise to end it.
+    passed here or to ``audit()``. ``module`` is the model, which ghost clipping needs. ``seed`` is the random
+    seed of the audit, by default from the operating system. ``callbacks`` receive the live bound every
+    ``every`` steps; they may raise to end the training run.
 
-    With ``held_out``, the examples that :func:`hold_out` split off, ``canary`` may be an example, such as
-    ``Crafted()``. By default 16 of them are present in each step by fair coins, and go through the model and
-    the loss too. They need ``module``, ``loader``, among whose data no held-out example may be, and
-    ``criterion``, unless that is the cross-entropy.
+    By default 64 gradient canaries, or as many as a smaller model has parameters, are present in each step by
+    fair coins. With ``held_out``, the examples that :func:`hold_out` split off, ``canary`` may be an input
+    canary such as ``Crafted()``. By default 16 of them are present in each step by fair coins; they also pass
+    through the model and the loss. They need ``module``, ``loader``, whose data must not include held-out
+    examples, and ``criterion`` unless it is the cross-entropy.
 
-    By default 64 canaries that are gradients, or as many as a smaller model has parameters, are present in
-    each step by fair coins. With ``sampling``, half of them are entries of the data set of ``loader``, and
-    its own sampler draws them like examples: so the sampling is audited too, after the last step. The
-    batches differ from those without audit then, because canaries use up random numbers of the sampler. By
-    default they are as many as the model has parameters, but at most 8,192.
+    With ``sampling``, half of the gradient canaries are entries of the data set of ``loader``, and its own
+    sampler draws them like examples. So the sampling is audited too, after the last step. The batches then
+    differ from those without the audit, because canaries consume random numbers of the sampler. By default
+    there are as many canaries as the model has parameters, but at most 8,192.
     """
     clip, ranks = clip_for(optimizer, module), Ranks(optimizer, sampling=sampling)
     check_unobserved(optimizer)
@@ -143,9 +143,9 @@ def _setup_gradients(
     given: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
-    """Set up gradients that join each step by a fair coin, or that the training's own sampler draws.
+    """Set up gradient canaries, present in each step by a fair coin or drawn by the loader's own sampler.
 
-    ``options`` are those of the recorder.
+    ``options`` are passed to the recorder.
     """
     if num_canaries is None:
         num_canaries = (default_num_sampled if sampling else default_num_canaries)(optimizer)
@@ -158,7 +158,7 @@ def _setup_gradients(
     if sampling:
         check_norm_share(share, num_canaries)
         membership = SampledMembership(draws, optimizer, loader, clip)
-        # the claimed rate is the accounted one, if there is any; the loader's is what is audited
+        # the claimed rate is that of the accountant, if it has one; the loader's rate is audited
         knows_rate = given.sample_rate is not None or accounted_rate(optimizer) is not None
         params = OpacusParamsReader(optimizer, None if knows_rate else loader)
         options |= {"reach": share, "finished": membership.check_complete}
@@ -185,16 +185,16 @@ def _setup_inputs(
     given: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
-    """Set up examples, made from held-out data, that join each step by a fair coin."""
+    """Set up input canaries made from held-out data, present in each step by a fair coin."""
     coins = Coins(_NUM_INPUTS if num_canaries is None else num_canaries, seed)
     if not isinstance(module, nn.Module):
         raise InputError(
-            "Expected module=..., the model that PrivacyEngine.make_private returned: it finds the "
+            "Expected module=..., the model that PrivacyEngine.make_private returned, which computes the "
             f"gradients of canaries; got {type(module).__name__}."
         )
     check_held_out(held_out, loader)
     loss = _loss(optimizer, criterion)
-    require_fitting(module, getattr(loss, "criterion", loss), held_out)  # ghost clipping has one around it
+    require_fitting(module, getattr(loss, "criterion", loss), held_out)  # ghost clipping wraps the loss
     is_ghost = isinstance(optimizer, DPOptimizerFastGradientClipping)
     canaries = InputCanaries(
         optimizer,
@@ -210,12 +210,12 @@ def _setup_inputs(
 
 
 def _loss(optimizer: DPOptimizer, given: Any) -> Any:
-    """Return the loss of the training; cross-entropy if none is given."""
+    """Return the loss, by default cross-entropy."""
     if isinstance(optimizer, DPOptimizerFastGradientClipping):
         if not isinstance(given, DPLossFastGradientClipping):
             raise InputError(
-                "Expected criterion=..., the loss that PrivacyEngine.make_private returned: with ghost "
-                f"clipping it clips; got {type(given).__name__}."
+                "Expected criterion=..., the loss that PrivacyEngine.make_private returned, which does the "
+                f"ghost clipping; got {type(given).__name__}."
             )
         return given
     return nn.CrossEntropyLoss(reduction=optimizer.loss_reduction) if given is None else given
@@ -224,22 +224,22 @@ def _loss(optimizer: DPOptimizer, given: Any) -> Any:
 def _check_canary(
     canary: object, held_out: object, criterion: object, *, sampling: bool, ranks: Ranks
 ) -> None:
-    """Raise if a gradient comes with data, or an example without, or where examples do not work."""
+    """Raise on gradient canaries with held-out data, input canaries without, or an unsupported setting."""
     if isinstance(canary, GradientCanary):
         given = [name for name, it in (("held_out", held_out), ("criterion", criterion)) if it is not None]
         if given:
-            raise InputError(f"Expected no {given[0]} with {canary!r}, which is made from no example.")
+            raise InputError(f"Expected no {given[0]} with {canary!r}, which is not made from examples.")
         return
     if not isinstance(canary, InputCanary):
-        raise InputError(f"Expected canary to be such as Dirac() or Crafted(), got {canary!r}.")
+        raise InputError(f"Expected canary to be a gradient or input canary such as Dirac(), got {canary!r}.")
     require_held_out(canary, held_out, HeldOutData)
     if sampling:
         raise InputError(
-            f"Expected a canary that is a gradient, such as Dirac(), with sampling=True, got {canary!r}: "
-            "scores of whole runs need canaries that are orthogonal."
+            f"Expected a gradient canary such as Dirac() with sampling=True, got {canary!r}: whole-run "
+            "scores need orthogonal canaries."
         )
     if ranks.world_size > 1:
         raise InputError(
-            f"Expected one process with {canary!r}, got an optimizer that adds up gradients of several: "
-            "observe those with a canary that is a gradient, such as Dirac()."
+            f"Expected a single process with {canary!r}, got an optimizer that sums gradients of several: "
+            "use a gradient canary such as Dirac()."
         )

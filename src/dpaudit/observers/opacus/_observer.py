@@ -3,11 +3,11 @@
 - Insertion: ``optimizer.add_noise`` is replaced while the observer is installed. Just before the noise,
   :meth:`OpacusObserver._insert` adds the canaries of the step to ``p.summed_grad``, through
   ``GradientCanaries.add_to_sum`` or ``InputCanaries.add_to_sum``.
-- Release: :meth:`OpacusObserver._before_update`, a pre-step hook of the optimizer inside, reads ``p.grad``
+- Release: :meth:`OpacusObserver._before_update`, a pre-step hook of the wrapped optimizer, reads ``p.grad``
   after the noise, the scaling and the reduction over ranks, and records the scores.
-- Subtraction: the same hook subtracts the canaries from ``p.grad``, so that the update is that without audit.
+- Subtraction: the same hook subtracts the canaries from ``p.grad``, so that the update is unchanged.
 
-:class:`Ranks` says which process inserts, :class:`OpacusParamsReader` what the training claims.
+:class:`Ranks` determines which process inserts, :class:`OpacusParamsReader` reads the claimed parameters.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class _Step:
 
     projection: CanaryProjection
     present: BoolArray
-    sums: list[Tensor]  # the clipped sum of the examples, as the optimizer had it
-    known: Tensor  # the same along each canary, and the other canaries that are present
-    sampled: Tensor  # the sum with the canaries, at the coordinates whose noise is kept
-    inserted: Tensor  # what clipping left of the canaries, added up
+    sums: list[Tensor]  # the optimizer's own clipped sum of the examples
+    known: Tensor  # that sum and the other present canaries, along each canary
+    sampled: Tensor  # the sum including the canaries, at the coordinates whose noise is logged
+    inserted: Tensor  # the sum of the clipped canaries
 
 
 class OpacusObserver:
-    """Adds canaries to the sum before the noise, and subtracts them before the update.
+    """An observer that adds canaries to the sum before the noise and subtracts them before the update.
 
-    ``membership`` says which ones join a step. The noise is where a logical step begins, however many
+    ``membership`` determines which canaries are added. The noise is added once per logical step, however many
     physical batches it has.
     """
 
@@ -70,7 +70,7 @@ class OpacusObserver:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Observe the steps inside of the block; the optimizer is as before at its end."""
+        """Observe the steps inside the block; the optimizer is restored at its end."""
         self._add_noise = self._optimizer.add_noise
         with ExitStack() as undo:
             undo.enter_context(replaced(self._optimizer, "add_noise", self._insert_and_add_noise))
@@ -81,7 +81,7 @@ class OpacusObserver:
             yield
 
     def _insert_and_add_noise(self) -> None:
-        """Stand in for ``add_noise``, which the optimizer calls once for the sum of a step."""
+        """Replace ``add_noise``, which the optimizer calls once for the sum of a step."""
         parameters = self._optimizer.params
         sums = [_checked_sum(parameter, index) for index, parameter in enumerate(parameters)]
         for parameter, own in zip(parameters, sums, strict=True):
@@ -96,7 +96,7 @@ class OpacusObserver:
 
     @torch.no_grad()
     def _insert(self, sums: list[Tensor]) -> _Step:
-        """Add the canaries of this step to ``p.summed_grad``; ``sums`` are what it was before."""
+        """Add the canaries of this step to ``p.summed_grad``; ``sums`` are its previous values."""
         index = self.recorder.num_done
         members = self._membership.members(index)
         projection = self._canaries.add_to_sum(index, members, inserts=self._ranks.inserts)
@@ -110,11 +110,11 @@ class OpacusObserver:
 
     @torch.no_grad()
     def _before_update(self, *_: Any) -> None:
-        """Read the release that the optimizer inside is about to use, and subtract the canaries from it."""
+        """Read the release that the wrapped optimizer is about to use, and subtract the canaries from it."""
         step = self._end_step()
         if step is None:
             raise InputError(
-                "Expected the optimizer to add noise before each update; it did not call add_noise()."
+                "Expected the optimizer to add noise before each update, but it did not call add_noise()."
             )
         divisor = self._divisor()
         released = flat([parameter.grad for parameter in self._optimizer.params])
@@ -136,7 +136,7 @@ class OpacusObserver:
         )
 
     def _divisor(self) -> float:
-        """Return what the sum was divided by since the noise."""
+        """Return the number by which the noisy sum was divided."""
         if self._optimizer.loss_reduction == "sum":
             return 1.0
         examples = self._optimizer.expected_batch_size * self._optimizer.accumulated_iterations
@@ -155,9 +155,9 @@ class OpacusObserver:
 
 
 def check_unobserved(optimizer: DPOptimizer) -> None:
-    """Raise if another observer is installed: its canaries would be taken for the training's own."""
+    """Raise if another observer is installed: its canaries would be mistaken for examples."""
     if isinstance(getattr(optimizer.add_noise, "__self__", None), OpacusObserver):
-        raise InputError("Expected an optimizer that is not observed, got one that another observer is at.")
+        raise InputError("Expected an optimizer that is not yet observed, got one with another observer.")
 
 
 def _checked_sum(parameter: Any, index: int) -> Tensor:
@@ -166,13 +166,13 @@ def _checked_sum(parameter: Any, index: int) -> Tensor:
     if shape != tuple(parameter.shape):
         raise InputError(
             f"Expected a summed gradient of shape {tuple(parameter.shape)} for parameter {index} of the "
-            f"optimizer, got {shape}: is its grad_sample examples x shape?"
+            f"optimizer, got {shape}: does its grad_sample have shape examples x parameter shape?"
         )
     return summed
 
 
 def _marked_like(new: Tensor, old: Tensor) -> Tensor:
-    """Mark ``new`` as used if ``old`` is: Opacus marks a sum that was used, and a copy has no mark."""
+    """Copy the mark that Opacus sets on a used sum from ``old`` to ``new``."""
     if hasattr(old, "_processed"):
         new._processed = True  # type: ignore[attr-defined]
     return new
@@ -181,8 +181,8 @@ def _marked_like(new: Tensor, old: Tensor) -> Tensor:
 class Ranks:
     """The processes whose gradients the optimizer sums in a step, and which of them insert canaries.
 
-    Canaries that join by coins go into the sum of the last rank: from there only the reduction takes them to
-    the noise. Canaries that are sampled go into the sum of the rank whose sampler drew them.
+    Canaries present by coins are added to the sum of the last rank, so that they reach the noise only through
+    the reduction. Sampled canaries are added to the sum of the rank whose sampler drew them.
     """
 
     def __init__(self, optimizer: DPOptimizer, *, sampling: bool) -> None:
@@ -193,7 +193,7 @@ class Ranks:
         self.inserts = self._all_insert or distributed.get_rank() == self._last
 
     def agree_on(self, seed: int) -> int:
-        """Return the seed of the first rank on all of them."""
+        """Return the seed of the first rank on all ranks."""
         if self.world_size == 1:
             return seed
         seeds: list[Any] = [seed]
@@ -209,7 +209,7 @@ class Ranks:
         return summed
 
     def inserted(self, local: Tensor) -> Tensor:
-        """Return what the canaries of all ranks add up to, on all of them."""
+        """Return the sum of the canaries of all ranks, on all ranks."""
         if self._all_insert:
             return self.sum(local)
         shared = local if self.inserts else torch.empty_like(local)
@@ -218,12 +218,12 @@ class Ranks:
 
 
 class OpacusParamsReader:
-    """Reads what the optimizer claims now; ``note_step`` is to be called in every step."""
+    """A reader of the parameters that the optimizer claims; ``note_step`` must be called in every step."""
 
     def __init__(self, optimizer: DPOptimizer, loader: Any) -> None:
         self._optimizer = optimizer
         self._rate = None if loader is None else loader_rate(loader)
-        self._noises: dict[float, None] = {}  # in the order of the steps
+        self._noises: dict[float, None] = {}  # in order of appearance
 
     def note_step(self) -> None:
         """Note the noise multiplier of this step."""
@@ -232,15 +232,15 @@ class OpacusParamsReader:
     def __call__(self) -> DPSGDParams:
         noises = tuple(self._noises) or (float(self._optimizer.noise_multiplier),)
         rate = self._rate if self._rate is not None else accounted_rate(self._optimizer)
-        if len(noises) > 1:  # there is no claim of equal steps: then it has to be given
+        if len(noises) > 1:  # steps differ, so the claimed noise multiplier must be given
             return DPSGDParams(sample_rate=rate, noises=noises)
         return DPSGDParams(noise_multiplier=noises[0], sample_rate=rate)
 
 
 def loader_rate(loader: Any) -> float:
-    """Return the sample rate of the loader that ``make_private`` or ``BatchMemoryManager`` gave."""
+    """Return the sample rate of the loader that ``make_private`` or ``BatchMemoryManager`` returned."""
     owner, has_one_size = loader, False
-    for name in ("batch_sampler", "sampler", "sampler"):  # a sampler may be inside of one that splits
+    for name in ("batch_sampler", "sampler", "sampler"):  # a sampler may be inside one that splits batches
         rate = getattr(owner, "sample_rate", None)
         if rate is not None:
             return float(rate)
@@ -248,20 +248,20 @@ def loader_rate(loader: Any) -> float:
         has_one_size = has_one_size or isinstance(owner, BatchSampler)
     if has_one_size:
         raise InputError(
-            f"Expected a loader that is Poisson-sampled, which the claim counts with, got a "
-            f"{type(loader).__name__} whose batches have one size: make it by make_private with "
+            "Expected a loader with Poisson sampling, which the claim assumes, got a "
+            f"{type(loader).__name__} with batches of one size: create it by make_private with "
             "poisson_sampling=True."
         )
     raise InputError(
-        f"Expected the loader that make_private returned, which knows its sample rate, got a "
-        f"{type(loader).__name__} that does not: pass sample_rate=... instead."
+        f"Expected the loader that make_private returned, which has a sample rate, got a "
+        f"{type(loader).__name__} without one: pass sample_rate=... instead."
     )
 
 
 def accounted_rate(optimizer: DPOptimizer) -> float | None:
-    """Return the rate that the accountant uses, if its hook is attached to the optimizer.
+    """Return the sample rate of the accountant, if its hook is attached to the optimizer.
 
-    Only the hook knows both, as the variables that it closes over.
+    Both are available only as variables in the closure of the hook.
     """
     hook = optimizer.step_hook
     if not inspect.isfunction(hook):

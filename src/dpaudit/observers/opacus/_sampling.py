@@ -1,7 +1,7 @@
-"""Membership: which canaries join a step, by a fair coin each or drawn by the training's own sampler.
+"""Membership: which canaries are present in a step, by fair coins or drawn by the loader's own sampler.
 
-With :class:`SampledMembership` canaries are entries of the data set: :class:`SamplerWithCanaries` draws them
-at the rate that the loader's sampler has, and :class:`BatchQueue` finds the step that uses a batch.
+With :class:`SampledMembership`, canaries are entries of the data set: :class:`SamplerWithCanaries` draws them
+at the rate of the loader's sampler, and :class:`BatchQueue` assigns batches to steps.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from dpaudit.errors import InputError
 from dpaudit.observers._patching import replaced
 from dpaudit.observers.opacus._clipping import OpacusClip
 
-_Changes: TypeAlias = dict[tuple[Any, str], Any]  # of an object's attribute
-_Epoch: TypeAlias = Callable[[], Iterator[Any]]  # begins to draw the batches of an epoch
+_Changes: TypeAlias = dict[tuple[Any, str], Any]  # new values of attributes, by object and name
+_Epoch: TypeAlias = Callable[[], Iterator[Any]]  # starts drawing the batches of an epoch
 
-_POSITIONS = 3  # a purpose of randomness, besides those of Draws
-_MIN_EXPECTED = 20  # draws expected; to see none of them then has a probability of two in a billion
+_POSITIONS = 3  # purpose of a random stream, besides those of Draws
+_MIN_EXPECTED = 20  # expected draws; the probability of seeing none is then two in a billion
 _MAX_DEVIATION = 6.0  # standard errors
 _MARK = "_observed_by_dpaudit"
-_UNSUPPORTED = ("weights", "num_replicas")  # of samplers whose number of entries is not all that they go by
-_TRUSTED = (  # these look up their number of entries whenever they begin to draw
+_UNSUPPORTED = ("weights", "num_replicas")  # of samplers that depend on more than their number of entries
+_TRUSTED = (  # these read their number of entries whenever they start drawing
     RandomSampler,
     SequentialSampler,
     UniformWithReplacementSampler,
@@ -48,19 +48,19 @@ _TRUSTED = (  # these look up their number of entries whenever they begin to dra
 
 
 class Membership(ABC):
-    """Decides which canaries join a step."""
+    """The rule that determines which canaries are present in a step."""
 
     @abstractmethod
     def installed(self) -> AbstractContextManager[None]:
-        """Follow the training inside of the block; everything is restored at its end."""
+        """Follow the training loop inside the block; everything is restored at its end."""
 
     @abstractmethod
     def members(self, index: int) -> IntArray:
-        """Return the numbers of the canaries that join this step."""
+        """Return the numbers of the canaries present in this step."""
 
 
 class CoinMembership(Membership):
-    """The usual case: each canary joins each step by a fair coin."""
+    """The usual case: each canary is present in each step by a fair coin."""
 
     def __init__(self, draws: Draws | Coins) -> None:
         self._draws = draws
@@ -73,9 +73,10 @@ class CoinMembership(Membership):
 
 
 class SampledMembership(Membership):
-    """Lets the loader's batch sampler draw canaries too, and removes them from the batches again.
+    """Canaries drawn by the loader's batch sampler, and then removed from the batches.
 
-    They are at random positions among the examples. A batch's canaries join the step that its examples join.
+    They are at random positions among the examples. The canaries of a batch are added to the same step as its
+    examples.
     """
 
     def __init__(self, draws: Draws, optimizer: DPOptimizer, loader: Any, clip: OpacusClip) -> None:
@@ -110,7 +111,7 @@ class SampledMembership(Membership):
         return self._queue.pop_step(index)
 
     def check_complete(self, claimed_rate: float) -> None:
-        """Raise before a verdict if a batch became part of no step, or the sampler drew too few canaries."""
+        """Raise before a verdict if a batch was used in no step, or the sampler drew too few canaries."""
         self._queue.check_consumed(self._clip.pending_batch_sizes())
         if self._sampler.is_trusted:
             return
@@ -118,9 +119,9 @@ class SampledMembership(Membership):
         expected = rate * int((self._canary >= 0).sum()) * self._num_batches
         if self._num_drawn < expected - _MAX_DEVIATION * math.sqrt(expected):
             raise InputError(
-                f"Expected the {self._sampler.name} to draw canaries about {expected:.0f} times, "
-                f"got {self._num_drawn}: its batches do not grow with its entries, so that it draws examples "
-                "less often than without audit."
+                f"Expected the {self._sampler.name} to draw canaries about {expected:.0f} times, got "
+                f"{self._num_drawn}: its batches do not grow with the number of entries, so it draws "
+                "examples less often than without the audit."
             )
 
     def _batches(self, epoch: _Epoch) -> Iterator[list[int]]:
@@ -141,32 +142,32 @@ class SampledMembership(Membership):
         self._check_new_entries(num_entries)
 
     def _check_new_entries(self, num_entries: int) -> None:
-        """Raise if the sampler keeps a list of entries from before: it would leave most examples out."""
+        """Raise if the sampler keeps an earlier list of entries, which would omit examples."""
         old, total = self._sampler.num_examples, len(self._canary)
         expected = num_entries * (total - old) / total
         if self._num_added == 0 and not self._sampler.is_trusted and expected > _MIN_EXPECTED:
             raise InputError(
-                f"Expected the {self._sampler.name} to draw from {total} entries when it says so, "
-                f"got none but the first {old} in an epoch: canaries cannot become entries of its data set."
+                f"Expected the {self._sampler.name} to draw from {total} entries, got only the first {old} "
+                "in an epoch: canaries cannot become entries of its data set."
             )
 
 
 def _batch_sampler(loader: Any) -> Any:
-    """Return the sampler that decides, which may be inside of one that splits batches."""
+    """Return the batch sampler, which may be inside one that splits batches."""
     if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
         raise InputError(
-            "Expected loader=..., the loader of batches that make_private returned, with sampling=True: its "
-            f"sampler decides which steps canaries join; got {type(loader).__name__}."
+            "Expected loader=..., the loader that make_private returned, with sampling=True: its sampler "
+            f"draws the canaries; got {type(loader).__name__}."
         )
     sampler = loader.batch_sampler
     inner = sampler.sampler if isinstance(sampler, BatchSplittingSampler) else sampler
     if hasattr(type(inner), _MARK):
-        raise InputError("Expected a loader that is not observed, got one that another observer is at.")
+        raise InputError("Expected a loader that is not yet observed, got one with another observer.")
     return inner
 
 
 def _collate_with_empty(loader: Any) -> Any:
-    """Collate a batch of canaries only, which may come first, as an empty one in the shape of an example."""
+    """Return a function that collates a batch of canaries only, which may come first, as an empty batch."""
     own = loader.collate_fn
     if isinstance(own, CollateFnWithEmpty):
         return own
@@ -176,66 +177,66 @@ def _collate_with_empty(loader: Any) -> Any:
 
 
 class BatchQueue:
-    """Finds the batches of a step by the sizes of its backward passes.
+    """Drawn batches, assigned to steps by the sizes of their backward passes.
 
-    A step may use several batches, and a batch may be split into several passes; only an empty batch makes
-    an empty pass. Worker processes of a loader draw up to ``num_prefetched`` batches that are perhaps never
-    used. With ``fills_empty``, an empty batch becomes one of a single made-up example.
+    A step may use several batches, and a batch may be split into several passes; only an empty batch gives an
+    empty pass. Worker processes of a loader draw up to ``num_prefetched`` batches that may never be used.
+    With ``fills_empty``, an empty batch is replaced by a single artificial example.
     """
 
     def __init__(self, num_prefetched: int, fills_empty: bool) -> None:
         self._num_prefetched, self._min_size = num_prefetched, int(fills_empty)
-        self._batches: deque[tuple[IntArray, int]] = deque()  # canaries, and how many examples
+        self._batches: deque[tuple[IntArray, int]] = deque()  # canaries, and the number of examples
         self._passes: list[int] = []
         self._ended = True
 
     def start_epoch(self, pending: list[int]) -> None:
-        """Start an epoch while gradients of ``pending`` passes wait for the next step."""
+        """Start an epoch while the gradients of ``pending`` passes wait for the next step."""
         self.check_consumed(pending)
         kept = self._num_used(self._passes + pending) or 0
-        self._batches = deque(list(self._batches)[:kept])  # the others were drawn, but the loop ended
+        self._batches = deque(list(self._batches)[:kept])  # the loop ended before the others were used
         self._ended = False
 
     def push(self, canaries: IntArray, size: int) -> None:
-        """Add a batch that was drawn."""
+        """Add a drawn batch."""
         self._batches.append((canaries, max(size, self._min_size)))
 
     def end_epoch(self) -> None:
-        """End an epoch whose loop was not broken off."""
+        """End an epoch whose loop ran to completion."""
         self._ended = True
 
     def note_backward(self, sizes: Iterable[int]) -> None:
-        """Note backward passes that are clipped now, for this step or a later one."""
+        """Note the backward passes that are about to be clipped, for this step or a later one."""
         self._passes += sizes
 
     def pop_step(self, index: int) -> IntArray:
-        """Return the canaries of all batches that were used since the last step."""
+        """Return the canaries of all batches used since the last step."""
         passes, self._passes = self._passes, []
         if not passes or not self._batches:
             raise InputError(
-                f"Expected a batch of the loader before step {index}, got none: give the loader that the "
-                "loop goes over as loader=..., and begin the loop inside of the with block."
+                f"Expected a batch of the loader before step {index}, got none: pass the loader that the "
+                "loop iterates over as loader=..., and start the loop inside the with block."
             )
         count = self._num_used(passes)
         if count is None:
             raise InputError(
-                f"Expected step {index} to use the next batch that the loader drew, of "
+                f"Expected step {index} to use the next batch of the loader, which has "
                 f"{self._batches[0][1]} examples, got gradients of {' + '.join(map(str, passes))}: with "
-                "sampling=True the loop has to make a step of every batch, also of an empty one."
+                "sampling=True the loop must use every batch in a step, including empty ones."
             )
         return np.concatenate([self._batches.popleft()[0] for _ in range(count)])
 
     def check_consumed(self, pending: list[int]) -> None:
-        """Raise if batches became part of no step, but for those at the end of a loop that was broken off."""
+        """Raise if batches were not used in any step, except at the end of a loop that was left early."""
         left = len(self._batches) - (self._num_used(self._passes + pending) or 0)
         if left > self._num_prefetched + (not self._ended):
             raise InputError(
-                "Expected the loop to make a step of every batch that the loader drew, also of an empty one, "
-                f"got {left} batches without: canaries in them did not join any step."
+                "Expected the loop to use every batch of the loader in a step, including empty ones, got "
+                f"{left} unused batches: their canaries were not added to any step."
             )
 
     def _num_used(self, passes: list[int]) -> int | None:
-        """Return how many batches, from the first on, make up exactly these passes; None if none do."""
+        """Return the number of leading batches that make up exactly these passes; None if there is none."""
         rest, count = deque(passes), 0
         for _, size in self._batches:
             if not rest:
@@ -253,10 +254,10 @@ class BatchQueue:
 
 @dataclass(frozen=True, eq=False)
 class SamplerWithCanaries:
-    """A batch sampler that draws from more entries than it has, but only while it draws.
+    """A batch sampler whose number of entries is increased while it draws.
 
-    ``rate`` is how likely it says that an entry is to enter a batch, None if it does not. If it is not
-    ``is_trusted``, only what it draws shows whether it goes by its new number of entries.
+    ``rate`` is its stated probability that an entry is in a batch, or None. If it is not ``is_trusted``, only
+    its draws show whether it uses the increased number of entries.
     """
 
     num_examples: int
@@ -264,11 +265,11 @@ class SamplerWithCanaries:
     is_trusted: bool
     _sampler: Any
     _changes: _Changes
-    _sizes: list[int] | None = None  # of the batches of an epoch, where they are what keeps the rate
+    _sizes: list[int] | None = None  # of the batches of an epoch, where they determine the rate
 
     @classmethod
     def of(cls, sampler: Any, num_canaries: int) -> SamplerWithCanaries:
-        """Add canaries to a batch sampler; it keeps its number of batches and the share that each draws."""
+        """Add canaries to a batch sampler; its number of batches and its sample rate stay the same."""
         cuts = isinstance(sampler, BatchSampler)
         inner = sampler.sampler if cuts else sampler
         if cuts and type(sampler).__iter__ is not BatchSampler.__iter__:
@@ -285,20 +286,20 @@ class SamplerWithCanaries:
         _check_length(inner, before, after, round(before * (old + num_canaries) / old), num_canaries)
         sizes = _batch_sizes(sampler, before, after)
         used = len(sizes) * sampler.batch_size if sampler.drop_last else before
-        changes[sampler, "drop_last"] = False  # there is nothing to drop where every batch has its own size
+        changes[sampler, "drop_last"] = False  # nothing to drop, because every batch has its own size
         return cls(old, used / (old * len(sizes)), is_trusted, sampler, changes, sizes)
 
     @property
     def name(self) -> str:
-        """The class of the sampler."""
+        """The class name of the sampler."""
         return type(self._sampler).__name__
 
     @contextmanager
     def iterated_by(self, batches: Callable[[_Epoch], Iterator[list[int]]]) -> Iterator[None]:
-        """Iterate over the sampler through ``batches``, which gets the sampler's own epochs.
+        """Iterate over the sampler through ``batches``, which receives the sampler's own epochs.
 
-        How an object is iterated over is looked up in its class. A BatchMemoryManager holds the sampler
-        itself, whether it is made before or after this.
+        ``__iter__`` is looked up on the class, so the class is replaced. The object stays the same because a
+        BatchMemoryManager, created before or after this, holds a reference to it.
         """
         own = type(self._sampler)
 
@@ -313,7 +314,7 @@ class SamplerWithCanaries:
             self._sampler.__class__ = own
 
     def batches(self, epoch: _Epoch) -> Iterator[list[int]]:
-        """Yield the batches of an epoch, canaries among them."""
+        """Yield the batches of an epoch, including canaries."""
         with _changed(self._changes):
             drawn = iter(epoch())
         if self._sizes is not None:
@@ -333,14 +334,14 @@ class SamplerWithCanaries:
             if len(batch) != size:
                 raise InputError(
                     f"Expected the {type(self._sampler.sampler).__name__} to have {size} entries for a "
-                    f"batch, got {len(batch)}: it does not draw from as many entries as it says."
+                    f"batch, got {len(batch)}: it draws from fewer entries than its stated number."
                 )
             yield batch
 
 
 @contextmanager
 def _changed(values: _Changes) -> Iterator[None]:
-    """Set attributes while the sampler draws, and only then."""
+    """Set attributes inside the block only."""
     with ExitStack() as undo:
         for (owner, name), value in values.items():
             undo.callback(setattr, owner, name, getattr(owner, name))
@@ -349,7 +350,7 @@ def _changed(values: _Changes) -> Iterator[None]:
 
 
 def _with_canaries(sampler: Any, num_canaries: int) -> tuple[int, dict[str, Any]]:
-    """Return the number of entries of a sampler, and its attributes with that many more."""
+    """Return the number of entries of a sampler, and its attributes with ``num_canaries`` more."""
     known = getattr(sampler, "__dict__", {})
     if isinstance(sampler, DistributedUniformWithReplacementSampler):
         total = sampler.total_size + num_canaries
@@ -369,9 +370,9 @@ def _with_canaries(sampler: Any, num_canaries: int) -> tuple[int, dict[str, Any]
 
 def _unknown_entries(sampler: Any) -> InputError:
     return InputError(
-        "Expected a loader whose sampler says by num_samples or data_source how many entries it draws from, "
-        f"such as the one that make_private returned, got a {type(sampler).__name__}: canaries cannot become "
-        "entries of its data set."
+        "Expected a loader whose sampler has its number of entries in num_samples or data_source, such as "
+        f"the one that make_private returned, got a {type(sampler).__name__}: canaries cannot become entries "
+        "of its data set."
     )
 
 
@@ -380,8 +381,8 @@ def _length(sampler: Any) -> int:
         return len(sampler)
     except TypeError:
         raise InputError(
-            f"Expected a loader whose sampler has a length, got a {type(sampler).__name__} without: it is "
-            "not to be seen whether canaries change how often an example is drawn."
+            f"Expected a loader whose sampler has a length, got a {type(sampler).__name__} without one: "
+            "without it, there is no way to check that canaries do not change the sample rate."
         ) from None
 
 
@@ -389,11 +390,11 @@ def _check_length(sampler: Any, before: int, after: int, expected: int, num_cana
     if abs(after - expected) > (expected != before):
         raise InputError(
             f"Expected the {type(sampler).__name__} to have length {expected} with {num_canaries} canaries "
-            f"among its entries, got {after}: so its sample rate would be another one."
+            f"among its entries, got {after}: its sample rate would change."
         )
 
 
 def _batch_sizes(sampler: BatchSampler, before: int, after: int) -> list[int]:
-    """Cut batches at the same shares of an epoch as before, each rounded to a whole entry."""
+    """Return batch sizes in the same proportions as before, each rounded to a whole entry."""
     cuts = [min(n * sampler.batch_size, before) * after / before for n in range(len(sampler) + 1)]
     return [round(end) - round(start) for start, end in pairwise(cuts)]

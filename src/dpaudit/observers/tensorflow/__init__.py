@@ -1,4 +1,4 @@
-"""Audits of trainings with TF Privacy: neither the loop nor ``fit`` changes."""
+"""Audits of training with TF Privacy; neither the loop nor ``fit`` changes."""
 
 from dpaudit.errors import MissingExtraError
 

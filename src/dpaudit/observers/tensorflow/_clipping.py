@@ -1,7 +1,7 @@
-"""Clipping by TF Privacy's own code, and the tape that gives canaries a place in it.
+"""Clipping with TF Privacy's own code, and the tape that inserts canaries.
 
-:func:`clip_for` says which optimizers can be observed, and how each family clips. A :class:`CanaryTape`
-appends the gradients of canaries to those of microbatches: so they join the optimizer's own sum.
+:func:`clip_for` returns how an optimizer clips, or raises if it cannot be observed. A :class:`CanaryTape`
+appends the gradients of canaries to those of microbatches, so that the optimizer adds them to its sum.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from dpaudit.recording import DPSGDParams
 
 
 class TensorFlowClip(ABC):
-    """Clips records with the library's own code, which need not be right."""
+    """Clipping of records with the library's own code, which need not be correct."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
-        # traced once: without it an eager loop would build the same graph in each step
+        # traced once: otherwise an eager loop would build the same graph in each step
         self._traced = tf.function(self._vectorized, reduce_retracing=True, autograph=False)
 
     @property
     @abstractmethod
     def noise_multiplier(self) -> float:
-        """The noise over the clipping norm that the optimizer claims, now."""
+        """The noise multiplier that the optimizer currently claims."""
 
     @property
     @abstractmethod
     def norm(self) -> Any:
-        """The clipping norm, now."""
+        """The current clipping norm."""
 
     def clipped(self, rows: list[Any]) -> list[Any]:
-        """Return what each record adds to a sum; ``rows`` are records x shape, for each variable."""
+        """Return the contribution of each record to the sum; ``rows`` are records x shape per variable."""
         clipped: list[Any] = self._traced(rows, self.norm)
         return clipped
 
@@ -51,7 +51,7 @@ class TensorFlowClip(ABC):
 
 
 class _QueryClip(TensorFlowClip):
-    """``DPKeras...Optimizer``: a query clips and adds one record after the other."""
+    """``DPKeras...Optimizer``: a query clips and adds one record at a time."""
 
     @property
     def noise_multiplier(self) -> float:
@@ -80,16 +80,16 @@ class _VectorizedClip(TensorFlowClip):
         return tf.convert_to_tensor(self._optimizer._l2_norm_clip, tf.float32)
 
     def _clip_one(self, record: list[Any], norm: Any) -> list[Any]:
-        # looked up in its module, where the optimizer looks for it too
+        # looked up in its module, as the optimizer does
         clipped: list[Any] = dp_optimizer_keras_vectorized.clip_gradients_vmap(record, norm)
         return clipped
 
 
 def clip_for(optimizer: Any) -> TensorFlowClip:
-    """Return how ``optimizer`` clips, or raise an error that says why it cannot be observed."""
+    """Return how ``optimizer`` clips, or raise an error that explains why it cannot be observed."""
     query = getattr(optimizer, "_dp_sum_query", None)
     if query is None:
-        hidden = "adds its noise inside of the update, where no observer sees it"
+        hidden = "adds its noise during the update, where it cannot be observed"
         reason = hidden if hasattr(optimizer, "_noise_multiplier") else "is not private"
         raise InputError(
             "Expected an optimizer of TF Privacy such as DPKerasSGDOptimizer or "
@@ -97,8 +97,8 @@ def clip_for(optimizer: Any) -> TensorFlowClip:
         )
     if not isinstance(query, GaussianSumQuery):
         raise InputError(
-            f"Expected an optimizer whose query is a GaussianSumQuery, got a {type(query).__name__}: "
-            "what it does in a step is not what a claim of DP-SGD says."
+            f"Expected an optimizer whose query is a GaussianSumQuery, got a {type(query).__name__}, "
+            "whose steps a DP-SGD claim does not describe."
         )
     return _VectorizedClip(optimizer) if hasattr(optimizer, "_l2_norm_clip") else _QueryClip(optimizer)
 
@@ -110,18 +110,18 @@ def _name(optimizer: Any) -> str:
 
 
 class TensorFlowParamsReader:
-    """Reads what the optimizer claims of a step that ``calls_per_step`` calls make together."""
+    """A reader of the claimed parameters of a step that consists of ``calls_per_step`` calls."""
 
     def __init__(self, clip: TensorFlowClip, calls_per_step: int) -> None:
         self._clip, self._calls_per_step = clip, calls_per_step
         self._noises = {clip.noise_multiplier}
 
     def note_call(self) -> None:
-        """Note the noise of this call, or of all calls of the graph that is being traced."""
+        """Note the noise multiplier of this call, or of all calls of the graph that is being traced."""
         self._noises.add(self._clip.noise_multiplier)
 
     def __call__(self) -> DPSGDParams:
-        if len(self._noises) > 1:  # there is no claim of equal steps: then it has to be given
+        if len(self._noises) > 1:  # steps differ, so the claimed noise multiplier must be given
             return DPSGDParams()
         return DPSGDParams(noise_multiplier=math.sqrt(self._calls_per_step) * next(iter(self._noises)))
 
@@ -135,7 +135,7 @@ class CanaryTensors:
     num_parameters: int
 
     def rows(self, length: Any) -> Any:
-        """Return canaries x parameters, each ``length`` long."""
+        """Return a matrix (canaries x parameters) whose rows have norm ``length``."""
         num_canaries = tf.shape(self.coordinates)[1]
         numbers = tf.broadcast_to(tf.range(num_canaries), tf.shape(self.coordinates))
         where = tf.stack([numbers, self.coordinates], axis=-1)
@@ -149,8 +149,8 @@ class CanaryTensors:
 class CanaryTape:
     """A tape whose gradients are those of the microbatches, followed by those of the canaries.
 
-    The losses of canaries are placeholders: they depend on nothing, and cost no pass through the model.
-    ``draw`` gives all canaries, present or not, for a number of parameters; each is ``length`` long.
+    The losses of canaries are placeholders that depend on nothing and cost no pass through the model.
+    ``draw`` returns all canaries, present or not, for a number of parameters; each has norm ``length``.
     """
 
     def __init__(self, tape: Any, *, present: Any, length: Any, draw: Callable[[int], CanaryTensors]) -> None:
@@ -166,16 +166,16 @@ class CanaryTape:
         self._tape.__exit__(*error)
 
     def watch(self, tensor: Any) -> None:
-        """Watch, as a tape does."""
+        """Watch a tensor, like ``tf.GradientTape.watch``."""
         self._tape.watch(tensor)
 
     def pad_loss(self, loss: Any, num_microbatches: Any) -> Any:
-        """Return the losses of examples, and a microbatch of zeros for each canary that is present."""
+        """Return the losses of examples, followed by a microbatch of zeros for each present canary."""
         loss = tf.convert_to_tensor(loss)
         if loss.shape.rank == 0:
             raise InputError(
-                "Expected a loss for each example, got their mean or sum: give the loss reduction='none', "
-                "so that TF Privacy has something to clip."
+                "Expected a loss for each example, got their mean or sum: construct the loss with "
+                "reduction='none', because TF Privacy clips per example."
             )
         num_examples = tf.shape(loss)[0]
         self.num_microbatches = num_examples if num_microbatches is None else num_microbatches
@@ -184,7 +184,7 @@ class CanaryTape:
         return tf.concat([loss, tf.zeros(padding, loss.dtype)], axis=0)
 
     def jacobian(self, target: Any, sources: list[Any], **options: Any) -> list[Any]:
-        """Return the gradient of each microbatch, and of each canary that is present."""
+        """Return the gradients of all microbatches, followed by those of the present canaries."""
         with self._tape:
             own = target[: self.num_microbatches]
         self.rows = self._tape.jacobian(own, sources, **options)
@@ -194,18 +194,18 @@ class CanaryTape:
         return [self._appended(rows, canaries) for rows, canaries in pairs]
 
     def _appended(self, rows: Any, canaries: Any) -> Any:
-        if rows is None:  # a variable that the loss does not use; the optimizer has an error for it
+        if rows is None:  # a variable that the loss does not use; the optimizer raises an error for it
             return None
         return tf.concat([rows, tf.boolean_mask(canaries, self.present)], axis=0)
 
 
 def flat(parts: list[Any]) -> Any:
-    """Return one vector of all parameters, in single precision."""
+    """Return the concatenation of all parts as one vector in single precision."""
     return tf.concat([tf.reshape(tf.cast(part, tf.float32), [-1]) for part in parts], axis=0)
 
 
 def _split_like(rows: Any, variables: list[Any]) -> list[Any]:
-    """Return rows x parameters as rows x shape, for each variable."""
+    """Split a matrix (rows x parameters) into arrays of rows x shape, one per variable."""
     sizes = [variable.shape.num_elements() for variable in variables]
     pieces = zip(tf.split(rows, sizes, axis=-1), variables, strict=True)
     return [tf.cast(tf.reshape(part, [-1, *like.shape]), like.dtype) for part, like in pieces]

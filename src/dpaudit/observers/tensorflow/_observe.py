@@ -1,9 +1,9 @@
-"""``observe()`` for TF Privacy: a context around ``fit`` or a loop, and what happens in a step then.
+"""``observe()`` for TF Privacy: a context manager around ``fit`` or a loop, and the observed step.
 
-:class:`TensorFlowObserver` replaces ``_compute_gradients`` of the optimizer: there canaries join the sum
-before the noise (through a :class:`CanaryTape`), the release is read, and the canaries are subtracted again
-before the update. A graph is traced once; what changes from step to step, it gets from and gives to
-:class:`HostCallbacks`, where everything is numpy.
+:class:`TensorFlowObserver` replaces ``_compute_gradients`` of the optimizer: there canaries are added to the
+sum before the noise (through a :class:`CanaryTape`), the release is read, and the canaries are subtracted
+again before the update. A graph is traced once; values that change from step to step are exchanged with
+:class:`HostCallbacks`, which uses NumPy.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from dpaudit.recording import (
 )
 
 _NOT_POISSON = (
-    "how batches are drawn does not show: those of fit() are shuffled, and the claim is of Poisson sampling"
+    "how batches are drawn is not tested: the claim assumes Poisson sampling, but fit() shuffles the data"
 )
 _SHARED_MICROBATCHES = (
-    "microbatches have several examples each: a canary is a microbatch of its own, so that it does not show "
-    "that one of several examples can move a clipped mean by up to twice the clipping norm"
+    "microbatches contain several examples, but each canary is a microbatch of its own: the audit does not "
+    "show that one of several examples can move a clipped mean by up to twice the clipping norm"
 )
 _DIRAC = Dirac()
 
@@ -62,14 +62,14 @@ def observe(
     every: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
 ) -> Iterator[Recorder]:
-    """Audit the steps that are made inside of the ``with`` block.
+    """Audit the steps inside the ``with`` block.
 
     ``optimizer`` is one of TF Privacy's, such as ``DPKerasSGDOptimizer`` or
-    ``VectorizedDPKerasAdamOptimizer``. Canaries go through its own clipping, sum and noise; they are
-    subtracted before the update, so that the weights are those without audit, up to rounding. The noise
-    multiplier is read from the optimizer; the sample rate is not known there, and has to be given here or to
-    ``audit()``. ``seed`` is the random seed of the audit; without one it comes from the operating system.
-    ``callbacks`` get the live bound while the training runs, every ``every`` steps; they may raise to end it.
+    ``VectorizedDPKerasAdamOptimizer``. Canaries pass through its own clipping, sum and noise, and are
+    subtracted before the update, so that the weights are the same as without the audit, up to rounding. The
+    noise multiplier is read from the optimizer, which does not have the sample rate: pass it here or to
+    ``audit()``. ``seed`` is the random seed of the audit, by default from the operating system. ``callbacks``
+    receive the live bound every ``every`` steps; they may raise to end the training run.
     """
     clip = clip_for(optimizer)
     calls_per_step = getattr(optimizer, "gradient_accumulation_steps", 1)
@@ -103,10 +103,10 @@ def observe(
 
 
 class TensorFlowObserver:
-    """Adds canaries to the gradients of microbatches, and subtracts them before the update.
+    """An observer that adds canaries to the gradients of microbatches and subtracts them before the update.
 
-    It stands in for ``_compute_gradients`` of the optimizer, which ``fit``, ``minimize`` and custom loops all
-    call: eagerly, or once for a graph.
+    It replaces ``_compute_gradients`` of the optimizer, which ``fit``, ``minimize`` and custom loops all
+    call, eagerly or once per graph.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class TensorFlowObserver:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Observe the steps inside of the block; graphs that were traced there get no canaries after it."""
+        """Observe the steps inside the block; graphs that were traced there get no canaries afterwards."""
         with replaced(self._optimizer, "_compute_gradients", self._compute_gradients):
             try:
                 yield
@@ -134,21 +134,21 @@ class TensorFlowObserver:
                 self._host.is_active = False
 
     def check_all_observed(self) -> None:
-        """Raise if updates were made by a graph that was traced before ``observe()``."""
+        """Raise if updates were made by a graph traced before ``observe()``."""
         updates = self._num_updates() - self._updates_before
         if updates > self._host.num_calls:
             raise InputError(
-                f"Expected to see each of the {updates} updates, got {self._host.num_calls}: the training "
-                "was traced before observe(). Call model.compile(...) again, or make the tf.function anew."
+                f"Expected to observe all {updates} updates, got {self._host.num_calls}: the step was traced "
+                "before observe(). Call model.compile(...) again, or create a new tf.function."
             )
 
     def _num_updates(self) -> int:
         return int(self._optimizer.iterations.numpy())
 
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
-        """Stand in for the optimizer's own method, which is called in each step."""
+        """Replace the optimizer's own method, which is called in each step."""
         if tape is None and not callable(loss):
-            return self._own(loss, var_list, grad_loss, tape)  # it has an error for that
+            return self._own(loss, var_list, grad_loss, tape)  # raises an error
         with self._keeping_first_error():
             _check_one_replica()
             return self._observed(loss, var_list, grad_loss, tf.GradientTape() if tape is None else tape)
@@ -172,7 +172,7 @@ class TensorFlowObserver:
         return self._scored(pairs, taped, call)
 
     def _scored(self, pairs: Any, taped: CanaryTape, call: _GraphCall) -> list[tuple[Any, Any]]:
-        """Score the canaries in the released gradients; return these without the canaries."""
+        """Score the canaries in the released gradients; return the gradients without the canaries."""
         gradients, variables = zip(*pairs, strict=True)
         num_records = taped.num_microbatches + taped.num_present
         released = [part * tf.cast(num_records, part.dtype) for part in gradients]
@@ -191,7 +191,7 @@ class TensorFlowObserver:
 
     @contextmanager
     def _keeping_first_error(self) -> Iterator[None]:
-        """Keep the first error for ``observe`` to raise: a graph turns every error into one of its own."""
+        """Keep the first error for ``observe`` to raise: a graph raises a different error."""
         try:
             yield
         except Exception as error:
@@ -200,25 +200,25 @@ class TensorFlowObserver:
 
 
 class HostCallbacks:
-    """Gives each call of a traced graph its canaries, and records its scores.
+    """Callbacks that provide canaries to each call of a traced graph and record its scores.
 
-    Several calls are one step if gradients are accumulated: then canaries join in the first of them, and what
-    is recorded is the sum. A graph outlives its observer; from then on it gets no canaries.
+    If gradients are accumulated, several calls make one step: canaries are added in the first call, and the
+    sum is recorded. A graph outlives its observer; it then gets no canaries.
     """
 
     def __init__(self, recorder: Recorder, draws: Draws, *, calls_per_step: int, calls_before: int) -> None:
         self._recorder, self._draws = recorder, draws
         self._calls_per_step = calls_per_step
-        self._before = calls_before % calls_per_step  # a step that has begun already gets no canaries
+        self._before = calls_before % calls_per_step  # a step that has already started gets no canaries
         self._step: tuple[BoolArray, FloatArray, FloatArray] | None = None
-        self.leaves: tuple[int, ...] = ()  # of the coordinates whose noise is kept
+        self.leaves: tuple[int, ...] = ()  # of the coordinates whose noise is logged
         self.eps = 0.0
         self.num_canaries = draws.num_canaries  # present or not
         self.num_calls = 0
         self.is_active = True
 
     def begin(self) -> tuple[IntArray, BoolArray]:
-        """Return the number of this call, and which canaries are present in it."""
+        """Return the number of this call and which canaries are present in it."""
         number = np.asarray(self.num_calls)
         if not self.is_active or self._is_inside_step:
             return number, np.zeros(self._draws.num_canaries, np.bool_)
@@ -232,21 +232,19 @@ class HostCallbacks:
         coordinates = found.coordinates
         if coordinates is None:
             coordinates = np.arange(found.values.size).reshape(found.values.shape)
-        coordinates = np.minimum(
-            coordinates, num_parameters - 1
-        )  # zeros that pad the last row may go anywhere
+        coordinates = np.minimum(coordinates, num_parameters - 1)  # those of padding zeros are arbitrary
         return found.values.astype(np.float32), coordinates.astype(np.int32)
 
     def end(self, number: int, scores: FloatArray, microbatch_size: int, noisy: FloatArray) -> None:
-        """Take the scores of this call; record them if it is the last one of its step.
+        """Add the scores of this call; record them if it is the last call of its step.
 
-        ``noisy`` is what was released at the coordinates whose noise is kept, and below it the sum that went
-        into it.
+        ``noisy`` has two rows, at the coordinates whose noise is logged: the release, and the sum before the
+        noise.
         """
         if not self.is_active:
             return
         if number != self.num_calls:
-            raise InputError("Expected one step after the other, got several of one graph at the same time.")
+            raise InputError("Expected one step at a time, got several concurrent steps of one graph.")
         self.num_calls += 1
         if microbatch_size > 1:
             self._recorder.not_covered = (_NOT_POISSON, _SHARED_MICROBATCHES)
@@ -266,7 +264,7 @@ class HostCallbacks:
 
 
 class _GraphCall:
-    """The callbacks of one call, as operations of the graph that is being traced."""
+    """The callbacks of one call as operations of the graph that is being traced."""
 
     def __init__(self, host: HostCallbacks, guard: Callable[[], AbstractContextManager[None]]) -> None:
         self._host, self._guard = host, guard
@@ -275,7 +273,7 @@ class _GraphCall:
 
     def canaries(self, num_parameters: int) -> CanaryTensors:
         """Return the canaries of this call."""
-        self._host.directions(0, num_parameters)  # so that an error is raised before anything is traced
+        self._host.directions(0, num_parameters)  # to raise any error before tracing
         inputs, dtypes = [self._number, num_parameters], [tf.float32, tf.int32]
         values, coordinates = self._callback(self._host.directions, inputs, dtypes)
         for part in (values, coordinates):
@@ -283,7 +281,7 @@ class _GraphCall:
         return CanaryTensors(values, coordinates, num_parameters)
 
     def end(self, scores: Any, microbatch_size: Any, noisy: Any) -> None:
-        """Hand over the scores, and what was released above the sum that went into it."""
+        """Pass on the scores, the release and the sum before the noise."""
         self._callback(self._host.end, [self._number, scores, microbatch_size, noisy], [])
 
     def _callback(self, function: Callable[..., Any], inputs: list[Any], dtypes: list[Any]) -> Any:
@@ -304,6 +302,6 @@ def _check_one_replica() -> None:
     replicas = tf.distribute.get_strategy().num_replicas_in_sync
     if replicas > 1:
         raise InputError(
-            f"Expected a training on one device, got a strategy with {replicas}: each of them adds "
-            "noise of its own, and no observer sees their sum."
+            f"Expected a single replica, got a strategy with {replicas}: each of them adds its own noise, "
+            "and their sum cannot be observed."
         )

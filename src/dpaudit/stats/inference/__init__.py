@@ -1,4 +1,4 @@
-"""Inferences: from counted errors to the largest refuted parameter."""
+"""Inference methods: from error counts to the largest refuted parameter."""
 
 from dpaudit.stats.inference._base import (
     BoundQuery,

@@ -1,4 +1,4 @@
-"""The interface of an inference: its query, its result, and what its error rate means."""
+"""The interface of inference methods: query, result, and the meaning of the error rate."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class Kind(StrEnum):
 
     @property
     def meaning(self) -> str:
-        """What it says of the truth, for legends and glossaries."""
+        """A short explanation, for legends and glossaries."""
         return {
-            Kind.CONFIDENCE: "above the truth at most as often as stated",
+            Kind.CONFIDENCE: "exceeds the truth at most as often as stated",
             Kind.CREDIBLE: "depends on a prior",
-            Kind.HEURISTIC: "no error rate is known",
+            Kind.HEURISTIC: "error rate unknown",
         }[self]
 
 
 @dataclass(frozen=True)
 class BoundQuery:
-    """The largest parameter of ``tradeoff`` that the data refute with error probability ``error_rate``."""
+    """A query for the largest parameter of ``tradeoff`` that the data refute at level ``error_rate``."""
 
     tradeoff: TradeOff
     delta: float
@@ -45,7 +45,7 @@ class BoundQuery:
 
 @dataclass(frozen=True)
 class ThresholdResult:
-    """The refuted parameter, and the threshold and counts it came from (the last, where they moved)."""
+    """The refuted parameter, with the threshold and counts behind it (the last ones if they varied)."""
 
     parameter: float
     threshold: float | None
@@ -53,7 +53,7 @@ class ThresholdResult:
 
 
 class Inference(Serializable, ABC):
-    """Turns the errors at one threshold into the largest refuted parameter."""
+    """A method that converts the errors at one threshold to the largest refuted parameter."""
 
     kind: ClassVar[Kind]
 
@@ -65,21 +65,21 @@ class Inference(Serializable, ABC):
 
     @abstractmethod
     def assumption(self, stepped: bool) -> str:
-        """Return what the observations must satisfy; ``stepped`` if several canaries share a step."""
+        """Return the assumption about the observations; ``stepped`` if several canaries share a step."""
 
     def check(self, query: BoundQuery) -> None:
-        """Raise an ``InputError`` for a query that this inference cannot answer."""
+        """Raise an ``InputError`` for a query that this inference does not support."""
         del query
 
 
 class CountInference(Inference):
     """An inference that needs only the four counts."""
 
-    # Whether rank() is the bound itself; otherwise it is a stand-in.
+    # Whether rank() is the bound itself; otherwise it is an approximation.
     rank_is_bound: ClassVar[bool] = False
 
     def parameter(self, counts: ErrorCounts, query: BoundQuery) -> float:
-        """Return the largest refuted parameter, 0 if none: the rank, where that is the bound itself."""
+        """Return the largest refuted parameter, 0 if none; by default the rank, if that is the bound."""
         fp, fn = np.asarray(counts.false_positives), np.asarray(counts.false_negatives)
         return float(self.rank(fp, fn, counts, query))
 
@@ -87,16 +87,16 @@ class CountInference(Inference):
     def rank(
         self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
-        """Return a number for each pair of counts that orders them as their bounds do, and falls with errors.
+        """Return numbers that order pairs of counts like their bounds and decrease with more errors.
 
-        Only the group sizes of ``sizes`` are used. The rank serves to search among thresholds, so it may
-        be a cheap stand-in for the bound.
+        Only the group sizes of ``sizes`` are used. The rank is used to search among thresholds, so it may
+        be a cheap approximation of the bound.
         """
 
     def limit(
         self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
-        """Return an upper bound on the rank of these counts and of all with more errors: close and cheap."""
+        """Return a close, cheap upper bound on the rank of these counts and of all with more errors."""
         return self.rank(false_positives, false_negatives, sizes, query)
 
     def at_threshold(
@@ -112,7 +112,7 @@ class CountInference(Inference):
 
 
 class ExactInference(CountInference):
-    """A confidence statement on counts, whose power is therefore exact as well."""
+    """An inference from counts with a confidence guarantee, whose power can be computed exactly."""
 
     kind: ClassVar[Kind] = Kind.CONFIDENCE
 
@@ -120,4 +120,4 @@ class ExactInference(CountInference):
     def refuting_region(
         self, claimed: float, sizes: ErrorCounts, fpr: tuple[float, float], query: BoundQuery
     ) -> Region:
-        """Return the outcomes that refute ``claimed``, as far as they matter for rates in ``fpr``."""
+        """Return the outcomes that refute ``claimed``, restricted to those relevant for rates in ``fpr``."""

@@ -1,11 +1,11 @@
-"""Betting against the claim, step by step (Waudby-Smith and Ramdas 2024).
+"""Testing by betting: bet against the claim, step by step (Waudby-Smith and Ramdas 2024).
 
-Wealth that starts at 1 is bet, at every step, on fewer errors than the claim allows. Under the claim it
-reaches 1 / error at any time with probability at most ``error``. Any stake that depends only on the
-past keeps the game fair, so :func:`stakes` is free to seek growth: it targets a mean a little above the one
-observed so far, which is where the bound will be, and spreads what the wealth still lacks over the remaining
-steps (Voracek and Orabona 2025, "STaR-Bets"). It does not depend on the mean that is tested, so that
-wealth grows with that mean and the refuted means are an interval.
+Starting from a wealth of 1, every step bets on fewer errors than the claim allows. Under the claim, the
+probability that the wealth ever reaches 1 / error is at most ``error``. Any stake that depends only on the
+past keeps the game fair, so :func:`stakes` can be chosen for growth: it targets a mean slightly above the one
+observed so far, which is where the bound will be, and spreads the growth that is still missing over the
+remaining steps (Voracek and Orabona 2025, "STaR-Bets"). Stakes do not depend on the tested mean, so the
+wealth increases with that mean and the refuted means form an interval.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from dpaudit.stats._observations import Observations
 from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats.inference._base import BoundQuery, Inference, Kind, ThresholdResult
 
-# The largest share of the wealth that one step may cost. All of it would end the game at one bad step.
+# The largest share of the wealth that one step may lose. Betting all of it would end the game at a bad step.
 MAX_LOSS = 0.99
-_BOUND_OFFSET = 2.2  # standard errors of the final mean: roughly how far above the mean the bound will be
-_BLOCKS = 64  # how often the stake is updated
+_BOUND_OFFSET = 2.2  # approximate distance of the bound from the mean, in standard errors of the final mean
+_BLOCKS = 64  # number of updates of the stake
 
 
 @dataclass(frozen=True)
 class Betting(Inference):
-    """Bets that errors are rarer than the trade-off allows; enough wealth refutes it.
+    """Testing by betting: bets that errors are rarer than the trade-off allows; enough wealth refutes it.
 
-    The bet is on the balanced error (fpr + fnr) / 2 of each step, which is lossless at the threshold where
-    both rates are equal. Valid at every moment, and when the canaries of one step depend on each other.
-    (Bets on the two rates apart would not be: each rate may be low at a time of its own.) ``horizon`` is
-    the number of steps that was planned; give it when the run may have been stopped early because of what
-    it showed.
+    The bet is on the balanced error (fpr + fnr) / 2 of each step, which loses nothing at the threshold where
+    both rates are equal. The bound is valid at any stopping time, and if the canaries within a step are
+    dependent. (Separate bets on the two rates would not be valid: each rate may be low at different steps.)
+    ``horizon`` is the planned number of steps; pass it if the run may have been stopped early because of its
+    results.
     """
 
     horizon: int | None = None
@@ -61,16 +61,16 @@ class Betting(Inference):
         return ThresholdResult(self.from_errors(errors, query), threshold, errors.total())
 
     def from_errors(self, errors: StepErrors, query: BoundQuery) -> float:
-        """Return the largest refuted parameter, from the errors of every step in their order."""
+        """Return the largest refuted parameter, given the errors of every step in order."""
         guesses = float((errors.num_absent + errors.num_present).mean())
         upper = upper_mean(errors.balanced(), query.error_rate, guesses, self.horizon)
         return query.tradeoff.from_balanced_error(upper)
 
 
 def upper_mean(shares: FloatArray, error: float, guesses: float, horizon: int | None = None) -> float:
-    """Return a mean that the shares refute: the wealth of betting on less reached 1/error at some step.
+    """Return the smallest mean that the shares refute: betting on less reached wealth 1/error at some step.
 
-    ``guesses`` is how many guesses a share is made of; it only starts the estimate of their variance.
+    ``guesses`` is the number of guesses behind each share; it only initializes the variance estimate.
 
     >>> upper_mean(np.zeros(500), 0.05, 2) < 0.02
     True
@@ -88,7 +88,7 @@ def upper_mean(shares: FloatArray, error: float, guesses: float, horizon: int | 
 
 
 def stakes(shares: FloatArray, error: float, guesses: float, horizon: int) -> FloatArray:
-    """Return the bet of every step; ``guesses`` per share only start the estimate of the variance."""
+    """Return the stake of every step; ``guesses`` per share only initializes the variance estimate."""
     mean, variance = _running_moments(shares, guesses)
     target, wealth = math.log(1 / error), _WealthSums()
     bets = np.empty(shares.size)
@@ -102,12 +102,12 @@ def stakes(shares: FloatArray, error: float, guesses: float, horizon: int) -> Fl
 
 
 def stake(variance: float, lacking: float, steps: int) -> float:
-    """Return the bet under which the log of the wealth most surely grows by ``lacking`` in ``steps``."""
+    """Return the stake with the highest probability that log wealth grows by ``lacking`` in ``steps``."""
     return math.sqrt(2 * lacking / (variance * steps)) if variance > 0 else math.inf
 
 
 def _running_moments(shares: FloatArray, guesses: float) -> tuple[FloatArray, FloatArray]:
-    """Return mean and variance before each step, started by those of independent fair guesses."""
+    """Return mean and variance before each step, initialized with those of independent fair guesses."""
     steps = np.arange(shares.size)
     after = (0.25 + np.cumsum(shares)) / (steps + 2)
     mean = np.concatenate([[0.25], after[:-1]])
@@ -116,7 +116,7 @@ def _running_moments(shares: FloatArray, guesses: float) -> tuple[FloatArray, Fl
 
 
 def _blocks(size: int, horizon: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of steps with one stake: short while little is known, then a 64th of the horizon."""
+    """Yield ranges of steps with the same stake: short at first, then 1/64 of the horizon."""
     start = 0
     while start < size:
         end = start + max(1, min(start // 2, horizon // _BLOCKS))
@@ -125,7 +125,7 @@ def _blocks(size: int, horizon: int) -> Iterator[tuple[int, int]]:
 
 
 class _WealthSums:
-    """The sums from which the logarithm of the wealth, to second order, follows for any mean."""
+    """Sums that determine the log of the wealth, to second order, for any mean."""
 
     def __init__(self) -> None:
         self._first = np.zeros(2)

@@ -1,7 +1,7 @@
-"""The inferences of earlier papers, for any trade-off: Clopper-Pearson, the posterior, Katz's interval.
+"""Inference methods of earlier papers, for any trade-off: Clopper-Pearson, Bayesian posterior, Katz log.
 
-Clopper and Pearson bound each rate; the posterior of both rates is that of Zanella-Beguelin et al. 2022
-(paper, section 4.2); the interval for a ratio of rates (Katz et al. 1978) is used as in Lu et al. 2022.
+Clopper-Pearson bounds each rate separately; the joint posterior of both rates follows Zanella-Beguelin et al.
+2022 (paper, section 4.2); the interval for a ratio of rates (Katz et al. 1978) is used as in Lu et al. 2022.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NODES = 200
 
 @dataclass(frozen=True)
 class ClopperPearson(ExactInference):
-    """Upper ends of both error rates at half the error each, plugged into the trade-off."""
+    """Upper Clopper-Pearson limits of both error rates, each at half the error, applied to the trade-off."""
 
     rank_is_bound: ClassVar[bool] = True
 
@@ -57,7 +57,7 @@ class ClopperPearson(ExactInference):
 
 
 def _most_below(rates: FloatArray, trials: int, error: float) -> FloatArray:
-    """Return the most errors whose upper end is below each rate, -1 if none."""
+    """Return the largest number of errors whose upper limit is below each rate, -1 if none."""
     errors = plausible_counts(trials, float(rates.min()), float(rates.max()))
     ends = upper_rate_chords(errors, trials, error)
     return np.asarray(errors[0] + np.searchsorted(ends, rates, side="left") - 1.0)
@@ -65,16 +65,16 @@ def _most_below(rates: FloatArray, trials: int, error: float) -> FloatArray:
 
 @dataclass(frozen=True)
 class Posterior(CountInference):
-    """The largest parameter whose region of error rates holds at most half the error of the posterior.
+    """The largest parameter whose region of error rates has posterior probability at most half the error.
 
-    Jeffreys priors on both rates. A statement about that posterior, not a confidence bound: it reports
-    some leak for any data at all.
+    Both rates have Jeffreys priors. The bound is credible, not a confidence bound: it reports some leak for
+    any data.
     """
 
     kind: ClassVar[Kind] = Kind.CREDIBLE
 
     def parameter(self, counts: ErrorCounts, query: BoundQuery) -> float:
-        # what random data without a leak give, if the rank is 0
+        # typical of random data without a leak, if the rank is 0
         least = 0.05 / math.sqrt(min(counts.num_absent, counts.num_present))
         guess = max(super().parameter(counts, query), least)
         mass = _RegionMass(counts, query.tradeoff)
@@ -89,10 +89,9 @@ class Posterior(CountInference):
 class _RegionMass:
     """Posterior probability of {f(fpr) <= fnr <= 1 - f(1 - fpr)}, as an integral over one rate.
 
-    In quantile space the outer rate has density one, so that Gauss-Legendre nodes need no weights of
-    their own, and nothing is lost where the density is infinite (no errors at all). The region is
-    symmetric, so either rate may be the outer one; the one with the narrower posterior makes the
-    integrand smooth.
+    In quantile space the outer rate has density one, so Gauss-Legendre nodes need no additional weights,
+    and an infinite density (no errors at all) causes no loss of accuracy. The region is symmetric, so either
+    rate may be the outer one; the one with the narrower posterior makes the integrand smooth.
     """
 
     def __init__(self, counts: ErrorCounts, tradeoff: TradeOff) -> None:
@@ -108,7 +107,7 @@ class _RegionMass:
 
     def __call__(self, parameter: float) -> float:
         low = self._tradeoff.fnr(parameter, self._outer)
-        high = self._tradeoff.fnr(parameter, self._outer_rest)  # from the top: 1 - fnr is this
+        high = self._tradeoff.fnr(parameter, self._outer_rest)  # upper end: 1 - fnr
         a, b = self._inner
         inside = 1 - special.betainc(a, b, low) - special.betainc(b, a, high)
         return float(self._weights @ np.maximum(inside, 0.0))
@@ -128,9 +127,9 @@ def _quantile_nodes() -> tuple[FloatArray, FloatArray]:
 
 @dataclass(frozen=True)
 class KatzLog(CountInference):
-    """A normal interval for ln(tpr / fpr) and ln(tnr / fnr). Asymptotic, pure epsilon only.
+    """A normal interval for ln(tpr / fpr) and ln(tnr / fnr): asymptotic, for pure epsilon-DP only.
 
-    A count of zero becomes one half, or the interval would be infinite.
+    A count of zero is replaced by one half, since the interval would be infinite otherwise.
     """
 
     kind: ClassVar[Kind] = Kind.HEURISTIC
@@ -140,13 +139,13 @@ class KatzLog(CountInference):
     def check(self, query: BoundQuery) -> None:
         if not isinstance(query.tradeoff, PureDP):
             raise InputError(
-                "KatzLog bounds a ratio of error rates, which only pure epsilon-DP limits: expected "
-                f"tradeoff=PureDP(), got {query.tradeoff!r}."
+                f"Expected tradeoff=PureDP() with KatzLog(), got {query.tradeoff!r}: only pure epsilon-DP "
+                "limits the ratio of error rates."
             )
         if query.delta > 0:
             raise InputError(
-                "KatzLog bounds a ratio of error rates, which (eps, delta)-DP does not limit: "
-                f"expected delta=0, got delta={query.delta:g}."
+                f"Expected delta=0 with KatzLog(), got delta={query.delta:g}: (eps, delta)-DP does not limit "
+                "the ratio of error rates."
             )
 
     def assumption(self, stepped: bool) -> str:
@@ -164,7 +163,7 @@ class KatzLog(CountInference):
     def limit(
         self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
     ) -> FloatArray:
-        # Below (z / 2)^2 errors one more is better: the interval narrows more than the ratio falls.
+        # Below (z / 2)^2 errors, one more raises the bound: the interval narrows faster than the ratio falls.
         turn = math.ceil(float(special.ndtri(query.error_rate / 2)) ** 2 / 4)
         best = self.rank(false_positives, false_negatives, sizes, query)
         for least in range(1, turn + 2):
@@ -183,9 +182,9 @@ def _log_ratio(hits: IntArray, of: int, misses: IntArray, among: int, z: float) 
 def jeffreys_rank(
     false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, tradeoff: TradeOff, error: float
 ) -> FloatArray:
-    """Return the parameter at the upper ends of both Jeffreys intervals, each at z / sqrt(2) deviations.
+    """Return the parameter at the upper limits of both Jeffreys intervals, each at z / sqrt(2) deviations.
 
-    Two rates that are each off by z / sqrt(2) deviations are off by z together.
+    Two rates that are each off by z / sqrt(2) deviations are jointly off by z.
     """
     level = float(special.ndtr(-special.ndtri(error) / math.sqrt(2)))
     fpr, fnr = (

@@ -1,7 +1,7 @@
 """Exact inference on both error rates jointly.
 
-A parameter is refuted if outcomes as extreme as the observed one are rare at every point of its curve. The
-boundary between rare and not rare is followed in the plane of the two rates.
+A parameter is refuted if outcomes as extreme as the observed one are improbable at every point of its curve.
+The boundary of the improbable region is traced in the plane of the two rates.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from dpaudit.stats.tradeoffs import TradeOff
 
 _CLOSE = 1e-5  # relative, on the parameter
 _HUGE = 1e300  # instead of infinity
-_HALVINGS = 6  # of the distance of two angles, at most
-_GRID = 15  # angles of the first search for the least favourable fpr
-_ALLOWANCE = 1e-3  # of the limit, for what the search may miss
+_HALVINGS = 6  # the most halvings of the distance between two angles
+_GRID = 15  # angles in the initial search for the least favorable fpr
+_ALLOWANCE = 1e-3  # share of the limit reserved for what the search may miss
 
 
 @dataclass(frozen=True)
 class JointExact(ExactInference):
-    """Refutes a parameter if an outcome as extreme as this has probability <= error at every fpr.
+    """An exact joint test: a parameter is refuted if outcomes this extreme have P <= error at every fpr.
 
-    Outcomes are ordered by the Gaussian plug-in, which is valid for every family: any fixed order is.
-    The least favourable fpr is searched in an interval that holds it with probability 1 - 1e-3, and
-    1e-3 is added to the probability (Berger and Boos 1994).
+    Outcomes are ordered by the Gaussian plug-in estimate, which is valid for every family, as is any fixed
+    order. The least favorable fpr is searched for in an interval that contains it with probability
+    1 - 1e-3, and 1e-3 is added to the probability (Berger and Boos 1994).
     """
 
     def parameter(self, counts: ErrorCounts, query: BoundQuery) -> float:
@@ -58,7 +58,7 @@ class JointExact(ExactInference):
             most_fn = _most_false_negatives(fp, observed, sizes)
             return Region(fp, most_fn, (sizes.num_absent, sizes.num_present))
 
-        # how far below the top of the order an outcome may be: the search needs the refuted side below
+        # the search is over the distance from the top of the order: it needs the refuted side at small values
         none = np.asarray(0)
         top = float(_order(none, none, sizes)) + 1
 
@@ -71,36 +71,36 @@ class JointExact(ExactInference):
 
 
 def _order(fp: IntArray, fn: IntArray, sizes: ErrorCounts) -> FloatArray:
-    """Return the order of outcomes: mu of the observed rates, half an error added to each side."""
+    """Return the order of outcomes: mu of the observed rates, with half an error added to each side."""
     return -special.ndtri((fp + 0.5) / (sizes.num_absent + 1)) - special.ndtri(
         (fn + 0.5) / (sizes.num_present + 1)
     )
 
 
 def _most_false_negatives(fp: IntArray, observed: float, sizes: ErrorCounts) -> FloatArray:
-    """Return for each fp the largest fn that still orders at least as high as ``observed``."""
+    """Return, for each fp, the largest fn that ranks at least as high as ``observed``."""
     rest = -special.ndtri((fp + 0.5) / (sizes.num_absent + 1)) - observed
     return np.floor((sizes.num_present + 1) * special.ndtr(rest + 1e-10) - 0.5 + 1e-9)
 
 
 def _interval_error(query: BoundQuery) -> float:
-    """Return the error spent on the interval of the fpr."""
+    """Return the error spent on the confidence interval of the fpr."""
     return min(1e-3, query.error_rate / 50)
 
 
 def _limit(query: BoundQuery) -> float:
-    """Return how probable an outcome may be at the worst fpr and still refute."""
+    """Return the largest probability at the least favorable fpr at which an outcome still refutes."""
     return (query.error_rate - _interval_error(query)) * (1 - _ALLOWANCE)
 
 
 def _angles(interval: tuple[float, float], size: int) -> FloatArray:
-    """Return angles, arcsin(sqrt(rate)), evenly over an interval of rates: even in standard deviations."""
+    """Return evenly spaced angles arcsin(sqrt(rate)), so that rates are even in standard deviations."""
     low, high = np.arcsin(np.sqrt(interval))
     return np.linspace(low, high, size)
 
 
 def _curve_points(claimed: float, fpr: tuple[float, float], query: BoundQuery) -> list[tuple[float, float]]:
-    """Return points of the claimed curve, those where it may bend among them."""
+    """Return points of the claimed curve, including those where it may bend."""
     family = query.tradeoff
     bend = min(max(family.balanced_error(claimed), fpr[0]), fpr[1])
     rates = np.append(np.sin(_angles(fpr, 2 * _GRID)) ** 2, bend)
@@ -110,7 +110,7 @@ def _curve_points(claimed: float, fpr: tuple[float, float], query: BoundQuery) -
 def _largest_refuted(
     observed: float, sizes: ErrorCounts, interval: tuple[float, float], query: BoundQuery
 ) -> float:
-    """Return the largest parameter at which outcomes as high as ``observed`` are too rare at every fpr."""
+    """Return the largest parameter at which outcomes as high as ``observed`` are improbable at every fpr."""
     fp = plausible_counts(sizes.num_absent, *interval)
     region = Region(fp, _most_false_negatives(fp, observed, sizes), (sizes.num_absent, sizes.num_present))
     angles = _angles(interval, _GRID)
@@ -119,17 +119,17 @@ def _largest_refuted(
 
 
 class RejectionBoundary:
-    """For every fpr the fnr at which the outcomes have probability ``limit``; ``near`` is a guess of one.
+    """For each fpr, the fnr at which the outcomes have probability ``limit``; ``near`` is an initial guess.
 
-    The curve of a larger parameter has a smaller fnr, at which the outcomes are more probable. So they are
-    rare at every fpr for the parameters below those of all points of the boundary.
+    The curve of a larger parameter has a smaller fnr, at which the outcomes are more probable. Hence they
+    are improbable at every fpr for all parameters below the smallest one on the boundary.
     """
 
     def __init__(self, region: Region, limit: float, tradeoff: TradeOff, near: float) -> None:
         self._region, self._limit, self._tradeoff, self._near = region, limit, tradeoff, near
 
     def least_parameter(self, angles: FloatArray) -> float:
-        """Return the least parameter on the boundary; the fpr is the squared sine of an angle."""
+        """Return the smallest parameter on the boundary; the fpr is the squared sine of an angle."""
         angles, fnr = self._with_bend(angles, self._along(angles))
         values = self._parameters(angles, fnr)
         least = float(values.min())
@@ -141,7 +141,7 @@ class RejectionBoundary:
         return min([least, *(self._valley_minimum(angles, fnr, int(valley)) for valley in valleys)])
 
     def _valley_minimum(self, angles: FloatArray, fnr: FloatArray, valley: int) -> float:
-        """Return the least parameter between the neighbours of a valley, by halving the distances."""
+        """Return the smallest parameter between the neighbors of a valley, by repeated halving."""
         for _ in range(_HALVINGS):
             around = slice(max(valley - 1, 0), valley + 2)
             angles, fnr = self._with_midpoints(angles[around], fnr[around])
@@ -153,7 +153,7 @@ class RejectionBoundary:
         return float(values[valley])
 
     def _with_midpoints(self, angles: FloatArray, fnr: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the boundary with the points halfway between added."""
+        """Return the boundary with midpoints added."""
         between = (angles[:-1] + angles[1:]) / 2
         near = (fnr[:-1] + fnr[1:]) / 2
         found = [self._fnr(angle, guess) for angle, guess in zip(between, near, strict=True)]
@@ -164,7 +164,7 @@ class RejectionBoundary:
         return np.minimum(self._tradeoff.parameter(np.sin(angles) ** 2, fnr), _HUGE)
 
     def _with_bend(self, angles: FloatArray, fnr: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Add the point where both rates are equal: there a curve may bend."""
+        """Add the point where both rates are equal, at which a curve may bend."""
 
         def margin(rate: float) -> float:
             return self._region.probability(rate, rate) - self._limit
@@ -177,7 +177,7 @@ class RejectionBoundary:
         return np.insert(angles, index, bend), np.insert(fnr, index, rate)
 
     def _along(self, angles: FloatArray) -> FloatArray:
-        """Return the boundary at each angle; two points make a guess of the next."""
+        """Return the boundary at each angle; two points give an initial guess for the next."""
         found: list[float] = []
         near = self._near
         for angle in angles:
@@ -193,5 +193,5 @@ class RejectionBoundary:
 
 
 def _may_be_deeper(value: FloatArray, higher: FloatArray, least: float) -> BoolArray:
-    """Return whether a convex valley may go below ``least``: not below the lines through its neighbours."""
+    """Return whether a convex valley may go below ``least``: it stays above the lines through neighbors."""
     return np.asarray(2 * value - higher < (1 - _CLOSE) * least)

@@ -1,4 +1,4 @@
-"""Threshold rules: where to call a score "present"."""
+"""Threshold rules: above which value a score is called "present"."""
 
 from dpaudit.stats.thresholds._base import ThresholdRule
 from dpaudit.stats.thresholds._rules import (

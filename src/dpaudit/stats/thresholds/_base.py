@@ -1,4 +1,4 @@
-"""The interface of a threshold rule, and the search for a threshold among scores."""
+"""The interface of threshold rules, and the search for a threshold among scores."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from dpaudit.stats._observations import Observations
 from dpaudit.stats._serialization import Serializable
 from dpaudit.stats.inference import BoundQuery, CountInference, Inference, ThresholdResult
 
-_COARSE = 256  # thresholds that are evaluated first
-_SPLIT = 8  # parts into which a block that may hold the best threshold is cut
+_COARSE = 256  # thresholds evaluated first
+_SPLIT = 8  # parts into which a block that may contain the best threshold is split
 
 
 class ThresholdRule(Serializable, ABC):
-    """Where to call a score "present", and what may be counted there."""
+    """A rule for the threshold above which a score is called "present", and for the scores to count."""
 
-    # Whether a bound under this rule is a statement with an error rate.
+    # Whether a bound under this rule has a known error rate.
     valid: ClassVar[bool] = True
 
     @abstractmethod
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
-        """Place the threshold, count, infer."""
+        """Choose the threshold, count errors and return the result of the inference."""
 
     def counted(self, size: int) -> int:
-        """Return how many of ``size`` scores of a side, or of steps that canaries share, are counted."""
+        """Return how many of ``size`` scores per side, or of ``size`` shared steps, are counted."""
         return size
 
     def error(self, error: float, num_absent: int) -> float:
-        """Return the error left for one threshold."""
+        """Return the share of ``error`` available to one threshold."""
         del num_absent
         return error
 
     def operating_point(self, query: BoundQuery, parameter: float, normalized: bool) -> tuple[float, float]:
-        """Return the fpr and fnr at which an ideal attack would be counted: its balanced point."""
+        """Return the fpr and fnr of an ideal attack under this rule, by default its balanced point."""
         del normalized
         error = query.tradeoff.balanced_error(parameter)
         return error, error
 
 
 def unsupported(rule: ThresholdRule, inference: Inference, expected: type) -> InputError:
-    """Return the error for an inference that the rule does not work with."""
-    return InputError(f"{rule!r} works with {expected.__name__}(), got {inference!r}.")
+    """Return the error for an inference that the rule does not support."""
+    return InputError(f"Expected inference of type {expected.__name__} with {rule!r}, got {inference!r}.")
 
 
 def least_balanced_error(absent: ScoreArray, present: ScoreArray) -> float:
-    """Return the best of some quantiles of all scores: few and smoothed, so that noise does not decide."""
+    """Return the best of a few quantiles of all scores, smoothed so that the choice does not follow noise."""
     if not absent.size or not present.size:
         return 0.0
     scores = np.concatenate([absent, present])
-    count = int(np.clip(np.sqrt(scores.size), 1, 65)) // 2 * 2 + 1  # odd: the median is one
+    count = int(np.clip(np.sqrt(scores.size), 1, 65)) // 2 * 2 + 1  # odd, to include the median
     candidates = np.quantile(scores, np.linspace(0, 1, count + 2)[1:-1])
     fp = 1 - np.searchsorted(np.sort(absent), candidates, side="right") / absent.size
     fn = np.searchsorted(np.sort(present), candidates, side="right") / present.size
@@ -64,7 +64,7 @@ def least_balanced_error(absent: ScoreArray, present: ScoreArray) -> float:
 
 
 def smooth(values: FloatArray) -> FloatArray:
-    """Return a moving average over a sixth of the values: the extreme of a noisy curve moves less."""
+    """Return a moving average over a sixth of the values, to stabilize the extremum of a noisy curve."""
     half = values.size // 12
     if half == 0:
         return values
@@ -74,9 +74,9 @@ def smooth(values: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class EmpiricalROC:
-    """The errors at every threshold that is an absent score; no other threshold can be better.
+    """The errors at each absent score as threshold; no other threshold can be better.
 
-    (Between two absent scores a higher threshold only adds false negatives.)
+    (Between two absent scores, a higher threshold only adds false negatives.)
     """
 
     absent: ScoreArray
@@ -85,7 +85,7 @@ class EmpiricalROC:
 
     @classmethod
     def of(cls, observations: Observations) -> EmpiricalROC:
-        """Sort both sides, once."""
+        """Sort both sides once."""
         observations = observations.in_memory()
         absent = np.sort(observations.without_canary, axis=None)
         present = np.sort(observations.with_canary, axis=None)
@@ -102,7 +102,7 @@ class EmpiricalROC:
     def best(self, inference: CountInference, query: BoundQuery) -> int:
         """Return the rank of the best threshold, by branch and bound.
 
-        Along the curve false positives fall and false negatives grow, so a block of thresholds is
+        Along the curve, false positives decrease and false negatives increase, so a block of thresholds is
         no better than the fewest of both at its ends. Blocks that cannot beat the best are dropped.
         """
         search = _ThresholdSearch(self, inference, query)
@@ -118,14 +118,14 @@ class EmpiricalROC:
 
 
 class _ThresholdSearch:
-    """The rank of the best threshold so far."""
+    """A search that keeps the rank of the best threshold so far."""
 
     def __init__(self, roc: EmpiricalROC, inference: CountInference, query: BoundQuery) -> None:
         self._roc, self._inference, self._query = roc, inference, query
         self.best, self._value = roc.absent.size - 1, -np.inf
 
     def evaluate(self, ranks: IntArray) -> None:
-        """Take the best of these thresholds, if it is better; the costly ``rank`` is called for few."""
+        """Update the best threshold from these ranks, calling the costly ``rank`` for few of them."""
         if not ranks.size:
             return
         limits = self._inference.limit(*self._roc.errors(ranks), self._roc.sizes, self._query)
@@ -142,13 +142,13 @@ class _ThresholdSearch:
             self.best, self._value = int(ranks[top]), float(values[top])
 
     def may_improve(self, fewest_fp: IntArray, fewest_fn: IntArray) -> BoolArray:
-        """Return whether a block with these ends may hold a better threshold."""
+        """Return whether a block with these ends may contain a better threshold."""
         fp, fn = self._roc.errors(fewest_fp)[0], self._roc.errors(fewest_fn)[1]
         limits = self._inference.limit(fp, fn, self._roc.sizes, self._query)
         return np.asarray(limits > self._value)
 
 
 def _cut(starts: IntArray, ends: IntArray) -> IntArray:
-    """Return the ends of the parts of each block, a row a block; short blocks repeat an end."""
+    """Return the ends of the parts of each block, one row per block; short blocks repeat an end."""
     shares = np.arange(_SPLIT + 1)
     return starts[:, None] + (ends - starts)[:, None] * shares // _SPLIT

@@ -1,6 +1,7 @@
-"""The threshold rules: fixed before the data, chosen on a part of them, or paid for.
+"""Threshold rules: fixed before seeing the data, chosen on a part of them, or corrected for the choice.
 
-:class:`SameData` is the exception: the paper's practice of choosing on the counted data, which is no bound.
+:class:`SameData` is the exception: the paper's practice of choosing on the counted data, which gives no
+valid bound.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from dpaudit.stats.thresholds._base import (
 )
 from dpaudit.stats.tradeoffs import Gaussian
 
-_CANDIDATES = 64  # few, so that the choice follows the shape of the scores and not their noise
-_GROWTH = 1.3  # choose again when the past has grown by this factor
-_OTHERS = 32  # thresholds that are evaluated beside the best-ranked one
+_CANDIDATES = 64  # few, so that the choice follows the shape of the scores rather than their noise
+_GROWTH = 1.3  # choose again once the number of past steps has grown by this factor
+_OTHERS = 32  # thresholds evaluated in addition to the best-ranked one
 
 
 @dataclass(frozen=True)
 class Fixed(ThresholdRule):
-    """A threshold chosen before the data; for normalised white-box scores 1/2 is the midpoint."""
+    """A threshold chosen before seeing the data; 1/2 is the midpoint of normalized white-box scores."""
 
     threshold: float = 0.5
 
@@ -63,10 +64,10 @@ class Fixed(ThresholdRule):
 
 @dataclass(frozen=True)
 class Optimal(ThresholdRule):
-    """The best threshold for (eps, delta)-DP on normalised scores with this noise (appendix C.1).
+    """The best threshold for (eps, delta)-DP on normalized scores with this noise (appendix C.1).
 
-    The paper's condition says that epsilon at the threshold's own likelihood ratio is the Gaussian's
-    epsilon at delta, so the threshold is 1/2 + noise^2 epsilon.
+    By the paper's condition, the log-likelihood ratio at the threshold equals the Gaussian's epsilon at
+    delta, so the threshold is 1/2 + noise^2 epsilon.
     """
 
     noise: float
@@ -81,28 +82,30 @@ class Optimal(ThresholdRule):
     def threshold(self, delta: float) -> float:
         """Return the threshold, w in the paper."""
         if delta == 0:
-            raise InputError("Optimal() needs delta > 0, got delta=0: the best threshold is then infinite.")
+            raise InputError(
+                "Expected delta > 0 with Optimal(), got delta=0: its threshold is then infinite."
+            )
         return 0.5 + self.noise**2 * Gaussian().epsilon(1 / self.noise, delta)
 
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         return inference.at_threshold(observations, self.threshold(query.delta), query)
 
     def operating_point(self, query: BoundQuery, parameter: float, normalized: bool) -> tuple[float, float]:
-        del normalized  # this rule has no meaning for other scores
+        del normalized  # this rule is meaningful for normalized scores only
         return _gaussian_point(self.threshold(query.delta), parameter)
 
 
 def _gaussian_point(threshold: float, parameter: float) -> tuple[float, float]:
-    """Return how often N(0, 1 / parameter) is above the threshold and N(1, 1 / parameter) is not."""
+    """Return P(N(0, 1 / parameter) > threshold) and P(N(1, 1 / parameter) <= threshold)."""
     fpr, fnr = special.ndtr(np.asarray([-threshold, threshold - 1]) * parameter)
     return float(fpr), float(fnr)
 
 
 @dataclass(frozen=True)
 class HeldOut(ThresholdRule):
-    """Choose on a random ``fraction`` of the data (whole steps, where there are), count on the rest.
+    """A threshold chosen on a random ``fraction`` of the data (whole steps, if any); the rest is counted.
 
-    With betting the first part is held out instead: a bet may depend on the past only.
+    With betting, the first part is held out instead, because a bet may depend only on the past.
     """
 
     fraction: float = 0.2
@@ -128,7 +131,7 @@ class HeldOut(ThresholdRule):
     def split(
         self, observations: Observations, *, the_first: bool = False
     ) -> tuple[ScoreArray, ScoreArray, Observations]:
-        """Return the absent and the present scores to choose on, and the part to count."""
+        """Return the absent and present scores to choose on, and the observations to count."""
         observations = observations.in_memory()
         rng = None if the_first else np.random.default_rng(self.seed)
         if observations.with_steps is not None and observations.without_steps is not None:
@@ -140,7 +143,7 @@ class HeldOut(ThresholdRule):
         return _split(observations, without_held, with_held)
 
     def _held_mask(self, rng: np.random.Generator | None, size: int) -> BoolArray:
-        """Return which of ``size`` are held out."""
+        """Return a mask of the held-out indices among ``size``."""
         order = np.arange(size) if rng is None else rng.permutation(size)
         held = np.zeros(size, dtype=np.bool_)
         held[order[: self._num_held(size)]] = True
@@ -148,12 +151,12 @@ class HeldOut(ThresholdRule):
 
     def _num_held(self, size: int) -> int:
         if size < 2:
-            raise InputError("HeldOut() needs at least 2 scores (or steps) a side, got 1.")
+            raise InputError("Expected at least 2 scores (or steps) per side with HeldOut(), got 1.")
         return min(max(round(self.fraction * size), 1), size - 1)
 
 
 def choose(absent: ScoreArray, present: ScoreArray, query: BoundQuery) -> float:
-    """Return the threshold with the best bound on these scores; if nothing is refuted, the fewest errors."""
+    """Return the threshold with the best bound on these scores or, if all are 0, with the fewest errors."""
     if not absent.size or not present.size:
         return least_balanced_error(absent, present)
     roc = EmpiricalROC.of(Observations(with_canary=present, without_canary=absent))
@@ -167,7 +170,7 @@ def choose(absent: ScoreArray, present: ScoreArray, query: BoundQuery) -> float:
 
 
 def _midpoint_above(roc: EmpiricalROC, rank: int) -> float:
-    """Return halfway from this absent score to the next score above: new scores fall on both sides."""
+    """Return the midpoint between this absent score and the next higher score of either side."""
     score = float(roc.absent[rank])
     above = [
         float(side[index])
@@ -180,12 +183,14 @@ def _midpoint_above(roc: EmpiricalROC, rank: int) -> float:
 def _split(
     observations: Observations, without_held: BoolArray, with_held: BoolArray
 ) -> tuple[ScoreArray, ScoreArray, Observations]:
-    """Separate the held-out scores from the rest, whose steps are renumbered if they have any."""
+    """Separate the held-out scores from the rest, renumbering the steps of the rest, if any."""
     absent, present = observations.without_canary, observations.with_canary
     rest: dict[str, Any] = {"with_canary": present[~with_held], "without_canary": absent[~without_held]}
     if observations.with_steps is not None and observations.without_steps is not None:
         if with_held.all() or without_held.all():
-            raise InputError("HeldOut() left no score to count on one side: it needs more steps.")
+            raise InputError(
+                "Expected enough steps for HeldOut() to leave scores to count on both sides, got too few."
+            )
         kept = observations.with_steps[~with_held], observations.without_steps[~without_held]
         steps = np.unique(np.concatenate(kept), return_inverse=True)[1]
         rest |= {"with_steps": steps[: kept[0].size], "without_steps": steps[kept[0].size :]}
@@ -194,9 +199,9 @@ def _split(
 
 @dataclass(frozen=True)
 class Predictable(ThresholdRule):
-    """With betting: the threshold of a step minimises the balanced error of the steps before it.
+    """For betting, one threshold per step, which minimizes the balanced error of the earlier steps.
 
-    Nothing is bet on the first step, which has no past.
+    No bet is placed on the first step, which has no earlier steps.
     """
 
     @property
@@ -211,14 +216,14 @@ class Predictable(ThresholdRule):
             raise unsupported(self, inference, Betting)
         steps = StepScores.of(observations)
         if steps.num_steps < 2:
-            raise InputError(f"{self!r} needs at least 2 steps, got {steps.num_steps}.")
+            raise InputError(f"Expected at least 2 steps with {self!r}, got {steps.num_steps}.")
         thresholds = predictable_thresholds(steps)
         errors = steps.errors(thresholds).after_first()
         return ThresholdResult(inference.from_errors(errors, query), float(thresholds[-1]), errors.total())
 
 
 def predictable_thresholds(steps: StepScores) -> FloatArray:
-    """Return a threshold for every step, from the steps before it; 0 for the first, which is not counted."""
+    """Return a threshold for each step from the earlier steps; 0 for the first, which is not counted."""
     thresholds = np.zeros(steps.num_steps)
     step = 1
     while step < steps.num_steps:
@@ -230,13 +235,13 @@ def predictable_thresholds(steps: StepScores) -> FloatArray:
 
 @dataclass(frozen=True)
 class Simultaneous(ThresholdRule):
-    """The best of thresholds at ranks of the absent scores that are fixed before the data.
+    """The best of several thresholds, at ranks of the absent scores that are fixed before seeing the data.
 
-    The fpr at an absent score of given rank is a Beta order statistic, whatever the scores'
-    distribution. Given the absent scores the thresholds are fixed, so the false negatives at each are
-    binomial. Every rank spends its share of the error. Thirty-two ranks cost what a Berk-Jones band over
-    all ranks of 1,000 scores would (its local level is about error / 30 there), need no calibration, and
-    lose nothing between ranks, because the other side is counted at the very threshold.
+    The fpr at an absent score of a given rank is a Beta order statistic, whatever the distribution of the
+    scores. Given the absent scores the thresholds are fixed, so the false negatives at each are binomial.
+    Each rank spends an equal share of the error. Thirty-two ranks cost as much as a Berk-Jones band over all
+    ranks of 1,000 scores would (its local level is about error / 30 there), need no calibration, and lose
+    nothing between ranks, because the other side is counted at the exact threshold.
     """
 
     num_thresholds: int = 32
@@ -263,7 +268,7 @@ class Simultaneous(ThresholdRule):
         values = inference.rank(ranks, misses, roc.sizes, shared)
         best = int(values.argmax())
         counts = ErrorCounts(
-            # a tie at the threshold may leave fewer above it; the rank is what the band is for
+            # ties at the threshold may leave fewer scores above it; the band holds for the rank
             false_positives=int(ranks[best]),
             num_absent=absent.size,
             false_negatives=int(misses[best]),
@@ -272,7 +277,7 @@ class Simultaneous(ThresholdRule):
         return ThresholdResult(float(values[best]), float(thresholds[best]), counts)
 
     def ranks(self, size: int) -> IntArray:
-        """Return how many absent scores are above each threshold: even in the logit, dense at both ends."""
+        """Return how many absent scores are above each threshold: evenly spaced in the logit."""
         if size <= self.num_thresholds:
             return np.arange(size)
         most = np.log(2.0 * size)
@@ -283,7 +288,7 @@ class Simultaneous(ThresholdRule):
 
 
 def _distinct(ranks: IntArray, size: int) -> IntArray:
-    """Push equal neighbours apart, upwards, then back below ``size``."""
+    """Separate equal neighbors by moving them up, then back below ``size``."""
     for i in range(1, ranks.size):
         ranks[i] = max(ranks[i], ranks[i - 1] + 1)
     for i in range(ranks.size - 1, -1, -1):
@@ -293,10 +298,10 @@ def _distinct(ranks: IntArray, size: int) -> IntArray:
 
 @dataclass(frozen=True)
 class SameData(ThresholdRule):
-    """The maximum over all thresholds of the counted data.
+    """The maximum over all thresholds on the counted data.
 
-    With the paper's posterior a quarter to a half of such bounds were too high in simulations, and all where
-    there was no leak; with Clopper-Pearson up to an eighth.
+    In simulations with the paper's posterior, a quarter to a half of such bounds were too high, and all of
+    them where there was no leak; with Clopper-Pearson, up to an eighth.
     """
 
     valid: ClassVar[bool] = False
@@ -310,7 +315,7 @@ class SameData(ThresholdRule):
             raise unsupported(self, inference, CountInference)
         roc = EmpiricalROC.of(observations)
         ranks = [roc.best(inference, query)]
-        if not inference.rank_is_bound:  # a stand-in, which may err in the tails: evaluate others as well
+        if not inference.rank_is_bound:  # an approximation, which may err in the tails: evaluate others too
             others = np.linspace(0, roc.absent.size - 1, _OTHERS).astype(np.int64)
             ranks += np.unique(others).tolist()
         results = [_at_rank(roc, rank, inference, query) for rank in ranks]
@@ -325,9 +330,9 @@ def _at_rank(roc: EmpiricalROC, rank: int, inference: CountInference, query: Bou
 
 @dataclass(frozen=True, repr=False)
 class BestOf(ThresholdRule):
-    """The larger bound of rules that share the error: how the audit of a whole run chose.
+    """The larger bound of several rules that share the error, as in the audit of a whole run.
 
-    It describes a bound in results and files. No bound is computed by it, so that its shares need no proof.
+    It only describes a bound in results and files and never computes one.
     """
 
     valid: ClassVar[bool] = False
@@ -346,4 +351,4 @@ class BestOf(ThresholdRule):
 
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         del observations, inference, query
-        raise InputError(f"Expected a rule that places a threshold, such as Fixed(0.5), got {self!r}.")
+        raise InputError(f"Expected a rule that chooses a threshold, such as Fixed(0.5), got {self!r}.")

@@ -1,4 +1,4 @@
-"""Trade-off families: what the mechanism's error rates can be."""
+"""Trade-off families: which error rates a mechanism allows."""
 
 from dpaudit.stats.tradeoffs._base import TradeOff
 from dpaudit.stats.tradeoffs._families import ApproximateDP, Gaussian, Laplace, PureDP, RandomizedResponse

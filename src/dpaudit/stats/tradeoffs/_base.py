@@ -13,25 +13,25 @@ from dpaudit.stats._serialization import Serializable
 
 
 class TradeOff(Serializable, ABC):
-    """A one-parameter family of symmetric trade-off curves; a larger parameter is leakier.
+    """A one-parameter family of symmetric trade-off curves; a larger parameter means a larger leak.
 
     A curve bounds every attack on the mechanism: ``fnr >= curve(fpr)``. Symmetric means that exchanging
-    the two error rates changes nothing, as for every mechanism under add-or-remove neighbours.
+    the two error rates changes nothing, as for every mechanism under add-or-remove adjacency.
     """
 
     @property
     @abstractmethod
     def symbol(self) -> str:
-        """The parameter's name for people: mu, epsilon, 1/noise_multiplier."""
+        """The displayed name of the parameter, such as mu, epsilon or 1/noise_multiplier."""
 
     @property
     def is_inverse_noise(self) -> bool:
-        """Whether the parameter is one over the noise, so that it scales as the noise does."""
+        """Whether the parameter is inversely proportional to the noise."""
         return False
 
     @abstractmethod
     def assumption(self, delta: float) -> str | None:
-        """Return what a bound at ``delta`` assumes of the mechanism's curve; None if nothing."""
+        """Return what a bound at ``delta`` assumes about the mechanism's curve; None if nothing."""
 
     @abstractmethod
     def fnr(self, parameter: float, fpr: FloatArray) -> FloatArray:
@@ -39,11 +39,11 @@ class TradeOff(Serializable, ABC):
 
     @abstractmethod
     def parameter(self, fpr: FloatArray, fnr: FloatArray) -> FloatArray:
-        """Return the largest parameter whose curve lies above these error rates, at least 0."""
+        """Return the largest parameter whose curve lies above these error rates, 0 if there is none."""
 
     @abstractmethod
     def epsilon(self, parameter: float, delta: float) -> float:
-        """Return the epsilon at delta of a mechanism with this parameter, rounded down."""
+        """Return the epsilon at ``delta`` of a mechanism with this parameter, rounded down."""
 
     def at(self, delta: float) -> Self:
         """Return the family for a query at ``delta``; only (eps, delta)-DP depends on it."""
@@ -57,7 +57,7 @@ class TradeOff(Serializable, ABC):
     def balanced_error(self, parameter: float) -> float:
         """Return the smallest (fpr + fnr) / 2 of any attack: (1 - total variation) / 2.
 
-        For a symmetric curve it is where fpr and fnr are equal.
+        A symmetric curve attains it where fpr and fnr are equal.
         """
         low, high = 0.0, 0.5
         for _ in range(60):
@@ -73,9 +73,9 @@ class TradeOff(Serializable, ABC):
 
 
 def ratio_epsilon(fpr: FloatArray, fnr: FloatArray, delta: float | FloatArray) -> FloatArray:
-    """Return the largest epsilon that these error rates refute in (eps, delta)-DP, both directions.
+    """Return the largest epsilon of (eps, delta)-DP that these error rates refute, in either direction.
 
-    Paper, equation of section 2.3: max of ln((1 - delta - fpr) / fnr) and ln((1 - delta - fnr) / fpr).
+    Paper, section 2.3: the maximum of ln((1 - delta - fpr) / fnr) and ln((1 - delta - fnr) / fpr).
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         one = np.log(np.maximum(1 - delta - fnr, 0)) - np.log(fpr)
@@ -84,6 +84,6 @@ def ratio_epsilon(fpr: FloatArray, fnr: FloatArray, delta: float | FloatArray) -
 
 
 def at_least_zero(values: ArrayLike) -> FloatArray:
-    """Return the values, but 0 where they are negative or undefined (0/0 and inf - inf say nothing)."""
+    """Return the values, with 0 where they are negative or undefined (0/0 and inf - inf)."""
     array = np.asarray(values, dtype=np.float64)
     return np.where(array > 0, array, 0.0)

@@ -1,7 +1,7 @@
-"""Trade-off families with closed forms.
+"""Trade-off families in closed form.
 
-Gaussian differential privacy (Dong, Roth and Su 2019), the Laplace mechanism, randomised response over k
-values, and (eps, delta)-DP and pure eps-DP, which a privacy statement means if it names no mechanism.
+Gaussian differential privacy (Dong, Roth and Su 2019), the Laplace mechanism, randomized response over k
+values, and (eps, delta)-DP and pure eps-DP, for privacy claims that name no mechanism.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dpaudit.stats.tradeoffs._base import TradeOff, at_least_zero, ratio_epsilon
 
 @dataclass(frozen=True)
 class Gaussian(TradeOff):
-    """mu-GDP: the curve of telling N(0, 1) from N(mu, 1); mu is sensitivity over noise.
+    """mu-GDP: the curve for distinguishing N(0, 1) from N(mu, 1); mu is sensitivity over noise.
 
     >>> round(Gaussian().epsilon(1.0, 1e-5), 3)
     4.377
@@ -50,13 +50,13 @@ class Gaussian(TradeOff):
             return 0.0
         if delta == 0 or math.isinf(parameter):
             return math.inf
-        # delta(eps) <= Phi(mu/2 - eps/mu), so this is not below the answer
+        # delta(eps) <= Phi(mu/2 - eps/mu), so this is an upper bound on the answer
         high = parameter * (parameter / 2 - float(special.ndtri(delta)))
-        # search for a share of that, which the limits of the search do not cut off
+        # search for a fraction of it, so that the limits of the search do not truncate the answer
         return high * last_true(lambda part: self.delta(parameter, part * high) > delta, 1.0, tolerance=1e-12)
 
     def delta(self, parameter: float, epsilon: float) -> float:
-        """Return the delta at ``epsilon``; in logarithms, so that neither factor overflows."""
+        """Return the delta at ``epsilon``, computed in logarithms so that neither factor overflows."""
         if math.isinf(parameter):
             return 1.0
         upper = float(special.log_ndtr(parameter / 2 - epsilon / parameter))
@@ -69,7 +69,7 @@ class Gaussian(TradeOff):
 
 @dataclass(frozen=True)
 class Laplace(TradeOff):
-    """The curve of telling Laplace(0, 1) from Laplace(eps, 1); eps is sensitivity over scale.
+    """The curve for distinguishing Laplace(0, 1) from Laplace(eps, 1); eps is sensitivity over scale.
 
     >>> round(float(Laplace().fnr(1.0, 0.5)), 4)
     0.1839
@@ -100,7 +100,7 @@ class Laplace(TradeOff):
     def parameter(self, fpr: FloatArray, fnr: FloatArray) -> FloatArray:
         small, large = np.minimum(fpr, fnr), np.maximum(fpr, fnr)
         with np.errstate(divide="ignore", invalid="ignore"):
-            # where the larger rate is above 1/2 the curve is a line, below it a hyperbola
+            # the curve is a line where the larger rate is above 1/2, and a hyperbola elsewhere
             line = np.log1p(-large) - np.log(small)
             hyperbola = -np.log(4 * small * large)
         return at_least_zero(np.where(large > 0.5, line, hyperbola))
@@ -118,7 +118,7 @@ class Laplace(TradeOff):
 
 @dataclass(frozen=True)
 class RandomizedResponse(TradeOff):
-    """Tell the truth with probability e^eps / (e^eps + k - 1), else one of the other k - 1 values.
+    """Randomized response: the true value with probability e^eps / (e^eps + k - 1), else another of the k.
 
     >>> RandomizedResponse().epsilon(1.0, 0.0)
     1.0
@@ -138,7 +138,7 @@ class RandomizedResponse(TradeOff):
         return f"the mechanism is randomized response over {self.num_values} values"
 
     def _log_lie(self, parameter: float) -> float:
-        """Return the logarithm of the probability of one given wrong value."""
+        """Return the log probability of any one wrong value."""
         return -float(np.logaddexp(parameter, math.log(self.num_values - 1)))
 
     def fnr(self, parameter: float, fpr: FloatArray) -> FloatArray:
@@ -147,7 +147,7 @@ class RandomizedResponse(TradeOff):
         neither = (self.num_values - 2) * lie
         with np.errstate(divide="ignore", over="ignore"):
             steep = 1 - np.exp(parameter + np.log(rate))
-        # between the two values the k - 2 others carry no information: there the slope is -1
+        # between the two values, the k - 2 others carry no information: the slope is -1 there
         blind = lie + neither + lie - rate
         flat = np.exp(-parameter) * (1 - rate)
         return at_least_zero(np.maximum(np.maximum(steep, blind), flat))
@@ -156,7 +156,7 @@ class RandomizedResponse(TradeOff):
         small, large = np.minimum(fpr, fnr), np.maximum(fpr, fnr)
         with np.errstate(divide="ignore", invalid="ignore"):
             ends = np.log1p(-large) - np.log(small)
-            # k lies' worth of errors: k e^lie = fpr + fnr, so e^eps = k / (fpr + fnr) - (k - 1)
+            # the errors of k lies: k e^lie = fpr + fnr, so e^eps = k / (fpr + fnr) - (k - 1)
             middle = np.log(np.maximum(self.num_values / (small + large) - self.num_values + 1, 0))
         best = np.fmax(ends, middle) if self.num_values > 2 else ends
         return at_least_zero(best)
@@ -178,7 +178,7 @@ def approximate_fnr(epsilon: float | FloatArray, delta: float | FloatArray, fpr:
 
 @dataclass(frozen=True)
 class ApproximateDP(TradeOff):
-    """(eps, delta)-DP at the delta of the query: no assumption on the mechanism.
+    """(eps, delta)-DP at the delta of the query, without assumptions about the mechanism.
 
     >>> round(float(ApproximateDP(1e-5).parameter(0.01, 0.5)), 3)
     3.912
@@ -220,9 +220,9 @@ class ApproximateDP(TradeOff):
 
 @dataclass(frozen=True)
 class PureDP(TradeOff):
-    """Pure eps-DP. At delta = 0 it assumes nothing; above, that the curve is eps-DP's own.
+    """Pure eps-DP: no assumption at delta = 0, and at delta > 0 that the mechanism has this very curve.
 
-    That curve is randomised response's: at delta > 0 its epsilon is ln(e^eps - delta (1 + e^eps)).
+    It is the curve of randomized response: at delta > 0 its epsilon is ln(e^eps - delta (1 + e^eps)).
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Any curve that is given as lines, each of them an (eps, delta) guarantee."""
+"""Curves given as lines, each of them an (eps, delta) guarantee."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dpaudit.stats.tradeoffs._base import TradeOff, ratio_epsilon
 from dpaudit.stats.tradeoffs._families import approximate_fnr
 
 _Point = tuple[float, float]
-_SHOWN = 8  # lines that are written out
-_BLOCK = 4096  # error rates handled at once: bounds the rates x lines table to a few dozen megabytes
+_SHOWN = 8  # the most lines that are printed
+_BLOCK = 4096  # error rates processed at once: keeps the rates x lines table to a few dozen megabytes
 
 
 @dataclass(frozen=True)
 class PiecewiseLinear(TradeOff):
-    """The largest curve that satisfies every given (eps, delta) guarantee at once.
+    """The curve implied by several (eps, delta) guarantees together: the maximum of their lines.
 
     The family's parameter is 1 for the curve as given. Below 1 it multiplies all epsilons; above 1 the
-    excess is added to them (a multiple would leave a (0, delta) line where it is, however large).
+    excess is added to them (no factor, however large, would move a (0, delta) line).
 
     >>> curve = PiecewiseLinear(epsilons=(0.5, 2.0), deltas=(0.1, 1e-5))
     >>> round(float(curve.fnr(1.0, 0.2)), 4), curve.epsilon(1.0, 1e-5)
@@ -37,7 +37,10 @@ class PiecewiseLinear(TradeOff):
     def __post_init__(self) -> None:
         eps, dels = (np.asarray(v, dtype=np.float64) for v in (self.epsilons, self.deltas))
         if eps.ndim != 1 or eps.shape != dels.shape or not eps.size:
-            raise InputError(f"Expected as many epsilons as deltas, got {eps.size} and {dels.size}.")
+            raise InputError(
+                "Expected epsilons and deltas to be non-empty and of the same length, got "
+                f"{eps.size} and {dels.size}."
+            )
         if not ((eps >= 0) & np.isfinite(eps)).all() or not ((dels >= 0) & (dels <= 1)).all():
             raise InputError("Expected every epsilon in [0, inf) and every delta in [0, 1].")
         for name, value in (("_eps", eps), ("_del", dels)):
@@ -80,7 +83,7 @@ class PiecewiseLinear(TradeOff):
         return best
 
     def epsilon(self, parameter: float, delta: float) -> float:
-        """Return epsilon from the lower hull of the guarantees, each with its mirror image, over e^eps."""
+        """Return epsilon from the lower hull, over e^eps, of the guarantees and their mirror images."""
         slopes, hull = _profile(self._scaled(parameter), self._del)
         if delta >= hull[0]:
             return 0.0
@@ -94,7 +97,7 @@ class PiecewiseLinear(TradeOff):
 
 
 def _profile(eps: FloatArray, deltas: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the tightest profile from slope 1 up: ln slopes and deltas, linear in e^eps between points."""
+    """Return the tightest profile from slope 1 up: log slopes and deltas, linear in e^eps in between."""
     mirrored = 1 - np.exp(-eps) * (1 - deltas)
     logs, values = lower_hull(np.concatenate([eps, -eps]), np.concatenate([deltas, mirrored])).T
     start = np.interp(1.0, np.exp(np.minimum(logs, 700.0)), values)
@@ -103,7 +106,7 @@ def _profile(eps: FloatArray, deltas: FloatArray) -> tuple[FloatArray, FloatArra
 
 
 def lower_hull(epsilons: FloatArray, deltas: FloatArray) -> FloatArray:
-    """Return the (eps, delta) on the lower convex hull over e^eps, a row each, in order: no other says more.
+    """Return the (eps, delta) pairs on the lower convex hull over e^eps, in order; the others add nothing.
 
     >>> lower_hull(np.array([2.0, 0.0, 1.0]), np.array([0.0, 0.3, 0.29]))
     array([[0. , 0.3],
@@ -112,7 +115,7 @@ def lower_hull(epsilons: FloatArray, deltas: FloatArray) -> FloatArray:
     order = np.lexsort((deltas, epsilons))
     points: list[_Point] = []
     for point in zip(epsilons[order].tolist(), deltas[order].tolist(), strict=True):
-        if points and point[1] >= points[-1][1]:  # delta never grows with epsilon
+        if points and point[1] >= points[-1][1]:  # delta never increases with epsilon
             continue
         while len(points) > 1 and _is_above(points[-2], points[-1], point):
             points.pop()
@@ -121,7 +124,7 @@ def lower_hull(epsilons: FloatArray, deltas: FloatArray) -> FloatArray:
 
 
 def _is_above(left: _Point, middle: _Point, right: _Point) -> bool:
-    """Return whether a point is on or above the chord of its neighbours, over e^eps."""
+    """Return whether a point is on or above the chord between its neighbors, over e^eps."""
     # (e^middle - e^left) / (e^right - e^left) without overflow
     share = math.exp(middle[0] - right[0]) * math.expm1(left[0] - middle[0]) / math.expm1(left[0] - right[0])
     return middle[1] - left[1] >= (right[1] - left[1]) * share

@@ -1,4 +1,4 @@
-"""Audits of a training by gradients or examples that join its steps: three ways to score them."""
+"""Audits with gradients or examples inserted into the steps of a training run, scored in three ways."""
 
 from dpaudit.training.audits._hooks import EndToEnd, OneRun, TwoBatches
 

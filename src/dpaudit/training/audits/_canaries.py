@@ -1,7 +1,7 @@
-"""Canaries in the steps of one training: gradients that join its sum, and how visible they are in it.
+"""Canaries in the steps of a training run: their gradients are added to the sum, and scored in the release.
 
-``GradientInserter`` has orthogonal directions that are known before the training, ``InputInserter`` examples
-whose gradients at the weights of a step are the directions that they are scored along.
+``GradientInserter`` uses orthogonal directions that are fixed before training; ``InputInserter`` uses
+examples, which are scored along their gradients at the weights of the step.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from dpaudit.training.gradients import Rows, per_example, refuse_batch_norm, tra
 
 # purposes of random streams, besides those of Draws
 SECOND_BATCH, CRAFTING, AUGMENTING, DROPPING = 2, 3, 4, 5
-_MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no direction to score along
+_MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no usable direction
 
 
 class CanaryInserter(ABC):
-    """Lets canaries join the steps of one training, and scores them."""
+    """Base class of objects that insert canaries into the steps of one training run and score them."""
 
     shares_noise: ClassVar[bool] = False
-    """Whether the scores of one step depend on each other: canaries that are not orthogonal."""
+    """Whether the scores of one step are dependent, because canaries are not orthogonal."""
 
     draws: Draws | Coins
-    """Which canaries are present, and the random streams of the audit."""
+    """The membership of canaries and the random streams of the audit."""
 
     @abstractmethod
     def rows(self, index: int, present: Sequence[int] | np.ndarray) -> Sequence[Rows]:
-        """Return the gradients of the canaries with these numbers, not clipped yet."""
+        """Return the unclipped gradients of the canaries with these numbers."""
 
     @abstractmethod
     def scores(self, step: Step, *, residual: bool = True) -> FloatArray:
-        """Return what the step released along each canary, in units of what it may add to the sum.
+        """Return the projection of the release on each canary, in units of the canary's contribution.
 
-        The adversary knows all other examples. With ``residual`` it subtracts their sum: what is left is
-        noise, and 1 where the canary is.
+        The adversary knows all other examples. With ``residual``, their sum is subtracted: the score is then
+        noise, plus 1 if the canary is present.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the seed and the weights do not determine."""
+        """Return the state that the seed and the weights do not determine."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  # the seed is enough for most
-        """Continue from where ``state_dict`` was taken."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027  # most need only the seed
+        """Restore a state returned by ``state_dict``."""
 
 
 class GradientInserter(CanaryInserter):
-    """Gradients of known length; their scores are in clipping norms."""
+    """Gradient canaries of known length, scored in units of the clipping norm."""
 
     def __init__(self, training: Training, canary: GradientCanary, num_canaries: int, seed: int) -> None:
         self.draws: Draws = Draws(canary, num_canaries, seed)
@@ -71,7 +71,7 @@ class GradientInserter(CanaryInserter):
         self._vectors = self._draw(0)
 
     def vectors(self, index: int) -> CanaryVectors:
-        """Return where the canaries of a step point."""
+        """Return the directions of a step's canaries."""
         if self._canary.moving and index != self._index:
             self._index, self._vectors = index, self._draw(index)
         return self._vectors
@@ -88,17 +88,17 @@ class GradientInserter(CanaryInserter):
     def scores(self, step: Step, *, residual: bool = True) -> FloatArray:
         known = step.clipped_sum if residual else None
         released = self.vectors(step.index).project(step.noisy_sum, without=known)
-        # numpy is faster than torch with a few hundred numbers
+        # NumPy is faster than torch for a few hundred numbers
         scores: FloatArray = released.cpu().numpy().astype(np.float64) / self._norm
         return scores
 
 
 @dataclass(frozen=True, eq=False)
 class CanaryRows:
-    """The present gradient canaries as rows of ``length`` each, without their zeros."""
+    """Present gradient canaries as sparse rows of norm ``length``."""
 
     vectors: CanaryVectors
-    present: Tensor  # their numbers
+    present: Tensor  # canary numbers
     length: float
 
     def norms(self) -> Tensor:
@@ -110,13 +110,13 @@ class CanaryRows:
 
 
 class InputInserter(CanaryInserter):
-    """Examples that join the batch of a step; the training's own code finds and clips their gradients.
+    """Examples inserted into the batch of a step; the audited code computes and clips their gradients.
 
-    The direction of a canary is its gradient, computed here again, and clipped to the norm that the training
-    claims. A score is what was released along it over its squared length: 1 where the canary is, and more
-    where it was not clipped. Noise of the claimed multiplier has standard deviation noise_multiplier *
-    max_grad_norm / length in it. That is never less than for the longest gradient, so that a short canary
-    reveals less, and never more than the claim allows.
+    The direction of a canary is its gradient, recomputed here and clipped to the claimed norm. The score is
+    the inner product of the release with it, divided by its squared length: noise, plus 1 if the canary is
+    present, and more if it was not clipped. Noise with the claimed multiplier has standard deviation
+    noise_multiplier * max_grad_norm / length in the score. This is smallest for a gradient of the clipping
+    norm: a shorter one reveals less, and none reveals more than the claim allows.
     """
 
     shares_noise: ClassVar[bool] = True
@@ -133,7 +133,7 @@ class InputInserter(CanaryInserter):
     ) -> None:
         self.draws = Coins(num_canaries, seed)
         data.require_apart(
-            fingerprints_of(training.data), "the training's data", advice=", or tell it apart_from="
+            fingerprints_of(training.data), "the training's data", advice=", or pass apart_from= to it"
         )
         refuse_batch_norm(training.model)
         data = data.to(training.device)
@@ -153,13 +153,13 @@ class InputInserter(CanaryInserter):
         return self._canaries.at(index, self._craft)
 
     def _find_gradients(self, index: int) -> None:
-        """Compute the gradients of all canaries at the current weights, once a step."""
+        """Compute the gradients of all canaries at the current weights, once per step."""
         if index == self._index:
             return
         examples, training = self.examples(index), self._training
         rng = generator(int(self.draws.rng(index, AUGMENTING).integers(2**63)))
         self._batch = training.examples(examples.inputs, examples.targets, rng)
-        with torch.random.fork_rng(devices=[]):  # the training's own RNG stays as it is
+        with torch.random.fork_rng(devices=[]):  # the RNG of the audited code is not affected
             chunks = [rows.gradients for rows in vmap_rows(training.model, training.loss, self._batch)]
         self._gradients = torch.cat([torch.cat([part.flatten(1) for part in one], dim=1) for one in chunks])
         self._index = index
@@ -190,7 +190,7 @@ class InputInserter(CanaryInserter):
         return found
 
     def _weights(self) -> Tensor:
-        """Return the weight with which each canary was added; zero for those that were not."""
+        """Return the weight with which each canary was added; zero for absent canaries."""
         weights = self._gradients.new_zeros(len(self._gradients))
         parts = [rows.weights for rows in self._rows if rows.weights is not None]
         return weights.index_copy_(0, self._joined, torch.cat(parts)) if parts else weights
@@ -210,10 +210,10 @@ class InputInserter(CanaryInserter):
 
 
 class WeightRecordingRows:
-    """The gradients of some examples, and the weights that a mechanism gave them when it added them.
+    """Gradients of some examples, with a record of the weights that a mechanism applied to them.
 
-    The adversary knows how the other canaries of a step were added, even by a mechanism that does not clip
-    as it should.
+    The adversary knows how the other canaries of a step were weighted, even by a mechanism that clips
+    incorrectly.
     """
 
     def __init__(self, rows: Rows) -> None:
@@ -229,6 +229,6 @@ class WeightRecordingRows:
 
 
 def _select(batch: Batch, numbers: Tensor) -> Batch:
-    """Select the examples with these numbers, each with all its augmentations."""
+    """Return the examples with these numbers, each with all its augmentations."""
     inputs = batch.views.index_select(0, numbers).flatten(0, 1)
     return Batch(inputs, batch.targets.index_select(0, numbers), batch.multiplicity)

@@ -1,7 +1,7 @@
-"""Audits as hooks of a training: three ways to score its canaries, and tests of its noise and batches.
+"""Audits as training hooks: three ways to score canaries, and tests of the noise and the batches.
 
-``OneRun`` and ``TwoBatches`` score single steps, which a recorder composes to the whole training;
-``EndToEnd`` gets one observation of the whole training from each canary. ``Diagnose`` needs no canaries.
+``OneRun`` and ``TwoBatches`` score individual steps, from which a recorder composes a bound on the whole
+run; ``EndToEnd`` obtains one observation of the whole run per canary. ``Diagnose`` needs no canaries.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ AuditRecorder = TypeVar("AuditRecorder", Recorder, WholeRunRecorder)
 
 
 class CanaryAudit(Hook, Generic[AuditRecorder]):
-    """A hook that inserts canaries and records how visible they are.
+    """Hook that inserts canaries and records their scores.
 
-    ``canary`` is a gradient such as ``Dirac()``, or an input such as ``Crafted()``, which is made from the
-    examples that :func:`dpaudit.training.data.hold_out` split off: ``held_out``. ``notify`` is called in
-    each step of crafting them, with the number of steps that are done and the number of all steps.
+    ``canary`` is a gradient such as ``Dirac()``, or an input such as ``Crafted()``, which is made from
+    ``held_out``, the examples that :func:`dpaudit.training.data.hold_out` splits off. ``notify`` is called in
+    each crafting step with the number of finished steps and their total number.
 
-    The claim is that of the training's settings, at ``delta``. All randomness comes from ``seed``, or from
-    the operating system. ``callbacks`` get the live bound while the training runs; they may raise to end it,
+    The claim is derived from the training settings, at ``delta``. All randomness comes from ``seed``, or from
+    the operating system. ``callbacks`` receive the live bound during training; they may raise to stop it,
     unless ``may_stop`` is False.
     """
 
@@ -77,7 +77,9 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         elif isinstance(self.canary, InputCanary):
             require_held_out(self.canary, held_out, HeldOutData)
         else:
-            raise InputError(f"Expected canary to be such as Dirac(), got {canary!r}.")
+            raise InputError(
+                f"Expected canary to be a gradient or input canary such as Dirac(), got {canary!r}."
+            )
         if num_canaries is not None:
             _validate.whole("num_canaries", num_canaries)
         self.seed = fresh_seed(seed)
@@ -90,24 +92,22 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
 
     @property
     def recorder(self) -> AuditRecorder:
-        """The recorder of the scores, once the audit has its training."""
+        """The recorder of the scores, available once the audit is attached to a ``Training``."""
         if self._recorder is None:
-            raise InputError(
-                "Expected the audit to be a hook of a Training before its recorder is asked for."
-            )
+            raise InputError("Expected the audit to be a hook of a Training before its recorder is used.")
         return self._recorder
 
     @property
     def num_canaries(self) -> int:
-        """The number of canaries, once the audit has its training."""
+        """The number of canaries, available once the audit is attached to a ``Training``."""
         return self._inserter.draws.num_canaries
 
     def attach(self, training: Training) -> None:
         if self._training is not None and self._training is not training:
-            raise InputError("Expected an audit of its own for each training, got one that has a training.")
+            raise InputError("Expected a separate audit for each Training, got one that is already attached.")
         if any(isinstance(hook, CanaryAudit) and hook is not self for hook in training.hooks):
             raise InputError(
-                "Expected one audit a training, got two: each would take the other's canaries for a leak."
+                "Expected one audit per Training, got two: each would take the other's canaries for a leak."
             )
         self._training = training
         self._inserter = self._make_inserter(training)
@@ -125,12 +125,12 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         return GradientInserter(training, self.canary, count, self.seed)
 
     def _step_recorder(self, training: Training, first_steps: int | None, **options: Any) -> Recorder:
-        """Return a recorder of all steps, or of the first ones; the claim is that of the whole training."""
+        """Return a recorder of all or of the first steps; the claim is that of the whole training run."""
         settings = training.settings
         if first_steps is not None and first_steps > settings.num_steps:
             raise InputError(
-                f"Expected first_steps={first_steps} to be at most {settings.num_steps}, the number of the "
-                "training's steps."
+                f"Expected first_steps={first_steps} to be at most {settings.num_steps}, the number of "
+                "training steps."
             )
         claim = Claim.dpsgd(
             noise_multiplier=settings.noise_multiplier,
@@ -153,21 +153,21 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         return {"seed": self.seed, "canaries": self._inserter.state_dict(), **self.recorder.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["seed"] != self.seed:  # one from the operating system: the canaries are those of the other
+        if state["seed"] != self.seed:  # a random one: recreate the canaries of the saved run
             self.seed = state["seed"]
-            assert self._training is not None  # it is the training that loads
+            assert self._training is not None  # attached, because a Training is loading the state
             self.attach(self._training)
         self._inserter.load_state_dict(state["canaries"])
         self.recorder.load_state_dict(state)
 
 
 class OneRun(CanaryAudit[Recorder]):
-    """Audits every step of a training, which stays what it was: the weights are those without audit.
+    """Audit of every step that leaves training unchanged: the weights are the same as without the audit.
 
-    ``num_canaries`` a step is by default 512, or the number of the model's parameters if that is less. Of
-    input canaries there are 16: each costs as much as one or two examples of the batch. With ``first_steps``
-    scores come from these steps only, where input canaries leak most; the claim is still that of the whole
-    training.
+    ``num_canaries`` per step defaults to 512, or to the number of model parameters if that is smaller. For
+    input canaries the default is 16: each costs as much as one or two examples of the batch. With
+    ``first_steps``, only these steps are scored, in which input canaries leak most; the claim is still that
+    of the whole training run.
     """
 
     default_num_gradients: ClassVar[int] = 512
@@ -199,12 +199,12 @@ class OneRun(CanaryAudit[Recorder]):
 
 
 class TwoBatches(CanaryAudit[Recorder]):
-    """The paper's Algorithm 2: one score a step from the training's own batch, one from a second batch.
+    """The paper's Algorithm 2: per step, one score from the training batch and one from a second batch.
 
-    The canary is in the second batch with probability ``canary_rate``; the model is updated by the first.
-    Scores are plain dot products, unless ``residual`` subtracts the batch's own sum. Unlike the paper's
-    listing, which adds the canary after the noise, it goes through the training's own clipping and sum.
-    ``first_steps`` is that of :class:`OneRun`.
+    The canary is in the second batch with probability ``canary_rate``; the model is updated with the first.
+    Scores are plain dot products, unless ``residual`` subtracts the sum of the batch. The paper's listing
+    adds the canary after the noise; here it is clipped and summed by the audited code. ``first_steps`` is as
+    in :class:`OneRun`.
     """
 
     default_num_gradients: ClassVar[int] = 1
@@ -221,14 +221,14 @@ class TwoBatches(CanaryAudit[Recorder]):
         super().__init__(num_canaries=num_canaries, **common)
         self._first_steps = None if first_steps is None else _validate.whole("first_steps", first_steps)
         if num_canaries not in (None, 1):
-            raise InputError(f"Expected num_canaries=1 where two batches are compared, got {num_canaries}.")
+            raise InputError(f"Expected num_canaries=1 with TwoBatches, got {num_canaries}.")
         self._rate = _validate.sample_rate(canary_rate)
         self._residual = residual
 
     def attach(self, training: Training) -> None:
         super().attach(training)
-        # Generators of the audit's own: the training's stay as they are, and differ also if both have the
-        # same seed. The same noise in both batches would separate them without error.
+        # Separate generators: those of the training run are not affected, and differ even if both have the
+        # same seed. Equal noise in both batches would distinguish them without error.
         own = int(self._inserter.draws.rng(0, SECOND_BATCH).integers(2**63))
         self._generators = generators(Seeds.of(own), training.device)
         self._recorder = self._step_recorder(
@@ -249,8 +249,8 @@ class TwoBatches(CanaryAudit[Recorder]):
         self.recorder.record(scores, [False, True], notify=False)
 
     def _second_batch(self, index: int, rows: Sequence[Rows]) -> Step:
-        """Draw the second batch, with another RNG also where a model uses torch's, for dropout say."""
-        assert self._training is not None  # it is the training that is observed
+        """Draw the second batch, also with its own global torch RNG, which dropout uses, for example."""
+        assert self._training is not None  # attached, because a step is being observed
         own = generator(int(self._inserter.draws.rng(index, DROPPING).integers(2**63)))
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(own.get_state())
@@ -271,12 +271,12 @@ class TwoBatches(CanaryAudit[Recorder]):
 
 
 class EndToEnd(CanaryAudit[WholeRunRecorder]):
-    """Audits sampling, clipping and noise together, against the curve of the whole training.
+    """Audit of sampling, clipping and noise together, against the trade-off curve of the whole run.
 
-    Each canary is in the data set or not, by a fair coin before the first step. Those that are in it are
-    drawn by the training's own sampling, like any example. They are kept out of the update, but they consume
-    random numbers of the sampling, so that the batches differ from those without audit. ``num_canaries`` is
-    by default 8,192, or the number of the model's parameters if that is less.
+    A fair coin decides before the first step whether a canary is in the data set. Present canaries are drawn
+    by the audited sampling, like any example. They are excluded from the update, but they consume random
+    numbers of the sampling, so the batches differ from those without the audit. ``num_canaries`` defaults to
+    8,192, or to the number of model parameters if that is smaller.
     """
 
     default_num_gradients: ClassVar[int] = 8192
@@ -284,9 +284,11 @@ class EndToEnd(CanaryAudit[WholeRunRecorder]):
     def __init__(self, **common: Any) -> None:
         super().__init__(**common)
         if isinstance(self.canary, InputCanary):
-            raise InputError(f"Expected a gradient canary such as Dirac() end to end, got {self.canary!r}.")
+            raise InputError(
+                f"Expected a gradient canary such as Dirac() with EndToEnd, got {self.canary!r}."
+            )
         if self._callbacks:
-            raise InputError("Expected no callbacks end to end: there is no bound before the last step.")
+            raise InputError("Expected no callbacks with EndToEnd: there is no bound before the last step.")
 
     def attach(self, training: Training) -> None:
         super().attach(training)
@@ -314,36 +316,36 @@ class EndToEnd(CanaryAudit[WholeRunRecorder]):
 
 
 class Diagnose(Hook):
-    """A hook that collects the noise and the batches of every step; ``diagnose()`` tests them.
+    """Hook that collects the noise and the batches of every step; ``diagnose()`` tests them.
 
-    The noise is what a step released minus what went into it, examples and canaries: so it may be used
-    beside an audit. It is compared with what the training's settings say. Attach it to one training after
-    another to see whether two runs have the same noise.
+    The noise is the release minus the sum of examples and canaries, so the hook can be combined with an
+    audit. It is compared with the training settings. Attach the hook to several training runs in turn to test
+    whether they share their noise.
     """
 
     def __init__(self) -> None:
         self.record = Diagnostics()
-        self._claimed: tuple[float, float] | None = None  # the noise, and the sample rate
+        self._claimed: tuple[float, float] | None = None  # noise and sample rate
 
     def attach(self, training: Training) -> None:
         settings = training.settings
         noise = _validate.positive("noise_multiplier", settings.noise_multiplier) * settings.max_grad_norm
         claimed = noise, settings.sample_rate
         if self._claimed not in (None, claimed):
-            raise InputError("Expected trainings of equal noise and sample rate to be diagnosed together.")
+            raise InputError("Expected training runs with equal noise and sample rate in one Diagnose.")
         self._claimed = claimed
         self.record.sample_rate = settings.sample_rate
         self._num_examples = len(training.data)
         self._leaves = {name: value.numel() for name, value in trainable(training.model).items()}
 
     def observe(self, step: Step) -> None:
-        assert self._claimed is not None  # it is attached to the training that is observed
+        assert self._claimed is not None  # attached, because a step is being observed
         noise = step.noise / self._claimed[0]
         self.record.observe_noise(noise.cpu().numpy(), self._leaves)
         self.record.observe_batch(step.indices.cpu().numpy(), self._num_examples)
 
     def diagnose(self, confidence: float = 0.95) -> Diagnosis:
-        """Test the steps so far; the false alarm rate is that of a single diagnosis."""
+        """Test the steps so far; the false alarm rate holds for a single diagnosis."""
         return self.record.diagnose(confidence)
 
     def state_dict(self) -> dict[str, Any]:

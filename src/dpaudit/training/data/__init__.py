@@ -1,4 +1,4 @@
-"""Data sets: readers of the official files, one of random pixels, and one that comes with dpaudit."""
+"""Data sets: readers of official files, random pixels, and the digits that ship with dpaudit."""
 
 from dpaudit._torch import HeldOutData
 from dpaudit.training.data._dataset import Dataset, as_inputs, digits, hold_out, random_images

@@ -1,6 +1,6 @@
-"""Data sets in memory: examples and their classes, and the part held out for canaries to be made from.
+"""In-memory data sets: examples with their classes, and the part held out to make canaries.
 
-Two of them need no files: ``digits``, which comes with dpaudit, and the paper's Random data set.
+Two data sets need no files: ``digits``, which ships with dpaudit, and the paper's Random data set.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _CHUNK = 1_000  # examples that are converted together
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Inputs, and for each a class from 0 to ``num_classes`` - 1.
+    """Inputs with their classes, from 0 to ``num_classes`` - 1.
 
-    Pixels may stay bytes, which takes a quarter of the memory: they are scaled to [-1, 1] when a batch is
-    read. The range is fixed and not computed from the data, because that would be one more query to them.
+    Pixels may be stored as bytes, in a quarter of the memory: they are scaled to [-1, 1] when a batch is
+    read. The range is fixed; computing it from the data would be an additional query.
     """
 
     inputs: Tensor
@@ -37,11 +37,11 @@ class Dataset:
         _validate.whole("num_classes", self.num_classes, low=2)
         if len(self.inputs) != len(self.targets) or len(self.targets) == 0:
             raise InputError(
-                f"Expected as many inputs as targets and at least one, got {len(self.inputs)} inputs and "
-                f"{len(self.targets)} targets."
+                f"Expected equal numbers of inputs and targets, at least one each, got {len(self.inputs)} "
+                f"inputs and {len(self.targets)} targets."
             )
         if self.targets.is_floating_point():
-            raise InputError(f"Expected classes that are whole numbers, got {self.targets.dtype}.")
+            raise InputError(f"Expected classes to be whole numbers, got {self.targets.dtype}.")
         low, high = int(self.targets.min()), int(self.targets.max())
         if low < 0 or high >= self.num_classes:
             raise InputError(f"Expected classes in 0..{self.num_classes - 1}, got {low}..{high}.")
@@ -59,12 +59,12 @@ class Dataset:
         return tuple(self.inputs.shape[1:])
 
     def at(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of some examples, ready for a model."""
+        """Return the inputs and targets of some examples, ready for a model."""
         indices = indices.to(self.inputs.device)
         return as_inputs(self.inputs.index_select(0, indices)), self.targets.index_select(0, indices)
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield inputs and targets of all examples in order, ready for a model, some at a time."""
+        """Yield the inputs and targets of all examples in order, in chunks, ready for a model."""
         for indices in torch.arange(len(self)).split(_CHUNK):  # type: ignore[no-untyped-call]
             yield self.at(indices)
 
@@ -73,7 +73,7 @@ class Dataset:
         return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
 
     def split(self, num_first: int) -> tuple[Dataset, Dataset]:
-        """Split off the first ``num_first`` examples: for training and test."""
+        """Split the data after the first ``num_first`` examples, for example into training and test set."""
         if not 0 < num_first < len(self):
             raise InputError(f"Expected num_first={num_first} in [1, {len(self) - 1}].")
         first, rest = slice(None, num_first), slice(num_first, None)
@@ -83,18 +83,18 @@ class Dataset:
 
 
 def as_inputs(values: Tensor) -> Tensor:
-    """Return what a model gets: bytes are scaled to [-1, 1], everything else stays."""
+    """Return model inputs: bytes are scaled to [-1, 1], all other values are unchanged."""
     return values.float().div_(127.5).sub_(1.0) if values.dtype == torch.uint8 else values
 
 
 def hold_out(
     data: Dataset, num_held_out: int, *, seed: int = 0, apart_from: Dataset | None = None
 ) -> tuple[Dataset, HeldOutData]:
-    """Return the data without ``num_held_out`` examples, drawn at random, and those examples.
+    """Return the data without ``num_held_out`` random examples, and those examples.
 
-    Train on the first part (or test on it, if the training has other data): an audit refuses held-out
-    examples that the training has. Duplicates of examples in the first part, or in ``apart_from``, are left
-    out of the second.
+    Train on the first part, or test on it if other data are used for training: an audit raises if held-out
+    examples are in the training data. Duplicates of examples in the first part, or in ``apart_from``, are
+    removed from the second.
 
     >>> from dpaudit.training.data import digits
     >>> hold_out(digits(), 297)
@@ -108,12 +108,12 @@ def hold_out(
 
 
 def fingerprints_of(data: Dataset) -> set[int]:
-    """Return the fingerprints of all inputs, as a model gets them."""
+    """Return the fingerprints of all inputs, after scaling."""
     return {one for inputs, _ in data.chunks() for one in tensor_fingerprints(inputs)}
 
 
 def digits() -> Dataset:
-    """Return 1,797 handwritten digits of 8x8 pixels (Alpaydin and Kaynak 1998, UCI, CC BY 4.0).
+    """Return 1,797 handwritten digits with 8x8 pixels (Alpaydin and Kaynak 1998, UCI, CC BY 4.0).
 
     >>> digits()
     Dataset(1,797 examples of 1 x 8 x 8, 10 classes)
@@ -132,7 +132,7 @@ def random_images(
     num_classes: int = 10,
     seed: int = 0,
 ) -> Dataset:
-    """Return random pixels and random classes: nothing to learn, by default of the size of CIFAR-10.
+    """Return random pixels and classes, with nothing to learn; the default size is that of CIFAR-10.
 
     >>> random_images(100)
     Dataset(100 examples of 3 x 32 x 32, 10 classes)

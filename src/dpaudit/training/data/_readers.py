@@ -1,7 +1,7 @@
-"""Readers of the official files of data sets, which the user has to put in place.
+"""Readers of the official files of data sets, which the user has to download.
 
-CIFAR-10 in its binary version; images in MNIST's idx format, as Fashion-MNIST, EMNIST and others have it;
-Purchase-100 and Location, which are binary features with a class, as CSV or npz.
+CIFAR-10 in its binary version; images in MNIST's idx format, also used by Fashion-MNIST, EMNIST and others;
+Purchase-100 and Location, binary features with a class, as CSV or npz.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from dpaudit._io import NOT_AN_ARRAY, open_file
 from dpaudit.errors import InputError
 from dpaudit.training.data._dataset import Dataset
 
-_CIFAR10_SOURCE = "cifar-10-binary.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html"
+_CIFAR10_SOURCE = "cifar-10-binary.tar.gz at https://www.cs.toronto.edu/~kriz/cifar.html"
 _IDX_SOURCE = "the MNIST or Fashion-MNIST distribution"
 _TABLES_SOURCE = "https://github.com/privacytrustlab/datasets"
 _TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 _TEST = ("test_batch.bin",)
-_RECORD = 1 + 3 * 32 * 32  # of CIFAR-10: the class, then the red, green and blue pixels
+_RECORD = 1 + 3 * 32 * 32  # CIFAR-10: the class, then the red, green and blue pixels
 _GZIP = b"\x1f\x8b"
 _BYTES = 0x08  # idx's code for unsigned bytes
 _INPUTS, _TARGETS = ("features", "inputs", "x"), ("labels", "targets", "y")
 
 
 def cifar10(directory: str | Path, *, train: bool = True) -> Dataset:
-    """Read the 50,000 images for training, or the 10,000 for test, from the folder with the .bin files."""
+    """Read the 50,000 training or the 10,000 test images from the folder with the .bin files."""
     folder = Path(directory)
-    inner = folder / "cifar-10-batches-bin"  # the folder that the archive makes
+    inner = folder / "cifar-10-batches-bin"  # the folder inside the archive
     folder = inner if inner.is_dir() else folder
     paths = [_first_existing(folder, [name], _CIFAR10_SOURCE) for name in (_TRAIN if train else _TEST)]
     records = np.concatenate([_records(path) for path in paths])
@@ -48,8 +48,8 @@ def _records(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
         values = np.fromfile(file, dtype=np.uint8)
     if values.size == 0 or values.size % _RECORD:
         raise InputError(
-            f"Expected whole records of {_RECORD:,} bytes in {path}, got {values.size:,} bytes: it is cut "
-            "off, or not from the binary version of CIFAR-10."
+            f"Expected complete records of {_RECORD:,} bytes in {path}, got {values.size:,} bytes: the file "
+            "is truncated or not from the binary version of CIFAR-10."
         )
     return values.reshape(-1, _RECORD)
 
@@ -79,7 +79,9 @@ def _read(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     values = np.frombuffer(content, dtype=np.uint8, offset=header)
     if values.size != np.prod(shape, dtype=np.int64):
-        raise InputError(f"Expected {shape} values in {path}, got {values.size:,}: the file is cut off.")
+        raise InputError(
+            f"Expected shape {shape} in {path}, got {values.size:,} values: the file is truncated."
+        )
     return values.reshape(shape).copy()
 
 
@@ -87,33 +89,41 @@ def _unzipped(path: Path, content: bytes) -> bytes:
     try:
         return gzip.decompress(content)
     except (EOFError, OSError) as error:
-        raise InputError(f"Expected a whole gzip file, but {path} is cut off or damaged.") from error
+        raise InputError(f"Expected an intact gzip file, but {path} is truncated or damaged.") from error
 
 
 def purchase100(directory: str | Path) -> Dataset:
-    """Read 600 products bought or not, 100 kinds of buyers: ``purchase100.npz``, or the original CSV file."""
+    """Read 600 binary features (products bought) and 100 classes of shoppers.
+
+    The file is ``purchase100.npz`` or the original CSV file.
+    """
     names = ("purchase100.npz", "purchase100.csv", "dataset_purchase", "dataset_purchase.csv")
-    path = _first_existing(directory, names, f"dataset_purchase.tgz of {_TABLES_SOURCE}")
+    path = _first_existing(directory, names, f"dataset_purchase.tgz at {_TABLES_SOURCE}")
     return _table(path, num_features=600, num_classes=100)
 
 
 def location(directory: str | Path) -> Dataset:
-    """Read 446 places visited or not, 30 kinds of visitors: ``location.npz``, or the original CSV file."""
+    """Read 446 binary features (places visited) and 30 classes of visitors.
+
+    The file is ``location.npz`` or the original CSV file.
+    """
     names = ("location.npz", "location.csv", "bangkok", "bangkok.csv")
-    path = _first_existing(directory, names, f"dataset_location.tgz of {_TABLES_SOURCE}")
+    path = _first_existing(directory, names, f"dataset_location.tgz at {_TABLES_SOURCE}")
     return _table(path, num_features=446, num_classes=30)
 
 
 def _table(path: Path, num_features: int, num_classes: int) -> Dataset:
     features, labels = _from_npz(path) if path.suffix == ".npz" else _from_csv(path)
     if features.ndim != 2 or features.shape[1] != num_features:
-        raise InputError(f"Expected {num_features} features a record in {path}, got shape {features.shape}.")
-    labels = labels - int(labels.max(initial=0) == num_classes)  # original files count classes from 1
+        raise InputError(
+            f"Expected {num_features} features per record in {path}, got shape {features.shape}."
+        )
+    labels = labels - int(labels.max(initial=0) == num_classes)  # classes start at 1 in the original files
     return Dataset(torch.from_numpy(features), torch.from_numpy(labels.astype(np.int64)), num_classes)
 
 
 def _from_csv(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """Read the class first, perhaps in quotes, then the features."""
+    """Read records that consist of the class, possibly in quotes, followed by the features."""
     if path.stat().st_size == 0:
         raise InputError(f"Expected records in {path}, got an empty file.")
     try:
@@ -131,8 +141,8 @@ def _from_npz(path: Path) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64
     except InputError:
         raise
     except (*NOT_AN_ARRAY, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"Expected the arrays of numpy in {path}, but they cannot be read.") from error
-    if labels.ndim == 2:  # one column a class
+        raise InputError(f"Expected NumPy arrays in {path}, but they cannot be read.") from error
+    if labels.ndim == 2:  # one column per class
         labels = labels.argmax(axis=1)
     return features.astype(np.float32), labels.astype(np.int64)
 
@@ -145,9 +155,9 @@ def _first_array(path: Path, arrays: np.lib.npyio.NpzFile, names: Sequence[str])
 
 
 def _first_existing(directory: str | Path, names: Sequence[str], source: str) -> Path:
-    """Return the first of these files that exists; raise with what to put where if none does."""
+    """Return the first of these files that exists; otherwise, raise with the download location."""
     folder = Path(directory)
     for name in names:
         if (folder / name).is_file():
             return folder / name
-    raise InputError(f"Expected {' or '.join(names)} in {folder}; put it there, from {source}.")
+    raise InputError(f"Expected {' or '.join(names)} in {folder}; download it from {source}.")

@@ -1,4 +1,4 @@
-"""Many small models at once, each with DP-SGD of its own: the engine of black-box audits."""
+"""Many small models trained together, each with its own DP-SGD: the engine of black-box audits."""
 
 from dpaudit.training.ensemble._ensemble import Ensemble
 from dpaudit.training.ensemble._models import (

@@ -23,26 +23,26 @@ from dpaudit.training.ensemble._models import Example, Score, TrainedModels, joi
 from dpaudit.training.ensemble._stacked import DrawnBatches, drawn_batches, train_stacked
 from dpaudit.training.gradients import Loss, cross_entropy, flat_parameters, num_parameters
 
-# Measured by benchmarks/ensemble.py: fewer call torch more often, more fall out of the caches.
+# Measured by benchmarks/ensemble.py: fewer models call torch more often, more do not fit into the caches.
 _DENSE_MODELS, _CONVOLUTIONAL_MODELS = 32, 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ensemble:
-    """Models of one kind, each trained from its own seed, on ``data`` with or without the ``canary``.
+    """Models of the same architecture, each trained from its own seed on ``data`` with or without ``canary``.
 
-    All randomness of a model (first weights, batches, noise) comes from its own seed. A canary that is
-    present is an example like any other, sampled in every step. The sum of clipped gradients is always
-    divided by ``sample_rate`` times the number of examples without the canary: a number that depended on the
-    canary would reveal it.
+    All randomness of a model (initial weights, batches, noise) comes from its seed. A present canary is
+    sampled in every step like any other example. The sum of clipped gradients is always divided by
+    ``sample_rate`` times the number of examples without the canary: a divisor that depended on the canary
+    would reveal it.
 
-    ``initial_weights`` are those that all models start from, instead of random ones. ``mechanism`` is what
-    the settings say, unless given: audits are tested with broken ones. One with state is shared by all
-    models.
+    If ``initial_weights`` is given, all models start from these weights instead of random ones. ``mechanism``
+    defaults to that of the settings; pass a broken one to test audits. A mechanism with state is shared by
+    all models.
 
-    Linear layers, convolutions and what has no weights are computed for ``models_at_once`` models together.
-    Any other model, and any optimizer but SGD, is trained by ``Training``, one model after another. Frozen
-    parameters and buffers have to be the same in all models that ``build`` makes.
+    Linear layers, convolutions and layers without weights are computed for ``models_at_once`` models
+    together. Any other model, or any optimizer other than SGD, is trained by ``Training``, one model after
+    another. Frozen parameters and buffers must be the same in all models that ``build`` returns.
     """
 
     build: Callable[[], nn.Module]
@@ -62,12 +62,12 @@ class Ensemble:
         if self.initial_weights is not None and self.initial_weights.shape != (size,):
             shape = tuple(self.initial_weights.shape)
             raise InputError(
-                f"Expected initial_weights to be a vector of {size:,} numbers, got shape {shape}."
+                f"Expected initial_weights to be a vector of length {size:,}, got shape {shape}."
             )
 
     @property
     def at_once(self) -> int:
-        """The number of models that are trained at once."""
+        """The number of models that are trained together."""
         if self._stack is None:
             return 1
         return self.models_at_once or (
@@ -76,23 +76,24 @@ class Ensemble:
 
     @property
     def expected_batch_size(self) -> float:
-        """The divisor of the sum of a step."""
+        """The divisor of the sum in every step."""
         return self.settings.sample_rate * len(self.data)
 
     def scores(self, seeds: Sequence[int], present: Sequence[bool], score: Score = log_odds) -> Tensor:
-        """Train a model from each seed and query it as an outsider: one score of the canary for each.
+        """Train a model from each seed and return the canary's score from a black-box query of each.
 
-        A model that has diverged, and outputs NaN, gets the smallest score there is.
+        A diverged model, which outputs NaN, gets the smallest possible score.
         """
         inputs, _ = self._joined.at(torch.tensor([len(self.data)]))
         logits = self.train(seeds, present).logits(inputs)[:, 0]
         return score(logits, self.canary.target).nan_to_num(nan=torch.finfo(torch.float64).min)
 
     def train(self, seeds: Sequence[int], present: Sequence[bool]) -> TrainedModels:
-        """Train a model from each seed, with the canary where it is ``present``."""
+        """Train a model from each seed, with the canary in its data if ``present``."""
         if len(seeds) != len(present) or not seeds:
             raise InputError(
-                f"Expected as many seeds as flags and at least one, got {len(seeds)} and {len(present)}."
+                f"Expected seeds and present to have the same length, at least 1, got {len(seeds)} and "
+                f"{len(present)}."
             )
         blocks = range(0, len(seeds), self.at_once)
         parts = [slice(first, first + self.at_once) for first in blocks]
@@ -113,7 +114,7 @@ class Ensemble:
         return self._train_alone(model, batches[0], seeds[0])[None]
 
     def _train_alone(self, model: nn.Module, batches: Sequence[IntArray], seeds: Seeds) -> Tensor:
-        """Train one model by ``Training``; return its flat weights."""
+        """Train one model with ``Training``; return its flat weights."""
         training = Training(
             model,
             self._joined,
@@ -122,7 +123,7 @@ class Ensemble:
             sampling=DrawnBatches(batches),
             **self._common,
         )
-        with torch.random.fork_rng(devices=[]):  # for what uses torch's global generator, such as dropout
+        with torch.random.fork_rng(devices=[]):  # for users of torch's global RNG, such as dropout
             torch.set_rng_state(generator(seeds.augmentation).get_state())
             for _ in training.run():
                 pass
@@ -135,7 +136,7 @@ class Ensemble:
 
     @property
     def _common(self) -> dict[str, Any]:
-        """Arguments of the training that all models have in common."""
+        """Training arguments that all models have in common."""
         return {
             "settings": self.settings,
             "loss": self.loss,
@@ -153,7 +154,7 @@ class Ensemble:
 
     @cached_property
     def _stack(self) -> Stack | None:
-        """The layers to train many models at once; None where the settings or the model do not allow it."""
+        """Layers to train many models together; None if the settings or the model do not allow it."""
         if type(self.settings.optimizer) is not SGD or self.settings.augmentation is not None:
             return None
         return Stack.of(self._pattern, self.data.shape)

@@ -1,8 +1,8 @@
-"""Many models of one kind, computed layer by layer: each has its own weights, and its own batch for them.
+"""Many models of the same architecture, computed layer by layer, each with its own weights and batch.
 
-The rows of a value are those of the first model's batch, then those of the second's, and so on. A layer gives
-the norms of its per-example gradients and, for each model, a weighted sum of them. Convolutions are linear
-layers on patches.
+The rows of a tensor are the batch of the first model, followed by the batch of the second, and so on. A layer
+provides the norms of its per-example gradients and, for each model, a weighted sum of them. Convolutions are
+computed as linear layers on patches.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch.nn import functional
 
 from dpaudit.training.gradients import ENTRYWISE, Loss, chain, checked, without_skipped
 
-_NARROW = 32  # a product with fewer outputs is up to twice as fast when its transpose is computed
-# Modules without weights or randomness that treat each example by itself.
+_NARROW = 32  # with fewer outputs, computing the transposed product is up to twice as fast
+# Modules without weights or randomness that process each example separately.
 _PLAIN = (*ENTRYWISE, nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.MaxPool2d)
 
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """The layers of a model, one after another: some have weights, the others are torch's own modules."""
+    """Layers of a model in order: stacked layers with weights, and torch modules without."""
 
     leaves: Sequence[StackedLayer | nn.Module]
     sizes: Sequence[int]
@@ -55,7 +55,7 @@ class Stack:
         return any(isinstance(leaf, StackedConv) for leaf in self.leaves)
 
     def squares(self, inputs: Tensor) -> Tensor | None:
-        """Return the squared norms of inputs that go unchanged into a linear layer: computed only once."""
+        """Return the squared norms of the inputs if they go directly into a linear layer; otherwise, None."""
         first = next(leaf for leaf in self.leaves if not isinstance(leaf, nn.Flatten))
         return inputs.flatten(1).square().sum(dim=1) if isinstance(first, StackedLinear) else None
 
@@ -69,7 +69,7 @@ class Stack:
         loss: Loss,
         squares: Tensor | None = None,
     ) -> StackedRows:
-        """Return the gradients of all batches at ``flat`` weights; zeros for rows that are not ``real``."""
+        """Return the gradients of all batches at ``flat`` weights; rows that are not ``real`` are zero."""
         outputs, calls = self._forward(flat, inputs)
         total = checked(loss, outputs, targets) @ real.to(outputs.dtype)
         gradients = torch.autograd.grad(total, [values for _, _, values in calls])
@@ -83,7 +83,7 @@ class Stack:
     def _forward(
         self, flat: Tensor, inputs: Tensor
     ) -> tuple[Tensor, list[tuple[StackedLayer, Tensor, Tensor]]]:
-        """Return the outputs, and the layers with weights, each with its inputs and outputs."""
+        """Return the outputs, and each layer with weights together with its inputs and outputs."""
         weights = iter(flat.split_with_sizes(list(self.sizes), dim=1))
         values, calls = inputs, []
         for leaf in self.leaves:
@@ -91,7 +91,7 @@ class Stack:
                 values = leaf(values)
                 continue
             before, values = leaf.forward(values, next(weights))
-            if not values.requires_grad:  # of the first layer: what comes before needs no gradient
+            if not values.requires_grad:  # first layer: its inputs need no gradient
                 values.requires_grad_()
             calls.append((leaf, before, values))
         return values, calls
@@ -108,7 +108,7 @@ def _leaf(module: nn.Module, dimensions: int) -> StackedLayer | nn.Module | None
         return module if (module.start_dim, module.end_dim) == (1, -1) else None
     if type(module) not in _PLAIN or getattr(module, "return_indices", False):
         return None
-    if getattr(module, "inplace", False):  # it would overwrite the output of a layer that is still needed
+    if getattr(module, "inplace", False):  # would overwrite a layer's output, which is still needed
         module = copy.deepcopy(module)
         module.inplace = False  # type: ignore[assignment]
     return module
@@ -116,9 +116,9 @@ def _leaf(module: nn.Module, dimensions: int) -> StackedLayer | nn.Module | None
 
 @dataclass(frozen=True, eq=False)
 class StackedRows:
-    """The gradients of all batches: norms are models x examples, ``out`` has a flat row for each model.
+    """Gradients of all batches: norms have shape models x examples, ``out`` has a flat row per model.
 
-    So every mechanism can clip them as it clips those of one model.
+    Any mechanism can thus clip them like the gradients of a single model.
     """
 
     layers: Sequence[LayerGradients]
@@ -138,14 +138,14 @@ class StackedRows:
 
 
 class LayerGradients(Protocol):
-    """The per-example gradients of one layer."""
+    """Per-example gradients of one layer."""
 
     def squared_norms(self) -> Tensor:
         """Return the squared norm of each row."""
         ...
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        """Add to each model's flat row of ``out`` its gradients, ``weights`` (models x examples) times."""
+        """Add the weighted gradients of each model to its row of ``out``; ``weights``: models x examples."""
         ...
 
 
@@ -153,19 +153,19 @@ class StackedLayer(Protocol):
     """The same layer of many models."""
 
     def forward(self, values: Tensor, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the weights are multiplied with, and the outputs; ``flat`` has a row for each model."""
+        """Return the factor multiplied by the weights, and the outputs; ``flat`` has a row per model."""
         ...
 
     def gradients(self, inputs: Tensor, outputs: Tensor, squares: Tensor | None = None) -> LayerGradients:
-        """Return the per-example gradients, from such inputs and the gradients at the ``outputs``.
+        """Return the per-example gradients from the inputs and the gradients at the ``outputs``.
 
-        ``squares``, if known, are the squared norms of what was given to ``forward``.
+        ``squares``, if known, are the squared norms of the values passed to ``forward``.
         """
         ...
 
 
 def split_weights(layer: nn.Linear | nn.Conv2d, flat: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the weights of all models as models x outputs x inputs, and the biases, as views."""
+    """Return views of the weights of all models, with shape models x outputs x inputs, and of the biases."""
     size = layer.weight.numel()
     weight = flat[:, :size].view(len(flat), len(layer.weight), -1)
     return weight, None if layer.bias is None else flat[:, size:]
@@ -188,7 +188,7 @@ class StackedLinear:
 
 
 def affine(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return inputs times weights, plus bias, for every model."""
+    """Return inputs times weights plus bias for every model."""
     if weight.shape[1] >= _NARROW:
         return (
             torch.bmm(inputs, weight.mT) if bias is None else torch.baddbmm(bias[:, None], inputs, weight.mT)
@@ -200,7 +200,7 @@ def affine(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _StackedLinearGradients:
-    """The gradient of a row is an outer product, and is never formed (Goodfellow 2015, arXiv:1510.01799)."""
+    """Gradients as outer products that are never formed (Goodfellow 2015, arXiv:1510.01799)."""
 
     layer: nn.Linear
     inputs: Tensor
@@ -224,9 +224,9 @@ class _StackedLinearGradients:
 
 @dataclass(frozen=True, eq=False)
 class StackedConv:
-    """``nn.Conv2d`` of one group, with zeros around it.
+    """``nn.Conv2d`` with a single group and zero padding.
 
-    Its outputs have the channels last in memory, where torch's pooling is several times faster.
+    Its outputs use the channels-last memory format, for which torch's pooling is several times faster.
     """
 
     layer: nn.Conv2d
@@ -249,7 +249,7 @@ class StackedConv:
 
     def _patches(self, values: Tensor) -> Tensor:
         (up, left), (down, right) = self.layer.kernel_size, self.layer.stride
-        if values.requires_grad or self.layer.dilation != (1, 1):  # its backward pass is the faster one
+        if values.requires_grad or self.layer.dilation != (1, 1):  # its backward pass is faster
             return functional.unfold(values, (up, left), self.layer.dilation, self._padding, (down, right)).mT
         above, beside = self._padding
         windows = functional.pad(values, (beside, beside, above, above))
@@ -268,13 +268,13 @@ class StackedConv:
     @property
     def _padding(self) -> tuple[int, int]:
         padding = self.layer.padding
-        assert not isinstance(padding, str)  # Stack refuses such
+        assert not isinstance(padding, str)  # not supported by Stack
         return padding[0], padding[1]
 
 
 @dataclass(frozen=True, eq=False)
 class _StackedConvGradients:
-    """The gradients themselves, from one matrix product an example."""
+    """Explicit gradients, from one matrix product per example."""
 
     layer: nn.Conv2d
     weights: Tensor

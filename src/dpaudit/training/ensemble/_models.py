@@ -1,8 +1,8 @@
-"""What black-box audits need besides the training: trained models, first weights, canaries and scores.
+"""Parts of black-box audits besides training: trained models, initial weights, canaries and scores.
 
-First weights may be those of a worst case (Annamalai and De Cristofaro 2024, arXiv:2405.14106). ``clip_bkd``
-is the canary that clipping hurts least (Jagielski et al. 2020, arXiv:2006.07709). A score says how strongly a
-model's outputs suggest that it was trained with an example.
+Initial weights may be worst-case (Annamalai and De Cristofaro 2024, arXiv:2405.14106). ``clip_bkd`` is the
+canary least affected by clipping (Jagielski et al. 2020, arXiv:2006.07709). A score measures how strongly a
+model's outputs suggest that it was trained on an example.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from dpaudit.training.data import Dataset
 from dpaudit.training.gradients import Loss, cross_entropy, flat_parameters, trainable
 
 Score = Callable[[Tensor, int], Tensor]
-"""From logits (models x classes) and a class to one number for each model; larger means "present"."""
+"""Function from logits (models x classes) and a class to one number per model; larger means "present"."""
 
-_ROUNDING = 1e-9  # of the largest squared singular value: what differs by less is equal
-# a shorter part is mostly rounding; below a million features, one of the unit vectors has a longer one
+_ROUNDING = 1e-9  # relative to the largest squared singular value: smaller differences are rounding errors
+# a shorter projection is mostly rounding error; below a million features, some unit vector has a longer one
 _MIN_PART = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedModels:
-    """Models of one kind; ``weights`` has a flat row for each, in the order of ``named_parameters()``."""
+    """Models of one architecture; ``weights`` has a flat row each, in the order of ``named_parameters()``."""
 
     weights: Tensor
     pattern: nn.Module
@@ -40,14 +40,14 @@ class TrainedModels:
         return len(self.weights)
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """Return the outputs of all models for the same inputs: models x inputs x classes."""
+        """Return the outputs of all models for the same inputs, with shape models x inputs x classes."""
         pattern = copy.deepcopy(self.pattern).to(self.weights.device).eval()
         with torch.inference_mode():
             found = [functional_call(pattern, named(pattern, row), (inputs,)) for row in self.weights]
         return torch.stack(found)
 
     def module(self, number: int) -> nn.Module:
-        """Return one of the models, as a new module."""
+        """Return one of the models as a new module."""
         made = copy.deepcopy(self.pattern).to(self.weights.device)
         with torch.no_grad():
             for name, value in named(made, self.weights[number]).items():
@@ -56,7 +56,7 @@ class TrainedModels:
 
 
 def named(model: nn.Module, flat: Tensor) -> dict[str, Tensor]:
-    """Return the pieces of a flat vector by the names of their parameters."""
+    """Return the parts of a flat vector, keyed by parameter name."""
     parameters = trainable(model)
     pieces = torch.split_with_sizes(flat, [value.numel() for value in parameters.values()])
     return {
@@ -70,18 +70,18 @@ def with_weights(build: Callable[[], nn.Module], flat: Tensor) -> nn.Module:
 
 
 def pattern_of(build: Callable[[], nn.Module]) -> nn.Module:
-    """Return a model into which the weights of any other can be put.
+    """Return a model that can take the weights of any other model.
 
-    Only trained weights are kept of a model. What is not trained has to be the same in all of them, which is
-    checked with a second one, from another seed.
+    Only the trained weights of a model are kept. All other values must be the same in every model, which is
+    checked with a second model, built with another seed.
     """
     pattern, other = (initialize(build, seed) for seed in (0, 1))
     first, second = _not_trained(pattern), _not_trained(other)
     for name, value in first.items():
         if name not in second or not torch.equal(value, second[name]):
             raise InputError(
-                "Expected parameters that are frozen, and buffers, to be the same in every model that build "
-                f"makes, got other values of {name!r} from another seed: train it too, or set its values."
+                "Expected frozen parameters and buffers to be the same in every model that build returns, "
+                f"got other values of {name!r} from another seed: make it trainable or set fixed values."
             )
     return pattern
 
@@ -101,10 +101,10 @@ def pretrained_weights(
     seed: int = 0,
     loss: Loss = cross_entropy,
 ) -> Tensor:
-    """Return the flat weights of a model trained on ``held_out`` without privacy, by plain gradient descent.
+    """Return the flat weights of a model trained on ``held_out`` by SGD without privacy.
 
-    Near a minimum the gradients of ordinary examples are small and the canary's stands out. The examples must
-    not be among those that are trained on privately: the claim does not cover this pre-training.
+    Near a minimum the gradients of ordinary examples are small, and that of the canary stands out. The
+    examples must not be in the private training data: the claim does not cover pre-training.
     """
     _validate.whole("num_steps", num_steps)
     size = min(_validate.whole("batch_size", batch_size), len(held_out))
@@ -122,7 +122,7 @@ def pretrained_weights(
 
 @dataclass(frozen=True, eq=False)
 class Example:
-    """An input, as the data have it, and its class."""
+    """Input in the format of the data, and its class."""
 
     inputs: Tensor
     target: int
@@ -132,7 +132,7 @@ class Example:
 
 
 def joined(data: Dataset, example: Example) -> Dataset:
-    """Return the data as a model takes them, with the example after the last one."""
+    """Return the data as model inputs, with the example appended."""
     if tuple(example.inputs.shape) != data.shape:
         raise InputError(f"Expected a canary of shape {data.shape}, got {tuple(example.inputs.shape)}.")
     target = torch.tensor([example.target]).to(data.targets)
@@ -142,13 +142,13 @@ def joined(data: Dataset, example: Example) -> Dataset:
 
 
 def clip_bkd(data: Dataset, model: nn.Module) -> Example:
-    """Return an example where the data vary least, with the class that ``model`` finds least likely there.
+    """Return an example in the direction of least variance, with the class that ``model`` finds least likely.
 
-    Its input is the right singular vector of the data with the smallest singular value, as long as the
-    shortest example that is not zero. Where several directions vary as little, as all do that fewer examples
-    than features leave out, it is the one nearest to the vector of ones. Nothing else in the data speaks for
-    or against its class, so that what a model says about it comes from the canary. It may leave the range of
-    the data's inputs.
+    Its input is the right singular vector of the data with the smallest singular value, scaled to the norm of
+    the shortest nonzero example. If several directions have the same singular value, as happens with fewer
+    examples than features, the one closest to the vector of ones is chosen. No other example is informative
+    about its class, so a model's prediction for it reflects the canary. Its values may be outside the range
+    of the data.
     """
     inputs, _ = data.at(torch.arange(len(data)))
     rows = inputs.flatten(1)
@@ -164,7 +164,7 @@ def clip_bkd(data: Dataset, model: nn.Module) -> Example:
 
 
 def _canonical_direction(space: Tensor) -> Tensor:
-    """Return a direction of a space that does not depend on its basis: a fixed vector's part in it."""
+    """Return a direction in a space, independent of its basis: the projection of a fixed vector on it."""
     fixed = torch.ones(len(space), dtype=space.dtype)
     parts = (space @ (space.T @ one) for one in (fixed, *torch.eye(len(space), dtype=space.dtype)))
     return nn.functional.normalize(next(part for part in parts if part.norm() > _MIN_PART), dim=0)
@@ -173,8 +173,8 @@ def _canonical_direction(space: Tensor) -> Tensor:
 def log_odds(logits: Tensor, target: int) -> Tensor:
     """Return log(p / (1 - p)) of the class: its logit minus the logsumexp of the others.
 
-    Carlini et al. 2022 (arXiv:2112.03570) found it near normal. It is never computed by way of p, which
-    rounds to 1 where a model is sure.
+    Its distribution is approximately normal (Carlini et al. 2022, arXiv:2112.03570). It is not computed from
+    p, which rounds to 1 if a model is confident.
 
     >>> log_odds(torch.tensor([[100.0, 0.0], [0.0, 0.0]]), target=0)
     tensor([100.,   0.], dtype=torch.float64)
@@ -186,5 +186,5 @@ def log_odds(logits: Tensor, target: int) -> Tensor:
 
 
 def negative_loss(logits: Tensor, target: int) -> Tensor:
-    """Return minus the cross-entropy: the logarithm of the class's probability."""
+    """Return the negative cross-entropy, which is the log-probability of the class."""
     return logits.double().log_softmax(dim=1)[:, target]

@@ -1,7 +1,7 @@
-"""DP-SGD of many models in the same tensor operations: batches, private sums and gradient descent.
+"""DP-SGD of many models in shared tensor operations: batches, private sums and gradient descent.
 
-It is the engine for models of linear layers and convolutions. The batches of whole trainings are drawn before
-they begin.
+This is the engine for models with linear layers and convolutions. All batches of a training run are drawn
+before its first step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def train_stacked(
     loss: Loss,
     expected_batch_size: float,
 ) -> Tensor:
-    """Train the models with weights ``flat``, in place; return them."""
+    """Train the models with weights ``flat`` in place; return the weights."""
     assert isinstance(settings.optimizer, SGD)
     noise = [generator(each.noise, flat.device) for each in seeds]
     optimizer, total = StackedSGD(settings.optimizer, flat), torch.empty_like(flat)
@@ -55,8 +55,8 @@ def private_sum(
     generators: Sequence[torch.Generator],
     out: Tensor,
 ) -> Tensor:
-    """Fill ``out`` with every model's noisy sum, each with noise of its own generator."""
-    if type(mechanism).finish is GaussianSum.finish:  # a sum that only adds up may begin with its noise
+    """Fill ``out`` with the noisy sum of every model, with noise from the model's own RNG."""
+    if type(mechanism).finish is GaussianSum.finish:  # a plain sum can start from its noise
         _fill_with_noise(mechanism, generators, out)
         mechanism.add([rows], out)
         return out
@@ -70,7 +70,7 @@ def private_sum(
 def _fill_with_noise(mechanism: Mechanism, generators: Sequence[torch.Generator], out: Tensor) -> None:
     if isinstance(mechanism, GaussianSum) and type(mechanism).noise is GaussianSum.noise:
         scale = mechanism.noise_multiplier * mechanism.max_grad_norm
-        for row, generator in zip(out, generators, strict=True):  # in place, which saves a pass over memory
+        for row, generator in zip(out, generators, strict=True):  # in place, to save a pass over memory
             row.normal_(std=scale, generator=generator)
         return
     for row, generator in zip(out, generators, strict=True):
@@ -78,14 +78,14 @@ def _fill_with_noise(mechanism: Mechanism, generators: Sequence[torch.Generator]
 
 
 class StackedSGD:
-    """torch's SGD, for a row of weights of each model."""
+    """SGD as in torch, for weights with one row per model."""
 
     def __init__(self, optimizer: SGD, flat: Tensor) -> None:
         self._optimizer, self._flat = optimizer, flat
         self._velocity: Tensor | None = None
 
     def step(self, total: Tensor, expected_batch_size: float) -> None:
-        """Update by ``total`` over ``expected_batch_size``; ``total`` may be overwritten."""
+        """Update with the gradient ``total / expected_batch_size``; ``total`` may be overwritten."""
         settings = self._optimizer
         if settings.momentum == 0.0 and settings.weight_decay == 0.0:
             self._flat.add_(total, alpha=-settings.learning_rate / expected_batch_size)
@@ -103,11 +103,11 @@ class StackedSGD:
 
 
 def drawn_batches(*, num_examples: int, present: bool, settings: DPSGD, seeds: Seeds) -> list[IntArray]:
-    """Return the indices of the examples of every step. The canary, if present, is the one after the last.
+    """Return the indices of the batch of every step. The index of the canary is ``num_examples``.
 
-    This is Poisson sampling, as the accounting assumes. The coins of all steps are one long sequence, and
-    only the gaps between heads are drawn: the cost is that of the batches, not of the data. The canary's
-    coins are drawn separately, so that the rest of a batch does not depend on whether it is there.
+    This is Poisson sampling, as the accounting assumes. The coins of all steps form one long sequence, of
+    which only the gaps between heads are drawn: the cost grows with the batches, not with the data. The
+    canary's coins are drawn separately, so that the rest of a batch does not depend on its presence.
     """
     others, canary = np.random.SeedSequence(seeds.sampling).spawn(2)
     heads = _heads(num_examples * settings.num_steps, settings.sample_rate, np.random.default_rng(others))
@@ -123,13 +123,13 @@ def drawn_batches(*, num_examples: int, present: bool, settings: DPSGD, seeds: S
 
 
 def _heads(num_coins: int, probability: float, rng: np.random.Generator) -> IntArray:
-    """Return the indices of the heads in a sequence of coins."""
+    """Return the indices of heads in a sequence of coin flips."""
     if probability == 1.0:
         return np.arange(num_coins)
     found, last = [], -1
     while last < num_coins - 1:
         mean = (num_coins - 1 - last) * probability
-        # nearly always enough gaps to reach the end; if not, more are drawn
+        # almost always enough gaps to reach the end; otherwise, more are drawn
         gaps = rng.geometric(probability, size=int(mean + 5 * mean**0.5) + 1)
         found.append(last + np.cumsum(gaps))
         last = int(found[-1][-1])
@@ -138,7 +138,7 @@ def _heads(num_coins: int, probability: float, rng: np.random.Generator) -> IntA
 
 
 class DrawnBatches:
-    """A sampling that returns batches drawn before; each training needs an object of its own."""
+    """Sampling scheme that returns batches drawn in advance; each training run needs its own."""
 
     def __init__(self, batches: Sequence[IntArray]) -> None:
         self._batches = iter(batches)
@@ -149,9 +149,9 @@ class DrawnBatches:
 
 
 def padded_batches(models: Sequence[Sequence[IntArray]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield for every step the batches of all models as rows of one table, and the size of each.
+    """Yield for every step the batches of all models as rows of one table, and the size of each batch.
 
-    Rows are padded to the longest with the index 0.
+    Rows are padded with index 0 to the length of the longest.
     """
     for batches in zip(*models, strict=True):
         sizes = np.array([len(batch) for batch in batches])

@@ -45,7 +45,7 @@ FIGURES = (
 
 
 def figure_named(name: str) -> Figure:
-    """Return the figure of this name."""
+    """Return the figure with this name."""
     known = {figure.name: figure for figure in FIGURES}
     if name in known:
         return known[name]

@@ -1,4 +1,4 @@
-"""What the final model alone reveals about a canary: trained with noise, and with clipping only."""
+"""What the final model alone reveals about a canary, trained with noise or with clipping only."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from dpaudit.stats import ErrorCounts
 
 _EPSILON = 8.0
 _CANARIES = "blank", "mislabelled"
-_ONE_RUN = "many, one run"  # mislabelled ones
+_ONE_RUN = "many, one run"  # many mislabelled canaries in a single run
 _PRINTED = {0.1: 23.4, 1.0: 26.8, 10.0: 41.0}  # Table 2, by clipping norm
 _LARGEST = 44.0  # of Table 2
 _PAPER_MODELS = 2_000  # with and without the canary
 
 
 class FinalModels(Figure):
-    """Bounds by blank and mislabelled canaries in many models, and by many canaries in one."""
+    """Bounds from blank and mislabelled canaries in many models, and from many canaries in one model."""
 
     def cells(self, settings: Settings) -> list[Key]:
         return crossed(column=settings["columns"], canary=(*_CANARIES, _ONE_RUN))
@@ -96,7 +96,7 @@ class FinalModels(Figure):
         return [
             Table(title=f"Final models, epsilon = 8. {accuracy_title(settings)}", header=header, rows=lines),
             comparison_table(
-                compared, "What the paper says, of 2,000 models of its own data", names_papers=True
+                compared, "Comparison with the paper's 2,000 models on its data", names_papers=True
             ),
         ]
 
@@ -118,14 +118,14 @@ def _one_run(column: str, work: Work) -> Row:
 
 
 def _largest_bound(rows: Rows, column: str) -> str:
-    """Return the largest bound by f-DP(ZB), chosen on the same data, of columns that begin like this."""
+    """Return the largest f-DP(ZB) bound, chosen on the same data, of columns that start with this name."""
     own = [row for row in rows if str(row["column"]).startswith(column) and row["method"] == "f-DP(ZB)"]
     found = [float(row["epsilon"] or 0) for row in own if row["rule"] == SAME_DATA]
     return f"{max(found):.2f}" if found else "not run at this scale"
 
 
 def _settings(trained: dict[str, tuple[dict[str, Any], int]], num_canaries: int = 100) -> dict[str, Any]:
-    """Return settings from the size of each training and its number of models."""
+    """Return settings from the size and the number of models of each column."""
     return {
         "num_canaries": num_canaries,
         "columns": {column: size for column, (size, _) in trained.items()},
@@ -136,8 +136,8 @@ def _settings(trained: dict[str, tuple[dict[str, Any], int]], num_canaries: int 
 BLACK_BOX = FinalModels(
     name="black-box",
     title="Blank and mislabelled canaries, final models only, epsilon = 8",
-    paper="Figure of section 6.4, 1,000 models with the canary and 1,000 without: about 1.6 on CIFAR-10 with "
-    "WRN-16 by f-DP(ZB), significantly less on others, nothing on random data.",
+    paper="Figure in section 6.4, 1,000 models with the canary and 1,000 without: about 1.6 on CIFAR-10 with "
+    "WRN-16 by f-DP(ZB), significantly less elsewhere, nothing on random data.",
     settings={
         Scale.TINY: _settings({"CIFAR-10 MLP": (TINY, 8), "Purchase": (TINY, 8)}, num_canaries=8),
         Scale.CPU: _settings(
@@ -160,15 +160,15 @@ BLACK_BOX = FinalModels(
     has_processes=True,
     needs=(CIFAR10, PURCHASE),
     remarks=(
-        "The curve is that of the whole training, composed. Ours, one run, is a single training with many "
-        "mislabelled canaries, each there by a fair coin, and guesses about them (Mahloujifar et al. 2024). "
-        "Below the paper's scale WRN-16 is left out: hundreds of them take days without a GPU.",
+        "The curve is composed over the whole training run. Ours is a single run with many mislabelled "
+        "canaries, each included by a fair coin, and guesses about them (Mahloujifar et al. 2024). Below the "
+        "paper's scale, WRN-16 is omitted: training hundreds of them takes days without a GPU.",
     ),
 )
 
 
 class ClippingOnly(Figure):
-    """Table 2: how much clipping hides where no noise is added."""
+    """Table 2: how much clipping hides without noise."""
 
     def cells(self, settings: Settings) -> list[Key]:
         return crossed(max_grad_norm=settings["norms"], canary=_CANARIES)
@@ -176,7 +176,7 @@ class ClippingOnly(Figure):
     def measure(self, key: Key, work: Work) -> list[Row]:
         [column] = work.settings["columns"]
         norm = float(key["max_grad_norm"])
-        rate = work.settings["columns"][column]["learning_rate"] / norm  # the same length of a clipped step
+        rate = work.settings["columns"][column]["learning_rate"] / norm  # clipped steps of equal length
         training = {
             "noise_multiplier": 0.0,
             "max_grad_norm": norm,
@@ -201,7 +201,7 @@ class ClippingOnly(Figure):
                 largest,
                 title=canary,
                 x_label="clipping norm",
-                level_label="f-DP(ZB) without an error",
+                level_label="f-DP(ZB) without errors",
             )
             for canary in _CANARIES
         ]
@@ -228,12 +228,12 @@ class ClippingOnly(Figure):
         ]
         return [
             Table(
-                title=f"{number:,} models; the paper's are f-DP(ZB) of 2,000, of the better canary",
+                title=f"{number:,} models; the paper reports f-DP(ZB) of 2,000 models with the better canary",
                 header=("", "canary", "paper", "accuracy", *methods),
                 rows=lines,
             ),
             Table(
-                title="Largest bound of as many models, without an error",
+                title="Largest possible bound: an attack without errors",
                 header=("method", "paper", *(f"{count:,} models" for count in counts)),
                 rows=largest,
             ),
@@ -247,7 +247,7 @@ def _line(rows: Rows, norm: float, canary: str) -> tuple[str, ...]:
 
 
 def _without_error(method: str, num_models: int, confidence: float = CONFIDENCE) -> float:
-    """Return the epsilon that this many models without a single error show."""
+    """Return the bound of an attack without errors on this many models."""
     counts = ErrorCounts.perfect(num_models // 2, num_models // 2)
     return count_bound(method, counts, confidence).epsilon
 
@@ -260,7 +260,7 @@ CLIPPING_ONLY = ClippingOnly(
     name="clipping-only",
     title="Clipping without noise, final models only",
     paper="Table 2, 1,000 models with the canary and 1,000 without, f-DP(ZB): 23.4, 26.8 and 41.0 at C = "
-    "0.1, 1 and 10; the largest bound of so many models is 44.0.",
+    "0.1, 1 and 10; the largest possible bound with that many models is 44.0.",
     settings={
         Scale.TINY: _clipping_settings("CIFAR-10 MLP", TINY, 8),
         Scale.CPU: _clipping_settings("CIFAR-10 MLP", sizes(200, 25, 100, 1.0), 2_000),
@@ -269,10 +269,10 @@ CLIPPING_ONLY = ClippingOnly(
     has_processes=True,
     needs=(CIFAR10,),
     remarks=(
-        "The paper's 44.0 is nearest to the 5 % quantile of the posterior, 44.06; by its own definition a "
+        "The paper's 44.0 is closest to the 5 % quantile of the posterior, 44.06; by its own definition, a "
         "95 % bound is the 2.5 % quantile, 42.56. The learning rate is divided by C, so that clipped steps "
-        "are equally long, which the paper does not say of its own. "
-        "Below the paper's scale the model is a small dense network. The Gaussian rows assume a mechanism "
-        f"that nothing here promises; rows of {SAME_DATA} choose the threshold on the counted data.",
+        "have equal length; the paper does not state whether it does the same. Below the paper's scale, the "
+        "model is a small dense network. The Gaussian rows assume a Gaussian mechanism, which nothing here "
+        f'guarantees; rows labeled "{SAME_DATA}" choose the threshold on the counted data.',
     ),
 )

@@ -1,7 +1,7 @@
-"""Trainings with an audit of every step: Table 1, its best-known cell, and what the bound depends on.
+"""Figures with an audit of every step: Table 1, its best-known cell, and what the bound depends on.
 
-With gradient canaries these are the inserted gradient and whether it moves, the size of the model, and the
-number of augmented copies; with input canaries their kind and the data.
+For gradient canaries, these are the inserted gradient and whether it moves, the size of the model, and the
+number of augmented copies; for input canaries, their kind and the data.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _PRINTED = {
 }
 _REMARKS = (
     "The paper chooses the threshold on the counted data: those rows are heuristics. Rows with threshold 1/2 "
-    "are the same scores with a threshold that was chosen before. Ours is one training with many canaries a "
-    "step, each by a fair coin; its bound allows for canaries that depend on each other.",
-    "eps-DP(Katz) is for delta = 0; to compose it over steps its epsilon is read as one at delta = 1e-5.",
-    "Below the paper's scale a training has fewer steps, so fewer observations: the paper's methods lose "
-    "more of epsilon than in the paper.",
+    "use the same scores with a threshold fixed beforehand. Ours is one training run with many canaries per "
+    "step, each included by a fair coin; its bound allows for dependent canaries.",
+    "eps-DP(Katz) is for delta = 0; to compose it over steps, its epsilon is treated as one at delta = 1e-5.",
+    "Below the paper's scale, a training run has fewer steps and thus fewer observations, so the paper's "
+    "methods lose more of epsilon than in the paper.",
 )
 _PLAIN = (
-    "Scores are plain dot products, in which the other examples are noise too, with the threshold 1/2 that "
-    "supposes a gradient as long as the clipping norm; the best threshold on the same data is the paper's "
+    "Scores are plain dot products, in which the other examples also act as noise. The threshold 1/2 "
+    "assumes a gradient whose norm is the clipping norm; the best threshold on the same data is the paper's "
     "practice and a heuristic."
 )
 
@@ -66,9 +66,9 @@ _PAPER = on_all_data(PAPER_WIDE, PAPER_CONV, PAPER_DENSE)
 
 TABLE1 = Study(
     name="table1",
-    title="Five methods, four epsilons, four trainings: gradient canaries",
-    paper="Table 1: by the Gaussian curve the bounds are nearly tight on all data, by (epsilon, delta)-DP "
-    "they are not.",
+    title="Five methods, four epsilons, four setups: gradient canaries",
+    paper="Table 1: with the Gaussian curve, the bounds are nearly tight on all data; with (epsilon, "
+    "delta)-DP, they are not.",
     needs=(CIFAR10, PURCHASE),
     variants={name: Variant(column=name) for name in ALL_DATA},
     settings={
@@ -83,8 +83,8 @@ TABLE1 = Study(
 FLAGSHIP = Study(
     name="flagship",
     title="Five methods on CIFAR-10 with WRN-16 at epsilon = 8",
-    paper="Figure of section 6.2, ten runs: by the Gaussian curve the bound is nearly tight, by the methods "
-    "before it is about 5 at most.",
+    paper="Figure in section 6.2, ten runs: with the Gaussian curve, the bound is nearly tight; with earlier "
+    "methods, it is at most about 5.",
     needs=(CIFAR10,),
     variants={_WIDE: Variant(column=_WIDE)},
     settings={
@@ -99,8 +99,8 @@ FLAGSHIP = Study(
 CANARY_GRADIENTS = Study(
     name="canary-gradients",
     title="Dirac, constant and random canary gradients, static and moving",
-    paper="Figure of appendix C.2: the Dirac canary is slightly better than the others; static or moving "
-    "makes little difference.",
+    paper="Figure in appendix C.2: the Dirac canary is slightly better than the others; whether it is static "
+    "or moving makes little difference.",
     needs=(CIFAR10,),
     variants={
         f"{name}, {'moving' if moving else 'static'}": Variant(
@@ -116,17 +116,17 @@ CANARY_GRADIENTS = Study(
         Scale.PAPER: study_settings({_CONV: PAPER_CONV}, num_runs=10, num_canaries=512),
     },
     remarks=(
-        "The paper does not say which network it used here; this is the ConvNet. Its scores are plain dot "
-        "products, in which the other examples of the batch are noise too: a Dirac canary meets few of them. "
-        "Ours takes them off.",
+        "The paper does not state which network it used here; we use the ConvNet. Its scores are plain dot "
+        "products, in which the other examples of the batch also act as noise: few of them affect a Dirac "
+        "canary. Ours subtracts them.",
     ),
 )
 
 MODEL_SIZE = Study(
     name="model-size",
     title="WRN-16 and WRN-40 on CIFAR-10 at epsilon = 8",
-    paper="Figure of appendix D.2: by the Gaussian curve the larger model leaks slightly more; by other "
-    "methods it seems to leak less.",
+    paper="Figure in appendix D.2: with the Gaussian curve, the larger model leaks slightly more; with other "
+    "methods, it seems to leak less.",
     needs=(CIFAR10,),
     variants={name.removeprefix("CIFAR-10 "): Variant(column=name) for name in _MODEL_SIZES},
     settings={
@@ -136,14 +136,14 @@ MODEL_SIZE = Study(
         ),
         Scale.PAPER: study_settings(dict.fromkeys(_MODEL_SIZES, PAPER_WIDE), num_runs=10, num_canaries=512),
     },
-    remarks=("A gradient canary does not depend on the model: differences in size are not expected.",),
+    remarks=("A gradient canary does not depend on the model, so no difference by size is expected.",),
 )
 
 AUGMULT = Study(
     name="augmult",
     title="Augmentation multiplicity at epsilon = 8",
     axis="augmented copies of an example",
-    paper="Figure of appendix D.3: no clear trend between the number of augmented copies and the bound.",
+    paper="Figure in appendix D.3: no clear trend of the bound with the number of augmented copies.",
     needs=(CIFAR10,),
     variants={f"{copies}": Variant(column=_CONV, training={"multiplicity": copies}) for copies in _COPIES},
     settings={
@@ -151,13 +151,13 @@ AUGMULT = Study(
         Scale.CPU: study_settings({_CONV: sizes(49, 4, 400, 0.02)}, num_runs=3, num_canaries=512),
         Scale.PAPER: study_settings({_CONV: PAPER_CONV}, num_runs=10, num_canaries=512),
     },
-    remarks=("The paper does not say which network it used here; this is the ConvNet.",),
+    remarks=("The paper does not state which network it used here; we use the ConvNet.",),
 )
 
 INPUT_CANARIES = Study(
     name="input-canaries",
     title="Four kinds of input canaries on CIFAR-10 with WRN-16",
-    paper="Figure of appendix C.3: crafted canaries give clearly larger bounds than mislabelled, blank and "
+    paper="Figure in appendix C.3: crafted canaries give clearly larger bounds than mislabelled, blank and "
     "adversarial ones.",
     needs=(CIFAR10,),
     variants={kind: Variant(column=_WIDE, audit={"canary": {"kind": kind}}) for kind in _INPUTS},
@@ -175,7 +175,7 @@ INPUT_CANARIES = Study(
 
 
 def _draw_methods(rows: Rows) -> Picture:
-    """Return a panel for each method, a line for each training, as in the paper."""
+    """Return a panel per method with a line per variant, as in the paper."""
     return Picture(panels=[_panel(own, label) for label, own in by_method(rows)], columns=2)
 
 
@@ -195,8 +195,8 @@ def _panel(rows: Rows, title: str) -> Panel:
 INPUT_DATASETS = Study(
     name="input-datasets",
     title="Crafted input canaries on all data",
-    paper="Figure of section 6.4, the first 250 steps: with WRN-16 the bounds are tight for epsilon below 10 "
-    "on all data, with the ConvNet they are far below.",
+    paper="Figure in section 6.4, the first 250 steps: with WRN-16, the bounds are tight for epsilon below "
+    "10 on all data; with the ConvNet, they are far below.",
     needs=(CIFAR10, PURCHASE),
     variants={name: Variant(column=name, audit={"canary": {"kind": "crafted"}}) for name in ALL_DATA},
     draw=_draw_methods,
@@ -220,7 +220,7 @@ INPUT_DATASETS = Study(
     },
     remarks=(
         _PLAIN,
-        "The paper looks at the first 250 of 2,500 steps, with noise for all of them. Below its scale the "
-        "training ends where the looking ends, so there is less noise in a step at the same epsilon.",
+        "The paper uses the first 250 of 2,500 steps, with noise calibrated to all of them. Below its scale, "
+        "training ends after the steps used, so each step has less noise at the same epsilon.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Whether the first steps of a training leak more than the rest."""
+"""Whether the first steps of a training run leak more than later ones."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _METHODS: Mapping[str, tuple[tuple[str, Inference, ThresholdRule], ...]] = {
 
 
 class FirstSteps(Figure):
-    """Bounds by the first steps of a training, composed over all of them."""
+    """Bounds from the first steps of a training run, composed over all steps."""
 
     def cells(self, settings: Settings) -> list[Key]:
         return crossed(column=_COLUMNS, claimed=settings["epsilons"], mode=_METHODS)
@@ -94,7 +94,7 @@ class FirstSteps(Figure):
             bounds_panel(
                 only(rows, column=column, claimed=epsilon),
                 "steps",
-                "first steps that are looked at",
+                "number of first steps used",
                 epsilon,
                 title=f"{column}, epsilon = {epsilon:g}",
                 log_x=True,
@@ -113,7 +113,8 @@ class FirstSteps(Figure):
             for label, own in by_method(only(rows, column=column, claimed=epsilon))
         ]
         header = ("training", "epsilon", "method", *(f"{number:,} steps" for number in numbers))
-        return [Table(title="Epsilon by the first steps, composed over all", header=header, rows=lines)]
+        title = "Epsilon from the first steps, composed over all steps"
+        return [Table(title=title, header=header, rows=lines)]
 
 
 def _bound(
@@ -134,15 +135,15 @@ def _bound(
 
 STEPS = FirstSteps(
     name="steps",
-    title="Crafted input canaries in the first steps of a training",
-    paper="Figure of appendix D.1: on CIFAR-10 the first steps leak more than later ones, on random data "
+    title="Crafted input canaries in the first steps of training",
+    paper="Figure in appendix D.1: on CIFAR-10, the first steps leak more than later ones; on random data, "
     "they do not.",
     settings={
         Scale.TINY: {
             "columns": dict.fromkeys(_COLUMNS, TINY),
             "epsilons": (8.0,),
             "first": (1, 2),
-            "num_canaries": 16,  # so that some are there in the first step, and some are not
+            "num_canaries": 16,  # so that the first step has both present and absent ones
         },
         Scale.CPU: {
             "columns": dict.fromkeys(_COLUMNS, sizes(49, 4, 240, 0.02)),
@@ -158,5 +159,5 @@ STEPS = FirstSteps(
         },
     },
     needs=(CIFAR10,),
-    remarks=("Each point looks at the same training: points of a line depend on each other.",),
+    remarks=("All points of a line come from the same training run, so they are dependent.",),
 )

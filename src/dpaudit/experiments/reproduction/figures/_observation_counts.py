@@ -1,6 +1,6 @@
-"""Simulated scores of the Gaussian mechanism: how the bound grows with observations, and a sampled step.
+"""Simulated scores of the Gaussian mechanism: the bound by number of observations, and a subsampled step.
 
-A Poisson-sampled Gaussian step has several accounted curves, which are compared with an attack.
+For the Poisson-subsampled Gaussian step, the curves of several accountants are compared with an attack.
 """
 
 from __future__ import annotations
@@ -54,21 +54,22 @@ from dpaudit.stats import Gaussian, Kind, Optimal
 from dpaudit.stats.inference._betting import upper_mean
 
 _HALF, _W = "threshold 1/2", "optimal threshold w"
-_BETTING_STREAM = 1  # apart from the random stream of the counts
+_BETTING_STREAM = 1  # separate from the random stream of the counts
 _PLD, _GDP = "PLD", "GDP with the same epsilon"
-_ADDED, _MEASURED = "this attack, without end", "measured"
+_ADDED, _MEASURED = "this attack, without end", "measured"  # seeds and files of cells depend on these
+_LABELS = {_ADDED: "this attack, exact"}
 _SHOWN_FPRS = 0.01, 0.1, 0.25, 0.5, 0.75
 
 
 class BoundByObservations(Figure):
-    """Bounds of one growing sample, by several methods."""
+    """Bounds of several methods on one growing sample."""
 
     def cells(self, settings: Settings) -> list[Key]:
         return crossed(claimed=settings["epsilons"], run=range(settings["num_runs"]))
 
     def measure(self, key: Key, work: Work) -> list[Row]:
         noise = 1 / Gaussian().with_epsilon(float(key["claimed"]), DELTA)
-        # the two thresholds that are chosen before the data, then a grid for the paper's practice
+        # the two thresholds that are fixed before the data, then a grid for the paper's practice
         grid = np.linspace(0.5 - 6 * noise, 0.5 + 6 * noise, work.settings["num_thresholds"])
         chosen = [0.5, Optimal(noise).threshold(DELTA)]
         thresholds = np.unique(np.concatenate([chosen, grid]))
@@ -99,7 +100,7 @@ class BoundByObservations(Figure):
                 rows=lines,
             ),
             Table(
-                title="How many bounds exceed the truth (of confidence bounds 5 % may, on average)",
+                title="Bounds above the truth (at most 5 % on average for confidence bounds)",
                 header=("method", "above the truth"),
                 rows=over,
             ),
@@ -120,7 +121,7 @@ def _bounds(found: CountsByThreshold, half: int, optimal: int) -> list[Row]:
 def _betting_rows(
     numbers: Sequence[int], noise: float, num_canaries: int, rng: np.random.Generator
 ) -> list[Row]:
-    """Return the betting bounds after these numbers of steps of one run with many canaries in each."""
+    """Return the betting bounds after these numbers of steps of one run with many canaries per step."""
     curve = Gaussian()
     wrong = rng.binomial(num_canaries, curve.balanced_error(1 / noise), max(numbers)) / num_canaries
     rows: list[Row] = []
@@ -130,7 +131,7 @@ def _betting_rows(
             {
                 "observations": number,
                 "method": OURS,
-                "rule": f"{num_canaries} canaries a step",
+                "rule": f"{num_canaries} canaries a step",  # as in cells that 0.1 stored
                 "kind": str(Kind.CONFIDENCE),
                 "epsilon": curve.epsilon(curve.from_balanced_error(most), DELTA),
             }
@@ -142,7 +143,7 @@ def _panel(rows: Rows, epsilon: float) -> Panel:
     return bounds_panel(
         only(rows, claimed=epsilon),
         "observations",
-        "observations a side (our one run: steps)",
+        "observations per side (our one run: steps)",
         epsilon,
         title=f"epsilon = {epsilon:g}",
         log_x=True,
@@ -157,8 +158,8 @@ def _share_above(rows: Rows) -> float:
 OBSERVATIONS = BoundByObservations(
     name="observations",
     title="Bound against number of observations: the Gaussian curve and (epsilon, delta)",
-    paper="Figure of section 4.1, 20 runs, delta = 1e-5: with the Gaussian curve 1,000 observations give a "
-    "tight bound; with (epsilon, delta)-DP it takes 100 million.",
+    paper="Figure in section 4.1, 20 runs, delta = 1e-5: with the Gaussian curve, 1,000 observations give a "
+    "tight bound; with (epsilon, delta)-DP, it takes 100 million.",
     settings=simulated(
         {
             "epsilons": (1.0, 2.0, 4.0, 6.0),
@@ -175,16 +176,16 @@ OBSERVATIONS = BoundByObservations(
         num_sizes=3,
     ),
     remarks=(
-        "The counts of errors are drawn instead of the scores, which is the same and needs no memory. The "
-        "paper chooses thresholds on the counted data: those rows are heuristics, here the best of a grid. "
-        "The Gaussian rows assume that the mechanism is Gaussian; (eps,delta) rows assume nothing. Ours, one "
-        "run, bets on as many steps, with canaries that do not disturb each other.",
+        "Error counts are sampled instead of scores, which is equivalent and needs no memory. The paper "
+        "chooses thresholds on the counted data: those rows are heuristics, here the best of a grid. The "
+        "Gaussian rows assume a Gaussian mechanism; (eps,delta) rows assume nothing. Our one run bets on the "
+        "same number of steps, with canaries that do not interfere with each other.",
     ),
 )
 
 
 class SubsampledStep(Figure):
-    """Trade-off curves of one Poisson-sampled Gaussian step."""
+    """Trade-off curves of one Poisson-subsampled Gaussian step."""
 
     def cells(self, _: Settings) -> list[Key]:
         return crossed(curve=(_PLD, _GDP, _ADDED, _MEASURED))
@@ -209,7 +210,10 @@ class SubsampledStep(Figure):
         marks = {_ADDED: Mark.DASHES, _MEASURED: Mark.POINTS}
         series = [
             rates_series(
-                only(rows, curve=name), name, marks.get(name, Mark.LINE), every=8 if name == _MEASURED else 1
+                only(rows, curve=name),
+                _LABELS.get(name, name),
+                marks.get(name, Mark.LINE),
+                every=8 if name == _MEASURED else 1,
             )
             for name in values_of(rows, "curve")
         ]
@@ -219,7 +223,7 @@ class SubsampledStep(Figure):
         lines = []
         for name in values_of(rows, "curve"):
             x, y = rates_of(sorted(only(rows, curve=name), key=lambda row: float(row["fpr"] or 0)))
-            lines.append((name, *(f"{np.interp(fpr, x, y):.3f}" for fpr in _SHOWN_FPRS)))
+            lines.append((_LABELS.get(name, name), *(f"{np.interp(fpr, x, y):.3f}" for fpr in _SHOWN_FPRS)))
         epsilon, mu = (values_of(rows, name)[0] for name in ("epsilon", "mu"))
         return [
             Table(
@@ -231,7 +235,7 @@ class SubsampledStep(Figure):
 
 
 def _empirical_rates(work: Work) -> tuple[FloatArray, FloatArray]:
-    """Draw scores and return both of their error rates at every threshold."""
+    """Sample scores and return both error rates at every threshold."""
     settings, rng = work.settings, work.generator()
     number, noise = settings["num_observations"], math.sqrt(settings["variance"])
     absent = np.sort(noise * rng.standard_normal(number))
@@ -245,17 +249,16 @@ def _empirical_rates(work: Work) -> tuple[FloatArray, FloatArray]:
 SUBSAMPLING = SubsampledStep(
     name="subsampling",
     title="A Gaussian step with sampling rate 1/4 and variance 0.3, 10,000 observations",
-    paper="Figure of section 5.4: the curves of PLD and GDP accounting lie below the measured one, most so "
-    "at larger false positive rates.",
+    paper="Figure in section 5.4: the curves of PLD and GDP accounting lie below the measured one, "
+    "especially at larger false positive rates.",
     settings=simulated(
         {"canary_rate": 0.25, "variance": 0.3, "num_observations": 10_000, "num_points": 401},
         num_observations=500,
         num_points=41,
     ),
     remarks=(
-        "The curve of an accountant is for adding and for removing an example at once. This attack tells "
-        "the step with the canary from the one without, so it can follow one of the two directions only: "
-        "the dashed curve, which is exact, and which touches the accountant's where false positives are "
-        "rare.",
+        "The curve of an accountant covers both adding and removing an example. This attack distinguishes "
+        "the step with the canary from the step without it, so it can reach only one of the two directions: "
+        "the dashed curve, which is exact and touches the accountant's curve where false positives are rare.",
     ),
 )

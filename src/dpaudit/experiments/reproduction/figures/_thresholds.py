@@ -1,4 +1,4 @@
-"""How the bound depends on the threshold, and how many observations the best threshold needs."""
+"""Dependence of the bound on the threshold, and the number of observations for the best threshold."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _title(settings: Settings) -> str:
 
 
 class BoundByThreshold(Figure):
-    """The bound of four methods at every threshold of a grid."""
+    """The bounds of four methods at every threshold of a grid."""
 
     def cells(self, settings: Settings) -> list[Key]:
         return crossed(run=range(settings["num_runs"]))
@@ -87,7 +87,7 @@ class BoundByThreshold(Figure):
         truth = _truth(settings)
         bounds = bounds_panel(rows, "threshold", "threshold", truth, title="bound at each threshold")
         shares = Panel(
-            title="where scores lie (expected)",
+            title="expected distribution of scores",
             x_label="score",
             y_label="share",
             series=scores,
@@ -110,30 +110,30 @@ class BoundByThreshold(Figure):
                 header=("method", *(f"t = {at:.2f}" for at in near), f"w = {optimal:.2f}"),
                 rows=lines,
             ),
-            comparison_table([("(eps,delta)(CP) at the optimal threshold", "0", f"{at_w:.2f} at most")]),
+            comparison_table([("(eps,delta)(CP) at the optimal threshold", "0", f"at most {at_w:.2f}")]),
         ]
 
 
 THRESHOLDS = BoundByThreshold(
     name="thresholds",
     title="Sensitivity to the threshold with 5,000 observations, noise 1",
-    paper="Figure of section 5.2: the bound by the Gaussian curve is about the same at every threshold "
-    "inside the scores, that by (epsilon, delta)-DP varies much, and is 0 at the threshold w that is best "
-    "in the limit.",
+    paper="Figure in section 5.2: the bound with the Gaussian curve is about the same at every threshold "
+    "within the range of scores; that with (epsilon, delta)-DP varies widely, and is 0 at the "
+    "asymptotically optimal threshold w.",
     settings=simulated(
         {"noise": 1.0, "num_observations": 5_000, "num_thresholds": 81, "num_runs": 20},
         num_thresholds=9,
         num_runs=2,
     ),
     remarks=(
-        "Every point is a confidence bound by itself, for a threshold that was chosen before the data; the "
-        "largest of a curve is not.",
+        "Every single point is a confidence bound, for a threshold fixed before the data; the largest point "
+        "of a curve is not.",
     ),
 )
 
 
 class ThresholdsByObservations(Figure):
-    """The bound at a few thresholds and at the optimal one, as observations grow."""
+    """The bound at a few thresholds and at the optimal one, by number of observations."""
 
     def cells(self, settings: Settings) -> list[Key]:
         return crossed(run=range(settings["num_runs"]))
@@ -153,7 +153,9 @@ class ThresholdsByObservations(Figure):
 
     def picture(self, rows: Rows, settings: Settings) -> Picture:
         truth = _truth(settings)
-        return Picture(panels=[bounds_panel(rows, "observations", "observations a side", truth, log_x=True)])
+        return Picture(
+            panels=[bounds_panel(rows, "observations", "observations per side", truth, log_x=True)]
+        )
 
     def tables(self, rows: Rows, settings: Settings) -> list[Table]:
         powers = (10**3, 10**4, 5 * 10**4, 10**6, 10**7, 10**8, 25 * 10**7)
@@ -166,7 +168,7 @@ class ThresholdsByObservations(Figure):
         ]
 
     def _as_good(self, rows: Rows) -> tuple[str, str, str]:
-        """Return how few observations the Gaussian curve needs for the bound of the other with all."""
+        """Return how few observations the Gaussian curve needs to match the other bound with all of them."""
         sizes = values_of(rows, "observations")
         rule = next(rule for _, rule in pairs_of(rows) if rule.startswith("optimal"))
         largest = mean(only(rows, method=_APPROXIMATE, rule=rule, observations=sizes[-1])) or 0.0
@@ -175,7 +177,7 @@ class ThresholdsByObservations(Figure):
             for size in sizes
             if (mean(only(rows, method=_CURVE, rule="threshold 0.5", observations=size)) or 0.0) >= largest
         ]
-        text = f"f-DP(CP) with as good a bound as w with {sizes[-1]:,} observations"
+        text = f"f-DP(CP) with the same bound as w with {sizes[-1]:,} observations"
         least = f"{enough[0]:,} ({sizes[-1] / enough[0]:,.0f} times fewer)" if enough else "not reached"
         return text, "5,000 times fewer", least
 
@@ -183,7 +185,7 @@ class ThresholdsByObservations(Figure):
 THRESHOLD_OBSERVATIONS = ThresholdsByObservations(
     name="threshold-observations",
     title="(epsilon, delta) with several thresholds, up to 250 million observations, noise 1",
-    paper="Figure of appendix C.1: only the optimal threshold w comes close to the truth, with more than "
+    paper="Figure in appendix C.1: only the optimal threshold w comes close to the truth, with more than "
     "100 million observations; others stay below it. The Gaussian curve needs about 5,000 times fewer.",
     settings=simulated(
         {
@@ -198,7 +200,7 @@ THRESHOLD_OBSERVATIONS = ThresholdsByObservations(
         num_runs=2,
     ),
     remarks=(
-        "All thresholds are chosen before the data: every number is a confidence bound. The counts of "
-        "errors are drawn instead of the scores.",
+        "All thresholds are fixed before the data: every number is a confidence bound. Error counts are "
+        "sampled instead of scores.",
     ),
 )

@@ -1,7 +1,7 @@
 """Computed curves of mechanisms with the same epsilon and delta.
 
-They are trade-offs, the regions of error rates that these allow, and the approximation of a curve by few
-lines (Algorithm 4 of the paper).
+The figures show trade-off curves, the regions of error rates that they allow, and the approximation of a
+curve by a few lines (Algorithm 4 of the paper).
 """
 
 from __future__ import annotations
@@ -42,13 +42,15 @@ from dpaudit.experiments.reproduction._simulation import DELTA
 from dpaudit.stats import ApproximateDP, Gaussian, Laplace, PiecewiseLinear, RandomizedResponse, TradeOff
 from dpaudit.stats.tradeoffs._base import ratio_epsilon
 
-_APPROXIMATE, _RESPONSE, _EXACT = "(eps,delta)-DP", "randomised response", "exact"
+_APPROXIMATE, _EXACT = "(eps,delta)-DP", "exact"
+_RESPONSE = "randomised response"  # seeds and files of cells depend on this spelling
+_LABELS = {_RESPONSE: "randomized response"}
 _REGIONS = {_APPROXIMATE: _APPROXIMATE, "Gaussian mechanism": "Gaussian"}
 _ATTACK_FPR, _ATTACK_EPSILON = 0.23, 0.3  # the paper's red dot
 
 
 def _at_epsilon(name: str, settings: Settings) -> tuple[TradeOff, float]:
-    """Return a family, and the parameter of its member with the epsilon and delta of the figure."""
+    """Return a family and the parameter of its member with the epsilon and delta of the figure."""
     epsilon = settings["epsilon"]
     if name == _APPROXIMATE:
         return ApproximateDP(DELTA), epsilon
@@ -75,26 +77,26 @@ class TradeoffCurves(Figure):
     def picture(self, rows: Rows, _: Settings) -> Picture:
         marks = dict.fromkeys((_RESPONSE, "DP-SGD"), Mark.DASHES)
         series = [
-            rates_series(only(rows, mechanism=name), name, marks.get(name, Mark.LINE))
+            rates_series(only(rows, mechanism=name), _LABELS.get(name, name), marks.get(name, Mark.LINE))
             for name in values_of(rows, "mechanism")
         ]
         return Picture(panels=[rates_panel(series)])
 
     def tables(self, rows: Rows, _: Settings) -> list[Table]:
-        """Compare the curves by their smallest sum of both rates: the further below 1, the leakier."""
+        """Compare the curves by their smallest sum of error rates: the further below 1, the worse."""
         lines = []
         for name in values_of(rows, "mechanism"):
             found = only(rows, mechanism=name)
             least = min(map(sum, zip(*rates_of(found), strict=True)))
             parameter = f"{found[0]['symbol']} = {float(found[0]['parameter'] or 0):.4g}"
-            lines.append((name, parameter, f"{1 - least:.4f}"))
+            lines.append((_LABELS.get(name, name), parameter, f"{1 - least:.4f}"))
         first, second = (rates_of(only(rows, mechanism=name))[1] for name in (_APPROXIMATE, _RESPONSE))
         gap = max(abs(a - b) for a, b in zip(first, second, strict=True))
-        overlap = "randomised response and (eps,delta)-DP", "overlap", f"differ by {gap:.1g} at most"
+        overlap = "randomized response and (eps,delta)-DP", "overlap", f"differ by at most {gap:.1g}"
         return [
             Table(
-                title="How well the best attack does with both error rates weighed alike",
-                header=("mechanism", "its parameter", "1 - fpr - fnr at most"),
+                title="Success of the best attack, with equal weight on both error rates",
+                header=("mechanism", "parameter", "largest 1 - fpr - fnr"),
                 rows=lines,
             ),
             comparison_table([overlap]),
@@ -104,19 +106,19 @@ class TradeoffCurves(Figure):
 TRADEOFFS = TradeoffCurves(
     name="tradeoffs",
     title="Trade-off curves of mechanisms at epsilon = 1, delta = 1e-5",
-    paper="Figure of section 4: mechanisms with the same (epsilon, delta) have different curves; that of "
-    "randomised response overlaps with that of (epsilon, delta)-DP.",
+    paper="Figure in section 4: mechanisms with the same (epsilon, delta) have different curves; that of "
+    "randomized response overlaps with that of (epsilon, delta)-DP.",
     settings=simulated(
         {"epsilon": 1.0, "num_points": 401, "sample_rate": 4096 / 50000, "num_steps": 2500},
         num_points=21,
         num_steps=10,
     ),
-    remarks=("Curves are computed, not measured: no number here is a bound.",),
+    remarks=("Curves are computed, not measured: none of these numbers is a bound.",),
 )
 
 
 class PrivacyRegions(Figure):
-    """The error rates that (eps, delta)-DP allows, those of the Gaussian mechanism inside, and an attack."""
+    """The error rates allowed by (eps, delta)-DP and by the Gaussian mechanism, and an attack."""
 
     def cells(self, _: Settings) -> list[Key]:
         return crossed(region=(*_REGIONS, "attack"))
@@ -156,7 +158,7 @@ class PrivacyRegions(Figure):
             comparison_table(
                 [
                     ("mu of the Gaussian mechanism", "about 0.25", f"{mu:.4f}"),
-                    ("epsilon of the attack by (eps,delta)-DP", "0.3", f"{attack['epsilon']:.4f}"),
+                    ("epsilon of the attack with (eps,delta)-DP", "0.3", f"{attack['epsilon']:.4f}"),
                     ("mu of the attack", "about 0.25", f"{attack['parameter']:.4f}"),
                     ("smallest fnr at its fpr", "that of the attack", f"{most:.4f}, {attack['low']:.4f}"),
                 ]
@@ -167,16 +169,16 @@ class PrivacyRegions(Figure):
 REGIONS = PrivacyRegions(
     name="regions",
     title="Privacy regions at epsilon = 1, delta = 1e-5",
-    paper="Figure of section 4: the region of the Gaussian mechanism lies inside that of (epsilon, "
-    "delta)-DP and touches it near the corners only; an attack with fpr = 0.23 that is nearly the best "
-    "possible shows epsilon = 0.3.",
+    paper="Figure in section 4: the region of the Gaussian mechanism lies inside that of (epsilon, "
+    "delta)-DP and touches it only near the corners; a nearly optimal attack with fpr = 0.23 shows "
+    "epsilon = 0.3.",
     settings=simulated({"epsilon": 1.0, "num_points": 401}, num_points=21),
-    remarks=("Regions are computed, not measured: no number here is a bound.",),
+    remarks=("Regions are computed, not measured: none of these numbers is a bound.",),
 )
 
 
 class LineApproximation(Figure):
-    """Algorithm 4: a trade-off curve as the maximum of few lines."""
+    """Algorithm 4: a trade-off curve as the maximum of a few lines."""
 
     def cells(self, settings: Settings) -> list[Key]:
         lines = [
@@ -185,7 +187,7 @@ class LineApproximation(Figure):
         return crossed(mechanism=settings["mechanisms"], curve=(_EXACT, *lines))
 
     def measure(self, key: Key, work: Work) -> list[Row]:
-        """Compute a curve; for lines also their distance from the exact one and the epsilon they show."""
+        """Compute a curve; for lines, also their distance from the exact curve and the epsilon they show."""
         curve = str(key["curve"])
         fpr = special.expit(np.linspace(-10, 10, work.settings["num_points"]))
         family, parameter = _at_epsilon(str(key["mechanism"]), work.settings)
@@ -228,14 +230,14 @@ class LineApproximation(Figure):
             "mechanism",
             "lines",
             "largest distance from the curve",
-            f"epsilon that a perfect attack shows (truth {settings['epsilon']:g})",
+            f"epsilon shown by an optimal attack (truth {settings['epsilon']:g})",
             "largest fnr of their minimum",
         )
-        return [Table(title="How much few lines lose", header=header, rows=lines)]
+        return [Table(title="Loss from a small number of lines", header=header, rows=lines)]
 
 
 def _lines(family: TradeOff, parameter: float, curve: str) -> PiecewiseLinear:
-    """Return the lines of a description such as ``10 lines, linear``, each by its epsilon and delta."""
+    """Return the lines for a description such as ``10 lines, linear``, each with its epsilon and delta."""
     number, _, spacing = curve.split()
     if spacing == "linear":
         deltas = np.linspace(DELTA, 1 - DELTA, int(number))
@@ -247,16 +249,16 @@ def _lines(family: TradeOff, parameter: float, curve: str) -> PiecewiseLinear:
 
 
 def _epsilon(family: TradeOff, parameter: float, delta: float) -> float:
-    """Return epsilon; for DP-SGD from its privacy loss distribution, as one parameter has many deltas."""
+    """Return epsilon at delta; for DP-SGD, directly from its privacy loss distribution."""
     if isinstance(family, SubsampledGaussian):
         return epsilon_above(1 / parameter, family.sample_rate, family.num_steps, delta)
     return family.epsilon(parameter, delta)
 
 
 def _concluded(family: TradeOff, parameter: float, curve: str, halvings: int) -> float:
-    """Return the epsilon that the best attack with equal error rates shows by the lines.
+    """Return the epsilon that follows from the lines for the best attack with equal error rates.
 
-    The lines lie below the curve, so they refute a less leaky one.
+    The lines lie below the curve, so this epsilon is below that of the curve.
     """
     error = family.balanced_error(parameter)
     low, high = parameter / 2, parameter
@@ -270,8 +272,7 @@ def _concluded(family: TradeOff, parameter: float, curve: str, halvings: int) ->
 PLD = LineApproximation(
     name="pld",
     title="Algorithm 4 with 10 and 100 lines against the exact curve",
-    paper="Figure of appendix A: ten lines are close to the curve; the epsilon that they lose is of the "
-    "order of 0.1.",
+    paper="Figure in appendix A: ten lines are close to the curve; they lose an epsilon of the order of 0.1.",
     settings=simulated(
         {
             "epsilon": 8.0,
@@ -288,8 +289,8 @@ PLD = LineApproximation(
         halvings=3,
     ),
     remarks=(
-        "The paper prints the minimum of the lines, spaced linearly in delta. Every line is a guarantee, so "
-        "the curve is their maximum; the minimum is valid and says nothing. Curves are computed, not "
-        "measured: no number here is a bound.",
+        "The paper's algorithm takes the minimum of the lines, spaced linearly in delta. Every line is a "
+        "guarantee, so the curve is their maximum; the minimum is valid but vacuous. Curves are computed, "
+        "not measured: none of these numbers is a bound.",
     ),
 )
