@@ -1,4 +1,4 @@
-"""The language of the package and its pages: avoided words, American spelling, imperative docstrings.
+"""The language of package, scripts and pages: avoided words, American spelling, imperative docstrings.
 
 The words are not wrong in themselves, but the field has other terms for the same things. Names and stored
 keys that contain such a word are exceptions, listed with their reason.
@@ -15,6 +15,8 @@ ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 FILES = [
     *SOURCES,
+    *sorted((ROOT / "benchmarks").glob("*.py")),
+    *sorted((ROOT / "examples").glob("*.py")),
     *sorted((ROOT / "src").rglob("*.toml")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
@@ -45,7 +47,7 @@ AVOIDED = {
 }
 BRITISH = (
     r"\w*(?:behaviour|centre|colour|defence|favour|judgement|labell|licence|modell|neighbour)\w*"
-    r"|\w*(?:analys|initialis|normalis|optimis|randomis|summaris|synchronis)(?:e|ed|es|ing)\b"
+    r"|analys(?:e|ed|ing)\b|\w*(?:initialis|normalis|optimis|randomis|summaris|synchronis)(?:e|ed|es|ing)\b"
 )
 
 # places where a word is a name or a stored key
