@@ -90,7 +90,7 @@ def train(rank, *, observed=True, broken=False, sampling=False, num_steps=STEPS,
     found = {"kind": type(optimizer).__name__, "with": seen.with_canary, "without": seen.without_canary}
     if sampling:
         found |= {"joined": recorder._joined, "present": int(recorder.present.sum())}
-    elif num_steps == STEPS:
+    elif num_steps == STEPS and rank == 0:
         result = recorder.audit()
         found |= {"verdict": result.verdict.name, "claim": result.claim.summary}
     return found, weights(model)
