@@ -27,9 +27,7 @@ def recorded(num_steps, given=NOTHING, read=READ):
 
 
 def test_a_training_that_did_not_run_is_told_as_such():
-    with pytest.raises(
-        dpaudit.InputError, match="at least one recorded step, got none: did the training run"
-    ):
+    with pytest.raises(dpaudit.InputError, match="at least one recorded step, got none: did training run"):
         recorded(0).audit()
 
 

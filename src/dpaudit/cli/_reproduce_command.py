@@ -61,7 +61,7 @@ class ReproduceOptions:
     seed: int
     device: str
     num_workers: int | None
-    """None: one per core where that pays off, otherwise one."""
+    """None: one per core where this is faster, otherwise one."""
 
     def reproduce(self, figure: Figure) -> tuple[Reproduced, list[Path]]:
         """Measure a figure and write its files."""

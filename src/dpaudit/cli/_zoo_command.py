@@ -143,7 +143,7 @@ def zoo(
 ) -> None:
     """Inject publicly reported faults into training runs, and show what catches them.
 
-    Each fault is run beside a correct twin. Run the same command again to
+    Each fault is run along with a correct twin. Run the same command again to
     resume.
 
     Exit status: 0 if every fault is caught, or known not to be, and no correct

@@ -1,6 +1,6 @@
 """Likely causes of a failed audit or diagnosis: hints for a developer, not proof.
 
-They are guessed from the amount of noise, the findings, and the strength of the canary in the release.
+They are guessed from the amount of noise, the findings and the strength of a canary in the release.
 """
 
 from __future__ import annotations

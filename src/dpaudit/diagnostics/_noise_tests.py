@@ -210,7 +210,7 @@ def _most_alike(signs: FloatArray) -> tuple[int, int, tuple[int, int]]:
     """Return the pair of rows with the smallest p-value, and how many of its signs agree and differ.
 
     The search counts a coordinate without a sure sign in either row twice, so it may narrowly miss the best
-    pair. This is conservative: the p-value is that of the pair found.
+    pair. This is conservative: the p-value belongs to the pair found.
     """
     single = signs.astype(np.float32)
     sure = np.abs(single).sum(axis=1)

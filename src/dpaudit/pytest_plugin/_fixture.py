@@ -33,11 +33,11 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 _MIXED = Mixed()
 _CANARIES = 64
 _WEAK = 2.0  # an audit that detects no leak below this multiple of the claim is weak
-_ZEROS = "other gradients: their sum is not that of clipped gradients, so they were replaced by zeros"
+_ZEROS = "other gradients: replaced by zeros, because their sum is not a sum of clipped gradients"
 
 
 def _audit_call(method: Method) -> Method:
-    """Begin a call; an input error is listed in the table with its rerun command, without our frames."""
+    """Begin a call; list an input error in the table with its rerun command, without dpaudit's frames."""
 
     @wraps(method)
     def wrapped(self: DpAudit, *args: Any, **options: Any) -> Any:
@@ -70,7 +70,7 @@ class DpAudit:
     @overload
     def __call__(self, subject: Callable[[Any], Any] | AnyRecorder, **options: Any) -> AuditOutcome: ...
     def __call__(self, subject: Any, **options: Any) -> AuditOutcome | Diagnosis:
-        """Audit ``subject``; keywords are those of :meth:`step`, :meth:`recorded` or :meth:`diagnosed`."""
+        """Audit ``subject``; keywords are as in :meth:`step`, :meth:`recorded` or :meth:`diagnosed`."""
         __tracebackhide__ = True
         if isinstance(subject, AnyRecorder):
             return self.recorded(subject, **options)
@@ -139,7 +139,7 @@ class DpAudit:
         confidence: float | None = None,  # noqa: ARG002
         **claim: Any,
     ) -> AuditOutcome:
-        """Audit the recorder of an observer or of the native engine; keywords are those of its ``audit()``.
+        """Audit the recorder of an observer or of the native engine; keywords are as in its ``audit()``.
 
         ``tests`` are ``Diagnostics`` or a ``Diagnose`` hook of the same training run, for recorders without
         noise.

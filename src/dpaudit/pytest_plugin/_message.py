@@ -22,8 +22,8 @@ from dpaudit.pytest_plugin._session import AuditCall, AuditSession
 from dpaudit.recording import Recorder, TrainingInfo
 from dpaudit.stats import Gaussian, Result, Verdict
 
-_LEVELS = 0.9995, 0.0005  # of the noise interval: wide, to avoid guessing causes needlessly
-_MIN_STEPS = 30  # to decide whether the signal depends on the number of present canaries
+_LEVELS = 0.9995, 0.0005  # quantiles of the noise interval, which is wide to avoid false hints
+_MIN_STEPS = 30  # needed to decide whether the signal depends on the number of present canaries
 _CERTAIN = 6.0  # standard errors
 _CROWDED = 0.2  # smallest relative change of the signal if the number of present canaries doubles
 
@@ -87,7 +87,7 @@ class FailureMessage:
     def _rerun_lines(self) -> list[str]:
         lines = [f"rerun: {self.call.rerun}"]
         if self.own_confidence is not None and self.session.num_tests > 1:
-            lines.append("(when rerun alone, a call with its own confidence= shares it with no other test)")
+            lines.append("(rerun alone, a call with its own confidence= does not share it with other tests)")
         return lines
 
 
@@ -125,7 +125,7 @@ class ScoreSummary:
     """Noise and signal in clipping norms, estimated from the scores; the bound does not rest on them."""
 
     noise: float
-    low: float  # of the noise
+    low: float  # lower end of the interval for the noise
     high: float
     signal: float
     spread_signal: float | None

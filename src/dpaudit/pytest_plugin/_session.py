@@ -24,8 +24,8 @@ _FIXTURE = "dp_audit"
 class AuditCall:
     """One call of the fixture: its share of the error rate, its seed, and how to rerun it."""
 
-    number: int  # of the call in its test, from 1
-    error_share: float  # of the session's error rate
+    number: int  # position of the call in its test, from 1
+    error_share: float  # fraction of the session's error rate
     seed: int
     rerun: str  # the command that runs its test alone
 

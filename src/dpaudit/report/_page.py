@@ -31,7 +31,7 @@ from dpaudit.stats import Verdict
 
 
 def page(runs: Sequence[Run], *, title: str, notice: str | None = None) -> str:
-    """Return one self-contained page; ``notice`` is a text that precedes everything else."""
+    """Return one self-contained page; ``notice`` is text that precedes everything else."""
     style, script = _asset("style.css"), _asset("script.js")
     head = element(
         "head",

@@ -1,4 +1,4 @@
-"""One audit as shown in a report, and the texts and tables shared by all formats of a report."""
+"""One audit as shown in a report, and the sentences and tables shared by all formats of a report."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Run:
         diagnosis: Diagnosis | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> Run:
-        """Describe an audit not made by ``dpaudit run``: that of an observer, or of given scores."""
+        """Describe an audit that ``dpaudit run`` did not make: by an observer, or from given scores."""
         claim = ClaimSummary(
             summary=result.claim.summary,
             epsilon=result.claim.epsilon,
@@ -219,7 +219,7 @@ def headline(run: Run) -> str:
         return f"The claim of epsilon {claimed} is not refuted: epsilon is at least {least}, {sureness}."
     if isinstance(run.bound.tradeoff, ApproximateDP):  # the one curve that assumes no mechanism at any delta
         return f"The claim of epsilon {claimed} is refuted: epsilon is at least {least}, {sureness}."
-    # what is refuted is the claimed curve: a mechanism of another kind might leak as much within its epsilon
+    # only the claimed curve is refuted: another kind of mechanism might leak as much within its epsilon
     return (
         f"The claim is refuted {sureness}: a mechanism of the claimed kind that leaks this much has an "
         f"epsilon of at least {least}, but {claimed} is claimed."
