@@ -125,7 +125,7 @@ def add_options(parser: pytest.Parser) -> None:
         "--dp-audit-budget",
         choices=list(BUDGETS),
         default=DEFAULT_BUDGET,
-        help="number of steps of an audit whose test does not set it: "
+        help="steps per audit, unless the test sets num_steps: "
         + ", ".join(f"{name} {steps}" for name, steps in BUDGETS.items()),
     )
     group.addoption(
