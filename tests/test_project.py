@@ -150,8 +150,8 @@ def test_readme_and_index_quote_the_numbers_of_the_picture() -> None:
     assert light["correct_accuracy"] == light["broken_accuracy"]
     quoted = (
         f"claim ε = {light['claimed_epsilon']:.2f}",
-        f"the same accuracy, {100 * light['broken_accuracy']:.0f} %",
-        f"at step {light['violation_step']} dpaudit",
+        f"both reach {100 * light['broken_accuracy']:.0f} % accuracy",
+        f"at step {light['violation_step']}, dpaudit",
     )
     for page in ("README.md", "docs/index.md"):
         text = " ".join((ROOT / page).read_text().split())

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dpaudit.accounting._subsampled import LineEnvelope, _exact_curve
@@ -12,7 +12,6 @@ RATES = np.concatenate([[0.0], np.logspace(-13, -0.01, 200), 1 - np.logspace(-13
 GUARANTEES = st.lists(st.tuples(st.floats(0, 50), st.floats(0, 1)), min_size=1, max_size=12)
 
 
-@settings(max_examples=50, deadline=None)
 @given(GUARANTEES)
 def test_any_guarantees_have_the_curve_of_piecewise_linear(guarantees: list[tuple[float, float]]) -> None:
     epsilons, deltas = np.asarray(guarantees).T

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from simulated import LEAVES, SIZE, diagnostics
@@ -195,7 +195,6 @@ def test_no_noise_is_one_finding():
 SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 6))
 
 
-@settings(max_examples=40)
 @given(SHAPES, st.integers(0, 2**32), st.sampled_from([0.0, 1e-30, 1.0, 1e30]))
 def test_any_noise_gives_p_values_from_0_to_1(shape, seed, scale):
     noise = scale * normal(*shape, seed=seed)
@@ -205,7 +204,6 @@ def test_any_noise_gives_p_values_from_0_to_1(shape, seed, scale):
             assert np.isfinite(check.estimate)
 
 
-@settings(max_examples=20)
 @given(st.integers(0, 2**32), st.sampled_from([0.25, 4.0, 1024.0]))
 def test_correlations_do_not_depend_on_the_scale(seed, scale):
     noise = normal(12, 10, seed=seed)
@@ -216,7 +214,6 @@ def test_correlations_do_not_depend_on_the_scale(seed, scale):
     assert other["noise-shape"].p_value == pytest.approx(one["noise-shape"].p_value, rel=1e-3)
 
 
-@settings(max_examples=20)
 @given(st.integers(0, 2**32))
 def test_the_order_of_steps_does_not_matter_where_it_should_not(seed):
     noise = normal(12, 10, seed=seed)

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from statistical_limits import LEVEL
@@ -115,7 +115,6 @@ def test_sizes_alone_tell_a_fixed_batch_size():
     assert other.diagnose() == fixed.diagnose()
 
 
-@settings(max_examples=40)
 @given(st.integers(1, 8), st.integers(1, 12), st.floats(0, 1), st.integers(0, 2**32))
 def test_any_batches_give_p_values_from_0_to_1(num_steps, num_examples, rate, seed):
     for claimed in (None, 0.5):
@@ -126,7 +125,6 @@ def test_any_batches_give_p_values_from_0_to_1(num_steps, num_examples, rate, se
             assert np.isfinite(check.estimate)
 
 
-@settings(max_examples=20)
 @given(st.integers(0, 2**32))
 def test_the_order_within_a_batch_does_not_matter(seed):
     batches = poisson(10, 30, 0.2, seed)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -93,7 +93,6 @@ def test_one_observation_a_side_is_enough_to_be_defined(inference, rule):
 
 
 @pairs
-@settings(max_examples=15, deadline=None)
 @given(
     present=hnp.arrays(float, st.integers(2, 40), elements=st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0])),
     absent=hnp.arrays(float, st.integers(2, 40), elements=st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0])),

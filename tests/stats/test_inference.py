@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from statistical_limits import share_room
@@ -129,7 +129,6 @@ def test_joint_exact_agrees_with_the_sum_over_all_outcomes(family, errors):
 @pytest.mark.parametrize(
     ("inference", "slack"), [(dpaudit.ClopperPearson(), 0.0), (dpaudit.JointExact(), 0.1)], ids=str
 )
-@settings(max_examples=25)
 @given(errors=error_counts(), more=st.integers(1, 5))
 def test_more_errors_never_raise_an_exact_bound(inference, slack, errors, more):
     worse = counts(
@@ -143,7 +142,6 @@ def test_more_errors_never_raise_an_exact_bound(inference, slack, errors, more):
     assert parameter(inference, gaussian, worse) <= before * (1 + slack) + slack + 1e-9
 
 
-@settings(max_examples=25)
 @given(errors=error_counts())
 def test_joint_exact_is_monotone_in_the_confidence(errors):
     gaussian = dpaudit.Gaussian()
@@ -176,7 +174,6 @@ def slow_wealth(shares, mean, error, guesses, horizon):
     return best
 
 
-@settings(max_examples=30)
 @given(
     st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=80),
     st.floats(0.01, 0.3),

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from statistical_limits import covers
@@ -48,7 +48,6 @@ def test_the_f_dp_recursion_is_the_papers(g, mu):
         assert too_many_correct(g, dpaudit.Gaussian(), mu, 0.05) == slow_recursion(g, mu, 0.05)
 
 
-@settings(max_examples=30, deadline=None)
 @given(guesses())
 def test_more_correct_guesses_never_lower_a_bound(g):
     if g.num_correct < g.num_guesses:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dpaudit
@@ -58,7 +58,6 @@ def best_of_all_thresholds(observations, method, confidence=0.95):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
-@settings(deadline=None, max_examples=100)
 @given(sides=SIDES, confidence=st.sampled_from([0.5, 0.8, 0.95, 0.999]))
 def test_the_scan_finds_the_best_threshold(method, sides, confidence):
     observations = observed(*sides)
@@ -99,7 +98,6 @@ def test_the_scan_of_files_is_the_scan_of_their_scores(tmp_path):
         assert bound(mapped, METHODS[0], rule) == bound(observed(*sides), METHODS[0], rule)
 
 
-@settings(deadline=None, max_examples=60)
 @given(sides=SIDES, num_thresholds=st.integers(1, 40))
 def test_simultaneous_takes_the_best_of_its_ranks(sides, num_thresholds):
     present, absent = (np.asarray(side) for side in sides)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -120,7 +120,6 @@ def test_a_blank_example_is_zero_or_what_is_nearest_to_it():
     assert (made.inputs == 4).all()
 
 
-@settings(max_examples=15, deadline=None)
 @given(canary=st.sampled_from(KINDS), seed=st.integers(0, 99), count=st.integers(1, 5))
 def test_binary_features_stay_binary_and_pixels_stay_in_their_range(canary, seed, count):
     for data, sizes in ((binary(60), (40, 8, 5)), (digits(), (64, 8, 10))):
