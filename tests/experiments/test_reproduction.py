@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from statistical_limits import room
 
+from dpaudit.accounting import Claim
 from dpaudit.errors import InputError
 from dpaudit.experiments.reproduction import (
     FIGURES,
@@ -29,8 +30,9 @@ from dpaudit.experiments.reproduction._panels import kinds, only, values_of
 from dpaudit.experiments.reproduction._reproduce import DataLabels
 from dpaudit.experiments.reproduction._simulation import simulate_counts
 from dpaudit.experiments.reproduction._trainings import PAPER_METHODS
+from dpaudit.experiments.reproduction.figures._first_steps import _bound
 from dpaudit.experiments.trials import Finished, Processes
-from dpaudit.stats import Gaussian
+from dpaudit.stats import Fixed, Gaussian, JointExact, Observations, audit
 
 SIMULATED = [figure.name for figure in FIGURES if not figure.needs]
 
@@ -135,6 +137,7 @@ def test_a_simulated_figure_runs_and_its_picture_holds_finite_numbers(name: str,
     found = tiny(name, tmp_path)
     assert found.rows
     assert found.tables
+    assert found.picture.panels
     for panel in found.picture.panels:
         assert panel.series
         for one in panel.series:
@@ -248,6 +251,20 @@ def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, folder: Path
         assert any(text in cell for row in found.tables[place].rows for cell in row)
     again = tiny(name, folder)
     assert again.to_dict() == found.to_dict()
+
+
+def test_the_bound_from_the_first_steps_is_composed_over_all_steps() -> None:
+    claim = Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.1, num_steps=100, delta=1e-5)
+    first = Observations(with_canary=[1.0] * 90 + [0.0] * 10, without_canary=[0.0] * 90 + [1.0] * 10)
+    method: Any = {"inference": JointExact(), "threshold": Fixed(0.5)}
+    found = audit(first, claim=claim, tradeoff=Gaussian(), **method)
+    row = _bound(first, claim, "f-DP(joint)", **method)
+    assert row == {
+        "method": "f-DP(joint)",
+        "rule": HALF,
+        "kind": "confidence",
+        "epsilon": found.bound.epsilon,
+    }
 
 
 def test_a_cell_that_is_measured_here_tells_how_far_it_is(tmp_path: Path) -> None:
