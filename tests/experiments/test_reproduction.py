@@ -146,6 +146,14 @@ def test_a_simulated_figure_runs_and_its_picture_holds_finite_numbers(name: str,
     json.dumps(found.to_dict(), allow_nan=False)
 
 
+def test_lines_lie_below_the_exact_curve_beside_them(tmp_path: Path) -> None:
+    for panel in tiny("pld", tmp_path).picture.panels:
+        exact, *lines = panel.series
+        assert exact.label == "exact"
+        assert lines
+        assert all(np.less_equal(one.y, np.add(exact.y, 1e-9)).all() for one in lines)
+
+
 def test_cells_are_measured_once_and_the_rest_goes_on_after_an_interrupt(
     counting: Counting, tmp_path: Path
 ) -> None:
