@@ -19,7 +19,7 @@ from opacus_runs import (
 from score_noise import MOST, off, statistics
 from statistical_limits import LEVEL, most_flagged
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import dpaudit
 from dpaudit._torch._crafting import Examples
@@ -309,6 +309,8 @@ def test_what_cannot_be_is_refused_in_a_sentence(private, held):
     refused(made, held, "Expected module=", module=None)
     refused(made, held, "to be the model that the optimizer trains", module=small_model())
     refused(made, held, "with sampling=True", sampling=True, loader=made.loader)
+    plain = DataLoader(made.loader.dataset, batch_size=10)
+    refused(made, held, "Expected a loader with Poisson sampling", loader=plain)
     refused(made, held, "Expected no held_out", canary=dpaudit.Dirac())
     refused(made, held, "such as Dirac", canary="crafted")
     ghost = private(grad_sample_mode="ghost")
