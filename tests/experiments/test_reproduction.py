@@ -120,6 +120,17 @@ def test_at_the_papers_scale_networks_are_trained_as_long_as_the_paper_says(figu
             assert (size["batch_size"], size["num_steps"]) == PRINTED[name]
 
 
+def test_the_first_steps_of_a_training_are_at_last_all_of_them() -> None:
+    for settings in figure_named("steps").settings.values():
+        assert {size["num_steps"] for size in settings["columns"].values()} == {settings["first"][-1]}
+
+
+def test_every_method_has_a_bound_from_the_same_numbers_of_observations(tmp_path: Path) -> None:
+    rows = tiny("observations", tmp_path).rows
+    for method in values_of(rows, "method"):
+        assert values_of(only(rows, method=method), "observations") == [100, 1_000, 10_000]
+
+
 def test_a_bound_by_each_method_of_table_1_stands_beside_the_papers(folder: Path) -> None:
     [table, *_] = tiny("table1", folder).tables
     said = {row[0]: [cell.partition(" / ")[2] for cell in row[3:]] for row in table.rows if " / " in row[3]}
