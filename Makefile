@@ -7,8 +7,8 @@ JOBS ?= 2
 bin := .venv/bin
 pip := $(bin)/python -m pip -qq --disable-pip-version-check
 pins := pyproject.toml constraints.txt
-# Each process starts with one half of the tests in order, so that tests that share a fixture stay together.
-distributed := -n $(JOBS) --dist worksteal
+# A file is run by one process, because its tests share fixtures; see FileScheduling in tests/conftest.py.
+distributed := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check test-long test-tensorflow bench soundness zoo docs dist clean

@@ -18,7 +18,7 @@ import dpaudit
 LIMIT = 0.005
 DELTA = 1e-5
 # sample rate, number of steps, noise multiplier; the first is the paper's CIFAR-10 training at epsilon 8
-TRAININGS = ((4096 / 50000, 2500, 2.577), (0.01, 1000, 1.0), (0.3, 10, 1.0), (1.0, 100, 10.0))
+TRAINING_RUNS = ((4096 / 50000, 2500, 2.577), (0.01, 1000, 1.0), (0.3, 10, 1.0), (1.0, 100, 10.0))
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def _steps() -> Table:
         "Composing mu of a step to epsilon",
         ("sample rate", "steps", "first calls", "later, median", "later, slowest", "limit"),
     )
-    for rate, steps, noise in TRAININGS:
+    for rate, steps, noise in TRAINING_RUNS:
         first = sum(
             seconds(dpaudit.training_epsilon, scale / noise, rate, steps, DELTA) for scale in (1.0, 1.4, 0.7)
         )
@@ -60,7 +60,7 @@ def _whole_runs(size: int = 1_000) -> Table:
         f"Bounds with the curve of the whole training run, {size:,} runs per side",
         ("sample rate", "steps", "inference", "first call", "later, median", "later, slowest"),
     )
-    for rate, steps, _ in TRAININGS[:2]:
+    for rate, steps, _ in TRAINING_RUNS[:2]:
         for inference in (dpaudit.ClopperPearson(), dpaudit.JointExact(), dpaudit.Posterior()):
             curve = dpaudit.SubsampledGaussian(rate, steps)
             times = [seconds(_bound, errors, size, curve, inference) for errors in range(100, 200, 4)]

@@ -134,7 +134,7 @@ def svg(
     correct: list[LiveBound], broken: list[LiveBound], numbers: dict[str, float | int], theme: Theme
 ) -> str:
     labels = {name: f"{numbers[f'{name}_epsilon']:.2f}" for name in ("claimed", "correct", "broken")}
-    reason = f"noise at {BROKEN_NOISE:g} of the claim"
+    reason = f"{BROKEN_NOISE:g} of the claimed noise"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" '
         f'viewBox="0 0 {WIDTH} {HEIGHT}" font-size="14" '

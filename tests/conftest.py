@@ -3,11 +3,13 @@
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import accountant_table
 import pytest
 from cpu_times import CpuTimes
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 # Two threads of torch that share one core wait for each other; tests run in parallel processes instead.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,6 +18,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# A process that starts one of these files last would leave the others without work.
+SLOWEST = (
+    "tests/observers/test_jax",
+    "tests/observers/test_opacus",
+    "tests/test_readme.py",
+    "tests/training/",
+    "tests/accounting/",
+    "tests/zoo/",
+)
 IS_LONG = bool(os.environ.get("DPAUDIT_TEST_LONG"))
 
 # The same examples every time: a check that passes here passes everywhere.
@@ -29,8 +40,20 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(CpuTimes(), "cpu-times")
 
 
+class FileScheduling(LoadFileScheduling):
+    """One process runs all tests of a file, which share fixtures and caches; but pages are independent."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if nodeid.startswith("tests/test_readme.py") else str(super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling | None:
+    return FileScheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave long tests, which cover further settings, to `make test-long`."""
+    """Leave long tests, of further settings, to `make test-long`, and begin with the slowest files."""
+    items.sort(key=lambda item: not item.nodeid.startswith(SLOWEST))
     if not IS_LONG:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
         items[:] = [item for item in items if not item.get_closest_marker("long")]

@@ -46,7 +46,7 @@ def _attribute(key: str, value: str | float | bool | None) -> str:
 
 
 def labelled(heading: str, text: str, rows: Sequence[tuple[str, str]]) -> Html:
-    """Return a sentence and labeled lines, in the style of the notebook."""
+    """Return a sentence and labeled lines, formatted for a notebook."""
     lines = [
         element("tr", element("th", label, scope="row", align="left"), element("td", words, align="left"))
         for label, words in rows

@@ -65,14 +65,14 @@ def followed(path: Path) -> Path:
 
 
 def make_folder(path: Path) -> None:
-    """Create the folder unless it exists."""
+    """Create the directory unless it exists."""
     with _writing(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock this folder against other processes; a lock ends with its process, even if that is killed."""
+    """Lock a directory against other processes; the lock is released when this process ends or is killed."""
     make_folder(folder)
     with _lock_file(folder) as file:
         try:
@@ -227,7 +227,7 @@ def _of_this_version(key: str, stored: Any, expected: Any) -> Any:
 
 
 class JsonCache:
-    """Finished pieces of work in a folder: one JSON file per name, each complete or absent.
+    """Finished pieces of work in a directory: one JSON file per name, each complete or absent.
 
     Every file begins with the values of ``identity``, which describe how it was made. With ``keys``, it also
     contains these and no others. ``content`` describes a file in the error about a damaged one; ``foreign``

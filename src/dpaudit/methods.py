@@ -204,7 +204,7 @@ class NamedBound:
 
     method: Method
     bound: Bound
-    training_epsilon: float | None  # composed over the claimed steps, if observations are of steps
+    training_epsilon: float | None  # composed over the claimed steps, if observations cover single steps
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -260,7 +260,7 @@ def examine(
     """Run the methods in ``names``, by default all, and the audit if there is a claim but no ``result`` yet.
 
     ``tradeoff`` is the curve of one observation if it is not the claim's own. ``of_steps`` states that each
-    observation is of one step of the claimed training, over which bounds are composed.
+    observation covers one step of the claimed training run, over which bounds are composed.
     """
     if not is_large(observations):
         observations = observations.in_memory()

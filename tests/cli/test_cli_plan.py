@@ -108,7 +108,7 @@ def test_too_few_scores_find_no_leak(run: Any) -> None:
     result = run("plan", "--epsilon", "8", "--delta", "1e-5", "--observations", "20")
     assert result.exit_code == 3
     said = " ".join(result.stdout.split())
-    assert "With so few scores, no leak is detected with 80 % probability. Try a larger size" in said
+    assert "With this few scores, no leak is detected with 80 % probability. Try a larger size" in said
     assert "or give a leak with --true-epsilon" in said
 
 

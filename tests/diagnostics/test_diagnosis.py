@@ -53,7 +53,7 @@ def test_a_finding_is_raised_with_its_sentence_and_its_cause():
     with pytest.raises(dpaudit.FindingError, match="noise-variance") as caught:
         diagnosis.raise_for_findings()
     assert isinstance(caught.value, AssertionError)
-    assert "1/sqrt(2): added by each of 2 workers" in str(caught.value)
+    assert "1/sqrt(2): is it added by each of 2 workers" in str(caught.value)
     assert "FOUND" in diagnosis.table()
 
 
@@ -79,23 +79,23 @@ def test_a_confidence_that_is_none_is_refused(confidence):
     [
         ({"noise_ratio": 0.0}, "no noise"),
         ({"noise_ratio": 1e-9}, "no noise"),
-        ({"noise_ratio": 0.707}, "1/sqrt(2): added by each of 2 workers, then averaged?"),
-        ({"noise_ratio": 2.0}, "sqrt(4): added by each of 4 workers or micro-steps, then summed?"),
-        ({"noise_ratio": 0.0157, "batch_size": 64}, "1/batch size: noise for the mean added to the sum?"),
+        ({"noise_ratio": 0.707}, "1/sqrt(2): is it added by each of 2 workers, then averaged?"),
+        ({"noise_ratio": 2.0}, "sqrt(4): is it added by each of 4 workers or micro-steps, then summed?"),
+        ({"noise_ratio": 0.0157, "batch_size": 64}, "1/batch size: is noise for the mean added to the sum?"),
         ({"noise_ratio": 1e-4, "batch_size": 10_000}, "1/batch size"),
-        ({"noise_ratio": 64.0, "batch_size": 64}, "batch size: noise for the sum added to the mean?"),
+        ({"noise_ratio": 64.0, "batch_size": 64}, "batch size: is noise for the sum added to the mean?"),
         ({"noise_ratio": 10.0, "max_grad_norm": 0.1}, "not scaled by the clipping norm?"),
         ({"noise_ratio": 0.1, "max_grad_norm": 0.1}, "scaled by the clipping norm twice?"),
-        ({"noise_ratio": 0.4, "noise_multiplier": 2.5}, "noise scaled by the clipping norm alone?"),
-        ({"noise_ratio": 0.445}, "1/sqrt(5): added by each of 5 workers"),
+        ({"noise_ratio": 0.4, "noise_multiplier": 2.5}, "is it scaled by the clipping norm alone?"),
+        ({"noise_ratio": 0.445}, "1/sqrt(5): is it added by each of 5 workers"),
         (
             {"noise_ratio": 0.5, "max_grad_norm": 2.0},
-            "1/max_grad_norm: noise not scaled by the clipping norm?",
+            "1/max_grad_norm: is it not scaled by the clipping norm?",
         ),
         ({"noise_ratio": 0.5, "noise_multiplier": 0.5}, "std: is the variance used as a standard deviation?"),
         ({"noise_ratio": 0.7, "interval": (0.6, 0.8)}, "does the noise multiplier in use differ"),
         ({"noise_ratio": 0.81}, "does the noise multiplier in use differ"),
-        ({"signal": 10.0, "canary_scale": 10.0}, "the canary arrives unclipped"),
+        ({"signal": 10.0, "canary_scale": 10.0}, "the canary reaches the release unclipped"),
         (
             {"signal": 0.16, "canary_scale": 10.0, "batch_size": 64},
             "is the mean or the sum of the batch clipped",
@@ -106,7 +106,7 @@ def test_a_confidence_that_is_none_is_refused(confidence):
             "is the sum released instead of the mean?",
         ),
         ({"signal": 1 / 64}, "which is 1/64: if a mean is released, pass batch_size="),
-        ({"signal": 0.0}, "the canary does not arrive"),
+        ({"signal": 0.0}, "the canary does not reach the release"),
         ({"signal": 1.0, "spread_signal": 3.0}, "is each coordinate or parameter clipped separately?"),
         ({"signal": 3.0, "canary_scale": 10.0}, "3 times the clipping norm"),
         ({"findings": ["leaf-correlation"]}, "the same PRNG key or seed"),
@@ -124,7 +124,7 @@ def test_numbers_of_the_training_come_before_a_number_of_workers_of_which_only_t
     causes = likely_causes(0.5, interval=(0.49, 0.51), max_grad_norm=2.0, batch_size=4)
     assert ["max_grad_norm" in cause for cause in causes] == [True, False, False]
     assert "1/sqrt(batch size)" in causes[1]
-    assert "1/sqrt(4): added by each of 4 workers" in causes[2]
+    assert "1/sqrt(4): is it added by each of 4 workers" in causes[2]
     assert len(likely_causes(0.31, interval=(0.3, 0.32))) == 1  # of 10 or 11 workers
 
 

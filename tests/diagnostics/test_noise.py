@@ -95,7 +95,7 @@ def test_the_least_noisy_parts_are_named():
     found = checks(noise, {"wide": 9, "quiet": 3})
     assert "step 7 " in found["step-noise"].sentence
     assert "leaf quiet " in found["leaf-noise"].sentence
-    assert "coordinate 3 is 0 of the claim" in found["coordinate-noise"].sentence
+    assert "coordinate 3 is 0 of the claimed level" in found["coordinate-noise"].sentence
 
 
 def test_noise_that_is_too_little_everywhere_is_said_once():
@@ -167,7 +167,7 @@ def test_the_period_of_noise_is_said(period):
 def test_the_number_of_different_vectors_is_said():
     rng = np.random.default_rng(3)
     noise = normal(10, 30)[rng.integers(10, size=200)]
-    assert "200 steps have 10 distinct noise vectors" in checks(noise)["repeated-noise"].sentence
+    assert "200 steps use only 10 distinct noise vectors" in checks(noise)["repeated-noise"].sentence
 
 
 def test_noise_that_comes_twice_in_a_row_is_repeated_and_not_of_another_shape():

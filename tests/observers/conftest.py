@@ -1,6 +1,16 @@
 """Short trainings with Opacus, to be observed."""
 
+import os
 from contextlib import nullcontext
+
+# Compiling takes longer than running here. XLA reads these when JAX compiles for the first time.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
+    ]
+)
 
 import pytest
 import torch

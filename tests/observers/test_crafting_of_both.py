@@ -50,6 +50,7 @@ def model():
     return made
 
 
+@jax.jit
 def gradient(one, target):
     found = jax.grad(loss)(start(), (one[None], target[None]))
     return jnp.concatenate([found["weight"].T.ravel(), found["bias"]])  # in the order of torch

@@ -1,7 +1,6 @@
 """The example scripts run as they are, and are short."""
 
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,19 @@ EXAMPLES = sorted(
     if not path.name.startswith("tensorflow")
 )
 
+# what the libraries say of every private training
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
+]
+
 
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_runs_and_has_fewer_than_40_lines(script):
+def test_an_example_runs_and_has_fewer_than_40_lines(script, capsys):
     assert len(script.read_text().splitlines()) < 40
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("NO_VIOLATION")
+    runpy.run_path(str(script), run_name="__main__")
+    assert capsys.readouterr().out.startswith("NO_VIOLATION")
 
 
 def test_there_are_examples():

@@ -14,6 +14,7 @@ from dpaudit.observers.jax_privacy import Given, hold_out, observe
 from dpaudit.observers.jax_privacy._input_observer import InputInsertion
 
 VIOLATION = dpaudit.Verdict.VIOLATION
+NOISE, STEPS = 0.8563, 300  # of every claim here: its curve is found once
 QUICK = dpaudit.Crafted(num_steps=5)
 RNG = np.random.default_rng(7)
 OTHERS = RNG.standard_normal((120, 12)).astype(np.float32)
@@ -37,6 +38,9 @@ def inputs(canary=QUICK, **more):
     return {"canary": canary, **data, **more}
 
 
+slow_gradient = jax.jit(jax.grad(loss))
+
+
 class Slow:
     """Scores by the most obvious route: one gradient for each canary, clipped by hand."""
 
@@ -55,7 +59,7 @@ class Slow:
         """The scores of a step, from the weights before it and from what it released."""
         clipped = []
         for one, target in zip(*self.made, strict=True):
-            gradient = jax.grad(loss)(params, (one[None], np.asarray(target)[None]))
+            gradient = slow_gradient(params, (one[None], np.asarray(target)[None]))
             vector = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gradient)]).astype(np.float64)
             clipped.append(vector * min(1.0, self.norm / np.linalg.norm(vector)) / self.divisor)
         found = []
@@ -92,20 +96,25 @@ def test_scores_are_those_of_a_slow_computation(monkeypatch, canary, options):
     observed = observe(grad_fn, spied, noise_multiplier=0.7, sample_rate=RATE, seed=0, **inputs(canary))
     params = {"weight": jnp.asarray(RNG.standard_normal((12, 10)) / 3, jnp.float32), "bias": jnp.zeros(10)}
     state = observed.privatizer.init(params)
+    joined_sum, plain_sum = jax.jit(observed.grad_fn), jax.jit(grad_fn)
     for number in range(3):
         batch = INPUTS[8 * number : 8 * number + 8], TARGETS[8 * number : 8 * number + 8]
-        joined = observed.grad_fn(params, batch)
+        joined = joined_sum(params, batch)
         noisy, state = observed.privatizer.update(joined, state)
-        slow.of(params, vector(grad_fn(params, batch)), vector(seen.pop("released")))
+        slow.of(params, vector(plain_sum(params, batch)), vector(seen.pop("released")))
         params = optax.apply_updates(params, optax.tree.scale(-0.5, noisy))
     found = observed.recorder.state_dict()["scores"]
     np.testing.assert_allclose(found, slow.scores, rtol=5e-3, atol=5e-3)
 
 
+@pytest.fixture(scope="module")
+def plain():
+    return train(12, observed=False)
+
+
 @pytest.mark.parametrize("canary", [GIVEN, dpaudit.Crafted(num_steps=3, every=5, long=True)], ids=named)
-def test_weights_are_those_without_an_observer(canary):
-    plain = train(20, observed=False)
-    observed = train(20, observer=inputs(canary))
+def test_weights_are_those_without_an_observer(plain, canary):
+    observed = train(12, observer=inputs(canary))
     jax.tree.map(
         lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4),
         observed.params,
@@ -170,7 +179,8 @@ def test_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not(monkeypatch
 
 
 def test_scores_of_a_step_are_not_counted_as_independent():
-    recorder = train(20, observer=inputs(dpaudit.Blank())).recorder
+    observer = inputs(dpaudit.Blank(), num_steps=STEPS)
+    recorder = train(20, observer=observer, noise_multiplier=NOISE).recorder
     with pytest.raises(dpaudit.InputError, match=r"Expected inference=Betting\(\)"):
         recorder.audit(inference=dpaudit.JointExact())
     assert "Betting" in recorder.audit().bound.method
@@ -180,8 +190,9 @@ def test_scores_of_a_step_are_not_counted_as_independent():
 def test_broken_training_is_caught_with_a_crafted_canary(fault, monkeypatch):
     FAULTS[fault](monkeypatch)
     canary = dpaudit.Crafted(long=True, num_steps=10)
-    options = {"noise_multiplier": 0.8, "l2_clip_norm": 0.5}
-    recorder = train(250, observer=inputs(canary, num_canaries=32), **options).recorder
+    observer = inputs(canary, num_canaries=32, num_steps=STEPS)
+    num_steps = 60 if fault == "no clipping" else 250
+    recorder = train(num_steps, observer=observer, noise_multiplier=NOISE, l2_clip_norm=0.5).recorder
     assert recorder.audit().verdict is VIOLATION
     if fault == "no clipping":
         assert recorder.observations.with_canary.mean() > 1.5
@@ -203,7 +214,7 @@ def test_an_adversarial_canary_climbs_the_loss_that_the_library_has(monkeypatch)
     slow, canary = Slow(monkeypatch), dpaudit.Adversarial(num_steps=10, step_size=0.02, radius=0.1)
     params = {"weight": jnp.asarray(RNG.standard_normal((12, 10)) / 3, jnp.float32), "bias": jnp.zeros(10)}
     observed = observe(*private(has_aux=True, fun=lambda *args: (loss(*args), 0)), seed=0, **inputs(canary))
-    observed.grad_fn(params, (INPUTS[:8], TARGETS[:8]))
+    jax.block_until_ready(jax.jit(observed.grad_fn)(params, (INPUTS[:8], TARGETS[:8])))
     before = InputInsertion(None, dpaudit.canaries.Coins(8, 0), canary, HELD)._examples
     worse = [float(loss(params, examples)) for examples in (before, slow.made)]
     assert worse[1] > 1.2 * worse[0]

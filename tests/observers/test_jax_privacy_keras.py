@@ -81,7 +81,7 @@ def test_broken_training_is_a_violation_within_300_steps(fault, monkeypatch):
     FAULTS[fault](monkeypatch)
     model = private()
     with observe_model(model, num_steps=300, seed=0) as recorder:
-        fit(model, 300)
+        fit(model, 300 if fault == "noise times 0.8" else 60)
     assert recorder.audit().verdict is VIOLATION
 
 

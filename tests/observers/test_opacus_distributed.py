@@ -19,7 +19,7 @@ from dpaudit.observers.opacus import observe
 
 # Batches are large enough never to be empty: the sampler of Opacus 1.6.0 for several processes leaves an
 # empty one out, so that one process makes fewer steps than the other, which then waits for it.
-STEPS, RATE, EXAMPLES = 200, 0.1, 400
+STEPS, RATE, EXAMPLES = 100, 0.1, 400
 NORMS = [0.2, 0.3, 0.6, 0.7]
 CASES = {
     "observed": {},
@@ -90,7 +90,7 @@ def train(rank, *, observed=True, broken=False, sampling=False, num_steps=STEPS,
     found = {"kind": type(optimizer).__name__, "with": seen.with_canary, "without": seen.without_canary}
     if sampling:
         found |= {"joined": recorder._joined, "present": int(recorder.present.sum())}
-    elif num_steps == STEPS:
+    elif num_steps == STEPS and rank == 0:
         result = recorder.audit()
         found |= {"verdict": result.verdict.name, "claim": result.claim.summary}
     return found, weights(model)
@@ -112,11 +112,12 @@ def found(tmp_path_factory):
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in (0, 1)]
 
 
+@pytest.mark.slow
 def test_correct_training_on_two_processes_is_not_flagged(found):
     for case in ("observed", "sum"):
         seen, _ = found[0][case]
         assert seen["verdict"] == dpaudit.Verdict.NO_VIOLATION.name
-        assert seen["claim"].startswith("DP-SGD, noise multiplier 1, sample rate 0.1, 200 steps")
+        assert seen["claim"].startswith("DP-SGD, noise multiplier 1, sample rate 0.1, 100 steps")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,9 @@ from dpaudit.observers.opacus._clipping import summed
 from dpaudit.observers.opacus._observer import OpacusObserver
 
 VIOLATION = dpaudit.Verdict.VIOLATION
+PLANNED = {
+    "num_steps": 250
+}  # of every claim here, also where fewer steps are enough: its curve is found once
 QUICK = dpaudit.Crafted(num_steps=5)
 KINDS = [dpaudit.Blank(), dpaudit.Mislabelled(), dpaudit.Adversarial(num_steps=5), QUICK]
 MOSTLY_LONG = [kind if kind is QUICK else pytest.param(kind, marks=pytest.mark.long) for kind in KINDS]
@@ -202,7 +205,7 @@ def test_correct_training_is_flagged_in_at_most_5_percent_of_40_seeds(audited, c
 
 
 def test_scores_of_a_step_are_not_counted_as_independent(audited):
-    made = audited(dpaudit.Blank(), num_steps=20)
+    made = audited(dpaudit.Blank(), num_steps=20, observer=PLANNED)
     with pytest.raises(dpaudit.InputError, match=r"Expected inference=Betting\(\)"):
         made.recorder.audit(inference=dpaudit.JointExact())
     assert "Betting" in made.recorder.audit().bound.method
@@ -210,14 +213,14 @@ def test_scores_of_a_step_are_not_counted_as_independent(audited):
 
 def test_too_little_noise_is_caught_with_a_crafted_canary(audited, monkeypatch):
     monkeypatch.setattr(DPOptimizer, "add_noise", with_less_noise)
-    options = {"max_grad_norm": 0.3, "observer": {"num_canaries": 32}}
+    options = {"max_grad_norm": 0.3, "observer": {"num_canaries": 32} | PLANNED}
     made = audited(dpaudit.Crafted(long=True, num_steps=20), num_steps=250, **options)
     assert made.recorder.audit().verdict is VIOLATION
 
 
 def test_a_missing_clip_is_caught_with_a_crafted_canary(audited, monkeypatch):
     monkeypatch.setattr(DPOptimizer, "clip_and_accumulate", without_clipping)
-    made = audited(dpaudit.Crafted(), num_steps=60, max_grad_norm=0.1)
+    made = audited(dpaudit.Crafted(), num_steps=60, max_grad_norm=0.1, observer=PLANNED)
     assert made.recorder.observations.with_canary.mean() > 2
     assert made.recorder.audit().verdict is VIOLATION
 
@@ -231,6 +234,7 @@ def test_a_wrong_norm_of_ghost_clipping_is_caught_which_gradients_do_not_see(aud
 
     monkeypatch.setitem(samplers, nn.Linear, halved)
     options = {"num_steps": 60, "max_grad_norm": 0.2, "grad_sample_mode": "ghost", "noise_multiplier": 0.7}
+    options["observer"] = PLANNED
     made = audited(dpaudit.Mislabelled(), **options)
     assert made.recorder.audit().verdict is VIOLATION
     assert made.recorder.not_covered == ()
@@ -304,7 +308,7 @@ def test_the_pass_of_the_canaries_changes_only_the_sum(private, held, mode):
 
 def test_what_cannot_be_is_refused_in_a_sentence(private, held):
     made = private()
-    refused(made, held, "Expected held_out, the examples", held_out=None)
+    refused(made, held, "Expected held_out=..., the examples", held_out=None)
     refused(made, held, "got a? ?tuple", held_out=(held.inputs, held.targets))
     refused(made, held, "Expected module=", module=None)
     refused(made, held, "to be the model that the optimizer trains", module=small_model())

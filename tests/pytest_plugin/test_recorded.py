@@ -66,10 +66,10 @@ def test_noise_that_repeats_or_is_the_same_for_all_parameters_fails_where_scores
 
 
 def test_causes_know_the_numbers_of_the_training():
-    assert "= 1/max_grad_norm: noise not scaled" in failure(
+    assert "about 1/max_grad_norm: is it not scaled" in failure(
         recorded(lambda rng, _: rng.standard_normal(COUNT) / 4)
     )
-    assert "possible cause: the canary arrives unclipped" in failure(recorded(signal=10.0))
+    assert "possible cause: the canary reaches the release unclipped" in failure(recorded(signal=10.0))
 
 
 def test_a_training_whose_canaries_do_not_arrive_gets_no_verdict_but_a_guess():

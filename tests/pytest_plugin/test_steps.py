@@ -83,7 +83,7 @@ NOISES = {
     "a moving average": (moving_average, "is noise from earlier steps reused"),
     "of five workers": (
         lambda rng, _: sum(normal(rng) for _ in range(5)) / 5,
-        "1/sqrt(5): added by each of 5",
+        "1/sqrt(5): is it added by each of 5",
     ),
     "none": (lambda *_: 0.0, "no noise: was the private step called"),
 }
@@ -96,7 +96,7 @@ def test_broken_noise_is_named_first(fault):
 
 
 SUMS = {
-    "not clipped": (lambda rows: rows.sum(axis=0), {}, "arrives unclipped"),
+    "not clipped": (lambda rows: rows.sum(axis=0), {}, "reaches the release unclipped"),
     "each coordinate clipped": (
         lambda rows: np.clip(rows, -1, 1).sum(axis=0),
         {},
@@ -120,7 +120,7 @@ SUMS = {
     "others not clipped": (
         lambda rows: rows.sum(axis=0),
         {"gradients": np.random.default_rng(0).standard_normal((20, SIZE))},
-        "arrives unclipped",
+        "reaches the release unclipped",
     ),
 }
 
@@ -151,7 +151,7 @@ def test_a_mean_of_batch_size_ten_is_not_taken_for_a_canary_of_length_ten():
             lambda rows: clipped(rows.sum(axis=0, keepdims=True))[0],
             "is the mean or the sum of the batch clipped",
         ),
-        (lambda rows: 0 * rows.sum(axis=0), "the canary does not arrive"),
+        (lambda rows: 0 * rows.sum(axis=0), "the canary does not reach the release"),
     ],
     ids=["a mean", "the sum clipped", "dropped"],
 )
@@ -174,8 +174,8 @@ def test_a_claim_that_is_not_of_gaussian_noise_still_has_numbers_and_causes():
     claim = dpaudit.Claim.approximate_dp(epsilon=1.0, delta=1e-5)
     text = message(lambda rows: rows.sum(axis=0), claim=claim, num_steps=500)
     assert "noise: none" in text
-    assert "canary: signal of 10 clipping norms" in text
-    assert "arrives unclipped" in causes(text)[0]
+    assert "canary: 10 times the clipping norm" in text
+    assert "reaches the release unclipped" in causes(text)[0]
     assert "no noise" in causes(text)[1]
 
 

@@ -91,7 +91,7 @@ def test_a_result_of_a_training_of_ones_own_has_a_report_as_well() -> None:
     run = Run.of(dpaudit.audit(seen, claim=claim), seen, name="mine", settings={"model": {"name": "x"}})
     assert run.figures.course is not None
     text = Report(runs=(run,), title="An audit of mine").to_text()
-    assert "The claim is refuted, with 95 % confidence: to leak what was observed, a mechanism" in text
+    assert "The claim is refuted with 95 % confidence: a mechanism of the claimed kind" in text
     assert ", but 4.377 is claimed." in text
     assert "model.name" in text
 
@@ -121,9 +121,9 @@ def test_findings_of_diagnostics_are_shown() -> None:
     check = Check(name="noise-variance", p_value=1e-9, sentence="The noise is smaller.", estimate=0.5)
     found = Diagnosis.of([check], confidence=0.95)
     text = Report(runs=(Run.of(result, name="mine", diagnosis=found),), title="t").to_text()
-    assert "1 finding in 1 tests" in text
+    assert "1 finding in 1 test, at 95 % joint confidence." in text
     assert "noise-variance: The noise is smaller." in text
-    assert "A finding means that the training run is not the one accounted for" in text
+    assert "A finding means that the accounting does not describe this training run" in text
 
 
 def test_a_report_says_what_the_tests_of_the_noise_found_or_that_they_were_not_run(

@@ -107,8 +107,8 @@ def test_integers_and_booleans_are_scores_too():
     [
         ([1.0, 2.0], [True], r"Expected present of shape \(2,\), got \(1,\)"),
         ([1.0, 2.0], [0, 2], "only 0 and 1"),
-        ([1.0, 2.0], [1, 1], "was absent, got none"),
-        ([1.0, 2.0], [0, 0], "was present, got none"),
+        ([1.0, 2.0], [1, 1], "canary absent, got none"),
+        ([1.0, 2.0], [0, 0], "canary present, got none"),
     ],
 )
 def test_presence_must_be_a_coin_for_each_score(scores, present, sentence):

@@ -37,6 +37,22 @@ def entry(name="quiet", calls=None, **changes):
     return replace(usual, **changes)
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """What is kept of a finished entry of seed 3."""
+    folder = tmp_path_factory.mktemp("finished")
+    run_zoo([entry()], seed=3, output=folder)
+    return (folder / "quiet.json").read_text()
+
+
+@pytest.fixture
+def kept(tmp_path, finished):
+    """The file of a finished entry, in a folder of its own."""
+    file = tmp_path / "quiet.json"
+    file.write_text(finished)
+    return file
+
+
 def test_bound_and_tests_share_the_error():
     judged = judge(simulated(1.0))
     errors = 1 - judged.result.bound.confidence, 1 - judged.diagnosis.confidence
@@ -88,33 +104,28 @@ def test_a_finished_entry_is_taken_up_and_an_unfinished_one_is_run(tmp_path):
     json.dumps(whole, allow_nan=False)
 
 
-def test_what_is_left_of_another_seed_is_refused(tmp_path):
-    run_zoo([entry()], seed=3, output=tmp_path)
+def test_what_is_left_of_another_seed_is_refused(kept):
     with pytest.raises(
         InputError, match=r"Expected seed = 4 in .*quiet\.json, got 3; choose another --output"
     ):
-        run_zoo([entry()], seed=4, output=tmp_path)
+        run_zoo([entry()], seed=4, output=kept.parent)
 
 
 @pytest.mark.parametrize("name", ["dpaudit_version", "torch_version", "opacus_version", "twin_confidence"])
-def test_what_is_left_of_another_version_is_refused(tmp_path, name):
-    run_zoo([entry()], seed=3, output=tmp_path)
-    file = tmp_path / "quiet.json"
-    values = json.loads(file.read_text())
+def test_what_is_left_of_another_version_is_refused(kept, name):
+    values = json.loads(kept.read_text())
     assert values[name]
-    file.write_text(json.dumps(values | {name: "0.0.1"}))
+    kept.write_text(json.dumps(values | {name: "0.0.1"}))
     with pytest.raises(InputError, match=rf"Expected {name} = .*, got 0\.0\.1; choose another --output"):
-        run_zoo([entry()], seed=3, output=tmp_path)
+        run_zoo([entry()], seed=3, output=kept.parent)
 
 
-def test_a_file_that_lacks_something_is_refused(tmp_path):
-    run_zoo([entry()], seed=3, output=tmp_path)
-    file = tmp_path / "quiet.json"
-    values = json.loads(file.read_text())
+def test_a_file_that_lacks_something_is_refused(kept):
+    values = json.loads(kept.read_text())
     del values["is_as_expected"]
-    file.write_text(json.dumps(values))
+    kept.write_text(json.dumps(values))
     with pytest.raises(InputError, match=r"in .*quiet\.json, but it cannot be read; delete it"):
-        run_zoo([entry()], seed=3, output=tmp_path)
+        run_zoo([entry()], seed=3, output=kept.parent)
 
 
 def test_all_twins_of_the_zoo_share_the_error_whichever_are_run(tmp_path):

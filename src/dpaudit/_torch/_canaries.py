@@ -1,4 +1,4 @@
-"""Tensors that canaries are made of: held-out examples, and directions without their zeros."""
+"""Tensors behind canaries: held-out examples, and directions stored without their zeros."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class CanarySequence:
     """The input canaries of each step: crafted before the first step, and again whenever they are due."""
 
     def __init__(self, canary: InputCanary, coins: Coins, purpose: int) -> None:
-        self._canary, self._coins, self._purpose = canary, coins, purpose  # of the random stream
+        self._canary, self._coins, self._purpose = canary, coins, purpose
         self.current: Examples | None = None
         self.made_at: int | None = None
 

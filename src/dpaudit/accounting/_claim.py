@@ -1,4 +1,4 @@
-"""Privacy claims: what is claimed about training, as a trade-off curve and as epsilon."""
+"""Privacy claims about training, as a trade-off curve and as epsilon."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Claim(Claimed):
     """A privacy claim, created by ``gaussian``, ``dpsgd``, ``approximate_dp``, ``accounted`` or ``curve``.
 
     >>> print(Claim.approximate_dp(epsilon=8.0, delta=1e-5))
-    (epsilon, delta)-DP with epsilon = 8 at delta = 1e-05
+    (epsilon, delta)-DP: epsilon = 8 at delta = 1e-05
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class Claim(Claimed):
     def dpsgd(cls, *, noise_multiplier: float, sample_rate: float, num_steps: int, delta: float) -> Claim:
         """Claim DP-SGD: Gaussian steps with Poisson subsampling.
 
-        By default each observation is of one step, whose batch always contains the canary. Pass
+        By default each observation covers one step, whose batch always contains the canary. Pass
         ``tradeoff=SubsampledGaussian(sample_rate, num_steps)`` to :func:`dpaudit.audit` if each observation
-        is of a whole run, and ``SubsampledGaussian(canary_rate, 1)`` if the batch of the observed step
+        covers a whole run, and ``SubsampledGaussian(canary_rate, 1)`` if the batch of the observed step
         contains the canary with that probability.
         """
         noise = _validate.positive("noise_multiplier", noise_multiplier)
@@ -71,7 +71,7 @@ class Claim(Claimed):
 
     @classmethod
     def accounted(cls, event: Any, *, delta: float) -> Claim:
-        """Claim the privacy of a ``dp_accounting.DpEvent``; each observation is of the whole event."""
+        """Claim the privacy of a ``dp_accounting.DpEvent``; each observation covers the whole event."""
         family = event_curve(event, _validate.delta(delta))
         return cls(f"accounted {type(event).__name__}", family, 1.0, delta)
 
@@ -96,7 +96,7 @@ class Claim(Claimed):
 
     @property
     def summary(self) -> str:
-        return f"{self._description} with epsilon = {self.epsilon:.4g} at delta = {self._delta:g}"
+        return f"{self._description}: epsilon = {self.epsilon:.4g} at delta = {self._delta:g}"
 
     def __str__(self) -> str:
         return self.summary

@@ -23,7 +23,7 @@ from dpaudit.stats._rootfinding import MonotonePredicate, last_positive, last_tr
 # only those are computed. After more queries, all cells from a fifth to twice the first mu are computed.
 _NODES_PER_UNIT = 24
 _STRIDES = 4, 2, 1
-_BELOW, _ABOVE = 10, 5  # in the widest strides
+_BELOW, _ABOVE = 10, 5  # cells of the widest stride below and above the first
 _MANY = 3  # queried cells
 _PREFETCH_TIME = 15.0  # seconds
 _SAFETY = 1e-4

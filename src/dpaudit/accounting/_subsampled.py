@@ -20,7 +20,7 @@ from dpaudit.stats.tradeoffs._piecewise import lower_hull
 _NEIGHBORS = np.array([[-1], [0], [1]])  # around the line expected to be highest: rounding may err by one
 _NUM_LINES = 800
 _STEP = 1 / 12  # distance in ln(parameter) between computed curves, with cubic interpolation in between
-_SAFETY = 2e-4  # relative, on mu: several times the error of that interpolation (tested)
+_SAFETY = 2e-4  # relative margin on mu: several times the error of that interpolation (tested)
 _EDGE = 1e-12  # the smallest error rate that is interpolated
 _LEAST = 1e-9
 _RANGE = 20  # the number of curves considered below the leakiest point

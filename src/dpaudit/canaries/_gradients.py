@@ -59,8 +59,8 @@ class Directions:
 class GradientCanary(ABC):
     """A gradient with norm ``scale`` times the clipping norm, in a new direction in each step if ``moving``.
 
-    By default it exceeds the clipping norm, so that missing or late clipping shows. A shorter one scores less
-    than 1 and reveals less. Canaries of one step never share a coordinate.
+    By default it exceeds the clipping norm, so that missing or late clipping is detected. A shorter one
+    scores less than 1 and reveals less. Canaries of one step never share a coordinate.
     """
 
     scale: float = 10.0
@@ -99,7 +99,7 @@ class Dirac(GradientCanary):
 
 @dataclass(frozen=True)
 class Constant(GradientCanary):
-    """The same value on all coordinates; several canaries take the coordinates in turn.
+    """The same value on all coordinates, which several canaries divide among themselves.
 
     If moving, it changes its sign at random.
 
@@ -116,7 +116,7 @@ class Constant(GradientCanary):
 
 @dataclass(frozen=True)
 class RandomDirection(GradientCanary):
-    """Uniform over all directions; several canaries take the coordinates in turn.
+    """Uniform over all directions; several canaries divide the coordinates among themselves.
 
     >>> found = RandomDirection().directions(3, 9, np.random.default_rng(0)).dense()
     >>> bool(np.allclose(found @ found.T, np.eye(3)))
@@ -134,7 +134,7 @@ class Mixed(GradientCanary):
 
     This reveals a norm that is computed correctly for one coordinate but not for many, and also a single
     coordinate that is treated differently from the others. Each half needs coordinates: with more than half
-    as many canaries as parameters, the other half are on one coordinate each too.
+    as many canaries as parameters, the other half have one coordinate each as well.
 
     >>> np.abs(Mixed().directions(2, 5, np.random.default_rng(0)).dense())
     array([[0. , 0. , 0. , 0. , 1. ],
@@ -160,7 +160,7 @@ class Mixed(GradientCanary):
 
 
 def _deal(coordinates: IntArray, num_canaries: int) -> IntArray:
-    """Assign coordinates to canaries in turn: one column per canary, padded with -1."""
+    """Assign coordinates to canaries round-robin: one column per canary, padded with -1."""
     rows = math.ceil(coordinates.size / num_canaries)
     filled = np.full(rows * num_canaries, -1)
     filled[: coordinates.size] = coordinates
@@ -168,7 +168,7 @@ def _deal(coordinates: IntArray, num_canaries: int) -> IntArray:
 
 
 def _interleaved(values: np.ndarray, num_parameters: int) -> Directions:
-    """Assign parameters to canaries in turn, so that each canary reaches every layer."""
+    """Assign parameters to canaries round-robin, so that each canary reaches every layer."""
     filled = np.array(values, dtype=np.float32, order="C")  # so that reshape below returns a view
     filled.reshape(-1)[num_parameters:] = 0.0
     norms = np.sqrt(np.einsum("rc,rc->c", filled, filled, dtype=np.float64))

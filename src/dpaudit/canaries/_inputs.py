@@ -166,7 +166,7 @@ def split_indices(num_examples: int, num_held_out: int, seed: int) -> tuple[IntA
 
 
 def fingerprints(rows: np.ndarray) -> list[int]:
-    """Return a number for each row; equal rows have equal numbers, others collide once in 2**64."""
+    """Return a number for each row; equal rows have equal numbers, others collide with probability 2**-64."""
     return [hash(row.tobytes()) for row in np.ascontiguousarray(rows)]
 
 
@@ -187,8 +187,8 @@ def require_held_out(canary: object, held_out: object, kind: type[HeldOut]) -> H
     """Return the held-out examples; raise if they are not of this ``kind``, which input canaries need."""
     if not isinstance(held_out, kind):
         raise InputError(
-            f"Expected held_out, the examples that hold_out() splits off, to make {canary!r} from, got "
-            f"{held_out if held_out is None else type(held_out).__name__}."
+            f"Expected held_out=..., the examples that hold_out() splits off, from which {canary!r} is made, "
+            f"got {held_out if held_out is None else type(held_out).__name__}."
         )
     return held_out
 

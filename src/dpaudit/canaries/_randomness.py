@@ -54,15 +54,15 @@ class _StepRandomness:
         """Return whether each canary is an entry of the data set in all steps: one fair coin per canary."""
         if self.num_canaries < _FEWEST:
             raise InputError(
-                f"Expected num_canaries={self.num_canaries} to be at least {_FEWEST} end to end: each "
-                "canary is one observation, and both present and absent ones are needed."
+                f"Expected num_canaries={self.num_canaries} to be at least {_FEWEST} in an audit of "
+                "the whole run: each canary is one observation, and some must be present and some absent."
             )
         return self.coins(_WHOLE_RUN)
 
 
 @dataclass(frozen=True)
 class Coins(_StepRandomness):
-    """The presence of input canaries, whose directions are those of their gradients."""
+    """The presence of input canaries, whose directions are given by their gradients."""
 
     num_canaries: int
     seed: int

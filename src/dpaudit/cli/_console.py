@@ -49,7 +49,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def print_labelled(console: Console, rows: Sequence[tuple[str, str | Text]]) -> None:
-    """Print labeled lines; long texts are wrapped within their own column."""
+    """Print labeled lines; long text is wrapped within its own column."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")

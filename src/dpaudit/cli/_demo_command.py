@@ -87,7 +87,7 @@ def demo(*, folder: _Output = Path("dpaudit-demo"), as_json: Json = False) -> No
 
     Writes a report on both runs; the last line printed is its path.
 
-    Exit status: 0 both verdicts are as expected, 1 otherwise, 2 bad input.
+    Exit status: 0 if both verdicts are as expected, 1 if not, 2 for bad input.
     """
     from dpaudit.experiments import use_one_thread  # noqa: PLC0415  # loads torch, or raises if it is missing
 
@@ -134,4 +134,4 @@ def _report(trainings: list[DemoTraining]) -> Report:
     from dpaudit.report import Report, read_run  # noqa: PLC0415
 
     runs = tuple(read_run(one.folder, name=one.name.capitalize()) for one in trainings)
-    return Report(runs=runs, title="Audits of the demo", notice=f"{NOTICE} {_conclusion(trainings)}")
+    return Report(runs=runs, title="The dpaudit demo", notice=f"{NOTICE} {_conclusion(trainings)}")

@@ -34,7 +34,7 @@ _LONGEST_WORD = 60  # characters of a quoted value
 _MOST_NAMES = 10  # quoted in one message
 _LONGEST_LINE = 1_000_000  # characters
 _OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs"}
-_MOST_LINES = 1_000  # per row, whose cells may span several lines
+_MOST_LINES = 1_000  # lines per row, whose cells may span several
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
 # what numpy, zipfile and zlib raise for damaged files
 _DAMAGED = *NOT_AN_ARRAY, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error
@@ -314,7 +314,7 @@ def read_parquet_table(path: Path, columns: Columns) -> tuple[npt.NDArray[Any], 
 
 @contextmanager
 def _opened(path: Path, words: Sequence[str] = ()) -> Iterator[Any]:
-    """Open the file; equal texts in the columns ``words`` are stored once."""
+    """Open the file; equal strings in the columns ``words`` are stored once."""
     try:
         import pyarrow  # noqa: PLC0415  # an extra
         from pyarrow import parquet  # noqa: PLC0415

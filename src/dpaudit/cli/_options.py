@@ -19,14 +19,15 @@ Epsilon: TypeAlias = Annotated[
 Delta: TypeAlias = Annotated[
     float | None,
     typer.Option(
-        help="Delta of the claim; required with every claim. Without a claim, bounds use 1e-5.",
+        help="Claimed delta, required with every claim. Without a claim, bounds use 1e-5.",
         rich_help_panel=_CLAIM,
     ),
 ]
 NoiseMultiplier: TypeAlias = Annotated[
     float | None,
     typer.Option(
-        help="Claimed noise divided by the sensitivity. Without --num-steps: a single Gaussian step.",
+        help="Claimed standard deviation of the noise, divided by the sensitivity. Without --num-steps, "
+        "the claim is about one Gaussian step.",
         rich_help_panel=_CLAIM,
     ),
 ]

@@ -261,11 +261,11 @@ def _leaks(leaks: tuple[MethodLeak, ...]) -> Table:
 
 def _nothing(planned: PlanResult) -> str:
     if planned.leaks:
-        return f"With so few scores, no leak is detected with {100 * planned.power:g} % probability. {_TRY}"
+        return f"With this few scores, no leak is detected with {100 * planned.power:g} % probability. {_TRY}"
     return "No method detects this leak within the sizes that were tried."
 
 
-_LEAK, _SIZE = "Leak to detect", "Or the size, to compute the smallest detectable leak"
+_LEAK, _SIZE = "Leak to detect", "Or size of the audit, to compute the smallest detectable leak"
 
 _NoiseFactor = Annotated[
     float | None,
@@ -280,13 +280,14 @@ _Observations = Annotated[
 _Steps = Annotated[
     int | None,
     typer.Option(
-        help="Observed steps. With a leak: compute the number of canaries needed.", rich_help_panel=_SIZE
+        help="Observed steps. With a leak to detect: compute the number of canaries needed.",
+        rich_help_panel=_SIZE,
     ),
 ]
 _Canaries = Annotated[
     int | None,
     typer.Option(
-        help="Canaries per step and side. With a leak: compute the number of steps needed.",
+        help="Canaries per step and side. With a leak to detect: compute the number of steps needed.",
         rich_help_panel=_SIZE,
     ),
 ]
@@ -310,12 +311,12 @@ def plan(
     confidence: opt.Confidence = 0.95,
     as_json: opt.Json = False,
 ) -> None:
-    """Plan an audit: compute the size needed to detect a leak, or the leak that a size can detect.
+    """Compute the number of observations needed to detect a leak, or the smallest detectable leak.
 
-    Assumes an ideal attack with the threshold at the scores' midpoint.
+    The attack is assumed to be ideal, with the threshold at the midpoint of the scores.
 
-    Exit status: 0 a method detects a leak, 2 bad input, 3 none does within
-    10 million observations.
+    Exit status: 0 if a method detects a leak, 2 for bad input, 3 if none does
+    within 10 million observations.
     """
     claimed = ClaimOptions(epsilon, delta, noise_multiplier, sample_rate, num_steps, end_to_end)
     options = PlanOptions(

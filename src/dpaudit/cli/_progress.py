@@ -18,12 +18,12 @@ if TYPE_CHECKING:  # need torch, which is imported when the command is called
     from dpaudit.experiments import Running
 
 
-_LINES = 10  # per training run, without a terminal
+_LINES = 10  # lines per training run, without a terminal
 _PAUSE = 10.0  # seconds between lines within a part of the work, without a terminal
 
 
 class ProgressDisplay:
-    """A display of steps, speed, remaining time, and the live bound beside the claim."""
+    """A display of steps, speed, remaining time, and the live bound next to the claim."""
 
     def __init__(self) -> None:
         console = Console(stderr=True, highlight=False, markup=False)
@@ -109,7 +109,7 @@ class ProgressDisplay:
             self._echo_rarely(f"{self._shown}: {text}")
 
     def show(self, num_done: int, num_all: int, text: str) -> None:
-        """Show the completed share and a text."""
+        """Show the completed fraction and a message."""
         self._shown = text
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, total=num_all, completed=num_done, description=text, visible=True)

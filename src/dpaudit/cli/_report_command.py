@@ -37,8 +37,8 @@ _Format = Annotated[
 def report(*, runs: _Runs, file: _Output = None, format_name: _Format = None, as_json: Json = False) -> None:
     """Write a report on finished runs as one self-contained page.
 
-    Exit status: 0 the report was written, regardless of its verdicts;
-    2 bad input.
+    Exit status: 0 if the report was written, regardless of its verdicts;
+    2 for bad input.
     """
     from dpaudit.report import Report  # noqa: PLC0415
 

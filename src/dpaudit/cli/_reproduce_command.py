@@ -61,7 +61,7 @@ class ReproduceOptions:
     seed: int
     device: str
     num_workers: int | None
-    """None: one per core where that pays off, otherwise one."""
+    """None: one per core where this is faster, otherwise one."""
 
     def reproduce(self, figure: Figure) -> tuple[Reproduced, list[Path]]:
         """Measure a figure and write its files."""
@@ -147,7 +147,8 @@ _DataDir = Annotated[
     typer.Option("--data-dir", metavar="DIR", help="Directory with the official data.", show_default=False),
 ]
 _Embedded = Annotated[
-    bool, typer.Option("--embedded", help="Train on the digits included in dpaudit instead of that data.")
+    bool,
+    typer.Option("--embedded", help="Train on the digits included in dpaudit instead of the official data."),
 ]
 _Seed = Annotated[int, typer.Option("--seed", min=0, help="Random seed.")]
 _Device = Annotated[str, typer.Option("--device", help="Device to train on, for example cuda.")]
@@ -181,7 +182,8 @@ def reproduce(
     paper and states which numbers are sound. With "all", figures that fail
     are reported and skipped. Run the same command again to resume.
 
-    Exit status: 0 everything was written, 2 bad input, 130 interrupted.
+    Exit status: 0 if everything was written, 2 for bad input, 130 if
+    interrupted.
     """
     from dpaudit.experiments import reproduction  # noqa: PLC0415
 

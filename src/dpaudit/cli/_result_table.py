@@ -17,11 +17,13 @@ _Values: TypeAlias = Mapping[str, Any]
 
 _STYLE = {Verdict.VIOLATION: "bold red", Verdict.UNDERPOWERED: "bold yellow", Verdict.NO_VIOLATION: "bold"}
 _LEGEND = (
-    "CP: Clopper-Pearson. ZB: the posterior of Zanella-Beguelin et al. joint, betting: methods of dpaudit. "
-    + " ".join(f"{kind}: {kind.meaning}." for kind in Kind)
+    ("CP", "Clopper-Pearson"),
+    ("ZB", "the posterior of Zanella-Beguelin et al."),
+    ("joint, betting", "methods of dpaudit"),
+    *((str(kind), kind.meaning) for kind in Kind),
 )
 _MORE = "dpaudit plan computes how many scores are needed."
-_TRAINING = " training: epsilon of the whole run, if its steps are Gaussian with Poisson sampling as claimed."
+_TRAINING = "epsilon of the whole run, if its steps are Gaussian with Poisson sampling as claimed"
 
 
 def print_examined(
@@ -71,7 +73,7 @@ def tests_of_noise(values: _Values) -> str:
     if found is None:
         return "noise tests: not run"
     names = ", ".join(one["name"] for one in found["findings"])
-    level = f"{len(found['tests'])} tests, with their own {100 * found['confidence']:g} % confidence"
+    level = f"{len(found['tests'])} tests, at {100 * found['confidence']:g} % joint confidence"
     return f"noise tests: {'flagged by ' + names if names else 'no findings'} ({level})"
 
 
@@ -110,15 +112,15 @@ def _print_methods(console: Console, values: _Values, left_out: bool) -> None:
     console.print()
     print_labelled(console, [(str(number), text) for text, number in notes.numbers.items()])
     console.print()
-    console.print(_LEGEND + (_TRAINING if composed else ""))
+    print_labelled(console, [*_LEGEND, *([("training", _TRAINING)] if composed else [])])
 
 
 def _heading(values: _Values, left_out: bool) -> str:
     sides = values["shapes"]["with_canary"], values["shapes"]["without_canary"]
     present, absent = (" x ".join(f"{size:,}" for size in side) for side in sides)
     lines = [
-        f"scores with the canary: {present}, without: {absent}",
-        f"lower bounds at {100 * values['confidence']:g} %, epsilon at delta = {values['delta']:g}",
+        f"scores: {present} with the canary, {absent} without it",
+        f"lower bounds at the {100 * values['confidence']:g} % level, epsilon at delta = {values['delta']:g}",
     ]
     if left_out:
         lines.append("files of this size are read once; methods that need them in memory are skipped")

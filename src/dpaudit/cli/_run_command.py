@@ -29,7 +29,7 @@ _File = Annotated[Path | None, typer.Argument(metavar="CONFIG", help="TOML confi
 _Set = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a value: training.num_steps=50. May be repeated."
+        "--set", metavar="KEY=VALUE", help="Override a value, as in training.num_steps=50. May be repeated."
     ),
 ]
 _Example = Annotated[
@@ -59,13 +59,13 @@ def run(
     retry_failed: _Retry = False,
     as_json: Json = False,
 ) -> None:
-    """Train with DP-SGD and audit it, as specified by a config file.
+    """Train with DP-SGD and audit the training, as specified by a config file.
 
     All files are written to the output directory of the config. Run the same
     command again to resume.
 
-    Exit status: 0 no violation, 1 violation, 2 bad input, 3 underpowered,
-    130 interrupted.
+    Exit status: 0 for no violation, 1 for a violation, 2 for bad input, 3 if
+    underpowered, 130 if interrupted.
     """
     from dpaudit import experiments  # noqa: PLC0415  # loads torch
 

@@ -125,12 +125,12 @@ _Normalized = Annotated[
     bool,
     typer.Option(
         "--normalized",
-        help="Scores are white-box, in units of the canary's signal: the threshold is their midpoint, 1/2.",
+        help="Scores are normalized: on average 0 without the canary and 1 with it. The threshold is 1/2.",
     ),
 ]
 _Threshold = Annotated[
     float | None,
-    typer.Option(help='Count scores above this as "present". Must be chosen before the data are seen.'),
+    typer.Option(help='Scores above it count as "present". Must be chosen before the data are seen.'),
 ]
 
 
@@ -157,8 +157,8 @@ def scores(
     Scores come from steps or runs with and without a canary. Higher scores mean
     "present". Two-dimensional arrays are steps x canaries.
 
-    Exit status: 0 no violation or no claim, 1 violation, 2 bad input,
-    3 underpowered.
+    Exit status: 0 for no violation or no claim, 1 for a violation, 2 for bad
+    input, 3 if underpowered.
     """
     options = ClaimOptions(epsilon, delta, noise_multiplier, sample_rate, num_steps, end_to_end)
     _check(options, threshold, confidence)

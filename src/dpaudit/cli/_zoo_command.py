@@ -143,12 +143,12 @@ def zoo(
 ) -> None:
     """Inject publicly reported faults into training runs, and show what catches them.
 
-    Each fault is run beside a correct twin. Run the same command again to
+    Each fault is run along with a correct twin. Run the same command again to
     resume.
 
-    Exit status: 0 every fault is caught, or known not to be, and no correct
-    twin is flagged; 1 otherwise; 2 bad input; 130 interrupted. Correct twins
-    are flagged for at most 5 % of seeds.
+    Exit status: 0 if every fault is caught, or known not to be, and no correct
+    twin is flagged; 1 if not; 2 for bad input; 130 if interrupted. A correct
+    twin is flagged for at most 5 % of seeds.
     """
     if is_list:
         _print_names(only or [], as_json=as_json)

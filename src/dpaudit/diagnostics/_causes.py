@@ -1,6 +1,6 @@
 """Likely causes of a failed audit or diagnosis: hints for a developer, not proof.
 
-They are guessed from the amount of noise, the findings and the strength with which a canary arrives.
+They are guessed from the amount of noise, the findings and the strength of a canary in the release.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def likely_causes(
     ``findings`` are names of findings; if one of them locates missing or repeated noise, no cause is derived
     from the ratio.
 
-    >>> likely_causes(0.7071)
-    ('effective noise is 0.707 of the claim = 1/sqrt(2): added by each of 2 workers, then averaged?',)
+    >>> print(*likely_causes(0.7071))
+    the noise is 0.707 of the claimed level, about 1/sqrt(2): is it added by each of 2 workers, then averaged?
     """
     names, causes = list(findings), list[str]()
     if signal is not None:
@@ -81,7 +81,7 @@ def likely_causes(
 def _noise_causes(ratio: float, low: float, high: float, own: Iterable[tuple[float, str]]) -> list[str]:
     if low <= 1 <= high:
         return []
-    text = f"effective noise is {ratio:.3g} of the claim"
+    text = f"the noise is {ratio:.3g} of the claimed level"
     is_wide = high > _WIDE * low
     # an interval from many observations is narrow, and the numbers of a training run are rounded
     low, high = min(low, ratio * (1 - _RATIO_TOLERANCE / 4)), max(high, ratio * (1 + _RATIO_TOLERANCE / 4))
@@ -89,7 +89,7 @@ def _noise_causes(ratio: float, low: float, high: float, own: Iterable[tuple[flo
     near = _nearest(own, ratio, low, high)
     near += [] if is_wide else _nearest(_common_ratios(), ratio, low, high)[:1]
     if near:
-        return [f"{text} = {why}" for why in near]
+        return [f"{text}, about {why}" for why in near]
     if ratio < NO_NOISE:
         return ["no noise: was the private step called, or are gradients recomputed after noise was added?"]
     return [f"{text}: does the noise multiplier in use differ from the one in the accounting?"]
@@ -104,13 +104,13 @@ def _nearest(known: Iterable[tuple[float, str]], ratio: float, low: float, high:
 def _common_ratios() -> Iterator[tuple[float, str]]:
     """Yield the noise ratio that each generic mistake leads to, with its explanation."""
     for workers in _WORKERS:
-        averaged = f"1/sqrt({workers}): added by each of {workers} workers, then averaged?"
+        averaged = f"1/sqrt({workers}): is it added by each of {workers} workers, then averaged?"
         if workers == 4:
             averaged += " Or is the sensitivity halved?"
         yield 1 / math.sqrt(workers), averaged
         yield (
             math.sqrt(workers),
-            f"sqrt({workers}): added by each of {workers} workers or micro-steps, then summed?",
+            f"sqrt({workers}): is it added by each of {workers} workers or micro-steps, then summed?",
         )
 
 
@@ -119,14 +119,14 @@ def _own_ratios(
 ) -> Iterator[tuple[float, str]]:
     """Yield the same for mistakes that involve the parameters of this training run."""
     if max_grad_norm and max_grad_norm != 1:
-        yield 1 / max_grad_norm, "1/max_grad_norm: noise not scaled by the clipping norm?"
-        yield max_grad_norm, "max_grad_norm: noise scaled by the clipping norm twice?"
+        yield 1 / max_grad_norm, "1/max_grad_norm: is it not scaled by the clipping norm?"
+        yield max_grad_norm, "max_grad_norm: is it scaled by the clipping norm twice?"
     if batch_size and batch_size != 1:
-        yield 1 / batch_size, "1/batch size: noise for the mean added to the sum?"
-        yield batch_size, "batch size: noise for the sum added to the mean?"
-        yield 1 / math.sqrt(batch_size), "1/sqrt(batch size): noise added to each example, then averaged?"
+        yield 1 / batch_size, "1/batch size: is noise for the mean added to the sum?"
+        yield batch_size, "batch size: is noise for the sum added to the mean?"
+        yield 1 / math.sqrt(batch_size), "1/sqrt(batch size): is it added to each example, then averaged?"
     if noise_multiplier and noise_multiplier != 1:
-        yield 1 / noise_multiplier, "1/noise_multiplier: noise scaled by the clipping norm alone?"
+        yield 1 / noise_multiplier, "1/noise_multiplier: is it scaled by the clipping norm alone?"
         std = noise_multiplier * (max_grad_norm or 1.0)
         if std != 1:
             yield 1 / math.sqrt(std), "1/sqrt(std): is the square root of the standard deviation used?"
@@ -140,11 +140,11 @@ def _signal_causes(
     canary_scale: float | None,
     batch_size: float | None,
 ) -> list[str]:
-    """Return causes for a canary that does not arrive with exactly the clipping norm."""
+    """Return causes for a canary whose norm in the release is not the clipping norm."""
     if spread is not None and _near(signal, 1) and spread > 1 + _SIGNAL_TOLERANCE:
         return [
-            f"a canary on one coordinate is clipped, but one spread over many arrives with {spread:.3g} "
-            "times the clipping norm: is each coordinate or parameter clipped separately?"
+            "a canary on one coordinate is clipped, but one spread over many reaches the release at "
+            f"{spread:.3g} times the clipping norm: is each coordinate or parameter clipped separately?"
         ]
     if _near(signal, 1):
         return []
@@ -158,28 +158,30 @@ def _own_signal_causes(signal: float, canary_scale: float | None, batch_size: fl
     """Return causes that the parameters of this audit explain."""
     causes = []
     if canary_scale and canary_scale > 1 and _near(signal, canary_scale):
-        causes.append("the canary arrives unclipped: is each gradient clipped before the sum?")
+        causes.append("the canary reaches the release unclipped: is each gradient clipped before the sum?")
     if batch_size and batch_size > 1 and _near(signal, batch_size):
-        causes.append("the canary arrives multiplied by batch_size: is the sum released instead of the mean?")
+        causes.append("the canary is multiplied by batch_size: is the sum released instead of the mean?")
     if batch_size and canary_scale and _near(signal, canary_scale / batch_size):
-        causes.append(f"the canary arrives unclipped and divided by the batch size: {_JOINT_CLIP}")
+        causes.append(
+            f"the canary reaches the release unclipped and divided by the batch size: {_JOINT_CLIP}"
+        )
     return causes
 
 
 def _large_signal_causes(signal: float) -> list[str]:
-    arrives = f"the canary arrives with {signal:.3g} times the clipping norm"
-    return [f"{arrives}: is another norm used for clipping?", f"{arrives}: {_JOINT_CLIP}"]
+    strength = f"the canary reaches the release at {signal:.3g} times the clipping norm"
+    return [f"{strength}: is another norm used for clipping?", f"{strength}: {_JOINT_CLIP}"]
 
 
 def _small_signal_causes(signal: float) -> list[str]:
     """Return causes of a signal that is too small: not a leak, but it may hide one."""
     if signal < _NO_SIGNAL:
-        return ["the canary does not arrive: are examples dropped, or is another batch released?"]
-    arrives = f"the canary arrives with {signal:.3g} times the clipping norm"
+        return ["the canary does not reach the release: are examples dropped, or is another batch released?"]
+    strength = f"the canary reaches the release at {signal:.3g} times the clipping norm"
     if signal <= 0.5:
         return [
-            f"{arrives}, which is 1/{1 / signal:.3g}: if a mean is released, pass batch_size=...",
-            f"{arrives}: {_JOINT_CLIP}",
+            f"{strength}, which is 1/{1 / signal:.3g}: if a mean is released, pass batch_size=...",
+            f"{strength}: {_JOINT_CLIP}",
         ]
     return []
 

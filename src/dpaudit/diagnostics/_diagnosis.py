@@ -22,8 +22,8 @@ from dpaudit.diagnostics._participation import ParticipationRecord, participatio
 from dpaudit.errors import FindingError, InputError
 from dpaudit.stats import Result, Verdict
 
-_SHARE_OF_TESTS = 0.2  # of the error rate, for the tests of noise and batches; the rest is for the bound
-_SHARED = 16.0  # repeated noise does not make squared sums over a leaf this many times too large
+_SHARE_OF_TESTS = 0.2  # share of the error rate for the tests; the rest is for the bound
+_SHARED = 16.0  # squared sums over a leaf are never this many times too large because of repeated noise
 _SAME = 0.95  # correlation above which noise counts as repeated, not merely correlated
 _PARTS = ("step-noise", "leaf-noise", "coordinate-noise")
 # Causes come before their consequences: repeated or shared noise also has unusual amounts, and shuffled
@@ -63,7 +63,7 @@ class Diagnostics:
         self._participation = ParticipationRecord()
 
     def observe_noise(self, residual: Any, leaves: Leaves | None = None, *, rounding: float = 0.0) -> None:
-        """Add the noise of one step: its release minus the known sum, over the claimed standard deviation.
+        """Add the noise of one step: its release minus the known sum, in claimed standard deviations.
 
         ``residual`` is a vector; ``leaves`` are the sizes of the parameters it consists of, in order, with
         their names if they have any. A few coordinates are enough if they are the same in every step.
@@ -81,12 +81,12 @@ class Diagnostics:
         self._participation.observe_size(size, num_examples)
 
     def diagnose(self, confidence: float = 0.95) -> Diagnosis:
-        """Run all tests; a correct training run has any finding with probability 1 - confidence at most."""
+        """Run all tests; a correct training run has any finding with probability at most 1 - confidence."""
         _validate.confidence(confidence)
         noise, participation = self._noise, self._participation
         checks = noise_checks(noise, confidence) + participation_checks(participation, self.sample_rate)
         if not checks:
-            raise InputError("Expected at least one observed step, got none: did the training loop run?")
+            raise InputError("Expected at least one observed step, got none: did training run?")
         found = noise_amount(noise, confidence) if noise.num_steps else None
         return Diagnosis.of(checks, confidence=confidence, noise=found, notes=self._notes(found))
 
@@ -102,7 +102,7 @@ class Diagnostics:
         return notes
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was observed, for ``load_state_dict`` of an equal collector."""
+        """Return the observed state, for ``load_state_dict`` of an identically created collector."""
         return {"noise": self._noise.state_dict(), "participation": self._participation.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -116,8 +116,8 @@ class Diagnosis:
     """All tests that were run, and their findings.
 
     A correct training run, with independent normal noise and Poisson sampling as claimed, has any finding
-    with probability 1 - confidence at most. A finding concerns the code, not epsilon: the accounting does not
-    describe the mechanism that ran. ``notes`` list what is unusual but leaks nothing.
+    with probability at most 1 - confidence. A finding concerns the code, not epsilon: the accounting does not
+    describe the mechanism that ran. ``notes`` list unusual results that are not leaks.
     """
 
     confidence: float
@@ -152,7 +152,7 @@ class Diagnosis:
         )
 
     def likely_causes(self, **known: Any) -> tuple[str, ...]:
-        """Return likely causes of the findings; the keywords are those of :func:`likely_causes`."""
+        """Return likely causes of the findings; keywords are as in :func:`likely_causes`."""
         names = [finding.name for finding in self.findings]
         if self.noise is not None and "noise-variance" in names:
             known = {"noise_ratio": self.noise.ratio, "interval": (self.noise.low, self.noise.high), **known}
@@ -164,11 +164,9 @@ class Diagnosis:
             raise FindingError(str(self))
 
     def __str__(self) -> str:
-        count = len(self.findings)
-        found = {0: "No findings", 1: "1 finding"}.get(count, f"{count} findings")
-        lines = [f"{found} in {len(self.checks)} tests, at {100 * self.confidence:g} % joint confidence."]
-        lines += [f"  {finding}" for finding in self.findings]
-        lines += ["  The first is the most certain; the others may follow from it."] if count > 1 else []
+        lines = [findings_sentence(self), *(f"  {finding}" for finding in self.findings)]
+        if len(self.findings) > 1:
+            lines.append("  The first finding is the most certain; the others may follow from it.")
         lines += [f"  possible cause: {cause}" for cause in self.likely_causes()]
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
@@ -196,6 +194,14 @@ class Diagnosis:
             "likely_causes": list(self.likely_causes()),
             "noise": None if noise is None else dict(vars(noise)),
         }
+
+
+def findings_sentence(diagnosis: Diagnosis) -> str:
+    """Return the numbers of findings and of tests, with their joint confidence."""
+    findings, tests = len(diagnosis.findings), len(diagnosis.checks)
+    found = f"{findings or 'No'} {'finding' if findings == 1 else 'findings'}"
+    run = f"{tests} {'test' if tests == 1 else 'tests'}"
+    return f"{found} in {run}, at {100 * diagnosis.confidence:g} % joint confidence."
 
 
 def share_error(error_rate: float, *, has_bound: bool, has_tests: bool) -> tuple[float, float]:

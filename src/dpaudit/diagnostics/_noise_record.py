@@ -21,7 +21,7 @@ from dpaudit.errors import InputError
 Leaves = Mapping[str, int] | Sequence[int]
 """The sizes of the parameters that a gradient consists of, in order, with their names if they have any."""
 
-_MAX_COORDINATES = 2**20  # kept of a large model
+_MAX_COORDINATES = 2**20  # coordinates kept for a large model
 _PREFIX = 256  # leading coordinates of each leaf that are compared with those of other leaves
 _MAX_COMPARED = 64  # leaves that are compared with each other
 _SKETCH = 512  # coordinates that are kept for every step

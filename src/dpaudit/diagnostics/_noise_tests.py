@@ -59,7 +59,7 @@ class Amount:
 
     def __str__(self) -> str:
         return (
-            f"{self.ratio:.4g} of the claim ({100 * self.confidence:g} % interval "
+            f"{self.ratio:.4g} of the claimed level ({100 * self.confidence:g} % interval "
             f"{self.low:.4g} to {self.high:.4g})"
         )
 
@@ -126,7 +126,8 @@ def _least(
     return Check(
         name=f"{part}-noise",
         p_value=bonferroni(p_values[least], energies.size),
-        sentence=f"The noise of {part} {name(least)} is {ratio:.2g} of the claim{_others(part, p_values)}.",
+        sentence=f"The noise of {part} {name(least)} is {ratio:.2g} of the claimed level"
+        f"{_others(part, p_values)}.",
         estimate=ratio,
     )
 
@@ -135,7 +136,7 @@ def _others(part: str, p_values: FloatArray) -> str:
     """Return how many parts have too little noise, as the end of a sentence."""
     count = int(np.count_nonzero(p_values * p_values.size <= _SURE_P_VALUE))
     parts = "leaves" if part == "leaf" else f"{part}s"
-    return f"; {count} of {p_values.size} {parts} have too little" if count > 1 else ""
+    return f"; {count} of {p_values.size} {parts} have too little noise" if count > 1 else ""
 
 
 def noise_shape(record: NoiseRecord) -> Check | None:
@@ -209,7 +210,7 @@ def _most_alike(signs: FloatArray) -> tuple[int, int, tuple[int, int]]:
     """Return the pair of rows with the smallest p-value, and how many of its signs agree and differ.
 
     The search counts a coordinate without a sure sign in either row twice, so it may narrowly miss the best
-    pair. This is conservative: the p-value is that of the pair found.
+    pair. This is conservative: the p-value belongs to the pair found.
     """
     single = signs.astype(np.float32)
     sure = np.abs(single).sum(axis=1)
@@ -269,7 +270,7 @@ def _exact_repetition(steps: IntArray, same: IntArray) -> str:
         return f"The noise repeats every {period} steps." if period > 1 else "Every step has the same noise."
     return (
         f"Step {steps[later[0]]} repeats the noise of step {steps[same[later[0]]]}: "
-        f"{len(steps)} steps have {len(steps) - later.size} distinct noise vectors."
+        f"{len(steps)} steps use only {len(steps) - later.size} distinct noise vectors."
     )
 
 

@@ -19,7 +19,7 @@ from scipy import special, stats
 
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
 
-RESOLUTION = 1e-3  # of the claimed standard deviation
+RESOLUTION = 1e-3  # in claimed standard deviations
 SMALLEST_P_VALUE = 1e-12  # smaller p-values are not more informative
 _SEED = 0x5EED_0F_D1A6  # unlikely to be the seed of a training run
 _BLOCK = 512  # rows whose products with all others are in memory at the same time
@@ -78,9 +78,9 @@ def claim_p_value(energy: ArrayLike, count: ArrayLike, resolution: float = RESOL
 def share_p_value(
     energy: FloatArray, count: FloatArray, total: float, total_count: float, resolution: float = RESOLUTION
 ) -> FloatArray:
-    """Return the probability of a share of ``count`` out of ``total_count`` squares this small, at any scale.
+    """Return the probability that ``count`` of ``total_count`` squares sum to such a small part of the total.
 
-    The share of squared normal numbers with equal variance has a beta distribution.
+    For normal numbers of any equal variance, this part has a beta distribution.
     """
     rest = np.maximum(total_count - count, 0.0)
     highest = (np.sqrt(energy) + resolution * np.sqrt(count)) ** 2

@@ -76,7 +76,7 @@ class ParticipationRecord:
         if self.num_steps and not self.has_members:
             raise InputError("Expected the size of the batch, as in earlier steps, got its examples.")
         members = _members(indices, self._require_same(num_examples))
-        is_in = np.zeros(self.num_examples, dtype=np.bool_)  # a mask is faster than sets are
+        is_in = np.zeros(self.num_examples, dtype=np.bool_)  # a mask is faster than sets
         is_in[members] = True
         unique = np.flatnonzero(is_in)
         if self._last is None:

@@ -44,7 +44,7 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """Progress of many training runs, and the bound computed from the scores so far as if they were all.
+    """Progress of many training runs, and the bound from the scores so far.
 
     The bound is an estimate: stopping at its best value would void its confidence level.
     """

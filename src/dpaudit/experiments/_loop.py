@@ -32,7 +32,7 @@ Trainable: TypeAlias = Experiment | FinalModel
 
 @dataclass(frozen=True)
 class Trained:
-    """How a training run ended."""
+    """Duration of a training run, and whether it was stopped early."""
 
     seconds: float  # total, including earlier starts of a resumed run
     stopped_early: bool

@@ -45,7 +45,7 @@ class Resolved:
 
     @property
     def audit_seed(self) -> int:
-        """The seed of canaries and their membership, which must be independent of the training."""
+        """The seed of canaries and their membership, which must be independent of the training run."""
         return spawn_seed(self.seed, _AUDIT)
 
     def to_dict(self) -> dict[str, Any]:

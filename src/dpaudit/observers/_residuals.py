@@ -19,10 +19,10 @@ from dpaudit.errors import InputError
 from dpaudit.observers._arrays import as_numpy
 from dpaudit.recording import UntestedError
 
-_MAX_SCALE = 1.5  # of the claim; a larger value is a coincidence only with very few coordinates
-_MIN_SCORES = 20  # of a canary; the mean of fewer is too uncertain
+_MAX_SCALE = 1.5  # times the claim: more is plausible only with very few coordinates
+_MIN_SCORES = 20  # per canary: the mean of fewer is too uncertain
 _ROUNDING = 1e-2  # in clipping norms: tolerance for a step without noise
-_SAFETY = 4.0  # for other orders of summation, and for the rounding of clipping
+_SAFETY = 4.0  # margin for other orders of summation and for the rounding of clipping
 
 
 def clipped_sum(gradients: FloatArray, norm: float) -> FloatArray:

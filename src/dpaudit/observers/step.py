@@ -41,7 +41,7 @@ __all__ = ["Sensitivity", "observe_loss_step", "observe_step", "replay_step"]
 
 _DIRAC = Dirac()
 _OWN_NOISE = 3  # purpose of a random stream, besides those of Draws and of the native audits
-_ROUNDING = 1e-3  # of the clipping norm, for sums of many single-precision numbers
+_ROUNDING = 1e-3  # in clipping norms, for sums of many single-precision numbers
 
 
 def observe_step(
@@ -59,14 +59,14 @@ def observe_step(
     seed: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
 ) -> Recorder:
-    """Run ``step`` ``num_steps`` times on ``gradients`` and canaries, each present by a fair coin.
+    """Run ``step`` ``num_steps`` times on ``gradients`` and canaries; fair coins decide which are present.
 
     ``step`` takes per-example gradients (examples x parameters, in NumPy, torch or JAX) and returns a
     gradient: the noisy sum of the clipped gradients, or that sum divided by ``batch_size`` if given.
-    ``gradients`` belong to the other examples; zeros, or no rows at all, reveal most, because other gradients
-    have a known sum only if they are clipped correctly. The number of rows varies with the coins. The claim
-    may be about a single step or about a training run of such steps. ``leaves`` are the sizes of the
-    parameter tensors in a gradient, optionally by name, for ``diagnose()`` of the returned recorder.
+    ``gradients`` belong to the other examples; zeros, or no rows at all, reveal the most, because the sum
+    of other gradients is known only if they are clipped correctly. The number of rows varies with the coins.
+    The claim may be about a single step or about a training run of such steps. ``leaves`` are the sizes of
+    the parameter tensors in a gradient, optionally by name, for ``diagnose()`` of the returned recorder.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -156,13 +156,13 @@ def observe_loss_step(
     seed: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
 ) -> Recorder:
-    """Run ``step(loss, params, batch)`` ``num_steps`` times on canaries, each present by a fair coin.
+    """Run ``step(loss, params, batch)`` ``num_steps`` times; fair coins decide which canaries are present.
 
     ``step`` computes the gradient of ``loss(params, example)`` for every example of a batch, with JAX or
     ``torch.func``, and returns the noisy sum of the clipped gradients, structured like ``params`` (or that
     sum divided by ``batch_size`` if given). It is called with a different loss and a batch of as many
-    examples as there are canaries, taken in turn from ``batch``. Each example is paired with a canary, whose
-    dot product with the parameters replaces the loss: its gradient is the canary, or zero if the canary is
+    examples as there are canaries, cycling through ``batch``. Each example is paired with a canary, whose dot
+    product with the parameters replaces the loss: its gradient is the canary, or zero if the canary is
     absent. So the step must pass the batch to the loss unchanged. ``params`` are the same in all steps.
     """
     shapes = [tuple(leaf.shape) for leaf in leaves(params)]
@@ -206,7 +206,7 @@ def _with_canaries(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 
 
 def _repeated(batch: Any, count: int) -> Any:
-    """Return ``count`` examples of the batch, taken in turn."""
+    """Return ``count`` examples, cycling through the batch."""
     sizes = {leaf.shape[0] if leaf.shape else 0 for leaf in leaves(batch)}
     if len(sizes) != 1 or 0 in sizes:
         raise InputError(f"Expected arrays with the same, nonzero number of examples, got {sorted(sizes)}.")
@@ -249,7 +249,7 @@ class Sensitivity:
             raise ViolationError(str(self))
 
     def __str__(self) -> str:
-        relation = "more than the 1 allowed" if self.is_violation else "of 1 allowed"
+        relation = "more than the 1 allowed" if self.is_violation else "within the 1 allowed"
         return f"one example moves the release by {self.largest:.4g} clipping norms, {relation}"
 
 
@@ -265,8 +265,9 @@ def replay_step(
     """Release ``batch`` and each of its ``neighbours`` with the same noise, and compare.
 
     ``release`` maps a batch of any type to a noisy sum of clipped gradients (or that sum divided by
-    ``batch_size`` if given). It starts from examples, so that anything that couples them before their
-    gradients shows too. A neighboring batch has one example more or one less. ``reseed`` resets the noise.
+    ``batch_size`` if given). It starts from examples, so that code that couples them before their
+    gradients are computed is detected too. A neighboring batch has one example more or one less. ``reseed``
+    resets the noise.
 
     >>> def clipped_mean(rows):  # divides by the number of examples, which is private
     ...     norms = np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))

@@ -33,11 +33,11 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 _MIXED = Mixed()
 _CANARIES = 64
 _WEAK = 2.0  # an audit that detects no leak below this multiple of the claim is weak
-_ZEROS = "others: their sum is not that of clipped gradients, so they are replaced by zeros here"
+_ZEROS = "other gradients: replaced by zeros, because their sum is not a sum of clipped gradients"
 
 
 def _audit_call(method: Method) -> Method:
-    """Begin a call; an input error is listed in the table with its rerun command, without our frames."""
+    """Begin a call; list an input error in the table with its rerun command, without dpaudit's frames."""
 
     @wraps(method)
     def wrapped(self: DpAudit, *args: Any, **options: Any) -> Any:
@@ -70,7 +70,7 @@ class DpAudit:
     @overload
     def __call__(self, subject: Callable[[Any], Any] | AnyRecorder, **options: Any) -> AuditOutcome: ...
     def __call__(self, subject: Any, **options: Any) -> AuditOutcome | Diagnosis:
-        """Audit ``subject``; keywords are those of :meth:`step`, :meth:`recorded` or :meth:`diagnosed`."""
+        """Audit ``subject``; keywords are as in :meth:`step`, :meth:`recorded` or :meth:`diagnosed`."""
         __tracebackhide__ = True
         if isinstance(subject, AnyRecorder):
             return self.recorded(subject, **options)
@@ -126,8 +126,9 @@ class DpAudit:
         try:
             return self._audit(observe(others))
         except UnknownSumError as error:
-            zeros = 0 * others  # unaffected by any clipping
-            return self._audit(observe(zeros), unknown=error)
+            unknown = error
+        zeros = 0 * others  # unaffected by any clipping
+        return self._audit(observe(zeros), unknown=unknown)
 
     @_audit_call
     def recorded(
@@ -138,7 +139,7 @@ class DpAudit:
         confidence: float | None = None,  # noqa: ARG002
         **claim: Any,
     ) -> AuditOutcome:
-        """Audit the recorder of an observer or of the native engine; keywords are those of its ``audit()``.
+        """Audit the recorder of an observer or of the native engine; keywords are as in its ``audit()``.
 
         ``tests`` are ``Diagnostics`` or a ``Diagnose`` hook of the same training run, for recorders without
         noise.
@@ -166,13 +167,17 @@ class DpAudit:
         self, recorder: AnyRecorder, unknown: UnknownSumError | None = None, **options: Any
     ) -> AuditOutcome:
         __tracebackhide__ = True
+        gap: float | None = None
         try:
             outcome = _outcome(recorder, self._report.error_rate, **options)
         except ArrivalError as error:
-            self._fail_without_verdict(str(error), error.gap, recorder)
-        if unknown is not None and not outcome.is_bad:
-            self._fail_without_verdict(str(unknown), None, recorder)
-        return self._conclude(outcome, recorder, () if unknown is None else (_ZEROS,))
+            why, gap = str(error), error.gap
+        else:
+            if unknown is None or outcome.is_bad:
+                return self._conclude(outcome, recorder, () if unknown is None else (_ZEROS,))
+            why = str(unknown)
+        # outside the handler, where pytest would print the error twice
+        return self._fail_without_verdict(why, gap, recorder)
 
     def _fail_without_verdict(self, why: str, gap: float | None, recorder: AnyRecorder) -> NoReturn:
         """Fail the test: passing without a verdict would be worse."""

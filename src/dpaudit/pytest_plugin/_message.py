@@ -22,8 +22,8 @@ from dpaudit.pytest_plugin._session import AuditCall, AuditSession
 from dpaudit.recording import Recorder, TrainingInfo
 from dpaudit.stats import Gaussian, Result, Verdict
 
-_LEVELS = 0.9995, 0.0005  # of the noise interval: wide, to avoid guessing causes needlessly
-_MIN_STEPS = 30  # to decide whether the signal depends on the number of present canaries
+_LEVELS = 0.9995, 0.0005  # quantiles of the noise interval, which is wide to avoid false hints
+_MIN_STEPS = 30  # needed to decide whether the signal depends on the number of present canaries
 _CERTAIN = 6.0  # standard errors
 _CROWDED = 0.2  # smallest relative change of the signal if the number of present canaries doubles
 
@@ -80,14 +80,14 @@ class FailureMessage:
     @property
     def _session_line(self) -> str:
         count = self.session.num_tests
-        tests = "1 test" if count == 1 else f"{count} tests"
-        return f"session: {100 * self.session.confidence:g} % confidence, shared by {tests} with audits"
+        tests = "1 test that uses" if count == 1 else f"{count} tests that use"
+        return f"session: {100 * self.session.confidence:g} % joint confidence for {tests} dp_audit"
 
     @property
     def _rerun_lines(self) -> list[str]:
         lines = [f"rerun: {self.call.rerun}"]
         if self.own_confidence is not None and self.session.num_tests > 1:
-            lines.append("(when rerun alone, a call with its own confidence= shares it with no other test)")
+            lines.append("(rerun alone, a call with its own confidence= does not share it with other tests)")
         return lines
 
 
@@ -125,7 +125,7 @@ class ScoreSummary:
     """Noise and signal in clipping norms, estimated from the scores; the bound does not rest on them."""
 
     noise: float
-    low: float  # of the noise
+    low: float  # lower end of the interval for the noise
     high: float
     signal: float
     spread_signal: float | None
@@ -156,15 +156,15 @@ class ScoreSummary:
         if self.noise == 0:
             return "noise: none"
         if claimed is None:
-            return f"noise: {self.noise:.3g} clipping norms ({self.low:.3g} to {self.high:.3g})"
+            return f"noise: {self.noise:.3g} times the clipping norm ({self.low:.3g} to {self.high:.3g})"
         low, high = self.low / claimed, self.high / claimed
         return f"noise: {self.noise / claimed:.3g} of the claimed level ({low:.3g} to {high:.3g})"
 
     @property
     def canary_line(self) -> str:
         """The signal of a canary in the scores."""
-        spread = "" if self.spread_signal is None else f" ({self.spread_signal:.3g} if spread)"
-        return f"canary: signal of {self.signal:.3g} clipping norms{spread}, at most 1 if clipped correctly"
+        spread = "" if self.spread_signal is None else f" (spread canaries: {self.spread_signal:.3g})"
+        return f"canary: {self.signal:.3g} times the clipping norm{spread}; at most 1 if clipped correctly"
 
     def known(self, claimed: float | None) -> dict[str, Any]:
         """Return keyword arguments for ``likely_causes``. Too much noise causes no leak."""

@@ -24,8 +24,8 @@ _FIXTURE = "dp_audit"
 class AuditCall:
     """One call of the fixture: its share of the error rate, its seed, and how to rerun it."""
 
-    number: int  # of the call in its test, from 1
-    error_share: float  # of the session's error rate
+    number: int  # position of the call in its test, from 1
+    error_share: float  # fraction of the session's error rate
     seed: int
     rerun: str  # the command that runs its test alone
 
@@ -125,7 +125,7 @@ def add_options(parser: pytest.Parser) -> None:
         "--dp-audit-budget",
         choices=list(BUDGETS),
         default=DEFAULT_BUDGET,
-        help="number of steps of an audit whose test does not set it: "
+        help="steps per audit, unless the test sets num_steps: "
         + ", ".join(f"{name} {steps}" for name, steps in BUDGETS.items()),
     )
     group.addoption(
@@ -133,7 +133,7 @@ def add_options(parser: pytest.Parser) -> None:
         type=_probability,
         metavar="P",
         default=CONFIDENCE,
-        help="confidence of all audits of the session together (default: 0.95)",
+        help="joint confidence of all audits of the session (default: 0.95)",
     )
 
 

@@ -96,7 +96,7 @@ class Summary:
         session = self._session
         terminalreporter.line(
             f"seed {session.seed}, budget {session.budget}, "
-            f"{100 * session.confidence:g} % confidence for all audits together"
+            f"{100 * session.confidence:g} % joint confidence for all audits"
         )
         rows = [
             (

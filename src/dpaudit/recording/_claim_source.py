@@ -1,4 +1,4 @@
-"""The source of a recorder's claim: passed in, or read from the training run.
+"""The source of a recorder's claim, which is passed in or read from the training run.
 
 A DP-SGD claim consists of four numbers. An observer reads those it can find in the training run; values that
 the user passes to the observer or to ``audit()`` complete and override them.
@@ -69,7 +69,7 @@ class DPSGDParams:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingInfo:
-    """Numbers of a training run that a bug may leave in the scores; they help to guess its cause."""
+    """Numbers of a training run that may show up in the scores of a faulty one and hint at the cause."""
 
     canary: GradientCanary | InputCanary
     max_grad_norm: float | None = None
@@ -172,8 +172,8 @@ class ReadClaim:
         if read is None or claimed is None or math.isclose(read, claimed, rel_tol=_SAME_RATE):
             return ()
         return (
-            f"the claim uses the given sample_rate={claimed:g}, but the training run has {read:g}: epsilon "
-            "is computed from the given rate, which per-step scores do not test",
+            f"the claimed sample_rate={claimed:g} differs from the {read:g} of the training run: epsilon is "
+            "computed from the claimed rate, which per-step scores do not test",
         )
 
 

@@ -44,7 +44,7 @@ class Recorder:
     ``num_steps`` is the planned number of steps, or None; the bound is valid either way, and tightest if the
     number is right. ``callbacks`` receive a :class:`LiveBound` about a hundred times per run (or every
     ``every`` steps); they may raise to end the run. ``paired``: each step has one score without the canary
-    and one with it, from two independent draws, instead of canaries present by fair coins. ``shares_noise``:
+    and one with it, from two independent draws, instead of one fair coin per canary. ``shares_noise``:
     the scores of one step are dependent, because their canaries are not orthogonal. ``may_stop``: the run may
     be ended because of the live bound; by default, it may if the bound is shown before the end, that is,
     before all planned steps are done or :meth:`close` is called.
@@ -245,14 +245,14 @@ class Recorder:
     def audit(
         self, *, inference: Inference | None = None, claim: Claim | None = None, **method: Any
     ) -> Result:
-        """Return the verdict on the claim; keywords are those of :func:`dpaudit.audit`.
+        """Return the verdict on the claim; keywords are as in :func:`dpaudit.audit`.
 
         The recorder of an observer also accepts any part of the claim: ``noise_multiplier``, ``sample_rate``,
         ``num_steps`` or ``delta``.
 
         By default the verdict rests on betting, which is valid even if the run could have been stopped
         because of the live bound, and if the canaries of one step are dependent. A finished run of pairs
-        whose bound was never shown needs neither: there, counting errors over all steps is more powerful.
+        whose bound was never shown needs neither: counting errors over all steps is then more powerful.
         """
         given = self._claims.pop_params(method)
         observations = self.observations  # before the claim, which a run without steps does not have
@@ -298,7 +298,7 @@ class Recorder:
         return self._signal is None or has_signal(*_moments(self.observations), self._signal)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was recorded, for ``load_state_dict`` of an equal recorder."""
+        """Return the recorded state, for ``load_state_dict`` of an identically created recorder."""
         self._wait()
         return {
             "scores": np.asarray(self._scores),
@@ -323,7 +323,7 @@ class Recorder:
 
     def _require_steps(self) -> None:
         if self.num_done == 0:
-            raise InputError("Expected at least one recorded step, got none: did the training run?")
+            raise InputError("Expected at least one recorded step, got none: did training run?")
 
     @property
     def _is_over(self) -> bool:
@@ -345,7 +345,7 @@ class Recorder:
         return self.num_done == self.num_steps and not may_stop
 
     def _require_fixed_length(self) -> None:
-        """Raise if the run may have been ended because of its noise."""
+        """Raise if the run may have been stopped because of its noise."""
         if not self._peeked or self.num_done == self._planned:
             return
         planned = self._planned
@@ -380,7 +380,7 @@ def _require_alike(scores: FloatArray, present: BoolArray, *, step: int, first: 
         index = int(np.flatnonzero(~np.isfinite(scores))[0])
         raise InputError(
             f"Expected finite scores in step {step}, got scores[{index}]={scores[index]}: "
-            "did the training diverge?"
+            "did training diverge?"
         )
 
 

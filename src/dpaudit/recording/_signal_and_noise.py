@@ -19,9 +19,9 @@ from dpaudit.diagnostics import Diagnosis, Diagnostics
 from dpaudit.diagnostics._p_values import HeadTailBuffer
 from dpaudit.errors import InputError
 
-_ROUNDING = 1e-3  # of a clipping norm
+_ROUNDING = 1e-3  # in clipping norms
 _FEW, _SURELY = 10, 6.0  # scores, and standard errors, beyond which a missing canary is certain
-_MAX_COORDINATES = 1024  # a few microseconds per step
+_MAX_COORDINATES = 1024  # costs a few microseconds per step
 _ROUNDINGS = 8.0  # error of a difference of sums, in rounding errors of the largest number
 
 
@@ -131,7 +131,7 @@ class NoiseLog:
         """Test the noise; canaries cancel, because both arrays contain them."""
         del has_signal
         if self._rows.num_seen == 0:
-            raise UntestedError("Expected the noise of at least one step, got none: did the training run?")
+            raise UntestedError("Expected the noise of at least one step, got none: did training run?")
         tests = Diagnostics()
         for row in self._rows.rows:
             tests.observe_noise(

@@ -67,7 +67,7 @@ class LikelihoodRatios:
         return Observations.from_presence(self.values, self.present)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was recorded, for ``load_state_dict`` of an equal object."""
+        """Return the recorded state, for ``load_state_dict`` of an identically created object."""
         return {"num_done": self.num_done, "ratios": self.values.copy(), "present": self.present}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -195,7 +195,7 @@ class WholeRunRecorder:
         return self._ratios.observations(self.num_steps)
 
     def audit(self, **method: Any) -> Result:
-        """Return the verdict on the claim; keywords are those of :func:`dpaudit.audit`.
+        """Return the verdict on the claim; keywords are as in :func:`dpaudit.audit`.
 
         The recorder of an observer also accepts any part of the claim: ``noise_multiplier``, ``sample_rate``,
         ``num_steps`` or ``delta``.
@@ -215,7 +215,7 @@ class WholeRunRecorder:
     def one_run_bound(self, **given: Any) -> Bound:
         """Return a looser bound that is valid even if the canaries of the run are dependent.
 
-        Like :meth:`audit`, the recorder of an observer accepts any part of the claim.
+        As in :meth:`audit`, the recorder of an observer accepts any part of the claim.
         """
         claim, _ = self._claim_and_observations(given)
         if given:
@@ -228,7 +228,7 @@ class WholeRunRecorder:
     def _claim_and_observations(self, keywords: dict[str, Any]) -> tuple[Claim, Observations]:
         """Return the claim, completed by the keywords, and the scores of a finished run.
 
-        A run longer than claimed is audited too: its larger leak shows in the scores.
+        A run longer than claimed is audited too: its larger leak is visible in the scores.
         """
         given = self._claims.pop_params(keywords)
         if self._signal is not None:
@@ -255,7 +255,7 @@ class WholeRunRecorder:
         return noise.diagnose(noise_multiplier=claimed, confidence=confidence)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was recorded, for ``load_state_dict`` of an equal recorder."""
+        """Return the recorded state, for ``load_state_dict`` of an identically created recorder."""
         moments = {"joined": astuple(self._joined), "absent": astuple(self._absent)}
         return self._ratios.state_dict() | (moments if self._absent.count else {})
 

@@ -31,7 +31,7 @@ from dpaudit.stats import Verdict
 
 
 def page(runs: Sequence[Run], *, title: str, notice: str | None = None) -> str:
-    """Return one self-contained page; ``notice`` is a text that precedes everything else."""
+    """Return one self-contained page; ``notice`` is text that precedes everything else."""
     style, script = _asset("style.css"), _asset("script.js")
     head = element(
         "head",
@@ -142,7 +142,7 @@ def _numbers(run: Run) -> Html:
     entries = [
         ("claimed", f"epsilon {number(run.claim.epsilon)}", f"at delta = {run.claim.delta:g}"),
         ("lower bound", f"epsilon {number(run.bound.epsilon)}", f"{run.bound.kind} bound"),
-        ("confidence", f"{100 * run.bound.confidence:g} %", "of the bound and the verdict"),
+        ("confidence", f"{100 * run.bound.confidence:g} %", "for the bound and the verdict"),
     ]
     if run.power is not None:
         leak = smallest_leak(run)
@@ -207,7 +207,7 @@ def _diagnosis(found: Diagnosis, causes: Sequence[str]) -> Html:
         parts += [element("p", "Possible causes:"), _list(causes)]
     parts += [element("p", f"Note: {note}") for note in found.notes]
     tests = table(("test", "p-value", ""), rows, label="All tests")
-    parts.append(element("details", element("summary", "Numbers: all tests"), tests))
+    parts.append(element("details", element("summary", "Data: all tests"), tests))
     return element("div", *parts, class_="part")
 
 

@@ -1,8 +1,8 @@
 """The numbers behind the plots of a report.
 
-:class:`PlotData` holds what the observations of a run allow: a histogram of the scores (a report shows no
-individual score), the plane of the two error rates, and the bound over time. For a stored run, the curve and
-the claim are rebuilt, within limits.
+:class:`PlotData` holds the data that the observations of a run provide: a histogram of the scores (a report
+shows no individual score), the plane of the two error rates, and the bound over time. For a stored run, the
+curve and the claim are rebuilt, within limits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dpaudit.stats.thresholds._rules import predictable_thresholds
 
 _BINS = 48
 _NO_OUTLIERS = 200  # up to this many scores per side, the plot covers all of them
-_TAIL = 0.0005  # with more scores, the share at either end that is outside the plot
+_TAIL = 0.0005  # with more scores, the fraction at either end that is outside the plot
 _HUGE = 1e150  # differences of scores have to be finite
 # limits for composing a curve or accounting a claim for a plot: those of real training runs
 _MOST_STEPS = 10**6
@@ -71,7 +71,7 @@ class PlotData:
         hypothesis: Hypothesis | None,
         in_order: bool = True,
     ) -> PlotData:
-        """Compute what can be drawn. ``in_order`` states that observations were made one after the other."""
+        """Compute the data of the plots. ``in_order`` states that observations are in temporal order."""
         return cls(
             scores=None if observations is None else Histogram.of(observations, bound.threshold),
             plane=_plane(claimed, bound, tradeoff),
@@ -110,7 +110,7 @@ class Histogram:
         return cls(edges=edges, with_canary=present, without_canary=absent, threshold=threshold)
 
     def share(self, counts: IntArray) -> FloatArray:
-        """Return the counts of one side as shares of all its scores."""
+        """Return the counts of one side as fractions of all its scores."""
         return np.asarray(counts / counts.sum())
 
     def to_dict(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ _BAR_HEIGHT = 24  # including the space around a bar
 _TOP, _AXIS = 4, 46  # space above and below the bars
 _NAMES, _NUMBERS = 192, 52  # space for text on the left and on the right
 _PLANE_HEIGHT = 300
-_NUM_TIPS = 40  # on the curves of a trade-off
+_NUM_TIPS = 40  # along the curves of a trade-off
 _WIDE_CLOSEUP = 0.6  # a window of this width shows nothing that the full plot does not
 _RATES = "false positive rate", "false negative rate"
 
@@ -46,7 +46,7 @@ def scores_plot(scores: Histogram, *, wide: bool = False) -> Html:
     xs = np.repeat(scores.edges, 2)[1:-1]
     present, absent = (np.repeat(share, 2) for share in percent)
     marks = [
-        canvas.axes("score", "share of scores, %"),
+        canvas.axes("score", "scores, %"),
         canvas.area(list(xs), [0.0] * xs.size, list(present), "area with"),
         canvas.line(xs, present, "line with"),
         canvas.line(xs, absent, "line without"),
@@ -140,7 +140,7 @@ def comparison_plot(runs: Sequence[Run]) -> Html | None:
     ]
     canvas = _bounds_canvas(trajectories, claims[-1], (0.0, 100.0))
     picture = canvas.svg(
-        canvas.axes("share of observations, %", "epsilon"),
+        canvas.axes("observations, %", "epsilon"),
         *(
             canvas.line(_percents(trajectory), [one.epsilon for one in trajectory.points], f"line run {dash}")
             for trajectory, dash in zip(trajectories, _DASHES, strict=False)
@@ -222,7 +222,7 @@ class TradeoffPlot:
         text = (
             f"The box contains both true rates with {100 * self.plane.confidence:g} % confidence, if all "
             "observations are independent (Clopper-Pearson, with half of the error for each rate). The curve "
-            "of the bound is the leakiest one that was refuted."
+            "of the bound is the leakiest curve that is refuted."
         )
         title = "Trade-off, close-up"
         return figure(title, text, picture, self._table_of_rates(), keys=self._key(), wide=wide)

@@ -30,7 +30,7 @@ _LONGEST_TEXT = 10_000  # characters
 _LARGEST_INTEGER = 2**63
 _DEEPEST = 32  # nested objects and lists
 _MOST_NAMES = 10  # quoted in one message
-_ROUNDING = 0.01  # of epsilon: rounded up in a claim, down in a bound
+_ROUNDING = 0.01  # tolerance for epsilon, which is rounded up in a claim and down in a bound
 # the files of observations, and their dtype kinds
 _ARRAYS = {
     "scores": "f",
@@ -43,7 +43,7 @@ _NOTHING_CLAIMED = "No verdict: without a claim, there is nothing to refute."
 
 
 def read_run(path: str | Path, *, name: str | None = None) -> Run:
-    """Read the directory of a finished ``dpaudit run``; its default name is that of the directory.
+    """Read the directory of a finished ``dpaudit run``; it is named after the directory by default.
 
     Untrusted files can be read: nothing in them is executed, and invalid values raise ``InputError``.
     """

@@ -32,7 +32,7 @@ SCHEMA_VERSION = 2
 _MARKUP = re.compile(r"([\\`*_{}\[\]<#|~!&])")
 # what GitHub and other sites turn into a link
 _LINK = re.compile(r"(?i)(?<=\bwww)(?=\.)|(?=://)")
-# what would start a quotation, a list or a rule at the beginning of a text
+# what would start a quotation, a list or a rule at the beginning of a line
 _BLOCK = re.compile(r"^(?:(?=[>+=-])|\d+(?=[.)](?:\s|$)))")
 
 
@@ -173,10 +173,10 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape a text for a separate line: on one line, without markup even at its beginning."""
+    """Escape text for a line of its own, where markup at the beginning would matter too."""
     return _BLOCK.sub(r"\g<0>\\", _inline(text))
 
 
 def _inline(text: str) -> str:
-    """Escape a text within a line. A site may still link email addresses and names after an @."""
+    """Escape text within a line. A site may still link email addresses and names after an @."""
     return _LINK.sub(r"\\", _MARKUP.sub(r"\\\1", " ".join(text.split())))

@@ -1,4 +1,4 @@
-"""One audit as shown in a report, and the texts and tables shared by all formats of a report."""
+"""One audit as shown in a report, and the sentences and tables shared by all formats of a report."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpaudit.diagnostics import Diagnosis
+from dpaudit.diagnostics._diagnosis import findings_sentence
 from dpaudit.report._plot_data import PlotData
 from dpaudit.report._svg import number
 from dpaudit.stats import ApproximateDP, Bound, ErrorCounts, Kind, Observations, Power, Result, Verdict
@@ -93,7 +94,7 @@ class Run:
         diagnosis: Diagnosis | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> Run:
-        """Describe an audit not made by ``dpaudit run``: that of an observer, or of given scores."""
+        """Describe an audit that ``dpaudit run`` did not make: by an observer, or from given scores."""
         claim = ClaimSummary(
             summary=result.claim.summary,
             epsilon=result.claim.epsilon,
@@ -218,10 +219,10 @@ def headline(run: Run) -> str:
         return f"The claim of epsilon {claimed} is not refuted: epsilon is at least {least}, {sureness}."
     if isinstance(run.bound.tradeoff, ApproximateDP):  # the one curve that assumes no mechanism at any delta
         return f"The claim of epsilon {claimed} is refuted: epsilon is at least {least}, {sureness}."
-    # what is refuted is the claimed curve: a mechanism of another kind might leak as much within its epsilon
+    # only the claimed curve is refuted: another kind of mechanism might leak as much within its epsilon
     return (
-        f"The claim is refuted, {sureness}: to leak what was observed, a mechanism of the claimed kind needs "
-        f"an epsilon of at least {least}, but {claimed} is claimed."
+        f"The claim is refuted {sureness}: a mechanism of the claimed kind that leaks this much has an "
+        f"epsilon of at least {least}, but {claimed} is claimed."
     )
 
 
@@ -248,15 +249,13 @@ def summary(run: Run) -> list[tuple[str, str]]:
 
 def diagnosis_sentences(diagnosis: Diagnosis) -> tuple[str, str]:
     """Return the number of findings, and how they relate to the verdict."""
-    count = len(diagnosis.findings)
-    found = {0: "No findings", 1: "1 finding"}.get(count, f"{count} findings")
-    level = f"with {100 * diagnosis.confidence:g} % confidence for all together"
     meaning = "These tests have their own error rate, and the verdict does not rest on them."
     if diagnosis.findings:
         meaning += (
-            " A finding means that the training run is not the one accounted for; it does not bound epsilon."
+            " A finding means that the accounting does not describe this training run; it does not bound "
+            "epsilon."
         )
-    return f"{found} in {len(diagnosis.checks)} tests, {level}.", meaning
+    return findings_sentence(diagnosis), meaning
 
 
 # A seed determines the noise, and reports are shared.

@@ -178,7 +178,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 def figure(title: str, text: str, picture: Html, numbers: Html, *, keys: Html, wide: bool = False) -> Html:
     """Return a picture with title, text, legend and numbers; a wide one has its text beside it."""
     caption = element("figcaption", element("h3", title), element("p", text))
-    shown = element("details", element("summary", f"Numbers: {title[0].lower()}{title[1:]}"), numbers)
+    shown = element("details", element("summary", f"Data: {title[0].lower()}{title[1:]}"), numbers)
     return element("figure", caption, keys, picture, shown, class_="wide" if wide else None)
 
 

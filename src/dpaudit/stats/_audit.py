@@ -1,4 +1,4 @@
-"""From scores and a claim to a verdict with :func:`audit`, or only to a bound with :func:`lower_bound`.
+"""The verdict on a claim, given scores (:func:`audit`), or only a bound (:func:`lower_bound`).
 
 If no method is given, a sound one is chosen from the claim and the shape of the observations, never from the
 scores. The simulations behind that choice are in docs/soundness.md, "How the defaults were chosen".
@@ -30,7 +30,7 @@ from dpaudit.stats.inference import (
 from dpaudit.stats.thresholds import Fixed, HeldOut, Predictable, SameData, Simultaneous, ThresholdRule
 from dpaudit.stats.tradeoffs import ApproximateDP, PureDP, TradeOff
 
-_FEW = 10  # below this size, a held-out part is too small to choose on
+_FEW = 10  # below this size, a held-out part is too small to choose a threshold
 _MANY = 5000  # from this size on, bands beat a held-out part where the threshold matters
 _ALIKE = "the canary is the only difference between the observations with and without it"
 _GIVEN = "the threshold for the counts was chosen before seeing the data"
@@ -169,7 +169,7 @@ def default_method(
     inference: Inference | None = None,
     rule: ThresholdRule | None = None,
 ) -> tuple[Inference, ThresholdRule]:
-    """Fill in what was not given without reading the scores: a choice based on them would be unsound."""
+    """Fill in the missing parts without reading the scores: a choice based on them would be unsound."""
     if rule is None:
         rule = _rule(observations, tradeoff, inference)
     if inference is None:

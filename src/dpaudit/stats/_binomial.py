@@ -125,7 +125,7 @@ class Region:
         return float(special.ndtr(falling_root(excess, float(special.ndtri(near)), -37.0, 8.0, close)))
 
     def _conditional(self, fpr: float) -> tuple[FloatArray, IntArray]:
-        """Return the non-negligible probabilities of numbers of false positives, and their limits."""
+        """Return the non-negligible probabilities of false positive counts, and the limit at each count."""
         first, weights = binomial_pmf(self._absent, fpr)
         low = max(first, self._first)
         high = max(min(first + weights.size, self._first + self._most_fn.size), low)
@@ -142,5 +142,5 @@ class Region:
 
 
 def _dot(weights: FloatArray, values: FloatArray) -> float:
-    # not a dot product: on a busy machine, BLAS threads wait for each other
+    # not np.dot: on a busy machine, BLAS threads wait for each other
     return float((weights * values).sum())

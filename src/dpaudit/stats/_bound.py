@@ -16,7 +16,7 @@ from dpaudit.stats.thresholds import ThresholdRule
 from dpaudit.stats.tradeoffs import TradeOff
 
 LARGEST: Final = sys.float_info.max  # a range that ends here excludes infinity
-_LONGEST = 10_000  # the most characters read of an assumption
+_LONGEST = 10_000  # characters of an assumption; longer ones are rejected
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,12 +39,12 @@ class ErrorCounts:
 
     @property
     def fpr(self) -> float:
-        """The false positive rate: the share of scores without the canary that were called present."""
+        """The false positive rate: the fraction of scores without the canary that were called present."""
         return self.false_positives / self.num_absent
 
     @property
     def fnr(self) -> float:
-        """The false negative rate: the share of scores with the canary that were called absent."""
+        """The false negative rate: the fraction of scores with the canary that were called absent."""
         return self.false_negatives / self.num_present
 
     def to_dict(self) -> dict[str, int]:
@@ -137,8 +137,8 @@ class StepErrors:
     def balanced(self) -> FloatArray:
         """Return one number in [0, 1] per step with mean (fpr + fnr) / 2.
 
-        Under fair coins this is the share of wrong guesses, whatever the outcome of the coins; for fixed
-        groups it is the average of the two error shares.
+        Under fair coins this is the fraction of wrong guesses, whatever the outcome of the coins; for fixed
+        groups it is the average of the two error rates.
         """
         if self.by_coin:
             wrong = self.false_positives + self.false_negatives

@@ -21,7 +21,7 @@ class Coverage:
     """Statistics of repeated audits of a mechanism with a known parameter."""
 
     repetitions: int
-    exceeded: float  # the share of bounds above the truth
+    exceeded: float  # the fraction of bounds above the truth
     mean_ratio: float  # the mean of bound / truth; the mean bound where the truth is 0
 
     @property
@@ -30,7 +30,7 @@ class Coverage:
         return math.sqrt(self.exceeded * (1 - self.exceeded) / self.repetitions)
 
     def is_sound(self, confidence: float) -> bool:
-        """Return whether the share is at most 1 - confidence, up to three standard errors."""
+        """Return whether the fraction is at most 1 - confidence, up to three standard errors."""
         error = 1 - confidence
         return self.exceeded <= error + 3 * math.sqrt(error * (1 - error) / self.repetitions)
 
@@ -44,9 +44,9 @@ def ideal_observations(
 ) -> Observations:
     """Return normalized scores of the best attack on a mechanism with this curve; 1/2 is the midpoint.
 
-    Up to its scale, the score of the best attack is the smallest false positive rate at which it says
-    "present". For absent canaries this rate is uniform; for present ones it is at most x with probability
-    1 - f(x), so f of a uniform number has the same distribution (f is its own inverse).
+    Up to its scale, the score of the best attack is the smallest false positive rate at which it
+    guesses "present". For absent canaries this rate is uniform; for present ones it is at most x with
+    probability 1 - f(x), so f of a uniform number has the same distribution (f is its own inverse).
     """
     middle = 0.5 + tradeoff.balanced_error(parameter)
     present = tradeoff.fnr(parameter, rng.random(num_present))

@@ -20,7 +20,7 @@ from dpaudit.errors import InputError
 
 # One megabyte of float32: a chunk stays in the second-level cache while it is checked and compared.
 _CHUNK = 1 << 18
-FAIR = "the presence of each canary was decided by an independent fair coin"  # an assumption of bounds
+FAIR = "the presence of each canary was decided by an independent fair coin"  # listed as an assumption
 _REFUSAL_RATE = 1e-9  # the probability of rejecting fair coins
 
 
@@ -70,7 +70,7 @@ class Observations:
         """Split scores, one-dimensional or steps x canaries, by whether their canary was present.
 
         For steps x canaries, an independent fair coin must have decided the presence of each canary in
-        each step: the mean share of wrong guesses in a step is then the balanced error. A mask that is
+        each step: the mean fraction of wrong guesses in a step is then the balanced error. A mask that is
         very unlikely under fair coins raises an ``InputError``.
 
         >>> Observations.from_presence([0.1, 0.9, 0.4], [False, True, True])
@@ -159,7 +159,7 @@ def _as_mask(present: ArrayLike, shape: tuple[int, ...]) -> BoolArray:
     mask = mask.astype(np.bool_)
     for value, name in ((True, "present"), (False, "absent")):
         if not (mask == value).any():
-            raise InputError(f"Expected at least one score of a canary that was {name}, got none.")
+            raise InputError(f"Expected at least one score with the canary {name}, got none.")
     return mask
 
 
@@ -214,7 +214,7 @@ def chunks(scores: ScoreArray) -> Iterator[tuple[int, ScoreArray]]:
 
 
 def _from_file(scores: np.memmap) -> Iterator[tuple[int, ScoreArray]]:
-    assert scores.filename is not None  # whole files have one
+    assert scores.filename is not None  # whole memory-mapped files have one
     buffer = np.empty(min(_CHUNK, scores.size), scores.dtype)
     with open_file(scores.filename) as file:
         file.seek(scores.offset)

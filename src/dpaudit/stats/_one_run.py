@@ -1,4 +1,4 @@
-"""Bounds from the guesses in one training run, valid although its canaries are dependent."""
+"""Bounds from the guesses in one training run, valid even if its canaries are dependent."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inferen
 from dpaudit.stats.thresholds import Fixed
 from dpaudit.stats.tradeoffs import TradeOff
 
-_MOST = 10_000_000  # more is never worthwhile to detect one leak
+_MOST = 10_000_000  # more would not be practical
 _MOST_SCORES = 1_000_000_000  # per side; with more, computing the power takes too long
 
 
@@ -66,7 +66,7 @@ class Leak:
 class Plan:
     """The sizes at which an audit detects a leak with probability ``leak.probability``.
 
-    One of the two sizes was searched for; it is None if no number up to ``most`` suffices.
+    One of the two sizes is the result of the search, and is None if no number up to ``most`` suffices.
     """
 
     inference: Inference
@@ -116,7 +116,7 @@ def plan_observations(
     confidence: float = 0.95,
     tradeoff: TradeOff | None = None,
 ) -> Plan:
-    """Return how many independent scores per side detect the leak with probability ``power``.
+    """Return how many independent scores per side are needed to detect the leak with probability ``power``.
 
     As for all planning functions, the attack is ideal and its threshold is fixed at the midpoint.
 
@@ -140,7 +140,7 @@ def plan_steps(
     confidence: float = 0.95,
     tradeoff: TradeOff | None = None,
 ) -> Plan:
-    """Return how many steps detect the leak with ``num_canaries`` scores per step and side."""
+    """Return how many steps are needed to detect the leak with ``num_canaries`` scores per step and side."""
     method = Betting() if inference is None else inference
     planner = _Planner.of(claim, method, confidence, tradeoff)
     return planner.plan_steps(planner.leak(leak, power), _validated_size("num_canaries", num_canaries))
@@ -156,7 +156,7 @@ def plan_canaries(
     confidence: float = 0.95,
     tradeoff: TradeOff | None = None,
 ) -> Plan:
-    """Return how many canaries per step and side detect the leak in ``num_steps`` steps."""
+    """Return how many canaries per step and side are needed to detect the leak in ``num_steps`` steps."""
     method = Betting() if inference is None else inference
     planner = _Planner.of(claim, method, confidence, tradeoff)
     return planner.plan_canaries(planner.leak(leak, power), _validated_size("num_steps", num_steps))

@@ -135,8 +135,8 @@ class AuditDesign:
 def _hitting_probability(target: float, drift: float, spread: float, num_steps: int) -> float:
     """Return the probability that a random walk reaches ``target`` at some step.
 
-    It is that of Brownian motion, by the reflection principle; discrete steps act as if the target were
-    0.5826 spreads higher (Siegmund 1979).
+    It is that of Brownian motion, by the reflection principle; with discrete steps, the target is effectively
+    0.5826 standard deviations of a step higher (Siegmund 1979).
     """
     target += 0.5826 * spread
     end, total = drift * num_steps, spread * math.sqrt(num_steps)
@@ -146,7 +146,7 @@ def _hitting_probability(target: float, drift: float, spread: float, num_steps: 
 
 
 def _binomial_or_normal(trials: int, rate: float) -> tuple[FloatArray, FloatArray]:
-    """Return error shares of one side with weights: all values if errors are few, else normal nodes."""
+    """Return error rates of one side with weights: all values if errors are few, else normal nodes."""
     if trials * rate * (1 - rate) < 25:
         first, weights = binomial_pmf(trials, rate)
         return (first + np.arange(weights.size)) / trials, weights

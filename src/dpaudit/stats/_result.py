@@ -23,7 +23,7 @@ from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.tradeoffs import TradeOff
 
 _POINTS = 121
-_LEAKIEST = 500.0  # its curve coincides with the axes
+_LEAKIEST = 500.0  # a parameter whose curve coincides with the axes
 
 
 class Verdict(Enum):
@@ -46,7 +46,7 @@ class Verdict(Enum):
 class Result:
     """Claim, bound, verdict and power of one audit.
 
-    ``not_covered`` lists, in sentences, the parts of the training that the audit did not exercise.
+    ``not_covered`` lists, in sentences, the parts of training that the audit did not exercise.
     """
 
     claim: Claimed

@@ -1,6 +1,6 @@
-"""Search for the last value that is refuted.
+"""Searches for the largest refuted value, which is a lower bound.
 
-That value is a lower bound. General root finders return a point on either side of the crossing; these
+General root finders return a point on either side of the crossing; these
 functions return one on the refuted side, which is the safe one.
 """
 
@@ -54,7 +54,7 @@ def last_positive(margin: Callable[[float], float], start: float = 1.0, toleranc
 
 
 def _bracket(margin: Callable[[float], float], start: float) -> tuple[float, float, float, float] | float:
-    """Return a refuted and an unrefuted value with their margins; the answer itself if one does not exist."""
+    """Return a refuted and an unrefuted value with their margins, or the answer itself if one is missing."""
     at, step, value = start, 1.05, margin(start)
     if value > 0:
         while at < _HUGE:

@@ -18,9 +18,9 @@ from typing import Any, Self
 from dpaudit.errors import InputError
 
 _KNOWN: dict[str, type[Serializable]] = {}
-_DEEPEST = 8  # nested parts
+_DEEPEST = 8  # levels of nested parts
 _PARTS = "tradeoff", "inference", "threshold_rule"
-_LONGEST_TEXT = 10_000  # characters of a part; dpaudit writes no longer ones
+_LONGEST_TEXT = 10_000  # characters of a part; dpaudit never writes longer ones
 
 SCHEMA_VERSION = 2
 """The version of the schema of results in files and on standard output."""

@@ -15,7 +15,7 @@ from dpaudit.training.gradients import Rows, add_clipped
 
 
 class Mechanism(Protocol):
-    """Private sum. ``Training`` accepts any, including a broken one to test an audit."""
+    """Private sum; to test an audit, pass a broken one to ``Training``."""
 
     def add(self, rows: Iterable[Rows], out: Tensor) -> Tensor:
         """Clip each gradient and add it to ``out``; return the norms before clipping."""
@@ -83,7 +83,7 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class PoissonSampling:
-    """Poisson subsampling: each example independently with probability ``sample_rate``.
+    """Poisson subsampling: each example is drawn independently with probability ``sample_rate``.
 
     This is the sampling that privacy accounting assumes.
     """

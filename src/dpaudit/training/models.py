@@ -24,7 +24,7 @@ __all__ = [
     "wide_resnet",
 ]
 
-_GROUPS = 16  # per GroupNorm
+_GROUPS = 16  # groups per GroupNorm
 
 
 def conv_net(*, in_channels: int = 3, num_classes: int = 10) -> nn.Sequential:

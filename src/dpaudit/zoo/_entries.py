@@ -25,7 +25,7 @@ from dpaudit.zoo._steps import (
     microbatch,
 )
 
-_TRUE_EPSILON = 1.35  # of the run with too little noise; the paper detects 1.57 and above
+_TRUE_EPSILON = 1.35  # true epsilon with too little noise; the paper detects 1.57 and above
 _RATIO = noise_of(_TRUE_EPSILON) / noise_of(EPSILON)
 
 
@@ -79,7 +79,7 @@ ENTRIES: tuple[Entry, ...] = (
     _native(
         name="seed-constant",
         public="TF Privacy, tree noise, commit 50673fe",
-        wrong="The seed is the logarithm of the time, rounded down: the same in every run for decades.",
+        wrong="The seed is the logarithm of the time, rounded down, which stays the same for decades.",
         specimen=NativeTraining(mechanism=faults.ConstantSeed, num_steps=150, num_runs=2),
     ),
     _native(
@@ -158,7 +158,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         name="floor-batch",
         public="Opacus issues 571 and 819",
-        wrong="The sum is divided by the rounded rate x number of examples, which reveals the data size.",
+        wrong="The sum is divided by rate x number of examples, rounded down, which reveals that number.",
         kind="plain step, replay",
         specimen=floor_batch,
     ),
@@ -187,7 +187,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         name="ghost-bias-norm",
         public="Opacus issue 751",
-        wrong="Ghost clipping computes a wrong gradient norm for a bias that is used at many positions.",
+        wrong="Ghost clipping computes the wrong gradient norm for a bias that is used at many positions.",
         kind="Opacus, replay",
         specimen=_opacus("ghost_bias_norm"),
     ),

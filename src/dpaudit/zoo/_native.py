@@ -30,7 +30,7 @@ _DIRAC = Dirac()
 _HIDDEN = 16
 LEAVES = 64 * _HIDDEN, _HIDDEN, _HIDDEN * 10, 10
 """The sizes of the default model's parameters."""
-_RATE, _EPOCHS = 1 / 25, 4  # of a training run that is judged end to end
+_RATE, _EPOCHS = 1 / 25, 4  # for training runs that are judged end to end
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,7 +116,7 @@ def _finished(output: Path, *, seed: int, confidence: float, twin_confidence: fl
 def _version(name: str) -> str | None:
     """Return the version of a package; None if it is not installed."""
     if name == "dpaudit":
-        return dpaudit.__version__  # of the running code, which may be newer than the installed metadata
+        return dpaudit.__version__  # the running code may be newer than the installed metadata
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -28,7 +28,7 @@ Step: TypeAlias = Callable[[FloatArray, tuple[int, ...], np.random.Generator], F
 """Function of gradients, parameter sizes and an RNG that returns a noisy sum; the clipping norm is 1."""
 
 _CONSTANT = Constant()
-_RATE, _STEPS = 0.01, 1000  # of the run that noise is calibrated for
+_RATE, _STEPS = 0.01, 1000  # the run for which noise is calibrated
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,7 @@ class SharedCanary:
         return cls(canary, None if weights is None else _unpacked(weights))
 
     def write(self, folder: Path) -> None:
-        """Write the file to the folder of the run."""
+        """Write the file to the directory of the run."""
         _io.write_text(folder / _FILE, json.dumps(self.to_dict(), allow_nan=False) + "\n")
 
     @classmethod

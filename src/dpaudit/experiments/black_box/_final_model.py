@@ -31,7 +31,7 @@ from dpaudit.training import Training
 from dpaudit.training.data import Dataset
 from dpaudit.training.ensemble import Score, log_odds, negative_loss
 
-_PROBABILITY = 0.8  # of detection, at which the power is stated
+_PROBABILITY = 0.8  # probability of detection at which the power is stated
 SCORES: Mapping[str, Score] = {"log-odds": log_odds, "loss": negative_loss}
 
 

@@ -64,9 +64,9 @@ from dpaudit.training.ensemble import Ensemble
 from dpaudit.training.ensemble._models import joined
 from dpaudit.training.gradients import num_parameters
 
-_PAUSE_SECONDS = 5.0  # between two running bounds
-_PAUSE_RATIO = 20  # pause relative to the time a bound takes, during which workers are not assigned work
-_MIN_SCORES = 20  # for a running bound
+_PAUSE_SECONDS = 5.0  # pause between two running bounds
+_PAUSE_RATIO = 20  # pause relative to the time a bound takes, because workers get no work meanwhile
+_MIN_SCORES = 20  # needed for a running bound
 _RETRIED = (
     "all randomness of a training run comes from its seed: {:,} training runs that had failed were repeated"
 )

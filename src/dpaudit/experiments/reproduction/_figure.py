@@ -94,12 +94,12 @@ def crossed(**axes: Iterable[float | int | str]) -> list[Key]:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The settings, seed and folder of one cell."""
+    """The settings, seed and directory of one cell."""
 
     settings: Settings
     seed: int
     folder: Path
-    """The folder for the files of a training run, with which it resumes after an interrupt."""
+    """The directory for the files of a training run, with which it resumes after an interrupt."""
     data: Data
     device: str = "cpu"
     num_workers: int | None = None
@@ -120,7 +120,7 @@ class Need:
     """The paper's name for the data."""
     files: str
     places: tuple[tuple[str, str], ...]
-    """Pairs of a file in the data folder and the name of the data in configs."""
+    """Pairs of a file in the data directory and the name of the data in configs."""
 
 
 CIFAR10 = Need(
@@ -141,7 +141,7 @@ _OFFICIAL = frozenset({"cifar10", "purchase100"})
 
 @dataclass(frozen=True)
 class Data:
-    """The source of data: the official files in a folder, or the digits that come with dpaudit."""
+    """The source of data: the official files in a directory, or the digits that ship with dpaudit."""
 
     directory: Path | None = None
     embedded: bool = False

@@ -178,9 +178,7 @@ class _ProgressCounter:
 
     def require_all(self) -> None:
         if self._open:
-            raise InputError(
-                f"Expected the pool to return every group; number of missing groups: {len(self._open)}."
-            )
+            raise InputError(f"Expected the pool to return every group, got all but {len(self._open)}.")
 
 
 def _observations(scores: Mapping[int, float], failures: Mapping[int, str]) -> Observations | None:

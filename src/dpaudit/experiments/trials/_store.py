@@ -49,7 +49,7 @@ _Values: TypeAlias = tuple[Any, ...]
 
 @contextmanager
 def open_store(folder: Path, plan: TrialPlan) -> Iterator[Store]:
-    """Open the store of a folder and lock the folder against other processes."""
+    """Open the store in a directory and lock the directory against other processes."""
     with _io.locked(folder), Store(folder, plan) as store:
         yield store
 
@@ -58,7 +58,7 @@ class Store:
     """Trials of one plan, one row each; a file with the trials of another plan is rejected.
 
     Damaged rows are dropped, so that their trials are repeated; ``remarks`` lists them. The caller must lock
-    the folder, or use :func:`open_store`.
+    the directory, or use :func:`open_store`.
     """
 
     schema_version: ClassVar[int] = 2

@@ -21,7 +21,7 @@ from dpaudit.experiments.trials._trial_plan import Group, Recipe, Scorer, extend
 # for new processes, and for libraries that this process loads later
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _LOCK = threading.RLock()
-_LONGEST_ERROR = 10_000  # characters kept of a traceback, at its end
+_LONGEST_ERROR = 10_000  # characters kept from the end of a traceback
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ def first_examples(
     """Return inputs and classes of canaries, each from a different example if there are enough."""
     if isinstance(canary, Given):
         return np.asarray(canary.inputs), np.asarray(canary.targets)
-    assert data is not None  # as required
+    assert data is not None  # required for this canary
     chosen = rng.choice(len(data), num_canaries, replace=num_canaries > len(data))
     inputs, targets = data.inputs[chosen], data.targets[chosen]
     if isinstance(canary, Blank):

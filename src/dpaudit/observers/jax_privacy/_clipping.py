@@ -30,7 +30,7 @@ class JaxClip:
 
     The library implements it as one function whose closure variable ``fun`` computes the gradient to clip.
     Here the same function, with everything wrapped around it, is called with another ``fun``, which returns
-    a canary in place of the gradient of an example. So a fault in the library's code shows here too.
+    a canary in place of the gradient of an example. So a fault in the library's code is detected too.
     """
 
     def __init__(self, grad_fn: Any) -> None:
@@ -187,4 +187,4 @@ def require_unmarked(function: Any, name: str) -> None:
                 f"Expected a {name} that is not yet observed, got one returned by an observer: pass the one "
                 "that the library returned, and observe it only once."
             )
-        inner = getattr(inner, "__wrapped__", None) or getattr(inner, "func", None)  # of jit, of partial
+        inner = getattr(inner, "__wrapped__", None) or getattr(inner, "func", None)  # jit, partial

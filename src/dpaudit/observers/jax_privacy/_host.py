@@ -33,7 +33,7 @@ NO_GRADIENT = (
 
 
 class StepBarrier:
-    """A barrier that waits for compiled steps that were started but may not be finished.
+    """A barrier that waits for compiled steps that were started and may still be running.
 
     Code that is called from inside a step does not wait, because that would deadlock.
     """
@@ -77,7 +77,7 @@ class Host:
         self._present: BoolArray | None = None
         self._scores: list[FloatArray] = []
         self._noisy: list[tuple[FloatArray, FloatArray]] = []
-        self._leaves: tuple[int, ...] = ()  # of the coordinates whose noise is logged
+        self._leaves: tuple[int, ...] = ()  # coordinates per leaf whose noise is logged
         self._precision = 0.0
         self._outside: dict[str, Callable[..., Any]] = {}
 
@@ -186,7 +186,7 @@ class SumScale:
         """Return the factor if ``arrived`` is a multiple of the sum; one example adds up to ``norm``."""
         joined = pending.joined
         if not (np.isfinite(joined).all() and np.isfinite(arrived).all()):
-            raise InputError("Expected finite gradients, got some that are not: did the training diverge?")
+            raise InputError("Expected finite gradients, got some that are not: did training diverge?")
         scale = self._known or _fitted(joined, arrived)
         room = tolerance * (norm + scale * float(np.abs(joined).max()))
         if not (0 < scale < math.inf and (np.abs(arrived - scale * joined) <= room).all()):

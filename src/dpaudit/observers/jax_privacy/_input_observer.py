@@ -40,7 +40,7 @@ class CanaryDirections:
     lengths: Any  # the largest contribution of each canary, on the scale of the noise
     others: Any  # the contribution of the other canaries along each canary
     inserted: Any  # the contribution of all canaries
-    losses: Any  # of each canary
+    losses: Any  # one per canary
 
 
 class InputInsertion:
@@ -83,7 +83,7 @@ class InputInsertion:
             return flat(clip.gradient(args, one, target))
 
         if self._canary.uses_weights:
-            assert self._data is not None  # as required
+            assert self._data is not None  # required for this canary
             crafting = JaxCrafting(
                 data=self._data, loss=loss, gradient=gradient, max_grad_norm=clip.norm(self._host.norm)
             )

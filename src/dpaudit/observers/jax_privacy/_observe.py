@@ -21,7 +21,7 @@ from dpaudit.observers.jax_privacy._input_observer import InputInsertion
 from dpaudit.observers.jax_privacy._observer import GradientInsertion, Insertion, JaxObserver
 from dpaudit.recording import DPSGDParams, LiveBound, NoiseLog, ReadClaim, Recorder, TrainingInfo
 
-_NUM_ROWS = 16  # of a noise matrix: enough to detect noise shared between steps
+_NUM_ROWS = 16  # rows of a noise matrix: enough to detect noise shared between steps
 _DIRAC = Dirac()
 _NUM_GRADIENTS, _NUM_INPUTS = 64, 16  # default numbers of canaries
 
@@ -52,7 +52,7 @@ def observe(
     every: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
 ) -> Observed:
-    """Audit the steps made with the two functions that this returns.
+    """Audit the steps that use the two returned functions.
 
     ``grad_fn`` is the function that ``jax_privacy.clipped_grad`` returned. Canaries pass through its own
     clipping and the noise of ``privatizer``, and are subtracted before the update, so that the weights are

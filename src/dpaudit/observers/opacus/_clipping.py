@@ -1,7 +1,7 @@
 """Clipping with Opacus' own code, which clips per-example gradients and adds them to ``p.summed_grad``.
 
-:func:`clip_for` returns how an optimizer clips, or raises if it cannot be observed. The row of a canary takes
-the same path as the rows of examples, and changes nothing but the sum.
+:func:`clip_for` returns an adapter for the clipping of an optimizer, or raises if it cannot be observed. The
+row of a canary takes the same path as the rows of examples, and changes nothing but the sum.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class GhostClip(OpacusClip):
 
 
 def clip_for(optimizer: Any, module: Any) -> OpacusClip:
-    """Return how ``optimizer`` clips, or raise an error that explains why it cannot be observed."""
+    """Return an adapter for the clipping of ``optimizer``, or raise an error if it cannot be observed."""
     if not isinstance(optimizer, DPOptimizer):
         raise InputError(
             "Expected the optimizer that PrivacyEngine.make_private returned, got a "

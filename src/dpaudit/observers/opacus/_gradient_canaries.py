@@ -172,8 +172,8 @@ def uncovered_layers(share: float, num_canaries: int) -> tuple[str, ...]:
     if share >= _FULL_NORM_SHARE:
         return ()
     return (
-        f"layers with fewer than {num_canaries} parameters contain no canary: canaries reach {share:.0%} of "
-        "the clipping norm, so a leak must be larger than the stated power suggests",
+        f"layers with fewer than {num_canaries} parameters contain no canary: canaries reach only "
+        f"{100 * share:.0f} % of the clipping norm, so the smallest detectable leak is larger than stated",
     )
 
 

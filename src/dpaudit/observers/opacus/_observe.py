@@ -1,8 +1,8 @@
 """``observe()`` for Opacus: a context manager around the training loop.
 
-It checks its arguments and sets up one of three audits: gradients or examples present in each step by a fair
-coin, or gradients that are entries of the data set, drawn by the loader's own sampler. ``_observer.py``
-implements a step.
+It checks its arguments and sets up one of three audits: gradients or examples whose presence in each step is
+decided by fair coins, or gradients that are entries of the data set and are drawn by the loader's own
+sampler. ``_observer.py`` implements a step.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ def observe(
     seed of the audit, by default from the operating system. ``callbacks`` receive the live bound every
     ``every`` steps; they may raise to end the training run.
 
-    By default 64 gradient canaries, or as many as a smaller model has parameters, are present in each step by
-    fair coins. With ``held_out``, the examples that :func:`hold_out` split off, ``canary`` may be an input
-    canary such as ``Crafted()``. By default 16 of them are present in each step by fair coins; they also pass
-    through the model and the loss. They need ``module``, ``loader``, whose data must not include held-out
-    examples, and ``criterion`` unless it is the cross-entropy.
+    By default there are 64 gradient canaries, or as many as a smaller model has parameters, and fair coins
+    decide which of them are present in each step. With ``held_out``, the examples that :func:`hold_out` split
+    off, ``canary`` may be an input canary such as ``Crafted()``. By default there are 16 of them; they also
+    pass through the model and the loss. They need ``module``, ``loader``, whose data must not include
+    held-out examples, and ``criterion`` unless it is the cross-entropy.
 
     With ``sampling``, half of the gradient canaries are entries of the data set of ``loader``, and its own
     sampler draws them like examples. So the sampling is audited too, after the last step. The batches then
@@ -143,7 +143,7 @@ def _setup_gradients(
     given: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
-    """Set up gradient canaries, present in each step by a fair coin or drawn by the loader's own sampler.
+    """Set up gradient canaries, whose presence is decided by fair coins or by the loader's own sampler.
 
     ``options`` are passed to the recorder.
     """
@@ -185,7 +185,7 @@ def _setup_inputs(
     given: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
-    """Set up input canaries made from held-out data, present in each step by a fair coin."""
+    """Set up input canaries made from held-out data, whose presence is decided by fair coins."""
     coins = Coins(_NUM_INPUTS if num_canaries is None else num_canaries, seed)
     if not isinstance(module, nn.Module):
         raise InputError(

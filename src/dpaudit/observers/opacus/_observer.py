@@ -181,8 +181,8 @@ def _marked_like(new: Tensor, old: Tensor) -> Tensor:
 class Ranks:
     """The processes whose gradients the optimizer sums in a step, and which of them insert canaries.
 
-    Canaries present by coins are added to the sum of the last rank, so that they reach the noise only through
-    the reduction. Sampled canaries are added to the sum of the rank whose sampler drew them.
+    Canaries selected by coins are added to the sum of the last rank, so that they reach the noise only
+    through the reduction. Sampled canaries are added to the sum of the rank whose sampler drew them.
     """
 
     def __init__(self, optimizer: DPOptimizer, *, sampling: bool) -> None:

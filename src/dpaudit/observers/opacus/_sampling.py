@@ -1,4 +1,4 @@
-"""Membership: which canaries are present in a step, by fair coins or drawn by the loader's own sampler.
+"""Membership: which canaries are present in a step, decided by fair coins or by the loader's own sampler.
 
 With :class:`SampledMembership`, canaries are entries of the data set: :class:`SamplerWithCanaries` draws them
 at the rate of the loader's sampler, and :class:`BatchQueue` assigns batches to steps.
@@ -38,7 +38,7 @@ _POSITIONS = 3  # purpose of a random stream, besides those of Draws
 _MIN_EXPECTED = 20  # expected draws; the probability of seeing none is then two in a billion
 _MAX_DEVIATION = 6.0  # standard errors
 _MARK = "_observed_by_dpaudit"
-_UNSUPPORTED = ("weights", "num_replicas")  # of samplers that depend on more than their number of entries
+_UNSUPPORTED = ("weights", "num_replicas")  # attributes of samplers that depend on more
 _TRUSTED = (  # these read their number of entries whenever they start drawing
     RandomSampler,
     SequentialSampler,
@@ -60,7 +60,7 @@ class Membership(ABC):
 
 
 class CoinMembership(Membership):
-    """The usual case: each canary is present in each step by a fair coin."""
+    """The usual case: a fair coin per canary and step decides which canaries are present."""
 
     def __init__(self, draws: Draws | Coins) -> None:
         self._draws = draws
@@ -265,7 +265,7 @@ class SamplerWithCanaries:
     is_trusted: bool
     _sampler: Any
     _changes: _Changes
-    _sizes: list[int] | None = None  # of the batches of an epoch, where they determine the rate
+    _sizes: list[int] | None = None  # batch sizes of an epoch, where they determine the rate
 
     @classmethod
     def of(cls, sampler: Any, num_canaries: int) -> SamplerWithCanaries:

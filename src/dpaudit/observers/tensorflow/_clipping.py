@@ -1,7 +1,8 @@
 """Clipping with TF Privacy's own code, and the tape that inserts canaries.
 
-:func:`clip_for` returns how an optimizer clips, or raises if it cannot be observed. A :class:`CanaryTape`
-appends the gradients of canaries to those of microbatches, so that the optimizer adds them to its sum.
+:func:`clip_for` returns an adapter for the clipping of an optimizer, or raises if it cannot be observed. A
+:class:`CanaryTape` appends the gradients of canaries to those of microbatches, so that the optimizer adds
+them to its sum.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class _VectorizedClip(TensorFlowClip):
 
 
 def clip_for(optimizer: Any) -> TensorFlowClip:
-    """Return how ``optimizer`` clips, or raise an error that explains why it cannot be observed."""
+    """Return an adapter for the clipping of ``optimizer``, or raise an error if it cannot be observed."""
     query = getattr(optimizer, "_dp_sum_query", None)
     if query is None:
         hidden = "adds its noise during the update, where it cannot be observed"
@@ -131,7 +132,7 @@ class CanaryTensors:
     """The directions of a step's canaries; see :class:`dpaudit.canaries.Directions`."""
 
     values: Any  # entries x canaries
-    coordinates: Any  # of the values among all parameters
+    coordinates: Any  # the position of each value among all parameters
     num_parameters: int
 
     def rows(self, length: Any) -> Any:

@@ -211,7 +211,7 @@ class HostCallbacks:
         self._calls_per_step = calls_per_step
         self._before = calls_before % calls_per_step  # a step that has already started gets no canaries
         self._step: tuple[BoolArray, FloatArray, FloatArray] | None = None
-        self.leaves: tuple[int, ...] = ()  # of the coordinates whose noise is logged
+        self.leaves: tuple[int, ...] = ()  # coordinates per leaf whose noise is logged
         self.eps = 0.0
         self.num_canaries = draws.num_canaries  # present or not
         self.num_calls = 0

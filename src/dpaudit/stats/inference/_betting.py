@@ -24,7 +24,7 @@ from dpaudit.stats._observations import Observations
 from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats.inference._base import BoundQuery, Inference, Kind, ThresholdResult
 
-# The largest share of the wealth that one step may lose. Betting all of it would end the game at a bad step.
+# The largest fraction of the wealth that a step may lose. Losing all of it would end the game.
 MAX_LOSS = 0.99
 _BOUND_OFFSET = 2.2  # approximate distance of the bound from the mean, in standard errors of the final mean
 _BLOCKS = 64  # number of updates of the stake
@@ -68,7 +68,7 @@ class Betting(Inference):
 
 
 def upper_mean(shares: FloatArray, error: float, guesses: float, horizon: int | None = None) -> float:
-    """Return the smallest mean that the shares refute: betting on less reached wealth 1/error at some step.
+    """Return the smallest refuted mean: the bets against it reached a wealth of 1/error at some step.
 
     ``guesses`` is the number of guesses behind each share; it only initializes the variance estimate.
 

@@ -74,7 +74,7 @@ class Posterior(CountInference):
     kind: ClassVar[Kind] = Kind.CREDIBLE
 
     def parameter(self, counts: ErrorCounts, query: BoundQuery) -> float:
-        # typical of random data without a leak, if the rank is 0
+        # a typical bound without a leak, in case the rank is 0
         least = 0.05 / math.sqrt(min(counts.num_absent, counts.num_present))
         guess = max(super().parameter(counts, query), least)
         mass = _RegionMass(counts, query.tradeoff)

@@ -20,11 +20,11 @@ from dpaudit.stats.inference._base import BoundQuery, ExactInference
 from dpaudit.stats.inference._classical import jeffreys_rank
 from dpaudit.stats.tradeoffs import TradeOff
 
-_CLOSE = 1e-5  # relative, on the parameter
-_HUGE = 1e300  # instead of infinity
-_HALVINGS = 6  # the most halvings of the distance between two angles
+_CLOSE = 1e-5  # relative tolerance of the parameter
+_HUGE = 1e300  # stands for infinity
+_HALVINGS = 6  # how often the distance between two angles may be halved
 _GRID = 15  # angles in the initial search for the least favorable fpr
-_ALLOWANCE = 1e-3  # share of the limit reserved for what the search may miss
+_ALLOWANCE = 1e-3  # fraction of the limit reserved for what the search may miss
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def smooth(values: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class EmpiricalROC:
-    """The errors at each absent score as threshold; no other threshold can be better.
+    """The errors with each absent score as the threshold; no other threshold can be better.
 
     (Between two absent scores, a higher threshold only adds false negatives.)
     """

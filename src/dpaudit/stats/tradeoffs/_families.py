@@ -220,7 +220,7 @@ class ApproximateDP(TradeOff):
 
 @dataclass(frozen=True)
 class PureDP(TradeOff):
-    """Pure eps-DP: no assumption at delta = 0, and at delta > 0 that the mechanism has this very curve.
+    """Pure eps-DP: assumes nothing at delta = 0, and at delta > 0 that the mechanism has exactly this curve.
 
     It is the curve of randomized response: at delta > 0 its epsilon is ln(e^eps - delta (1 + e^eps)).
     """

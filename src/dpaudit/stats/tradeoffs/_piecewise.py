@@ -13,7 +13,7 @@ from dpaudit.stats.tradeoffs._base import TradeOff, ratio_epsilon
 from dpaudit.stats.tradeoffs._families import approximate_fnr
 
 _Point = tuple[float, float]
-_SHOWN = 8  # the most lines that are printed
+_SHOWN = 8  # with more lines, only their number is printed
 _BLOCK = 4096  # error rates processed at once: keeps the rates x lines table to a few dozen megabytes
 
 

@@ -133,7 +133,7 @@ class InputInserter(CanaryInserter):
     ) -> None:
         self.draws = Coins(num_canaries, seed)
         data.require_apart(
-            fingerprints_of(training.data), "the training's data", advice=", or pass apart_from= to it"
+            fingerprints_of(training.data), "the training data", advice=", or pass apart_from= to it"
         )
         refuse_batch_norm(training.model)
         data = data.to(training.device)

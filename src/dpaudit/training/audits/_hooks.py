@@ -125,7 +125,7 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         return GradientInserter(training, self.canary, count, self.seed)
 
     def _step_recorder(self, training: Training, first_steps: int | None, **options: Any) -> Recorder:
-        """Return a recorder of all or of the first steps; the claim is that of the whole training run."""
+        """Return a recorder of all or of the first steps; the claim covers the whole training run."""
         settings = training.settings
         if first_steps is not None and first_steps > settings.num_steps:
             raise InputError(
@@ -166,8 +166,8 @@ class OneRun(CanaryAudit[Recorder]):
 
     ``num_canaries`` per step defaults to 512, or to the number of model parameters if that is smaller. For
     input canaries the default is 16: each costs as much as one or two examples of the batch. With
-    ``first_steps``, only these steps are scored, in which input canaries leak most; the claim is still that
-    of the whole training run.
+    ``first_steps``, only these steps are scored, in which input canaries leak most; the claim still covers
+    the whole training run.
     """
 
     default_num_gradients: ClassVar[int] = 512

@@ -33,7 +33,7 @@ _INPUTS, _TARGETS = ("features", "inputs", "x"), ("labels", "targets", "y")
 
 
 def cifar10(directory: str | Path, *, train: bool = True) -> Dataset:
-    """Read the 50,000 training or the 10,000 test images from the folder with the .bin files."""
+    """Read the 50,000 training or the 10,000 test images from the directory with the .bin files."""
     folder = Path(directory)
     inner = folder / "cifar-10-batches-bin"  # the folder inside the archive
     folder = inner if inner.is_dir() else folder

@@ -123,7 +123,7 @@ class Ensemble:
             sampling=DrawnBatches(batches),
             **self._common,
         )
-        with torch.random.fork_rng(devices=[]):  # for users of torch's global RNG, such as dropout
+        with torch.random.fork_rng(devices=[]):  # for layers that use torch's global RNG, such as dropout
             torch.set_rng_state(generator(seeds.augmentation).get_state())
             for _ in training.run():
                 pass

@@ -47,8 +47,8 @@ _EPSILON = 8.0
 _CANARIES = "blank", "mislabelled"
 _ONE_RUN = "many, one run"  # many mislabelled canaries in a single run
 _PRINTED = {0.1: 23.4, 1.0: 26.8, 10.0: 41.0}  # Table 2, by clipping norm
-_LARGEST = 44.0  # of Table 2
-_PAPER_MODELS = 2_000  # with and without the canary
+_LARGEST = 44.0  # from Table 2
+_PAPER_MODELS = 2_000  # half of them with the canary
 
 
 class FinalModels(Figure):

@@ -1,4 +1,4 @@
-"""Figures with an audit of every step: Table 1, its best-known cell, and what the bound depends on.
+"""Figures with an audit of every step: Table 1, its best-known cell, and factors that affect the bound.
 
 For gradient canaries, these are the inserted gradient and whether it moves, the size of the model, and the
 number of augmented copies; for input canaries, their kind and the data.
