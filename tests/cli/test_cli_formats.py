@@ -31,6 +31,9 @@ WAYS: dict[str, Way] = {
     ],
     "npz both": lambda f: [f.npz("t.npz", with_canary=f.present, without_canary=f.absent)],
     "npz presence": lambda f: [f.npz("t.npz", score=f.scores, present=f.presence)],
+    "npz presence of bytes": lambda f: [
+        f.npz("t.npz", score=f.scores, present=np.where(f.presence, b"True", b"0"))
+    ],
     "npz other names": lambda f: [
         f.npz("t.npz", s=f.scores, p=f.presence.astype(float)),
         "--score-column", "s", "--presence-column", "p",

@@ -69,6 +69,7 @@ def test_mistakes_are_one_sentence(refused: Any) -> None:
     assert refused("reproduce", "table1", "--embedded", "--data-dir", "here") == (
         "Expected --data-dir or --embedded, got both: --embedded ignores here."
     )
+    assert refused("reproduce", "regions", "--seed", "-1").startswith("Invalid value for '--seed'")
     for words in (("regions", "--output"), ("table1", "--data-dir")):
         assert refused("reproduce", *words, "~nobody-of-this-name/x") == (
             "Expected ~nobody-of-this-name/x to be a path, but there is no such home directory."

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,21 @@ def test_without_settings_of_the_allocator_threads_are_set_all_the_same(
     monkeypatch.setattr("ctypes.CDLL", lambda _: object())  # as on macOS and with musl
     prepare(["run"])
     assert set(variables) == set(PREPARED)
+
+
+def test_the_allocator_of_this_process_gets_the_settings_of_its_children(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from dpaudit.cli import prepare  # noqa: PLC0415
+
+    variables: dict[str, str] = {}
+    settings: dict[int, int] = {}
+    monkeypatch.setattr("os.environ", variables)
+    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(mallopt=settings.__setitem__))
+    prepare(["run"])
+    # as malloc.h defines them: M_MMAP_MAX, M_TRIM_THRESHOLD (an int, so -1 for no limit) and M_TOP_PAD
+    assert settings == {-4: 0, -1: -1, -2: 2**26}
+    assert [variables[name] for name in PREPARED[:3]] == ["0", str(2**34), str(2**26)]
 
 
 @pytest.mark.long

@@ -18,9 +18,12 @@ from dpaudit.experiments import Config, Running, parse_config, rehearse, run
 from dpaudit.experiments._build import load_data
 from dpaudit.experiments._resolved import Resolved, resolve
 from dpaudit.experiments.black_box import FinalModel, ManyRuns
+from dpaudit.experiments.black_box._canary import canaries_for
 from dpaudit.experiments.black_box._verdict import ManyRunsAnalysis
+from dpaudit.experiments.config import ExampleConfig, GivenConfig
 from dpaudit.report import Format, Report, schema
 from dpaudit.stats import Observations
+from dpaudit.training.data import digits, hold_out
 
 # Without noise there is no curve of the accountant to wait for.
 TINY = """
@@ -359,3 +362,11 @@ def test_one_training_without_noise_gives_its_canaries_away(tiny: Make) -> None:
 def test_more_canaries_than_held_out_examples_are_refused(tiny: Make) -> None:
     with pytest.raises(InputError, match=r"Expected audit.num_canaries=65 to be at most 64"):
         run(one_run(tiny, "audit.num_canaries=65"))
+
+
+@pytest.mark.parametrize("config", [ExampleConfig(kind="mislabelled"), GivenConfig(kind="example", index=0)])
+def test_the_canaries_of_one_training_follow_from_its_seed(config: ExampleConfig | GivenConfig) -> None:
+    held_out = hold_out(digits(), 64)[1]
+    first, again, other = (canaries_for(config, held_out, seed, 8)[0] for seed in (1, 1, 2))
+    assert first.equal(again)
+    assert not first.equal(other)

@@ -260,10 +260,10 @@ def test_a_wrong_name_does_not_hide_what_else_is_wrong_in_its_table() -> None:
 outptu = "a"
 output = "b"
 [model]
-name = "mpl"
+"name" = "mpl"
 hiden = [3]
 [data]
-name = "digitz"
+'name' = "digitz"
 num_examples = 1.5
 [training]
 noise_multiplier = 1.0

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from statistical_limits import room
 
+from dpaudit.accounting import Claim
 from dpaudit.errors import InputError
 from dpaudit.experiments.reproduction import (
     FIGURES,
@@ -29,8 +30,9 @@ from dpaudit.experiments.reproduction._panels import kinds, only, values_of
 from dpaudit.experiments.reproduction._reproduce import DataLabels
 from dpaudit.experiments.reproduction._simulation import simulate_counts
 from dpaudit.experiments.reproduction._trainings import PAPER_METHODS
+from dpaudit.experiments.reproduction.figures._first_steps import _bound
 from dpaudit.experiments.trials import Finished, Processes
-from dpaudit.stats import Gaussian
+from dpaudit.stats import Fixed, Gaussian, JointExact, Observations, audit
 
 SIMULATED = [figure.name for figure in FIGURES if not figure.needs]
 
@@ -118,6 +120,17 @@ def test_at_the_papers_scale_networks_are_trained_as_long_as_the_paper_says(figu
             assert (size["batch_size"], size["num_steps"]) == PRINTED[name]
 
 
+def test_the_first_steps_of_a_training_are_at_last_all_of_them() -> None:
+    for settings in figure_named("steps").settings.values():
+        assert {size["num_steps"] for size in settings["columns"].values()} == {settings["first"][-1]}
+
+
+def test_every_method_has_a_bound_from_the_same_numbers_of_observations(tmp_path: Path) -> None:
+    rows = tiny("observations", tmp_path).rows
+    for method in values_of(rows, "method"):
+        assert values_of(only(rows, method=method), "observations") == [100, 1_000, 10_000]
+
+
 def test_a_bound_by_each_method_of_table_1_stands_beside_the_papers(folder: Path) -> None:
     [table, *_] = tiny("table1", folder).tables
     said = {row[0]: [cell.partition(" / ")[2] for cell in row[3:]] for row in table.rows if " / " in row[3]}
@@ -135,12 +148,21 @@ def test_a_simulated_figure_runs_and_its_picture_holds_finite_numbers(name: str,
     found = tiny(name, tmp_path)
     assert found.rows
     assert found.tables
+    assert found.picture.panels
     for panel in found.picture.panels:
         assert panel.series
         for one in panel.series:
             assert np.isfinite(one.x).all()
             assert np.isfinite(one.y).all()
     json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_lines_lie_below_the_exact_curve_beside_them(tmp_path: Path) -> None:
+    for panel in tiny("pld", tmp_path).picture.panels:
+        exact, *lines = panel.series
+        assert exact.label == "exact"
+        assert lines
+        assert all(np.less_equal(one.y, np.add(exact.y, 1e-9)).all() for one in lines)
 
 
 def test_cells_are_measured_once_and_the_rest_goes_on_after_an_interrupt(
@@ -248,6 +270,20 @@ def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, folder: Path
         assert any(text in cell for row in found.tables[place].rows for cell in row)
     again = tiny(name, folder)
     assert again.to_dict() == found.to_dict()
+
+
+def test_the_bound_from_the_first_steps_is_composed_over_all_steps() -> None:
+    claim = Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.1, num_steps=100, delta=1e-5)
+    first = Observations(with_canary=[1.0] * 90 + [0.0] * 10, without_canary=[0.0] * 90 + [1.0] * 10)
+    method: Any = {"inference": JointExact(), "threshold": Fixed(0.5)}
+    found = audit(first, claim=claim, tradeoff=Gaussian(), **method)
+    row = _bound(first, claim, "f-DP(joint)", **method)
+    assert row == {
+        "method": "f-DP(joint)",
+        "rule": HALF,
+        "kind": "confidence",
+        "epsilon": found.bound.epsilon,
+    }
 
 
 def test_a_cell_that_is_measured_here_tells_how_far_it_is(tmp_path: Path) -> None:

@@ -19,10 +19,12 @@ from opacus_runs import (
 from score_noise import MOST, off, statistics
 from statistical_limits import LEVEL, most_flagged
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import dpaudit
+from dpaudit._torch._crafting import Examples
 from dpaudit.observers.opacus import _input_canaries, hold_out, observe
+from dpaudit.observers.opacus._clipping import summed
 from dpaudit.observers.opacus._observer import OpacusObserver
 
 VIOLATION = dpaudit.Verdict.VIOLATION
@@ -288,6 +290,22 @@ def refused(made, held, match, **options):
         pass
 
 
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_the_pass_of_the_canaries_changes_only_the_sum(private, held, mode):
+    made = private(num_steps=1, seed=0, noise_multiplier=0.7, grad_sample_mode=mode)
+    made.criterion(made.model(held.inputs[:4]), held.targets[:4]).backward()
+    (made.optimizer.accumulate if made.ghost else made.optimizer.clip_and_accumulate)()
+    names = "grad", "grad_sample", "_norm_sample"
+    before = [[getattr(one, name, None) for name in names] for one in made.optimizer.params]
+    batch = summed(made.optimizer).clone()
+    make = _input_canaries.GhostBackward if made.ghost else _input_canaries.PerSampleBackward
+    canaries = Examples(held.inputs[4:8], held.targets[4:8])
+    each = make(made.optimizer, made.model, made.criterion).add_to_sum(canaries)
+    for one, own in zip(made.optimizer.params, before, strict=True):
+        assert all(getattr(one, name, None) is value for name, value in zip(names, own, strict=True))
+    torch.testing.assert_close(summed(made.optimizer), batch + each.sum(dim=0))
+
+
 def test_what_cannot_be_is_refused_in_a_sentence(private, held):
     made = private()
     refused(made, held, "Expected held_out=..., the examples", held_out=None)
@@ -295,6 +313,8 @@ def test_what_cannot_be_is_refused_in_a_sentence(private, held):
     refused(made, held, "Expected module=", module=None)
     refused(made, held, "to be the model that the optimizer trains", module=small_model())
     refused(made, held, "with sampling=True", sampling=True, loader=made.loader)
+    plain = DataLoader(made.loader.dataset, batch_size=10)
+    refused(made, held, "Expected a loader with Poisson sampling", loader=plain)
     refused(made, held, "Expected no held_out", canary=dpaudit.Dirac())
     refused(made, held, "such as Dirac", canary="crafted")
     ghost = private(grad_sample_mode="ghost")

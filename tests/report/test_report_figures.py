@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,9 @@ from scipy import stats
 from statistical_limits import most_flagged
 
 import dpaudit
+from dpaudit._plotting import draw_picture
+from dpaudit.experiments.reproduction import Picture
+from dpaudit.experiments.reproduction._figure import Mark, Panel, Series
 from dpaudit.recording import Trajectory
 from dpaudit.report import Report, read_run
 from dpaudit.report._plot_data import Histogram
@@ -112,3 +117,17 @@ def test_ticks_are_round_few_and_inside(low: float, high: float) -> None:
     assert 2 <= len(ticks) <= 6
     assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in ticks)
     assert len({scale.label(tick) for tick in ticks}) == len(ticks)
+
+
+def test_a_drawn_picture_has_the_labels_of_all_panels_and_series() -> None:
+    panels = []
+    for mark in Mark:
+        edges = [0.0, 1.0, 2.0, 3.0] if mark is Mark.STEPS else [0.0, 1.0, 2.0]
+        series = [Series(label=f"label {mark}", x=edges, y=[1.0, 2.0, 3.0], mark=mark)]
+        names = {f"{name}_label": f"{name} {mark}" for name in "xy"}
+        panels.append(Panel(title=f"title {mark}", series=series, level=0.5, **names))
+    draw_picture(Picture(panels=panels, columns=2), {"svg": (file := io.BytesIO())})
+    drawn = re.findall("<!-- (.*) -->", file.getvalue().decode())
+    for mark in Mark:
+        assert {f"{name} {mark}" for name in ("title", "x", "y", "label")} <= set(drawn)
+    assert "theoretical" in drawn

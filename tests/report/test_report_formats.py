@@ -88,6 +88,19 @@ def test_the_page_can_be_read_by_a_machine_that_reads_aloud(report: Report) -> N
     assert len(names) == len(set(names))
 
 
+def test_every_bar_of_a_method_is_inside_the_area_of_its_own_tip(report: Report) -> None:
+    name = 'aria-label="Lower bounds of all methods[.][^"]*"'
+    pictures = re.findall(rf"{name}[^>]*>(.*?)</svg>", report.to_text(), re.DOTALL)
+    assert len(pictures) == len(report.runs)
+    for picture in pictures:
+        rects = Page(picture).named("rect")
+        bars, tips = rects[: len(rects) // 2], rects[len(rects) // 2 :]
+        assert [one["class"] for one in tips] == ["hit"] * len(bars)
+        for bar, tip in zip(bars, tips, strict=True):
+            top = float(bar["y"] or 0) - float(tip["y"] or 0)
+            assert 0 <= top <= float(tip["height"] or 0) - float(bar["height"] or 0)
+
+
 def test_verdict_claim_bound_and_power_are_in_every_format(report: Report) -> None:
     for chosen in Format:
         text = report.to_text(chosen)

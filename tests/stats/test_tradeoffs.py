@@ -172,6 +172,23 @@ def test_lines_that_are_no_guarantees_are_refused(epsilons, deltas):
         dpaudit.PiecewiseLinear(epsilons, deltas)
 
 
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        (dpaudit.Gaussian(), "trade-off curve is Gaussian"),
+        (dpaudit.Laplace(), "trade-off curve is that of the Laplace mechanism"),
+        (dpaudit.PureDP(), "trade-off curve is that of pure epsilon-DP"),
+        (dpaudit.PiecewiseLinear((1.0, 2.0), (0.1, 0.0)), "trade-off curve is the given one"),
+        (dpaudit.RandomizedResponse(5), "mechanism is randomized response over 5 values"),
+    ],
+)
+def test_a_bound_states_the_curve_that_it_assumes(family, words):
+    scores = dpaudit.Observations(with_canary=[1.0, 2.0, 3.0], without_canary=[0.0, 1.0, 2.0])
+    rule, inference = dpaudit.Fixed(0.5), dpaudit.ClopperPearson()
+    found = dpaudit.lower_bound(scores, delta=1e-3, tradeoff=family, inference=inference, threshold=rule)
+    assert words in found.assumptions[0]
+
+
 def test_randomised_response_over_two_values_is_pure_dp():
     fpr = np.linspace(0.001, 0.999, 50)
     np.testing.assert_allclose(

@@ -278,6 +278,13 @@ def test_the_digits_are_learned_privately() -> None:
     assert num_parameters(run.model) == 1210
 
 
+@pytest.mark.parametrize("is_training", [True, False])
+def test_measuring_the_accuracy_keeps_the_mode_of_the_model(is_training: bool) -> None:
+    model = initialize(lambda: mlp(64, 16, 10), seed=1).train(is_training)
+    accuracy(model, DIGITS)
+    assert model.training is is_training
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -5,13 +5,13 @@ from functools import partial
 
 import numpy as np
 import pytest
-from statistical_limits import LEVEL, most_flagged
+from statistical_limits import LEVEL, most_flagged, spread_range
 
 from dpaudit.training import faults
 from dpaudit.zoo import ENTRIES, chosen, judge
 from dpaudit.zoo._entry import noise_of
 from dpaudit.zoo._native import LEAVES, NativeTraining
-from dpaudit.zoo._steps import PlainStep, correct_step
+from dpaudit.zoo._steps import NOISE, PlainStep, clipped_by_parameter_and_noised_twice, correct_step
 
 # what has to be among the things that flag the fault
 CAUGHT_BY = {
@@ -87,6 +87,13 @@ def test_a_correct_twin_is_not_flagged(name):
 def test_correct_twins_of_steps_are_not_flagged_in_95_percent_of_seeds():
     twin = PlainStep(broken=correct_step, leaves=(64,) * 4, num_steps=100)
     assert sum(bool(judge(twin(False, seed)).caught_by) for seed in range(40)) <= most_flagged(40)
+
+
+def test_noise_that_is_added_twice_has_twice_the_variance():
+    rng, leaves = np.random.default_rng(0), (64,) * 64
+    noise = clipped_by_parameter_and_noised_twice(np.zeros((1, sum(leaves))), leaves, rng)
+    low, high = spread_range(noise.size)
+    assert low < noise.std(ddof=1) / (NOISE * np.sqrt(2)) < high
 
 
 def test_clipping_after_the_mean_is_shown_as_totally_broken():

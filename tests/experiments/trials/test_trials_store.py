@@ -157,6 +157,14 @@ def test_a_file_cut_short_is_refused_if_it_no_longer_says_whose_it_is(folder: Pa
     assert path.read_bytes() == half
 
 
+def test_a_store_with_a_write_ahead_log_gets_a_rollback_journal(folder: Path) -> None:
+    with closing(sqlite3.connect(folder / "trials.sqlite3")) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    finish(PLAN, folder)
+    with closing(sqlite3.connect(folder / "trials.sqlite3")) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
 def test_an_empty_file_is_a_new_store(tmp_path: Path) -> None:
     (tmp_path / "trials.sqlite3").touch()
     assert dict(finish(PLAN, tmp_path).scores) == undisturbed(PLAN, tmp_path)
