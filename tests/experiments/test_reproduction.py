@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reproduction_record
 from statistical_limits import room
 
 from dpaudit.accounting import Claim
@@ -144,8 +145,8 @@ def test_a_bound_by_each_method_of_table_1_stands_beside_the_papers(folder: Path
 
 
 @pytest.mark.parametrize("name", SIMULATED)
-def test_a_simulated_figure_runs_and_its_picture_holds_finite_numbers(name: str, tmp_path: Path) -> None:
-    found = tiny(name, tmp_path)
+def test_a_simulated_figure_runs_and_its_picture_holds_finite_numbers(name: str, folder: Path) -> None:
+    found = tiny(name, folder)
     assert found.rows
     assert found.tables
     assert found.picture.panels
@@ -270,6 +271,13 @@ def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, folder: Path
         assert any(text in cell for row in found.tables[place].rows for cell in row)
     again = tiny(name, folder)
     assert again.to_dict() == found.to_dict()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_figure_shows_the_recorded_series_axes_and_tables(name: str, folder: Path) -> None:
+    found, expected = tiny(name, folder), reproduction_record.recorded(name)
+    assert reproduction_record.outline(found) == expected["outline"]
+    assert reproduction_record.numbers(found) == pytest.approx(expected["numbers"], rel=1e-4, abs=1e-9)
 
 
 def test_the_bound_from_the_first_steps_is_composed_over_all_steps() -> None:
