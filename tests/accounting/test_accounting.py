@@ -25,7 +25,10 @@ def fine_epsilon(noise, rate, steps, delta, interval):
     return pld.self_compose(steps).get_epsilon_for_delta(delta)
 
 
-@pytest.mark.parametrize(("noise", "epsilon"), [(15.372, 1.0), (4.513, 4.0), (2.577, 8.0), (1.576, 16.0)])
+PAPERS = [(15.372, 1.0), (4.513, 4.0), (2.577, 8.0), (1.576, 16.0)]  # noise and epsilon
+
+
+@pytest.mark.parametrize(("noise", "epsilon"), PAPERS)
 def test_the_papers_noise_multipliers_have_their_epsilons(noise, epsilon):
     claim = dpaudit.Claim.dpsgd(noise_multiplier=noise, sample_rate=RATE, num_steps=STEPS, delta=DELTA)
     assert claim.epsilon == pytest.approx(epsilon, rel=4e-3)
@@ -210,6 +213,11 @@ def test_calibrated_noise_keeps_epsilon_and_wastes_little():
     noise = dpaudit.noise_for_epsilon(8.0, sample_rate=RATE, num_steps=STEPS, delta=DELTA)
     assert _pld.epsilon_above(noise, RATE, STEPS, DELTA) <= 8.0
     assert noise == pytest.approx(2.577, rel=1e-3)
+
+
+@pytest.mark.parametrize(("noise", "epsilon"), PAPERS)
+def test_the_search_for_the_noise_starts_near_it(noise, epsilon):
+    assert 1 / _epsilon._limit_guess(epsilon, RATE, STEPS) == pytest.approx(noise, rel=0.1)
 
 
 @pytest.mark.parametrize(

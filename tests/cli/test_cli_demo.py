@@ -6,8 +6,12 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+
+from dpaudit import Verdict
+from dpaudit.cli._demo_command import DemoTraining
 
 
 def test_the_demo_tells_the_trainings_apart(run: Any, tmp_path: Path) -> None:
@@ -48,6 +52,24 @@ def test_a_demo_that_cannot_tell_says_so(run: Any, tmp_path: Path, monkeypatch: 
     assert values == json.loads((tmp_path / "result.json").read_text())
     report = (tmp_path / "report.md").read_text()
     assert "Unexpected verdict: twin with 0.8 times the noise." in report
+
+
+@pytest.mark.parametrize("verdicts", [("VIOLATION", "VIOLATION"), ("NO_VIOLATION", "UNDERPOWERED")])
+def test_the_demo_fails_if_one_of_its_verdicts_is_unexpected(
+    verdicts: tuple[str, str], run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = Verdict.NO_VIOLATION, Verdict.VIOLATION
+    found = [
+        DemoTraining("a run", tmp_path, 1.0, wanted, {"verdict": verdict})
+        for wanted, verdict in zip(expected, verdicts, strict=True)
+    ]
+    monkeypatch.setattr("dpaudit.cli._demo_command.demonstrate", lambda *_: found)
+    monkeypatch.setattr("dpaudit.cli._demo_command._report", lambda _: Mock())
+    result = run("demo", "--output", tmp_path, "--json")
+    assert result.exit_code == 1
+    values = json.loads(result.stdout)
+    assert values["as_expected"] is False
+    assert sorted(one["as_expected"] for one in values["trainings"]) == [False, True]
 
 
 def test_without_torch_the_demo_says_how_to_install_it(

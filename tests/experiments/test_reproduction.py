@@ -28,7 +28,7 @@ from dpaudit.experiments.reproduction import (
 )
 from dpaudit.experiments.reproduction._figure import CIFAR10, PURCHASE
 from dpaudit.experiments.reproduction._panels import kinds, only, values_of
-from dpaudit.experiments.reproduction._reproduce import DataLabels
+from dpaudit.experiments.reproduction._reproduce import DataLabels, FigureRun
 from dpaudit.experiments.reproduction._simulation import simulate_counts
 from dpaudit.experiments.reproduction._trainings import PAPER_METHODS
 from dpaudit.experiments.reproduction.figures._first_steps import _bound
@@ -176,6 +176,16 @@ def test_cells_are_measured_once_and_the_rest_goes_on_after_an_interrupt(
     resumed = reproduce(counting, output=tmp_path / "cut")
     assert counting.measured == [0, 1, 2]
     assert resumed.rows == whole.rows
+
+
+def test_a_cell_is_announced_by_its_key(tmp_path: Path) -> None:
+    figure = figure_named("observations")
+    run = FigureRun(figure=figure, output=tmp_path, scale=Scale.TINY, data=Data(), seed=0, device="cpu")
+    assert [run.label(index) for index in range(3)] == [
+        "claimed 1.0, run 0",
+        "claimed 1.0, run 1",
+        "claimed 4.0, run 0",
+    ]
 
 
 def test_cells_of_another_seed_or_scale_are_refused(counting: Counting, tmp_path: Path) -> None:

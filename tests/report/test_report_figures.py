@@ -6,6 +6,8 @@ import io
 import math
 import re
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,11 +16,12 @@ from statistical_limits import most_flagged
 
 import dpaudit
 from dpaudit._plotting import draw_picture
+from dpaudit.accounting import SubsampledGaussian
 from dpaudit.experiments.reproduction import Picture
 from dpaudit.experiments.reproduction._figure import Mark, Panel, Series
 from dpaudit.recording import Trajectory
 from dpaudit.report import Report, read_run
-from dpaudit.report._plot_data import Histogram
+from dpaudit.report._plot_data import Histogram, drawable, rebuilt_hypothesis
 from dpaudit.report._svg import AxisScale
 from dpaudit.stats._result import ErrorRatePlane
 
@@ -108,6 +111,34 @@ def test_curves_stay_in_the_plane_whatever_was_bound() -> None:
         plane = ErrorRatePlane.of(counts, tradeoff=tradeoff, claimed=0.0, bound=math.inf, confidence=0.95)
         for curve in (plane.claimed, plane.bound):
             assert ((curve >= 0) & (curve <= 1)).all()
+
+
+@pytest.mark.parametrize(("num_steps", "drawn"), [(1_000_000, True), (1_000_001, False)])
+def test_a_stored_curve_is_drawn_for_up_to_a_million_steps(num_steps: int, drawn: bool) -> None:
+    tradeoff = SubsampledGaussian(0.01, num_steps)
+    assert (drawable(Mock(tradeoff=tradeoff)) is tradeoff) == drawn
+    assert drawable(Mock(tradeoff=None)) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"noise_multiplier": 0.09},
+        {"noise_multiplier": 1001.0},
+        {"sample_rate": 9e-8},
+        {"num_steps": 1_000_001},
+        {"noise_multiplier": 1.1},  # another claim
+        {"delta": None},
+    ],
+)
+def test_a_stored_claim_is_rebuilt_only_if_it_is_that_of_a_real_training_run(change: dict[str, Any]) -> None:
+    values = {"noise_multiplier": 1.0, "sample_rate": 0.1, "num_steps": 10, "delta": 1e-5}
+    tradeoff = dpaudit.Gaussian()
+    claimed = dpaudit.Claim.dpsgd(**values).hypothesis(tradeoff).parameter
+    found = rebuilt_hypothesis(values, tradeoff, claimed)
+    assert found is not None
+    assert found.parameter == claimed
+    assert rebuilt_hypothesis({**values, **change}, tradeoff, claimed) is None
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-3.2, 8.9), (0.4, 0.40001), (0.0, 1e9)])

@@ -8,7 +8,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from dpaudit.errors import InputError
 from dpaudit.training import Batch, clipped_sum, cross_entropy, initialize
-from dpaudit.training.gradients import LinearRows, is_plain_linear, num_parameters, per_example
+from dpaudit.training.gradients import LinearRows, add_clipped, is_plain_linear, num_parameters, per_example
 from dpaudit.training.models import conv_net, logistic_regression, mlp, wide_resnet
 
 
@@ -119,6 +119,19 @@ def test_the_clipped_sum_is_that_of_every_examples_own_gradient(name: str, multi
     torch.testing.assert_close(found.vector, oracle(model, batch, 0.7), atol=1e-5, rtol=1e-5)
     assert found.num_examples == 37
     assert (found.norms > 0.7).any()
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv_net"])
+def test_the_clipped_sum_of_several_chunks_is_that_of_their_examples(name: str) -> None:
+    model, batch = made(name)
+    parts = [
+        Batch(batch.inputs[part], batch.targets[part]) for part in (slice(20), slice(20, 30), slice(30, 37))
+    ]
+    chunks = [rows for part in parts for rows in per_example(model, cross_entropy, part)]
+    out = torch.zeros(num_parameters(model))
+    norms = add_clipped(chunks, 0.7, out)
+    torch.testing.assert_close(out, oracle(model, batch, 0.7), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(norms, clipped_sum(model, cross_entropy, batch, max_grad_norm=0.7).norms)
 
 
 @pytest.mark.parametrize("name", MODELS)
