@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 
 import dpaudit
-from dpaudit import Betting, Claim, ClopperPearson, JointExact, Leak
+from dpaudit import Betting, Claim, ClopperPearson, InputError, JointExact, Leak, PureDP
 
 GAUSSIAN = ["--noise-multiplier", "1", "--delta", "1e-5"]
 DPSGD = [*GAUSSIAN, "--sample-rate", "0.1", "--num-steps", "20"]
@@ -68,6 +69,28 @@ def test_the_smallest_leak_needs_just_the_planned_size() -> None:
             CLAIM, Leak(noise_factor=leak.noise_factor), num_canaries=1, inference=inference
         )
         assert plan.num_steps == pytest.approx(500, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        dpaudit.plan_observations,
+        partial(dpaudit.plan_steps, num_canaries=4),
+        partial(dpaudit.plan_canaries, num_steps=40),
+    ],
+    ids=["observations", "steps", "canaries"],
+)
+def test_a_plan_is_for_the_given_method_power_confidence_and_trade_off(plan: Any) -> None:
+    leak = Leak(noise_factor=0.6)
+    found = plan(CLAIM, leak)
+    assert found.leak.probability == 0.8
+    for inference in (ClopperPearson(), JointExact(), Betting()):
+        assert plan(CLAIM, leak, inference=inference).inference == inference
+    for options in ({"power": 0.95}, {"confidence": 0.99}):
+        assert plan(CLAIM, leak, **options).num_observations > found.num_observations
+    with pytest.raises(InputError, match="Expected the leak as an epsilon"):
+        plan(CLAIM, leak, tradeoff=PureDP())
+    assert plan(CLAIM, leak, power=0.95).leak.probability == 0.95
 
 
 def test_the_table_names_the_claim_and_the_leak(run: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import dpaudit
 from dpaudit.pytest_plugin._fixture import DpAudit
+from dpaudit.pytest_plugin._message import _likely_causes
 from dpaudit.pytest_plugin._session import AuditSession
 from dpaudit.recording import DPSGDParams, NoiseLog, ReadClaim, Recorder, TrainingInfo, WholeRunRecorder
 
@@ -70,6 +71,20 @@ def test_causes_know_the_numbers_of_the_training():
         recorded(lambda rng, _: rng.standard_normal(COUNT) / 4)
     )
     assert "possible cause: the canary reaches the release unclipped" in failure(recorded(signal=10.0))
+
+
+def test_the_amount_of_noise_explains_nothing_once_it_is_known_where_noise_is_missing():
+    def causes(*names):
+        findings = [SimpleNamespace(name=name) for name in names]
+        diagnosis = SimpleNamespace(findings=findings, noise=None)
+        return " ".join(_likely_causes(diagnosis, {"noise_ratio": 0.5, "signal": 3.0}))
+
+    amount, signal = "0.5 of the claimed level", "3 times the clipping norm"
+    assert amount in causes("noise-shape")
+    located = causes("noise-shape", "leaf-noise")
+    assert amount not in located
+    assert signal in located
+    assert "is a parameter skipped" in causes("noise-variance", "leaf-noise")
 
 
 def test_a_training_whose_canaries_do_not_arrive_gets_no_verdict_but_a_guess():
