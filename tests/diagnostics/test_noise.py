@@ -30,6 +30,14 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape)
 
 
+def test_the_coordinates_kept_for_every_step_are_spread_over_all_leaves():
+    layout = Layout.of(10_000, (4_000, 1_000, 5_000))
+    assert np.array_equal(layout.sketch, np.unique(layout.sketch))
+    shares = np.histogram(layout.sketch, (0, 4_000, 5_000, 10_000))[0] / 512
+    assert shares == pytest.approx([0.4, 0.1, 0.5], abs=0.1)
+    assert Layout.of(100, None).sketch.tolist() == list(range(100))
+
+
 def test_the_ratio_of_the_noise_and_its_interval_are_those_of_a_chi_square():
     noise = 0.9 * normal(30, 12)
     found = record_of(noise).diagnose(0.9).noise

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 from statistical_limits import count_range
 
@@ -23,7 +25,9 @@ from dpaudit.experiments.black_box._verdict import ManyRunsAnalysis
 from dpaudit.experiments.config import ExampleConfig, GivenConfig
 from dpaudit.report import Format, Report, schema
 from dpaudit.stats import Observations
+from dpaudit.training import DPSGD, SGD
 from dpaudit.training.data import digits, hold_out
+from dpaudit.training.faults import NoiseTooSmall
 
 # Without noise there is no curve of the accountant to wait for.
 TINY = """
@@ -165,6 +169,32 @@ def test_canaries_are_held_out_examples_or_what_is_given(tiny: Make, tmp_path: P
     assert (runs(tiny(given)).shared.canary.inputs == 0.25).all()
     np.save(tmp_path / "mine.npy", np.full((1, 8, 8), 255, dtype=np.uint8))
     assert (runs(tiny(given)).shared.canary.inputs == 1.0).all()  # as bytes of the data are
+
+
+def test_the_models_are_trained_with_the_settings_of_the_config(tiny: Make) -> None:
+    plain, broken = runs(tiny()).ensemble, runs(tiny(*FORGOTTEN)).ensemble
+    assert plain.settings == DPSGD(
+        noise_multiplier=0.0,
+        max_grad_norm=1.0,
+        sample_rate=1.0,
+        num_steps=5,
+        optimizer=SGD(learning_rate=1.0),
+    )
+    assert plain.mechanism is plain.initial_weights is None
+    assert broken.mechanism == NoiseTooSmall(noise_multiplier=0.0, max_grad_norm=1.0, factor=0.0)
+    assert plain.device == torch.device("cpu")
+    assert len(plain.data) == 300
+
+
+def test_pretrained_models_start_from_the_shared_weights(tiny: Make) -> None:
+    table = "audit.initialization={kind='pre-trained', num_steps=2, batch_size=8, learning_rate=0.3}"
+    found = runs(tiny(table))
+    assert found.shared.weights is not None
+    assert found.ensemble.initial_weights is found.shared.weights
+    for change in ("num_steps=3", "batch_size=9", "learning_rate=0.4"):
+        name = change.partition("=")[0]
+        other = re.sub(rf"{name}=[\d.]+", change, table)
+        assert not runs(tiny(other)).shared.weights.equal(found.shared.weights)
 
 
 def test_a_run_keeps_its_canary_whatever_becomes_of_its_file(tiny: Make, tmp_path: Path) -> None:

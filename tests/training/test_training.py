@@ -300,6 +300,20 @@ def test_settings_that_cannot_be_used_are_refused(changes: dict[str, object], se
         settings(**changes)
 
 
+@pytest.mark.parametrize(
+    ("noise_multiplier", "max_grad_norm", "sentence"),
+    [
+        (-0.5, 1.0, r"Expected noise_multiplier=-0\.5 in \[0, inf\)"),
+        (1.0, 0.0, r"Expected max_grad_norm=0 in \(0, inf\)"),
+    ],
+)
+def test_a_mechanism_is_never_built_with_impossible_numbers(
+    noise_multiplier: float, max_grad_norm: float, sentence: str
+) -> None:
+    with pytest.raises(InputError, match=sentence):
+        GaussianSum(noise_multiplier=noise_multiplier, max_grad_norm=max_grad_norm)
+
+
 def test_a_missing_torch_gives_the_line_that_installs_it() -> None:
     code = "import sys; sys.modules['torch'] = None\nimport dpaudit\nimport dpaudit.training"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
