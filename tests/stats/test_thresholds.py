@@ -8,6 +8,7 @@ from scipy import stats
 
 import dpaudit
 from dpaudit.stats._counts import StepScores, count
+from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.inference import BoundQuery
 from dpaudit.stats.thresholds._rules import predictable_thresholds
 
@@ -32,6 +33,21 @@ def test_fixed_counts_at_its_threshold():
     found = bound(observations, dpaudit.Fixed(1.0))
     assert found.threshold == 1.0
     assert found.counts == count(observations, 1.0)
+
+
+@pytest.mark.parametrize("rule", [dpaudit.Fixed(1.0), dpaudit.HeldOut(0.25), dpaudit.Simultaneous()], ids=str)
+@pytest.mark.parametrize(("num_absent", "num_present"), [(80, 40), (40, 80)])
+def test_the_design_of_an_audit_has_as_many_scores_as_its_rule_counts(rule, num_absent, num_present):
+    rng = np.random.default_rng(0)
+    observations = dpaudit.Observations(
+        with_canary=rng.normal(1, 1, num_present), without_canary=rng.normal(0, 1, num_absent)
+    )
+    counts = bound(observations, rule).counts
+    query = BoundQuery(dpaudit.Gaussian(), 1e-5, 0.05)
+    design = AuditDesign.of(observations, dpaudit.ClopperPearson(), rule, query)
+    assert (design.num_absent, design.num_present) == (counts.num_absent, counts.num_present)
+    assert design.num_steps == min(counts.num_absent, counts.num_present)
+    assert design.query.error_rate == rule.error(0.05, num_absent)
 
 
 def test_optimal_solves_the_papers_equation():
