@@ -7,6 +7,7 @@ JOBS ?= 2
 bin := .venv/bin
 pip := $(bin)/python -m pip -qq --disable-pip-version-check
 pins := pyproject.toml constraints.txt
+checks := $(bin)/ruff check && $(bin)/ruff format --check && $(bin)/mypy && $(bin)/lint-imports
 # A file is run by one process, because its tests share fixtures; see FileScheduling in tests/conftest.py.
 distributed := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
@@ -21,15 +22,13 @@ demo: .venv/.installed ## train and audit a correct and a broken DP-SGD; write t
 
 # The checks run in the background, because mypy needs half a minute; their output is printed last.
 test: .venv/.installed-dev ## run every check: lint, format, types, layers, tests
-	@log=$$(mktemp); $(MAKE) --no-print-directory check >"$$log" 2>&1 & checks=$$!; \
+	@log=$$(mktemp); ($(checks)) >"$$log" 2>&1 & checks=$$!; \
+	trap 'kill $$checks 2>/dev/null; rm -f "$$log"' EXIT; trap 'exit 130' INT TERM; \
 	$(bin)/python -m pytest $(distributed); tests=$$?; \
-	wait $$checks; checked=$$?; cat "$$log"; rm -f "$$log"; exit $$((tests | checked))
+	wait $$checks; checked=$$?; cat "$$log"; exit $$((tests | checked))
 
 check: .venv/.installed-dev ## run lint, format, types and layers only
-	$(bin)/ruff check
-	$(bin)/ruff format --check
-	$(bin)/mypy
-	$(bin)/lint-imports
+	$(checks)
 
 test-long: .venv/.installed-dev ## run all tests, including long ones, with 40 seeds where training is repeated
 	DPAUDIT_TEST_LONG=1 $(bin)/python -m pytest $(distributed)
@@ -54,7 +53,7 @@ dist: .venv/.installed ## build the wheel and the source archive into dist/
 	$(bin)/python -m hatchling build -d dist
 
 clean: ## delete everything that the other targets create
-	rm -rf .venv .venv-bench .venv-tensorflow site dist dpaudit-demo dpaudit-zoo .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-bench .venv-tensorflow site dist dpaudit-demo dpaudit-reproduction dpaudit-zoo .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests tests_tensorflow benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # What users need. The build backend is pinned, too.

@@ -42,6 +42,7 @@ class AccountantTable:
             self.known[name] = self.missing[name] = compute(*setting)
         return self.known[name]
 
+    @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         self.missing |= getattr(node, "workeroutput", {}).get(_OUTPUT, {})
 

@@ -5,14 +5,14 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+# Two threads of torch that share one core wait for each other; tests run in parallel processes instead. Set
+# before numpy is loaded.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import accountant_table
 import pytest
 from cpu_times import CpuTimes
 from hypothesis import settings
-from xdist.scheduler import LoadFileScheduling
-
-# Two threads of torch that share one core wait for each other; tests run in parallel processes instead.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A job in the background ignores interrupts, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -40,14 +40,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(CpuTimes(), "cpu-times")
 
 
-class FileScheduling(LoadFileScheduling):
-    """One process runs all tests of a file, which share fixtures and caches; but pages are independent."""
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let one process run all tests of a file, which share fixtures and caches; pages are independent."""
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415  # tests run without xdist too
 
-    def _split_scope(self, nodeid: str) -> str:
-        return nodeid if nodeid.startswith("tests/test_readme.py") else str(super()._split_scope(nodeid))
+    class FileScheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return nodeid if nodeid.startswith("tests/test_readme.py") else str(super()._split_scope(nodeid))
 
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling | None:
     return FileScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 

@@ -1,6 +1,7 @@
 """Limits of statistical tests, computed for the number of runs that a test performs.
 
-A correct implementation violates each limit with probability below 0.1 %. A limit that no implementation
+A correct implementation violates each limit with probability below 0.1 %; limits of means are normal
+approximations, so theirs is about 0.1 %. A limit that no implementation
 could violate, or that a broken one would likely keep, raises: such a test belongs in ``make test-long``.
 """
 

@@ -38,16 +38,17 @@ class Block:
     line: int
     output: str | None  # of a text block that follows directly
     needs: str | None = None
+    place: int = 0  # of the output in the page
 
 
 def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text()
     found = list(FENCE.finditer(text))
     for match, following in zip_longest(found, found[1:]):
-        shown = None
+        shown, place = None, 0
         if following and following[2] == "text" and not text[match.end() : following.start()].strip():
-            shown = following[3]
-        yield Block(match[2], match[3], text[: match.start(2)].count("\n") + 1, shown, match[1])
+            shown, place = following[3], following.start(3)
+        yield Block(match[2], match[3], text[: match.start(2)].count("\n") + 1, shown, match[1], place)
 
 
 def run_python(block: Block, page: Path, module: ModuleType) -> str:
@@ -67,6 +68,8 @@ def run_command(words: list[str]) -> tuple[int, str, str]:
     """Return the exit status and both outputs; ``dpaudit`` runs in this process, which is faster."""
     if words[0] == "dpaudit":
         result = CliRunner().invoke(app, words[1:], env={"COLUMNS": "80"})
+        if not isinstance(result.exception, SystemExit | None):
+            raise result.exception
         return result.exit_code, result.stdout, result.stderr
     done = subprocess.run(
         [sys.executable, "-m", *words], capture_output=True, text=True, check=False, timeout=300
@@ -114,7 +117,9 @@ def excerpt(printed: str, shown: str) -> str:
     """Return the part of the output that the page showed, in its new words."""
     lines, old = printed.splitlines(), shown.splitlines()
     if old[0] == "...":
-        first = max(place for place, line in enumerate(lines) if line.split()[:1] == old[1].split()[:1])
+        first = max(
+            (place for place, line in enumerate(lines) if line.split()[:1] == old[1].split()[:1]), default=0
+        )
         lines = ["...", *lines[first:]]
     if old[-1] == "...":
         lines = [*lines[: len(old) - 1], "..."]
@@ -135,6 +140,7 @@ def test_every_block_runs_and_prints_what_the_page_shows(
     monkeypatch.syspath_prepend(tmp_path)  # as for somebody who works in that folder
     module = ModuleType(f"page_{page.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look themselves up there
+    changed: list[tuple[Block, str]] = []
     for block in blocks(page):
         if block.needs is not None:
             continue
@@ -146,7 +152,12 @@ def test_every_block_runs_and_prints_what_the_page_shows(
             continue
         if block.output is not None and not same(printed, block.output):
             assert IS_UPDATE, f"{page.name}:{block.line} printed\n{printed}"
-            page.write_text(page.read_text().replace(block.output, excerpt(printed, block.output)))
+            changed.append((block, excerpt(printed, block.output)))
+    text = page.read_text()
+    for block, output in reversed(changed):
+        text = text[: block.place] + output + text[block.place + len(str(block.output)) :]
+    if changed:
+        page.write_text(text)
 
 
 def test_the_readme_names_the_two_commands_and_runs_both_ways_in() -> None:

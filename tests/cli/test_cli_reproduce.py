@@ -57,7 +57,7 @@ def test_the_list_has_every_figure(run: Any) -> None:
     assert [one["name"] for one in values["figures"]] == [figure.name for figure in FIGURES]
 
 
-def test_mistakes_are_one_sentence(refused: Any) -> None:
+def test_mistakes_are_one_sentence(refused: Any, tmp_path: Path) -> None:
     assert refused("reproduce").startswith("Expected the name of a figure; list all with")
     assert (
         refused("reproduce", "pdl")
@@ -69,7 +69,8 @@ def test_mistakes_are_one_sentence(refused: Any) -> None:
     assert refused("reproduce", "table1", "--embedded", "--data-dir", "here") == (
         "Expected --data-dir or --embedded, got both: --embedded ignores here."
     )
-    assert refused("reproduce", "regions", "--seed", "-1").startswith("Invalid value for '--seed'")
+    negative = refused("reproduce", "regions", "--seed", "-1", "--output", tmp_path)
+    assert negative.startswith("Invalid value for '--seed'")
     for words in (("regions", "--output"), ("table1", "--data-dir")):
         assert refused("reproduce", *words, "~nobody-of-this-name/x") == (
             "Expected ~nobody-of-this-name/x to be a path, but there is no such home directory."

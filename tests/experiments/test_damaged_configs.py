@@ -99,6 +99,12 @@ def test_what_would_be_too_much_for_the_rest_is_refused(more: str, sentence: str
     assert str(caught.value).startswith(sentence)
 
 
+def test_a_table_that_was_replaced_by_an_endless_number_is_refused() -> None:
+    changes = ["training=0x" + "f" * 9000, "training.num_steps=1"]
+    with pytest.raises(InputError, match=r"Expected whole numbers up to 2\^128 in --set"):
+        parse_config(TEXT, "c.toml", changes)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

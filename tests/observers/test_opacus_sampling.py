@@ -372,7 +372,7 @@ def test_an_epoch_that_is_shorter_than_it_says_is_refused(made):
     built = made()
     loader = DataLoader(built.loader.dataset, batch_size=BATCH, sampler=Permuted())
     with (
-        pytest.raises(dpaudit.InputError, match="it draws from fewer entries than its stated number"),
+        pytest.raises(dpaudit.InputError, match="it draws from another number of entries than it states"),
         observe(built.optimizer, loader=loader, sampling=True, seed=3),
     ):
         run(built, STEPS, loader)

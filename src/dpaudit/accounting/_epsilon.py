@@ -143,7 +143,7 @@ def _first_node(position: float, stride: int) -> int:
 
 
 def cubic(values: FloatArray, at: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the cubic through the four values (or rows) at 0, 1, 2, 3, and a bound on its error.
+    """Return the cubic through the four values (or rows) at 0, 1, 2, 3, and an estimate of its error.
 
     The error is less than the difference to the parabolas through three of the four points, if the function
     is smooth on the scale of the lattice.

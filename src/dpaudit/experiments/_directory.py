@@ -9,6 +9,7 @@ import math
 import pickle  # only for its exception: nothing is unpickled here
 import platform
 import struct
+import warnings
 import zipfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -132,8 +133,7 @@ def restore(path: Path, training: Training) -> float:
     try:
         with open_file(path) as file:
             _require_undamaged(file)
-            # only tensors, numbers and strings: loading the file executes no code from it
-            state = _as_arrays(torch.load(file, weights_only=True, map_location="cpu"))
+            state = _as_arrays(_loaded(file))
         training.load_state_dict(state["training"])
         _require(math.isfinite(state["seconds"]))
         return float(state["seconds"])
@@ -155,6 +155,14 @@ def _require_undamaged(file: BinaryIO) -> None:
 def _require(ok: bool) -> None:
     if not ok:
         raise zipfile.BadZipFile
+
+
+def _loaded(file: BinaryIO) -> Any:
+    """Load tensors, numbers and strings only: no code from the file is executed."""
+    with warnings.catch_warnings():
+        # torch warns about an unusual pickle protocol; what can be loaded is validated anyway
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.load(file, weights_only=True, map_location="cpu")
 
 
 def _as_tensors(value: Any) -> Any:

@@ -66,7 +66,7 @@ def scores_plot(scores: Histogram, *, wide: bool = False) -> Html:
     picture = canvas.svg(*marks, canvas.strips(middles, tips), label="Histogram of scores")
     text = (
         f"{sides[0].sum():,} scores with the canary and {sides[1].sum():,} without it. The further apart "
-        "they are, the better an attacker can distinguish them; where they overlap, no attacker can."
+        "they are, the better an attacker can distinguish them; in the overlap, a score may come from either."
     )
     rows = [(between, f"{sides[0][i]:,}", f"{sides[1][i]:,}") for i, between in enumerate(bins)]
     numbers = table(("score", "with", "without"), rows, label="Histogram of scores, as a table")

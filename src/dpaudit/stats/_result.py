@@ -34,8 +34,8 @@ class Verdict(Enum):
         "allows."
     )
     NO_VIOLATION = (
-        "The observations do not refute the claim. This does not prove it: a leak smaller than the power "
-        "stated below could have gone undetected."
+        "The observations do not refute the claim. This does not prove it: a leak smaller than the smallest "
+        "detectable one could have gone undetected."
     )
     UNDERPOWERED = (
         "Too few observations: even an attack without a single error could not have refuted the claim."

@@ -100,7 +100,8 @@ def _override(raw: dict[str, Any], text: str) -> KeyPath:
     for part in path[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise InputError(f"Expected {part} in {text!r} to be a table, but it is {table!r}.")
+            _require_plain(raw, "--set")  # an integer can be too long to be quoted
+            raise InputError(f"Expected {part} in {_shown(text)} to be a table, but it is {_shown(table)}.")
     table[path[-1]] = _value(value.strip())
     return path
 

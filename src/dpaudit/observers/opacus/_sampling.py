@@ -334,7 +334,7 @@ class SamplerWithCanaries:
             if len(batch) != size:
                 raise InputError(
                     f"Expected the {type(self._sampler.sampler).__name__} to have {size} entries for a "
-                    f"batch, got {len(batch)}: it draws from fewer entries than its stated number."
+                    f"batch, got {len(batch)}: it draws from another number of entries than it states."
                 )
             yield batch
 

@@ -112,7 +112,7 @@ class CountInference(Inference):
 
 
 class ExactInference(CountInference):
-    """An inference from counts with a confidence guarantee, whose power can be computed exactly."""
+    """An inference from counts with a confidence guarantee, whose power can be computed."""
 
     kind: ClassVar[Kind] = Kind.CONFIDENCE
 
