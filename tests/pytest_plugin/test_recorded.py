@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import dpaudit
 from dpaudit.pytest_plugin._fixture import DpAudit
-from dpaudit.pytest_plugin._message import _likely_causes
+from dpaudit.pytest_plugin._message import ScoreSummary, _likely_causes
 from dpaudit.pytest_plugin._session import AuditSession
 from dpaudit.recording import DPSGDParams, NoiseLog, ReadClaim, Recorder, TrainingInfo, WholeRunRecorder
 
@@ -71,6 +73,36 @@ def test_causes_know_the_numbers_of_the_training():
         recorded(lambda rng, _: rng.standard_normal(COUNT) / 4)
     )
     assert "possible cause: the canary reaches the release unclipped" in failure(recorded(signal=10.0))
+
+
+def test_a_summary_of_scores_states_their_noise_with_its_interval_and_the_signal_of_the_canary():
+    recorder = recorded(lambda rng, _: 0.5 * rng.standard_normal(COUNT), signal=2.0, num_steps=20)
+    found, state = ScoreSummary.of(recorder), recorder.state_dict()
+    absent, present = (state["scores"][state["present"] == inserted] for inserted in (False, True))
+    energy, count = float((absent**2).sum()), absent.size
+    low, high = (math.sqrt(energy / stats.chi2.ppf(level, count)) for level in (0.9995, 0.0005))
+    assert found.noise == pytest.approx(math.sqrt(energy / count))
+    assert (found.low, found.high) == pytest.approx((low, high))
+    assert found.signal == pytest.approx(present.mean() - absent.mean())
+    assert found.spread_signal is None
+    assert not found.is_crowded
+    assert found.known(1.0) == {
+        "signal": found.signal,
+        "spread_signal": None,
+        "is_crowded": False,
+        "canary_scale": FACTS.canary_scale,
+        "batch_size": 32,
+        "max_grad_norm": 4.0,
+        "noise_multiplier": 1.0,
+        "noise_ratio": found.noise,
+        "interval": (found.low, found.high),
+    }
+    assert "noise_ratio" not in found.known(0.5)  # within the interval
+    level = f"{2 * found.noise:.3g} of the claimed level ({2 * low:.3g} to {2 * high:.3g})"
+    assert found.noise_line(0.5) == f"noise: {level}"
+    size = f"{found.noise:.3g} times the clipping norm ({low:.3g} to {high:.3g})"
+    assert found.noise_line(None) == f"noise: {size}"
+    assert found.canary_line.startswith(f"canary: {found.signal:.3g} times the clipping norm;")
 
 
 def test_the_amount_of_noise_explains_nothing_once_it_is_known_where_noise_is_missing():
