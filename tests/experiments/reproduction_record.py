@@ -27,9 +27,10 @@ def recorded(name: str) -> dict[str, Any]:
 
 
 def outline(found: Reproduced) -> dict[str, Any]:
-    """Return the text, axes and marks of the picture, and the tables."""
+    """Return the settings of all scales, the text, axes and marks of the picture, and the tables."""
     trained = bool(found.figure.needs)
     return {
+        "settings": json.loads(json.dumps({str(scale): one for scale, one in found.figure.settings.items()})),
         "columns": found.picture.columns,
         "fields": sorted({name for row in found.rows for name in row}),
         "rows": len(found.rows),
