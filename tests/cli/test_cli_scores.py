@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import dpaudit
+from dpaudit.cli._result_table import _print_methods
 from dpaudit.stats import _observations
 
 HONEST = ["--noise-multiplier", "0.5", "--delta", "1e-5"]  # the files' own mu is 2
@@ -210,3 +213,38 @@ def test_long_work_is_announced_on_standard_error(
     result = run("scores", *files.sides(), "--normalized", "--json")
     assert result.stderr == "Analyzing 300 scores with the canary and 250 without it\n"
     json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("composed", [True, False])
+def test_the_table_of_methods_has_a_row_for_each_bound(composed: bool) -> None:
+    joint = {
+        "name": "f-DP(joint)",
+        "threshold_rule": {"type": "Fixed", "threshold": 0.5},
+        "symbol": "mu",
+        "parameter": 0.75,
+        "epsilon": 2.5,
+        "training_epsilon": 6.25 if composed else None,
+        "kind": "confidence",
+        "assumptions": ["first", "second"],
+    }
+    katz = {**joint, "name": "Katz", "symbol": "epsilon", "kind": "heuristic", "assumptions": ["second"]}
+    values = {
+        "shapes": {"with_canary": [1000, 4], "without_canary": [900]},
+        "confidence": 0.9,
+        "delta": 1e-6,
+        "methods": [joint, katz],
+    }
+    console = Console(file=io.StringIO(), width=100)
+    _print_methods(console, values, left_out=False)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    extra = ["training"] * composed
+    assert ["method", "threshold", "mu", "epsilon", *extra, "kind", "notes"] in lines
+    numbers = ["2.5", *["6.25"] * composed]
+    assert ["f-DP(joint)", "fixed", "0.5", "0.75", *numbers, "confidence", "1", "2"] in lines
+    assert ["Katz", "fixed", "0.5", *numbers, "heuristic", "2"] in lines
+    assert ["1", "first"] in lines
+    assert ["2", "second"] in lines
+    text = console.file.getvalue()
+    assert "scores: 1,000 x 4 with the canary, 900 without it" in text
+    assert "at the 90 % level, epsilon at delta = 1e-06" in text
+    assert "skipped" not in text
