@@ -1,0 +1,60 @@
+"""When present canaries score too little for a verdict."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from dpaudit.recording._signal_and_noise import ArrivalError, RunningMoments, check_signal, has_signal
+
+
+def moments(mean: float, spread: float = 0.0, count: int = 100) -> RunningMoments:
+    """Return the moments of scores with this mean and standard deviation, half of them on either side."""
+    scores = mean + spread * np.where(np.arange(count) % 2, 1.0, -1.0)
+    return RunningMoments().add(scores[:30]).add(scores[30:])
+
+
+def test_moments_that_are_added_step_by_step_are_those_of_all_scores() -> None:
+    found = moments(3.0, 0.5)
+    assert (found.count, found.mean) == (100, pytest.approx(3.0))
+    assert found.error == pytest.approx(0.5**2 / 100)
+
+
+@pytest.mark.parametrize(("gap", "is_missing"), [(0.0, True), (0.99, True), (1.01, False), (2.0, False)])
+def test_canaries_are_missing_if_they_score_less_than_half_of_the_signal(
+    gap: float, is_missing: bool
+) -> None:
+    present, absent = moments(0.5 + gap), moments(0.5)
+    if is_missing:
+        with pytest.raises(ArrivalError, match=r"Expected scores to increase by 2 where") as caught:
+            check_signal(present, absent, 2.0)
+        assert caught.value.gap == pytest.approx(gap)
+    else:
+        check_signal(present, absent, 2.0)
+
+
+@pytest.mark.parametrize(("errors", "is_missing"), [(5.9, False), (6.1, True)])
+def test_canaries_are_missing_only_beyond_six_standard_errors(errors: float, is_missing: bool) -> None:
+    spread = 0.5 / errors * math.sqrt(100 / 2)  # of the scores on both sides
+    present, absent = moments(0.5, spread), moments(0.0, spread)
+    assert has_signal(present, absent, 1.0) != is_missing
+    present = moments(0.0, spread)
+    if is_missing:
+        with pytest.raises(ArrivalError):
+            check_signal(present, absent, 1.0)
+    else:
+        check_signal(present, absent, 1.0)
+
+
+@pytest.mark.parametrize("sides", [(9, 100), (100, 9)])
+def test_few_scores_are_not_judged(sides: tuple[int, int]) -> None:
+    check_signal(moments(0.0, count=sides[0]), moments(0.0, count=sides[1]), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("gap", "expected"), [(1.0009, True), (0.9991, True), (1.0011, False), (0.9989, False)]
+)
+def test_a_signal_without_noise_may_differ_by_rounding(gap: float, expected: bool) -> None:
+    assert has_signal(moments(gap), moments(0.0), 1.0) == expected
