@@ -304,6 +304,7 @@ def test_impossible_claims_get_a_sentence(make, sentence):
 def test_claims_say_what_they_are():
     claim = dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.1, num_steps=50, delta=DELTA)
     assert "DP-SGD, noise multiplier 1, sample rate 0.1, 50 steps: epsilon = " in str(claim)
+    assert "rate 0.5, 1 step: epsilon = " in str(dpsgd(num_steps=1))
     assert "one Gaussian step" in repr(dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=DELTA))
     curve = dpaudit.Claim.curve(dpaudit.Laplace(), parameter=2.0, delta=0.0)
     assert curve.epsilon == 2.0

@@ -66,7 +66,7 @@ FILES: dict[str, tuple[Words, str]] = {
     ),
     "npz presence": (lambda f: [f.npz("t.npz", score=[1.0, 2.0], present=[0, 2])], "got '2' in row 2"),
     "npz shapes": (lambda f: [f.npz("t.npz", score=[1.0, 2.0], present=[0])], "shape (2,), got (1,)"),
-    "all present": (lambda f: [f.text("t.csv", "1,1", "2,1")], "a canary that was absent, got none"),
+    "all present": (lambda f: [f.text("t.csv", "1,1", "2,1")], "one score with the canary absent, got none"),
     "word": (lambda f: [f.text("t.csv", "score,present", "1.5,1", "abc,0")], "line 3, got 'abc'"),
     "word in a side": (
         lambda f: _with(f, f.text("w.csv", "1", "2", "x y")),

@@ -132,7 +132,7 @@ def test_too_few_scores_find_no_leak(run: Any) -> None:
     assert result.exit_code == 3
     said = " ".join(result.stdout.split())
     assert "With this few scores, no leak is detected with 80 % probability. Try a larger size" in said
-    assert "or give a leak with --true-epsilon" in said
+    assert "or pass a leak with --true-epsilon" in said
 
 
 def test_a_plan_is_a_sentence() -> None:

@@ -53,7 +53,8 @@ class Claim(Claimed):
         noise = _validate.positive("noise_multiplier", noise_multiplier)
         _require_delta(delta)
         training = SubsampledGaussian(sample_rate, num_steps)
-        text = f"DP-SGD, noise multiplier {noise:g}, sample rate {sample_rate:g}, {num_steps:,} steps"
+        steps = "1 step" if num_steps == 1 else f"{num_steps:,} steps"
+        text = f"DP-SGD, noise multiplier {noise:g}, sample rate {sample_rate:g}, {steps}"
         return cls(text, Gaussian(), 1 / noise, delta, training)
 
     @classmethod

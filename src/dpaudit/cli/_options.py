@@ -114,9 +114,9 @@ class ClaimOptions:
     def _check(self) -> None:
         noise = self._given("--noise-multiplier", "--sample-rate", "--num-steps")
         if self.epsilon is not None and noise:
-            raise InputError(f"Expected one claim, got --epsilon and {noise[0]}; give {_FORMS}.")
+            raise InputError(f"Expected one claim, got --epsilon and {noise[0]}; pass {_FORMS}.")
         if noise and "--noise-multiplier" not in noise:
-            raise InputError(f"Expected --noise-multiplier with {noise[0]}; give {_FORMS}.")
+            raise InputError(f"Expected --noise-multiplier with {noise[0]}; pass {_FORMS}.")
         if len(noise) == 2:
             raise InputError(f"Expected --sample-rate and --num-steps together, got only {noise[1]}.")
         if self.end_to_end and len(noise) < 3:

@@ -197,7 +197,7 @@ _NOTE = (
     "allows the canaries within a step to be dependent."
 )
 _TRY = (
-    "Try a larger size (--observations, or --steps and --canaries), or give a leak with --true-epsilon "
+    "Try a larger size (--observations, or --steps and --canaries), or pass a leak with --true-epsilon "
     "instead of a size to compute how many scores are needed."
 )
 

@@ -160,7 +160,7 @@ def _plain(value: Any) -> Any:
 def _read(values: Any, depth: int) -> Any:
     """Restore objects of known types from the inside out; keep the fields of others."""
     if not isinstance(values, Mapping) or not isinstance(values.get("type"), str) or depth > _DEEPEST:
-        raise InputError(f"Expected an object with a type, such as Gaussian, got {values!a:.80}.")
+        raise InputError(f"Expected an object with a type, got {values!a:.80}.")
     rest = {name: _field(value, depth) for name, value in values.items() if name != "type"}
     kind = _KNOWN.get(values["type"])
     if kind is None:

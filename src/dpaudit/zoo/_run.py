@@ -96,7 +96,7 @@ def chosen(entries: Sequence[Entry], names: Iterable[str]) -> list[Entry]:
     for name in wanted:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"{', '.join(known)}."
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}."
             raise InputError(f"Expected the name of a zoo entry, got {name!r}: {hint}")
     return [known[name] for name in wanted] if wanted else list(entries)
 

@@ -50,5 +50,5 @@ def figure_named(name: str) -> Figure:
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"{', '.join(known)}."
+    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}."
     raise InputError(f"Expected the name of a figure or table, got {name!r}: {hint}")
