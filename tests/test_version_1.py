@@ -85,7 +85,7 @@ INTERRUPTED = {
 
 
 # the other modes are resumed by the same code, and `make test` resumes runs of this version in each
-LONG = "paper", "end-to-end"
+LONG = "paper", "end-to-end", "many-runs"
 
 
 @pytest.mark.parametrize(

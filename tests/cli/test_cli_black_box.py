@@ -75,6 +75,7 @@ def num_kept(config: Path) -> int:
         return int(database.execute("SELECT count(*) FROM trials").fetchone()[0])
 
 
+@pytest.mark.long  # tests/experiments/trials kill drivers and workers too
 def test_a_run_that_was_killed_ends_with_the_scores_of_one_that_was_not(
     config: Path, tmp_path: Path, run: Any
 ) -> None:

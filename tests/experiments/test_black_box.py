@@ -118,7 +118,8 @@ def test_forgotten_noise_is_a_violation_of_the_claim(tiny: Make) -> None:
     assert values["claim"]["epsilon"] < values["bound"]["epsilon"] <= values["largest_epsilon"]
 
 
-@pytest.mark.parametrize("pool", ["processes", pytest.param("ray", marks=pytest.mark.long)])
+@pytest.mark.long  # tests/experiments/trials compare the pools too
+@pytest.mark.parametrize("pool", ["processes", "ray"])
 def test_scores_do_not_depend_on_who_trains(pool: str, tiny: Make) -> None:
     if pool == "ray":
         pytest.importorskip("ray")

@@ -161,8 +161,8 @@ def check_norm_share(share: float, num_canaries: int) -> None:
     """Raise if the share is too small to compare whole-run scores with noise for the whole norm."""
     if share < _MIN_NORM_SHARE:
         raise InputError(
-            f"Expected canaries to reach layers with {_MIN_NORM_SHARE:.0%} of the clipping norm, got "
-            f"{share:.0%} with num_canaries={num_canaries}: with per-layer clipping, a layer needs one "
+            f"Expected canaries to reach layers with {100 * _MIN_NORM_SHARE:.0f} % of the clipping norm, got "
+            f"{100 * share:.0f} % with num_canaries={num_canaries}: with per-layer clipping, a layer needs one "
             "parameter per canary. Pass fewer canaries, or audit single steps, without sampling=True."
         )
 
