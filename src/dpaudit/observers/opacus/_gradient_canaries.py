@@ -162,8 +162,8 @@ def check_norm_share(share: float, num_canaries: int) -> None:
     if share < _MIN_NORM_SHARE:
         raise InputError(
             f"Expected canaries to reach layers with {100 * _MIN_NORM_SHARE:.0f} % of the clipping norm, got "
-            f"{100 * share:.0f} % with num_canaries={num_canaries}: with per-layer clipping, a layer needs one "
-            "parameter per canary. Pass fewer canaries, or audit single steps, without sampling=True."
+            f"{100 * share:.0f} % with num_canaries={num_canaries}: with per-layer clipping, a layer needs "
+            "one parameter per canary. Pass fewer canaries, or audit single steps, without sampling=True."
         )
 
 
