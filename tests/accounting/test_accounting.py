@@ -37,7 +37,12 @@ def test_the_papers_noise_multipliers_have_their_epsilons(noise, epsilon):
 
 @pytest.mark.parametrize(
     ("noise", "rate", "steps", "delta"),
-    [(2.577, RATE, STEPS, DELTA), (1.0, 0.01, 200, 1e-6), (0.6, 0.2, 20, 1e-3), (30.0, 0.05, 1000, 1e-5)],
+    [
+        (2.577, RATE, STEPS, DELTA),
+        (30.0, 0.05, 1000, 1e-5),
+        pytest.param(1.0, 0.01, 200, 1e-6, marks=pytest.mark.long),
+        pytest.param(0.6, 0.2, 20, 1e-3, marks=pytest.mark.long),
+    ],
 )
 def test_epsilon_is_bracketed_by_a_value_above_and_one_below_the_truth(noise, rate, steps, delta):
     above = _pld.epsilon_above(noise, rate, steps, delta)

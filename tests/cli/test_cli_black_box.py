@@ -96,6 +96,7 @@ def test_a_run_that_was_killed_ends_with_the_scores_of_one_that_was_not(
     assert resumed.exit_code == straight.exit_code == 0
 
 
+@pytest.mark.long
 def test_an_interrupted_run_keeps_its_models_and_says_how_to_go_on(config: Path) -> None:
     with started(config) as process:
         process.send_signal(signal.SIGINT)

@@ -61,7 +61,9 @@ def test_a_run_leaves_everything_and_nothing_half_written(small: Small) -> None:
     assert found["scores.npy"].shape == found["present.npy"].shape == (20, 32)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=pytest.mark.long) if mode == "end-to-end" else mode for mode in MODES]
+)
 def test_a_run_that_crashed_has_the_observations_of_one_that_did_not(
     small: Small, mode: str, tmp_path: Path
 ) -> None:

@@ -249,6 +249,13 @@ def test_no_accountants_curve_lies_above_the_attack_on_a_sampled_step(tmp_path: 
 
 TRAINED = [figure.name for figure in FIGURES if figure.needs]
 OURS, HALF = "ours, one run", "t = 1/2"
+
+
+def _slow_apart(name: str) -> Any:
+    """Leave the figure that composes curves of whole runs to `make test-long`."""
+    return pytest.param(name, marks=pytest.mark.long) if name == "black-box" else name
+
+
 # in which columns of which table a figure says what the paper says
 SAID = {
     "table1": ("/ 6.", 0),
@@ -265,7 +272,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("trained")
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", map(_slow_apart, TRAINED))
 def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, folder: Path) -> None:
     found = tiny(name, folder)
     assert found.data == ("digits",)
@@ -283,7 +290,7 @@ def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, folder: Path
     assert again.to_dict() == found.to_dict()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", map(_slow_apart, NAMES))
 def test_a_figure_shows_the_recorded_series_axes_and_tables(name: str, folder: Path) -> None:
     found, expected = tiny(name, folder), reproduction_record.recorded(name)
     assert reproduction_record.outline(found) == expected["outline"]

@@ -158,6 +158,7 @@ def test_tests_alone_can_fail_a_test():
     assert "finding: noise-variance" in failure(bad)
 
 
+@pytest.mark.long
 def test_recorders_of_sampled_canaries_are_taken():
     rng = np.random.default_rng(0)
     present = rng.random(500) < 0.5

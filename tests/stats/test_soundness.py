@@ -188,6 +188,7 @@ def test_betting_on_a_held_out_part_covers_when_later_steps_depend_on_earlier_on
     assert covers(tally(once, 0.0, 300, seed=10))
 
 
+@pytest.mark.long
 def test_the_papers_practice_exceeds_the_truth_far_more_often_than_it_says():
     found = coverage(
         tradeoff=dpaudit.Gaussian(),

@@ -79,6 +79,7 @@ def test_the_papers_audit_sees_broken_steps_too(train, fault):
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
+@pytest.mark.long
 def test_shuffled_batches_are_a_violation_of_poisson_sampling_end_to_end(train, seed):
     hook = EndToEnd(delta=DELTA, num_canaries=9000, seed=seed)
     setting = {"noise_multiplier": 0.5, "sample_rate": 1 / 25, "num_steps": 100, "seed": seed}

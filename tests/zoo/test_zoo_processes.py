@@ -23,6 +23,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.usefixtures("no_waiting")
+@pytest.mark.long
 def test_an_interrupt_while_processes_start_ends_them_without_a_traceback(tmp_path):
     (tmp_path / "main.py").write_text(CODE)
     started = tmp_path / "started"
