@@ -272,7 +272,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("trained")
 
 
-@pytest.mark.parametrize("name", map(_slow_apart, TRAINED))
+@pytest.mark.parametrize("name", [*map(_slow_apart, TRAINED)])
 def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, folder: Path) -> None:
     found = tiny(name, folder)
     assert found.data == ("digits",)
@@ -290,7 +290,7 @@ def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, folder: Path
     assert again.to_dict() == found.to_dict()
 
 
-@pytest.mark.parametrize("name", map(_slow_apart, NAMES))
+@pytest.mark.parametrize("name", [*map(_slow_apart, NAMES)])
 def test_a_figure_shows_the_recorded_series_axes_and_tables(name: str, folder: Path) -> None:
     found, expected = tiny(name, folder), reproduction_record.recorded(name)
     assert reproduction_record.outline(found) == expected["outline"]
