@@ -149,6 +149,7 @@ def test_the_curve_of_the_flagship_training_is_the_known_one():
     np.testing.assert_allclose(_exact_curve(2.577, RATE, STEPS).fnr(FPR), FLAGSHIP, atol=2e-4)
 
 
+@pytest.mark.long
 def test_the_papers_algorithm_4_approaches_the_curve_from_below():
     exact = _exact_curve(2.577, RATE, STEPS).fnr(FPR)
     gaps = []

@@ -110,6 +110,7 @@ def test_a_claim_without_noise_is_planned_by_epsilon(run: Any) -> None:
     assert "noise factor" not in run("plan", *claim, "--observations", "300").stdout
 
 
+@pytest.mark.long
 def test_whole_runs_can_be_planned(run: Any) -> None:
     found = _plans(run("plan", *DPSGD, "--end-to-end", "--noise-factor", "0.6", "--json"))
     assert len(found) == 6  # the claim's steps are not what is observed

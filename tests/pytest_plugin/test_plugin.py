@@ -135,6 +135,7 @@ def test_a_session_without_audits_loads_nothing_heavy_and_says_nothing(pytester:
         assert word not in done.stdout.str()
 
 
+@pytest.mark.long
 def test_the_seed_is_told_also_if_the_test_fails_before_its_audit(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_broken(dp_audit): raise RuntimeError(dp_audit.seed)")
     done = pytester.runpytest_subprocess("--dp-audit-seed=7", "-n", "1")

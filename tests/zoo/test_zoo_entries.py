@@ -96,6 +96,7 @@ def test_noise_that_is_added_twice_has_twice_the_variance():
     assert low < noise.std(ddof=1) / (NOISE * np.sqrt(2)) < high
 
 
+@pytest.mark.long
 def test_clipping_after_the_mean_is_shown_as_totally_broken():
     # By bets: the clipped mean scales all canaries of a step together, so they are not to be counted alone.
     (entry,) = chosen(ENTRIES, ["clip-after-mean"])
