@@ -105,6 +105,7 @@ def test_an_interrupted_run_ends_with_the_scores_of_an_undisturbed_one(name: str
 
 
 @pytest.mark.usefixtures("old")
+@pytest.mark.long
 def test_a_store_of_a_function_of_the_user_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path.cwd()))
     remarks: list[str] = []

@@ -85,6 +85,7 @@ def test_broken_training_is_a_violation_within_300_steps(fault, monkeypatch):
     assert recorder.audit().verdict is VIOLATION
 
 
+@pytest.mark.long
 def test_noise_that_is_spread_over_several_batches_counts_as_a_whole():
     options = {"gradient_accumulation_steps": 2, "poisson_sampling_in_fit": True, "noise_multiplier": 0.5}
     recorder = same_weights(120, **options)

@@ -211,6 +211,7 @@ def test_scores_of_a_step_are_not_counted_as_independent(audited):
     assert "Betting" in made.recorder.audit().bound.method
 
 
+@pytest.mark.long
 def test_too_little_noise_is_caught_with_a_crafted_canary(audited, monkeypatch):
     monkeypatch.setattr(DPOptimizer, "add_noise", with_less_noise)
     options = {"max_grad_norm": 0.3, "observer": {"num_canaries": 32} | PLANNED}

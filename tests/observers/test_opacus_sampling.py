@@ -71,6 +71,7 @@ def scores(recorder):
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_shuffled_batches_are_a_violation_of_the_poisson_sampling_that_is_accounted(sampled, seed):
     built = sampled(
         seed=seed, poisson_sampling=False, build=lambda: wide(850), observer={"num_canaries": 9000}

@@ -72,6 +72,7 @@ def test_broken_steps_are_violations_within_500_steps(train, audit, fault):
 
 
 @pytest.mark.parametrize("fault", [faults.NoiseTooSmall, faults.Unclipped])
+@pytest.mark.long
 def test_the_papers_audit_sees_broken_steps_too(train, fault):
     hook = TwoBatches(delta=DELTA, seed=0)
     train(hook, num_steps=500, noise_multiplier=0.6, fault=fault)
@@ -79,7 +80,6 @@ def test_the_papers_audit_sees_broken_steps_too(train, fault):
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
-@pytest.mark.long
 def test_shuffled_batches_are_a_violation_of_poisson_sampling_end_to_end(train, seed):
     hook = EndToEnd(delta=DELTA, num_canaries=9000, seed=seed)
     setting = {"noise_multiplier": 0.5, "sample_rate": 1 / 25, "num_steps": 100, "seed": seed}
@@ -164,6 +164,7 @@ def test_a_canary_drawn_with_a_rate_is_held_against_the_sampled_curve(train):
     assert result.bound.parameter > 0.9  # of 2
 
 
+@pytest.mark.long
 def test_the_second_batch_is_independent_also_if_audit_and_training_have_the_same_seed(train):
     hook = TwoBatches(delta=DELTA, residual=True, seed=7)
     options = {"noise_multiplier": 1.0, "sample_rate": 0.02, "build": hundred_parameters}

@@ -182,6 +182,7 @@ def test_correct_training_is_flagged_in_at_most_5_percent_of_40_seeds(canary, mo
     assert flagged <= most_flagged(40)
 
 
+@pytest.mark.long
 def test_scores_of_one_run_are_not_counted_as_independent():
     """Blank canaries of one class are the same one: their scores of a step have the same noise."""
     audit, two = one_run(dpaudit.Blank(), num_canaries=64), paper(dpaudit.Blank(), residual=True)
