@@ -9,6 +9,8 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._types import ArrayLike, FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
+from dpaudit.stats._coins import require_fair_share
+from dpaudit.stats._identifiers import as_ids, joined_presence
 from dpaudit.stats._observations import Observations, chunks, require_finite
 
 
@@ -190,15 +192,27 @@ class Guesses:
             most = value
 
     @classmethod
-    def from_scores(cls, scores: ArrayLike, present: ArrayLike, *, num_guesses: int) -> Guesses:
+    def from_scores(
+        cls,
+        scores: ArrayLike,
+        present: ArrayLike,
+        *,
+        num_guesses: int,
+        ids: ArrayLike | None = None,
+        present_ids: ArrayLike | None = None,
+    ) -> Guesses:
         """Guess "present" for the highest and "absent" for the lowest scores, half of the guesses each.
 
-        ``num_guesses`` must be chosen before seeing the data. Ties are broken by position.
+        ``num_guesses`` must be chosen before seeing the data. Ties are broken by position. ``ids`` and
+        ``present_ids`` join both arrays, as in :meth:`Observations.from_presence`. A number of present
+        canaries that is very unlikely under fair coins raises an ``InputError``.
 
         >>> Guesses.from_scores([3.0, 1.0, 2.0, 0.0], [True, False, False, False], num_guesses=2)
         Guesses(num_canaries=4, num_guesses=2, num_correct=2)
         """
-        values, truth = np.asarray(scores, dtype=np.float64), np.asarray(present)
+        values = np.asarray(scores, dtype=np.float64)
+        names = None if ids is None else as_ids("ids", ids, values.size)
+        truth = np.asarray(joined_presence(present, names, present_ids))
         if values.ndim != 1 or values.shape != truth.shape:
             raise InputError(
                 "Expected scores and present to be one-dimensional and of the same length, got shapes "
@@ -207,6 +221,7 @@ class Guesses:
         require_finite("scores", 0, values)
         if truth.dtype != np.bool_ and not np.isin(truth, (0, 1)).all():
             raise InputError("Expected present to hold only 0 and 1 (or False and True).")
+        require_fair_share(int(np.count_nonzero(truth)), truth.size)
         if _validate.whole("num_guesses", num_guesses, low=0) > values.size:
             raise InputError(f"Expected num_guesses={num_guesses} to be at most {values.size}.")
         order = np.argsort(values, kind="stable")
