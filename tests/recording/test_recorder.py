@@ -150,7 +150,7 @@ def pairs(num_steps, seed=0, **options):
 def test_pairs_are_counted_only_if_the_run_was_finished_and_could_not_be_stopped():
     assert "Betting" in pairs(99).audit().bound.method
     assert "JointExact" in pairs(100).audit().bound.method
-    assert pairs(100).observations.with_canary.shape == (100,)
+    assert pairs(100).observations.with_canary.shape == (100, 1)
     assert "Betting" in pairs(100, callbacks=[lambda _: None]).audit().bound.method
     assert "Betting" in pairs(100, may_stop=True).audit().bound.method
     assert "JointExact" in pairs(100, may_stop=False, callbacks=[lambda _: None]).audit().bound.method

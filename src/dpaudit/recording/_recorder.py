@@ -26,7 +26,7 @@ from dpaudit.recording._signal_and_noise import (
     has_signal,
 )
 from dpaudit.recording._trajectory import LiveBound, Trajectory
-from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, audit
+from dpaudit.stats import Betting, Inference, JointExact, Observations, Result, TradeOff, audit
 from dpaudit.stats._coins import CoinCheck
 from dpaudit.stats._observations import scale_notes
 from dpaudit.stats.inference._base import CountInference
@@ -274,11 +274,11 @@ class Recorder:
             result = replace(result, notes=scale_notes(observations, self._signal))
         return replace(result, not_covered=self.not_covered + self._claims.remarks(given))
 
-    def _default_inference(self) -> Inference | None:
+    def _default_inference(self) -> Inference:
         if self._planned is None and not self._peeked:
             return Betting()  # the bound was never shown, so it cannot have ended the run
         if self._paired and self._is_of_fixed_length:
-            return None
+            return JointExact()
         return Betting(horizon=self.num_steps)
 
     def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:

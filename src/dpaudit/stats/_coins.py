@@ -113,41 +113,43 @@ each step, got the same canaries in every one of 20 steps...
 
     def require_fair(self, *, ask: str = "") -> None:
         """Raise an ``InputError`` if the coins are very unlikely to be fair; ``ask`` says what to do then."""
-        if self.num_steps * self._num_canaries < 2:
+        if self.wealth() < _required_bits(self.num_steps * self._num_canaries):
             return
-        found = list(self._predictors())
-        wealth = [math.log2(one.share) + one.bits for one in found]
-        if np.logaddexp2.reduce(wealth) < _required_bits(self.num_steps * self._num_canaries):
-            return
-        best = found[int(np.argmax(wealth))]
+        best = max(self._predictors(), key=lambda one: math.log2(one.share) + one.bits)
         raise InputError(
             "Expected an independent fair coin to decide the presence of each canary in each step, got "
             f"{best.found}.{ask and ' '}{ask}"
         )
+
+    def wealth(self) -> float:
+        """Return the wealth of all predictors, in bits."""
+        if not self.num_steps:
+            return 0.0
+        return float(np.logaddexp2.reduce([math.log2(one.share) + one.bits for one in self._predictors()]))
 
     def _predictors(self) -> Iterator[_Predictor]:
         steps, size = self.num_steps, self._num_canaries
         changes = int(self._changes.sum())
         fixed = (steps - 1) * size  # coins after the first step
         every = f"in every one of {steps:,} steps"
-        yield _Predictor(3 / 8, fixed if changes == 0 else -math.inf, f"the same canaries {every}")
-        yield _Predictor(3 / 32, fixed if changes == fixed else -math.inf, "the others in every other step")
+        yield _Predictor(1 / 4, fixed if changes == 0 else -math.inf, f"the same canaries {every}")
+        yield _Predictor(1 / 4, fixed if changes == fixed else -math.inf, "the others in every other step")
         constant = int(np.count_nonzero((self._per_canary == 0) | (self._per_canary == steps)))
         bits = steps - 1 + math.log2(constant / size) if constant else -math.inf
         columns = _frequency_bits(self._per_canary, steps)
         worst = f"{self._per_canary[columns.argmax()]:,} of {steps:,} present for one canary"
-        yield _Predictor(1 / 4, bits, worst)
-        yield from _shared(1 / 32, [(_mixed(columns, w).sum(), worst) for w in (*_SHARES, 1 / size)])
-        yield _Predictor(1 / 8, self._halves[0], f"exactly half of the canaries {every}")
+        yield _Predictor(3 / 16, bits, worst)
+        yield from _shared(1 / 64, [(_mixed(columns, w).sum(), worst) for w in (*_SHARES, 1 / size)])
+        yield _Predictor(3 / 16, self._halves[0], f"exactly half of the canaries {every}")
         yield _Predictor(1 / 64, self._halves[1], "exactly half of the canaries in nearly every step")
         total = int(self._per_canary.sum())
         overall = float(_frequency_bits(np.array([total]), steps * size)[0])
-        yield _Predictor(1 / 32, overall, f"{total:,} of {steps * size:,} present overall")
+        yield _Predictor(1 / 64, overall, f"{total:,} of {steps * size:,} present overall")
         worst = f"{self._extreme[1]} present in one step"
-        yield from _shared(1 / 32, [(bits, worst) for bits in self._steps])
+        yield from _shared(1 / 64, [(bits, worst) for bits in self._steps])
         yield from _shared(1 / 32, [*self._change_bits(changes, fixed)])
-        yield _Predictor(1 / 128, self._dictionary, "steps that repeat earlier ones")
-        yield _Predictor(1 / 128, self._column_dictionary(), "canaries that share their coins")
+        yield _Predictor(1 / 64, self._dictionary, "steps that repeat earlier ones")
+        yield _Predictor(1 / 64, self._column_dictionary(), "canaries that share their coins")
 
     def _change_bits(self, changes: int, number: int) -> Iterator[tuple[float, str]]:
         """Bet that coins stay the same, or change, from one step to the next."""
@@ -203,7 +205,7 @@ def _shared(share: float, found: Sequence[tuple[float, str]]) -> Iterator[_Predi
 def _frequency_bits(counts: IntArray, number: int) -> FloatArray:
     """Return the bits won on ``number`` coins each by a uniform frequency, or by one of 0 or 1."""
     spread = number - math.log2(number + 1) - _log2_binomial(number, counts)
-    constant = np.where((counts == 0) | (counts == number), number - 1.0, -np.inf)
+    constant = np.where((counts == 0) | (counts == number), max(number - 1.0, 0.0), -np.inf)
     bits: FloatArray = np.logaddexp2(spread, constant) - 1
     return bits
 
