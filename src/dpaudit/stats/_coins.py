@@ -23,8 +23,8 @@ from dpaudit.errors import InputError
 FAIR = "the presence of each canary was decided by an independent fair coin"  # listed as an assumption
 _SHARES = 1.0, 1 / 8  # of the steps or canaries that a predictor takes for predictable; others are fair
 _SELDOM_HALF = 0.9  # the same, for steps of which exactly half is present
-# Fair coins are refused with a probability below 2 ** -6 for up to 60 coins, and 2 ** -30 from 300 on.
-_LEAST_BITS, _MOST_BITS, _COINS_PER_BIT = 6.0, 30.0, 10
+# Fair coins are refused with a probability below 2 ** -6 for up to 144 coins, and 2 ** -30 from 720 on.
+_LEAST_BITS, _MOST_BITS, _COINS_PER_BIT = 6.0, 30.0, 24
 _HASH = 0x9E3779B97F4A7C15  # an odd number; its multiples, mixed, are the weights of a hash
 
 
@@ -138,9 +138,9 @@ each step, got the same canaries in every one of 20 steps...
         bits = steps - 1 + math.log2(constant / size) if constant else -math.inf
         columns = _frequency_bits(self._per_canary, steps)
         worst = f"{self._per_canary[columns.argmax()]:,} of {steps:,} present for one canary"
-        yield _Predictor(3 / 16, bits, worst)
+        yield _Predictor(1 / 4, bits, worst)
         yield from _shared(1 / 64, [(_mixed(columns, w).sum(), worst) for w in (*_SHARES, 1 / size)])
-        yield _Predictor(3 / 16, self._halves[0], f"exactly half of the canaries {every}")
+        yield _Predictor(1 / 8, self._halves[0], f"exactly half of the canaries {every}")
         yield _Predictor(1 / 64, self._halves[1], "exactly half of the canaries in nearly every step")
         total = int(self._per_canary.sum())
         overall = float(_frequency_bits(np.array([total]), steps * size)[0])
