@@ -244,7 +244,7 @@ class MethodComparison:
             "delta": self.delta,
             "confidence": self.confidence,
             "shapes": {"with_canary": list(sides[0].shape), "without_canary": list(sides[1].shape)},
-            "notes": [*self._scale_notes, *([REVERSED] if self.is_reversed else [])],
+            "notes": [REVERSED] if self.is_reversed else list(self._scale_notes),
             "methods": [row.to_dict() for row in self.rows],
         }
 
