@@ -344,7 +344,7 @@ class Recorder:
             return
         if new := self._present[self._coins.num_steps : self.num_done]:
             self._coins.add(np.stack(new))
-        self._coins.require_fair()
+        self._coins.require_fair(is_over=self._is_over)
 
     @property
     def _is_of_fixed_length(self) -> bool:

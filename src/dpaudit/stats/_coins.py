@@ -25,6 +25,8 @@ _SHARES = 1.0, 1 / 8  # of the steps or canaries that a predictor takes for pred
 _SELDOM_HALF = 0.9  # the same, for steps of which exactly half is present
 # Fair coins are refused with a probability below 2 ** -6 for up to 144 coins, and 2 ** -30 from 720 on.
 _LEAST_BITS, _MOST_BITS, _COINS_PER_BIT = 6.0, 30.0, 24
+# Below 1 in 8,000 if hardly any error rate could be refuted in so few steps, or while a run is going on.
+_CAUTIOUS_BITS, _FEW_STEPS = 13.0, 5
 _HASH = 0x9E3779B97F4A7C15  # an odd number; its multiples, mixed, are the weights of a hash
 
 
@@ -111,9 +113,15 @@ each step, got the same canaries in every one of 20 steps...
             self._dictionary -= index > 0
             self._seen[row] = times + 1
 
-    def require_fair(self, *, ask: str = "") -> None:
-        """Raise an ``InputError`` if the coins are very unlikely to be fair; ``ask`` says what to do then."""
-        if self.wealth() < _required_bits(self.num_steps * self._num_canaries):
+    def require_fair(self, *, ask: str = "", is_over: bool = True) -> None:
+        """Raise an ``InputError`` if the coins are very unlikely to be fair; ``ask`` says what to do then.
+
+        Before a run is over, this is less likely to happen by chance.
+        """
+        required = _required_bits(self.num_steps * self._num_canaries)
+        if not is_over or self.num_steps < _FEW_STEPS:
+            required = max(required, _CAUTIOUS_BITS)
+        if self.wealth() < required:
             return
         best = max(self._predictors(), key=lambda one: math.log2(one.share) + one.bits)
         raise InputError(
