@@ -304,8 +304,8 @@ def scale_notes(observations: Observations, expected: float = 1.0) -> tuple[str,
         return ()
     cause = _likely_cause(present - absent, max(absent_error, present_error), expected)
     return (
-        f"Normalized scores have a mean of 0 without the canary and of {expected:.3g} with it, but these have "
-        f"{absent:.3g} and {present:.3g}: {cause}.",
+        f"Normalized scores have a mean of 0 without the canary and of {expected:.3g} with it, but these "
+        f"have {absent:.3g} and {present:.3g}: {cause}.",
     )
 
 
