@@ -39,7 +39,10 @@ def test_a_forgotten_factor_is_named():
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        (lambda scores, present: scores + 9.0 * present, "whether canaries are clipped, or .* factor of 0.1"),
+        (
+            lambda scores, present: scores + 9.0 * present,
+            "clipped to the claimed norm, or .* factor of 0.1",
+        ),
         (lambda scores, _: scores + 0.5, "subtract what the release contains"),
         (lambda scores, present: scores - present, "check that canaries reach the release"),
         (lambda scores, _: 1 - scores, "a higher score means present"),

@@ -316,7 +316,7 @@ def _likely_cause(gap: float, error: float, expected: float) -> str:
         return "check that canaries reach the release, and that a higher score means present"
     factor = f"a missing factor of {expected / gap:.3g}"
     if gap > expected:
-        return f"check whether canaries are clipped, or for {factor} in the scores"
+        return f"check whether canaries are clipped to the claimed norm, or for {factor} in the scores"
     return f"check for {factor} in the scores, such as the batch size"
 
 
