@@ -106,7 +106,7 @@ class TailBets:
         return self._far.ratio * self._most_wrong
 
     def _choose_stake(self, num_done: int) -> float:
-        """Return the stake that would have grown most in the past and one worst step; a small one at first."""
+        """Return the stake that would have grown most in the past and one worst step; small at first."""
         room = self._allowed + self._loss
         stakes = _FRACTIONS / room
         gains = self._payoffs[:num_done] - self._allowed
