@@ -128,8 +128,8 @@ def _from_npz(
     path: Path, arrays: NpzArchive, columns: Columns, *, normalized: bool, paired: bool
 ) -> Observations:
     if {"with_canary", "without_canary"} <= set(arrays.names):
-        sides = arrays["with_canary"], arrays["without_canary"]
-        return Observations(with_canary=sides[0], without_canary=sides[1], normalized=normalized)
+        present, absent = arrays["with_canary"], arrays["without_canary"]
+        return Observations(with_canary=present, without_canary=absent, normalized=normalized)
     if not {columns.score, columns.presence} <= set(arrays.names):
         raise InputError(
             f"Expected arrays 'with_canary' and 'without_canary', or {columns.score!r} and "

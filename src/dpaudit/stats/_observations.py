@@ -52,6 +52,9 @@ class Observations:
     once without it, in two draws that differ in nothing else. ``with_ids`` and ``without_ids`` are the
     identifiers of the canaries, one per score or, for steps x canaries, per column.
 
+    ``coupled`` states that the score of a canary depends on which other canaries of its step were present, as
+    after subtracting the contributions of other canaries that overlap with it.
+
     >>> Observations(with_canary=[0.9, 1.2], without_canary=[0.1, -0.3, 0.2])
     Observations(with_canary=2 scores, without_canary=3 scores)
     """
@@ -60,6 +63,7 @@ class Observations:
     without_canary: ScoreArray
     normalized: bool = False
     paired: bool = False
+    coupled: bool = False
     with_ids: IdArray | None = field(default=None, repr=False)
     without_ids: IdArray | None = field(default=None, repr=False)
     # The step of each score, if fair coins decided which canaries were present; see from_presence().
@@ -98,6 +102,7 @@ class Observations:
         present_ids: ArrayLike | None = None,
         paired: bool = False,
         normalized: bool = False,
+        coupled: bool = False,
     ) -> Observations:
         """Split scores, one-dimensional or steps x canaries, by whether their canary was present.
 
@@ -131,7 +136,7 @@ class Observations:
             check.add(mask)
             check.require_fair(ask=_OTHER_DESIGNS)
             steps = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
-            kept |= {"with_steps": steps[mask], "without_steps": steps[~mask]}
+            kept |= {"with_steps": steps[mask], "without_steps": steps[~mask], "coupled": coupled}
         return cls(**kept, normalized=normalized)
 
     def in_memory(self) -> Observations:
