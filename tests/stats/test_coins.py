@@ -117,8 +117,17 @@ def test_half_of_each_step_at_random_is_refused_or_seldom_refuted(steps, size, i
     assert flagged <= most_flagged(runs, broken=0.25)
 
 
+@pytest.mark.parametrize("size", [2, 4, 16, 64])
+@pytest.mark.parametrize("steps", [20, 30, 40, 100, 300])
+def test_a_constant_canary_is_refused(steps, size):
+    """Bets on far scores can rest on one canary alone, if its scores have an offset of their own."""
+    present = np.random.default_rng(3).random((steps, size)) < 0.5
+    present[:, 0] = True
+    assert is_refused(present)
+
+
 @pytest.mark.parametrize("size", [2, 4, 16])
-@pytest.mark.parametrize("steps", [12, 20, 40, 100, 300])
+@pytest.mark.parametrize("steps", [12, 14])
 def test_a_constant_canary_is_refused_or_seldom_leads_to_a_violation(steps, size, is_long):
     runs, rng = 1000 if is_long else 60, np.random.default_rng(3)
     flagged = 0

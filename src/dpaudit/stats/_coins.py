@@ -27,6 +27,8 @@ _SELDOM_HALF = 0.9  # the same, for steps of which exactly half is present
 _LEAST_BITS, _MOST_BITS, _COINS_PER_BIT = 6.0, 30.0, 24
 # Below 1 in 8,000 if hardly any error rate could be refuted in so few steps, or while a run is going on.
 _CAUTIOUS_BITS, _FEW_STEPS = 13.0, 5
+# A constant canary with scores far from those of others is enough for a false alarm, by bets on far scores.
+_CONSTANT_BITS = 10.0
 _HASH = 0x9E3779B97F4A7C15  # an odd number; its multiples, mixed, are the weights of a hash
 
 
@@ -118,10 +120,9 @@ each step, got the same canaries in every one of 20 steps...
 
         Before a run is over, this is less likely to happen by chance.
         """
-        required = _required_bits(self.num_steps * self._num_canaries)
-        if not is_over or self.num_steps < _FEW_STEPS:
-            required = max(required, _CAUTIOUS_BITS)
-        if self.wealth() < required:
+        least = 0.0 if is_over and self.num_steps >= _FEW_STEPS else _CAUTIOUS_BITS
+        required = max(_required_bits(self.num_steps * self._num_canaries), least)
+        if self.wealth() < required and self._constant_bits() < max(_CONSTANT_BITS, least):
             return
         best = max(self._predictors(), key=lambda one: math.log2(one.share) + one.bits)
         raise InputError(
@@ -142,11 +143,9 @@ each step, got the same canaries in every one of 20 steps...
         every = f"in every one of {steps:,} steps"
         yield _Predictor(1 / 4, fixed if changes == 0 else -math.inf, f"the same canaries {every}")
         yield _Predictor(1 / 4, fixed if changes == fixed else -math.inf, "the others in every other step")
-        constant = int(np.count_nonzero((self._per_canary == 0) | (self._per_canary == steps)))
-        bits = steps - 1 + math.log2(constant / size) if constant else -math.inf
         columns = _frequency_bits(self._per_canary, steps)
         worst = f"{self._per_canary[columns.argmax()]:,} of {steps:,} present for one canary"
-        yield _Predictor(1 / 4, bits, worst)
+        yield _Predictor(1 / 4, self._constant_bits(), worst)
         yield from _shared(1 / 64, [(_mixed(columns, w).sum(), worst) for w in (*_SHARES, 1 / size)])
         yield _Predictor(1 / 8, self._halves[0], f"exactly half of the canaries {every}")
         yield _Predictor(1 / 64, self._halves[1], "exactly half of the canaries in nearly every step")
@@ -158,6 +157,11 @@ each step, got the same canaries in every one of 20 steps...
         yield from _shared(1 / 32, [*self._change_bits(changes, fixed)])
         yield _Predictor(1 / 64, self._dictionary, "steps that repeat earlier ones")
         yield _Predictor(1 / 64, self._column_dictionary(), "canaries that share their coins")
+
+    def _constant_bits(self) -> float:
+        """Bet that one canary, each with equal probability, is always present or always absent."""
+        constant = np.count_nonzero((self._per_canary == 0) | (self._per_canary == self.num_steps))
+        return self.num_steps - 1 + math.log2(constant / self._num_canaries) if constant else -math.inf
 
     def _change_bits(self, changes: int, number: int) -> Iterator[tuple[float, str]]:
         """Bet that coins stay the same, or change, from one step to the next."""
