@@ -14,10 +14,10 @@ import numpy as np
 from scipy import special
 
 from dpaudit._types import BoolArray, FloatArray, IntArray
-from dpaudit.stats._binomial import Region, plausible_counts, upper_rate, upper_rate_chords
+from dpaudit.stats._binomial import Region, binomial_cdf, plausible_counts, upper_rate, upper_rate_chords
 from dpaudit.stats._counts import ErrorCounts
-from dpaudit.stats._rootfinding import last_positive
-from dpaudit.stats.inference._base import BoundQuery, ExactInference
+from dpaudit.stats._rootfinding import first_true_integer, last_positive
+from dpaudit.stats.inference._base import BoundQuery, RankInference
 from dpaudit.stats.inference._classical import jeffreys_rank, most_below, probit_variance
 from dpaudit.stats.tradeoffs import TradeOff
 
@@ -28,11 +28,12 @@ _GRID = 15  # angles in the initial search for the least favorable rates
 _PER_COUNT = 4  # angles per count, where counts of the larger group cannot smooth those of the smaller one
 _CURVE_SPACING = 0.125  # between angles of the claimed curve: a quarter of a standard error
 _FEW = 40  # errors whose upper limits are points of the claimed curve
+_CELLS = 128  # cells of the fpr at a score of a fixed rank
 _ALLOWANCE = 1e-3  # fraction of the limit reserved for what the search may miss
 
 
 @dataclass(frozen=True)
-class JointExact(ExactInference):
+class JointExact(RankInference):
     """An exact joint test: refuted are parameters at which outcomes this extreme have P <= error everywhere.
 
     Outcomes are ordered by the Gaussian plug-in estimate, which is valid for every family, as is any fixed
@@ -61,6 +62,22 @@ class JointExact(ExactInference):
         trials = (sizes.num_absent, sizes.num_present)
         fp = plausible_counts(sizes.num_absent, *fpr)
         return Region(fp, _claimed_curve(claimed, trials, query).most_refuting(fp, fpr), trials)
+
+    def at_rank(self, counts: ErrorCounts, query: BoundQuery, floor: float) -> float:
+        test = RankTest(counts.false_positives, counts, query)
+
+        def margin(parameter: float) -> float:
+            return test.margin(parameter, counts.false_negatives)
+
+        if margin(floor) <= 0:
+            return floor
+        return max(last_positive(margin, max(2 * floor, 0.1), tolerance=1e-6), floor)
+
+    def most_refuting(
+        self, ranks: IntArray, claimed: float, sizes: ErrorCounts, query: BoundQuery
+    ) -> IntArray:
+        tests = [RankTest(int(rank), sizes, query) for rank in ranks]
+        return np.asarray([test.most_refuting(claimed) for test in tests])
 
 
 @dataclass(frozen=True)
@@ -303,3 +320,40 @@ class ClaimedCurve:
 def _may_be_deeper(value: FloatArray, higher: FloatArray, least: float) -> BoolArray:
     """Return whether a convex valley may go below ``least``: it stays above the lines through neighbors."""
     return np.asarray(2 * value - higher < (1 - _CLOSE) * least)
+
+
+class RankTest:
+    """The exact test at an absent score of a fixed rank, where no rate is unknown.
+
+    The fpr is at most a Beta variable, whatever the distribution of the scores, and given the absent scores,
+    the false negatives are binomial. P(as few false negatives) is summed over cells of the fpr, with its
+    largest value in each, because it increases with the fpr.
+    """
+
+    def __init__(self, rank: int, sizes: ErrorCounts, query: BoundQuery) -> None:
+        self._present = sizes.num_present
+        self._tradeoff, self._error = query.tradeoff, query.error_rate
+        self._fpr, self._weights, self._beyond = _fpr_cells(rank, sizes.num_absent, query.error_rate)
+
+    def margin(self, parameter: float, misses: int) -> float:
+        """Return a number that is positive if this many false negatives refute the parameter."""
+        return self._margin(self._tradeoff.fnr(parameter, self._fpr), misses)
+
+    def most_refuting(self, parameter: float) -> int:
+        """Return the most false negatives that refute the parameter, -1 if none do."""
+        fnr = self._tradeoff.fnr(parameter, self._fpr)
+        first = first_true_integer(lambda misses: self._margin(fnr, misses) <= 0, 0, self._present)
+        return -1 + (self._present + 1 if first is None else first)
+
+    def _margin(self, fnr: FloatArray, misses: int) -> float:
+        as_few = binomial_cdf(np.asarray(misses), self._present, fnr)
+        probability = float((self._weights * as_few).sum()) + self._beyond
+        return float(special.ndtri(self._error) - special.ndtri(min(probability, 1 - 1e-16)))
+
+
+@lru_cache(maxsize=128)
+def _fpr_cells(rank: int, num_absent: int, error: float) -> tuple[FloatArray, FloatArray, float]:
+    """Return the largest fpr in each cell, the probability of the cell, and that of all larger fpr."""
+    tails = np.geomspace(1.0, error / 1000, _CELLS + 1)  # P(the fpr is larger)
+    fpr = 1 - special.betaincinv(num_absent - rank, rank + 1.0, tails[1:])
+    return fpr, tails[:-1] - tails[1:], float(tails[-1])
