@@ -330,7 +330,7 @@ def test_a_step_may_sample_the_canary_at_the_rate_of_the_claim():
     hypothesis = claim.hypothesis(dpaudit.SubsampledGaussian(0.05, 1))
     assert hypothesis.parameter == 1.0
     assert hypothesis.epsilon(1.0) == pytest.approx(claim.epsilon, rel=1e-3)
-    with pytest.raises(dpaudit.InputError, match="num_steps=30, got sample_rate=0.05 and num_steps=2"):
+    with pytest.raises(dpaudit.InputError, match=r"num_steps=30, got sample_rate=0\.05 and num_steps=2"):
         claim.hypothesis(dpaudit.SubsampledGaussian(0.05, 2))
 
 

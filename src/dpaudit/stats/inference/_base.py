@@ -16,7 +16,6 @@ from dpaudit.stats._observations import Observations
 from dpaudit.stats._serialization import Serializable
 from dpaudit.stats.tradeoffs import TradeOff
 
-
 _OF_ONE_RUN = "for the steps of one training run this is an assumption about the mechanism"
 
 
