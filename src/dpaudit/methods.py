@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +17,7 @@ from dpaudit._types import IntArray, ScoreArray
 from dpaudit.accounting import Claim
 from dpaudit.stats import (
     ApproximateDP,
+    BestOf,
     Betting,
     Bound,
     ClopperPearson,
@@ -270,8 +271,7 @@ def examine(
     steps = claim if of_steps else None
     rows = tuple(NamedBound(m, b, _composed(m, b, steps)) for m, b in zip(found, bounds, strict=True))
     if result is None and claim is not None:
-        # for the verdict on one-dimensional scores, the midpoint alone is not the default
-        rule = fixed if threshold is not None or observations.is_stepped else None
+        rule = _verdict_rule(observations, fixed, threshold)
         result = audit(observations, claim=claim, confidence=confidence, tradeoff=tradeoff, threshold=rule)
     return MethodComparison(observations, delta, confidence, rows, result)
 
@@ -281,6 +281,16 @@ def _fixed(observations: Observations, threshold: float | None) -> CountedOnce |
     if threshold is not None:
         return CountedOnce.of(observations, threshold)
     return CountedOnce.of(observations, 0.5) if observations.normalized else None
+
+
+def _verdict_rule(
+    observations: Observations, fixed: CountedOnce | None, threshold: float | None
+) -> ThresholdRule | None:
+    """Return the given threshold, or the default rule; its fixed part is not counted again."""
+    if fixed is None or threshold is not None:
+        return fixed
+    rule = default_method(observations, Gaussian())[1]
+    return replace(rule, rules=(fixed, *rule.rules[1:])) if isinstance(rule, BestOf) else fixed
 
 
 def _composed(method: Method, bound: Bound, claim: Claim | None) -> float | None:

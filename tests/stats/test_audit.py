@@ -157,9 +157,8 @@ def test_an_epsilon_delta_claim_assumes_no_mechanism():
     assert good.verdict is dpaudit.Verdict.NO_VIOLATION
     assert bad.verdict is dpaudit.Verdict.VIOLATION
     assert bad.bound.assumptions == (
-        "all observations are independent; for the steps of one training run this is an assumption about the "
-        "mechanism",
-        "the number of observations was fixed before seeing the data",
+        "all observations are independent, and their number was fixed before seeing the data; for the steps "
+        "of one training run, independence is an assumption about the mechanism",
         "the canary is the only difference between the observations with and without it",
     )
     assert bad.power.noise_factor is None

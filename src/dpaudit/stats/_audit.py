@@ -44,7 +44,6 @@ _TAILED = 100  # below this size, scores show too little of their tails to spend
 _MANY = 50  # from this size on, bands beat a held-out part where the threshold matters
 _ALIKE = "the canary is the only difference between the observations with and without it"
 _GIVEN = "the threshold for the counts was chosen before seeing the data"
-_FIXED_SIZE = "the number of observations was fixed before seeing the data"
 _SAME_DATA = "the error rate is unknown: the threshold was chosen on the counted data"
 
 
@@ -159,8 +158,6 @@ def _assumptions(
 ) -> tuple[str, ...]:
     stepped = isinstance(observations, Observations) and observations.is_stepped
     texts = [query.tradeoff.assumption(query.delta), inference.assumption(stepped)]
-    if isinstance(inference, CountInference):
-        texts.append(_FIXED_SIZE)
     texts.append(FAIR if isinstance(observations, Observations) and observations.by_coin else _ALIKE)
     if threshold is None:
         texts.append(_GIVEN)
