@@ -99,7 +99,7 @@ def _worst_bet(errors: tuple[int, ...], mu: float, num_steps: int) -> float:
 
 
 def test_bets_hold_for_adaptive_mechanisms_and_at_every_stop():
-    """With an error rate of 20 %, few steps are enough to refute, and all sequences of errors can be tried."""
+    """With an error rate of 20 %, few steps refute, so that all sequences of errors can be tried."""
     assert 0 < _worst_bet((), 0.1, 8) <= 0.2
 
 
