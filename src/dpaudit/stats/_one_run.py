@@ -17,9 +17,10 @@ from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import Kind
 from dpaudit.stats.tradeoffs import ApproximateDP, TradeOff
 
-_BEFORE = (
-    "the number of guesses was fixed before seeing the data, and the canaries to guess were chosen without "
-    "knowing which were present"
+_BEFORE = "the number of guesses was fixed before seeing the data"
+_RELEASE_ALONE = (
+    "which canaries were guessed, and the guesses, depend only on what the training run released, not on "
+    "which canaries were present"
 )
 
 
@@ -75,7 +76,7 @@ def _bound(
         threshold=None,
         counts=guesses,
         kind=Kind.CONFIDENCE,
-        assumptions=(*((assumed,) if assumed else ()), FAIR, _BEFORE),
+        assumptions=(*((assumed,) if assumed else ()), FAIR, _RELEASE_ALONE, _BEFORE),
     )
 
 
