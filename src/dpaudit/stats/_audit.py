@@ -76,6 +76,7 @@ def audit(
         verdict=_verdict(bound, hypothesis.parameter, design),
         hypothesis=hypothesis,
         design=design,
+        observations=observations,
     )
 
 
