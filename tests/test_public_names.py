@@ -20,6 +20,7 @@ NAMES = [
     "Dirac",
     "DpauditError",
     "ErrorCounts",
+    "Estimate",
     "Finding",
     "FindingError",
     "Fixed",

@@ -36,10 +36,10 @@ class Estimate:
 
     ``noise_multiplier`` is the pooled standard deviation of the scores over the difference of their means
     with and without the canary, so it is in units of the sensitivity; ``noise_ratio`` is its ratio to the
-    claim; ``epsilon`` is the claim's epsilon with this noise. Each has a two-sided interval with the confidence
-    of the audit, *if the scores are normal* (``shape`` says whether they look so) and, where canaries share
-    steps, the steps are independent. Without a clear difference the upper end of the noise is infinite. The
-    three are None if they cannot be estimated: ``missing`` then says why.
+    claim; ``epsilon`` is the claim's epsilon with this noise. Each has a two-sided interval with the
+    confidence of the audit, *if the scores are normal* (``shape`` says whether they look so) and, where
+    canaries share steps, the steps are independent. Without a clear difference of the means, the upper end of
+    the noise is infinite. The three are None if they cannot be estimated: ``missing`` then says why.
 
     The end of an interval at which the leak is largest is about *this attack*: a better one may see more.
     """

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from dpaudit._plotting import draw_roc
 from dpaudit._types import FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
 from dpaudit.stats._bound import number
@@ -70,6 +71,13 @@ class RocBand:
         columns = self.fpr, self.claimed, self.reached, self.low, self.high
         found = [int(np.flatnonzero(np.isclose(self.fpr, rate, rtol=1e-9))[0]) for rate in RATES]
         return tuple(RocPoint(*(float(column[i]) for column in columns)) for i in found)
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """Plot the attack's ROC with its band and the claimed curve, on logarithmic axes.
+
+        Requires matplotlib. Return the axes: ``ax`` if given, otherwise new ones.
+        """
+        return draw_roc(self, ax)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
