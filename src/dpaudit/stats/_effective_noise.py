@@ -82,9 +82,10 @@ class ScoreSums:
         counts = np.diff(ends, prepend=0)
         filled = np.flatnonzero(counts)
         starts = ends[filled] - counts[filled]
-        center = float(np.mean(next(chunks(scores))[1], dtype=np.float64))
-        powers = np.zeros((4, counts.size))
+        center, powers = 0.0, np.zeros((4, counts.size))
         for start, piece in _pieces(scores):
+            if start == 0:
+                center = float(np.mean(piece, dtype=np.float64))
             first = int(np.searchsorted(starts, start, side="right")) - 1
             last = int(np.searchsorted(starts, start + piece.size))
             cuts = np.maximum(starts[first:last] - start, 0)

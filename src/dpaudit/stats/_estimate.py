@@ -22,12 +22,11 @@ from dpaudit.stats._roc_band import RocBand, RocPoint, attack_band
 from dpaudit.stats.tradeoffs import Gaussian, TradeOff
 
 _INTERVALS = "noise_multiplier", "noise_ratio", "epsilon"
-_ON_DISK = 20_000_000  # scores on one side from which a band does not read them into memory
 _PRECISE = 0.01  # relative width of an interval from which on four digits are shown
 _NO_SCORES = "The scores are not part of this result."
 _NOT_GAUSSIAN = "The effective noise is estimated only for observations of Gaussian noise."
 _ALONE = "independent normal scores"
-_IN_STEPS = "normal scores and independent steps"
+_IN_STEPS = "normal scores, independent steps and no early stopping"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +89,7 @@ class Estimate:
 
     @cached_property
     def roc(self) -> RocBand | None:
-        """The attack's ROC with a simultaneous band; None if there are too few steps or very many scores."""
+        """The attack's ROC with a simultaneous band; None for few steps, or scores on disk."""
         return self.roc_source.band() if isinstance(self.roc_source, BandSource) else self.roc_source
 
     @property
@@ -173,12 +172,11 @@ class BandSource:
     confidence: float
 
     def band(self) -> RocBand | None:
-        """Return the band; None if there are too few steps, or too many scores to sort."""
+        """Return the band; None if there are too few steps, or if the scores are on disk."""
         observations = self.observations
         if observations.is_stepped and observations.num_steps < MIN_STEPS:
             return None
-        sides = observations.with_canary, observations.without_canary
-        if any(is_on_disk(side) and side.size > _ON_DISK for side in sides):
+        if is_on_disk(observations.with_canary) or is_on_disk(observations.without_canary):
             return None
         fpr, reached, low, high = attack_band(observations, self.confidence)
         fnr = self.tradeoff.fnr(min(self.claimed, LARGEST), fpr)

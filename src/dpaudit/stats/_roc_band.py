@@ -187,10 +187,10 @@ def _rate_end(shares: FloatArray, sizes: FloatArray, error: float, sign: int) ->
 
 @dataclass(frozen=True, eq=False)
 class _Thresholds:
-    """Ascending thresholds, each an absent score or, for very many scores, an edge of equal bins.
+    """Ascending thresholds: at and above each absent score or, for very many scores, the edges of equal bins.
 
-    The number of a score is that of thresholds at or below it. Since it does not fall as the score rises, and
-    depends on absent scores alone, ranks and binomial counts hold for it as for the score.
+    The number of a score is that of the thresholds that it reaches. Since it does not fall as the score rises
+    and depends on absent scores alone, ranks and binomial counts hold for it as for the score.
     """
 
     values: ScoreArray | None
@@ -201,7 +201,7 @@ class _Thresholds:
     @classmethod
     def of(cls, absent: ScoreArray) -> _Thresholds:
         if absent.size <= _SORTED:
-            return cls(np.sort(absent), 0.0, 0.0, absent.size)
+            return cls(np.sort(absent), 0.0, 0.0, 2 * absent.size)
         mean, deviation = float(absent.mean(dtype=np.float64)), float(absent.std(dtype=np.float64))
         reach = _REACH * deviation if 0 < deviation < math.inf else 1.0
         return cls(None, mean - reach, _BINS / (2 * reach), _BINS)
@@ -209,7 +209,7 @@ class _Thresholds:
     def numbers(self, scores: ScoreArray) -> IntArray:
         """Return the number of each score, from 0 to :attr:`size`."""
         if self.values is not None:
-            return np.asarray(np.searchsorted(self.values, scores, side="right"))
+            return np.searchsorted(self.values, scores) + np.searchsorted(self.values, scores, side="right")
         places = (scores - self.start) * self.per_unit
         return np.asarray(np.clip(places, -1, self.size - 1).astype(np.int32) + 1)
 
