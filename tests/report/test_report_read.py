@@ -195,7 +195,7 @@ def test_a_damaged_result_is_refused(copied: Copy, text: str, sentence: str) -> 
         (("estimate", "epsilon"), 4.0),
         (("estimate", "roc", "fpr"), [0.5]),
         (("estimate", "roc", "low"), [2.0] * 20),
-        (("estimate", "assumes"), None),
+        (("estimate", "missing"), 3),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(copied: Copy, place: tuple[str, ...], value: Any) -> None:

@@ -422,6 +422,7 @@ class TestResult:
             assert point.low <= point.reached <= point.high
         assert f"  rates: {found.rates}" in str(result).splitlines()
         assert "at a false positive rate of 0.1 %, this attack has a true positive rate of" in found.rates
+        assert found.rates.endswith("; the intervals assume independent scores")
 
     def test_has_no_band_of_few_steps_or_of_files(self, tmp_path):
         rng = np.random.default_rng(0)

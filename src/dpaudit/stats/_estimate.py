@@ -25,8 +25,6 @@ _INTERVALS = "noise_multiplier", "noise_ratio", "epsilon"
 _PRECISE = 0.01  # relative width of an interval from which on four digits are shown
 _NO_SCORES = "The scores are not part of this result."
 _NOT_GAUSSIAN = "The effective noise is estimated only for observations of Gaussian noise."
-_ALONE = "independent normal scores"
-_IN_STEPS = "normal scores, independent steps and no early stopping"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,8 @@ class Estimate:
     noise_ratio: Interval | None = None
     epsilon: Interval | None = None
     shape: Shape | None = None
-    assumes: str = _ALONE
+    is_stepped: bool = False
+    """Whether canaries share steps, so that only steps are taken as independent."""
     missing: str | None = None
     roc_source: BandSource | RocBand | None = field(default=None, repr=False, compare=False)
 
@@ -69,12 +68,13 @@ class Estimate:
         """
         if observations is None:
             return cls(confidence=confidence, missing=_NO_SCORES)
+        stepped = observations.is_stepped
         band = BandSource(observations, tradeoff, claimed, confidence)
         if not isinstance(tradeoff, Gaussian):
-            return cls(confidence=confidence, missing=_NOT_GAUSSIAN, roc_source=band)
+            return cls(confidence=confidence, is_stepped=stepped, missing=_NOT_GAUSSIAN, roc_source=band)
         spread = ScoreSpread.of(observations)
         if spread.missing is not None:
-            return cls(confidence=confidence, missing=spread.missing, roc_source=band)
+            return cls(confidence=confidence, is_stepped=stepped, missing=spread.missing, roc_source=band)
         separation = spread.separation(confidence).mapped(lambda mu: max(mu, 0.0))
         noise = separation.mapped(_inverse)
         return cls(
@@ -83,7 +83,7 @@ class Estimate:
             noise_ratio=noise.mapped(lambda one: one * claimed) if 0 < claimed < math.inf else None,
             epsilon=separation.mapped(epsilon),
             shape=spread.shape(),
-            assumes=_IN_STEPS if observations.is_stepped else _ALONE,
+            is_stepped=stepped,
             roc_source=band,
         )
 
@@ -100,6 +100,13 @@ class Estimate:
         if self.noise_multiplier is not None:
             return f"effective noise multiplier {_interval_text(self.noise_multiplier)}"
         return None
+
+    @property
+    def assumes(self) -> str:
+        """What the intervals of noise and epsilon assume."""
+        if self.is_stepped:
+            return "normal scores, independent steps and no early stopping"
+        return "independent normal scores"
 
     @property
     def statement(self) -> str:
@@ -120,7 +127,8 @@ class Estimate:
         text = f"at a false positive rate of {100 * first.fpr:g} %, this attack has a true positive rate of "
         text += f"{_point_text(first)} (claimed: at most {first.claimed:.3g})"
         rest = [f"of {100 * one.fpr:g} %, {_point_text(one)} ({one.claimed:.3g})" for one in others]
-        return "; ".join([text, *rest])
+        independent = "steps and no early stopping" if self.is_stepped else "scores"
+        return "; ".join([text, *rest, f"the intervals assume independent {independent}"])
 
     def lines(self, *, brief: bool) -> list[tuple[str, str]]:
         """Return the labeled lines to print; ``brief`` omits the rates if the noise is estimated."""
@@ -144,6 +152,7 @@ class Estimate:
             if shape is None
             else {"skewness": shape.skewness, "kurtosis": shape.kurtosis, "is_normal": shape.is_normal},
             "assumes": self.assumes,
+            "is_stepped": self.is_stepped,
             "missing": self.missing,
             "roc": None if self.roc is None else self.roc.to_dict(),
         }
@@ -156,7 +165,7 @@ class Estimate:
             confidence=number(values, "confidence", low=0.5, high=1.0),
             **{name: _interval(values, name) for name in _INTERVALS},
             shape=_shape(values),
-            assumes=_text(values, "assumes"),
+            is_stepped=values.get("is_stepped") is True,
             missing=_text(values, "missing") if has_gap else None,
             roc_source=RocBand.from_dict(_section(values, "roc")) if has_roc else None,
         )

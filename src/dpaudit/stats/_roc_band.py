@@ -118,7 +118,7 @@ def attack_band(
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Return the grid, the rates that were reached, and the lower and upper ends of the band."""
     observations = observations.in_memory()
-    absent = _Side.of(observations, present=False)
+    absent = _SideScores.of(observations, present=False)
     thresholds = _Thresholds.of(absent.scores)
     above = thresholds.count(absent.scores)
     rates = grid(absent.size)
@@ -131,7 +131,7 @@ def attack_band(
     needed = np.ceil((most + 1) / sizes * absent.size)
     lower = _first_at_most(above, np.maximum(allowed, 0))
     upper = _last_at_least(above, np.minimum(needed, absent.size))
-    present = _Side.of(observations, present=True)
+    present = _SideScores.of(observations, present=True)
     hits = thresholds.count(present.scores) / present.size
     both = present.effective_sizes(thresholds, np.concatenate([lower, upper]), error)
     low = _rate_end(hits[lower], both[: rates.size], error, -1)
@@ -222,14 +222,14 @@ class _Thresholds:
 
 
 @dataclass(frozen=True, eq=False)
-class _Side:
+class _SideScores:
     """The scores of one side in flat order, and where their steps end, if they have steps."""
 
     scores: ScoreArray
     ends: IntArray | None
 
     @classmethod
-    def of(cls, observations: Observations, *, present: bool) -> _Side:
+    def of(cls, observations: Observations, *, present: bool) -> _SideScores:
         scores = observations.with_canary if present else observations.without_canary
         ends = step_ends(observations, present=present) if observations.is_stepped else None
         return cls(scores.reshape(-1), ends)
