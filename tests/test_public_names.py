@@ -50,6 +50,7 @@ NAMES = [
     "RandomizedResponse",
     "Recorder",
     "Result",
+    "RocBand",
     "SameData",
     "Simultaneous",
     "SubsampledGaussian",
@@ -76,7 +77,8 @@ NAMES = [
 SURFACE = {
     "Claim": ["gaussian", "dpsgd", "approximate_dp", "accounted", "curve", "epsilon", "delta"],
     "Observations": ["from_presence"],
-    "Result": ["raise_for_violation", "power", "to_dict"],
+    "Result": ["raise_for_violation", "power", "estimate", "to_dict"],
+    "Estimate": ["noise", "statement", "roc", "rates", "to_dict"],
     "Bound": ["statement", "to_dict"],
     "Diagnostics": ["observe_noise", "observe_batch", "observe_batch_size", "diagnose"],
     "Diagnosis": ["raise_for_findings", "likely_causes", "table", "to_dict"],
