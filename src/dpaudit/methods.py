@@ -41,7 +41,7 @@ from dpaudit.stats import (
 from dpaudit.stats._audit import default_method
 from dpaudit.stats._bound import plain
 from dpaudit.stats._counts import StepErrors, count
-from dpaudit.stats._observations import chunks, is_on_disk, require_finite
+from dpaudit.stats._observations import chunks, is_on_disk, require_finite, scale_notes
 from dpaudit.stats.inference import BoundQuery, CountInference, ThresholdResult
 
 __all__ = ["NAMES", "REVERSED", "Method", "MethodComparison", "NamedBound", "examine", "is_large", "methods"]
@@ -232,6 +232,10 @@ class MethodComparison:
             for one in counts
         )
 
+    @property
+    def _scale_notes(self) -> tuple[str, ...]:
+        return scale_notes(self.observations) if self.result is None else self.result.notes
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         nothing = dict.fromkeys(("verdict", "sentence", "claim", "bound", "power"))
@@ -241,7 +245,7 @@ class MethodComparison:
             "delta": self.delta,
             "confidence": self.confidence,
             "shapes": {"with_canary": list(sides[0].shape), "without_canary": list(sides[1].shape)},
-            "notes": [REVERSED] if self.is_reversed else [],
+            "notes": [REVERSED] if self.is_reversed else list(self._scale_notes),
             "methods": [row.to_dict() for row in self.rows],
         }
 

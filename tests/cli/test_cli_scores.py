@@ -163,11 +163,14 @@ def small_is_large(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return read
 
 
-def test_large_files_are_never_read_into_memory(files: Any, run: Any, small_is_large: list[int]) -> None:
+def test_large_files_are_read_in_pieces_and_never_into_memory(
+    files: Any, run: Any, small_is_large: list[int]
+) -> None:
     result = run("scores", *files.sides(), "--normalized", *HONEST, "--json")
     assert result.exit_code == 0, result.output
-    # once for the counts at the midpoint, and twice for the tails: extremes of one side, counts of the other
-    assert sum(small_is_large) == 3 * files.scores.size
+    # the counts at the midpoint; the tails (extremes of one side, counts of the other); the beginning, here
+    # all, once more for its mean
+    assert sum(small_is_large) == 4 * files.scores.size
     names = [row["name"] for row in json.loads(result.stdout)["methods"]]
     assert names == [*PAPER, "f-DP(joint)", "(eps,delta)(joint)"]
 
@@ -179,7 +182,7 @@ def test_large_files_of_steps_are_bet_on_in_the_same_pass(
     sides = ["--with", files.npy("w.npy", present), "--without", files.npy("o.npy", absent)]
     result = run("scores", *sides, "--normalized", *HONEST, "--json")
     assert result.exit_code == 0, result.output
-    assert sum(small_is_large) == files.scores.size
+    assert sum(small_is_large) == 2 * files.scores.size  # the beginning, here all, once more for its mean
     monkeypatch.undo()
     observations = dpaudit.Observations(with_canary=present, without_canary=absent, normalized=True)
     expected = dpaudit.audit(
@@ -194,7 +197,7 @@ def test_large_files_without_a_fixed_threshold_are_audited_all_the_same(
     monkeypatch.setattr("dpaudit.methods._LARGE", 10)
     result = run("scores", *files.sides(), *BROKEN)
     assert result.exit_code == 1, result.output
-    assert "files of this size are read once" in result.stdout
+    assert "files of this size are read in pieces" in result.stdout
 
 
 def test_a_bad_score_in_a_large_file_is_named(
