@@ -148,7 +148,7 @@ def _setup_gradients(
     ``options`` are passed to the recorder.
     """
     if num_canaries is None:
-        num_canaries = (default_num_sampled if sampling else default_num_canaries)(optimizer)
+        num_canaries = default_num_sampled(optimizer) if sampling else default_num_canaries(optimizer, clip)
     draws = Draws(canary, num_canaries, seed)
     share = norm_share(optimizer, num_canaries)
     options["signal"] = min(canary.scale, 1.0)
