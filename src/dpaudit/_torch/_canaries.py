@@ -143,7 +143,10 @@ class SparseRows:
         return out.scatter_add_(1, self._indices(self.coordinates.T), self._numbers(self.values.T))
 
     def entries(self) -> tuple[IntArray, IntArray, Tensor]:
-        """Return the row, the coordinate and the value of each entry, sorted by coordinate; no padding."""
+        """Return the row, the coordinate and the value of each entry, sorted by coordinate; no padding.
+
+        A coordinate appears more than once only if a canary does.
+        """
         coordinates, values = self.coordinates.reshape(-1), self.values.reshape(-1)
         chosen = np.flatnonzero(values)
         chosen = chosen[np.argsort(coordinates[chosen], kind="stable")]

@@ -130,7 +130,7 @@ class GhostClip(OpacusClip):
                 parameter._norm_sample = squares.sqrt().to(parameter.dtype)
             weights = self._module.get_clipping_coef().to(values.dtype)
         total = values.new_zeros(rows.num_parameters)
-        total[torch.as_tensor(coordinates, device=values.device)] = weights[where] * values
+        total.index_add_(0, torch.as_tensor(coordinates, device=values.device), weights[where] * values)
         with attribute_restored(own, "grad"):
             for parameter, piece in split_like(total, own):
                 parameter.grad = piece.to(parameter.dtype)
@@ -161,34 +161,32 @@ class _CompactOptimizer:
     def add_to_sum(self, rows: SparseRows) -> None:
         """Clip ``rows`` and add them to ``p.summed_grad``."""
         numbers, coordinates, values = rows.entries()
-        where = torch.as_tensor(np.stack([numbers, coordinates]), device=values.device)
-        stand_ins, written = [], []
-        for parameter, part, offset in layer_slices(coordinates, self._parameters):
-            index, found = where[1, part] - offset, values[part].to(parameter.dtype)
-            stand_in = _stand_in(parameter, index)
-            stand_in.grad_sample = _matrix(where[0, part], found, len(rows)).view(-1, *stand_in.shape)
-            stand_ins.append(stand_in)
-            written.append((parameter, index, stand_in))
+        used, columns = np.unique(coordinates, return_inverse=True)  # a canary may be there twice
+        parts = zip(
+            layer_slices(coordinates, self._parameters), layer_slices(used, self._parameters), strict=True
+        )
+        where = torch.as_tensor(np.stack([numbers, columns]), device=values.device)
+        used_there = torch.as_tensor(used, device=values.device)
+        stand_ins, indices = [], []
+        for (parameter, part, _), (_, own, offset) in parts:
+            indices.append(used_there[own] - offset)
+            matrix = values.new_zeros(len(rows), max(len(indices[-1]), 1), dtype=parameter.dtype)
+            matrix[where[0, part], where[1, part] - own.start] = values[part].to(parameter.dtype)
+            stand_ins.append(_stand_in(parameter, indices[-1], matrix))
         self._inside.original_optimizer = SimpleNamespace(param_groups=[{"params": stand_ins}])
         self._inside.clip_and_accumulate()
-        for parameter, index, stand_in in written:
+        for parameter, index, stand_in in zip(self._parameters, indices, stand_ins, strict=True):
             _write(parameter.summed_grad, index, stand_in.summed_grad)
 
 
-def _stand_in(parameter: Any, index: Tensor) -> Any:
-    """Return a parameter for the coordinates ``index``; a single one, without a value, if there are none."""
-    shape = (max(len(index), 1), *[1] * (parameter.dim() - 1)) if parameter.dim() else ()
+def _stand_in(parameter: Any, index: Tensor, rows: Tensor) -> Any:
+    """Return a parameter with the coordinates ``index``, or with one of its own if there are none."""
+    shape = (rows.shape[1], *[1] * (parameter.dim() - 1)) if parameter.dim() else ()
     total = parameter.summed_grad.reshape(-1).index_select(0, index)
     stand_in: Any = nn.Parameter(parameter.detach().new_zeros(shape))
     stand_in.summed_grad = total.view(shape) if len(index) else total.new_zeros(shape)
+    stand_in.grad_sample = rows.view(-1, *shape)
     return stand_in
-
-
-def _matrix(rows: Tensor, values: Tensor, num_rows: int) -> Tensor:
-    """Return a matrix with one value in each column; a column of zeros if there are no values."""
-    matrix = values.new_zeros(num_rows, max(len(values), 1))
-    matrix[rows, torch.arange(len(values), device=values.device)] = values
-    return matrix
 
 
 def _write(total: Tensor, index: Tensor, values: Tensor) -> None:
@@ -210,9 +208,10 @@ def _is_of_opacus(optimizer: DPOptimizer, name: str) -> bool:
     """Return whether a method or property is defined by Opacus, not by a subclass or a patch."""
     found = inspect.getattr_static(optimizer, name)
     function = found.fget if isinstance(found, property) else found
-    is_own = inspect.isfunction(function) and name not in vars(optimizer)
+    if name in vars(optimizer) or not inspect.isfunction(function):
+        return False
     # the module of the code itself: functools.wraps changes __module__
-    return is_own and function.__globals__["__name__"].startswith("opacus.")
+    return bool(function.__globals__["__name__"].startswith("opacus."))
 
 
 def clip_for(optimizer: Any, module: Any) -> OpacusClip:
