@@ -7,6 +7,7 @@ that temporary load on the machine affects all of them.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
@@ -45,7 +46,7 @@ def stepper(num_canaries: int | str | None) -> Callable[[], None]:
     batch = rng.standard_normal((BATCH, WIDTHS[0]), np.float32), rng.integers(0, WIDTHS[-1], BATCH)
     params = [
         (jnp.asarray(rng.standard_normal(pair, np.float32)) / 20, jnp.zeros(pair[1]))
-        for pair in zip(WIDTHS, WIDTHS[1:], strict=False)
+        for pair in itertools.pairwise(WIDTHS)
     ]
     grad_fn = clipped_grad(loss, l2_clip_norm=1.0, normalize_by=float(BATCH))
     privatizer = gaussian_privatizer(stddev=grad_fn.sensitivity(), prng_key=0)
@@ -81,7 +82,9 @@ def main() -> int:
             seconds = cpu_seconds(steps[number])
             if turn >= 3:
                 times[number].append(seconds)
-    table = Table("One JAX Privacy step, MLP 600-256-128-100", ("canaries", "batch", "time", "ratio", "limit"))
+    table = Table(
+        "One JAX Privacy step, MLP 600-256-128-100", ("canaries", "batch", "time", "ratio", "limit")
+    )
     table.add("none", str(BATCH), milliseconds(statistics.median(times[None])), "", "")
     for number in numbers[1:]:
         slower = ratio(times[number], times[None])
