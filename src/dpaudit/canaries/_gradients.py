@@ -48,6 +48,14 @@ class Directions:
         products: FloatArray = (self.values * vector[coordinates]).sum(axis=0)
         return products
 
+    def weighted_sum(self, weights: FloatArray) -> FloatArray:
+        """Return the sum of all directions, each times its weight."""
+        weighted: FloatArray = (self.values * weights).reshape(-1)
+        if self.coordinates is None:
+            return weighted[: self.num_parameters]
+        total = np.bincount(self.coordinates.reshape(-1), weighted, self.num_parameters)
+        return np.asarray(total, dtype=np.float64)
+
     @property
     def explicit_coordinates(self) -> IntArray:
         """The coordinate of each value; those of padding may exceed the last parameter."""
