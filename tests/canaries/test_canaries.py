@@ -81,6 +81,7 @@ def test_every_library_has_the_same_canaries(kind):
     again = np.zeros((3, 31))
     again[where, coordinates] = values
     np.testing.assert_array_equal(again, rows.dense())
+    np.testing.assert_allclose(found.weighted_sum(weights), weights @ dense, atol=1e-6)
     np.testing.assert_allclose(in_jax.weighted_sum(jax.numpy.asarray(weights)), weights @ dense, atol=1e-5)
 
 
