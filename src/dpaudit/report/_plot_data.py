@@ -34,7 +34,9 @@ from dpaudit.stats import (
 from dpaudit.stats._bound import number, plain
 from dpaudit.stats._counts import StepScores
 from dpaudit.stats._result import ErrorRatePlane, Hypothesis
-from dpaudit.stats.thresholds._rules import predictable_thresholds
+from dpaudit.stats.inference import BoundQuery
+from dpaudit.stats.inference._tails import far_rates
+from dpaudit.stats.thresholds._rules import predictable_bets
 
 _BINS = 48
 _NO_OUTLIERS = 200  # up to this many scores per side, the plot covers all of them
@@ -44,7 +46,6 @@ _HUGE = 1e150  # differences of scores have to be finite
 _MOST_STEPS = 10**6
 _LEAST_NOISE, _MOST_NOISE = 0.1, 1000.0
 _LEAST_RATE = 1e-7
-_LONGEST_HORIZON = 10**9
 _DRAWN = ApproximateDP, Gaussian, Laplace, PureDP, RandomizedResponse, SubsampledGaussian
 
 
@@ -170,18 +171,21 @@ def _trajectory(
     steps = StepScores.of(observations)
     if steps.num_steps < 2:  # nothing to draw a line through
         return None
+    inference, query = bound.inference, BoundQuery(hypothesis.tradeoff, bound.delta, 1 - bound.confidence)
+    betting = inference if isinstance(inference, Betting) else Betting(expected=hypothesis.parameter)
     if isinstance(bound.threshold_rule, Fixed):
-        errors = steps.errors(np.full(steps.num_steps, bound.threshold_rule.threshold))
+        errors = steps.errors(bound.threshold_rule.threshold)
+        # files do not store whether scores are normalized, but only those have this threshold
+        intervals = betting.far_intervals(query) if bound.threshold_rule == Fixed() else []
+        bets = betting.place(errors, query, far_rates(steps, errors, intervals))
     else:
-        errors = steps.errors(predictable_thresholds(steps)).after_first()
-    shares = errors.balanced()
-    planned = bound.inference.horizon if isinstance(bound.inference, Betting) else None
+        errors, bets = predictable_bets(steps, betting, query)[1:]
     return Trajectory.of(
-        shares,
+        bets,
+        1 - 2 * errors.balanced(),
         hypothesis=hypothesis,
         confidence=bound.confidence,
-        guesses=float((errors.num_absent + errors.num_present).mean()),
-        horizon=shares.size if planned is None or planned >= _LONGEST_HORIZON else planned,
+        horizon=betting.horizon,
     )
 
 

@@ -14,7 +14,7 @@ from dpaudit.stats._counts import ErrorCounts, StepErrors
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference
-from dpaudit.stats.inference._betting import MAX_LOSS, stake
+from dpaudit.stats.inference._wealth import MAX_LOSS
 from dpaudit.stats.thresholds import ThresholdRule
 
 _IMPLAUSIBLE = 1e-3  # the error of the interval of plausible false positive rates
@@ -118,7 +118,8 @@ class AuditDesign:
         variance = float(weights @ (shares - mean) ** 2)
         assert isinstance(self.inference, Betting)
         horizon = self.inference.horizon or self.num_steps
-        bet = stake(variance, math.log(1 / self.query.error_rate), horizon)
+        target = math.log(1 / self.query.error_rate)
+        bet = math.sqrt(2 * target / (variance * horizon)) if variance > 0 else math.inf
         growth = np.log1p(min(bet, MAX_LOSS / (1 - allowed)) * (allowed - shares))
         drift = float(weights @ growth)
         spread = math.sqrt(max(float(weights @ (growth - drift) ** 2), 1e-24))
