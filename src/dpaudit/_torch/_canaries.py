@@ -100,9 +100,13 @@ class CanaryVectors:
         missing = self.values.numel() - vector.numel()
         return torch.nn.functional.pad(vector, (0, missing)).view_as(self.values)
 
-    def add(self, weights: Tensor, out: Tensor) -> None:
-        """Add each direction times its weight to ``out``."""
-        weighted = (self.values * weights).view(-1)
+    def add_some(self, numbers: Tensor, weights: Tensor, out: Tensor) -> None:
+        """Add the directions with these numbers to ``out``, each times its weight."""
+        if self.coordinates is not None and len(self.coordinates) == 1:  # Dirac canaries
+            coordinates = self.coordinates[0].index_select(0, numbers)
+            out.index_add_(0, coordinates, self.values[0].index_select(0, numbers) * weights)
+            return
+        weighted = (self.values * out.new_zeros(self.num_canaries).index_add_(0, numbers, weights)).view(-1)
         if self.coordinates is not None:
             out.index_add_(0, self.coordinates.view(-1), weighted)
         else:
