@@ -226,6 +226,7 @@ def test_a_violation_ends_the_run_if_that_is_asked(small: Small) -> None:
     assert values["methods"] == []  # bounds by counts do not hold for a run that chose its own end
     assert values["diagnosis"] is None  # and tests of its noise neither
     assert "stopped at its first violation" in values["notes"][0]
+    assert values["estimate"] is None
     assert arrays(config)["scores.npy"].shape == (values["num_done"], 32)
 
 

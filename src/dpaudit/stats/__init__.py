@@ -6,10 +6,13 @@ from dpaudit.stats._binomial import Region, plausible_counts
 from dpaudit.stats._bound import Bound
 from dpaudit.stats._counts import ErrorCounts, Guesses
 from dpaudit.stats._coverage import Coverage, coverage, ideal_observations, tally
+from dpaudit.stats._effective_noise import Interval, Shape
+from dpaudit.stats._estimate import Estimate
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._one_run import one_run_bound, one_run_fdp_bound
 from dpaudit.stats._planning import Leak, Plan, plan_canaries, plan_observations, plan_steps, smallest_leak
 from dpaudit.stats._result import Power, Result, Verdict
+from dpaudit.stats._roc_band import RocBand, RocPoint
 from dpaudit.stats.inference import (
     Betting,
     BoundQuery,
@@ -24,12 +27,14 @@ from dpaudit.stats.inference import (
     ThresholdResult,
 )
 from dpaudit.stats.thresholds import (
+    BestOf,
     Fixed,
     HeldOut,
     Optimal,
     Predictable,
     SameData,
     Simultaneous,
+    Tails,
     ThresholdRule,
 )
 from dpaudit.stats.tradeoffs import (
@@ -44,6 +49,7 @@ from dpaudit.stats.tradeoffs import (
 
 __all__ = [
     "ApproximateDP",
+    "BestOf",
     "Betting",
     "Bound",
     "BoundQuery",
@@ -51,6 +57,7 @@ __all__ = [
     "CountInference",
     "Coverage",
     "ErrorCounts",
+    "Estimate",
     "ExactInference",
     "Fixed",
     "FloatArray",
@@ -59,6 +66,7 @@ __all__ = [
     "HeldOut",
     "Inference",
     "IntArray",
+    "Interval",
     "JointExact",
     "KatzLog",
     "Kind",
@@ -75,8 +83,12 @@ __all__ = [
     "RandomizedResponse",
     "Region",
     "Result",
+    "RocBand",
+    "RocPoint",
     "SameData",
+    "Shape",
     "Simultaneous",
+    "Tails",
     "ThresholdResult",
     "ThresholdRule",
     "TradeOff",
