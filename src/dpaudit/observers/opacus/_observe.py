@@ -86,10 +86,11 @@ def observe(
     ``every`` steps; they may raise to end the training run.
 
     By default there are 1,024 gradient canaries, or as many as a smaller model has parameters (64 if a
-    subclass or a patch replaces the clipping), and fair coins decide which of them are present in each step. With ``held_out``, the examples that :func:`hold_out` split
-    off, ``canary`` may be an input canary such as ``Crafted()``. By default there are 16 of them; they also
-    pass through the model and the loss. They need ``module``, ``loader``, whose data must not include
-    held-out examples, and ``criterion`` unless it is the cross-entropy.
+    subclass or a patch replaces the clipping), and fair coins decide which of them are present in each step.
+    With ``held_out``, the examples that :func:`hold_out` split off, ``canary`` may be an input canary such as
+    ``Crafted()``. By default there are 16 of them; they also pass through the model and the loss. They need
+    ``module``, ``loader``, whose data must not include held-out examples, and ``criterion`` unless it is the
+    cross-entropy.
 
     With ``sampling``, half of the gradient canaries are entries of the data set of ``loader``, and its own
     sampler draws them like examples. So the sampling is audited too, after the last step. The batches then
