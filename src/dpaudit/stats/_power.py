@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from scipy import special
 
 from dpaudit._types import FloatArray
-from dpaudit.stats._binomial import binomial_pmf, plausible_rate
+from dpaudit.stats._binomial import Region, binomial_pmf, plausible_rate
 from dpaudit.stats._counts import ErrorCounts, StepErrors
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference
 from dpaudit.stats.inference._betting import MAX_LOSS, stake
-from dpaudit.stats.thresholds import ThresholdRule
+from dpaudit.stats.thresholds import Simultaneous, ThresholdRule
+from dpaudit.stats.tradeoffs._attack import Attack
 
 _IMPLAUSIBLE = 1e-3  # the error of the interval of plausible false positive rates
+_LOGITS = 2  # ends of that interval per unit of the logit
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,10 @@ class AuditDesign:
     num_present: int
     num_steps: int
     normalized: bool = True
+    held_out: tuple[int, int] = (0, 0)  # absent and present scores on which the threshold is chosen
+    lengths: tuple[float, ...] = (1.0,)  # equally frequent lengths of canaries, in units of the sensitivity
+    attack: Callable[[float], Attack] | None = None  # by parameter; None for that of the trade-off
+    others: tuple[AuditDesign, ...] = ()  # of rules that share the error and refute the claim as well
 
     @classmethod
     def of(
@@ -63,10 +71,12 @@ class AuditDesign:
         left = replace(query, error_rate=rule.error(query.error_rate, num_absent))
         if num_steps is None:
             absent, present = rule.counted(num_absent), rule.counted(num_present)
-            return cls(inference, rule, left, absent, present, min(absent, present), normalized)
-        steps = rule.counted(num_steps)
-        absent, present = (max(size * steps // num_steps, 1) for size in (num_absent, num_present))
-        return cls(inference, rule, left, absent, present, steps, normalized)
+            steps = min(absent, present)
+        else:
+            steps = rule.counted(num_steps)
+            absent, present = (max(size * steps // num_steps, 1) for size in (num_absent, num_present))
+        held_out = num_absent - absent, num_present - present
+        return cls(inference, rule, left, absent, present, steps, normalized, held_out)
 
     def max_refutable(self) -> float:
         """Return the largest parameter that an attack without a single error would refute."""
@@ -82,16 +92,51 @@ class AuditDesign:
     def power(self, claimed: float, actual: float) -> float:
         """Return the probability of refuting ``claimed`` when the mechanism has parameter ``actual``.
 
-        The attack is ideal: it attains the mechanism's curve at the operating point of the threshold rule.
+        The scores are those of the trade-off's :meth:`~dpaudit.TradeOff.attack`, and the threshold is where
+        the rule puts it. Of several rules, the best for this leak counts.
         """
-        fpr, fnr = self.rule.operating_point(self.query, actual, self.normalized)
+        return max([self._power(claimed, actual), *(other.power(claimed, actual) for other in self.others)])
+
+    def _power(self, claimed: float, actual: float) -> float:
+        attack = self._attack(actual)
+        sizes = ErrorCounts.perfect(self.num_absent, self.num_present)
+        if isinstance(self.rule, Simultaneous):
+            return self.rule.detection_rate(attack, claimed, sizes, self.query)
+        fpr, fnr = self.rule.operating_points(
+            attack, self.inference, self.query, held_out=self.held_out, normalized=self.normalized
+        )
         if isinstance(self.inference, ExactInference):
+            region = self._refuting_region(claimed, fpr)
+            found = [min(region.probability(*rates), 1.0) for rates in zip(fpr, fnr, strict=True)]
+        else:
+            found = [self._betting_power(claimed, *rates) for rates in zip(fpr, fnr, strict=True)]
+        return float(np.mean(found))
+
+    def _attack(self, parameter: float) -> Attack:
+        if self.attack is not None:
+            return self.attack(parameter)
+        return self.query.tradeoff.attack(parameter, self.query.delta, self.lengths)
+
+    def _refuting_region(self, claimed: float, fpr: FloatArray) -> Region:
+        """Return the refuting outcomes for all plausible counts; calls with similar rates share a region."""
+        ends = [
+            plausible_rate(round(rate * self.num_absent), self.num_absent, _IMPLAUSIBLE)[end]
+            for end, rate in enumerate((float(fpr.min()), float(fpr.max())))
+        ]
+        low = math.floor(_LOGITS * float(special.logit(max(ends[0], 1e-9))))
+        high = math.ceil(_LOGITS * float(special.logit(min(ends[1], 1 - 1e-9))))
+        key = claimed, low, high
+        if key not in self._regions:
+            interval = 0.0 if ends[0] < 1e-9 else float(special.expit(low / _LOGITS)), float(
+                special.expit(high / _LOGITS)
+            )
             sizes = ErrorCounts.perfect(self.num_absent, self.num_present)
-            expected = round(fpr * self.num_absent)
-            plausible = plausible_rate(expected, self.num_absent, _IMPLAUSIBLE)
-            region = self.inference.refuting_region(claimed, sizes, plausible, self.query)
-            return min(region.probability(fpr, fnr), 1.0)
-        return self._betting_power(claimed, fpr, fnr)
+            self._regions[key] = self.inference.refuting_region(claimed, sizes, interval, self.query)
+        return self._regions[key]
+
+    @cached_property
+    def _regions(self) -> dict[tuple[float, int, int], Region]:
+        return {}
 
     def smallest_leak(self, claimed: float, probability: float = 0.8) -> float:
         """Return the smallest parameter above ``claimed`` that would be detected with this probability."""

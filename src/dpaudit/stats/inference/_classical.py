@@ -50,13 +50,19 @@ class ClopperPearson(ExactInference):
         self, claimed: float, sizes: ErrorCounts, fpr: tuple[float, float], query: BoundQuery
     ) -> Region:
         fp = plausible_counts(sizes.num_absent, *fpr)
-        upper = upper_rate(fp, sizes.num_absent, query.error_rate / 2)
-        allowed = query.tradeoff.fnr(claimed, upper)
-        most_fn = _most_below(allowed, sizes.num_present, query.error_rate / 2)
+        most_fn = self.most_refuting(fp, claimed, sizes, query)
         return Region(fp, most_fn, (sizes.num_absent, sizes.num_present))
 
+    def most_refuting(
+        self, false_positives: IntArray, claimed: float, sizes: ErrorCounts, query: BoundQuery
+    ) -> FloatArray:
+        """Return the largest number of false negatives that refutes ``claimed``, -1 if none does."""
+        upper = upper_rate(false_positives, sizes.num_absent, query.error_rate / 2)
+        allowed = query.tradeoff.fnr(claimed, upper)
+        return most_below(allowed, sizes.num_present, query.error_rate / 2)
 
-def _most_below(rates: FloatArray, trials: int, error: float) -> FloatArray:
+
+def most_below(rates: FloatArray, trials: int, error: float) -> FloatArray:
     """Return the largest number of errors whose upper limit is below each rate, -1 if none."""
     errors = plausible_counts(trials, float(rates.min()), float(rates.max()))
     ends = upper_rate_chords(errors, trials, error)
@@ -97,7 +103,7 @@ class _RegionMass:
     def __init__(self, counts: ErrorCounts, tradeoff: TradeOff) -> None:
         one = (counts.false_positives, counts.num_absent)
         other = (counts.false_negatives, counts.num_present)
-        if _probit_variance(*one) > _probit_variance(*other):
+        if probit_variance(*one) > probit_variance(*other):
             one, other = other, one
         nodes, self._weights = _quantile_nodes()
         self._tradeoff = tradeoff
@@ -113,7 +119,7 @@ class _RegionMass:
         return float(self._weights @ np.maximum(inside, 0.0))
 
 
-def _probit_variance(errors: int, trials: int) -> float:
+def probit_variance(errors: int, trials: int) -> float:
     rate = (errors + 0.5) / (trials + 1)
     height = math.exp(-(float(special.ndtri(rate)) ** 2) / 2)
     return rate * (1 - rate) / (trials * height**2)

@@ -29,14 +29,18 @@ from dpaudit.stats.inference import (
 from dpaudit.stats.thresholds._base import (
     EmpiricalROC,
     ThresholdRule,
+    as_points,
     least_balanced_error,
     smooth,
     unsupported,
 )
+from dpaudit.stats.thresholds._placement import best_bound_rates, least_error_rates, simulated_roc
 from dpaudit.stats.tradeoffs import Gaussian
+from dpaudit.stats.tradeoffs._attack import Attack
 
 _CANDIDATES = 64  # few, so that the choice follows the shape of the scores rather than their noise
 _GROWTH = 1.3  # choose again once the number of past steps has grown by this factor
+_RUNS = 2000  # simulated to determine the power of several thresholds
 _OTHERS = 32  # thresholds evaluated in addition to the best-ranked one
 
 
@@ -56,10 +60,20 @@ class Fixed(ThresholdRule):
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         return inference.at_threshold(observations, self.threshold, query)
 
-    def operating_point(self, query: BoundQuery, parameter: float, normalized: bool) -> tuple[float, float]:
-        if normalized and isinstance(query.tradeoff, Gaussian):
-            return _gaussian_point(self.threshold, parameter)
-        return super().operating_point(query, parameter, normalized)
+    def operating_points(
+        self,
+        attack: Attack,
+        inference: Inference,
+        query: BoundQuery,
+        *,
+        held_out: tuple[int, int],
+        normalized: bool,
+    ) -> tuple[FloatArray, FloatArray]:
+        if normalized and attack.rates_at is not None:
+            return as_points(attack.rates_at(self.threshold))
+        return super().operating_points(
+            attack, inference, query, held_out=held_out, normalized=normalized
+        )
 
 
 @dataclass(frozen=True)
@@ -90,15 +104,18 @@ class Optimal(ThresholdRule):
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         return inference.at_threshold(observations, self.threshold(query.delta), query)
 
-    def operating_point(self, query: BoundQuery, parameter: float, normalized: bool) -> tuple[float, float]:
+    def operating_points(
+        self,
+        attack: Attack,
+        inference: Inference,
+        query: BoundQuery,
+        *,
+        held_out: tuple[int, int],
+        normalized: bool,
+    ) -> tuple[FloatArray, FloatArray]:
         del normalized  # this rule is meaningful for normalized scores only
-        return _gaussian_point(self.threshold(query.delta), parameter)
-
-
-def _gaussian_point(threshold: float, parameter: float) -> tuple[float, float]:
-    """Return P(N(0, 1 / parameter) > threshold) and P(N(1, 1 / parameter) <= threshold)."""
-    fpr, fnr = special.ndtr(np.asarray([-threshold, threshold - 1]) * parameter)
-    return float(fpr), float(fnr)
+        fixed = Fixed(self.threshold(query.delta))
+        return fixed.operating_points(attack, inference, query, held_out=held_out, normalized=True)
 
 
 @dataclass(frozen=True)
@@ -127,6 +144,20 @@ class HeldOut(ThresholdRule):
 
     def counted(self, size: int) -> int:
         return size - self._num_held(size)
+
+    def operating_points(
+        self,
+        attack: Attack,
+        inference: Inference,
+        query: BoundQuery,
+        *,
+        held_out: tuple[int, int],
+        normalized: bool,
+    ) -> tuple[FloatArray, FloatArray]:
+        del normalized
+        if isinstance(inference, Betting):
+            return least_error_rates(attack, held_out)
+        return best_bound_rates(attack, held_out, _CANDIDATES, query)
 
     def split(
         self, observations: Observations, *, the_first: bool = False
@@ -275,6 +306,17 @@ class Simultaneous(ThresholdRule):
             num_present=present.size,
         )
         return ThresholdResult(float(values[best]), float(thresholds[best]), counts)
+
+    def detection_rate(self, attack: Attack, claimed: float, sizes: ErrorCounts, query: BoundQuery) -> float:
+        """Return how often any of the thresholds refutes ``claimed``, by simulation.
+
+        ``query`` has the error rate of one threshold.
+        """
+        ranks = self.ranks(sizes.num_absent)
+        most_fn = ClopperPearson().most_refuting(ranks, claimed, sizes, query)
+        rng = np.random.default_rng(2)
+        _, misses = simulated_roc(attack, ranks, (sizes.num_absent, sizes.num_present), _RUNS, rng)
+        return float((misses <= most_fn).any(axis=1).mean())
 
     def ranks(self, size: int) -> IntArray:
         """Return how many absent scores are above each threshold: evenly spaced in the logit."""
