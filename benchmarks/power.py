@@ -99,16 +99,17 @@ def recorded(mu: float, num_steps: int, num_canaries: int, length: float = 1.0) 
     """A recorder of steps; canaries of this length, in clipping norms, are scored in units of their length."""
 
     def draw(parameter: float, rng: np.random.Generator) -> dpaudit.Result:
-        recorder = Recorder(claim=gaussian_claim(mu), num_steps=num_steps, **LENGTHS.get(length, {}))
+        recorder = Recorder(claim=gaussian_claim(mu), num_steps=num_steps)
         for _ in range(num_steps):
             present = rng.random(num_canaries) < 0.5
-            recorder.record(present + rng.standard_normal(num_canaries) / (parameter * length), present)
+            scores = present + rng.standard_normal(num_canaries) / (parameter * length)
+            recorder.record(scores, present, lengths=np.full(num_canaries, length))
         return recorder.audit()
 
     return draw
 
 
-LENGTHS: dict[float, dict[str, float]] = {}
+
 
 
 def pairs(mu: float, num_steps: int, rate: float = 1.0) -> Draw:

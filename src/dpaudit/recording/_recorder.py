@@ -18,6 +18,7 @@ from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import ClaimSource, GivenClaim, ReadClaim, TrainingInfo
 from dpaudit.recording._signal_and_noise import (
     NO_NOISE,
+    CanaryLengths,
     NoiseLog,
     NoiseTests,
     RunningMoments,
@@ -51,6 +52,7 @@ class Recorder:
 
     Observers pass further parts. A ``ReadClaim`` reads the claim from the training run. ``noise`` tests the
     noise for :meth:`diagnose`. A present canary must score ``signal`` or more, otherwise there is no verdict.
+    Scores are in units of ``reach`` clipping norms, which is less than 1 if canaries do not reach all layers.
     ``facts`` returns a :class:`TrainingInfo`. ``not_covered`` are sentences that name the parts of the
     training run that canaries bypass. ``synchronize`` waits for steps that were started but are not yet
     recorded.
@@ -78,6 +80,7 @@ class Recorder:
         callbacks: Sequence[Callable[[LiveBound], None]] = (),
         noise: NoiseTests | None = None,
         signal: float | None = None,
+        reach: float = 1.0,
         facts: Callable[[], TrainingInfo] | None = None,
         not_covered: tuple[str, ...] = (),
         synchronize: Callable[[], None] | None = None,
@@ -93,6 +96,7 @@ class Recorder:
         self._paired = paired
         self._shares_noise, self._may_stop = shares_noise, may_stop
         self._noise, self._signal, self._facts = noise, signal, facts
+        self._reach, self._lengths = reach, CanaryLengths()
         self.not_covered = not_covered
         self._synchronize = synchronize
         self._peeked = self._closed = self._shown = False
@@ -129,10 +133,13 @@ class Recorder:
         """Whether noise is logged for :meth:`diagnose`."""
         return self._noise is not None
 
-    def record(self, scores: Any, present: Any, *, notify: bool = True) -> None:
+    def record(
+        self, scores: Any, present: Any, *, lengths: FloatArray | None = None, notify: bool = True
+    ) -> None:
         """Record the scores of one step and whether each canary was present; call the callbacks.
 
-        Pass ``notify=False`` to postpone the callbacks, and call :meth:`notify` later.
+        ``lengths`` are those of the clipped canaries, in clipping norms, if they are not known before the
+        first step; they only affect the stated power. Pass ``notify=False`` to postpone the callbacks, and call :meth:`notify` later.
         """
         values, mask = np.array(scores, dtype=np.float64), np.array(present, dtype=np.bool_)
         _require_alike(values, mask, step=self.num_done, first=self._scores[0] if self._scores else values)
@@ -140,6 +147,8 @@ class Recorder:
         self._peeked, self._closed = self._peeked or self._shown, False
         self._scores.append(values)
         self._present.append(mask)
+        if lengths is not None:
+            self._lengths.add(lengths)
         self._wrong.append(_share_wrong(values, mask))
         if notify:
             self.notify()
@@ -269,7 +278,13 @@ class Recorder:
         }
         self._shown = True
         result = audit(observations, **(usual | method))
-        return replace(result, not_covered=self.not_covered + self._claims.remarks(given))
+        signal = 1.0 if self._signal is None else self._signal
+        lengths = tuple(signal * self._reach * length for length in self._lengths.quantiles())
+        return replace(
+            result,
+            design=replace(result.design, lengths=lengths, signal=signal),
+            not_covered=self.not_covered + self._claims.remarks(given),
+        )
 
     def _default_inference(self) -> Inference | None:
         if self._planned is None and not self._peeked:
@@ -305,6 +320,7 @@ class Recorder:
             "present": np.asarray(self._present),
             "looked": self._peeked,
             "shown": self._shown,
+            **({"lengths": self._lengths.counts} if self._lengths.counts.any() else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -315,6 +331,7 @@ class Recorder:
         self._wrong = [_share_wrong(scores, present) for scores, present in pairs]
         # a state that does not record whether the bound was shown counts as shown
         self._peeked, self._shown = state["looked"], state.get("shown", True)
+        self._lengths.counts = np.array(state.get("lengths", np.zeros_like(self._lengths.counts)))
         self._live = None
 
     def _wait(self) -> None:

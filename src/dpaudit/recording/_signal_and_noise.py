@@ -21,6 +21,8 @@ from dpaudit.errors import InputError
 
 _ROUNDING = 1e-3  # in clipping norms
 _FEW, _SURELY = 10, 6.0  # scores, and standard errors, beyond which a missing canary is certain
+_LENGTH_CLASSES = 1000
+_LENGTHS = 16  # quantiles that stand for the lengths of all canaries
 _MAX_COORDINATES = 1024  # costs a few microseconds per step
 _ROUNDINGS = 8.0  # error of a difference of sums, in rounding errors of the largest number
 
@@ -57,6 +59,27 @@ class RunningMoments:
     def error(self) -> float:
         """The variance of the mean."""
         return max(self.squares / self.count - self.mean**2, 0.0) / self.count
+
+
+class CanaryLengths:
+    """How often clipped canaries had which length, in clipping norms, over all steps."""
+
+    def __init__(self) -> None:
+        self.counts: IntArray = np.zeros(_LENGTH_CLASSES + 1, dtype=np.int64)
+
+    def add(self, lengths: ScoreArray) -> None:
+        """Count the lengths of all canaries of a step."""
+        classes = np.rint(np.clip(lengths, 0.0, 1.0) * _LENGTH_CLASSES).astype(np.int64)
+        self.counts += np.bincount(classes, minlength=self.counts.size)
+
+    def quantiles(self) -> tuple[float, ...]:
+        """Return equally frequent lengths, one if all are the same; 1 if none was counted."""
+        total = int(self.counts.sum())
+        if total == 0:
+            return (1.0,)
+        places = (np.arange(_LENGTHS) + 0.5) / _LENGTHS * total
+        found = np.searchsorted(np.cumsum(self.counts), places) / _LENGTH_CLASSES
+        return (float(found[0]),) if found[0] == found[-1] else tuple(found.tolist())
 
 
 def has_signal(present: RunningMoments, absent: RunningMoments, signal: float) -> bool:

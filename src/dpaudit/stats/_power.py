@@ -37,6 +37,7 @@ class AuditDesign:
     normalized: bool = True
     held_out: tuple[int, int] = (0, 0)  # absent and present scores on which the threshold is chosen
     lengths: tuple[float, ...] = (1.0,)  # equally frequent lengths of canaries, in units of the sensitivity
+    signal: float = 1.0  # the mean of normalized scores with the canary
     attack: Callable[[float], Attack] | None = None  # by parameter; None for that of the trade-off
     others: tuple[AuditDesign, ...] = ()  # of rules that share the error and refute the claim as well
 
@@ -115,7 +116,8 @@ class AuditDesign:
     def _attack(self, parameter: float) -> Attack:
         if self.attack is not None:
             return self.attack(parameter)
-        return self.query.tradeoff.attack(parameter, self.query.delta, self.lengths)
+        attack = self.query.tradeoff.attack(parameter, self.query.delta, self.lengths)
+        return attack if self.signal == 1 else attack.in_units(self.signal)
 
     def _refuting_region(self, claimed: float, fpr: FloatArray) -> Region:
         """Return the refuting outcomes for all plausible counts; calls with similar rates share a region."""

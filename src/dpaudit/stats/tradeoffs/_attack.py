@@ -7,7 +7,7 @@ continuous scores. Power is therefore computed for the scores of one mechanism w
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -34,6 +34,11 @@ class Attack:
         """Return both rates at thresholds of probit scores, which are normal for absent canaries."""
         fpr = special.ndtr(-np.asarray(probits, dtype=np.float64))
         return fpr, self.fnr(fpr)
+
+    def in_units(self, signal: float) -> Attack:
+        """Return the attack with scores whose mean with the canary is ``signal`` instead of 1."""
+        rates_at = self.rates_at
+        return self if rates_at is None else replace(self, rates_at=lambda at: rates_at(at / signal))
 
     def balanced(self) -> tuple[float, float]:
         """Return both rates at the threshold with the smallest balanced error."""
