@@ -18,6 +18,7 @@ from dpaudit.stats.tradeoffs._attack import Attack
 
 _RUNS = 64  # the power at a simulated threshold varies little
 _FEW = 2048  # up to this many scores of both sides, the choice is made on simulated scores themselves
+_KNOTS = 7  # numbers of past steps between which rates are interpolated
 _NEAR = 0.01  # relative distance of the points that determine the slope of a curve
 
 
@@ -91,3 +92,16 @@ def _cells(below: FloatArray) -> FloatArray:
     """Return the probabilities of the cells between candidates."""
     cells = np.maximum(np.diff(np.concatenate([[0.0], below, [1.0]])), 0.0)
     return cells / cells.sum()
+
+
+def step_rates(attack: Attack, sizes: tuple[int, int], num_steps: int) -> tuple[FloatArray, FloatArray]:
+    """Return the mean rates in each step if its threshold is chosen on all earlier steps and one before.
+
+    ``sizes`` are the numbers of absent and present scores per step.
+    """
+    past = np.unique(np.geomspace(1, num_steps, _KNOTS).astype(np.int64))
+    rates = [least_error_rates(attack, (int(n) * sizes[0], int(n) * sizes[1])) for n in past]
+    means = np.asarray([[float(side.mean()) for side in pair] for pair in rates])
+    numbers = np.log(np.arange(1, num_steps + 1))
+    fpr, fnr = (np.interp(numbers, np.log(past), column) for column in means.T)
+    return fpr, fnr
