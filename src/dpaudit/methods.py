@@ -270,7 +270,9 @@ def examine(
     steps = claim if of_steps else None
     rows = tuple(NamedBound(m, b, _composed(m, b, steps)) for m, b in zip(found, bounds, strict=True))
     if result is None and claim is not None:
-        result = audit(observations, claim=claim, confidence=confidence, tradeoff=tradeoff, threshold=fixed)
+        # for the verdict on one-dimensional scores, the midpoint alone is not the default
+        rule = fixed if threshold is not None or observations.is_stepped else None
+        result = audit(observations, claim=claim, confidence=confidence, tradeoff=tradeoff, threshold=rule)
     return MethodComparison(observations, delta, confidence, rows, result)
 
 

@@ -24,13 +24,21 @@ from dpaudit.recording._signal_and_noise import (
     check_signal,
 )
 from dpaudit.recording._trajectory import LiveBound
-from dpaudit.stats import Bound, Fixed, Guesses, Observations, Result, Simultaneous, audit, one_run_fdp_bound
-from dpaudit.stats._power import AuditDesign
-from dpaudit.stats.thresholds import BestOf
+from dpaudit.stats import (
+    BestOf,
+    Bound,
+    Fixed,
+    Guesses,
+    Observations,
+    Result,
+    Simultaneous,
+    audit,
+    one_run_fdp_bound,
+)
 from dpaudit.stats.tradeoffs._attack import Attack
 
 # Sampling faults need most of the error probability; too little noise is detected with less.
-_SHARES = {Fixed(0.0): 0.8, Simultaneous(): 0.2}
+_RULE = BestOf((Fixed(0.0), Simultaneous()), (0.8, 0.2))
 _LEAST_NOISE = 1e-3  # with less, scores reveal every draw anyway
 _MANY_DRAWS = 20  # expected draws; the probability of seeing none is then two in a billion
 
@@ -212,17 +220,10 @@ class WholeRunRecorder:
         """
         claim, observations = self._claim_and_observations(method)
         usual: dict[str, Any] = {"claim": claim, "confidence": self.confidence, "tradeoff": _curve(claim)}
-        if {"threshold", "inference"} & method.keys():
-            result = audit(observations, **(usual | {"threshold": Fixed(0.0)} | method))
-        else:
-            result = _larger_bound(observations, **(usual | method))
-        design = self._design(result.design, _curve(claim).num_steps)
+        rule = Fixed(0.0) if "inference" in method else _RULE
+        result = audit(observations, **(usual | {"threshold": rule} | method))
+        design = result.design.for_attack(partial(self._attack, _curve(claim).num_steps))
         return replace(result, design=design, not_covered=self.not_covered)
-
-    def _design(self, design: AuditDesign, num_steps: int) -> AuditDesign:
-        """Return the design with the distributions of these scores."""
-        others = tuple(self._design(other, num_steps) for other in design.others)
-        return replace(design, attack=partial(self._attack, num_steps), normalized=True, others=others)
 
     def _attack(self, num_steps: int, parameter: float) -> Attack:
         """Return the attack by these scores, which are weighed for the claimed noise, on a run with another."""
@@ -288,19 +289,3 @@ def _curve(claim: Claim) -> SubsampledGaussian:
     """Return the curve of the whole run; only DP-SGD claims are tested against whole runs."""
     assert claim.training is not None
     return claim.training
-
-
-def _larger_bound(observations: Observations, *, confidence: float, **method: Any) -> Result:
-    """Return the larger of two bounds that share the error probability: together they err as often as one."""
-    error = 1 - _validate.confidence(confidence)
-    found = [
-        audit(observations, threshold=rule, confidence=1 - share * error, **method)
-        for rule, share in _SHARES.items()
-    ]
-    best = max(found, key=lambda result: result.bound.parameter)
-    rule = BestOf(best.bound.threshold_rule, tuple(_SHARES), tuple(_SHARES.values()))
-    return replace(
-        best,
-        bound=replace(best.bound, confidence=confidence, threshold_rule=rule),
-        design=replace(found[0].design, others=tuple(result.design for result in found[1:])),
-    )

@@ -20,6 +20,7 @@ from dpaudit.errors import InputError
 from dpaudit.recording import Trajectory
 from dpaudit.stats import (
     ApproximateDP,
+    BestOf,
     Betting,
     Bound,
     ErrorCounts,
@@ -170,8 +171,11 @@ def _trajectory(
     steps = StepScores.of(observations)
     if steps.num_steps < 2:  # nothing to draw a line through
         return None
-    if isinstance(bound.threshold_rule, Fixed):
-        errors = steps.errors(np.full(steps.num_steps, bound.threshold_rule.threshold))
+    rule = bound.threshold_rule
+    if isinstance(rule, BestOf):
+        rule = rule.rules[0]
+    if isinstance(rule, Fixed):
+        errors = steps.errors(np.full(steps.num_steps, rule.threshold))
     else:
         errors = steps.errors(predictable_thresholds(steps)).after_first()
     shares = errors.balanced()

@@ -37,6 +37,15 @@ class ErrorCounts:
         """Return the counts of an attack without errors."""
         return cls(false_positives=0, num_absent=num_absent, false_negatives=0, num_present=num_present)
 
+    def exchanged(self) -> ErrorCounts:
+        """Return the counts with the two sides exchanged."""
+        return ErrorCounts(
+            false_positives=self.false_negatives,
+            num_absent=self.num_present,
+            false_negatives=self.false_positives,
+            num_present=self.num_absent,
+        )
+
     @property
     def fpr(self) -> float:
         """The false positive rate: the fraction of scores without the canary that were called present."""

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from scipy import special
 
-from dpaudit._types import FloatArray
+from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._binomial import Region, plausible_rate
 from dpaudit.stats._counts import ErrorCounts, StepErrors
 from dpaudit.stats._observations import Observations
@@ -18,7 +18,7 @@ from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats._simulated_bets import BetDesign, SimulatedBets, detection_rate, needed_shift
 from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference
 from dpaudit.stats.inference._stop_loss import StopLosses
-from dpaudit.stats.thresholds import HeldOut, Predictable, Simultaneous, ThresholdRule
+from dpaudit.stats.thresholds import BestOf, HeldOut, Predictable, ThresholdRule
 from dpaudit.stats.thresholds._placement import step_rates
 from dpaudit.stats.tradeoffs._attack import Attack
 
@@ -80,6 +80,22 @@ class AuditDesign:
         by_coin: bool = False,
     ) -> AuditDesign:
         """Return a design from the sizes before any hold-out; pass ``num_steps`` if canaries share steps."""
+        if isinstance(rule, BestOf):
+            shares = zip(rule.known_rules, rule.shares, strict=True)
+            first, *rest = (
+                cls.sized(
+                    num_absent=num_absent,
+                    num_present=num_present,
+                    num_steps=num_steps,
+                    inference=inference,
+                    rule=one,
+                    query=replace(query, error_rate=share * query.error_rate),
+                    normalized=normalized,
+                    by_coin=by_coin,
+                )
+                for one, share in shares
+            )
+            return replace(first, others=tuple(rest))
         left = replace(query, error_rate=rule.error(query.error_rate, num_absent))
         if num_steps is None:
             absent, present = rule.counted(num_absent), rule.counted(num_present)
@@ -90,11 +106,15 @@ class AuditDesign:
         held_out = num_absent - absent, num_present - present
         return cls(inference, rule, left, absent, present, steps, normalized, by_coin, held_out)
 
+    def for_attack(self, attack: Callable[[float], Attack]) -> AuditDesign:
+        """Return the design for an attack that is known for every threshold."""
+        others = tuple(other.for_attack(attack) for other in self.others)
+        return replace(self, attack=attack, normalized=True, others=others)
+
     def max_refutable(self) -> float:
         """Return the largest parameter that an attack without a single error would refute."""
         if isinstance(self.inference, ExactInference):
-            counts = ErrorCounts.perfect(self.num_absent, self.num_present)
-            return self.inference.parameter(counts, self.query)
+            return self.rule.largest_bound(self.inference, self._sizes, self.query)
         assert isinstance(self.inference, Betting)
         none = np.zeros(self.num_steps, dtype=np.int64)
         sizes = [np.full(self.num_steps, self.per_step(n)) for n in (self.num_absent, self.num_present)]
@@ -112,10 +132,9 @@ class AuditDesign:
     def _power(self, claimed: float, actual: float) -> float:
         if isinstance(self.inference, Betting):
             return BettingPower(self, claimed).detection_rate(actual)
-        attack = self.attack_on(actual)
-        if isinstance(self.rule, Simultaneous):
-            sizes = ErrorCounts.perfect(self.num_absent, self.num_present)
-            return self.rule.detection_rate(attack, claimed, sizes, self.query)
+        attack, limits = self.attack_on(actual), self._refuting_limits(claimed)
+        if limits:
+            return self.rule.detection_rate(attack, limits, self._sizes)
         fpr, fnr = self.operating_points(attack)
         region = self._refuting_region(claimed, fpr)
         found = [min(region.probability(*rates), 1.0) for rates in zip(fpr, fnr, strict=True)]
@@ -147,12 +166,28 @@ class AuditDesign:
             interval = 0.0 if ends[0] < 1e-9 else float(special.expit(low / _LOGITS)), float(
                 special.expit(high / _LOGITS)
             )
-            sizes = ErrorCounts.perfect(self.num_absent, self.num_present)
-            self._regions[key] = self.inference.refuting_region(claimed, sizes, interval, self.query)
+            assert isinstance(self.inference, ExactInference)
+            self._regions[key] = self.inference.refuting_region(claimed, self._sizes, interval, self.query)
         return self._regions[key]
+
+    def _refuting_limits(self, claimed: float) -> tuple[IntArray, ...]:
+        if claimed not in self._limits:
+            assert isinstance(self.inference, ExactInference)
+            self._limits[claimed] = self.rule.refuting_limits(
+                claimed, self._sizes, self.inference, self.query
+            )
+        return self._limits[claimed]
+
+    @property
+    def _sizes(self) -> ErrorCounts:
+        return ErrorCounts.perfect(self.num_absent, self.num_present)
 
     @cached_property
     def _regions(self) -> dict[tuple[float, int, int], Region]:
+        return {}
+
+    @cached_property
+    def _limits(self) -> dict[float, tuple[IntArray, ...]]:
         return {}
 
     def smallest_leak(self, claimed: float, probability: float = 0.8) -> float:

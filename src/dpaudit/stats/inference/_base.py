@@ -45,11 +45,15 @@ class BoundQuery:
 
 @dataclass(frozen=True)
 class ThresholdResult:
-    """The refuted parameter, with the threshold and counts behind it (the last ones if they varied)."""
+    """The refuted parameter, with the threshold and counts behind it (the last ones if they varied).
+
+    ``rule`` is the threshold rule of the bound if the one that was applied chose between several.
+    """
 
     parameter: float
     threshold: float | None
     counts: ErrorCounts
+    rule: Serializable | None = None
 
 
 class Inference(Serializable, ABC):
@@ -121,3 +125,20 @@ class ExactInference(CountInference):
         self, claimed: float, sizes: ErrorCounts, fpr: tuple[float, float], query: BoundQuery
     ) -> Region:
         """Return the outcomes that refute ``claimed``, restricted to those relevant for rates in ``fpr``."""
+
+
+class RankInference(ExactInference):
+    """An exact inference that is also valid at a score of a fixed rank, which depends on the data."""
+
+    @abstractmethod
+    def at_rank(self, counts: ErrorCounts, query: BoundQuery, floor: float) -> float:
+        """Return the largest refuted parameter at a score of a fixed rank, or ``floor`` if that is larger.
+
+        The threshold is the absent score with ``counts.false_positives`` others above it.
+        """
+
+    @abstractmethod
+    def most_refuting(
+        self, ranks: IntArray, claimed: float, sizes: ErrorCounts, query: BoundQuery
+    ) -> IntArray:
+        """Return, for each rank, the most false negatives with which ``claimed`` is refuted, -1 if none."""

@@ -13,7 +13,7 @@ from dpaudit.errors import InputError
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._serialization import Serializable
-from dpaudit.stats.inference import BoundQuery, CountInference, Inference, ThresholdResult
+from dpaudit.stats.inference import BoundQuery, CountInference, ExactInference, Inference, ThresholdResult
 from dpaudit.stats.tradeoffs._attack import Attack
 
 _COARSE = 256  # thresholds evaluated first
@@ -39,6 +39,10 @@ class ThresholdRule(Serializable, ABC):
         del num_absent
         return error
 
+    def largest_bound(self, inference: ExactInference, counts: ErrorCounts, query: BoundQuery) -> float:
+        """Return the bound of an attack without errors; ``query`` has the error rate of one threshold."""
+        return inference.parameter(counts, query)
+
     def operating_points(
         self,
         attack: Attack,
@@ -56,15 +60,30 @@ class ThresholdRule(Serializable, ABC):
         del inference, query, held_out, normalized
         return as_points(attack.balanced())
 
+    def refuting_limits(
+        self, claimed: float, sizes: ErrorCounts, inference: ExactInference, query: BoundQuery
+    ) -> tuple[IntArray, ...]:
+        """Return the most errors with which each threshold of a rule with several refutes ``claimed``.
+
+        The result is empty if the rule has one threshold. ``query`` has the error rate of one of several.
+        """
+        del claimed, sizes, inference, query
+        return ()
+
+    def detection_rate(self, attack: Attack, limits: tuple[IntArray, ...], sizes: ErrorCounts) -> float:
+        """Return how often any of several thresholds refutes, given :meth:`refuting_limits`."""
+        raise NotImplementedError  # only called if there are limits
+
 
 def as_points(rates: tuple[float, float]) -> tuple[FloatArray, FloatArray]:
     """Return a single point."""
     return np.asarray(rates[:1]), np.asarray(rates[1:])
 
 
-def unsupported(rule: ThresholdRule, inference: Inference, expected: type) -> InputError:
+def unsupported(rule: ThresholdRule, inference: Inference, *expected: type) -> InputError:
     """Return the error for an inference that the rule does not support."""
-    return InputError(f"Expected inference of type {expected.__name__} with {rule!r}, got {inference!r}.")
+    names = " or ".join(kind.__name__ for kind in expected)
+    return InputError(f"Expected inference of type {names} with {rule!r}, got {inference!r}.")
 
 
 def least_balanced_error(absent: ScoreArray, present: ScoreArray) -> float:

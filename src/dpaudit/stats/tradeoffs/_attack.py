@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from scipy import special
@@ -52,6 +52,11 @@ class Attack:
         probits, below = self._table
         best = int(np.argmin(special.ndtr(-probits) + below))
         return float(special.ndtr(-probits[best])), float(below[best])
+
+    def exchanged(self) -> Attack:
+        """Return the attack with the two sides, and the order of scores, exchanged."""
+        probits, fnr = self._table
+        return Attack(partial(np.interp, xp=fnr, fp=special.ndtr(-probits)))
 
     @property
     def _is_symmetric(self) -> bool:
