@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -162,7 +162,7 @@ class CountedOnce(ThresholdRule):
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         if isinstance(inference, CountInference):
             return ThresholdResult(inference.parameter(self.counts, query), self.fixed.threshold, self.counts)
-        if isinstance(inference, Betting) and self.errors is not None:
+        if isinstance(inference, Betting) and self.errors is not None and is_large(observations):
             found = inference.from_errors(self.errors, query)
             return ThresholdResult(found, self.fixed.threshold, self.counts)
         return self.fixed.apply(observations, inference, query)
@@ -265,15 +265,28 @@ def examine(
     if not is_large(observations):
         observations = observations.in_memory()
     fixed = _fixed(observations, threshold)
-    found = [m for m in methods(observations, fixed, tradeoff or Gaussian()) if m.is_one_of(names)]
-    bounds = [method.bound(observations, delta, confidence) for method in found]
-    steps = claim if of_steps else None
-    rows = tuple(NamedBound(m, b, _composed(m, b, steps)) for m, b in zip(found, bounds, strict=True))
     if result is None and claim is not None:
         # for the verdict on one-dimensional scores, the midpoint alone is not the default
         rule = fixed if threshold is not None or observations.is_stepped else None
         result = audit(observations, claim=claim, confidence=confidence, tradeoff=tradeoff, threshold=rule)
+    betting = _betting(claim, tradeoff, result)
+    known = [_with_bets(one, betting) for one in methods(observations, fixed, tradeoff or Gaussian())]
+    found = [method for method in known if method.is_one_of(names)]
+    bounds = [method.bound(observations, delta, confidence) for method in found]
+    steps = claim if of_steps else None
+    rows = tuple(NamedBound(m, b, _composed(m, b, steps)) for m, b in zip(found, bounds, strict=True))
     return MethodComparison(observations, delta, confidence, rows, result)
+
+
+def _betting(claim: Claim | None, tradeoff: TradeOff | None, result: Result | None) -> Betting:
+    """Return the verdict's own bets, otherwise bets that are tuned for the claim."""
+    if result is not None and isinstance(result.bound.inference, Betting):
+        return result.bound.inference
+    return Betting() if claim is None else Betting(expected=claim.hypothesis(tradeoff).parameter)
+
+
+def _with_bets(method: Method, betting: Betting) -> Method:
+    return replace(method, inference=betting) if isinstance(method.inference, Betting) else method
 
 
 def _fixed(observations: Observations, threshold: float | None) -> CountedOnce | None:

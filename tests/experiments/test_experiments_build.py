@@ -79,7 +79,6 @@ SETTINGS: list[tuple[tuple[str, ...], Callable[[Experiment], Any], Any]] = [
     (("audit.confidence=0.9",), lambda one: one.audit.confidence, 0.9),
     (("audit.num_canaries=5",), lambda one: one.num_canaries, 5),
     (("audit.first_steps=4",), lambda one: one.audit._first_steps, 4),
-    (("audit.stop_on_violation=true",), lambda one: one.audit._may_stop, True),
     (EXAMPLES, lambda one: (len(one.audit._held_out), one.audit.canary), (20, Crafted())),
     (("data.num_test=30", *EXAMPLES), lambda one: len(one.test), 10),
     ((), lambda one: type(one.audit), OneRun),

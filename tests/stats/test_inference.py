@@ -11,7 +11,6 @@ from statistical_limits import share_room
 
 import dpaudit
 from dpaudit.stats.inference import BoundQuery
-from dpaudit.stats.inference._betting import stakes, upper_mean
 
 FAMILIES = [
     dpaudit.Gaussian(),
@@ -178,47 +177,6 @@ def test_katz_is_the_normal_interval_of_both_log_ratios():
 @given(errors=error_counts())
 def test_katz_is_finite_for_any_counts(errors):
     assert math.isfinite(parameter(dpaudit.KatzLog(), dpaudit.PureDP(), errors))
-
-
-def slow_wealth(shares, mean, error, guesses, horizon):
-    """One step after the other, as a gambler would."""
-    wealth = best = 1.0
-    for bet, share in zip(stakes(shares, error, guesses, horizon), shares, strict=True):
-        wealth *= 1 + min(bet, 0.99 / (1 - mean)) * (mean - share)
-        assert wealth > 0
-        best = max(best, wealth)
-    return best
-
-
-@given(
-    st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=80),
-    st.floats(0.01, 0.3),
-)
-def test_the_upper_mean_is_where_a_gamblers_wealth_reaches_one_over_the_error(values, error):
-    shares = np.asarray(values)
-    upper = upper_mean(shares, error, 4.0)
-    assert 0 <= upper <= 1
-    if upper < 1 - 1e-6:
-        assert slow_wealth(shares, upper + 1e-6, error, 4.0, shares.size) >= 1 / error
-        assert slow_wealth(shares, upper - 1e-6, error, 4.0, shares.size) < 1 / error
-
-
-@given(st.lists(st.floats(0, 1), min_size=2, max_size=60), st.integers(2, 200))
-def test_the_future_does_not_change_the_bets_of_the_past(values, horizon):
-    shares = np.asarray(values)
-    cut = shares.size // 2
-    changed = np.concatenate([shares[:cut], 1 - shares[cut:]])
-    bets, others = (stakes(s, 0.05, 2.0, horizon) for s in (shares, changed))
-    assert np.array_equal(bets[: cut + 1], others[: cut + 1])
-    # valid at every moment: the longer sequence refutes at least as much
-    assert upper_mean(shares, 0.05, 2.0, horizon) <= upper_mean(shares[:-1], 0.05, 2.0, horizon) + 1e-9
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
-def test_wealth_grows_with_the_tested_mean_so_that_refuted_means_are_an_interval(values):
-    shares = np.asarray(values)
-    wealth = [slow_wealth(shares, mean, 0.05, 2.0, shares.size) for mean in np.linspace(0, 0.99, 34)]
-    assert (np.diff(wealth) >= -1e-9 * np.asarray(wealth[1:])).all()
 
 
 @pytest.mark.parametrize(

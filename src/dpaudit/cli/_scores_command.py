@@ -87,8 +87,8 @@ def _read_table(path: Path, columns: Columns, normalized: bool) -> Observations:
 
 def _from_npz(path: Path, arrays: NpzArchive, columns: Columns, normalized: bool) -> Observations:
     if {"with_canary", "without_canary"} <= set(arrays.names):
-        sides = {name: arrays[name] for name in ("with_canary", "without_canary")}
-        return Observations(**sides, normalized=normalized)
+        present, absent = arrays["with_canary"], arrays["without_canary"]
+        return Observations(with_canary=present, without_canary=absent, normalized=normalized)
     if not {columns.score, columns.presence} <= set(arrays.names):
         raise InputError(
             f"Expected arrays 'with_canary' and 'without_canary', or {columns.score!r} and "

@@ -177,7 +177,6 @@ def _audit(
         return EndToEnd(**common)
     common |= {
         "callbacks": (bounds.append,),
-        "may_stop": audit.stop_on_violation,
         "first_steps": audit.first_steps,
         "held_out": held_out,
         "notify": listener.crafting,

@@ -15,7 +15,7 @@ from dpaudit.accounting import Claim
 from dpaudit.canaries import GradientCanary, InputCanary
 from dpaudit.errors import InputError
 from dpaudit.recording._signal_and_noise import UntestedError
-from dpaudit.stats import Gaussian
+from dpaudit.stats import Gaussian, TradeOff
 
 _MISSING = {
     "noise_multiplier": "the standard deviation of the noise divided by the clipping norm",
@@ -99,6 +99,12 @@ class ClaimSource(Protocol):
     def noise_multiplier(self, given: float | None) -> float:
         """Return the noise multiplier to test noise against: the given one, else the claimed one."""
 
+    def step_parameter(self, tradeoff: TradeOff | None) -> float | None:
+        """Return the claimed parameter of a step, by default of its own curve; None if not known yet."""
+
+    def step_tradeoff(self) -> TradeOff:
+        """Return the claimed curve of a step."""
+
     def remarks(self, given: DPSGDParams) -> tuple[str, ...]:
         """Return contradictions between claim and training run that per-step scores do not reveal."""
 
@@ -126,6 +132,12 @@ class GivenClaim:
                 f"Expected a claim about Gaussian noise to test the noise against, got {self._claim.summary}."
             )
         return given or 1 / mu
+
+    def step_parameter(self, tradeoff: TradeOff | None) -> float | None:
+        return self._claim.hypothesis(tradeoff).parameter
+
+    def step_tradeoff(self) -> TradeOff:
+        return self._claim.hypothesis(None).tradeoff
 
     def remarks(self, given: DPSGDParams) -> tuple[str, ...]:
         del given
@@ -165,6 +177,13 @@ class ReadClaim:
     def noise_multiplier(self, given: float | None) -> float:
         known = self.params(0, DPSGDParams(noise_multiplier=given)).known("noise_multiplier")
         return float(known["noise_multiplier"])
+
+    def step_parameter(self, tradeoff: TradeOff | None) -> float | None:
+        known = self.params(0).noise_multiplier
+        return 1 / known if tradeoff is None and known else None
+
+    def step_tradeoff(self) -> TradeOff:
+        return Gaussian()
 
     def remarks(self, given: DPSGDParams) -> tuple[str, ...]:
         read = self._read().sample_rate

@@ -28,13 +28,14 @@ from dpaudit.recording._signal_and_noise import (
 )
 from dpaudit.recording._trajectory import LiveBound, Trajectory
 from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, audit
-from dpaudit.stats.inference._base import CountInference
-from dpaudit.stats.inference._betting import upper_mean
+from dpaudit.stats._counts import StepErrors, StepScores
+from dpaudit.stats.inference import BoundQuery
+from dpaudit.stats.inference._tails import FarRates
 
 _PEEKS = 100  # number of times that the bound of a run of known length is computed
-_UNPLANNED_STEPS = 1000  # horizon of the bets if the number of steps is not planned
 _UNPLANNED_EVERY = 50  # each number of steps needs an epsilon of its own, which is not cheap
 _MIDPOINT = 0.5  # between an absent canary's mean score, 0, and a present one's, 1
+_PENDING = 64  # steps that are recorded before bets are placed on them
 _NOT_SHOWN = "not shown yet; live() shows it, after which audit() accounts for possible early stopping"
 
 
@@ -46,9 +47,7 @@ class Recorder:
     number is right. ``callbacks`` receive a :class:`LiveBound` about a hundred times per run (or every
     ``every`` steps); they may raise to end the run. ``paired``: each step has one score without the canary
     and one with it, from two independent draws, instead of one fair coin per canary. ``shares_noise``:
-    the scores of one step are dependent, because their canaries are not orthogonal. ``may_stop``: the run may
-    be ended because of the live bound; by default, it may if the bound is shown before the end, that is,
-    before all planned steps are done or :meth:`close` is called.
+    the scores of one step are dependent, because their canaries are not orthogonal.
 
     Observers pass further parts. A ``ReadClaim`` reads the claim from the training run. ``noise`` tests the
     noise for :meth:`diagnose`. A present canary must score ``signal`` or more, otherwise there is no verdict.
@@ -75,7 +74,6 @@ class Recorder:
         tradeoff: TradeOff | None = None,
         paired: bool = False,
         shares_noise: bool = False,
-        may_stop: bool | None = None,
         every: int | None = None,
         callbacks: Sequence[Callable[[LiveBound], None]] = (),
         noise: NoiseTests | None = None,
@@ -88,13 +86,12 @@ class Recorder:
         self._claims: ClaimSource = claim if isinstance(claim, ReadClaim) else GivenClaim(claim)
         self.confidence = _validate.confidence(confidence)
         self._planned = None if num_steps is None else _validate.whole("num_steps", num_steps)
-        self.num_steps = _UNPLANNED_STEPS if self._planned is None else self._planned
         self.callbacks = list(callbacks)
-        usual = _UNPLANNED_EVERY if self._planned is None else max(1, self.num_steps // _PEEKS)
+        usual = _UNPLANNED_EVERY if self._planned is None else max(1, self._planned // _PEEKS)
         self._every = usual if every is None else _validate.whole("every", every)
         self._tradeoff = tradeoff
         self._paired = paired
-        self._shares_noise, self._may_stop = shares_noise, may_stop
+        self._shares_noise = shares_noise
         self._noise, self._signal, self._facts = noise, signal, facts
         self._reach, self._lengths = reach, CanaryLengths()
         self.not_covered = not_covered
@@ -102,7 +99,7 @@ class Recorder:
         self._peeked = self._closed = self._shown = False
         self._scores: list[FloatArray] = []
         self._present: list[BoolArray] = []
-        self._wrong: list[float] = []
+        self._bets: _PlacedBets | None = None
         self._live: LiveBound | None = None
 
     @property
@@ -115,6 +112,11 @@ class Recorder:
         """The number of recorded steps."""
         self._wait()
         return len(self._scores)
+
+    @property
+    def num_steps(self) -> int:
+        """The planned number of steps; if not known, the number of recorded steps."""
+        return self._planned or self.num_done
 
     @property
     def facts(self) -> TrainingInfo | None:
@@ -145,11 +147,14 @@ class Recorder:
         _require_alike(values, mask, step=self.num_done, first=self._scores[0] if self._scores else values)
         # a run that continues after its bound was shown had not ended, and may continue because of the bound
         self._peeked, self._closed = self._peeked or self._shown, False
+        if self._bets is None:
+            self._bets = self._start_bets(values.size)
         self._scores.append(values)
         self._present.append(mask)
         if lengths is not None:
             self._lengths.add(lengths)
-        self._wrong.append(_share_wrong(values, mask))
+        if len(self._scores) % _PENDING == 0:
+            self._place_bets()
         if notify:
             self.notify()
 
@@ -195,11 +200,7 @@ class Recorder:
 
     def _bound_after(self, count: int) -> LiveBound:
         hypothesis = self.claim.hypothesis(self._tradeoff)
-        parameter = 0.0
-        if count:
-            guesses, wrong = self._scores[0].size, np.asarray(self._wrong[:count])
-            upper = upper_mean(wrong, 1 - self.confidence, guesses, self.num_steps)
-            parameter = hypothesis.tradeoff.from_balanced_error(upper)
+        parameter = self._place_bets().parameter(count) if count else 0.0
         return LiveBound(
             num_done=count,
             epsilon=hypothesis.epsilon(parameter),
@@ -209,16 +210,34 @@ class Recorder:
             is_violation=parameter > hypothesis.parameter,
         )
 
+    def _place_bets(self) -> _PlacedBets:
+        """Bet on all recorded steps; a bet that is placed does not change."""
+        if self._bets is None:
+            self._bets = self._start_bets(self._scores[0].size)
+        self._bets.extend(self._scores, self._present)
+        return self._bets
+
+    def _start_bets(self, num_guesses: int) -> _PlacedBets:
+        tradeoff = self._tradeoff or self._claims.step_tradeoff()
+        query = BoundQuery(tradeoff, 0.0, 1 - self.confidence)
+        betting = Betting(
+            horizon=self._planned,
+            expected=self._claims.step_parameter(self._tradeoff),
+            stop_loss=not self._shares_noise,
+        )
+        return _PlacedBets(betting, query, num_guesses, by_coin=not self._paired)
+
     def trajectory(self) -> Trajectory:
         """Return the live bound at about sixty points, with its band."""
         self._require_steps()
         self._note_peek()
+        placed = self._place_bets()
         return Trajectory.of(
-            np.asarray(self._wrong),
+            placed.bets,
+            placed.advantages,
             hypothesis=self.claim.hypothesis(self._tradeoff),
             confidence=self.confidence,
-            guesses=self._scores[0].size,
-            horizon=self.num_steps,
+            horizon=self._planned,
         )
 
     def plot(self, *, ax: Any = None) -> Any:
@@ -249,7 +268,8 @@ class Recorder:
         scores, present = np.stack(self._scores), np.stack(self._present)
         if self._paired:
             scores, present = scores.reshape(-1), present.reshape(-1)
-        return Observations.from_presence(scores, present, normalized=True)
+        coupled = self._shares_noise and self._scores[0].size > 1
+        return Observations.from_presence(scores, present, normalized=True, coupled=coupled)
 
     def audit(
         self, *, inference: Inference | None = None, claim: Claim | None = None, **method: Any
@@ -259,22 +279,19 @@ class Recorder:
         The recorder of an observer also accepts any part of the claim: ``noise_multiplier``, ``sample_rate``,
         ``num_steps`` or ``delta``.
 
-        By default the verdict rests on betting, which is valid even if the run could have been stopped
-        because of the live bound, and if the canaries of one step are dependent. A finished run of pairs
-        whose bound was never shown needs neither: counting errors over all steps is then more powerful.
+        By default the verdict rests on the bets behind :meth:`live`: one test, which is valid even if the run
+        was stopped because of the live bound, and if the canaries of one step are dependent.
         """
         given = self._claims.pop_params(method)
         observations = self.observations  # before the claim, which a run without steps does not have
         claim = claim or self._claims.claim(self.num_done, given)
         if self._signal is not None:
             check_signal(*_moments(observations), self._signal)
-        if self._shares_noise and self._scores[0].size > 1:
-            _require_bets(inference)
         usual: dict[str, Any] = {
             "claim": claim,
             "confidence": self.confidence,
             "tradeoff": self._tradeoff,
-            "inference": self._default_inference() if inference is None else inference,
+            "inference": self._place_bets().completed(inference),
         }
         self._shown = True
         result = audit(observations, **(usual | method))
@@ -285,13 +302,6 @@ class Recorder:
             design=replace(result.design, lengths=lengths, signal=signal),
             not_covered=self.not_covered + self._claims.remarks(given),
         )
-
-    def _default_inference(self) -> Inference | None:
-        if self._planned is None and not self._peeked:
-            return Betting()  # the bound was never shown, so it cannot have ended the run
-        if self._paired and self._is_of_fixed_length:
-            return None
-        return Betting(horizon=self.num_steps)
 
     def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
         """Test the noise of all steps against ``noise_multiplier``, by default the claimed one.
@@ -327,12 +337,10 @@ class Recorder:
         """Resume from a ``state_dict``."""
         self._scores = list(state["scores"])
         self._present = list(state["present"])
-        pairs = zip(self._scores, self._present, strict=True)
-        self._wrong = [_share_wrong(scores, present) for scores, present in pairs]
         # a state that does not record whether the bound was shown counts as shown
         self._peeked, self._shown = state["looked"], state.get("shown", True)
         self._lengths.counts = np.array(state.get("lengths", np.zeros_like(self._lengths.counts)))
-        self._live = None
+        self._bets = self._live = None
 
     def _wait(self) -> None:
         if self._synchronize is not None:
@@ -351,16 +359,6 @@ class Recorder:
         self._shown = True
         self._peeked = self._peeked or not self._is_over
 
-    @property
-    def _is_of_fixed_length(self) -> bool:
-        """Whether the number of steps cannot depend on the scores.
-
-        A run that would have been stopped at a violation has already been tested once: counting its errors
-        as well would make two tests of 5 % each.
-        """
-        may_stop = self._peeked if self._may_stop is None else self._may_stop
-        return self.num_done == self.num_steps and not may_stop
-
     def _require_fixed_length(self) -> None:
         """Raise if the run may have been stopped because of its noise."""
         if not self._peeked or self.num_done == self._planned:
@@ -374,15 +372,57 @@ class Recorder:
         )
 
 
+class _PlacedBets:
+    """The bets on the steps of a run, which are placed in batches as steps are recorded."""
+
+    def __init__(self, betting: Betting, query: BoundQuery, guesses: int, *, by_coin: bool) -> None:
+        self.betting, self._query, self._by_coin = betting, query, by_coin
+        with_tails = bool(betting.far_guesses(query))
+        self.bets = betting.start(guesses, query, by_coin=by_coin, with_tails=with_tails)
+        self._advantages: list[FloatArray] = []
+        self._num_done = 0
+
+    def completed(self, inference: Inference | None) -> Inference:
+        """Return the inference, by default these bets; other bets get the horizon and tuning of these."""
+        if inference is None:
+            return self.betting
+        if not isinstance(inference, Betting):
+            return inference
+        mine = self.betting
+        expected = mine.expected if inference.expected is None else inference.expected
+        return replace(inference, horizon=inference.horizon or mine.horizon, expected=expected)
+
+    @property
+    def advantages(self) -> FloatArray:
+        """Fraction of right minus fraction of wrong guesses, in each step."""
+        return np.concatenate(self._advantages)
+
+    def extend(self, scores: Sequence[FloatArray], present: Sequence[BoolArray]) -> None:
+        """Bet on the steps among all recorded ones that are new."""
+        if len(scores) == self._num_done:
+            return
+        values, mask = np.stack(scores[self._num_done :]), np.stack(present[self._num_done :])
+        errors = StepErrors.of(values, mask, _MIDPOINT, by_coin=self._by_coin)
+        self._advantages.append(1 - 2 * errors.balanced())
+        self.bets.extend(self._advantages[-1], self._far_rates(values, mask, errors))
+        self._num_done = len(scores)
+
+    def _far_rates(self, scores: FloatArray, present: BoolArray, errors: StepErrors) -> list[FarRates]:
+        nearest = self.betting.far_limits(self._query)[:1]
+        if not nearest:
+            return []
+        far = StepScores.outside(scores, present, nearest[0], by_coin=self._by_coin)
+        return self.betting.far_rates(far, errors, self._query)
+
+    def parameter(self, count: int) -> float:
+        """Return the largest parameter that the first ``count`` steps refute."""
+        return self.bets.parameter(count)
+
+
 def _moments(observations: Observations) -> tuple[RunningMoments, RunningMoments]:
     sides = observations.with_canary, observations.without_canary
     present, absent = (RunningMoments().add(scores) for scores in sides)
     return present, absent
-
-
-def _share_wrong(scores: FloatArray, present: BoolArray) -> float:
-    """Return the fraction of wrong guesses at the midpoint; counting is faster than a mean."""
-    return int(np.count_nonzero((scores > _MIDPOINT) != present)) / scores.size
 
 
 def _require_alike(scores: FloatArray, present: BoolArray, *, step: int, first: FloatArray) -> None:
@@ -398,13 +438,4 @@ def _require_alike(scores: FloatArray, present: BoolArray, *, step: int, first: 
         raise InputError(
             f"Expected finite scores in step {step}, got scores[{index}]={scores[index]}: "
             "did training diverge?"
-        )
-
-
-def _require_bets(inference: Inference | None) -> None:
-    """Reject counts of scores that share noise: they vary more than a binomial, so no bound would hold."""
-    if isinstance(inference, CountInference):
-        raise InputError(
-            "Expected inference=Betting() for scores that share the noise of their step, as those of input "
-            f"canaries do, got {inference!r}, which assumes that they are independent."
         )

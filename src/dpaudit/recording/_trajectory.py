@@ -13,9 +13,11 @@ import numpy as np
 
 from dpaudit._types import FloatArray
 from dpaudit.stats._result import Hypothesis
-from dpaudit.stats.inference._betting import upper_mean
+from dpaudit.stats.inference._betting import StepBets
+from dpaudit.stats.inference._stop_loss import AdvantageBets, StopLosses
 
 _NUM_POINTS = 60  # more cannot be distinguished in a plot
+_MANY_GUESSES = 1000  # how many guesses of a step to expect; the bets learn it within a few steps
 _FAR = 2.0  # in units of the larger of claim and bound: outside every plot
 
 
@@ -66,33 +68,33 @@ class Trajectory:
     @classmethod
     def of(
         cls,
-        shares: FloatArray,
+        bets: StepBets,
+        advantages: FloatArray,
         *,
         hypothesis: Hypothesis,
         confidence: float,
-        guesses: float,
-        horizon: int,
+        horizon: int | None,
         num_points: int = _NUM_POINTS,
     ) -> Trajectory:
-        """Compute the points from the fraction of wrong guesses in each step; ``horizon`` steps were planned.
-
-        The last lower bound is that of ``Betting(horizon)``.
-        """
-        error = 1 - confidence
+        """Compute the points from the bets on the advantage (right minus wrong guesses) of each step."""
         hypothesis.epsilon(hypothesis.parameter)  # the accountant's table is built around the first query
+        wrong = (1 - advantages) / 2
+        opposite = AdvantageBets(
+            _MANY_GUESSES, stops=StopLosses.of_errors(), error=1 - confidence, horizon=horizon, expected=None
+        )
+        opposite.extend(wrong)
 
         def point(count: int) -> TrajectoryPoint:
-            seen = shares[:count]
-            refuted = hypothesis.tradeoff.from_balanced_error(upper_mean(seen, error, guesses, horizon))
+            refuted = bets.parameter(count)
             far = _FAR * max(refuted, hypothesis.parameter)
             return TrajectoryPoint(
                 num_done=count,
                 epsilon=hypothesis.epsilon(refuted),
-                estimate=_leak(hypothesis, float(seen.mean()), far),
-                upper=_leak(hypothesis, 1 - upper_mean(1 - seen, error, guesses, horizon), far),
+                estimate=_leak(hypothesis, float(wrong[:count].mean()), far),
+                upper=_leak(hypothesis, opposite.refuted(count), far),
             )
 
-        return cls(points=tuple(map(point, _counts(shares.size, num_points))), confidence=confidence)
+        return cls(points=tuple(map(point, _counts(wrong.size, num_points))), confidence=confidence)
 
 
 def _leak(hypothesis: Hypothesis, error: float, far: float) -> float:

@@ -35,6 +35,8 @@ from dpaudit.stats import (
 from dpaudit.stats._bound import number, plain
 from dpaudit.stats._counts import StepScores
 from dpaudit.stats._result import ErrorRatePlane, Hypothesis
+from dpaudit.stats.inference import BoundQuery
+from dpaudit.stats.inference._tails import FarRates
 from dpaudit.stats.thresholds._rules import predictable_thresholds
 
 _BINS = 48
@@ -45,7 +47,6 @@ _HUGE = 1e150  # differences of scores have to be finite
 _MOST_STEPS = 10**6
 _LEAST_NOISE, _MOST_NOISE = 0.1, 1000.0
 _LEAST_RATE = 1e-7
-_LONGEST_HORIZON = 10**9
 _DRAWN = ApproximateDP, Gaussian, Laplace, PureDP, RandomizedResponse, SubsampledGaussian
 
 
@@ -171,21 +172,24 @@ def _trajectory(
     steps = StepScores.of(observations)
     if steps.num_steps < 2:  # nothing to draw a line through
         return None
+    inference, query = bound.inference, BoundQuery(hypothesis.tradeoff, bound.delta, 1 - bound.confidence)
+    betting = inference if isinstance(inference, Betting) else Betting(expected=hypothesis.parameter)
+    far: list[FarRates] = []
     rule = bound.threshold_rule
     if isinstance(rule, BestOf):
         rule = rule.rules[0]
     if isinstance(rule, Fixed):
-        errors = steps.errors(np.full(steps.num_steps, rule.threshold))
+        errors = steps.errors(rule.threshold)
+        # files do not store whether scores are normalized, but only those have this threshold
+        far = betting.far_rates(steps, errors, query) if rule == Fixed() else []
     else:
         errors = steps.errors(predictable_thresholds(steps)).after_first()
-    shares = errors.balanced()
-    planned = bound.inference.horizon if isinstance(bound.inference, Betting) else None
     return Trajectory.of(
-        shares,
+        betting.place(errors, query, far),
+        1 - 2 * errors.balanced(),
         hypothesis=hypothesis,
         confidence=bound.confidence,
-        guesses=float((errors.num_absent + errors.num_present).mean()),
-        horizon=shares.size if planned is None or planned >= _LONGEST_HORIZON else planned,
+        horizon=betting.horizon,
     )
 
 

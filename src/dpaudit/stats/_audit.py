@@ -65,6 +65,9 @@ def audit(
     confidence = _validate.confidence(confidence)
     hypothesis = claim.hypothesis(tradeoff)
     method, rule = default_method(observations, hypothesis.tradeoff, inference, threshold)
+    method = _suited(method, observations)
+    if isinstance(method, Betting) and method.expected is None:
+        method = replace(method, expected=hypothesis.parameter)  # known before the data
     _require_confidence(method, rule)
     bound = lower_bound(
         observations,
@@ -114,6 +117,8 @@ def lower_bound(
     require(inference, Inference, "inference", "ClopperPearson()")
     query = BoundQuery(tradeoff.at(delta), delta, 1 - confidence)
     inference.check(query)
+    if isinstance(observations, Observations):
+        inference = _suited(inference, observations)
     finding = _find(observations, threshold, inference, query)
     valid = threshold is None or threshold.valid
     rule = finding.rule if isinstance(finding.rule, ThresholdRule) else threshold
@@ -164,6 +169,21 @@ def _assumptions(
     if isinstance(threshold, SameData):
         texts.append(_SAME_DATA)
     return tuple(text for text in texts if text)
+
+
+def _suited(inference: Inference, observations: Observations) -> Inference:
+    """Return the inference without what coupled scores do not allow; reject counts of them.
+
+    Coupled scores share noise: their errors vary more than a binomial, so no count would hold.
+    """
+    if not observations.coupled or not observations.is_stepped:
+        return inference
+    if isinstance(inference, Betting):
+        return replace(inference, stop_loss=False)
+    raise InputError(
+        "Expected inference=Betting() for scores that share the noise of their step, as those of input "
+        f"canaries do, got {inference!r}, which assumes that they are independent."
+    )
 
 
 def _verdict(bound: Bound, claimed: float, design: AuditDesign) -> Verdict:

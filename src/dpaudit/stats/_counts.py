@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from dpaudit import _validate
-from dpaudit._types import ArrayLike, FloatArray, IntArray, ScoreArray
+from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
 from dpaudit.stats._observations import Observations, chunks, require_finite
 
@@ -115,15 +115,29 @@ class StepScores:
             by_coin=False,
         )
 
+    @classmethod
+    def outside(
+        cls, scores: FloatArray, present: BoolArray, interval: tuple[float, float], *, by_coin: bool
+    ) -> StepScores:
+        """Return only the scores, steps x canaries, at most at the low or above the high end."""
+        low, high = interval
+        kept = np.nonzero((scores <= low) | (scores > high))
+        scores, is_present, step = scores[kept], present[kept], kept[0]
+        is_absent = ~is_present
+        sides = (scores[is_absent], step[is_absent], scores[is_present], step[is_present])
+        return cls(*sides, len(present), by_coin)
+
     def before(self, step: int) -> tuple[ScoreArray, ScoreArray]:
         """Return the absent and present scores of all steps before ``step``."""
         first, second = (int(np.searchsorted(steps, step)) for steps in (self.absent_step, self.present_step))
         return self.absent[:first], self.present[:second]
 
-    def errors(self, threshold: FloatArray) -> StepErrors:
-        """Return the errors in each step at that step's threshold."""
-        above = self.absent > threshold[self.absent_step]
-        below = self.present <= threshold[self.present_step]
+    def errors(self, threshold: FloatArray | float) -> StepErrors:
+        """Return the errors in each step at that step's threshold, or at one for all."""
+        limits: tuple[FloatArray | float, FloatArray | float] = (threshold, threshold)
+        if isinstance(threshold, np.ndarray):
+            limits = threshold[self.absent_step], threshold[self.present_step]
+        above, below = self.absent > limits[0], self.present <= limits[1]
         return StepErrors(
             np.bincount(self.absent_step[above], minlength=self.num_steps),
             np.bincount(self.absent_step, minlength=self.num_steps),
@@ -142,6 +156,20 @@ class StepErrors:
     false_negatives: IntArray
     num_present: IntArray
     by_coin: bool
+
+    @classmethod
+    def of(cls, scores: FloatArray, present: BoolArray, threshold: float, *, by_coin: bool) -> StepErrors:
+        """Count the errors in scores, steps x canaries."""
+        above = scores > threshold
+        num_present, num_above = present.sum(axis=1), above.sum(axis=1)
+        true_positives = (above & present).sum(axis=1)
+        return cls(
+            false_positives=num_above - true_positives,
+            num_absent=scores.shape[1] - num_present,
+            false_negatives=num_present - true_positives,
+            num_present=num_present,
+            by_coin=by_coin,
+        )
 
     def balanced(self) -> FloatArray:
         """Return one number in [0, 1] per step with mean (fpr + fnr) / 2.

@@ -36,6 +36,9 @@ class Observations:
     1/2 is the midpoint between absent (mean 0) and present (mean 1): :func:`dpaudit.audit` then needs no
     data to choose its threshold.
 
+    ``coupled`` states that the score of a canary depends on which other canaries of its step were present, as
+    after subtracting the contributions of other canaries that overlap with it.
+
     >>> Observations(with_canary=[0.9, 1.2], without_canary=[0.1, -0.3, 0.2])
     Observations(with_canary=2 scores, without_canary=3 scores)
     """
@@ -43,6 +46,7 @@ class Observations:
     with_canary: ScoreArray
     without_canary: ScoreArray
     normalized: bool = False
+    coupled: bool = False
     # The step of each score, if fair coins decided which canaries were present; see from_presence().
     with_steps: IntArray | None = field(default=None, repr=False)
     without_steps: IntArray | None = field(default=None, repr=False)
@@ -65,7 +69,7 @@ class Observations:
 
     @classmethod
     def from_presence(
-        cls, scores: ArrayLike, present: ArrayLike, *, normalized: bool = False
+        cls, scores: ArrayLike, present: ArrayLike, *, normalized: bool = False, coupled: bool = False
     ) -> Observations:
         """Split scores, one-dimensional or steps x canaries, by whether their canary was present.
 
@@ -86,6 +90,7 @@ class Observations:
             with_canary=values[mask],
             without_canary=values[~mask],
             normalized=normalized,
+            coupled=coupled,
             with_steps=steps[mask],
             without_steps=steps[~mask],
         )

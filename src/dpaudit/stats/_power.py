@@ -117,8 +117,8 @@ class AuditDesign:
             return self.rule.largest_bound(self.inference, self._sizes, self.query)
         assert isinstance(self.inference, Betting)
         none = np.zeros(self.num_steps, dtype=np.int64)
-        sizes = [np.full(self.num_steps, self.per_step(n)) for n in (self.num_absent, self.num_present)]
-        errors = StepErrors(none, sizes[0], none, sizes[1], by_coin=self.by_coin)
+        absent, present = (np.full(self.num_steps, size) for size in self.per_step())
+        errors = StepErrors(none, absent, none, present, by_coin=self.by_coin)
         return self.inference.from_errors(errors, self.query)
 
     def power(self, claimed: float, actual: float) -> float:
@@ -202,9 +202,13 @@ class AuditDesign:
 
         return claimed + last_positive(missing, max(0.1 * claimed, 1e-6), tolerance=1e-2)
 
-    def per_step(self, size: int) -> int:
-        """Return how many of ``size`` scores are in one step."""
-        return max(size // self.num_steps, 1)
+    def per_step(self, num_steps: int | None = None) -> tuple[int, int]:
+        """Return the numbers of absent and present scores in one of ``num_steps`` steps, at least 1 each."""
+        steps = self.num_steps if num_steps is None else num_steps
+        absent = max(round(self.num_absent / steps), 1)
+        if self.by_coin:  # coins decide the sides, but not how many guesses there are
+            return absent, max(round((self.num_absent + self.num_present) / steps) - absent, 1)
+        return absent, max(round(self.num_present / steps), 1)
 
 
 class BettingPower:
@@ -220,11 +224,8 @@ class BettingPower:
         self._allowed = 1 - 2 * design.query.tradeoff.balanced_error(claimed)
         self._num_steps = min(design.num_steps, _MOST_STEPS)
         # one simulated step stands for several of a long run
-        merged = design.num_steps / self._num_steps
-        self._absent, self._present = (
-            max(round(merged * design.per_step(size)), 1) for size in (design.num_absent, design.num_present)
-        )
-        self._bets = self._bet_design(merged)
+        self._absent, self._present = design.per_step(self._num_steps)
+        self._bets = self._bet_design(design.num_steps / self._num_steps)
 
     def _bet_design(self, merged: float) -> BetDesign:
         betting, query = self._betting, self._design.query

@@ -1,142 +1,155 @@
 """Testing by betting: bet against the claim, step by step (Waudby-Smith and Ramdas 2024).
 
-Starting from a wealth of 1, every step bets on fewer errors than the claim allows. Under the claim, the
-probability that the wealth ever reaches 1 / error is at most ``error``. Any stake that depends only on the
-past keeps the game fair, so :func:`stakes` can be chosen for growth: it targets a mean slightly above the one
-observed so far, which is where the bound will be, and spreads the growth that is still missing over the
-remaining steps (Voracek and Orabona 2025, "STaR-Bets"). Stakes do not depend on the tested mean, so the
-wealth increases with that mean and the refuted means form an interval.
+Starting from a wealth of 1, every step bets that guesses are right more often than the claim allows. Under
+the claim, the probability that the wealth ever reaches 1 / error is at most ``error``. Any bet that depends
+only on the past keeps the game fair, so bets are chosen for growth; ``_stop_loss`` has the main bet, and
+``_tails`` those on rare but near-certain guesses, which share a fraction of the error. Bets do not depend on
+the tested parameter, beyond a limit on the stake, so the wealth decreases with it and the refuted parameters
+form an interval.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import ClassVar
-
-import numpy as np
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray
+from dpaudit.errors import InputError
 from dpaudit.stats._counts import StepErrors, StepScores
 from dpaudit.stats._observations import Observations
-from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats.inference._base import BoundQuery, Inference, Kind, ThresholdResult
+from dpaudit.stats.inference._stop_loss import AdvantageBets, StopLosses
+from dpaudit.stats.inference._tails import FarGuess, FarRates, TailBets, far_rates
+from dpaudit.stats.tradeoffs import Gaussian
 
-# The largest fraction of the wealth that a step may lose. Losing all of it would end the game.
-MAX_LOSS = 0.99
-_BOUND_OFFSET = 2.2  # approximate distance of the bound from the mean, in standard errors of the final mean
-_BLOCKS = 64  # number of updates of the stake
+_LONGEST = 10**12  # steps of a horizon; a file may claim any number
+_STEPPED = "each step satisfies its curve given the earlier steps; canaries within a step may be dependent"
+_SINGLE = "each observation satisfies its curve given the earlier ones"
+_UNINFORMED = "each guess depends on the released values, not on the presence of other canaries"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Betting(Inference):
     """Testing by betting: bets that errors are rarer than the trade-off allows; enough wealth refutes it.
 
     The bet is on the balanced error (fpr + fnr) / 2 of each step, which loses nothing at the threshold where
     both rates are equal. The bound is valid at any stopping time, and if the canaries within a step are
     dependent. (Separate bets on the two rates would not be valid: each rate may be low at different steps.)
-    ``horizon`` is the planned number of steps; pass it if the run may have been stopped early because of its
-    results.
+
+    ``horizon`` is the planned number of steps: the bound is tightest there, and valid at any number.
+    ``expected`` is the parameter that bets are tuned for; :func:`dpaudit.audit` passes the claimed one. The
+    fraction ``tails`` of the error is bet on scores far from the threshold, which needs a Gaussian trade-off
+    and an expected parameter. ``stop_loss=False`` is for guesses that depend on the presence of other
+    canaries, such as scores from which the other canaries' contributions were subtracted.
+
+    >>> Betting(horizon=500)
+    Betting(horizon=500)
     """
 
     horizon: int | None = None
+    expected: float | None = None
+    tails: float = 0.1
+    stop_loss: bool = True
     kind: ClassVar[Kind] = Kind.CONFIDENCE
 
     def __post_init__(self) -> None:
         if self.horizon is not None:
-            _validate.whole("horizon", self.horizon)
+            _validate.whole("horizon", self.horizon, high=_LONGEST)
+        if self.expected is not None:
+            _validate.at_least("expected", self.expected, 0.0)
+        if isinstance(self.tails, bool) or not 0 <= self.tails < 1:
+            raise InputError(f"Expected tails={self.tails!r} in [0, 1).")
+
+    def __repr__(self) -> str:
+        values = ((one, getattr(self, one.name)) for one in fields(self))
+        shown = ", ".join(f"{one.name}={value!r}" for one, value in values if value != one.default)
+        return f"Betting({shown})"
 
     def assumption(self, stepped: bool) -> str:
-        if stepped:
-            return "errors in a step do not depend on earlier steps; canaries within a step may be dependent"
-        return "errors in an observation do not depend on earlier observations"
+        if not stepped:
+            return _SINGLE
+        return f"{_STEPPED}; {_UNINFORMED}" if self.stop_loss else _STEPPED
 
     def at_threshold(
         self, observations: Observations, threshold: float, query: BoundQuery
     ) -> ThresholdResult:
         steps = StepScores.of(observations)
-        errors = steps.errors(np.full(steps.num_steps, threshold))
-        return ThresholdResult(self.from_errors(errors, query), threshold, errors.total())
+        errors = steps.errors(threshold)
+        far = self.far_rates(steps, errors, query) if observations.normalized else []
+        return ThresholdResult(self.from_errors(errors, query, far), threshold, errors.total())
 
-    def from_errors(self, errors: StepErrors, query: BoundQuery) -> float:
-        """Return the largest refuted parameter, given the errors of every step in order."""
-        guesses = float((errors.num_absent + errors.num_present).mean())
-        upper = upper_mean(errors.balanced(), query.error_rate, guesses, self.horizon)
-        return query.tradeoff.from_balanced_error(upper)
+    def from_errors(self, errors: StepErrors, query: BoundQuery, far: Sequence[FarRates] = ()) -> float:
+        """Return the largest refuted parameter, given the errors and far guesses of every step in order."""
+        return self.place(errors, query, far).parameter()
 
+    def place(self, errors: StepErrors, query: BoundQuery, far: Sequence[FarRates] = ()) -> StepBets:
+        """Bet on every step in order."""
+        sizes = errors.num_absent + errors.num_present
+        by_coin = errors.by_coin and bool((sizes == sizes[0]).all())
+        bets = self.start(round(float(sizes.mean())), query, by_coin=by_coin, with_tails=bool(far))
+        bets.extend(1 - 2 * errors.balanced(), far)
+        return bets
 
-def upper_mean(shares: FloatArray, error: float, guesses: float, horizon: int | None = None) -> float:
-    """Return the smallest refuted mean: the bets against it reached a wealth of 1/error at some step.
+    def far_rates(self, steps: StepScores, errors: StepErrors, query: BoundQuery) -> list[FarRates]:
+        """Return the rates of right and wrong far guesses in each step, for normalized scores."""
+        return far_rates(steps, errors, self.far_limits(query))
 
-    ``guesses`` is the number of guesses behind each share; it only initializes the variance estimate.
+    def far_limits(self, query: BoundQuery) -> list[tuple[float, float]]:
+        """Return the ends of the intervals outside of which a normalized score is far, nearest first."""
+        return [one.interval(self.expected or 0.0) for one in self.far_guesses(query)]
 
-    >>> upper_mean(np.zeros(500), 0.05, 2) < 0.02
-    True
-    """
-    bets = stakes(shares, error, guesses, horizon or shares.size)
-    target = math.log(1 / error)
+    def far_guesses(self, query: BoundQuery) -> tuple[FarGuess, ...]:
+        """Return the far guesses to bet on, none if the tails have no share of the error."""
+        if not self.tails or not self.expected or not isinstance(query.tradeoff, Gaussian):
+            return ()
+        return FarGuess.levels(self.expected)
 
-    def margin(rest: float) -> float:
-        mean = 1 - rest
-        # 1 + bet (mean - share) stays positive for shares up to 1, and grows with the mean
-        capped = np.minimum(bets, MAX_LOSS / rest)
-        return float(np.cumsum(np.log1p(capped * (mean - shares))).max()) - target
-
-    return 1 - min(last_positive(margin, 0.5, tolerance=1e-9), 1.0)
-
-
-def stakes(shares: FloatArray, error: float, guesses: float, horizon: int) -> FloatArray:
-    """Return the stake of every step; ``guesses`` per share only initializes the variance estimate."""
-    mean, variance = _running_moments(shares, guesses)
-    target, wealth = math.log(1 / error), _WealthSums()
-    bets = np.empty(shares.size)
-    for start, end in _blocks(shares.size, horizon):
-        tested = min(mean[start] + _BOUND_OFFSET * math.sqrt(variance[start] / horizon), 0.9)
-        lacking = min(max(target - wealth.log_wealth(tested), target / 10), 3 * target)
-        bet = stake(variance[start], lacking, max(horizon - start, 1))
-        bets[start:end] = bet
-        wealth.add(min(bet, MAX_LOSS / (1 - tested)), shares[start:end])
-    return bets
+    def start(self, guesses: int, query: BoundQuery, *, by_coin: bool, with_tails: bool) -> StepBets:
+        """Return bets without any step so far, for this number of guesses per step."""
+        return StepBets(self, guesses, query, by_coin=by_coin, with_tails=with_tails)
 
 
-def stake(variance: float, lacking: float, steps: int) -> float:
-    """Return the stake with the highest probability that log wealth grows by ``lacking`` in ``steps``."""
-    return math.sqrt(2 * lacking / (variance * steps)) if variance > 0 else math.inf
+class StepBets:
+    """All bets of a run, to which steps may be added at any time."""
 
+    def __init__(
+        self, betting: Betting, guesses: int, query: BoundQuery, *, by_coin: bool, with_tails: bool
+    ) -> None:
+        self._tradeoff = query.tradeoff
+        far = betting.far_guesses(query) if with_tails else ()
+        stop_loss = betting.stop_loss and by_coin
+        share = betting.tails if far else 0.0
+        expected = betting.expected
+        self._main = AdvantageBets(
+            guesses,
+            stops=StopLosses.of(guesses) if stop_loss else StopLosses.none(),
+            error=(1 - share) * query.error_rate,
+            horizon=betting.horizon,
+            expected=None if expected is None else 1 - 2 * self._tradeoff.balanced_error(expected),
+        )
+        self._tails = [
+            TailBets(
+                one,
+                expected=expected or 0.0,
+                error=share * query.error_rate / len(far),
+                size=guesses,
+                stops=stop_loss,
+                horizon=betting.horizon,
+            )
+            for one in far
+        ]
 
-def _running_moments(shares: FloatArray, guesses: float) -> tuple[FloatArray, FloatArray]:
-    """Return mean and variance before each step, initialized with those of independent fair guesses."""
-    steps = np.arange(shares.size)
-    after = (0.25 + np.cumsum(shares)) / (steps + 2)
-    mean = np.concatenate([[0.25], after[:-1]])
-    squares = np.concatenate([[0.0], np.cumsum((shares - after) ** 2)[:-1]])
-    return mean, (0.25 / guesses + squares) / (steps + 1)
+    def extend(self, advantages: FloatArray, far: Sequence[FarRates] = ()) -> None:
+        """Add steps: fraction of right minus fraction of wrong guesses, and the rates of far guesses."""
+        self._main.extend(advantages)
+        for bets, (right, wrong) in zip(self._tails, far, strict=True):
+            bets.extend(right, wrong)
 
-
-def _blocks(size: int, horizon: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of steps with the same stake: short at first, then 1/64 of the horizon."""
-    start = 0
-    while start < size:
-        end = start + max(1, min(start // 2, horizon // _BLOCKS))
-        yield start, min(end, size)
-        start = end
-
-
-class _WealthSums:
-    """Sums that determine the log of the wealth, to second order, for any mean."""
-
-    def __init__(self) -> None:
-        self._first = np.zeros(2)
-        self._second = np.zeros(3)
-
-    def add(self, bet: float, shares: FloatArray) -> None:
-        sums = np.asarray([shares.size, shares.sum(), shares @ shares])
-        self._first += bet * sums[:2]
-        self._second += bet**2 * sums
-
-    def log_wealth(self, mean: float) -> float:
-        gained = self._first[0] * mean - self._first[1]
-        spread = self._second[0] * mean**2 - 2 * self._second[1] * mean + self._second[2]
-        return float(gained - spread / 2)
+    def parameter(self, count: int | None = None) -> float:
+        """Return the largest parameter that the first ``count`` steps refute, by default all."""
+        found = self._tradeoff.from_balanced_error((1 - self._main.refuted(count)) / 2)
+        for bets in self._tails:
+            found = bets.parameter(found, count)
+        return found

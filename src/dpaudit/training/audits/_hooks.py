@@ -50,8 +50,7 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
     each crafting step with the number of finished steps and their total number.
 
     The claim is derived from the training settings, at ``delta``. All randomness comes from ``seed``, or from
-    the operating system. ``callbacks`` receive the live bound during training; they may raise to stop it,
-    unless ``may_stop`` is False.
+    the operating system. ``callbacks`` receive the live bound during training; they may raise to stop it.
     """
 
     default_num_gradients: ClassVar[int]
@@ -67,7 +66,6 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         confidence: float = 0.95,
         seed: int | None = None,
         callbacks: Sequence[Callable[[LiveBound], None]] = (),
-        may_stop: bool | None = None,
         notify: ProgressCallback | None = None,
     ) -> None:
         default = Dirac() if held_out is None else Crafted()
@@ -86,7 +84,7 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         self.delta = _validate.delta(delta)
         self.confidence = _validate.confidence(confidence)
         self._held_out, self._num_canaries = held_out, num_canaries
-        self._callbacks, self._may_stop, self._on_step = callbacks, may_stop, notify
+        self._callbacks, self._on_step = callbacks, notify
         self._training: Training | None = None
         self._recorder: AuditRecorder | None = None
 
@@ -237,7 +235,6 @@ class TwoBatches(CanaryAudit[Recorder]):
             self._first_steps,
             tradeoff=None if self._rate == 1 else SubsampledGaussian(self._rate, 1),
             paired=True,
-            may_stop=self._may_stop,
         )
 
     def observe(self, step: Step) -> None:

@@ -50,8 +50,8 @@ from dpaudit.experiments.reproduction._simulation import (
     simulate_counts,
 )
 from dpaudit.experiments.reproduction._trainings import OURS
-from dpaudit.stats import Gaussian, Kind, Optimal
-from dpaudit.stats.inference._betting import upper_mean
+from dpaudit.stats import Betting, Gaussian, Kind, Optimal
+from dpaudit.stats.inference import BoundQuery
 
 _HALF, _W = "threshold 1/2", "optimal threshold w"
 _BETTING_STREAM = 1  # separate from the random stream of the counts
@@ -123,17 +123,20 @@ def _betting_rows(
 ) -> list[Row]:
     """Return the betting bounds after these numbers of steps of one run with many canaries per step."""
     curve = Gaussian()
-    wrong = rng.binomial(num_canaries, curve.balanced_error(1 / noise), max(numbers)) / num_canaries
+    wrong = rng.binomial(num_canaries, curve.balanced_error(1 / noise), max(numbers))
+    query = BoundQuery(curve, DELTA, 1 - CONFIDENCE)
     rows: list[Row] = []
     for number in numbers:
-        most = upper_mean(wrong[:number], 1 - CONFIDENCE, num_canaries, number)
+        betting = Betting(horizon=number, expected=1 / noise)
+        bets = betting.start(num_canaries, query, by_coin=True, with_tails=False)
+        bets.extend(1 - 2 * wrong[:number] / num_canaries)
         rows.append(
             {
                 "observations": number,
                 "method": OURS,
                 "rule": f"{num_canaries} canaries a step",  # as in cells that 0.1 stored
                 "kind": str(Kind.CONFIDENCE),
-                "epsilon": curve.epsilon(curve.from_balanced_error(most), DELTA),
+                "epsilon": curve.epsilon(bets.parameter(), DELTA),
             }
         )
     return rows
