@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpaudit import _validate
 from dpaudit.errors import InputError
-from dpaudit.stats._audit import require
-from dpaudit.stats._power import AuditDesign
+from dpaudit.stats._audit import fixed_rule, require
+from dpaudit.stats._power import AuditDesign, BettingPower
 from dpaudit.stats._result import Claimed, Hypothesis, Power
 from dpaudit.stats._rootfinding import first_true_integer, last_true
 from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference, JointExact
-from dpaudit.stats.thresholds import Fixed
+from dpaudit.stats.thresholds import BestOf
 from dpaudit.stats.tradeoffs import TradeOff
 
 _MOST = 10_000_000  # more would not be practical
 _MOST_SCORES = 1_000_000_000  # per side; with more, computing the power takes too long
+_ROUNDS = 12  # of simulations until a size is known
+_CLOSE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +121,7 @@ def plan_observations(
 ) -> Plan:
     """Return how many independent scores per side are needed to detect the leak with probability ``power``.
 
-    As for all planning functions, the attack is ideal and its threshold is fixed at the midpoint.
+    As for all planning functions, scores are normalized and the threshold is the midpoint.
 
     >>> from dpaudit import Claim
     >>> claim = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
@@ -215,14 +218,20 @@ class _Planner:
         return Power.of(parameter, self.hypothesis, _validate.fraction("power", power))
 
     def design(self, num_steps: int, num_canaries: int) -> AuditDesign:
-        size = num_steps * num_canaries
+        """Return the design of the default audit; coins decide the presence of several canaries per step."""
+        size, inference = num_steps * num_canaries, self.inference
+        if isinstance(inference, Betting) and inference.expected is None:
+            inference = replace(inference, expected=self.hypothesis.parameter)
+        rule = fixed_rule(size, is_stepped=num_canaries > 1, inference=inference)
+        main, share = (rule.main, rule.shares[0]) if isinstance(rule, BestOf) else (rule, 1.0)
         return AuditDesign.sized(
             num_absent=size,
             num_present=size,
             num_steps=num_steps if num_canaries > 1 else None,
-            inference=self.inference,
-            rule=Fixed(0.5),
-            query=self.query,
+            inference=inference,
+            rule=main,  # the other rules detect other leaks
+            query=replace(self.query, error_rate=share * self.query.error_rate),
+            by_coin=num_canaries > 1,
         )
 
     def plan_steps(self, leak: Power, num_canaries: int) -> Plan:
@@ -242,10 +251,26 @@ class _Planner:
     def _enough(self, leak: Power, design: Callable[[int], AuditDesign], most: int) -> int | None:
         """Return the smallest sufficient size to four digits; further digits only reflect discreteness."""
         claimed, actual = self.hypothesis.parameter, leak.parameter
+        if isinstance(self.inference, Betting):
+            return self._enough_bets(leak, design, most)
         index = first_true_integer(
             lambda i: design(_nth_size(i)).power(claimed, actual) >= leak.probability, 1, _size_index(most)
         )
         return None if index is None else _nth_size(index)
+
+
+    def _enough_bets(self, leak: Power, design: Callable[[int], AuditDesign], most: int) -> int | None:
+        """Return a sufficient size to about a percent, which is as precise as simulations are."""
+        claimed, actual = self.hypothesis.parameter, leak.parameter
+        size, tried = 1, set[int]()
+        while size not in tried and len(tried) < _ROUNDS:
+            tried.add(size)
+            factor = BettingPower(design(size), claimed).size_factor(actual, leak.probability)
+            needed = most if size * factor >= most else max(math.ceil(size * factor), 1)
+            size = needed if abs(needed - size) > _CLOSE * size else max(needed, size)
+        if size == most and design(size).power(claimed, actual) < leak.probability:
+            return None
+        return _nth_size(_size_index(size))
 
 
 def _nth_size(index: int) -> int:

@@ -14,7 +14,7 @@ from dpaudit._types import FloatArray, IntArray
 from dpaudit.stats._binomial import Region, plausible_rate
 from dpaudit.stats._counts import ErrorCounts, StepErrors
 from dpaudit.stats._observations import Observations
-from dpaudit.stats._rootfinding import last_positive
+from dpaudit.stats._rootfinding import last_positive, last_true
 from dpaudit.stats._simulated_bets import BetDesign, SimulatedBets, detection_rate, needed_shift
 from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference
 from dpaudit.stats.inference._stop_loss import StopLosses
@@ -125,9 +125,13 @@ class AuditDesign:
         """Return the probability of refuting ``claimed`` when the mechanism has parameter ``actual``.
 
         The scores are those of the trade-off's :meth:`~dpaudit.TradeOff.attack`, and the threshold is where
-        the rule puts it. Of several rules, the best for this leak counts.
+        the rule puts it. Several rules detect more than the best of them and, since they see the same scores,
+        less than if they were independent; this is halfway between.
         """
-        return max([self._power(claimed, actual), *(other.power(claimed, actual) for other in self.others)])
+        found = [self._power(claimed, actual), *(other.power(claimed, actual) for other in self.others)]
+        most = max(found)
+        independent = 1 - math.prod(1 - one for one in found)
+        return (most + independent) / 2
 
     def _power(self, claimed: float, actual: float) -> float:
         if isinstance(self.inference, Betting):
@@ -244,6 +248,20 @@ class BettingPower:
     def detection_rate(self, actual: float) -> float:
         """Return the probability of refuting the claim if the mechanism has this parameter."""
         return detection_rate(*self._margins(actual))
+
+    def size_factor(self, actual: float, probability: float) -> float:
+        """Return by how much to multiply the number of guesses to detect ``actual`` with this probability.
+
+        Distances of bounds from the mean are taken to decrease with the square root of that number.
+        """
+        margins, spread = self._margins(actual)
+        excess = self._advantage(actual) - self._allowed
+
+        def is_missed(factor: float) -> bool:
+            scaled = excess - (excess - margins) / math.sqrt(factor)
+            return detection_rate(scaled, spread / math.sqrt(factor)) < probability
+
+        return last_true(is_missed, 1.0, tolerance=1e-3)
 
     def smallest_leak(self, probability: float) -> float:
         """Return the smallest parameter that is detected with this probability, infinity if there is none."""
