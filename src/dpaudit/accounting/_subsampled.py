@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -131,7 +131,8 @@ class SubsampledGaussian(TradeOff):
         mu = parameter * float(np.mean(lengths))
         if self.num_steps == 1:
             return sampled_attack(mu, self.sample_rate)
-        return log_ratio_attack(1 / min(mu, _LEAKIEST), self.sample_rate, self.num_steps)
+        attack = log_ratio_attack(1 / min(mu, _LEAKIEST), self.sample_rate, self.num_steps)
+        return replace(attack, rates_at=None)  # log-likelihood ratios are not normalized
 
     def _curve(self, index: int) -> LineEnvelope:
         noise = math.exp(-index * _STEP)

@@ -14,13 +14,14 @@ from dpaudit.stats._power import AuditDesign, BettingPower
 from dpaudit.stats._result import Claimed, Hypothesis, Power
 from dpaudit.stats._rootfinding import first_true_integer, last_true
 from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference, JointExact
-from dpaudit.stats.thresholds import BestOf
 from dpaudit.stats.tradeoffs import TradeOff
 
 _MOST = 10_000_000  # more would not be practical
 _MOST_SCORES = 1_000_000_000  # per side; with more, computing the power takes too long
+_MANY = 1000  # scores that may have tails
 _ROUNDS = 12  # of simulations until a size is known
 _CLOSE = 0.01
+_FEW = 32  # sizes up to which the smallest sufficient one is searched for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,17 +223,17 @@ class _Planner:
         size, inference = num_steps * num_canaries, self.inference
         if isinstance(inference, Betting) and inference.expected is None:
             inference = replace(inference, expected=self.hypothesis.parameter)
-        rule = fixed_rule(size, is_stepped=num_canaries > 1, inference=inference)
-        main, share = (rule.main, rule.shares[0]) if isinstance(rule, BestOf) else (rule, 1.0)
-        return AuditDesign.sized(
+        design = AuditDesign.sized(
             num_absent=size,
             num_present=size,
             num_steps=num_steps if num_canaries > 1 else None,
             inference=inference,
-            rule=main,  # the other rules detect other leaks
-            query=replace(self.query, error_rate=share * self.query.error_rate),
+            rule=fixed_rule(size, is_stepped=num_canaries > 1, inference=inference),
+            query=self.query,
             by_coin=num_canaries > 1,
         )
+        # too little noise is detected by the main rule; the others take long to evaluate for every size
+        return replace(design, others=()) if self.hypothesis.tradeoff.is_inverse_noise else design
 
     def plan_steps(self, leak: Power, num_canaries: int) -> Plan:
         most = _MOST if isinstance(self.inference, Betting) else max(_MOST // num_canaries, 1)
@@ -253,6 +254,8 @@ class _Planner:
         claimed, actual = self.hypothesis.parameter, leak.parameter
         if isinstance(self.inference, Betting):
             return self._enough_bets(leak, design, most)
+        if not design(_MANY).may_detect(claimed, actual):
+            return None
         index = first_true_integer(
             lambda i: design(_nth_size(i)).power(claimed, actual) >= leak.probability, 1, _size_index(most)
         )
@@ -268,9 +271,13 @@ class _Planner:
             factor = BettingPower(design(size), claimed).size_factor(actual, leak.probability)
             needed = most if size * factor >= most else max(math.ceil(size * factor), 1)
             size = needed if abs(needed - size) > _CLOSE * size else max(needed, size)
-        if size == most and design(size).power(claimed, actual) < leak.probability:
-            return None
-        return _nth_size(_size_index(size))
+
+        def is_enough(count: int) -> bool:
+            return design(count).power(claimed, actual) >= leak.probability
+
+        if size <= _FEW:
+            return first_true_integer(is_enough, 1, min(2 * size, most))
+        return None if size == most and not is_enough(size) else _nth_size(_size_index(size))
 
 
 def _nth_size(index: int) -> int:

@@ -144,6 +144,13 @@ class AuditDesign:
         found = [min(region.probability(*rates), 1.0) for rates in zip(fpr, fnr, strict=True)]
         return float(np.mean(found))
 
+    def may_detect(self, claimed: float, actual: float) -> bool:
+        """Return whether enough counts would refute ``claimed``: the errors are below the claimed curve."""
+        if self.others:
+            return True
+        fpr, fnr = self.operating_points(self.attack_on(actual))
+        return bool((fnr < self.query.tradeoff.fnr(claimed, fpr)).any())
+
     def operating_points(self, attack: Attack) -> tuple[FloatArray, FloatArray]:
         """Return the rates at which the rule may put the threshold, equally likely."""
         return self.rule.operating_points(

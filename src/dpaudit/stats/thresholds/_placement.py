@@ -77,7 +77,7 @@ def _on_scores(attack: Attack, sizes: tuple[int, int], rng: np.random.Generator)
 
 
 def _on_counts(attack: Attack, sizes: tuple[int, int], rng: np.random.Generator) -> FloatArray:
-    """Choose among the expected quantiles: those of so many scores hardly vary, unlike the errors."""
+    """Choose among the expected quantiles: those of many scores hardly vary, unlike the errors."""
     levels = np.linspace(0, 1, num_candidates(sum(sizes)) + 2)[1:-1]
     candidates = attack.pooled_quantiles(levels, sizes[1] / sum(sizes))
     below = special.ndtr(candidates), attack.rates(candidates)[1]
