@@ -17,6 +17,7 @@ from dpaudit._types import IntArray, ScoreArray
 from dpaudit.accounting import Claim
 from dpaudit.stats import (
     ApproximateDP,
+    BestOf,
     Betting,
     Bound,
     ClopperPearson,
@@ -266,8 +267,7 @@ def examine(
         observations = observations.in_memory()
     fixed = _fixed(observations, threshold)
     if result is None and claim is not None:
-        # for the verdict on one-dimensional scores, the midpoint alone is not the default
-        rule = fixed if threshold is not None or observations.is_stepped else None
+        rule = _verdict_rule(observations, fixed, threshold)
         result = audit(observations, claim=claim, confidence=confidence, tradeoff=tradeoff, threshold=rule)
     betting = _betting(claim, tradeoff, result)
     known = [_with_bets(one, betting) for one in methods(observations, fixed, tradeoff or Gaussian())]
@@ -294,6 +294,16 @@ def _fixed(observations: Observations, threshold: float | None) -> CountedOnce |
     if threshold is not None:
         return CountedOnce.of(observations, threshold)
     return CountedOnce.of(observations, 0.5) if observations.normalized else None
+
+
+def _verdict_rule(
+    observations: Observations, fixed: CountedOnce | None, threshold: float | None
+) -> ThresholdRule | None:
+    """Return the given threshold, or the default rule; its fixed part is not counted again."""
+    if fixed is None or threshold is not None:
+        return fixed
+    rule = default_method(observations, Gaussian())[1]
+    return replace(rule, rules=(fixed, *rule.rules[1:])) if isinstance(rule, BestOf) else fixed
 
 
 def _composed(method: Method, bound: Bound, claim: Claim | None) -> float | None:

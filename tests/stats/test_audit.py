@@ -62,7 +62,7 @@ def test_too_few_observations_are_called_underpowered():
 
 @pytest.mark.parametrize("size", [1, 2, 9, 10, 40])
 def test_any_number_of_raw_scores_gets_a_verdict(size):
-    result = dpaudit.audit(scores(0.5, size), claim=STEP)
+    result = dpaudit.audit(scores(2.0, size), claim=STEP)
     assert result.verdict in (dpaudit.Verdict.NO_VIOLATION, dpaudit.Verdict.UNDERPOWERED)
 
 
@@ -157,7 +157,8 @@ def test_an_epsilon_delta_claim_assumes_no_mechanism():
     assert good.verdict is dpaudit.Verdict.NO_VIOLATION
     assert bad.verdict is dpaudit.Verdict.VIOLATION
     assert bad.bound.assumptions == (
-        "all observations are independent",
+        "all observations are independent, and their number was fixed before seeing the data; for the steps "
+        "of one training run, independence is an assumption about the mechanism",
         "the canary is the only difference between the observations with and without it",
     )
     assert bad.power.noise_factor is None

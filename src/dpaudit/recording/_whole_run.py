@@ -239,7 +239,7 @@ class WholeRunRecorder:
         claim, _ = self._claim_and_observations(given)
         if given:
             raise TypeError(f"one_run_bound() got an unexpected keyword argument {next(iter(given))!r}")
-        guesses = Guesses.from_scores(self._ratios.values, self.present, num_guesses=self.present.size)
+        guesses = Guesses.at_threshold(self._ratios.values, self.present, threshold=0.0)
         return one_run_fdp_bound(
             guesses, tradeoff=_curve(claim), delta=claim.delta, confidence=self.confidence
         )

@@ -227,6 +227,19 @@ class Guesses:
             most = value
 
     @classmethod
+    def at_threshold(cls, scores: ArrayLike, present: ArrayLike, *, threshold: float) -> Guesses:
+        """Guess "present" for all scores above the threshold and "absent" for all others.
+
+        ``threshold`` must be chosen before seeing the data: 0 for log-likelihood ratios.
+
+        >>> Guesses.at_threshold([3.0, -1.0, 2.0, 0.5], [True, False, False, True], threshold=0.0)
+        Guesses(num_canaries=4, num_guesses=4, num_correct=3)
+        """
+        values, truth = _scores_and_presence(scores, present)
+        right = int(((values > _validate.finite("threshold", threshold)) == truth).sum())
+        return cls(num_canaries=values.size, num_guesses=values.size, num_correct=right)
+
+    @classmethod
     def from_scores(cls, scores: ArrayLike, present: ArrayLike, *, num_guesses: int) -> Guesses:
         """Guess "present" for the highest and "absent" for the lowest scores, half of the guesses each.
 
@@ -235,24 +248,29 @@ class Guesses:
         >>> Guesses.from_scores([3.0, 1.0, 2.0, 0.0], [True, False, False, False], num_guesses=2)
         Guesses(num_canaries=4, num_guesses=2, num_correct=2)
         """
-        values, truth = np.asarray(scores, dtype=np.float64), np.asarray(present)
-        if values.ndim != 1 or values.shape != truth.shape:
-            raise InputError(
-                "Expected scores and present to be one-dimensional and of the same length, got shapes "
-                f"{values.shape} and {truth.shape}."
-            )
-        require_finite("scores", 0, values)
-        if truth.dtype != np.bool_ and not np.isin(truth, (0, 1)).all():
-            raise InputError("Expected present to hold only 0 and 1 (or False and True).")
+        values, truth = _scores_and_presence(scores, present)
         if _validate.whole("num_guesses", num_guesses, low=0) > values.size:
             raise InputError(f"Expected num_guesses={num_guesses} to be at most {values.size}.")
         order = np.argsort(values, kind="stable")
         low = num_guesses // 2
         high = num_guesses - low
-        truth = truth.astype(np.bool_)[order]
+        truth = truth[order]
         right = int((~truth[:low]).sum() + truth[truth.size - high :].sum())
         return cls(num_canaries=values.size, num_guesses=num_guesses, num_correct=right)
 
     def to_dict(self) -> dict[str, int]:
         """Return plain values for JSON."""
         return asdict(self)
+
+
+def _scores_and_presence(scores: ArrayLike, present: ArrayLike) -> tuple[FloatArray, BoolArray]:
+    values, truth = np.asarray(scores, dtype=np.float64), np.asarray(present)
+    if values.ndim != 1 or values.shape != truth.shape:
+        raise InputError(
+            "Expected scores and present to be one-dimensional and of the same length, got shapes "
+            f"{values.shape} and {truth.shape}."
+        )
+    require_finite("scores", 0, values)
+    if truth.dtype != np.bool_ and not np.isin(truth, (0, 1)).all():
+        raise InputError("Expected present to hold only 0 and 1 (or False and True).")
+    return values, truth.astype(np.bool_)

@@ -23,9 +23,10 @@ from dpaudit.stats.tradeoffs._attack import Attack
 _FEW_WRONG = 10  # expected wrong guesses below which their number is not normal
 _NEAR = 1e-2  # distance of the probit scores that determine the slope of a curve
 
-_BEFORE = (
-    "the number of guesses was fixed before seeing the data, and the canaries to guess were chosen without "
-    "knowing which were present"
+_BEFORE = "the number of guesses was fixed before seeing the data"
+_RELEASE_ALONE = (
+    "which canaries were guessed, and the guesses, depend only on what the training run released, not on "
+    "which canaries were present"
 )
 
 
@@ -81,7 +82,7 @@ def _bound(
         threshold=None,
         counts=guesses,
         kind=Kind.CONFIDENCE,
-        assumptions=(*((assumed,) if assumed else ()), FAIR, _BEFORE),
+        assumptions=(*((assumed,) if assumed else ()), FAIR, _RELEASE_ALONE, _BEFORE),
     )
 
 

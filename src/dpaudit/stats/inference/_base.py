@@ -16,6 +16,9 @@ from dpaudit.stats._observations import Observations
 from dpaudit.stats._serialization import Serializable
 from dpaudit.stats.tradeoffs import TradeOff
 
+_FIXED_BEFORE = "was fixed before seeing the data"
+_OF_ONE_RUN = "for the steps of one training run, independence is an assumption about the mechanism"
+
 
 class Kind(StrEnum):
     """What a bound's error rate means."""
@@ -110,9 +113,8 @@ class CountInference(Inference):
         return ThresholdResult(self.parameter(counts, query), threshold, counts)
 
     def assumption(self, stepped: bool) -> str:
-        if stepped:
-            return "all observations are independent, including those of canaries in the same step"
-        return "all observations are independent"
+        within = ", including those of canaries in the same step," if stepped else ""
+        return f"all observations{within} are independent, and their number {_FIXED_BEFORE}; {_OF_ONE_RUN}"
 
 
 class ExactInference(CountInference):

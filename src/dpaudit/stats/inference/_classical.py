@@ -158,7 +158,7 @@ class KatzLog(CountInference):
             )
 
     def assumption(self, stepped: bool) -> str:
-        return super().assumption(stepped) + ", and there are many of them (the interval is asymptotic)"
+        return super().assumption(stepped) + "; there are many of them (the interval is asymptotic)"
 
     def rank(
         self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
