@@ -119,7 +119,18 @@ class AuditDesign:
         none = np.zeros(self.num_steps, dtype=np.int64)
         absent, present = (np.full(self.num_steps, size) for size in self.per_step())
         errors = StepErrors(none, absent, none, present, by_coin=self.by_coin)
-        return self.inference.from_errors(errors, self.query)
+        num_far = len(self.inference.far_guesses(self.query)) if self.bets_on_tails else 0
+        # scores without errors may all be far from the threshold, or none
+        rates = (np.full(self.num_steps, 2.0), np.zeros(self.num_steps)) if num_far else (np.zeros(0),)
+        return max(
+            self.inference.from_errors(errors, self.query, [(right, np.zeros(self.num_steps))] * num_far)
+            for right in rates
+        )
+
+    @property
+    def bets_on_tails(self) -> bool:
+        """Whether bets are placed on scores far from the threshold, unless they have no share of the error."""
+        return self.normalized or isinstance(self.rule, Predictable)
 
     def power(self, claimed: float, actual: float) -> float:
         """Return the probability of refuting ``claimed`` when the mechanism has parameter ``actual``.
@@ -242,7 +253,7 @@ class BettingPower:
         betting, query = self._betting, self._design.query
         guesses = self._absent + self._present
         has_stops = betting.stop_loss and self._design.by_coin
-        has_tails = self._design.normalized and bool(betting.far_guesses(query))
+        has_tails = self._design.bets_on_tails and bool(betting.far_guesses(query))
         horizon, expected = betting.horizon, betting.expected
         return BetDesign(
             guesses=guesses,
