@@ -22,7 +22,7 @@ from dpaudit.errors import InputError
 _ROUNDING = 1e-3  # in clipping norms
 _FEW, _SURELY = 10, 6.0  # scores, and standard errors, beyond which a missing canary is certain
 _LENGTH_CLASSES = 1000
-_LENGTHS = 16  # quantiles that stand for the lengths of all canaries
+_LENGTHS = 100  # quantiles that stand for the lengths of all canaries
 _MAX_COORDINATES = 1024  # costs a few microseconds per step
 _ROUNDINGS = 8.0  # error of a difference of sums, in rounding errors of the largest number
 
