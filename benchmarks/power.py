@@ -48,7 +48,7 @@ def gaussian_claim(mu: float) -> dpaudit.Claim:
 
 
 def independent(mu: float, size: int, *, normalized: bool) -> Draw:
-    """Independent scores of the Gaussian mechanism."""
+    """Audit independent scores of the Gaussian mechanism."""
 
     def draw(parameter: float, rng: np.random.Generator) -> dpaudit.Result:
         absent, present = rng.standard_normal(size) / parameter, 1 + rng.standard_normal(size) / parameter
@@ -59,7 +59,7 @@ def independent(mu: float, size: int, *, normalized: bool) -> Draw:
 
 
 def generic(epsilon: float, size: int, *, normalized: bool) -> Draw:
-    """Gaussian scores against a claim of (epsilon, delta)-DP; the parameter is epsilon."""
+    """Audit Gaussian scores against a claim of (epsilon, delta)-DP; the parameter is epsilon."""
     claim = dpaudit.Claim.approximate_dp(epsilon=epsilon, delta=DELTA)
 
     def draw(parameter: float, rng: np.random.Generator) -> dpaudit.Result:
@@ -72,7 +72,7 @@ def generic(epsilon: float, size: int, *, normalized: bool) -> Draw:
 
 
 def steps(mu: float, num_steps: int, num_canaries: int, *, normalized: bool) -> Draw:
-    """Steps with several canaries, each present by a fair coin."""
+    """Audit steps with several canaries, each present by a fair coin."""
 
     def draw(parameter: float, rng: np.random.Generator) -> dpaudit.Result:
         present = rng.random((num_steps, num_canaries)) < 0.5
@@ -84,7 +84,7 @@ def steps(mu: float, num_steps: int, num_canaries: int, *, normalized: bool) -> 
 
 
 def groups(mu: float, num_steps: int, num_canaries: int) -> Draw:
-    """Steps with several canaries, as many present as absent."""
+    """Audit steps with several canaries, as many present as absent."""
     size = num_steps, num_canaries
 
     def draw(parameter: float, rng: np.random.Generator) -> dpaudit.Result:
@@ -96,7 +96,7 @@ def groups(mu: float, num_steps: int, num_canaries: int) -> Draw:
 
 
 def recorded(mu: float, num_steps: int, num_canaries: int, length: float = 1.0) -> Draw:
-    """A recorder of steps; canaries of this length, in clipping norms, are scored in units of their length."""
+    """Record steps with canaries of this length, in clipping norms, scored in units of their length."""
 
     def draw(parameter: float, rng: np.random.Generator) -> dpaudit.Result:
         recorder = Recorder(claim=gaussian_claim(mu), num_steps=num_steps)
@@ -109,11 +109,8 @@ def recorded(mu: float, num_steps: int, num_canaries: int, length: float = 1.0) 
     return draw
 
 
-
-
-
 def pairs(mu: float, num_steps: int, rate: float = 1.0) -> Draw:
-    """One score without and one with the canary a step; the second batch contains it with probability rate."""
+    """Record pairs of steps without and with the canary, which the second contains with probability rate."""
     tradeoff = None if rate == 1 else SubsampledGaussian(rate, 1)
     claim = dpaudit.Claim.dpsgd(noise_multiplier=1 / mu, sample_rate=0.01, num_steps=num_steps, delta=DELTA)
 
@@ -128,7 +125,7 @@ def pairs(mu: float, num_steps: int, rate: float = 1.0) -> Draw:
 
 
 def whole_run(noise: float, rate: float, num_steps: int, num_canaries: int) -> Draw:
-    """One log-likelihood ratio per canary over a whole run."""
+    """Record a whole run: one log-likelihood ratio per canary."""
 
     def draw(parameter: float, rng: np.random.Generator) -> dpaudit.Result:
         present = rng.random(num_canaries) < 0.5
@@ -144,13 +141,13 @@ def whole_run(noise: float, rate: float, num_steps: int, num_canaries: int) -> D
 
 
 def many_runs(noise: float, rate: float, num_steps: int, size: int) -> Draw:
-    """One score per training run, against the curve of the whole run."""
+    """Audit one score per training run, against the curve of the whole run."""
     claim = dpaudit.Claim.dpsgd(noise_multiplier=noise, sample_rate=rate, num_steps=num_steps, delta=DELTA)
     curve = SubsampledGaussian(rate, num_steps)
 
     def draw(parameter: float, rng: np.random.Generator) -> dpaudit.Result:
-        absent = _log_ratios(parameter, 0.0, num_steps, size, rng, rate)
-        present = _log_ratios(parameter, rate, num_steps, size, rng, rate)
+        absent = _log_ratios(parameter, rate, (num_steps, size), rng, joins=0.0)
+        present = _log_ratios(parameter, rate, (num_steps, size), rng, joins=rate)
         scores = dpaudit.Observations(with_canary=present, without_canary=absent)
         return dpaudit.audit(scores, claim=claim, tradeoff=curve)
 
@@ -158,9 +155,10 @@ def many_runs(noise: float, rate: float, num_steps: int, size: int) -> Draw:
 
 
 def _log_ratios(
-    parameter: float, joins: float, num_steps: int, size: int, rng: np.random.Generator, rate: float
+    parameter: float, rate: float, shape: tuple[int, int], rng: np.random.Generator, *, joins: float
 ) -> np.ndarray:
-    """Draw log-likelihood ratios of whole runs in which the canary joins each step with probability joins."""
+    """Draw log-likelihood ratios of runs in which the canary joins each step with probability joins."""
+    num_steps, size = shape
     total = np.zeros(size)
     for _ in range(num_steps):
         scores = (rng.random(size) < joins) + rng.standard_normal(size) / parameter

@@ -151,7 +151,9 @@ def test_simulated_thresholds_lie_where_real_ones_do(sizes: tuple[int, int]) -> 
         found = choose(absent, present, query), least_balanced_error(absent, present)
         real.append([sum(special.ndtr([-one, one - 1.5])) for one in found])
     attack = gaussian_attack(1.5)
-    for column, rates in enumerate((best_bound_rates(attack, sizes, 64, query), least_error_rates(attack, sizes))):
+    for column, rates in enumerate(
+        (best_bound_rates(attack, sizes, 64, query), least_error_rates(attack, sizes))
+    ):
         values = np.asarray(real)[:, column]
         error = float(np.hypot(values.std() / np.sqrt(runs), (rates[0] + rates[1]).std() / 8))
         assert float((rates[0] + rates[1]).mean()) == pytest.approx(values.mean(), abs=0.004 + room(error))

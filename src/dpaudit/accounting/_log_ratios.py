@@ -1,7 +1,7 @@
 """The distributions of a canary's log-likelihood ratio over a whole DP-SGD run.
 
 The trade-off curve of a run bounds attacks in both directions, with and without the canary exchanged. A
-canary that may be in the data set shows only one of them, so that the power of an audit needs the distributions
+canary that may be in the data set shows only one of them, so the power of an audit needs the distributions
 themselves. They are convolutions of the distribution of one step.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 
 import numpy as np
 from scipy import fft
@@ -34,7 +34,7 @@ def log_ratio_attack(
     assumed = noise if assumed_noise is None else assumed_noise
     thresholds, absent, present = _tails(noise, sample_rate, num_steps, assumed)
     return Attack(
-        partial(np.interp, xp=absent[::-1], fp=1 - present[::-1]),
+        lambda fpr: np.asarray(np.interp(fpr, absent[::-1], 1 - present[::-1])),
         lambda threshold: (
             float(np.interp(threshold, thresholds, absent)),
             1 - float(np.interp(threshold, thresholds, present)),
@@ -96,14 +96,15 @@ class _StepRatio:
         numbers = round(num_steps * (self.mean - start) / width) - cells // 2 + np.arange(cells)
         masses = np.maximum(total[numbers % cells], 0.0)
         above = np.cumsum(masses[::-1])[::-1]
-        return num_steps * start + (numbers - 0.5) * width, above / above[0]
+        edges: FloatArray = num_steps * start + (numbers - 0.5) * width
+        return edges, np.asarray(above / above[0], dtype=np.float64)
 
 
 def _log_ratio(scores: FloatArray, sample_rate: float, noise: float) -> FloatArray:
     """Return the log-likelihood ratio of one step."""
     exponents = (2 * scores - 1) / (2 * noise**2)
     with np.errstate(divide="ignore"):
-        return np.logaddexp(np.log1p(-sample_rate), np.log(sample_rate) + exponents)
+        return np.asarray(np.logaddexp(np.log1p(-sample_rate), np.log(sample_rate) + exponents))
 
 
 def _spread_over_cells(places: FloatArray, masses: FloatArray, cells: int) -> FloatArray:
@@ -111,4 +112,4 @@ def _spread_over_cells(places: FloatArray, masses: FloatArray, cells: int) -> Fl
     lower = np.floor(places).astype(np.int64)
     share = places - lower
     counts = np.bincount(lower % cells, masses * (1 - share), cells)
-    return counts + np.bincount((lower + 1) % cells, masses * share, cells)
+    return np.asarray(counts + np.bincount((lower + 1) % cells, masses * share, cells), dtype=np.float64)

@@ -126,7 +126,7 @@ class SubsampledGaussian(TradeOff):
         return training_epsilon(parameter, self.sample_rate, self.num_steps, delta)
 
     def attack(self, parameter: float, delta: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
-        """Return the attack by a canary's log-likelihood ratio, for which one direction of the curve counts."""
+        """Return the attack by log-likelihood ratios, which show one direction of the curve."""
         del delta
         mu = parameter * float(np.mean(lengths))
         if self.num_steps == 1:

@@ -141,7 +141,8 @@ class Recorder:
         """Record the scores of one step and whether each canary was present; call the callbacks.
 
         ``lengths`` are those of the clipped canaries, in clipping norms, if they are not known before the
-        first step; they only affect the stated power. Pass ``notify=False`` to postpone the callbacks, and call :meth:`notify` later.
+        first step; they only affect the stated power. Pass ``notify=False`` to postpone the callbacks, and
+        call :meth:`notify` later.
         """
         values, mask = np.array(scores, dtype=np.float64), np.array(present, dtype=np.bool_)
         _require_alike(values, mask, step=self.num_done, first=self._scores[0] if self._scores else values)

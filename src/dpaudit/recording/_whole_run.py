@@ -226,7 +226,7 @@ class WholeRunRecorder:
         return replace(result, design=design, not_covered=self.not_covered)
 
     def _attack(self, num_steps: int, parameter: float) -> Attack:
-        """Return the attack by these scores, which are weighed for the claimed noise, on a run with another."""
+        """Return the attack by these scores, which assume the claimed noise, on a run with another noise."""
         ratios = self._ratios
         noise = max(1 / (self._reach * parameter), _LEAST_NOISE)
         return log_ratio_attack(noise, ratios.sample_rate, num_steps, ratios.noise_multiplier)

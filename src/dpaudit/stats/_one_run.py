@@ -129,8 +129,8 @@ def guess_detection_rate(attack: Attack, guesses: Guesses, fewest: int) -> float
     shares = np.asarray([half, guesses.num_guesses - half]) / total
     low, high = attack.pooled_quantiles(np.asarray([shares[0], 1 - shares[1]]), 0.5)
     sides = (
-        _GuessedSide.of(attack, high, present=True),
-        _GuessedSide.of(attack, low, present=False),
+        _GuessedSide.of(attack, float(high), float(shares[1]), present=True),
+        _GuessedSide.of(attack, float(low), float(shares[0]), present=False),
     )
     right = sum(side.right for side in sides) / float(shares.sum())
     wrong = guesses.num_guesses * (1 - right)
@@ -154,10 +154,10 @@ class _GuessedSide:
     marginal: float
 
     @classmethod
-    def of(cls, attack: Attack, threshold: float, *, present: bool) -> _GuessedSide:
+    def of(cls, attack: Attack, threshold: float, share: float, *, present: bool) -> _GuessedSide:
+        """Return the probabilities if this ``share`` of all scores is beyond the threshold."""
         fpr, fnr = attack.rates(np.asarray([threshold, threshold + _NEAR]))
-        steepness = max(float(fnr[1] - fnr[0]), 0.0) / max(float(fpr[0] - fpr[1]), 1e-300)
-        is_present = steepness / (1 + steepness)
-        if present:
-            return cls((1 - float(fnr[0])) / 2, float(fpr[0]) / 2, is_present)
-        return cls((1 - float(fpr[0])) / 2, float(fnr[0]) / 2, 1 - is_present)
+        wrong = min(float(fpr[0] if present else fnr[0]) / 2, share)
+        missed, freed = max(float(fnr[1] - fnr[0]), 0.0), max(float(fpr[0] - fpr[1]), 0.0)
+        is_present = missed / (missed + freed) if missed + freed > 0 else 0.5
+        return cls(share - wrong, wrong, is_present if present else 1 - is_present)

@@ -261,7 +261,6 @@ class _Planner:
         )
         return None if index is None else _nth_size(index)
 
-
     def _enough_bets(self, leak: Power, design: Callable[[int], AuditDesign], most: int) -> int | None:
         """Return a sufficient size to about a percent, which is as precise as simulations are."""
         claimed, actual = self.hypothesis.parameter, leak.parameter

@@ -129,7 +129,7 @@ class AuditDesign:
 
     @property
     def bets_on_tails(self) -> bool:
-        """Whether bets are placed on scores far from the threshold, unless they have no share of the error."""
+        """Whether scores far from the threshold are known, on which Betting may bet."""
         return self.normalized or isinstance(self.rule, Predictable)
 
     def power(self, claimed: float, actual: float) -> float:
@@ -185,8 +185,9 @@ class AuditDesign:
         high = math.ceil(_LOGITS * float(special.logit(min(ends[1], 1 - 1e-9))))
         key = claimed, low, high
         if key not in self._regions:
-            interval = 0.0 if ends[0] < 1e-9 else float(special.expit(low / _LOGITS)), float(
-                special.expit(high / _LOGITS)
+            interval = (
+                0.0 if ends[0] < 1e-9 else float(special.expit(low / _LOGITS)),
+                float(special.expit(high / _LOGITS)),
             )
             assert isinstance(self.inference, ExactInference)
             self._regions[key] = self.inference.refuting_region(claimed, self._sizes, interval, self.query)
@@ -337,7 +338,9 @@ class BettingPower:
             advantages = 2 * right / guesses - 1
             variances = (fpr + fnr) * (2 - fpr - fnr) / guesses
         else:
-            advantages = 1 - rng.binomial(absent, fpr, shape) / absent - rng.binomial(present, fnr, shape) / present
+            advantages = (
+                1 - rng.binomial(absent, fpr, shape) / absent - rng.binomial(present, fnr, shape) / present
+            )
             variances = fpr * (1 - fpr) / absent + fnr * (1 - fnr) / present
         expected = np.broadcast_to(1 - fpr - fnr, shape).mean(axis=1)
         spread = math.sqrt(float(variances.mean()) / self._num_steps)

@@ -15,7 +15,6 @@ import numpy as np
 from scipy import special
 
 from dpaudit._types import BoolArray, FloatArray, IntArray
-from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats.inference._stop_loss import AIM, LEAST, MOST, Bet, Forecast, StakeChoice, StopLosses
 from dpaudit.stats.inference._wealth import MAX_LOSS, Schedule
 
@@ -89,9 +88,7 @@ class SimulatedBets:
 
     def _choice(self, group: IntArray, start: int) -> StakeChoice:
         past = self._advantages[group[group.size // 2], :start]
-        return StakeChoice(
-            Forecast.of(past, self._design.guesses, self._design.expected), self._design.stops
-        )
+        return StakeChoice(Forecast.of(past, self._design.guesses, self._design.expected), self._design.stops)
 
     def _shifts(self, group: IntArray, start: int) -> FloatArray:
         """Return how much higher the mean of each run is than that of the run that stands for the group."""

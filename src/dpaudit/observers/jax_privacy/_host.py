@@ -135,9 +135,7 @@ class Host:
             raise
         return pending, scale
 
-    def keep(
-        self, scores: FloatArray, after: Any, before: Any, *, lengths: FloatArray | None = None
-    ) -> None:
+    def keep(self, scores: FloatArray, after: Any, before: Any, *, lengths: FloatArray | None = None) -> None:
         """Keep the scores of one release, and samples of it after and before the noise; on the host.
 
         ``lengths`` are those of clipped canaries, in clipping norms, if they were not known before.

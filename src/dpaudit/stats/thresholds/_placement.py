@@ -1,8 +1,8 @@
 """Where a rule puts the threshold, simulated: an audit has the power of the thresholds that it uses.
 
 A threshold chosen on scores varies with them. Its distribution is simulated with the scores of an
-:class:`Attack`; the probability of refuting a claim is then computed exactly at each simulated threshold. The random
-numbers are the same in every call, so that power is a function of the design and the leak.
+:class:`Attack`; the probability of refuting a claim is then computed exactly at each simulated threshold. The
+random numbers are the same in every call, so that power is a function of the design and the leak.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NEAR = 0.01  # relative distance of the points that determine the slope of a cu
 def simulated_roc(
     attack: Attack, above: IntArray, sizes: tuple[int, int], runs: int, rng: np.random.Generator
 ) -> tuple[FloatArray, IntArray]:
-    """Draw the fpr and the number of false negatives at absent scores of given ranks; arrays are runs x ranks.
+    """Draw the fpr and the false negatives at absent scores of given ranks; arrays are runs x ranks.
 
     ``above`` is how many of the ``sizes[0]`` absent scores are higher, in ascending order: the fpr at that
     score is an order statistic of uniform numbers, whatever the distribution of scores.
@@ -91,7 +91,7 @@ def _on_counts(attack: Attack, sizes: tuple[int, int], rng: np.random.Generator)
 def _cells(below: FloatArray) -> FloatArray:
     """Return the probabilities of the cells between candidates."""
     cells = np.maximum(np.diff(np.concatenate([[0.0], below, [1.0]])), 0.0)
-    return cells / cells.sum()
+    return np.asarray(cells / cells.sum())
 
 
 def step_rates(attack: Attack, sizes: tuple[int, int], num_steps: int) -> tuple[FloatArray, FloatArray]:

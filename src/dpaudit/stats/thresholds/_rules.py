@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy import special
 
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, ScoreArray
@@ -73,9 +72,7 @@ class Fixed(ThresholdRule):
     ) -> tuple[FloatArray, FloatArray]:
         if normalized and attack.rates_at is not None:
             return as_points(attack.rates_at(self.threshold))
-        return super().operating_points(
-            attack, inference, query, held_out=held_out, normalized=normalized
-        )
+        return super().operating_points(attack, inference, query, held_out=held_out, normalized=normalized)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 from scipy import special
@@ -56,7 +56,7 @@ class Attack:
     def exchanged(self) -> Attack:
         """Return the attack with the two sides, and the order of scores, exchanged."""
         probits, fnr = self._table
-        return Attack(partial(np.interp, xp=fnr, fp=special.ndtr(-probits)))
+        return Attack(lambda rate: np.asarray(np.interp(rate, fnr, special.ndtr(-probits))))
 
     @property
     def _is_symmetric(self) -> bool:
@@ -84,8 +84,8 @@ class Attack:
 def gaussian_attack(mu: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
     """Return the attack whose scores are N(0, 1/mu^2) without and N(1, 1/mu^2) with the canary.
 
-    ``lengths`` are equally frequent lengths of canaries in units of the sensitivity. Each score is in units of
-    the length of its canary, so that the noise of a short one is larger.
+    ``lengths`` are equally frequent lengths of canaries in units of the sensitivity. Each score is in units
+    of the length of its canary, so that the noise of a short one is larger.
     """
     mus = mu * np.asarray(lengths, dtype=np.float64)
 

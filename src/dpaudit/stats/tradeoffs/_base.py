@@ -71,8 +71,8 @@ class TradeOff(Serializable, ABC):
     def attack(self, parameter: float, delta: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
         """Return the attack for which power is stated; by default it attains the curve.
 
-        ``lengths`` are equally frequent lengths of canaries, in units of the sensitivity. They shorten the
-        distance between scores with and without a canary, if the parameter is inversely proportional to noise.
+        ``lengths`` are equally frequent lengths of canaries, in units of the sensitivity: a short canary
+        reveals less, if the parameter is inversely proportional to noise.
         """
         del delta
         length = float(np.mean(lengths)) if self.is_inverse_noise else 1.0

@@ -229,7 +229,7 @@ class ApproximateDP(TradeOff):
         return (1 - self.delta) * math.exp(-np.logaddexp(0.0, parameter))
 
     def attack(self, parameter: float, delta: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
-        """Return the attack on the Gaussian mechanism with this epsilon; at delta = 0, the Laplace mechanism."""
+        """Return the attack on the Gaussian mechanism with this epsilon, or on Laplace's at delta = 0."""
         if self.delta == 0:
             return Laplace().attack(parameter, delta, lengths)
         return gaussian_attack(Gaussian().with_epsilon(parameter, self.delta), lengths)
@@ -264,5 +264,6 @@ class PureDP(TradeOff):
         return math.exp(-np.logaddexp(0.0, parameter))
 
     def attack(self, parameter: float, delta: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
-        mechanism = super() if delta > 0 else Laplace()  # at delta > 0, the curve itself is assumed
-        return mechanism.attack(parameter, delta, lengths)
+        if delta > 0:  # the curve itself is assumed
+            return super().attack(parameter, delta, lengths)
+        return Laplace().attack(parameter, delta, lengths)
