@@ -96,7 +96,7 @@ class _StepRatio:
         numbers = round(num_steps * (self.mean - start) / width) - cells // 2 + np.arange(cells)
         masses = np.maximum(total[numbers % cells], 0.0)
         above = np.cumsum(masses[::-1])[::-1]
-        edges: FloatArray = num_steps * start + (numbers - 0.5) * width
+        edges = np.asarray(num_steps * start + (numbers - 0.5) * width, dtype=np.float64)
         return edges, np.asarray(above / above[0], dtype=np.float64)
 
 
