@@ -41,7 +41,7 @@ from dpaudit.stats import (
 from dpaudit.stats._audit import default_method
 from dpaudit.stats._bound import plain
 from dpaudit.stats._counts import StepErrors, count
-from dpaudit.stats._observations import chunks, is_on_disk, require_finite
+from dpaudit.stats._observations import chunks, is_on_disk, require_finite, scale_notes
 from dpaudit.stats.inference import BoundQuery, CountInference, ThresholdResult
 from dpaudit.stats.tradeoffs._attack import Attack
 
@@ -241,16 +241,20 @@ class MethodComparison:
             for one in counts
         )
 
+    @property
+    def _scale_notes(self) -> tuple[str, ...]:
+        return scale_notes(self.observations) if self.result is None else self.result.notes
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        nothing = dict.fromkeys(("verdict", "sentence", "claim", "bound", "power"))
+        nothing = dict.fromkeys(("verdict", "sentence", "claim", "bound", "power", "estimate"))
         sides = self.observations.with_canary, self.observations.without_canary
         return {
             **(nothing if self.result is None else self.result.to_dict()),
             "delta": self.delta,
             "confidence": self.confidence,
             "shapes": {"with_canary": list(sides[0].shape), "without_canary": list(sides[1].shape)},
-            "notes": [REVERSED] if self.is_reversed else [],
+            "notes": [REVERSED] if self.is_reversed else list(self._scale_notes),
             "methods": [row.to_dict() for row in self.rows],
         }
 
@@ -277,7 +281,16 @@ def examine(
     fixed = _fixed(observations, threshold)
     if result is None and claim is not None:
         rule = _verdict_rule(observations, fixed, threshold)
-        result = audit(observations, claim=claim, confidence=confidence, tradeoff=tradeoff, threshold=rule)
+        # far scores of a large file would need another pass
+        bets = Betting(tails=0.0) if is_large(observations) and observations.is_stepped else None
+        result = audit(
+            observations,
+            claim=claim,
+            confidence=confidence,
+            tradeoff=tradeoff,
+            inference=bets,
+            threshold=rule,
+        )
     betting = _betting(claim, tradeoff, result)
     known = [_with_bets(one, betting) for one in methods(observations, fixed, tradeoff or Gaussian())]
     found = [method for method in known if method.is_one_of(names)]

@@ -22,7 +22,7 @@ from dpaudit.diagnostics import Check, Diagnosis, Finding
 from dpaudit.errors import InputError
 from dpaudit.report._plot_data import PlotData, drawable, rebuilt_hypothesis
 from dpaudit.report._run import ClaimSummary, MethodBound, Run, flattened, printable
-from dpaudit.stats import Bound, Kind, Observations, Power, Verdict
+from dpaudit.stats import Bound, Estimate, Kind, Observations, Power, Verdict
 from dpaudit.stats._bound import LARGEST, number
 from dpaudit.stats._serialization import SCHEMA_VERSION, upgraded
 
@@ -119,6 +119,7 @@ def _run(name: str, values: Mapping[str, Any], file: Path) -> Run:
     )
     verdict = _verdict(values, claim, bound, file)
     tests = {} if values.get("diagnosis") is None else _section(values, "diagnosis")
+    has_estimate = values.get("estimate") is not None
     return Run(
         name=name,
         verdict=verdict,
@@ -126,6 +127,7 @@ def _run(name: str, values: Mapping[str, Any], file: Path) -> Run:
         claim=claim,
         bound=bound,
         power=None if verdict is None else Power.from_dict(_section(values, "power")),
+        estimate=Estimate.from_dict(_section(values, "estimate")) if has_estimate else None,
         methods=tuple(_methods(_items(values, "methods", Mapping), claim.delta)),
         notes=tuple(_items(values, "notes", str)),
         not_covered=tuple(_items(values, "not_covered", str)),
@@ -259,9 +261,7 @@ def _observations(folder: Path, *, paired: bool) -> tuple[Observations | None, s
         found = {name: read_array(folder / f"{name}.npy", kinds) for name, kinds in _ARRAYS.items()}
         scores, present, with_canary, without_canary, ratios = found.values()
         if scores is not None and present is not None:
-            if paired:
-                scores, present = scores.reshape(-1), present.reshape(-1)
-            return Observations.from_presence(scores, present), "step"
+            return Observations.from_presence(scores, present, paired=paired), "step"
         if with_canary is not None and without_canary is not None:
             return Observations(with_canary=with_canary, without_canary=without_canary), "trial"
         if ratios is not None and present is not None:

@@ -12,7 +12,7 @@ from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.stats._bound import Bound
 from dpaudit.stats._counts import ErrorCounts
-from dpaudit.stats._observations import FAIR, Observations
+from dpaudit.stats._observations import ALIKE, Observations, scale_notes
 from dpaudit.stats._power import AuditDesign
 from dpaudit.stats._result import Claimed, Result, Verdict
 from dpaudit.stats._serialization import NamedPart
@@ -42,7 +42,6 @@ from dpaudit.stats.tradeoffs import ApproximateDP, PureDP, TradeOff
 _FEW = 10  # below this size, a held-out part is too small to choose a threshold
 _TAILED = 100  # below this size, scores show too little of their tails to spend error on them
 _MANY = 50  # from this size on, bands beat a held-out part where the threshold matters
-_ALIKE = "the canary is the only difference between the observations with and without it"
 _GIVEN = "the threshold for the counts was chosen before seeing the data"
 _SAME_DATA = "the error rate is unknown: the threshold was chosen on the counted data"
 
@@ -89,6 +88,9 @@ def audit(
         verdict=_verdict(bound, hypothesis.parameter, design),
         hypothesis=hypothesis,
         design=design,
+        # a canary that is sampled scores its sample rate on average
+        notes=scale_notes(observations, getattr(hypothesis.tradeoff, "sample_rate", 1.0)),
+        observations=observations,
     )
 
 
@@ -163,7 +165,7 @@ def _assumptions(
 ) -> tuple[str, ...]:
     stepped = isinstance(observations, Observations) and observations.is_stepped
     texts = [query.tradeoff.assumption(query.delta), inference.assumption(stepped)]
-    texts.append(FAIR if isinstance(observations, Observations) and observations.by_coin else _ALIKE)
+    texts.append(observations.design if isinstance(observations, Observations) else ALIKE)
     if threshold is None:
         texts.append(_GIVEN)
     if isinstance(threshold, SameData):

@@ -12,8 +12,8 @@ from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.stats._binomial import binomial_cdf
 from dpaudit.stats._bound import Bound
+from dpaudit.stats._coins import FAIR
 from dpaudit.stats._counts import Guesses
-from dpaudit.stats._observations import FAIR
 from dpaudit.stats._rootfinding import last_true
 from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import Kind

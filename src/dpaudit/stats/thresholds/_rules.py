@@ -216,6 +216,7 @@ def _split(
     """Separate the held-out scores from the rest, renumbering the steps of the rest, if any."""
     absent, present = observations.without_canary, observations.with_canary
     rest: dict[str, Any] = {"with_canary": present[~with_held], "without_canary": absent[~without_held]}
+    rest |= {"with_ids": None, "without_ids": None}  # counts need none
     if observations.with_steps is not None and observations.without_steps is not None:
         if with_held.all() or without_held.all():
             raise InputError(
