@@ -30,8 +30,8 @@ from dpaudit.recording._trajectory import LiveBound, Trajectory
 from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, audit
 from dpaudit.stats._coins import CoinCheck
 from dpaudit.stats._counts import StepErrors, StepScores
-from dpaudit.stats._power import AuditDesign
 from dpaudit.stats._observations import scale_notes
+from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.inference import BoundQuery
 from dpaudit.stats.inference._tails import FarRates, far_rates
 
