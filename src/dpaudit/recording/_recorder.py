@@ -25,13 +25,13 @@ from dpaudit.recording._signal_and_noise import (
     UntestedError,
     check_signal,
     has_signal,
+    require_alike,
 )
 from dpaudit.recording._trajectory import LiveBound, Trajectory
 from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, audit
 from dpaudit.stats._coins import CoinCheck
 from dpaudit.stats._counts import StepErrors, StepScores
 from dpaudit.stats._observations import scale_notes
-from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.inference import BoundQuery
 from dpaudit.stats.inference._tails import FarRates, far_rates
 
@@ -96,7 +96,7 @@ class Recorder:
         self._paired = paired
         self._shares_noise = shares_noise
         self._noise, self._signal, self._facts = noise, signal, facts
-        self._reach, self._lengths = reach, CanaryLengths()
+        self._lengths = CanaryLengths(signal=1.0 if signal is None else signal, reach=reach)
         self.not_covered = not_covered
         self._synchronize = synchronize
         self._peeked = self._closed = self._shown = False
@@ -149,7 +149,7 @@ class Recorder:
         call :meth:`notify` later.
         """
         values, mask = np.array(scores, dtype=np.float64), np.array(present, dtype=np.bool_)
-        _require_alike(values, mask, step=self.num_done, first=self._scores[0] if self._scores else values)
+        require_alike(values, mask, step=self.num_done, first=self._scores[0] if self._scores else values)
         # a run that continues after its bound was shown had not ended, and may continue because of the bound
         self._peeked, self._closed = self._peeked or self._shown, False
         if self._bets is None:
@@ -304,15 +304,9 @@ class Recorder:
             result = replace(result, notes=scale_notes(observations, self._signal))
         return replace(
             result,
-            design=self._with_lengths(result.design),
+            design=self._lengths.in_design(result.design),
             not_covered=self.not_covered + self._claims.remarks(given),
         )
-
-    def _with_lengths(self, design: AuditDesign) -> AuditDesign:
-        """Return the design with the lengths of these canaries, in units of the sensitivity."""
-        signal = 1.0 if self._signal is None else self._signal
-        lengths = tuple(signal * self._reach * length for length in self._lengths.quantiles())
-        return replace(design, lengths=lengths, signal=signal)
 
     def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
         """Test the noise of all steps against ``noise_multiplier``, by default the claimed one.
@@ -444,19 +438,3 @@ def _moments(observations: Observations) -> tuple[RunningMoments, RunningMoments
     sides = observations.with_canary, observations.without_canary
     present, absent = (RunningMoments().add(scores) for scores in sides)
     return present, absent
-
-
-def _require_alike(scores: FloatArray, present: BoolArray, *, step: int, first: FloatArray) -> None:
-    """Raise if the scores are not finite, or differ in number from those of the ``first`` step."""
-    expected = first.shape if first.ndim == 1 else (first.size,)
-    if scores.size == 0 or scores.shape != present.shape or scores.shape != expected:
-        raise InputError(
-            f"Expected a score and a presence flag for each of {expected[0] or 'some'} canaries in step "
-            f"{step}, got shapes {scores.shape} and {present.shape}."
-        )
-    if not np.isfinite(scores).all():
-        index = int(np.flatnonzero(~np.isfinite(scores))[0])
-        raise InputError(
-            f"Expected finite scores in step {step}, got scores[{index}]={scores[index]}: "
-            "did training diverge?"
-        )
