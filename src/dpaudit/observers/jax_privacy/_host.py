@@ -138,8 +138,11 @@ class Host:
             raise
         return pending, scale
 
-    def keep(self, scores: FloatArray, after: Any, before: Any) -> None:
-        """Keep the scores of one release, and samples of it after and before the noise; on the host."""
+    def keep(self, scores: FloatArray, after: Any, before: Any, *, lengths: FloatArray | None = None) -> None:
+        """Keep the scores of one release, and samples of it after and before the noise; on the host.
+
+        ``lengths`` are those of clipped canaries, in clipping norms, if they were not known before.
+        """
         self._scores.append(scores)
         self._noisy.append((np.asarray(after, np.float64), np.asarray(before, np.float64)))
         if len(self._scores) < self._num_releases:
@@ -148,7 +151,7 @@ class Host:
         present, self._present = self._present, None
         (after, before), self._noisy = np.sum(self._noisy, axis=0), []
         self._recorder.noise.observe(after, before, self._leaves, norm=self.norm, eps=self._precision)
-        self._recorder.record(scores, present)
+        self._recorder.record(scores, present, lengths=lengths)
 
 
 @dataclass(frozen=True, eq=False)

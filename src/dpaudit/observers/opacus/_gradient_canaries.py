@@ -37,6 +37,11 @@ class CanaryProjection(ABC):
     others: Tensor | float = 0.0
     """The contribution of the other canaries along each one; zero if they are orthogonal."""
 
+    @property
+    def lengths(self) -> FloatArray | None:
+        """The clipped length of each canary, in clipping norms; None if known before the first step."""
+        return None
+
     @abstractmethod
     def project(self, vector: Tensor) -> Tensor:
         """Return the component of ``vector`` along each canary: 1 if it is the canary itself."""
@@ -177,7 +182,7 @@ def uncovered_layers(share: float, num_canaries: int) -> tuple[str, ...]:
         return ()
     return (
         f"layers with fewer than {num_canaries} parameters contain no canary: canaries reach only "
-        f"{100 * share:.0f} % of the clipping norm, so the smallest detectable leak is larger than stated",
+        f"{100 * share:.0f} % of the clipping norm",
     )
 
 

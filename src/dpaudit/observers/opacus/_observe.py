@@ -152,7 +152,7 @@ def _setup_gradients(
         num_canaries = default_num_sampled(optimizer) if sampling else default_num_canaries(optimizer, clip)
     draws = Draws(canary, num_canaries, seed)
     share = norm_share(optimizer, num_canaries)
-    options["signal"] = min(canary.scale, 1.0)
+    options |= {"signal": min(canary.scale, 1.0), "reach": share}
     options["not_covered"] = clip.not_covered + uncovered_layers(share, num_canaries)
     membership: CoinMembership | SampledMembership
     recorder: Recorder | WholeRunRecorder
@@ -162,7 +162,7 @@ def _setup_gradients(
         # the claimed rate is that of the accountant, if it has one; the loader's rate is audited
         knows_rate = given.sample_rate is not None or accounted_rate(optimizer) is not None
         params = OpacusParamsReader(optimizer, None if knows_rate else loader)
-        options |= {"reach": share, "finished": membership.check_complete}
+        options["finished"] = membership.check_complete
         recorder = WholeRunRecorder(draws.entries(), claim=ReadClaim(params, given), **options)
     else:
         membership = CoinMembership(draws)

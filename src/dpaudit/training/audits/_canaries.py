@@ -39,6 +39,9 @@ class CanaryInserter(ABC):
     draws: Draws | Coins
     """The membership of canaries and the random streams of the audit."""
 
+    lengths: FloatArray | None = None
+    """Lengths of the scored step's canaries after clipping, in clipping norms; None if all are 1."""
+
     @abstractmethod
     def rows(self, index: int, present: Sequence[int] | np.ndarray) -> Sequence[Rows]:
         """Return the unclipped gradients of the canaries with these numbers."""
@@ -184,6 +187,7 @@ class InputInserter(CanaryInserter):
             weights = self._weights()
             released = released - step.clipped_sum - weights @ gradients
             own = weights * norms.nan_to_num(posinf=0.0)
+        self.lengths = torch.where(is_usable, norms.clamp(max=self._norm) / self._norm, 0.0).cpu().numpy()
         along = gradients @ released / norms + own
         scores = torch.where(is_usable, along / norms.clamp(max=self._norm), 0.0)
         found: FloatArray = scores.cpu().numpy().astype(np.float64)

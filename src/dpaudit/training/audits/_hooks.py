@@ -189,7 +189,8 @@ class OneRun(CanaryAudit[Recorder]):
     def observe(self, step: Step) -> None:
         if self._is_audited(step.index):
             present = self._inserter.draws.coins(step.index)
-            self.recorder.record(self._inserter.scores(step), present, notify=False)
+            scores = self._inserter.scores(step)
+            self.recorder.record(scores, present, lengths=self._inserter.lengths, notify=False)
 
     def after(self, step: Step) -> None:
         if self._is_audited(step.index):
@@ -251,7 +252,8 @@ class TwoBatches(CanaryAudit[Recorder]):
         rows = self._inserter.rows(step.index, [0] if is_in else [])
         second = self._second_batch(step.index, rows)
         scores = [self._inserter.scores(one, residual=self._residual)[0] for one in (step, second)]
-        self.recorder.record(scores, [False, True], notify=False)
+        lengths = None if self._inserter.lengths is None else self._inserter.lengths.repeat(2)
+        self.recorder.record(scores, [False, True], lengths=lengths, notify=False)
 
     def _second_batch(self, index: int, rows: Sequence[Rows]) -> Step:
         """Draw the second batch, also with its own global torch RNG, which dropout uses, for example."""
