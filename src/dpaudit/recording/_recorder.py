@@ -31,7 +31,7 @@ from dpaudit.recording._trajectory import LiveBound, Trajectory
 from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, audit
 from dpaudit.stats._coins import CoinCheck
 from dpaudit.stats._counts import StepErrors, StepScores
-from dpaudit.stats._observations import scale_notes
+from dpaudit.stats._observations import scale_notes, split_by_coins
 from dpaudit.stats.inference import BoundQuery
 from dpaudit.stats.inference._tails import FarRates, far_rates
 
@@ -271,10 +271,11 @@ class Recorder:
         """All scores so far."""
         self._require_steps()
         scores, present = np.stack(self._scores), np.stack(self._present)
-        coupled = self._shares_noise and self._scores[0].size > 1 and not self._paired
-        return Observations.from_presence(
-            scores, present, normalized=True, paired=self._paired, coupled=coupled
-        )
+        if self._paired:
+            return Observations.from_presence(scores, present, normalized=True, paired=True)
+        self._require_fair(is_over=True)
+        coupled = self._shares_noise and self._scores[0].size > 1
+        return split_by_coins(scores, present, normalized=True, coupled=coupled)
 
     def audit(
         self, *, inference: Inference | None = None, claim: Claim | None = None, **method: Any
@@ -362,17 +363,17 @@ class Recorder:
 
     def _note_peek(self) -> None:
         """Note that the bound is shown; unless the run is over, it may be ended because of that."""
-        self._require_fair()
+        self._require_fair(is_over=self._is_over)
         self._shown = True
         self._peeked = self._peeked or not self._is_over
 
-    def _require_fair(self) -> None:
-        """Raise if the coins so far are very unlikely to be fair, as :meth:`audit` does."""
+    def _require_fair(self, *, is_over: bool) -> None:
+        """Raise if the coins so far are very unlikely to be fair."""
         if self._paired:
             return
         if new := self._present[self._coins.num_steps : self.num_done]:
             self._coins.add(np.stack(new))
-        self._coins.require_fair(is_over=self._is_over)
+        self._coins.require_fair(is_over=is_over)
 
     def _require_fixed_length(self) -> None:
         """Raise if the run may have been stopped because of its noise."""

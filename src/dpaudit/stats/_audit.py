@@ -191,7 +191,7 @@ def _suited(inference: Inference, observations: Observations) -> Inference:
 def _verdict(bound: Bound, claimed: float, design: AuditDesign) -> Verdict:
     if bound.parameter > claimed:
         return Verdict.VIOLATION
-    if design.max_refutable() <= claimed:
+    if not design.can_refute(claimed):
         return Verdict.UNDERPOWERED
     return Verdict.NO_VIOLATION
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,6 +17,7 @@ from dpaudit.stats._observations import Observations
 from dpaudit.stats._rootfinding import last_positive, last_true
 from dpaudit.stats._simulated_bets import BetDesign, SimulatedBets, detection_rate, needed_shift
 from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference
+from dpaudit.stats.inference._betting import StepBets
 from dpaudit.stats.inference._stop_loss import StopLosses
 from dpaudit.stats.thresholds import BestOf, HeldOut, Predictable, ThresholdRule
 from dpaudit.stats.thresholds._placement import step_rates
@@ -31,6 +32,7 @@ _MOST_SIMULATED = 100_000  # steps of all runs
 _ROUNDS = 4  # of simulations until the leak is known
 _CLOSE = 0.12  # relative change of the excess of a leak at which the last simulation was close enough
 _LEAKIEST = 1e4
+_FIRST_STEPS = 64  # of an attack without errors, which mostly refute a claim
 
 
 @dataclass(frozen=True)
@@ -116,17 +118,32 @@ class AuditDesign:
         """Return the largest parameter that an attack without a single error would refute."""
         if isinstance(self.inference, ExactInference):
             return self.rule.largest_bound(self.inference, self._sizes, self.query)
+        return max(bets.parameter() for bets in self._perfect_bets(self.num_steps))
+
+    def can_refute(self, claimed: float) -> bool:
+        """Return whether an attack without a single error would refute ``claimed``."""
+        if any(other.can_refute(claimed) for other in self.others):
+            return True
+        if isinstance(self.inference, ExactInference):
+            return self.max_refutable() > claimed
+        # far fewer steps than those of a usual run are enough
+        first = min(self.num_steps, _FIRST_STEPS)
+        found = any(bets.parameter() > claimed for bets in self._perfect_bets(first))
+        return found or (first < self.num_steps and self.max_refutable() > claimed)
+
+    def _perfect_bets(self, num_steps: int) -> Iterator[StepBets]:
+        """Yield the bets on this many first steps of attacks without errors.
+
+        Their scores may all be far from the threshold, or none.
+        """
         assert isinstance(self.inference, Betting)
-        none = np.zeros(self.num_steps, dtype=np.int64)
-        absent, present = (np.full(self.num_steps, size) for size in self.per_step())
+        none = np.zeros(num_steps, dtype=np.int64)
+        absent, present = (np.full(num_steps, size) for size in self.per_step())
         errors = StepErrors(none, absent, none, present, by_coin=self.by_coin)
         num_far = len(self.inference.far_guesses(self.query)) if self.bets_on_tails else 0
-        # scores without errors may all be far from the threshold, or none
-        rates = (np.full(self.num_steps, 2.0), np.zeros(self.num_steps)) if num_far else (np.zeros(0),)
-        return max(
-            self.inference.from_errors(errors, self.query, [(right, np.zeros(self.num_steps))] * num_far)
-            for right in rates
-        )
+        for right in (0.0, 2.0) if num_far else (0.0,):
+            far = [(np.full(num_steps, right), np.zeros(num_steps))] * num_far
+            yield self.inference.place(errors, self.query, far)
 
     @property
     def bets_on_tails(self) -> bool:

@@ -66,12 +66,13 @@ class Host:
     """
 
     def __init__(
-        self, recorder: Recorder, draws: Draws | Coins, barrier: StepBarrier, num_releases: int = 1
+        self, recorder: Recorder, draws: Draws | Coins | None, barrier: StepBarrier, num_releases: int = 1
     ) -> None:
         self.norm = 0.0  # the largest contribution of one example, set by the first call
         self.scale = SumScale()
         self.raised: Exception | None = None
-        self._recorder, self._draws, self._barrier = recorder, draws, barrier
+        self.draws = draws  # None until the first call if the number of canaries depends on the model
+        self._recorder, self._barrier = recorder, barrier
         self._num_releases = num_releases
         self._pending: PendingSum | None = None
         self._present: BoolArray | None = None
@@ -101,14 +102,16 @@ class Host:
 
     def joins(self) -> jax.Array:
         """Return 1 for each canary to add to this gradient, else 0; called inside compiled code."""
-        zeros = np.zeros(self._draws.num_canaries, np.float32)
+        assert self.draws is not None  # set before the first canary
+        zeros = np.zeros(self.draws.num_canaries, np.float32)
         found: jax.Array = self.call(self._joins, shape_of(zeros))
         return found
 
     def _joins(self) -> FloatArray:
+        assert self.draws is not None
         if self._present is not None:
-            return np.zeros(self._draws.num_canaries, np.float32)
-        self._present = self._draws.coins(self.step)
+            return np.zeros(self.draws.num_canaries, np.float32)
+        self._present = self.draws.coins(self.step)
         return self._present.astype(np.float32)
 
     def sampled(self, released: Any, arrived: Any) -> tuple[jax.Array, jax.Array]:

@@ -91,8 +91,9 @@ class GradientInserter(CanaryInserter):
     def scores(self, step: Step, *, residual: bool = True) -> FloatArray:
         known = step.clipped_sum if residual else None
         released = self.vectors(step.index).project(step.noisy_sum, without=known)
-        # NumPy is faster than torch for a few hundred numbers
-        scores: FloatArray = released.cpu().numpy().astype(np.float64) / self._norm
+        # NumPy is faster than torch for a few thousand numbers
+        scores = released.cpu().numpy().astype(np.float64)
+        scores /= self._norm
         return scores
 
 
@@ -108,8 +109,7 @@ class CanaryRows:
         return self.vectors.values.new_full(self.present.shape, self.length)
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        lengths = weights * self.length
-        self.vectors.add(out.new_zeros(self.vectors.num_canaries).index_copy_(0, self.present, lengths), out)
+        self.vectors.add_some(self.present, weights * self.length, out)
 
 
 class InputInserter(CanaryInserter):
