@@ -302,7 +302,7 @@ class BettingPower:
 
     def smallest_leak(self, probability: float) -> float:
         """Return the smallest parameter that is detected with this probability, infinity if there is none."""
-        if self._design.max_refutable() <= self._claimed:
+        if not self._design.can_refute(self._claimed):
             return math.inf
         most = self._advantage(_LEAKIEST * max(self._claimed, 1.0))
         needed = self._first_guess()
