@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import power
 import soundness as s
 
 import dpaudit
@@ -29,6 +30,15 @@ ideal: it attains the family's own curve, with n scores per side, so no slack co
 VERDICT = """
 **{count} cells of confidence methods were simulated; {wrong} exceed 5 % by more than three standard
 errors.**
+"""
+
+
+POWER = """
+Every result states the smallest leak that it would have detected with 80 % probability. For each default
+design, this table takes that leak, audits {repetitions:,} mechanisms with exactly this leak in the same way,
+and shows how many were detected. It should be 80 %, within five points (the standard error at 300 audits is
+2.3 points). All claims are at delta = 1e-5, with mu = 1 or epsilon = 1 unless stated otherwise.
+
 """
 
 
@@ -59,6 +69,10 @@ def page(found: dict[str, Coverage], choices: list[s.Choice], repetitions: int) 
         "\n## One run\n",
         "\n1,000 canaries inserted by fair coins, 200 guesses (the 100 highest and the 100 lowest scores).\n",
         *_one_run(found, repetitions),
+        "\n## Power\n",
+        POWER.format(repetitions=max(repetitions // 2, 1)),
+        power.HEAD,
+        *power.rows(max(repetitions // 2, 1)),
         *_choices(choices),
     ]
     return "".join(parts)
