@@ -40,7 +40,7 @@ COUNTING = [dpaudit.ClopperPearson(), dpaudit.JointExact(), dpaudit.Posterior(),
 
 @pytest.mark.parametrize("inference", COUNTING, ids=repr)
 def test_scores_that_share_noise_are_not_counted_as_independent(inference):
-    recorder = recorder_of(50, 8, 1.0, seed=0, shares_noise=True)
+    recorder = recorder_of(50, 8, 1.0, seed=0, coupled=True)
     with pytest.raises(
         dpaudit.InputError, match=r"Expected inference=Betting\(\) .*, got \w+\(.*, which assumes"
     ):
@@ -50,7 +50,7 @@ def test_scores_that_share_noise_are_not_counted_as_independent(inference):
 
 
 def test_one_score_a_step_shares_its_noise_with_none():
-    recorder = recorder_of(200, 1, 1.0, seed=0, shares_noise=True)
+    recorder = recorder_of(200, 1, 1.0, seed=0, coupled=True)
     assert "JointExact" in recorder.audit(inference=dpaudit.JointExact()).bound.method
 
 

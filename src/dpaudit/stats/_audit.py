@@ -61,12 +61,35 @@ def audit(
     not from their values. ``tradeoff`` is the curve to test, by default the claim's own.
     """
     _require_kinds(observations, claim, tradeoff, inference, threshold)
+    hypothesis = claim.hypothesis(tradeoff)
+    method, rule = default_method(observations, hypothesis.tradeoff, inference, threshold)
+    if isinstance(method, Betting) and method.expected is None:
+        method = replace(method, expected=hypothesis.parameter)  # known before the data
+    return audit_untuned(
+        observations,
+        claim=claim,
+        confidence=confidence,
+        tradeoff=tradeoff,
+        inference=method,
+        threshold=rule,
+    )
+
+
+def audit_untuned(
+    observations: Observations,
+    *,
+    claim: Claimed,
+    confidence: float,
+    tradeoff: TradeOff | None,
+    inference: Inference,
+    threshold: ThresholdRule | None = None,
+) -> Result:
+    """Test the claim by this inference as it is: bets that were already placed cannot be tuned any more."""
+    _require_kinds(observations, claim, tradeoff, inference, threshold)
     confidence = _validate.confidence(confidence)
     hypothesis = claim.hypothesis(tradeoff)
     method, rule = default_method(observations, hypothesis.tradeoff, inference, threshold)
     method = _suited(method, observations)
-    if isinstance(method, Betting) and method.expected is None:
-        method = replace(method, expected=hypothesis.parameter)  # known before the data
     _require_confidence(method, rule)
     bound = lower_bound(
         observations,
@@ -176,15 +199,16 @@ def _assumptions(
 def _suited(inference: Inference, observations: Observations) -> Inference:
     """Return the inference without what coupled scores do not allow; reject counts of them.
 
-    Coupled scores share noise: their errors vary more than a binomial, so no count would hold.
+    Coupled scores depend on which other canaries were present: their errors vary more than a binomial, so no
+    count would hold, and a guess may know the presences that a stop-loss assumes unknown.
     """
     if not observations.coupled or not observations.is_stepped:
         return inference
     if isinstance(inference, Betting):
         return replace(inference, stop_loss=False)
     raise InputError(
-        "Expected inference=Betting() for scores that share the noise of their step, as those of input "
-        f"canaries do, got {inference!r}, which assumes that they are independent."
+        "Expected inference=Betting() for scores that depend on which other canaries were present, as those "
+        f"of input canaries do, got {inference!r}, which assumes that they are independent."
     )
 
 

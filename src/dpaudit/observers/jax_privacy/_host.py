@@ -87,6 +87,11 @@ class Host:
         """The number of the current step."""
         return self._recorder.num_done
 
+    @property
+    def num_recorded(self) -> int | None:
+        """The number of scores per recorded step; None before the first step."""
+        return self._recorder.num_recorded
+
     def call(self, function: Callable[..., Any], result: Any, *args: Any) -> Any:
         """Call ``function`` on the host whenever the compiled code reaches this point, in order."""
         outside = self._outside.setdefault(function.__name__, partial(self._called, function))
