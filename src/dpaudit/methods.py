@@ -104,8 +104,12 @@ def is_large(observations: Observations) -> bool:
 def methods(observations: Observations, fixed: ThresholdRule | None, curve: TradeOff) -> list[Method]:
     """Return all methods with sound threshold rules, then the paper's with its own choice of threshold.
 
-    For scores that stay on disk, return only the methods that need nothing but counts.
+    For scores that stay on disk, return only the methods that need nothing but counts; for coupled ones, only
+    bets.
     """
+    if observations.coupled and observations.is_stepped:
+        rule = fixed or default_method(observations, curve, Betting())[1]
+        return [_method(name, parts, curve, rule) for name, parts in _BETS.items()]
     large = is_large(observations)
     if fixed is not None:
         chosen = _PAPERS | _OURS if large and not observations.is_stepped else _PAPERS | _OURS | _BETS

@@ -135,7 +135,7 @@ class Recorder:
         return len(self._scores)
 
     @property
-    def num_recorded(self) -> int | None:
+    def scores_per_step(self) -> int | None:
         """The number of scores per recorded step; None before the first step."""
         return self._scores[0].size if self._scores else None
 

@@ -126,7 +126,7 @@ class Observations:
         names = None if ids is None else as_ids("ids", ids, values.shape[-1])
         mask = _as_mask(joined_presence(present, names, present_ids, paired=paired), values.shape)
         if paired:
-            return _from_pairs(values, mask, names, normalized)
+            return replace(_from_pairs(values, mask, names, normalized), coupled=coupled)
         if values.ndim == 2:
             check = CoinCheck()
             check.add(mask)

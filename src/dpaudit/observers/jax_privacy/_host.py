@@ -88,9 +88,9 @@ class Host:
         return self._recorder.num_done
 
     @property
-    def num_recorded(self) -> int | None:
+    def scores_per_step(self) -> int | None:
         """The number of scores per recorded step; None before the first step."""
-        return self._recorder.num_recorded
+        return self._recorder.scores_per_step
 
     def call(self, function: Callable[..., Any], result: Any, *args: Any) -> Any:
         """Call ``function`` on the host whenever the compiled code reaches this point, in order."""

@@ -117,7 +117,7 @@ class GradientInsertion:
         if self._host.draws is None:  # before the first step
             limit = _FEW if clip.needs_full_rows or self._canary.moving else _DEFAULT_NUM_CANARIES
             # a resumed run has as many canaries as before
-            count = self._host.num_recorded or min(limit, num_entries(total))
+            count = self._host.scores_per_step or min(limit, num_entries(total))
             self._draws = Draws(self._canary, count, self._seed)
             self._host.draws = self._draws
         length = self._canary.scale * clip.norm(self._host.norm)
