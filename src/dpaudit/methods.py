@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -144,7 +144,7 @@ class CountedOnce(ThresholdRule):
 
     fixed: Fixed
     counts: ErrorCounts
-    errors: StepErrors | None = None  # if canaries share steps
+    errors: StepErrors | None = field(default=None, compare=False)  # if canaries share steps
 
     @classmethod
     def of(cls, observations: Observations, threshold: float) -> CountedOnce:

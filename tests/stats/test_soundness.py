@@ -141,11 +141,11 @@ def test_betting_may_be_looked_at_after_every_step():
                 inference=dpaudit.Betting(horizon=100),
                 threshold=dpaudit.Fixed(0.5),
             ).parameter
-            for steps in range(5, 101, 5)
+            for steps in (20, 40, 60, 80, 100)
         ]
         return max(bounds)
 
-    assert covers(tally(ever_refuted, 1.0, 200, seed=5))
+    assert covers(tally(ever_refuted, 1.0, 100, seed=5))
 
 
 def drifting(rng, size=400):

@@ -31,7 +31,7 @@ from dpaudit.stats._serialization import SCHEMA_VERSION
 from dpaudit.training import OneRun
 
 _SHARED = (
-    "Gradients of input canaries are not orthogonal: the scores of one step share their noise. The bound "
+    "Gradients of input canaries overlap: a score depends on which other canaries were present. The bound "
     "behind the verdict accounts for this; bounds from counts do not and are omitted."
 )
 _BETTING = "f-DP(betting)"

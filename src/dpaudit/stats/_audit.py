@@ -31,6 +31,7 @@ from dpaudit.stats.thresholds import (
     BestOf,
     Fixed,
     HeldOut,
+    Optimal,
     Predictable,
     SameData,
     Simultaneous,
@@ -186,8 +187,8 @@ def _assumptions(
     inference: Inference,
     query: BoundQuery,
 ) -> tuple[str, ...]:
-    stepped = isinstance(observations, Observations) and observations.is_stepped
-    texts = [query.tradeoff.assumption(query.delta), inference.assumption(stepped)]
+    is_fixed = threshold is None or isinstance(threshold, Fixed | Optimal)
+    texts = [query.tradeoff.assumption(query.delta), inference.assumption(observations, is_fixed=is_fixed)]
     texts.append(observations.design if isinstance(observations, Observations) else ALIKE)
     if threshold is None:
         texts.append(_GIVEN)
@@ -257,10 +258,10 @@ def fixed_rule(size: int, *, is_stepped: bool, inference: Inference | None) -> T
 
 
 def _inference(observations: Observations, rule: ThresholdRule) -> Inference:
-    counted = isinstance(rule, BestOf | Simultaneous | Tails)  # of all scores, not of steps
-    if isinstance(rule, Predictable) or (observations.is_stepped and not counted):
-        return Betting()
-    return JointExact()
+    rules = rule.known_rules if isinstance(rule, BestOf) else [rule]
+    counted = any(isinstance(one, Simultaneous | Tails) for one in rules)  # of all scores, not of steps
+    bet = any(isinstance(one, Predictable) for one in rules)
+    return Betting() if bet or (observations.is_stepped and not counted) else JointExact()
 
 
 def require(value: object, kind: type, name: str, example: str) -> None:
