@@ -88,7 +88,10 @@ def _numbers_and_kinds(text: str) -> Counter[str]:
 @pytest.mark.parametrize(
     "words",
     [
-        ["plan", "--noise-multiplier", "1", "--delta", "1e-5", "--noise-factor", "0.8"],
+        pytest.param(
+            ["plan", "--noise-multiplier", "1", "--delta", "1e-5", "--noise-factor", "0.8"],
+            marks=pytest.mark.long,
+        ),
         ["plan", "--noise-multiplier", "1", "--delta", "1e-5", "--observations", "500"],
         ["scores"],
     ],

@@ -81,6 +81,7 @@ def test_shuffled_batches_are_a_violation_of_the_poisson_sampling_that_is_accoun
     assert result.verdict is VIOLATION
 
 
+@pytest.mark.long
 def test_correct_sampling_is_not_flagged_and_the_bound_is_near_the_claim(sampled):
     results = [sampled(seed=seed).recorder.audit() for seed in range(8)]
     flagged = sum(result.verdict is VIOLATION for result in results)

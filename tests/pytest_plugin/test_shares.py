@@ -51,6 +51,7 @@ def test_a_seed_is_one_for_every_library(seed: int, nodeid: str) -> None:
     assert 0 <= found < 2**31
 
 
+@pytest.mark.long
 def test_correct_sessions_are_green_as_often_as_they_say() -> None:
     """60 sessions of 8 tests each at 50 % confidence: any failure in at most half of them.
 

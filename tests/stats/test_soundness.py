@@ -13,8 +13,8 @@ QUICK = [
     (dpaudit.ClopperPearson(), dpaudit.HeldOut(), 300),
     (dpaudit.JointExact(), dpaudit.Fixed(0.5), 120),
     (dpaudit.JointExact(), dpaudit.HeldOut(0.1), 80),
-    (dpaudit.Betting(), dpaudit.Fixed(0.5), 300),
-    (dpaudit.Betting(), dpaudit.Predictable(), 150),
+    (dpaudit.Betting(), dpaudit.Fixed(0.5), 120),
+    (dpaudit.Betting(), dpaudit.Predictable(), 100),
 ]
 quick = pytest.mark.parametrize(("inference", "rule", "repetitions"), QUICK, ids=str)
 
