@@ -212,20 +212,6 @@ def _foreign(path: Path, key: str, expected: Any, stored: Any) -> str:
     return f"Expected {key} = {expected} in {path}, got {stored}; choose another --output."
 
 
-# Versions with the same numbers as this one: their finished work is reused.
-_SAME_NUMBERS = ("0.1.0",)
-_VERSION_KEYS = ("dpaudit", "dpaudit_version")
-
-
-def _of_this_version(key: str, stored: Any, expected: Any) -> Any:
-    """Return a stored identity with the current version of dpaudit, if no number has changed since."""
-    if key in _VERSION_KEYS and stored in _SAME_NUMBERS:
-        return expected
-    if isinstance(stored, dict) and isinstance(expected, dict):
-        return {name: _of_this_version(name, value, expected.get(name)) for name, value in stored.items()}
-    return stored
-
-
 class JsonCache:
     """Finished pieces of work in a directory: one JSON file per name, each complete or absent.
 
@@ -261,7 +247,7 @@ class JsonCache:
         except InputError as error:
             raise self._damaged(path) if self._content else error from error
         for key, expected in self.identity.items():
-            stored = _of_this_version(key, values.pop(key, None), expected)
+            stored = values.pop(key, None)
             if difference(stored, expected) is not None:
                 raise InputError(self._foreign(path, key, expected, stored))
         if self._keys is not None and values.keys() != set(self._keys):

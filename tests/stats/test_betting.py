@@ -320,3 +320,15 @@ def test_the_label_names_only_what_was_chosen():
 def test_a_share_of_the_tails_outside_its_range_is_refused(tails):
     with pytest.raises(dpaudit.InputError, match=r"Expected tails=.* in \[0, 1\)"):
         Betting(tails=tails)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tails_are_seen_without_knowing_the_scale_of_the_scores(seed):
+    rng, mu = np.random.default_rng(seed), 0.39
+    present = rng.random((300, 64)) < 0.5
+    claim = dpaudit.Claim.gaussian(noise_multiplier=1 / mu, delta=1e-5)
+    for noise, verdict in ((truncated, "VIOLATION"), (normal, "NO_VIOLATION")):
+        scores = 7 * (present + noise(rng, present.shape) / mu) + 3
+        result = dpaudit.audit(dpaudit.Observations.from_presence(scores, present), claim=claim)
+        assert result.bound.threshold_rule == dpaudit.Predictable()
+        assert result.verdict.name == verdict

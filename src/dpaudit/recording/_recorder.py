@@ -29,7 +29,7 @@ from dpaudit.recording._trajectory import LiveBound, Trajectory
 from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, audit
 from dpaudit.stats._counts import StepErrors, StepScores
 from dpaudit.stats.inference import BoundQuery
-from dpaudit.stats.inference._tails import FarRates
+from dpaudit.stats.inference._tails import FarRates, far_rates
 
 _PEEKS = 100  # number of times that the bound of a run of known length is computed
 _UNPLANNED_EVERY = 50  # each number of steps needs an epsilon of its own, which is not cheap
@@ -391,11 +391,11 @@ class _PlacedBets:
         self._num_done = len(scores)
 
     def _far_rates(self, scores: FloatArray, present: BoolArray, errors: StepErrors) -> list[FarRates]:
-        nearest = self.betting.far_limits(self._query)[:1]
-        if not nearest:
+        intervals = self.betting.far_intervals(self._query)
+        if not intervals:
             return []
-        far = StepScores.outside(scores, present, nearest[0], by_coin=self._by_coin)
-        return self.betting.far_rates(far, errors, self._query)
+        far = StepScores.outside(scores, present, intervals[0], by_coin=self._by_coin)
+        return far_rates(far, errors, intervals)
 
     def parameter(self, count: int) -> float:
         """Return the largest parameter that the first ``count`` steps refute."""

@@ -35,8 +35,8 @@ from dpaudit.stats._bound import number, plain
 from dpaudit.stats._counts import StepScores
 from dpaudit.stats._result import ErrorRatePlane, Hypothesis
 from dpaudit.stats.inference import BoundQuery
-from dpaudit.stats.inference._tails import FarRates
-from dpaudit.stats.thresholds._rules import predictable_thresholds
+from dpaudit.stats.inference._tails import far_rates
+from dpaudit.stats.thresholds._rules import predictable_bets
 
 _BINS = 48
 _NO_OUTLIERS = 200  # up to this many scores per side, the plot covers all of them
@@ -173,15 +173,15 @@ def _trajectory(
         return None
     inference, query = bound.inference, BoundQuery(hypothesis.tradeoff, bound.delta, 1 - bound.confidence)
     betting = inference if isinstance(inference, Betting) else Betting(expected=hypothesis.parameter)
-    far: list[FarRates] = []
     if isinstance(bound.threshold_rule, Fixed):
         errors = steps.errors(bound.threshold_rule.threshold)
         # files do not store whether scores are normalized, but only those have this threshold
-        far = betting.far_rates(steps, errors, query) if bound.threshold_rule == Fixed() else []
+        intervals = betting.far_intervals(query) if bound.threshold_rule == Fixed() else []
+        bets = betting.place(errors, query, far_rates(steps, errors, intervals))
     else:
-        errors = steps.errors(predictable_thresholds(steps)).after_first()
+        errors, bets = predictable_bets(steps, betting, query)[1:]
     return Trajectory.of(
-        betting.place(errors, query, far),
+        bets,
         1 - 2 * errors.balanced(),
         hypothesis=hypothesis,
         confidence=bound.confidence,

@@ -77,7 +77,7 @@ class Betting(Inference):
     ) -> ThresholdResult:
         steps = StepScores.of(observations)
         errors = steps.errors(threshold)
-        far = self.far_rates(steps, errors, query) if observations.normalized else []
+        far = far_rates(steps, errors, self.far_intervals(query)) if observations.normalized else []
         return ThresholdResult(self.from_errors(errors, query, far), threshold, errors.total())
 
     def from_errors(self, errors: StepErrors, query: BoundQuery, far: Sequence[FarRates] = ()) -> float:
@@ -92,12 +92,8 @@ class Betting(Inference):
         bets.extend(1 - 2 * errors.balanced(), far)
         return bets
 
-    def far_rates(self, steps: StepScores, errors: StepErrors, query: BoundQuery) -> list[FarRates]:
-        """Return the rates of right and wrong far guesses in each step, for normalized scores."""
-        return far_rates(steps, errors, self.far_limits(query))
-
-    def far_limits(self, query: BoundQuery) -> list[tuple[float, float]]:
-        """Return the ends of the intervals outside of which a normalized score is far, nearest first."""
+    def far_intervals(self, query: BoundQuery) -> list[tuple[float, float]]:
+        """Return the intervals outside of which a normalized score is far, the narrowest first."""
         return [one.interval(self.expected or 0.0) for one in self.far_guesses(query)]
 
     def far_guesses(self, query: BoundQuery) -> tuple[FarGuess, ...]:

@@ -35,6 +35,9 @@ _FIRST_FRACTION = 0.3
 FarRates = tuple[FloatArray, FloatArray]
 """The rates of right and of wrong far guesses in each step, each summed over the two sides."""
 
+Interval = tuple[float, float] | tuple[FloatArray, FloatArray]
+"""The interval outside of which a score is far, for all steps or for each."""
+
 
 @dataclass(frozen=True)
 class FarGuess:
@@ -124,7 +127,7 @@ class TailBets:
         return max(above, last_true(lambda p: self._far.allowed(p) < mean, max(above, 0.1)))
 
 
-def far_rates(steps: StepScores, errors: StepErrors, limits: Sequence[tuple[float, float]]) -> list[FarRates]:
+def far_rates(steps: StepScores, errors: StepErrors, intervals: Sequence[Interval]) -> list[FarRates]:
     """Return the rates of far guesses for each of these intervals, from the narrowest to the widest.
 
     ``errors`` has the sizes of each step.
@@ -134,9 +137,9 @@ def far_rates(steps: StepScores, errors: StepErrors, limits: Sequence[tuple[floa
         _Side(steps.present, steps.present_step, _sizes(errors, errors.num_present)),
     ]
     found = []
-    for lower, upper in limits:
-        sides = [side.beyond(upper, lower) for side in sides]
-        (absent_high, absent_low), (present_high, present_low) = (side.rates(upper) for side in sides)
+    for interval in intervals:
+        sides = [side.outside(interval) for side in sides]
+        (absent_high, absent_low), (present_high, present_low) = (side.rates(interval) for side in sides)
         found.append((present_high + absent_low, absent_high + present_low))
     return found
 
@@ -152,14 +155,18 @@ class _Side:
     steps: IntArray
     sizes: FloatArray
 
-    def beyond(self, upper: float, lower: float) -> _Side:
+    def outside(self, interval: Interval) -> _Side:
         """Return the scores outside the interval; with every distance there are fewer."""
-        kept = np.flatnonzero((self.scores > upper) | (self.scores <= lower))
+        low, high = (self._of_scores(end) for end in interval)
+        kept = np.flatnonzero((self.scores > high) | (self.scores <= low))
         return _Side(self.scores[kept], self.steps[kept], self.sizes)
 
-    def rates(self, upper: float) -> tuple[FloatArray, FloatArray]:
+    def _of_scores(self, end: FloatArray | float) -> FloatArray | float:
+        return end[self.steps] if isinstance(end, np.ndarray) else end
+
+    def rates(self, interval: Interval) -> tuple[FloatArray, FloatArray]:
         """Return the rates of high and of low scores in each step."""
-        high = self.scores > upper
+        high = np.asarray(self.scores > self._of_scores(interval[1]))
         counts = (np.bincount(self.steps[one], minlength=self.sizes.size) for one in (high, ~high))
         above, below = (count / self.sizes for count in counts)
         return above, below

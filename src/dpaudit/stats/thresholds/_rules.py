@@ -15,7 +15,7 @@ from scipy import special
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
-from dpaudit.stats._counts import ErrorCounts, StepScores
+from dpaudit.stats._counts import ErrorCounts, StepErrors, StepScores
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import (
@@ -26,6 +26,8 @@ from dpaudit.stats.inference import (
     Inference,
     ThresholdResult,
 )
+from dpaudit.stats.inference._betting import StepBets
+from dpaudit.stats.inference._tails import far_rates
 from dpaudit.stats.thresholds._base import (
     EmpiricalROC,
     ThresholdRule,
@@ -217,20 +219,43 @@ class Predictable(ThresholdRule):
         steps = StepScores.of(observations)
         if steps.num_steps < 2:
             raise InputError(f"Expected at least 2 steps with {self!r}, got {steps.num_steps}.")
-        thresholds = predictable_thresholds(steps)
-        errors = steps.errors(thresholds).after_first()
-        return ThresholdResult(inference.from_errors(errors, query), float(thresholds[-1]), errors.total())
+        threshold, errors, bets = predictable_bets(steps, inference, query)
+        return ThresholdResult(bets.parameter(), threshold, errors.total())
 
 
-def predictable_thresholds(steps: StepScores) -> FloatArray:
-    """Return a threshold for each step from the earlier steps; 0 for the first, which is not counted."""
+def predictable_bets(
+    steps: StepScores, betting: Betting, query: BoundQuery
+) -> tuple[float, StepErrors, StepBets]:
+    """Bet on all steps but the first, at thresholds from earlier steps; return the last one, too."""
+    rates = [far.rate for far in betting.far_guesses(query)]
+    thresholds, intervals = _from_earlier_steps(steps, rates)
+    errors = steps.errors(thresholds)
+    far = [(right[1:], wrong[1:]) for right, wrong in far_rates(steps, errors, intervals)]
+    counted = errors.after_first()
+    return float(thresholds[-1]), counted, betting.place(counted, query, far)
+
+
+def _from_earlier_steps(
+    steps: StepScores, rates: list[float]
+) -> tuple[FloatArray, list[tuple[FloatArray, FloatArray]]]:
+    """Return a threshold for each step, and for each rate an interval that few scores of either side leave.
+
+    Absent scores are above its high end at this rate, and present scores below its low end. Both are
+    infinite as long as there are too few scores to know.
+    """
     thresholds = np.zeros(steps.num_steps)
+    intervals = [(np.full(steps.num_steps, -np.inf), np.full(steps.num_steps, np.inf)) for _ in rates]
     step = 1
     while step < steps.num_steps:
         until = max(step + 1, int(step * _GROWTH))
-        thresholds[step:until] = least_balanced_error(*steps.before(step))
+        absent, present = steps.before(step)
+        thresholds[step:until] = least_balanced_error(absent, present)
+        for rate, (low, high) in zip(rates, intervals, strict=True):
+            if rate * min(absent.size, present.size) >= 1:
+                low[step:until] = np.quantile(present, rate)
+                high[step:until] = np.quantile(absent, 1 - rate)
         step = until
-    return thresholds
+    return thresholds, intervals
 
 
 @dataclass(frozen=True)
