@@ -21,7 +21,7 @@ audits per cell for methods that count, {bets:,} for `Betting`, a quarter for he
 with the curve of a whole training run, and as many as other tables state.
 
 This page does not cover black-box audits: of 40 audits of correct training, 0 found a violation
-(`benchmarks/black_box.py`). `benchmarks/inputs.py` simulates whole trainings with input canaries.
+(`benchmarks/black_box.py`). `benchmarks/inputs.py` simulates whole training runs with input canaries.
 
 Each cell shows how often the bound exceeded the truth, with its standard error, and the mean of
 bound / truth. At mu = 0, where the truth is 0, the second number is the mean bound. The simulated attack is

@@ -155,27 +155,33 @@ def _against_counts(repetitions: int) -> Section:
 
 
 def _tails(repetitions: int) -> Section:
+    variants = (
+        ("default", 0.1, False),
+        ("default, raw scores", 0.1, True),
+        ("`Betting(tails=0.5)`", 0.5, False),
+    )
     return Section(
         title="Tails",
         text=(
             "The default audit of correct noise, in which a tenth of the error probability is bet on"
-            " scores far from the threshold; 100 steps of 64 canaries. With half of the error on tails:"
-            " `Betting(tails=0.5)`."
+            " scores far from the threshold; raw scores are not normalized, and far is what earlier steps"
+            " show. 100 steps of 64 canaries."
         ),
         head=("canaries in a step", "inference"),
         trials=tuple(
             trial(
                 steps.scores,
-                (kind, "default" if tails == 0.1 else f"`Betting(tails={tails:g})`"),
+                (kind, name),
                 mu,
                 repetitions,
                 kind=kind,
                 steps=100,
                 canaries=64,
                 tails=tails,
+                raw=raw,
             )
             for kind in ("independent", "shared distance")
-            for tails in (0.1, 0.5)
+            for name, tails, raw in variants
             for mu in MUS
         ),
     )

@@ -217,11 +217,19 @@ def coins(rng: Rng, steps: int, canaries: int) -> np.ndarray:
 
 
 def scores(
-    rng: Rng, mu: float, *, kind: str, steps: int, canaries: int, tails: float = 0.1, coupled: bool = False
+    rng: Rng,
+    mu: float,
+    *,
+    kind: str,
+    steps: int,
+    canaries: int,
+    tails: float = 0.1,
+    coupled: bool = False,
+    raw: bool = False,
 ) -> float:
     present = coins(rng, steps, canaries)
     values = SCORES[kind](rng, present, mu)
-    observations = dpaudit.Observations.from_presence(values, present, normalized=True, coupled=coupled)
+    observations = dpaudit.Observations.from_presence(values, present, normalized=not raw, coupled=coupled)
     betting = dpaudit.Betting(tails=tails)
     return dpaudit.audit(observations, claim=gaussian_claim(mu), inference=betting).bound.parameter
 
