@@ -71,6 +71,8 @@ SOUND = (
     (dpaudit.ClopperPearson(), dpaudit.Fixed(0.5)),
     (dpaudit.ClopperPearson(), dpaudit.HeldOut(0.2)),
     (dpaudit.ClopperPearson(), dpaudit.Simultaneous()),
+    (dpaudit.JointExact(), dpaudit.Simultaneous()),
+    (dpaudit.JointExact(), dpaudit.BestOf((dpaudit.Fixed(0.5), dpaudit.Tails()), (0.9, 0.1))),
     (dpaudit.JointExact(), dpaudit.Fixed(0.5)),
     (dpaudit.JointExact(), dpaudit.HeldOut(0.1)),
     (dpaudit.Betting(), dpaudit.Fixed(0.5)),
@@ -218,7 +220,7 @@ def choose(task: tuple[dpaudit.TradeOff, float, int]) -> Choice:
         observations = ideal_observations(dpaudit.Gaussian(), mu, size, size, rng)
         for name, inference, rule in (
             ("held_out", dpaudit.JointExact(), dpaudit.HeldOut(fraction)),
-            ("bands", dpaudit.ClopperPearson(), dpaudit.Simultaneous()),
+            ("bands", dpaudit.JointExact(), dpaudit.Simultaneous()),
         ):
             bound = dpaudit.lower_bound(
                 observations, delta=1e-5, tradeoff=family, inference=inference, threshold=rule

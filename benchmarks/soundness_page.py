@@ -172,11 +172,11 @@ def _choices(choices: list[s.Choice]) -> Iterator[str]:
         "n per side",
         "mu",
         "`JointExact()` + `HeldOut`",
-        "`ClopperPearson()` + `Simultaneous()`",
+        "`JointExact()` + `Simultaneous()`",
     ]
     yield _table(head, rows)
     yield (
         "\nWith the mechanism's own curve, the threshold hardly matters, and `HeldOut(0.1)` is better"
         " throughout. Violations of the generic curve are visible only in the tails: `HeldOut(0.2)` is used"
-        " up to a few thousand scores, `Simultaneous()` from 5,000 on.\n"
+        " below 50 scores, `Simultaneous()` from there on.\n"
     )

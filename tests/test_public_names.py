@@ -8,6 +8,7 @@ import dpaudit
 NAMES = [
     "Adversarial",
     "ApproximateDP",
+    "BestOf",
     "Betting",
     "Blank",
     "Bound",
@@ -52,6 +53,7 @@ NAMES = [
     "SameData",
     "Simultaneous",
     "SubsampledGaussian",
+    "Tails",
     "ThreatModel",
     "ThresholdRule",
     "TradeOff",

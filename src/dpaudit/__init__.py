@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dpaudit.recording import LiveBound, Recorder
     from dpaudit.stats import (
         ApproximateDP,
+        BestOf,
         Betting,
         Bound,
         ClopperPearson,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         Result,
         SameData,
         Simultaneous,
+        Tails,
         ThresholdRule,
         TradeOff,
         Verdict,
@@ -65,6 +67,7 @@ __version__ = "0.2.0"
 __all__ = [
     "Adversarial",
     "ApproximateDP",
+    "BestOf",
     "Betting",
     "Blank",
     "Bound",
@@ -109,6 +112,7 @@ __all__ = [
     "SameData",
     "Simultaneous",
     "SubsampledGaussian",
+    "Tails",
     "ThreatModel",
     "ThresholdRule",
     "TradeOff",

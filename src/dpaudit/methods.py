@@ -17,6 +17,7 @@ from dpaudit._types import IntArray, ScoreArray
 from dpaudit.accounting import Claim
 from dpaudit.stats import (
     ApproximateDP,
+    BestOf,
     Betting,
     Bound,
     ClopperPearson,
@@ -40,7 +41,7 @@ from dpaudit.stats import (
 from dpaudit.stats._audit import default_method
 from dpaudit.stats._bound import plain
 from dpaudit.stats._counts import StepErrors, count
-from dpaudit.stats._observations import chunks, is_on_disk, require_finite
+from dpaudit.stats._observations import chunks, is_on_disk, require_finite, scale_notes
 from dpaudit.stats.inference import BoundQuery, CountInference, ThresholdResult
 
 __all__ = ["NAMES", "REVERSED", "Method", "MethodComparison", "NamedBound", "examine", "is_large", "methods"]
@@ -231,6 +232,10 @@ class MethodComparison:
             for one in counts
         )
 
+    @property
+    def _scale_notes(self) -> tuple[str, ...]:
+        return scale_notes(self.observations) if self.result is None else self.result.notes
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         nothing = dict.fromkeys(("verdict", "sentence", "claim", "bound", "power"))
@@ -240,7 +245,7 @@ class MethodComparison:
             "delta": self.delta,
             "confidence": self.confidence,
             "shapes": {"with_canary": list(sides[0].shape), "without_canary": list(sides[1].shape)},
-            "notes": [REVERSED] if self.is_reversed else [],
+            "notes": [REVERSED] if self.is_reversed else list(self._scale_notes),
             "methods": [row.to_dict() for row in self.rows],
         }
 
@@ -266,7 +271,17 @@ def examine(
         observations = observations.in_memory()
     fixed = _fixed(observations, threshold)
     if result is None and claim is not None:
-        result = audit(observations, claim=claim, confidence=confidence, tradeoff=tradeoff, threshold=fixed)
+        rule = _verdict_rule(observations, fixed, threshold)
+        # far scores of a large file would need another pass
+        bets = Betting(tails=0.0) if is_large(observations) and observations.is_stepped else None
+        result = audit(
+            observations,
+            claim=claim,
+            confidence=confidence,
+            tradeoff=tradeoff,
+            inference=bets,
+            threshold=rule,
+        )
     betting = _betting(claim, tradeoff, result)
     known = [_with_bets(one, betting) for one in methods(observations, fixed, tradeoff or Gaussian())]
     found = [method for method in known if method.is_one_of(names)]
@@ -292,6 +307,16 @@ def _fixed(observations: Observations, threshold: float | None) -> CountedOnce |
     if threshold is not None:
         return CountedOnce.of(observations, threshold)
     return CountedOnce.of(observations, 0.5) if observations.normalized else None
+
+
+def _verdict_rule(
+    observations: Observations, fixed: CountedOnce | None, threshold: float | None
+) -> ThresholdRule | None:
+    """Return the given threshold, or the default rule; its fixed part is not counted again."""
+    if fixed is None or threshold is not None:
+        return fixed
+    rule = default_method(observations, Gaussian())[1]
+    return replace(rule, rules=(fixed, *rule.rules[1:])) if isinstance(rule, BestOf) else fixed
 
 
 def _composed(method: Method, bound: Bound, claim: Claim | None) -> float | None:

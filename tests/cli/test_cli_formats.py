@@ -89,6 +89,51 @@ def test_presence_of_steps_by_canaries_is_by_coins(files: Any, run: Any) -> None
     assert betting["counts"]["num_present"] == int(present.sum())
 
 
+def written(files: Any, name: str, **columns: Any) -> Any:
+    """A table in the format that its name says."""
+    if name.endswith(".npz"):
+        return files.npz(name, **columns)
+    if name.endswith(".parquet"):
+        return files.parquet(name, **columns)
+    rows = zip(*(values.tolist() for values in columns.values()), strict=True)
+    return files.text(name, ",".join(columns), *(",".join(map(str, row)) for row in rows))
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz", "parquet"])
+def test_a_table_of_presence_is_joined_by_identifiers(kind: str, files: Any, run: Any, refused: Any) -> None:
+    ids, order = np.arange(550), np.random.default_rng(0).permutation(550)
+    table = written(files, f"s.{kind}", id=ids, score=files.scores)
+    presence = written(files, f"p.{kind}", id=ids[order], present=files.presence[order])
+    options = ["--threshold", "0.5", "--json"]
+    result = run("scores", table, "--presence", presence, "--id-column", "id", *options)
+    assert result.exit_code == 0, result.output
+    counts = json.loads(result.stdout)["methods"][0]["counts"]
+    assert counts["false_positives"] == int((files.absent > 0.5).sum())
+    assert counts["false_negatives"] == int((files.present <= 0.5).sum())
+    fewer = written(files, f"f.{kind}", id=ids[1:], present=files.presence[1:])
+    assert "got none for" in refused("scores", table, "--presence", fewer, "--id-column", "id")
+    assert "--id-column with --presence" in refused("scores", table, "--presence", presence)
+    assert "Expected a" in refused("scores", table, "--presence", presence, "--id-column", "name")
+
+
+def test_an_identifier_that_occurs_twice_is_named(files: Any, refused: Any) -> None:
+    table = files.text("t.csv", "id,score,present", "a,1.0,1", "b,0.5,0", "a,0.3,0")
+    assert "once in ids, got 'a' again" in refused("scores", table, "--id-column", "id")
+    assert "only with a TABLE" in refused("scores", *files.sides(), "--id-column", "id")
+    both = ["--presence", files.npy("p.npy", [0, 1, 1]), "--id-column", "id"]
+    assert "table with 'id'" in refused("scores", table, *both)
+
+
+def test_a_constant_mask_is_refused_unless_it_is_declared_as_pairs(
+    files: Any, run: Any, refused: Any
+) -> None:
+    present = np.tile([False, True], (100, 1))
+    table = files.npz("t.npz", score=np.random.default_rng(0).normal(present), present=present)
+    assert "the same canaries in every one of 100 steps" in refused("scores", table, "--normalized")
+    values = json.loads(run("scores", table, "--normalized", "--paired", "--json").stdout)
+    assert any("scored with and without it" in text for text in values["methods"][0]["assumptions"])
+
+
 def test_parquet_without_pyarrow_gives_the_line_that_installs_it(
     files: Any, refused: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -264,7 +264,8 @@ def test_ghost_clipping_by_another_norm_than_the_claimed_is_a_violation(private)
         run(made, 300)
     result = recorder.audit()
     assert result.verdict is VIOLATION
-    assert str(result).endswith(f"not covered: {recorder.not_covered[0]}")
+    assert f"not covered: {recorder.not_covered[0]}\n" in str(result)
+    assert "check whether canaries are clipped" in result.notes[0]
     assert "norms" in result.to_dict()["not_covered"][0]
 
 

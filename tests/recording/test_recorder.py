@@ -141,7 +141,7 @@ def pairs(num_steps, seed=0, **options):
 def test_the_verdict_on_pairs_rests_on_the_bets_behind_their_live_bound(num_steps):
     """Counting them as well would be a second test, and would assume independent steps."""
     recorder = pairs(num_steps)
-    assert recorder.observations.with_canary.shape == (num_steps,)
+    assert recorder.observations.with_canary.shape == (num_steps, 1)
     result = recorder.audit()
     assert isinstance(result.bound.inference, dpaudit.Betting)
     assert result.bound.epsilon == recorder.live().epsilon

@@ -62,7 +62,7 @@ def test_too_few_observations_are_called_underpowered():
 
 @pytest.mark.parametrize("size", [1, 2, 9, 10, 40])
 def test_any_number_of_raw_scores_gets_a_verdict(size):
-    result = dpaudit.audit(scores(1.0, size), claim=STEP)
+    result = dpaudit.audit(scores(2.0, size), claim=STEP)
     assert result.verdict in (dpaudit.Verdict.NO_VIOLATION, dpaudit.Verdict.UNDERPOWERED)
 
 
@@ -81,17 +81,21 @@ def test_a_verdict_rests_on_confidence_only(arguments, sentence):
         dpaudit.audit(scores(1.0, 50), **{"claim": STEP, **arguments})
 
 
+WITH_TAILS = dpaudit.BestOf((dpaudit.Fixed(0.5), dpaudit.Tails()), (0.9, 0.1))
+
+
 @pytest.mark.parametrize(
     ("size", "normalized", "tradeoff", "inference", "rule"),
     [
-        (100, True, dpaudit.Gaussian(), dpaudit.JointExact(), dpaudit.Fixed(0.5)),
+        (100, True, dpaudit.Gaussian(), dpaudit.JointExact(), WITH_TAILS),
+        (99, True, dpaudit.Gaussian(), dpaudit.JointExact(), dpaudit.Fixed(0.5)),
         ((9, 9), True, dpaudit.Gaussian(), dpaudit.Betting(), dpaudit.Fixed(0.5)),
         ((9, 9), False, dpaudit.Gaussian(), dpaudit.Betting(), dpaudit.Predictable()),
         (100, False, dpaudit.Gaussian(), dpaudit.JointExact(), dpaudit.HeldOut(0.1)),
-        (100, False, dpaudit.ApproximateDP(), dpaudit.JointExact(), dpaudit.HeldOut(0.2)),
-        (6000, False, dpaudit.ApproximateDP(), dpaudit.ClopperPearson(), dpaudit.Simultaneous()),
+        (49, False, dpaudit.ApproximateDP(), dpaudit.JointExact(), dpaudit.HeldOut(0.2)),
+        (50, False, dpaudit.ApproximateDP(), dpaudit.JointExact(), dpaudit.Simultaneous()),
         (6000, False, dpaudit.Gaussian(), dpaudit.JointExact(), dpaudit.HeldOut(0.1)),
-        (3, False, dpaudit.Gaussian(), dpaudit.ClopperPearson(), dpaudit.Simultaneous()),
+        (3, False, dpaudit.Gaussian(), dpaudit.JointExact(), dpaudit.Simultaneous()),
     ],
 )
 def test_defaults_follow_from_shape_and_claim(size, normalized, tradeoff, inference, rule):
@@ -108,7 +112,8 @@ def test_what_is_given_is_kept_and_the_rest_fits():
     ]:
         assert default_method(observations, gaussian, **given) == (given["inference"], expected)
     for rule, inference in [
-        (dpaudit.Simultaneous(), dpaudit.ClopperPearson()),
+        (dpaudit.Simultaneous(), dpaudit.JointExact()),
+        (WITH_TAILS, dpaudit.JointExact()),
         (dpaudit.Predictable(), dpaudit.Betting()),
         (dpaudit.Fixed(0.1), dpaudit.JointExact()),
     ]:
@@ -152,7 +157,8 @@ def test_an_epsilon_delta_claim_assumes_no_mechanism():
     assert good.verdict is dpaudit.Verdict.NO_VIOLATION
     assert bad.verdict is dpaudit.Verdict.VIOLATION
     assert bad.bound.assumptions == (
-        "all observations are independent",
+        "all observations are independent, and their number was fixed before seeing the data; for the steps "
+        "of one training run, independence is an assumption about the mechanism",
         "the canary is the only difference between the observations with and without it",
     )
     assert bad.power.noise_factor is None

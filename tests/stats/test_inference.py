@@ -83,7 +83,7 @@ def test_posterior_agrees_with_a_million_draws_to_a_thousandth_at_the_papers_set
 
 
 def slow_joint_exact(family, errors, error=0.05):
-    """All outcomes, a dense grid of fpr in the plausible interval, bisection on the parameter."""
+    """All outcomes, a dense grid of rates below both upper limits, bisection on the parameter."""
     n0, n1 = errors.num_absent, errors.num_present
 
     def order(fp, fn):
@@ -92,11 +92,20 @@ def slow_joint_exact(family, errors, error=0.05):
     fp, fn = np.meshgrid(np.arange(n0 + 1), np.arange(n1 + 1), indexing="ij")
     region = order(fp, fn) >= order(errors.false_positives, errors.false_negatives) - 1e-12
     spent = min(1e-3, error / 50)
-    interval = stats.binomtest(errors.false_positives, n0).proportion_ci(1 - spent, "exact")
-    grid = np.linspace(interval.low, interval.high, 800)
+    highest = [
+        stats.binomtest(wrong, trials).proportion_ci(1 - spent, "exact").high
+        for wrong, trials in ((errors.false_positives, n0), (errors.false_negatives, n1))
+    ]
 
     def refuted(theta):
+        # half of the points by each rate, so that both ends of the curve are covered
+        halves = np.linspace(0, highest[0], 800), family.fnr(theta, np.linspace(0, highest[1], 800))
+        grid = np.concatenate(halves)
         fnr = family.fnr(theta, grid)
+        plausible = (grid <= highest[0]) & (fnr <= highest[1])
+        if not plausible.any():
+            return True
+        grid, fnr = grid[plausible], fnr[plausible]
         first = stats.binom.pmf(np.arange(n0 + 1), n0, grid[:, None])
         second = stats.binom.pmf(np.arange(n1 + 1), n1, fnr[:, None])
         return (np.einsum("gi,gj,ij->g", first, second, region)).max() <= error - spent
@@ -134,12 +143,9 @@ def test_joint_exact_agrees_with_the_sum_over_all_outcomes_at_other_confidences(
     assert fast == pytest.approx(slow, rel=2e-3)
 
 
-# JointExact looks for the worst fpr near the observed one, which moves with the errors: almost monotone
-@pytest.mark.parametrize(
-    ("inference", "slack"), [(dpaudit.ClopperPearson(), 0.0), (dpaudit.JointExact(), 0.1)], ids=str
-)
+@pytest.mark.parametrize("inference", [dpaudit.ClopperPearson(), dpaudit.JointExact()], ids=str)
 @given(errors=error_counts(), more=st.integers(1, 5))
-def test_more_errors_never_raise_an_exact_bound(inference, slack, errors, more):
+def test_more_errors_never_raise_an_exact_bound(inference, errors, more):
     worse = counts(
         min(errors.false_positives + more, errors.num_absent),
         errors.num_absent,
@@ -148,7 +154,7 @@ def test_more_errors_never_raise_an_exact_bound(inference, slack, errors, more):
     )
     gaussian = dpaudit.Gaussian()
     before = parameter(inference, gaussian, errors)
-    assert parameter(inference, gaussian, worse) <= before * (1 + slack) + slack + 1e-9
+    assert parameter(inference, gaussian, worse) <= before * (1 + 1e-4) + 1e-9
 
 
 @given(errors=error_counts())

@@ -131,3 +131,59 @@ def test_guesses_from_scores_take_both_ends():
 def test_bad_guesses_get_a_sentence(scores, present, number, sentence):
     with pytest.raises(dpaudit.InputError, match=sentence):
         dpaudit.Guesses.from_scores(scores, present, num_guesses=number)
+
+
+def parity_run(knows_other_coins):
+    """The release is the parity of all coins by randomized response, which is eps-DP (eps = 3) for each coin.
+
+    Given the other coins, it reveals each one: all guesses are right together. Alone it reveals nothing.
+    """
+
+    def once(rng):
+        present = rng.random(100) < 0.5
+        is_odd = bool(present.sum() % 2) == (rng.random() < math.exp(3) / (1 + math.exp(3)))
+        others = (present.sum() - present) % 2 == 1
+        scores = np.where(knows_other_coins, is_odd ^ others, is_odd).astype(float)
+        g = dpaudit.Guesses.at_threshold(scores, present, threshold=0.5)
+        return dpaudit.one_run_bound(g, delta=0.0).parameter
+
+    return once
+
+
+def test_guesses_that_know_other_coins_exceed_the_truth():
+    """Why the bounds state that a guess depends on the release alone."""
+    assert tally(parity_run(True), 3.0, repetitions=100, seed=0).exceeded > 0.85
+    assert tally(parity_run(False), 3.0, repetitions=100, seed=0).exceeded == 0
+    bound = dpaudit.one_run_bound(dpaudit.Guesses(num_canaries=9, num_guesses=9, num_correct=9), delta=0.0)
+    assert any("depend only on what the training run released" in text for text in bound.assumptions)
+
+
+def threshold_run(mu):
+    def once(rng):
+        present = rng.random(600) < 0.5
+        ratios = mu * (rng.normal(size=600) + mu * present - mu / 2)
+        g = dpaudit.Guesses.at_threshold(ratios, present, threshold=0.0)
+        return dpaudit.one_run_fdp_bound(g, tradeoff=dpaudit.Gaussian(), delta=1e-5).parameter
+
+    return once
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5, 2.0])
+def test_guesses_of_all_canaries_at_a_threshold_are_sound(mu):
+    assert covers(tally(threshold_run(mu), mu, repetitions=150, seed=4))
+
+
+def test_a_threshold_loses_no_guesses_to_forced_halves():
+    """Where presence is certain, halves are wrong about every canary by which the coins were uneven."""
+    present = np.arange(100) < 60
+    ratios = np.where(present, 5.0, -5.0)
+    assert dpaudit.Guesses.at_threshold(ratios, present, threshold=0.0).num_correct == 100
+    assert dpaudit.Guesses.from_scores(ratios, present, num_guesses=100).num_correct == 90
+
+
+@given(st.lists(st.tuples(st.floats(-9, 9), st.booleans()), min_size=1), st.floats(-9, 9))
+def test_guesses_at_a_threshold_are_counted_one_by_one(pairs, threshold):
+    scores, present = zip(*pairs, strict=True)
+    found = dpaudit.Guesses.at_threshold(scores, present, threshold=threshold)
+    assert found.num_guesses == found.num_canaries == len(pairs)
+    assert found.num_correct == sum((score > threshold) == truth for score, truth in pairs)

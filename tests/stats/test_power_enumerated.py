@@ -31,18 +31,18 @@ def _enumerated(size: int, claimed: float, actual: float, inference: dpaudit.Inf
 
 
 @pytest.mark.parametrize(
-    ("inference", "size", "claimed", "highest"),
+    ("inference", "size", "claimed"),
     [
-        (dpaudit.ClopperPearson(), 40, 1.0, 0.805),
-        (dpaudit.ClopperPearson(), 120, 2.0, 0.805),
-        (dpaudit.JointExact(), 40, 1.0, 0.905),
-        (dpaudit.JointExact(), 120, 2.0, 0.905),  # the farthest off of twelve
+        (dpaudit.ClopperPearson(), 40, 1.0),
+        (dpaudit.ClopperPearson(), 120, 2.0),
+        (dpaudit.JointExact(), 40, 1.0),
+        (dpaudit.JointExact(), 120, 2.0),
     ],
     ids=str,
 )
 def test_the_leak_stated_for_80_per_cent_is_found_about_as_often(
-    inference: dpaudit.Inference, size: int, claimed: float, highest: float
+    inference: dpaudit.Inference, size: int, claimed: float
 ) -> None:
     claim = dpaudit.Claim.gaussian(noise_multiplier=1 / claimed, delta=DELTA)
     leak = dpaudit.smallest_leak(claim, num_steps=size, inference=inference)
-    assert 0.785 < _enumerated(size, claimed, leak.parameter, inference) < highest
+    assert 0.785 < _enumerated(size, claimed, leak.parameter, inference) < 0.805

@@ -183,8 +183,8 @@ def test_predictable_finds_the_midpoint_of_raw_scores():
 @pytest.mark.parametrize(
     ("rule", "inference"),
     [
-        (dpaudit.Simultaneous(), dpaudit.JointExact()),
         (dpaudit.Simultaneous(), dpaudit.Posterior()),
+        (dpaudit.Tails(), dpaudit.Betting()),
         (dpaudit.Predictable(), dpaudit.ClopperPearson()),
         (dpaudit.SameData(), dpaudit.Betting()),
     ],

@@ -324,6 +324,15 @@ def test_a_rate_of_the_canary_works_for_a_single_step():
     assert "whole run" not in dpaudit.SubsampledGaussian(0.5, 1).assumption(DELTA)
 
 
+def test_a_step_may_sample_the_canary_at_the_rate_of_the_claim():
+    claim = dpaudit.Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.05, num_steps=30, delta=DELTA)
+    hypothesis = claim.hypothesis(dpaudit.SubsampledGaussian(0.05, 1))
+    assert hypothesis.parameter == 1.0
+    assert hypothesis.epsilon(1.0) == pytest.approx(claim.epsilon, rel=1e-3)
+    with pytest.raises(dpaudit.InputError, match=r"num_steps=30, got sample_rate=0\.05 and num_steps=2"):
+        claim.hypothesis(dpaudit.SubsampledGaussian(0.05, 2))
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [

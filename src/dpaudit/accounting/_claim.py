@@ -111,7 +111,8 @@ class Claim(Claimed):
             epsilon = partial(family.epsilon, delta=self._delta)
             return Hypothesis(family, self._parameter_in(family), epsilon, condition=self._condition(family))
         if isinstance(family, SubsampledGaussian):
-            if family.num_steps == 1 and family.sample_rate != self._training.sample_rate:
+            whole_run = (self._training.sample_rate, self._training.num_steps)
+            if family.num_steps == 1 and (family.sample_rate, 1) != whole_run:
                 return self._sampled_step_hypothesis(family, self._training)
             return self._whole_run_hypothesis(family, self._training)
         return self._step_hypothesis(family, self._training)

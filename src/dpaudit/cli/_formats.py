@@ -74,6 +74,7 @@ class Columns:
 
     score: str = "score"
     presence: str = "present"
+    identifier: str | None = None
 
     def side(self, path: Path, names: Sequence[str]) -> str:
         """Return the score column of a file with one side; a single column may have any name."""
@@ -147,6 +148,16 @@ def read_csv_table(path: Path, columns: Columns) -> tuple[FloatArray, BoolArray]
         scores.append(_number(path, line, score))
         presence.append(_presence(path, line, word))
     return _not_empty(path, scores), np.frombuffer(presence, dtype=np.bool_)
+
+
+def read_csv_words(path: Path, name: str) -> list[str]:
+    """Return the cells of the column with this name."""
+    header, rows = _with_header(path)
+    if isinstance(header, int) or name not in header:
+        found = "no header" if isinstance(header, int) else listed(header)
+        raise InputError(f"Expected a column {name!r} in {path}, got {found}.")
+    column = header.index(name)
+    return [_cell(path, line, cells, column) for line, cells in rows]
 
 
 def _rows(path: Path) -> Iterator[_Row]:
@@ -310,6 +321,14 @@ def read_parquet_table(path: Path, columns: Columns) -> tuple[npt.NDArray[Any], 
     with _opened(path, words=[presence]) as file:
         scores = _numbers(path, file, score)
         return scores, as_presence(path, presence, _words_or_numbers(path, file, presence))
+
+
+def read_parquet_words(path: Path, name: str) -> npt.NDArray[Any]:
+    """Return the values of the column with this name."""
+    with _opened(path) as file:
+        if name not in file.schema_arrow.names:
+            raise InputError(f"Expected a column {name!r} in {path}, got {listed(file.schema_arrow.names)}.")
+        return np.asarray(_column(path, file, name).to_pylist())
 
 
 @contextmanager

@@ -123,7 +123,7 @@ def _heading(values: _Values, left_out: bool) -> str:
         f"lower bounds at the {100 * values['confidence']:g} % level, epsilon at delta = {values['delta']:g}",
     ]
     if left_out:
-        lines.append("files of this size are read once; methods that need them in memory are skipped")
+        lines.append("files of this size are read in pieces; methods that need them in memory are skipped")
     return "\n".join(lines) + "\n"
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import numpy.typing as npt
 import typer
 
@@ -21,9 +22,11 @@ from dpaudit.cli._formats import (
     open_npz,
     read_csv_side,
     read_csv_table,
+    read_csv_words,
     read_npy,
     read_parquet_side,
     read_parquet_table,
+    read_parquet_words,
     readable,
     reading,
 )
@@ -42,17 +45,32 @@ class ScoreFiles:
     with_canary: Path | None
     without_canary: Path | None
     columns: Columns
+    presence: Path | None = None
 
-    def read(self, *, normalized: bool) -> Observations:
+    def read(self, *, normalized: bool, paired: bool = False) -> Observations:
         """Read the observations; .npy files stay on disk."""
         both = self.with_canary, self.without_canary
         if self.table is not None and both == (None, None):
-            return _read_table(self.table, self.columns, normalized)
+            return self._from_table(self.table, normalized=normalized, paired=paired)
+        if self.presence is not None or self.columns.identifier is not None or paired:
+            raise InputError("Expected --presence, --id-column and --paired only with a TABLE of scores.")
         if self.table is None and self.with_canary is not None and self.without_canary is not None:
             present = _read_side(self.with_canary, self.columns)
             absent = _read_side(self.without_canary, self.columns)
             return Observations(with_canary=present, without_canary=absent, normalized=normalized)
         raise InputError(f"Expected either a TABLE or both --with and --without, got {self._given()}.")
+
+    def _from_table(self, path: Path, **design: bool) -> Observations:
+        if self.presence is None:
+            return _read_table(path, self.columns, **design)
+        name = self.columns.identifier
+        if name is None:
+            raise InputError("Expected --id-column with --presence: both files are joined by it.")
+        ids = [_read_column(file, name) for file in (path, self.presence)]
+        scores, present = _read_side(path, self.columns), _read_presence(self.presence, self.columns)
+        if (ids[0].dtype.kind in "iu") != (ids[1].dtype.kind in "iu"):  # a .csv file has no integers
+            ids = [one.astype(np.str_) for one in ids]
+        return Observations.from_presence(scores, present, ids=ids[0], present_ids=ids[1], **design)
 
     def _given(self) -> str:
         named = (("TABLE", self.table), ("--with", self.with_canary), ("--without", self.without_canary))
@@ -72,20 +90,43 @@ def _read_side(path: Path, columns: Columns) -> npt.NDArray[Any]:
         return read_parquet_side(path, columns)
 
 
-def _read_table(path: Path, columns: Columns, normalized: bool) -> Observations:
+def _read_column(path: Path, name: str) -> npt.NDArray[Any]:
+    """Return the column or array with this name, of numbers or words."""
+    suffix = readable(path)
+    with reading(path):
+        if suffix == ".npy":
+            raise InputError(f"Expected a .csv, .parquet or .npz table with {name!r}, got {path}.")
+        if suffix == ".npz":
+            with open_npz(path) as arrays:
+                if name not in arrays.names:
+                    raise InputError(f"Expected an array {name!r} in {path}, got {listed(arrays.names)}.")
+                return arrays[name]
+        if suffix == ".csv":
+            return np.asarray(read_csv_words(path, name))
+        return read_parquet_words(path, name)
+
+
+def _read_presence(path: Path, columns: Columns) -> npt.NDArray[Any]:
+    return as_presence(path, columns.presence, _read_column(path, columns.presence))
+
+
+def _read_table(path: Path, columns: Columns, *, normalized: bool, paired: bool) -> Observations:
     suffix = readable(path)
     with reading(path):
         if suffix == ".npy":
             raise InputError(f"Expected a .csv, .parquet or .npz table, or --with and --without, got {path}.")
         if suffix == ".npz":
             with open_npz(path) as arrays:
-                return _from_npz(path, arrays, columns, normalized)
+                return _from_npz(path, arrays, columns, normalized=normalized, paired=paired)
         read_table = read_csv_table if suffix == ".csv" else read_parquet_table
         scores, present = read_table(path, columns)
-    return Observations.from_presence(scores, present, normalized=normalized)
+    ids = None if columns.identifier is None else _read_column(path, columns.identifier)
+    return Observations.from_presence(scores, present, ids=ids, normalized=normalized, paired=paired)
 
 
-def _from_npz(path: Path, arrays: NpzArchive, columns: Columns, normalized: bool) -> Observations:
+def _from_npz(
+    path: Path, arrays: NpzArchive, columns: Columns, *, normalized: bool, paired: bool
+) -> Observations:
     if {"with_canary", "without_canary"} <= set(arrays.names):
         present, absent = arrays["with_canary"], arrays["without_canary"]
         return Observations(with_canary=present, without_canary=absent, normalized=normalized)
@@ -95,7 +136,9 @@ def _from_npz(path: Path, arrays: NpzArchive, columns: Columns, normalized: bool
             f"{columns.presence!r}, in {path}, got {listed(arrays.names)}."
         )
     present = as_presence(path, columns.presence, arrays[columns.presence])
-    return Observations.from_presence(arrays[columns.score], present, normalized=normalized)
+    ids = None if columns.identifier is None else _read_column(path, columns.identifier)
+    scores = arrays[columns.score]
+    return Observations.from_presence(scores, present, ids=ids, normalized=normalized, paired=paired)
 
 
 _DEFAULT_DELTA = 1e-5
@@ -121,6 +164,21 @@ _Presence = Annotated[
     str,
     typer.Option(help="Name of the presence column: 1 or true if the canary was present, else 0 or false."),
 ]
+_PresenceFile = Annotated[
+    Path | None,
+    typer.Option("--presence", metavar="FILE", help="Table of presence, joined with TABLE by --id-column."),
+]
+_IdColumn = Annotated[
+    str | None,
+    typer.Option(help="Name of the column (or array) that identifies canaries.", show_default=False),
+]
+_Paired = Annotated[
+    bool,
+    typer.Option(
+        "--paired",
+        help="Every step has one score with and one without each canary, instead of a fair coin per canary.",
+    ),
+]
 _Normalized = Annotated[
     bool,
     typer.Option(
@@ -141,6 +199,9 @@ def scores(
     without_file: _Without = None,
     score_column: _Score = Columns.score,
     presence_column: _Presence = Columns.presence,
+    presence: _PresenceFile = None,
+    id_column: _IdColumn = None,
+    paired: _Paired = False,
     normalized: _Normalized = False,
     threshold: _Threshold = None,
     confidence: opt.Confidence = 0.95,
@@ -162,8 +223,9 @@ def scores(
     """
     options = ClaimOptions(epsilon, delta, noise_multiplier, sample_rate, num_steps, end_to_end)
     _check(options, threshold, confidence)
-    files = ScoreFiles(table, with_file, without_file, Columns(score_column, presence_column))
-    observations = files.read(normalized=normalized)
+    columns = Columns(score_column, presence_column, id_column)
+    files = ScoreFiles(table, with_file, without_file, columns, presence)
+    observations = files.read(normalized=normalized, paired=paired)
     with _announcing(observations, options):
         examined = examine(
             observations,

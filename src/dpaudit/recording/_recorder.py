@@ -27,7 +27,9 @@ from dpaudit.recording._signal_and_noise import (
 )
 from dpaudit.recording._trajectory import LiveBound, Trajectory
 from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, audit
+from dpaudit.stats._coins import CoinCheck
 from dpaudit.stats._counts import StepErrors, StepScores
+from dpaudit.stats._observations import scale_notes
 from dpaudit.stats.inference import BoundQuery
 from dpaudit.stats.inference._tails import FarRates, far_rates
 
@@ -97,6 +99,7 @@ class Recorder:
         self._present: list[BoolArray] = []
         self._bets: _PlacedBets | None = None
         self._live: LiveBound | None = None
+        self._coins = CoinCheck()
 
     @property
     def claim(self) -> Claim:
@@ -257,10 +260,10 @@ class Recorder:
         """All scores so far."""
         self._require_steps()
         scores, present = np.stack(self._scores), np.stack(self._present)
-        if self._paired:
-            scores, present = scores.reshape(-1), present.reshape(-1)
-        coupled = self._shares_noise and self._scores[0].size > 1
-        return Observations.from_presence(scores, present, normalized=True, coupled=coupled)
+        coupled = self._shares_noise and self._scores[0].size > 1 and not self._paired
+        return Observations.from_presence(
+            scores, present, normalized=True, paired=self._paired, coupled=coupled
+        )
 
     def audit(
         self, *, inference: Inference | None = None, claim: Claim | None = None, **method: Any
@@ -286,6 +289,8 @@ class Recorder:
         }
         self._shown = True
         result = audit(observations, **(usual | method))
+        if self._signal is not None:  # below 1 for canaries shorter than the clipping norm
+            result = replace(result, notes=scale_notes(observations, self._signal))
         return replace(result, not_covered=self.not_covered + self._claims.remarks(given))
 
     def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
@@ -324,6 +329,7 @@ class Recorder:
         # a state that does not record whether the bound was shown counts as shown
         self._peeked, self._shown = state["looked"], state.get("shown", True)
         self._bets = self._live = None
+        self._coins = CoinCheck()
 
     def _wait(self) -> None:
         if self._synchronize is not None:
@@ -339,8 +345,17 @@ class Recorder:
 
     def _note_peek(self) -> None:
         """Note that the bound is shown; unless the run is over, it may be ended because of that."""
+        self._require_fair()
         self._shown = True
         self._peeked = self._peeked or not self._is_over
+
+    def _require_fair(self) -> None:
+        """Raise if the coins so far are very unlikely to be fair, as :meth:`audit` does."""
+        if self._paired:
+            return
+        if new := self._present[self._coins.num_steps : self.num_done]:
+            self._coins.add(np.stack(new))
+        self._coins.require_fair(is_over=self._is_over)
 
     def _require_fixed_length(self) -> None:
         """Raise if the run may have been stopped because of its noise."""

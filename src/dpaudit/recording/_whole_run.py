@@ -22,11 +22,20 @@ from dpaudit.recording._signal_and_noise import (
     check_signal,
 )
 from dpaudit.recording._trajectory import LiveBound
-from dpaudit.stats import Bound, Fixed, Guesses, Observations, Result, Simultaneous, audit, one_run_fdp_bound
-from dpaudit.stats.thresholds import BestOf
+from dpaudit.stats import (
+    BestOf,
+    Bound,
+    Fixed,
+    Guesses,
+    Observations,
+    Result,
+    Simultaneous,
+    audit,
+    one_run_fdp_bound,
+)
 
 # Sampling faults need most of the error probability; too little noise is detected with less.
-_SHARES = {Fixed(0.0): 0.8, Simultaneous(): 0.2}
+_RULE = BestOf((Fixed(0.0), Simultaneous()), (0.8, 0.2))
 _MANY_DRAWS = 20  # expected draws; the probability of seeing none is then two in a billion
 
 
@@ -206,10 +215,8 @@ class WholeRunRecorder:
         """
         claim, observations = self._claim_and_observations(method)
         usual: dict[str, Any] = {"claim": claim, "confidence": self.confidence, "tradeoff": _curve(claim)}
-        if {"threshold", "inference"} & method.keys():
-            result = audit(observations, **(usual | {"threshold": Fixed(0.0)} | method))
-        else:
-            result = _larger_bound(observations, **(usual | method))
+        rule = Fixed(0.0) if "inference" in method else _RULE
+        result = audit(observations, **(usual | {"threshold": rule} | method))
         return replace(result, not_covered=self.not_covered)
 
     def one_run_bound(self, **given: Any) -> Bound:
@@ -220,7 +227,7 @@ class WholeRunRecorder:
         claim, _ = self._claim_and_observations(given)
         if given:
             raise TypeError(f"one_run_bound() got an unexpected keyword argument {next(iter(given))!r}")
-        guesses = Guesses.from_scores(self._ratios.values, self.present, num_guesses=self.present.size)
+        guesses = Guesses.at_threshold(self._ratios.values, self.present, threshold=0.0)
         return one_run_fdp_bound(
             guesses, tradeoff=_curve(claim), delta=claim.delta, confidence=self.confidence
         )
@@ -270,19 +277,3 @@ def _curve(claim: Claim) -> SubsampledGaussian:
     """Return the curve of the whole run; only DP-SGD claims are tested against whole runs."""
     assert claim.training is not None
     return claim.training
-
-
-def _larger_bound(observations: Observations, *, confidence: float, **method: Any) -> Result:
-    """Return the larger of two bounds that share the error probability: together they err as often as one."""
-    error = 1 - _validate.confidence(confidence)
-    found = [
-        audit(observations, threshold=rule, confidence=1 - share * error, **method)
-        for rule, share in _SHARES.items()
-    ]
-    best = max(found, key=lambda result: result.bound.parameter)
-    rule = BestOf(best.bound.threshold_rule, tuple(_SHARES), tuple(_SHARES.values()))
-    return replace(
-        best,
-        bound=replace(best.bound, confidence=confidence, threshold_rule=rule),
-        design=found[-1].design,  # its power does not assume that the noise is as claimed
-    )

@@ -20,6 +20,7 @@ from dpaudit.errors import InputError
 from dpaudit.recording import Trajectory
 from dpaudit.stats import (
     ApproximateDP,
+    BestOf,
     Betting,
     Bound,
     ErrorCounts,
@@ -173,10 +174,13 @@ def _trajectory(
         return None
     inference, query = bound.inference, BoundQuery(hypothesis.tradeoff, bound.delta, 1 - bound.confidence)
     betting = inference if isinstance(inference, Betting) else Betting(expected=hypothesis.parameter)
-    if isinstance(bound.threshold_rule, Fixed):
-        errors = steps.errors(bound.threshold_rule.threshold)
+    rule = bound.threshold_rule
+    if isinstance(rule, BestOf):
+        rule = rule.rules[0]
+    if isinstance(rule, Fixed):
+        errors = steps.errors(rule.threshold)
         # files do not store whether scores are normalized, but only those have this threshold
-        intervals = betting.far_intervals(query) if bound.threshold_rule == Fixed() else []
+        intervals = betting.far_intervals(query) if rule == Fixed() else []
         bets = betting.place(errors, query, far_rates(steps, errors, intervals))
     else:
         errors, bets = predictable_bets(steps, betting, query)[1:]

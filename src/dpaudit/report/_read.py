@@ -259,9 +259,7 @@ def _observations(folder: Path, *, paired: bool) -> tuple[Observations | None, s
         found = {name: read_array(folder / f"{name}.npy", kinds) for name, kinds in _ARRAYS.items()}
         scores, present, with_canary, without_canary, ratios = found.values()
         if scores is not None and present is not None:
-            if paired:
-                scores, present = scores.reshape(-1), present.reshape(-1)
-            return Observations.from_presence(scores, present), "step"
+            return Observations.from_presence(scores, present, paired=paired), "step"
         if with_canary is not None and without_canary is not None:
             return Observations(with_canary=with_canary, without_canary=without_canary), "trial"
         if ratios is not None and present is not None:

@@ -116,6 +116,7 @@ class Run:
             claim=claim,
             bound=result.bound,
             power=result.power,
+            notes=result.notes,
             not_covered=result.not_covered,
             diagnosis=diagnosis,
             likely_causes=() if diagnosis is None else diagnosis.likely_causes(),

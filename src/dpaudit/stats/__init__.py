@@ -24,12 +24,14 @@ from dpaudit.stats.inference import (
     ThresholdResult,
 )
 from dpaudit.stats.thresholds import (
+    BestOf,
     Fixed,
     HeldOut,
     Optimal,
     Predictable,
     SameData,
     Simultaneous,
+    Tails,
     ThresholdRule,
 )
 from dpaudit.stats.tradeoffs import (
@@ -44,6 +46,7 @@ from dpaudit.stats.tradeoffs import (
 
 __all__ = [
     "ApproximateDP",
+    "BestOf",
     "Betting",
     "Bound",
     "BoundQuery",
@@ -77,6 +80,7 @@ __all__ = [
     "Result",
     "SameData",
     "Simultaneous",
+    "Tails",
     "ThresholdResult",
     "ThresholdRule",
     "TradeOff",

@@ -12,27 +12,36 @@ from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.stats._bound import Bound
 from dpaudit.stats._counts import ErrorCounts
-from dpaudit.stats._observations import FAIR, Observations
+from dpaudit.stats._observations import ALIKE, Observations, scale_notes
 from dpaudit.stats._power import AuditDesign
 from dpaudit.stats._result import Claimed, Result, Verdict
 from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import (
     Betting,
     BoundQuery,
-    ClopperPearson,
     CountInference,
     ExactInference,
     Inference,
     JointExact,
     Kind,
+    RankInference,
     ThresholdResult,
 )
-from dpaudit.stats.thresholds import Fixed, HeldOut, Predictable, SameData, Simultaneous, ThresholdRule
+from dpaudit.stats.thresholds import (
+    BestOf,
+    Fixed,
+    HeldOut,
+    Predictable,
+    SameData,
+    Simultaneous,
+    Tails,
+    ThresholdRule,
+)
 from dpaudit.stats.tradeoffs import ApproximateDP, PureDP, TradeOff
 
 _FEW = 10  # below this size, a held-out part is too small to choose a threshold
-_MANY = 5000  # from this size on, bands beat a held-out part where the threshold matters
-_ALIKE = "the canary is the only difference between the observations with and without it"
+_TAILED = 100  # below this size, scores show too little of their tails to spend error on them
+_MANY = 50  # from this size on, bands beat a held-out part where the threshold matters
 _GIVEN = "the threshold for the counts was chosen before seeing the data"
 _SAME_DATA = "the error rate is unknown: the threshold was chosen on the counted data"
 
@@ -79,6 +88,8 @@ def audit(
         verdict=_verdict(bound, hypothesis.parameter, design),
         hypothesis=hypothesis,
         design=design,
+        # a canary that is sampled scores its sample rate on average
+        notes=scale_notes(observations, getattr(hypothesis.tradeoff, "sample_rate", 1.0)),
     )
 
 
@@ -111,6 +122,7 @@ def lower_bound(
         inference = _suited(inference, observations)
     finding = _find(observations, threshold, inference, query)
     valid = threshold is None or threshold.valid
+    rule = finding.rule if isinstance(finding.rule, ThresholdRule) else threshold
     return Bound(
         epsilon=query.tradeoff.epsilon(finding.parameter, delta),
         delta=delta,
@@ -118,7 +130,7 @@ def lower_bound(
         parameter=finding.parameter,
         tradeoff=query.tradeoff,
         inference=inference,
-        threshold_rule=NamedPart("given counts") if threshold is None else threshold,
+        threshold_rule=NamedPart("given counts") if rule is None else rule,
         threshold=finding.threshold,
         counts=finding.counts,
         kind=inference.kind if valid else Kind.HEURISTIC,
@@ -152,7 +164,7 @@ def _assumptions(
 ) -> tuple[str, ...]:
     stepped = isinstance(observations, Observations) and observations.is_stepped
     texts = [query.tradeoff.assumption(query.delta), inference.assumption(stepped)]
-    texts.append(FAIR if isinstance(observations, Observations) and observations.by_coin else _ALIKE)
+    texts.append(observations.design if isinstance(observations, Observations) else ALIKE)
     if threshold is None:
         texts.append(_GIVEN)
     if isinstance(threshold, SameData):
@@ -199,22 +211,29 @@ def default_method(
 
 def _rule(observations: Observations, tradeoff: TradeOff, inference: Inference | None) -> ThresholdRule:
     if observations.normalized:
-        return Fixed(0.5)
+        return _fixed_rule(observations, inference)
     if isinstance(inference, Betting) or (inference is None and observations.is_stepped):
         return Predictable()
     few = min(observations.with_canary.size, observations.without_canary.size)
     # violations of (eps, delta)-DP appear in the tails, so the position of the threshold matters
     tails = isinstance(tradeoff, ApproximateDP | PureDP)
     bands = few < _FEW or (tails and few >= _MANY)
-    if bands and (inference is None or isinstance(inference, ClopperPearson)):
+    if bands and isinstance(inference, RankInference | None):
         return Simultaneous()
     return HeldOut(0.2 if tails else 0.1)
 
 
+def _fixed_rule(observations: Observations, inference: Inference | None) -> ThresholdRule:
+    """Return the midpoint; if scores are one-dimensional, their tails get a tenth of the error."""
+    few = min(observations.with_canary.size, observations.without_canary.size)
+    if observations.is_stepped or few < _TAILED or not isinstance(inference, RankInference | None):
+        return Fixed(0.5)
+    return BestOf((Fixed(0.5), Tails()), (0.9, 0.1))
+
+
 def _inference(observations: Observations, rule: ThresholdRule) -> Inference:
-    if isinstance(rule, Simultaneous):
-        return ClopperPearson()
-    if isinstance(rule, Predictable) or observations.is_stepped:
+    counted = isinstance(rule, BestOf | Simultaneous | Tails)  # of all scores, not of steps
+    if isinstance(rule, Predictable) or (observations.is_stepped and not counted):
         return Betting()
     return JointExact()
 

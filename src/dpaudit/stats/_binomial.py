@@ -92,7 +92,7 @@ def _log_choose_table(trials: int) -> FloatArray:
 class Region:
     """Outcomes with at most ``most_fn`` false negatives, one limit per number of false positives."""
 
-    def __init__(self, fp: IntArray, most_fn: FloatArray, sizes: tuple[int, int]) -> None:
+    def __init__(self, fp: IntArray, most_fn: FloatArray | IntArray, sizes: tuple[int, int]) -> None:
         self._absent, self._present = sizes
         self._first = int(fp[0])
         self._most_fn = most_fn.astype(np.int64)

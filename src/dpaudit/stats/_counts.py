@@ -9,6 +9,8 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
+from dpaudit.stats._coins import require_fair_share
+from dpaudit.stats._identifiers import as_ids, joined_presence
 from dpaudit.stats._observations import Observations, chunks, require_finite
 
 
@@ -36,6 +38,15 @@ class ErrorCounts:
     def perfect(cls, num_absent: int, num_present: int) -> ErrorCounts:
         """Return the counts of an attack without errors."""
         return cls(false_positives=0, num_absent=num_absent, false_negatives=0, num_present=num_present)
+
+    def exchanged(self) -> ErrorCounts:
+        """Return the counts with the two sides exchanged."""
+        return ErrorCounts(
+            false_positives=self.false_negatives,
+            num_absent=self.num_present,
+            false_negatives=self.false_positives,
+            num_present=self.num_absent,
+        )
 
     @property
     def fpr(self) -> float:
@@ -218,32 +229,74 @@ class Guesses:
             most = value
 
     @classmethod
-    def from_scores(cls, scores: ArrayLike, present: ArrayLike, *, num_guesses: int) -> Guesses:
+    def at_threshold(
+        cls,
+        scores: ArrayLike,
+        present: ArrayLike,
+        *,
+        threshold: float,
+        ids: ArrayLike | None = None,
+        present_ids: ArrayLike | None = None,
+    ) -> Guesses:
+        """Guess "present" for all scores above the threshold and "absent" for all others.
+
+        ``threshold`` must be chosen before seeing the data: 0 for log-likelihood ratios. Presence is joined
+        and checked as in :meth:`from_scores`.
+
+        >>> Guesses.at_threshold([3.0, -1.0, 2.0, 0.5], [True, False, False, True], threshold=0.0)
+        Guesses(num_canaries=4, num_guesses=4, num_correct=3)
+        """
+        values, truth = _scores_and_presence(scores, present, ids, present_ids)
+        right = int(((values > _validate.finite("threshold", threshold)) == truth).sum())
+        return cls(num_canaries=values.size, num_guesses=values.size, num_correct=right)
+
+    @classmethod
+    def from_scores(
+        cls,
+        scores: ArrayLike,
+        present: ArrayLike,
+        *,
+        num_guesses: int,
+        ids: ArrayLike | None = None,
+        present_ids: ArrayLike | None = None,
+    ) -> Guesses:
         """Guess "present" for the highest and "absent" for the lowest scores, half of the guesses each.
 
-        ``num_guesses`` must be chosen before seeing the data. Ties are broken by position.
+        ``num_guesses`` must be chosen before seeing the data. Ties are broken by position. ``ids`` and
+        ``present_ids`` join both arrays, as in :meth:`Observations.from_presence`. A number of present
+        canaries that is very unlikely under fair coins raises an ``InputError``.
 
         >>> Guesses.from_scores([3.0, 1.0, 2.0, 0.0], [True, False, False, False], num_guesses=2)
         Guesses(num_canaries=4, num_guesses=2, num_correct=2)
         """
-        values, truth = np.asarray(scores, dtype=np.float64), np.asarray(present)
-        if values.ndim != 1 or values.shape != truth.shape:
-            raise InputError(
-                "Expected scores and present to be one-dimensional and of the same length, got shapes "
-                f"{values.shape} and {truth.shape}."
-            )
-        require_finite("scores", 0, values)
-        if truth.dtype != np.bool_ and not np.isin(truth, (0, 1)).all():
-            raise InputError("Expected present to hold only 0 and 1 (or False and True).")
+        values, truth = _scores_and_presence(scores, present, ids, present_ids)
         if _validate.whole("num_guesses", num_guesses, low=0) > values.size:
             raise InputError(f"Expected num_guesses={num_guesses} to be at most {values.size}.")
         order = np.argsort(values, kind="stable")
         low = num_guesses // 2
         high = num_guesses - low
-        truth = truth.astype(np.bool_)[order]
+        truth = truth[order]
         right = int((~truth[:low]).sum() + truth[truth.size - high :].sum())
         return cls(num_canaries=values.size, num_guesses=num_guesses, num_correct=right)
 
     def to_dict(self) -> dict[str, int]:
         """Return plain values for JSON."""
         return asdict(self)
+
+
+def _scores_and_presence(
+    scores: ArrayLike, present: ArrayLike, ids: ArrayLike | None, present_ids: ArrayLike | None
+) -> tuple[FloatArray, BoolArray]:
+    values = np.asarray(scores, dtype=np.float64)
+    names = None if ids is None else as_ids("ids", ids, values.size)
+    truth = np.asarray(joined_presence(present, names, present_ids))
+    if values.ndim != 1 or values.shape != truth.shape:
+        raise InputError(
+            "Expected scores and present to be one-dimensional and of the same length, got shapes "
+            f"{values.shape} and {truth.shape}."
+        )
+    require_finite("scores", 0, values)
+    if truth.dtype != np.bool_ and not np.isin(truth, (0, 1)).all():
+        raise InputError("Expected present to hold only 0 and 1 (or False and True).")
+    require_fair_share(int(np.count_nonzero(truth)), truth.size)
+    return values, truth.astype(np.bool_)

@@ -7,21 +7,35 @@ need no more memory than one chunk.
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
 
 import numpy as np
-from scipy.special import bdtr
+from scipy.special import stdtrit
 
 from dpaudit._io import open_file
-from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray, ScoreArray
+from dpaudit._types import ArrayLike, BoolArray, FloatArray, IdArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
+from dpaudit.stats._coins import FAIR, CoinCheck
+from dpaudit.stats._identifiers import as_ids, joined_presence, require_twice
 
+# Notes on scores that are not normalized: the material difference, and how unlikely it must be by chance.
+_MATERIAL, _STANDARD_ERRORS, _NOTE_RATE = 0.1, 6.0, 1e-7
+_FEW_MEANS = 10  # below this number of scores or steps, no note is given
+_SAMPLED_CHUNKS = 16  # of a file, for its mean
 # One megabyte of float32: a chunk stays in the second-level cache while it is checked and compared.
 _CHUNK = 1 << 18
-FAIR = "the presence of each canary was decided by an independent fair coin"  # listed as an assumption
-_REFUSAL_RATE = 1e-9  # the probability of rejecting fair coins
+# Listed as assumptions, like FAIR.
+ALIKE = "the canary is the only difference between the observations with and without it"
+PAIRED = "each canary was scored with and without it, and it is the only difference between the two draws"
+_OTHER_DESIGNS = (
+    "If each canary was scored with and without it in every step, pass paired=True; for other designs, pass "
+    "the scores with and without the canary separately."
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,7 +48,9 @@ class Observations:
 
     ``normalized`` states that the scores are white-box scores in units of the canary's own signal, so that
     1/2 is the midpoint between absent (mean 0) and present (mean 1): :func:`dpaudit.audit` then needs no
-    data to choose its threshold.
+    data to choose its threshold. ``paired`` states that in every step each canary was scored once with and
+    once without it, in two draws that differ in nothing else. ``with_ids`` and ``without_ids`` are the
+    identifiers of the canaries, one per score or, for steps x canaries, per column.
 
     ``coupled`` states that the score of a canary depends on which other canaries of its step were present, as
     after subtracting the contributions of other canaries that overlap with it.
@@ -46,7 +62,10 @@ class Observations:
     with_canary: ScoreArray
     without_canary: ScoreArray
     normalized: bool = False
+    paired: bool = False
     coupled: bool = False
+    with_ids: IdArray | None = field(default=None, repr=False)
+    without_ids: IdArray | None = field(default=None, repr=False)
     # The step of each score, if fair coins decided which canaries were present; see from_presence().
     with_steps: IntArray | None = field(default=None, repr=False)
     without_steps: IntArray | None = field(default=None, repr=False)
@@ -60,6 +79,12 @@ class Observations:
                 "Expected both sides to be one-dimensional, or both to be steps x canaries with the same "
                 f"number of steps, got with_canary of shape {present} and without_canary of shape {absent}."
             )
+        if self.paired and (len(present) == 1 or present != absent):
+            raise InputError(
+                "Expected as many scores with as without the canary in each step of paired observations, got "
+                f"with_canary of shape {present} and without_canary of shape {absent}."
+            )
+        _check_ids(self)
         _check_steps(self)
 
     def __repr__(self) -> str:
@@ -69,31 +94,50 @@ class Observations:
 
     @classmethod
     def from_presence(
-        cls, scores: ArrayLike, present: ArrayLike, *, normalized: bool = False, coupled: bool = False
+        cls,
+        scores: ArrayLike,
+        present: ArrayLike,
+        *,
+        ids: ArrayLike | None = None,
+        present_ids: ArrayLike | None = None,
+        paired: bool = False,
+        normalized: bool = False,
+        coupled: bool = False,
     ) -> Observations:
         """Split scores, one-dimensional or steps x canaries, by whether their canary was present.
 
         For steps x canaries, an independent fair coin must have decided the presence of each canary in
         each step: the mean fraction of wrong guesses in a step is then the balanced error. A mask that is
-        very unlikely under fair coins raises an ``InputError``.
+        very unlikely under independent fair coins raises an ``InputError``. With ``paired``, no coins are
+        needed: every step has one score with and one without each canary, from two draws.
+
+        ``ids`` are the identifiers of the canaries, one per score or per column of the scores. If
+        ``present`` is in another order, pass its identifiers as ``present_ids``: both are joined. With
+        ``paired``, each identifier names two columns.
 
         >>> Observations.from_presence([0.1, 0.9, 0.4], [False, True, True])
         Observations(with_canary=2 scores, without_canary=1 scores)
+        >>> joined = Observations.from_presence(
+        ...     [0.1, 0.9], [True, False], ids=["a", "b"], present_ids=["b", "a"])
+        >>> joined.with_canary, joined.with_ids
+        (array([0.9]), array(['b'], dtype='<U1'))
         """
         values = _as_scores("scores", scores)
-        mask = _as_mask(present, values.shape)
-        if values.ndim == 1:
-            return cls(with_canary=values[mask], without_canary=values[~mask], normalized=normalized)
-        require_fair(mask)
-        steps = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
-        return cls(
-            with_canary=values[mask],
-            without_canary=values[~mask],
-            normalized=normalized,
-            coupled=coupled,
-            with_steps=steps[mask],
-            without_steps=steps[~mask],
-        )
+        names = None if ids is None else as_ids("ids", ids, values.shape[-1])
+        mask = _as_mask(joined_presence(present, names, present_ids, paired=paired), values.shape)
+        if paired:
+            return _from_pairs(values, mask, names, normalized)
+        kept: dict[str, Any] = {"with_canary": values[mask], "without_canary": values[~mask]}
+        if names is not None:
+            names = np.broadcast_to(names, values.shape)
+            kept |= {"with_ids": names[mask], "without_ids": names[~mask]}
+        if values.ndim == 2:
+            check = CoinCheck()
+            check.add(mask)
+            check.require_fair(ask=_OTHER_DESIGNS)
+            steps = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
+            kept |= {"with_steps": steps[mask], "without_steps": steps[~mask], "coupled": coupled}
+        return cls(**kept, normalized=normalized)
 
     def in_memory(self) -> Observations:
         """Return these observations with memory-mapped files read into memory and checked."""
@@ -120,6 +164,13 @@ class Observations:
         """Whether a coin decided the presence of each canary in each step."""
         return self.with_steps is not None
 
+    @property
+    def design(self) -> str:
+        """The assumption on which canaries were present, as listed by a bound."""
+        if self.paired:
+            return PAIRED
+        return FAIR if self.by_coin else ALIKE
+
 
 def _check_steps(observations: Observations) -> None:
     """Require one step per score, in ascending order: predictable rules rely on it."""
@@ -132,6 +183,47 @@ def _check_steps(observations: Observations) -> None:
     for name, steps, scores in pairs:
         if steps is not None and (steps.shape != scores.shape or (np.diff(steps) < 0).any()):
             raise InputError(f"Expected {name} to hold one step per score, in ascending order.")
+
+
+def _check_ids(observations: Observations) -> None:
+    """Require one identifier per score, or per column of steps x canaries."""
+    for side in ("with", "without"):
+        ids, scores = getattr(observations, f"{side}_ids"), getattr(observations, f"{side}_canary")
+        if ids is not None:
+            object.__setattr__(observations, f"{side}_ids", as_ids(f"{side}_ids", ids, scores.shape[-1]))
+
+
+def _from_pairs(
+    scores: ScoreArray, present: BoolArray, ids: IdArray | None, normalized: bool
+) -> Observations:
+    """Return the observations of steps that have one score with and one without each canary."""
+    if scores.ndim == 1:
+        raise InputError("Expected scores of steps x canaries with paired=True, got one dimension.")
+    size = scores.shape[1]
+    if ids is not None:
+        order = np.argsort(ids, kind="stable")
+        scores, present, ids = scores[:, order], present[:, order], ids[order]
+        require_twice(ids)
+        pairs = present.reshape(len(present), size // 2, 2)
+        wrong = (pairs.sum(axis=2) != 1).any(axis=1)
+    else:
+        wrong = 2 * np.count_nonzero(present, axis=1) != size
+    if wrong.any():
+        step = int(np.flatnonzero(wrong)[0])
+        raise InputError(
+            "Expected one score with and one without each canary in every step with paired=True, got "
+            f"{np.count_nonzero(present[step]):,} of {size:,} scores with it in step {step}"
+            f"{', or one canary twice on a side' if ids is not None else ''}."
+        )
+    names = None if ids is None else ids[::2]
+    return Observations(
+        with_canary=scores[present].reshape(len(scores), -1),
+        without_canary=scores[~present].reshape(len(scores), -1),
+        with_ids=names,
+        without_ids=names,
+        paired=True,
+        normalized=normalized,
+    )
 
 
 def _as_scores(name: str, values: ArrayLike) -> ScoreArray:
@@ -168,41 +260,6 @@ def _as_mask(present: ArrayLike, shape: tuple[int, ...]) -> BoolArray:
     return mask
 
 
-def require_fair(present: BoolArray) -> None:
-    """Reject a mask, steps x canaries, that is unbalanced in a step, for a canary or overall.
-
-    If exactly half of the canaries in every step are present, no coin is needed: wrong guesses on both
-    sides have equal weight.
-
-    >>> require_fair(np.array([[True, False], [False, True]]))
-    """
-    num_steps, num_canaries = present.shape
-    by_step, by_canary = present.sum(axis=1), present.sum(axis=0)
-    if (2 * by_step == num_canaries).all():
-        return
-    counts = {
-        "overall": (np.array([present.sum()]), present.size),
-        "for one canary": (by_canary, num_steps),
-        "in one step": (by_step, num_canaries),
-    }
-    for where, (found, number) in counts.items():
-        least = _probabilities(found, number)
-        if least.min() < _REFUSAL_RATE / (len(counts) * least.size):
-            worst = int(found[least.argmin()])
-            raise InputError(
-                "Expected an independent fair coin to decide the presence of each canary in each step, got "
-                f"{worst:,} of {number:,} present {where}. For other designs, pass the scores with and "
-                "without the canary separately."
-            )
-
-
-def _probabilities(counts: IntArray, number: int) -> FloatArray:
-    """Return the probability that ``number`` fair coins deviate from half at least as much as each count."""
-    fewer = np.minimum(counts, number - counts)
-    likely: FloatArray = np.minimum(1.0, 2 * bdtr(fewer, number, 0.5))
-    return likely
-
-
 def is_on_disk(scores: ScoreArray) -> bool:
     """Return whether ``scores`` is a whole memory-mapped file (the offset of a slice is unknown)."""
     return isinstance(scores, np.memmap) and isinstance(scores.base, mmap.mmap)
@@ -236,3 +293,59 @@ def require_finite(name: str, start: int, piece: ScoreArray) -> None:
         return
     bad = int(np.flatnonzero(~np.isfinite(piece))[0])
     raise InputError(f"Expected finite scores, got {name}[{start + bad}]={float(piece[bad])!r}.")
+
+
+def scale_notes(observations: Observations, expected: float = 1.0) -> tuple[str, ...]:
+    """Return a sentence if scores declared as normalized certainly have other means than 0 and ``expected``.
+
+    Correct scores get one with a probability below 1e-6. Steps are clusters: their scores may be dependent.
+    """
+    if not observations.normalized:
+        return ()
+    absent, absent_error = _mean_and_error(observations.without_canary, observations.without_steps)
+    present, present_error = _mean_and_error(observations.with_canary, observations.with_steps)
+    is_off = abs(absent) > max(_MATERIAL * expected, absent_error)
+    if not is_off and not abs(present - expected) > max(_MATERIAL * expected, present_error):
+        return ()
+    cause = _likely_cause(present - absent, max(absent_error, present_error), expected)
+    return (
+        f"Normalized scores have a mean of 0 without the canary and of {expected:.3g} with it, but these "
+        f"have {absent:.3g} and {present:.3g}: {cause}.",
+    )
+
+
+def _likely_cause(gap: float, error: float, expected: float) -> str:
+    if abs(gap - expected) <= _MATERIAL * expected:
+        return "subtract what the release contains without the canary"
+    if gap <= error:
+        return "check that canaries reach the release, and that a higher score means present"
+    factor = f"a missing factor of {expected / gap:.3g}"
+    if gap > expected:
+        return f"check whether canaries are clipped to the claimed norm, or for {factor} in the scores"
+    return f"check for {factor} in the scores, such as the batch size"
+
+
+def _mean_and_error(scores: ScoreArray, steps: IntArray | None) -> tuple[float, float]:
+    """Return the mean, and by how much it may differ from its expectation; infinity for few scores."""
+    sums, sizes = _sums(scores, steps)
+    mean, number = float(sums.sum() / sizes.sum()), sums.size
+    if number < _FEW_MEANS:
+        return mean, math.inf
+    variance = float(((sums - mean * sizes) ** 2).sum()) * number / (number - 1) / float(sizes.sum()) ** 2
+    deviations = max(_STANDARD_ERRORS, -float(stdtrit(number - 1, _NOTE_RATE)))
+    return mean, deviations * math.sqrt(variance)
+
+
+def _sums(scores: ScoreArray, steps: IntArray | None) -> tuple[FloatArray, FloatArray]:
+    """Return sum and number of the scores of each step; of large arrays, only the beginning is read.
+
+    A one-dimensional score is a step of its own.
+    """
+    if steps is not None:
+        sums: FloatArray = np.bincount(steps, weights=scores).astype(np.float64)
+        sizes = np.bincount(steps).astype(np.float64)
+        return sums[sizes > 0], sizes[sizes > 0]
+    read = np.concatenate([piece.astype(np.float64) for _, piece in islice(chunks(scores), _SAMPLED_CHUNKS)])
+    width = min(scores.shape[1] if scores.ndim == 2 else 1, read.size)
+    sums = read[: read.size // width * width].reshape(-1, width).sum(axis=1)
+    return sums, np.full(sums.size, float(width))

@@ -10,16 +10,17 @@ from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.stats._binomial import binomial_cdf
 from dpaudit.stats._bound import Bound
+from dpaudit.stats._coins import FAIR
 from dpaudit.stats._counts import Guesses
-from dpaudit.stats._observations import FAIR
 from dpaudit.stats._rootfinding import last_true
 from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import Kind
 from dpaudit.stats.tradeoffs import ApproximateDP, TradeOff
 
-_BEFORE = (
-    "the number of guesses was fixed before seeing the data, and the canaries to guess were chosen without "
-    "knowing which were present"
+_BEFORE = "the number of guesses was fixed before seeing the data"
+_RELEASE_ALONE = (
+    "which canaries were guessed, and the guesses, depend only on what the training run released, not on "
+    "which canaries were present"
 )
 
 
@@ -75,7 +76,7 @@ def _bound(
         threshold=None,
         counts=guesses,
         kind=Kind.CONFIDENCE,
-        assumptions=(*((assumed,) if assumed else ()), FAIR, _BEFORE),
+        assumptions=(*((assumed,) if assumed else ()), FAIR, _RELEASE_ALONE, _BEFORE),
     )
 
 

@@ -72,7 +72,7 @@ class AuditDesign:
         """Return the largest parameter that an attack without a single error would refute."""
         if isinstance(self.inference, ExactInference):
             counts = ErrorCounts.perfect(self.num_absent, self.num_present)
-            return self.inference.parameter(counts, self.query)
+            return self.rule.largest_bound(self.inference, counts, self.query)
         assert isinstance(self.inference, Betting)
         none = np.zeros(self.num_steps, dtype=np.int64)
         sizes = [np.full(self.num_steps, self._per_step(n)) for n in (self.num_absent, self.num_present)]

@@ -46,7 +46,8 @@ class Verdict(Enum):
 class Result:
     """Claim, bound, verdict and power of one audit.
 
-    ``not_covered`` lists, in sentences, the parts of training that the audit did not exercise.
+    ``not_covered`` lists, in sentences, the parts of training that the audit did not exercise. ``notes`` are
+    sentences on scores that do not look as they were described.
     """
 
     claim: Claimed
@@ -55,6 +56,7 @@ class Result:
     hypothesis: Hypothesis
     design: AuditDesign
     not_covered: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def power(self) -> Power:
@@ -77,7 +79,8 @@ class Result:
         lines = [f"{self.verdict.name}. {self.sentence}"]
         lines += [f"  {label}: {text}" for label, text in self._summary()]
         lines += [f"  assumes: {text}" for text in self.bound.assumptions]
-        return "\n".join(lines + [f"  not covered: {text}" for text in self.not_covered])
+        lines += [f"  not covered: {text}" for text in self.not_covered]
+        return "\n".join(lines + [f"  note: {text}" for text in self.notes])
 
     def _repr_html_(self) -> str:
         """Return the HTML that notebooks display."""
@@ -85,7 +88,11 @@ class Result:
             self.verdict.name,
             self.sentence,
             self._summary(),
-            [("assumes", self.bound.assumptions), ("not covered", self.not_covered)],
+            [
+                ("assumes", self.bound.assumptions),
+                ("not covered", self.not_covered),
+                ("note", self.notes),
+            ],
         )
 
     def _summary(self) -> list[tuple[str, str]]:
@@ -122,6 +129,7 @@ class Result:
             "bound": self.bound.to_dict(),
             "power": self.power.to_dict(),
             "not_covered": list(self.not_covered),
+            "notes": list(self.notes),
         }
 
 

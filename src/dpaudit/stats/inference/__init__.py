@@ -6,6 +6,7 @@ from dpaudit.stats.inference._base import (
     ExactInference,
     Inference,
     Kind,
+    RankInference,
     ThresholdResult,
 )
 from dpaudit.stats.inference._betting import Betting
@@ -23,5 +24,6 @@ __all__ = [
     "KatzLog",
     "Kind",
     "Posterior",
+    "RankInference",
     "ThresholdResult",
 ]

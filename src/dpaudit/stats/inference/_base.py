@@ -16,6 +16,9 @@ from dpaudit.stats._observations import Observations
 from dpaudit.stats._serialization import Serializable
 from dpaudit.stats.tradeoffs import TradeOff
 
+_FIXED_BEFORE = "was fixed before seeing the data"
+_OF_ONE_RUN = "for the steps of one training run, independence is an assumption about the mechanism"
+
 
 class Kind(StrEnum):
     """What a bound's error rate means."""
@@ -45,11 +48,15 @@ class BoundQuery:
 
 @dataclass(frozen=True)
 class ThresholdResult:
-    """The refuted parameter, with the threshold and counts behind it (the last ones if they varied)."""
+    """The refuted parameter, with the threshold and counts behind it (the last ones if they varied).
+
+    ``rule`` is the threshold rule of the bound if the one that was applied chose between several.
+    """
 
     parameter: float
     threshold: float | None
     counts: ErrorCounts
+    rule: Serializable | None = None
 
 
 class Inference(Serializable, ABC):
@@ -106,9 +113,8 @@ class CountInference(Inference):
         return ThresholdResult(self.parameter(counts, query), threshold, counts)
 
     def assumption(self, stepped: bool) -> str:
-        if stepped:
-            return "all observations are independent, including those of canaries in the same step"
-        return "all observations are independent"
+        within = ", including those of canaries in the same step," if stepped else ""
+        return f"all observations{within} are independent, and their number {_FIXED_BEFORE}; {_OF_ONE_RUN}"
 
 
 class ExactInference(CountInference):
@@ -121,3 +127,20 @@ class ExactInference(CountInference):
         self, claimed: float, sizes: ErrorCounts, fpr: tuple[float, float], query: BoundQuery
     ) -> Region:
         """Return the outcomes that refute ``claimed``, restricted to those relevant for rates in ``fpr``."""
+
+
+class RankInference(ExactInference):
+    """An exact inference that is also valid at a score of a fixed rank, which depends on the data."""
+
+    @abstractmethod
+    def at_rank(self, counts: ErrorCounts, query: BoundQuery, floor: float) -> float:
+        """Return the largest refuted parameter at a score of a fixed rank, or ``floor`` if that is larger.
+
+        The threshold is the absent score with ``counts.false_positives`` others above it.
+        """
+
+    @abstractmethod
+    def most_refuting(
+        self, ranks: IntArray, claimed: float, sizes: ErrorCounts, query: BoundQuery
+    ) -> IntArray:
+        """Return, for each rank, the most false negatives with which ``claimed`` is refuted, -1 if none."""

@@ -19,7 +19,7 @@ from dpaudit.errors import InputError
 from dpaudit.stats._binomial import Region, plausible_counts, upper_rate, upper_rate_chords
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._rootfinding import last_positive
-from dpaudit.stats.inference._base import BoundQuery, CountInference, ExactInference, Kind
+from dpaudit.stats.inference._base import BoundQuery, CountInference, Kind, RankInference
 from dpaudit.stats.tradeoffs import PureDP, TradeOff
 from dpaudit.stats.tradeoffs._base import at_least_zero
 
@@ -27,7 +27,7 @@ _NODES = 200
 
 
 @dataclass(frozen=True)
-class ClopperPearson(ExactInference):
+class ClopperPearson(RankInference):
     """Upper Clopper-Pearson limits of both error rates, each at half the error, applied to the trade-off."""
 
     rank_is_bound: ClassVar[bool] = True
@@ -50,17 +50,25 @@ class ClopperPearson(ExactInference):
         self, claimed: float, sizes: ErrorCounts, fpr: tuple[float, float], query: BoundQuery
     ) -> Region:
         fp = plausible_counts(sizes.num_absent, *fpr)
-        upper = upper_rate(fp, sizes.num_absent, query.error_rate / 2)
-        allowed = query.tradeoff.fnr(claimed, upper)
-        most_fn = _most_below(allowed, sizes.num_present, query.error_rate / 2)
+        most_fn = self.most_refuting(fp, claimed, sizes, query)
         return Region(fp, most_fn, (sizes.num_absent, sizes.num_present))
 
+    def most_refuting(
+        self, ranks: IntArray, claimed: float, sizes: ErrorCounts, query: BoundQuery
+    ) -> IntArray:
+        upper = upper_rate(ranks, sizes.num_absent, query.error_rate / 2)
+        allowed = query.tradeoff.fnr(claimed, upper)
+        return most_below(allowed, sizes.num_present, query.error_rate / 2)
 
-def _most_below(rates: FloatArray, trials: int, error: float) -> FloatArray:
+    def at_rank(self, counts: ErrorCounts, query: BoundQuery, floor: float) -> float:
+        return max(self.parameter(counts, query), floor)  # the limit of a count is that of a rank
+
+
+def most_below(rates: FloatArray, trials: int, error: float) -> IntArray:
     """Return the largest number of errors whose upper limit is below each rate, -1 if none."""
     errors = plausible_counts(trials, float(rates.min()), float(rates.max()))
     ends = upper_rate_chords(errors, trials, error)
-    return np.asarray(errors[0] + np.searchsorted(ends, rates, side="left") - 1.0)
+    return np.asarray(errors[0] + np.searchsorted(ends, rates, side="left") - 1)
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,7 @@ class _RegionMass:
     def __init__(self, counts: ErrorCounts, tradeoff: TradeOff) -> None:
         one = (counts.false_positives, counts.num_absent)
         other = (counts.false_negatives, counts.num_present)
-        if _probit_variance(*one) > _probit_variance(*other):
+        if probit_variance(*one) > probit_variance(*other):
             one, other = other, one
         nodes, self._weights = _quantile_nodes()
         self._tradeoff = tradeoff
@@ -113,7 +121,8 @@ class _RegionMass:
         return float(self._weights @ np.maximum(inside, 0.0))
 
 
-def _probit_variance(errors: int, trials: int) -> float:
+def probit_variance(errors: int, trials: int) -> float:
+    """Return the approximate variance of the probit of an observed rate, with half an error added."""
     rate = (errors + 0.5) / (trials + 1)
     height = math.exp(-(float(special.ndtri(rate)) ** 2) / 2)
     return rate * (1 - rate) / (trials * height**2)
@@ -149,7 +158,7 @@ class KatzLog(CountInference):
             )
 
     def assumption(self, stepped: bool) -> str:
-        return super().assumption(stepped) + ", and there are many of them (the interval is asymptotic)"
+        return super().assumption(stepped) + "; there are many of them (the interval is asymptotic)"
 
     def rank(
         self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery

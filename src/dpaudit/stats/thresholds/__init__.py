@@ -1,15 +1,8 @@
 """Threshold rules: above which value a score is called "present"."""
 
 from dpaudit.stats.thresholds._base import ThresholdRule
-from dpaudit.stats.thresholds._rules import (
-    BestOf,
-    Fixed,
-    HeldOut,
-    Optimal,
-    Predictable,
-    SameData,
-    Simultaneous,
-)
+from dpaudit.stats.thresholds._order_statistics import Simultaneous, Tails
+from dpaudit.stats.thresholds._rules import BestOf, Fixed, HeldOut, Optimal, Predictable, SameData
 
 __all__ = [
     "BestOf",
@@ -19,5 +12,6 @@ __all__ = [
     "Predictable",
     "SameData",
     "Simultaneous",
+    "Tails",
     "ThresholdRule",
 ]

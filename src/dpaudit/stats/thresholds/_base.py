@@ -13,7 +13,7 @@ from dpaudit.errors import InputError
 from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._serialization import Serializable
-from dpaudit.stats.inference import BoundQuery, CountInference, Inference, ThresholdResult
+from dpaudit.stats.inference import BoundQuery, CountInference, ExactInference, Inference, ThresholdResult
 
 _COARSE = 256  # thresholds evaluated first
 _SPLIT = 8  # parts into which a block that may contain the best threshold is split
@@ -38,6 +38,10 @@ class ThresholdRule(Serializable, ABC):
         del num_absent
         return error
 
+    def largest_bound(self, inference: ExactInference, counts: ErrorCounts, query: BoundQuery) -> float:
+        """Return the bound of an attack without errors; ``query`` has the error rate of one threshold."""
+        return inference.parameter(counts, query)
+
     def operating_point(self, query: BoundQuery, parameter: float, normalized: bool) -> tuple[float, float]:
         """Return the fpr and fnr of an ideal attack under this rule, by default its balanced point."""
         del normalized
@@ -45,9 +49,10 @@ class ThresholdRule(Serializable, ABC):
         return error, error
 
 
-def unsupported(rule: ThresholdRule, inference: Inference, expected: type) -> InputError:
+def unsupported(rule: ThresholdRule, inference: Inference, *expected: type) -> InputError:
     """Return the error for an inference that the rule does not support."""
-    return InputError(f"Expected inference of type {expected.__name__} with {rule!r}, got {inference!r}.")
+    names = " or ".join(kind.__name__ for kind in expected)
+    return InputError(f"Expected inference of type {names} with {rule!r}, got {inference!r}.")
 
 
 def least_balanced_error(absent: ScoreArray, present: ScoreArray) -> float:

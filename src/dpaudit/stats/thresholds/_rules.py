@@ -13,7 +13,7 @@ import numpy as np
 from scipy import special
 
 from dpaudit import _validate
-from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
+from dpaudit._types import BoolArray, FloatArray, ScoreArray
 from dpaudit.errors import InputError
 from dpaudit.stats._counts import ErrorCounts, StepErrors, StepScores
 from dpaudit.stats._observations import Observations
@@ -23,6 +23,7 @@ from dpaudit.stats.inference import (
     BoundQuery,
     ClopperPearson,
     CountInference,
+    ExactInference,
     Inference,
     ThresholdResult,
 )
@@ -188,6 +189,7 @@ def _split(
     """Separate the held-out scores from the rest, renumbering the steps of the rest, if any."""
     absent, present = observations.without_canary, observations.with_canary
     rest: dict[str, Any] = {"with_canary": present[~with_held], "without_canary": absent[~without_held]}
+    rest |= {"with_ids": None, "without_ids": None}  # counts need none
     if observations.with_steps is not None and observations.without_steps is not None:
         if with_held.all() or without_held.all():
             raise InputError(
@@ -259,69 +261,6 @@ def _from_earlier_steps(
 
 
 @dataclass(frozen=True)
-class Simultaneous(ThresholdRule):
-    """The best of several thresholds, at ranks of the absent scores that are fixed before seeing the data.
-
-    The fpr at an absent score of a given rank is a Beta order statistic, whatever the distribution of the
-    scores. Given the absent scores the thresholds are fixed, so the false negatives at each are binomial.
-    Each rank spends an equal share of the error. Thirty-two ranks cost as much as a Berk-Jones band over all
-    ranks of 1,000 scores would (its local level is about error / 30 there), need no calibration, and lose
-    nothing between ranks, because the other side is counted at the exact threshold.
-    """
-
-    num_thresholds: int = 32
-
-    def __post_init__(self) -> None:
-        _validate.whole("num_thresholds", self.num_thresholds)
-
-    @property
-    def label(self) -> str:
-        return "bands"
-
-    def error(self, error: float, num_absent: int) -> float:
-        return error / self.ranks(num_absent).size
-
-    def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
-        if not isinstance(inference, ClopperPearson):
-            raise unsupported(self, inference, ClopperPearson)
-        roc = EmpiricalROC.of(observations)
-        absent, present = roc.absent, roc.present
-        ranks = self.ranks(absent.size)
-        thresholds = absent[absent.size - 1 - ranks]
-        misses = np.searchsorted(present, thresholds, side="right")
-        shared = replace(query, error_rate=self.error(query.error_rate, absent.size))
-        values = inference.rank(ranks, misses, roc.sizes, shared)
-        best = int(values.argmax())
-        counts = ErrorCounts(
-            # ties at the threshold may leave fewer scores above it; the band holds for the rank
-            false_positives=int(ranks[best]),
-            num_absent=absent.size,
-            false_negatives=int(misses[best]),
-            num_present=present.size,
-        )
-        return ThresholdResult(float(values[best]), float(thresholds[best]), counts)
-
-    def ranks(self, size: int) -> IntArray:
-        """Return how many absent scores are above each threshold: evenly spaced in the logit."""
-        if size <= self.num_thresholds:
-            return np.arange(size)
-        most = np.log(2.0 * size)
-        logits = np.linspace(-most, most, self.num_thresholds)
-        shares = 1 / (1 + np.exp(-logits))
-        ranks = np.floor(shares * size).astype(np.int64)
-        return _distinct(np.minimum(ranks, size - 1), size)
-
-
-def _distinct(ranks: IntArray, size: int) -> IntArray:
-    """Separate equal neighbors by moving them up, then back below ``size``."""
-    for i in range(1, ranks.size):
-        ranks[i] = max(ranks[i], ranks[i - 1] + 1)
-    for i in range(ranks.size - 1, -1, -1):
-        ranks[i] = min(ranks[i], size - (ranks.size - i))
-    return ranks
-
-
-@dataclass(frozen=True)
 class SameData(ThresholdRule):
     """The maximum over all thresholds on the counted data.
 
@@ -355,25 +294,72 @@ def _at_rank(roc: EmpiricalROC, rank: int, inference: CountInference, query: Bou
 
 @dataclass(frozen=True, repr=False)
 class BestOf(ThresholdRule):
-    """The larger bound of several rules that share the error, as in the audit of a whole run.
+    """The largest bound of several rules that share the error probability: a union bound.
 
-    It only describes a bound in results and files and never computes one.
+    The first rule is the main one, whose power is stated. ``chosen`` is the rule with the largest bound, in
+    results.
+
+    >>> BestOf((Fixed(0.5), HeldOut()), (0.9, 0.1)).label
+    'best of fixed 0.5, held out'
     """
 
-    valid: ClassVar[bool] = False
-    chosen: ThresholdRule | NamedPart
-    rules: tuple[ThresholdRule, ...]
+    rules: tuple[ThresholdRule | NamedPart, ...]
     shares: tuple[float, ...]
+    chosen: ThresholdRule | NamedPart | None = None
+
+    def __post_init__(self) -> None:
+        if not self.rules or len(self.rules) != len(self.shares):
+            raise InputError(
+                f"Expected one share of the error for each rule in BestOf(), got {len(self.rules)} rules and "
+                f"{len(self.shares)} shares."
+            )
+        if min(self.shares) <= 0 or sum(self.shares) > 1 + 1e-9:
+            raise InputError(f"Expected positive shares that sum to at most 1, got shares={self.shares}.")
+        for rule in self.rules:
+            if isinstance(rule, ThresholdRule) and not rule.valid:
+                raise InputError(f"Expected rules with a known error rate in BestOf(), got {rule!r}.")
 
     def __repr__(self) -> str:
+        if self.chosen is None:
+            return f"BestOf(rules={self.rules!r}, shares={self.shares!r})"
         parts = zip(self.rules, self.shares, strict=True)
         shares = " and ".join(f"{rule!r} with {share:g} of the error" for rule, share in parts)
         return f"{self.chosen!r}, the better of {shares}"
 
     @property
     def label(self) -> str:
+        if self.chosen is None:
+            return "best of " + ", ".join(rule.label for rule in self.rules)
         return self.chosen.label
 
+    @property
+    def main(self) -> ThresholdRule:
+        """The first rule."""
+        return _known(self.rules[0])
+
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
-        del observations, inference, query
-        raise InputError(f"Expected a rule that chooses a threshold, such as Fixed(0.5), got {self!r}.")
+        rules = [_known(rule) for rule in self.rules]
+        found = [
+            rule.apply(observations, inference, replace(query, error_rate=share * query.error_rate))
+            for rule, share in zip(rules, self.shares, strict=True)
+        ]
+        best = max(range(len(found)), key=lambda index: found[index].parameter)
+        return replace(found[best], rule=replace(self, chosen=rules[best]))
+
+    def largest_bound(self, inference: ExactInference, counts: ErrorCounts, query: BoundQuery) -> float:
+        return self.main.largest_bound(inference, counts, query)
+
+    def counted(self, size: int) -> int:
+        return self.main.counted(size)
+
+    def error(self, error: float, num_absent: int) -> float:
+        return self.main.error(self.shares[0] * error, num_absent)
+
+    def operating_point(self, query: BoundQuery, parameter: float, normalized: bool) -> tuple[float, float]:
+        return self.main.operating_point(query, parameter, normalized)
+
+
+def _known(rule: ThresholdRule | NamedPart) -> ThresholdRule:
+    if isinstance(rule, NamedPart):
+        raise InputError(f"Expected a rule that chooses a threshold, such as Fixed(0.5), got {rule!r}.")
+    return rule

@@ -83,7 +83,9 @@ class FirstSteps(Figure):
         scores, present = (np.array(map_array(work.folder / f"{name}.npy")) for name in ("scores", "present"))
         rows = []
         for number in work.settings["first"]:
-            first = Observations.from_presence(scores[:number], present[:number], normalized=True)
+            first = Observations.from_presence(
+                scores[:number], present[:number], normalized=True, paired=key["mode"] == _PAPERS
+            )
             rows += [
                 {"steps": number, **_bound(first, claim, *method)} for method in _METHODS[str(key["mode"])]
             ]

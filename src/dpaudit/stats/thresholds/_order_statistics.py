@@ -1,0 +1,191 @@
+"""Thresholds at scores of given ranks, where the distribution of one error rate is known.
+
+The fpr at an absent score of a given rank is a Beta order statistic, whatever the distribution of the scores.
+Given the absent scores the threshold is fixed, so the false negatives at it are binomial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dpaudit import _validate
+from dpaudit._types import IntArray, ScoreArray
+from dpaudit.stats._counts import ErrorCounts
+from dpaudit.stats._observations import Observations, chunks, require_finite
+from dpaudit.stats.inference import (
+    BoundQuery,
+    ClopperPearson,
+    ExactInference,
+    Inference,
+    JointExact,
+    RankInference,
+    ThresholdResult,
+)
+from dpaudit.stats.thresholds._base import EmpiricalROC, ThresholdRule, unsupported
+
+_GROWTH = 5  # ratio of neighboring ranks of Tails, counted from 1
+_TAIL = 0.05  # the largest share of scores beyond a threshold of Tails
+
+
+@dataclass(frozen=True)
+class Simultaneous(ThresholdRule):
+    """The best of several thresholds, at ranks of the absent scores that are fixed before seeing the data.
+
+    The fpr at an absent score of a given rank is a Beta order statistic, whatever the distribution of the
+    scores. Given the absent scores the thresholds are fixed, so the false negatives at each are binomial.
+    Each rank spends an equal share of the error. Thirty-two ranks cost as much as a Berk-Jones band over all
+    ranks of 1,000 scores would (its local level is about error / 30 there), need no calibration, and lose
+    nothing between ranks, because the other side is counted at the exact threshold.
+    """
+
+    num_thresholds: int = 32
+
+    def __post_init__(self) -> None:
+        _validate.whole("num_thresholds", self.num_thresholds)
+
+    @property
+    def label(self) -> str:
+        return "bands"
+
+    def error(self, error: float, num_absent: int) -> float:
+        return error / self.ranks(num_absent).size
+
+    def largest_bound(self, inference: ExactInference, counts: ErrorCounts, query: BoundQuery) -> float:
+        return inference.at_rank(counts, query, 0.0) if isinstance(inference, RankInference) else 0.0
+
+    def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
+        if not isinstance(inference, RankInference):
+            raise unsupported(self, inference, ClopperPearson, JointExact)
+        roc = EmpiricalROC.of(observations)
+        absent, present = roc.absent, roc.present
+        ranks = self.ranks(absent.size)
+        thresholds = absent[absent.size - 1 - ranks]
+        misses = np.searchsorted(present, thresholds, side="right")
+        shared = replace(query, error_rate=self.error(query.error_rate, absent.size))
+        # ties at the threshold may leave fewer scores above it; the test holds for the rank
+        found = [
+            ThresholdResult(0.0, float(threshold), _counts(rank, absent.size, missed, present.size))
+            for threshold, rank, missed in zip(thresholds, ranks, misses, strict=True)
+        ]
+        promising = np.argsort(-inference.rank(ranks, misses, roc.sizes, shared), kind="stable")
+        return _largest_bound([found[index] for index in promising], inference, shared)
+
+    def ranks(self, size: int) -> IntArray:
+        """Return how many absent scores are above each threshold: evenly spaced in the logit."""
+        if size <= self.num_thresholds:
+            return np.arange(size)
+        most = np.log(2.0 * size)
+        logits = np.linspace(-most, most, self.num_thresholds)
+        shares = 1 / (1 + np.exp(-logits))
+        ranks = np.floor(shares * size).astype(np.int64)
+        return _distinct(np.minimum(ranks, size - 1), size)
+
+
+def _distinct(ranks: IntArray, size: int) -> IntArray:
+    """Separate equal neighbors by moving them up, then back below ``size``."""
+    for i in range(1, ranks.size):
+        ranks[i] = max(ranks[i], ranks[i - 1] + 1)
+    for i in range(ranks.size - 1, -1, -1):
+        ranks[i] = min(ranks[i], size - (ranks.size - i))
+    return ranks
+
+
+@dataclass(frozen=True)
+class Tails(ThresholdRule):
+    """The best of a few far thresholds: high ranks of the absent scores and low ranks of the present ones.
+
+    A threshold in the middle cannot see noise without tails, or a canary that is rarely but fully revealed.
+    Beyond the extreme absent score there may then be many present scores. The ranks are 0, 4, 24, ..., up to
+    a twentieth of the scores, and share the error equally. Only the extreme scores are kept in memory.
+    """
+
+    @property
+    def label(self) -> str:
+        return "tails"
+
+    def error(self, error: float, num_absent: int) -> float:
+        return error / (2 * self.ranks(num_absent).size)
+
+    def largest_bound(self, inference: ExactInference, counts: ErrorCounts, query: BoundQuery) -> float:
+        return inference.at_rank(counts, query, 0.0) if isinstance(inference, RankInference) else 0.0
+
+    def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
+        if not isinstance(inference, RankInference):
+            raise unsupported(self, inference, ClopperPearson, JointExact)
+        absent, present = observations.without_canary, observations.with_canary
+        sides = (("without_canary", absent), ("with_canary", present))
+        high = _extremes(*sides[0], self.ranks(absent.size), sign=1)
+        low = _extremes(*sides[1], self.ranks(present.size), sign=-1)
+        found = [
+            ThresholdResult(0.0, float(threshold), _counts(rank, absent.size, missed, present.size))
+            for rank, threshold, missed in zip(
+                self.ranks(absent.size), high, _count_up_to(*sides[1], high, sign=1), strict=True
+            )
+        ]
+        found += [
+            # a present score at the threshold is not an error, so the threshold is just below it
+            ThresholdResult(
+                0.0, float(np.nextafter(threshold, -np.inf)), _counts(wrong, absent.size, rank, present.size)
+            )
+            for rank, threshold, wrong in zip(
+                self.ranks(present.size), low, _count_up_to(*sides[0], low, sign=-1), strict=True
+            )
+        ]
+        shared = replace(query, error_rate=query.error_rate / len(found))
+        return _largest_bound(found, inference, shared, num_first=high.size)
+
+    def ranks(self, size: int) -> IntArray:
+        """Return how many scores of a side are beyond each threshold."""
+        count = 1 + max(int(np.log(max(_TAIL * size, 1.0)) / np.log(_GROWTH)), 0)
+        return np.asarray(_GROWTH ** np.arange(count) - 1)
+
+
+def _counts(false_positives: int, num_absent: int, false_negatives: int, num_present: int) -> ErrorCounts:
+    return ErrorCounts(
+        false_positives=int(false_positives),
+        num_absent=num_absent,
+        false_negatives=int(false_negatives),
+        num_present=num_present,
+    )
+
+
+def _largest_bound(
+    found: Sequence[ThresholdResult],
+    inference: RankInference,
+    query: BoundQuery,
+    num_first: int | None = None,
+) -> ThresholdResult:
+    """Return the result with the largest bound; those after ``num_first`` are at ranks of present scores."""
+    best = found[0]
+    for index, result in enumerate(found):
+        exchanged = num_first is not None and index >= num_first
+        counts = result.counts.exchanged() if exchanged else result.counts
+        parameter = inference.at_rank(counts, query, best.parameter)
+        if parameter > best.parameter:
+            best = replace(result, parameter=parameter)
+    return best
+
+
+def _extremes(name: str, scores: ScoreArray, ranks: IntArray, *, sign: int) -> ScoreArray:
+    """Return the scores with as many others above (``sign`` 1) or below (-1) as ``ranks`` says, in chunks."""
+    kept = np.empty(0, dtype=scores.dtype)
+    for start, piece in chunks(scores):
+        require_finite(name, start, piece)
+        values = sign * piece
+        if kept.size > ranks[-1]:
+            values = values[values > kept[0]]
+        kept = np.sort(np.concatenate([kept, values]))[-(int(ranks[-1]) + 1) :]
+    return np.asarray(sign * kept[kept.size - 1 - ranks])
+
+
+def _count_up_to(name: str, scores: ScoreArray, thresholds: ScoreArray, *, sign: int) -> IntArray:
+    """Return how many scores are at most (``sign`` 1) or at least (-1) each threshold, in chunks."""
+    found = np.zeros(thresholds.size, dtype=np.int64)
+    for start, piece in chunks(scores):
+        require_finite(name, start, piece)
+        values = sign * piece
+        found += [int(np.count_nonzero(values <= threshold)) for threshold in sign * thresholds]
+    return found
