@@ -96,9 +96,12 @@ STEPPED = ((50, 8), (50, 64), (250, 8), (250, 64))
 ON_STEPS = ((dpaudit.Betting(), dpaudit.Fixed(0.5)), (dpaudit.Betting(), dpaudit.Predictable()))
 
 
-def fewer(inference: dpaudit.Inference, repetitions: int) -> int:
-    """Return how often to repeat audits with this inference: bets take longer than counts."""
-    return max(repetitions * 2 // 5, 1) if isinstance(inference, dpaudit.Betting) else repetitions
+def fewer(inference: dpaudit.Inference, rule: dpaudit.ThresholdRule, repetitions: int) -> int:
+    """Return how often to repeat audits with this method: bets take longer than counts at one threshold."""
+    several = isinstance(inference, dpaudit.JointExact) and isinstance(
+        rule, dpaudit.BestOf | dpaudit.Simultaneous
+    )
+    return max(repetitions * 2 // 5, 1) if several or isinstance(inference, dpaudit.Betting) else repetitions
 
 
 def grid(methods: tuple, repetitions: int) -> Iterator[Cell]:
@@ -106,21 +109,21 @@ def grid(methods: tuple, repetitions: int) -> Iterator[Cell]:
     for inference, rule in methods:
         for size in SIZES:
             for mu in MUS:
-                times = fewer(inference, repetitions)
+                times = fewer(inference, rule, repetitions)
                 yield Cell(dpaudit.Gaussian(), inference, rule, mu, size, times)
 
 
 def other_families(repetitions: int) -> Iterator[Cell]:
     for family in OTHERS:
         for inference, rule in SOUND:
-            yield Cell(family, inference, rule, 1.0, 500, fewer(inference, repetitions))
+            yield Cell(family, inference, rule, 1.0, 500, fewer(inference, rule, repetitions))
 
 
 def stepped(repetitions: int) -> Iterator[Cell]:
     for inference, rule in ON_STEPS:
         for size in STEPPED:
             for mu in MUS:
-                yield Cell(dpaudit.Gaussian(), inference, rule, mu, size, fewer(inference, repetitions))
+                yield Cell(dpaudit.Gaussian(), inference, rule, mu, size, fewer(inference, rule, repetitions))
 
 
 def optimal(repetitions: int) -> Iterator[Cell]:
