@@ -238,7 +238,7 @@ class MethodComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        nothing = dict.fromkeys(("verdict", "sentence", "claim", "bound", "power"))
+        nothing = dict.fromkeys(("verdict", "sentence", "claim", "bound", "power", "estimate"))
         sides = self.observations.with_canary, self.observations.without_canary
         return {
             **(nothing if self.result is None else self.result.to_dict()),

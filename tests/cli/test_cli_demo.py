@@ -36,7 +36,7 @@ def test_the_demo_tells_the_trainings_apart(run: Any, tmp_path: Path) -> None:
         assert one["bound"]["statement"] in report
         assert one["bound"]["statement"] in " ".join(result.stdout.split())
     page = (folder / "report.html").read_text()
-    assert page.count('<svg class="plot"') == 11  # five of each run, and both over each other
+    assert page.count('<svg class="plot"') == 13  # six of each run, and both over each other
     names = ["correct", "report.html", "report.md", "result.json", "too-little-noise"]
     assert sorted(path.name for path in folder.iterdir()) == names
 

@@ -166,21 +166,22 @@ def small_is_large(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_large_files_are_never_read_into_memory(files: Any, run: Any, small_is_large: list[int]) -> None:
     result = run("scores", *files.sides(), "--normalized", *HONEST, "--json")
     assert result.exit_code == 0, result.output
-    # once for the counts at the midpoint, twice for the tails (extremes of one side, counts of the other), and
-    # the beginning, here all, for its mean
-    assert sum(small_is_large) == 4 * files.scores.size
+    # for the counts at the midpoint, for the tails (extremes of one side, counts of the other), for the mean
+    # of the beginning (here all), and for the estimate
+    assert sum(small_is_large) == 5 * files.scores.size
     names = [row["name"] for row in json.loads(result.stdout)["methods"]]
     assert names == [*PAPER, "f-DP(joint)", "(eps,delta)(joint)"]
 
 
-def test_large_files_of_steps_are_bet_on_in_the_same_pass(
+def test_large_files_of_steps_are_bet_on_in_the_pass_of_the_counts(
     files: Any, run: Any, small_is_large: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     present, absent = files.present.reshape(50, 6), files.absent.reshape(50, 5)
     sides = ["--with", files.npy("w.npy", present), "--without", files.npy("o.npy", absent)]
     result = run("scores", *sides, "--normalized", *HONEST, "--json")
     assert result.exit_code == 0, result.output
-    assert sum(small_is_large) == 2 * files.scores.size  # the beginning, here all, once more for its mean
+    # also for the mean of the beginning, and the estimate
+    assert sum(small_is_large) == 3 * files.scores.size
     monkeypatch.undo()
     observations = dpaudit.Observations(with_canary=present, without_canary=absent, normalized=True)
     expected = dpaudit.audit(
@@ -197,7 +198,7 @@ def test_large_files_without_a_fixed_threshold_are_audited_all_the_same(
     monkeypatch.setattr("dpaudit.methods._LARGE", 10)
     result = run("scores", *files.sides(), *BROKEN)
     assert result.exit_code == 1, result.output
-    assert "files of this size are read in pieces" in result.stdout
+    assert "files of this size stay on disk" in result.stdout
 
 
 def test_a_bad_score_in_a_large_file_is_named(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import dpaudit
 from dpaudit import InputError
 from dpaudit.experiments import Config, Progress, build, rehearse, run
 from dpaudit.experiments._build import load_data
@@ -222,10 +223,11 @@ def test_a_violation_ends_the_run_if_that_is_asked(small: Small) -> None:
     assert values["verdict"] == "VIOLATION"
     assert values["stopped_early"] is True
     assert values["num_done"] < 200
-    assert values["bound"]["inference"] == {"type": "Betting", "horizon": 200}
+    assert values["bound"]["inference"] == dpaudit.Betting(horizon=200, expected=1.0).to_dict()
     assert values["methods"] == []  # bounds by counts do not hold for a run that chose its own end
     assert values["diagnosis"] is None  # and tests of its noise neither
     assert "stopped at its first violation" in values["notes"][0]
+    assert values["estimate"] is None
     assert arrays(config)["scores.npy"].shape == (values["num_done"], 32)
 
 

@@ -76,6 +76,7 @@ def test_a_violation_fails_the_test_with_what_a_developer_needs(pytester: pytest
             "dpaudit: epsilon >= *, but 4.38 is claimed. The observations refute the claim: *",
             "  claim: one Gaussian step, noise multiplier 1: epsilon = *",
             "  bound: mu >= *, with 99.6 % confidence",  # 0.05 / 5 tests / 2 for the first call, 0.8 of it
+            "  estimate: effective noise 0.[67]* of the claim [[]0.*, 0.*[]]",
             "  session: 95 % joint confidence for 5 tests that use dp_audit",
             "  noise: 0.7* of the claimed level (* to *)",
             "  canary: * times the clipping norm (spread canaries: *); at most 1 if clipped correctly",

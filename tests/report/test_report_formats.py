@@ -101,7 +101,7 @@ def test_every_bar_of_a_method_is_inside_the_area_of_its_own_tip(report: Report)
             assert 0 <= top <= float(tip["height"] or 0) - float(bar["height"] or 0)
 
 
-def test_verdict_claim_bound_and_power_are_in_every_format(report: Report) -> None:
+def test_verdict_claim_bound_power_and_estimate_are_in_every_format(report: Report) -> None:
     for chosen in Format:
         text = report.to_text(chosen)
         words = Page(text).words if chosen is Format.HTML else text
@@ -109,6 +109,7 @@ def test_verdict_claim_bound_and_power_are_in_every_format(report: Report) -> No
             assert run.bound.statement in words
             assert run.claim.summary in words.replace("\\_", "_")
             assert run.sentence in words
+            assert run.estimate.statement in words.replace("\\", "")
             assert all(one in words for one in run.bound.assumptions)
 
 

@@ -16,9 +16,17 @@ import dpaudit
 from dpaudit._html import Html
 from dpaudit.recording import Trajectory, TrajectoryPoint
 from dpaudit.report._plot_data import Histogram, PlotData
-from dpaudit.report._plots import TradeoffPlot, comparison_plot, methods_plot, scores_plot, trajectory_plot
+from dpaudit.report._plots import (
+    TradeoffPlot,
+    comparison_plot,
+    methods_plot,
+    roc_plot,
+    scores_plot,
+    trajectory_plot,
+)
 from dpaudit.report._run import ClaimSummary, MethodBound, Run
-from dpaudit.report._svg import Canvas
+from dpaudit.report._svg import AxisScale, Canvas
+from dpaudit.stats import RocBand
 from dpaudit.stats._result import ErrorRatePlane
 
 Point = tuple[float, float]
@@ -272,3 +280,34 @@ def test_axes_are_labeled_at_their_grid_lines() -> None:
         ("up", 12, 82),
     ]
     assert next(one for one in tree.iter("text") if one.text == "up").get("transform") == "rotate(-90 12 82)"
+
+
+def test_the_rates_of_the_attack_are_drawn_on_logarithmic_axes_with_their_band() -> None:
+    roc = RocBand(
+        confidence=0.95,
+        fpr=np.array([0.001, 0.01, 0.1, 1.0]),
+        claimed=np.array([0.01, 0.05, 0.3, 1.0]),
+        reached=np.array([0.02, 0.06, 0.4, 1.0]),
+        low=np.array([0.011, 0.04, 0.3, 0.9]),
+        high=np.array([0.05, 0.1, 0.5, 1.0]),
+    )
+    drawn = Drawn(roc_plot(roc), (-3.0, 0.0), (-2.0, 0.0), 300)
+    for mark, rates in (("line curve", roc.claimed), ("line bound", roc.reached)):
+        assert drawn.path(mark) == near(np.log10(np.stack([roc.fpr, rates], axis=1)))
+    # between two rates of the grid, the band has the wider end of both
+    area = [(0.001, 0.1), (0.01, 0.1), (0.01, 0.5), (0.1, 0.5), (0.1, 1.0), (1.0, 1.0)]
+    area += [(1.0, 0.3), (0.1, 0.3), (0.1, 0.04), (0.01, 0.04), (0.01, 0.011), (0.001, 0.011)]
+    assert drawn.path("area band") == near(np.log10(area))
+    assert drawn.table[1] == ["0.001", "0.01", "0.02", "0.011", "0.05"]
+    assert "this attack: true positive rate 0.06 (0.04 to 0.1)" in drawn.tips[1]
+    assert {"0.001", "0.01", "0.1", "1"} <= set(drawn.texts("text"))
+    assert "The verdict does not rest on this estimate." in drawn.texts("p")[0]
+
+
+def test_a_logarithmic_axis_has_ticks_at_powers_of_ten() -> None:
+    axis = AxisScale(2e-4, 1.0, 0.0, 100.0, log=True)
+    assert axis.ticks() == [0.001, 0.01, 0.1, 1.0]
+    assert [axis.label(tick) for tick in axis.ticks()] == ["0.001", "0.01", "0.1", "1"]
+    assert axis(2e-4) == 0.0
+    assert axis(1.0) == 100.0
+    assert axis(0.0) == -100.0  # just outside

@@ -189,6 +189,13 @@ def test_a_damaged_result_is_refused(copied: Copy, text: str, sentence: str) -> 
         (("claim", "summary"), "x" * 100_000),
         (("methods",), [1]),
         (("power",), None),
+        (("estimate",), [1]),
+        (("estimate", "kind"), 10**20),
+        (("estimate", "noise_ratio", "low"), 1e9),
+        (("estimate", "epsilon"), 4.0),
+        (("estimate", "roc", "fpr"), [0.5]),
+        (("estimate", "roc", "low"), [2.0] * 20),
+        (("estimate", "missing"), 3),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(copied: Copy, place: tuple[str, ...], value: Any) -> None:
@@ -322,3 +329,23 @@ def test_another_claim_than_the_stored_one_is_not_drawn(copied: Copy) -> None:
 def test_runs_of_the_same_name_are_told_apart(runs: dict[str, Path], copied: Copy) -> None:
     found = Report.read([runs["correct"], copied()])
     assert len({run.name for run in found.runs}) == 2
+
+
+def test_a_run_of_a_version_without_estimates_has_none(copied: Copy) -> None:
+    run = read_run(copied(lambda values: values.pop("estimate")))
+    assert run.estimate is None
+    assert run.to_dict()["estimate"] is None
+    assert "estimate" not in dict(summary(run))
+
+
+def test_estimates_are_read_as_they_were_written(runs: dict[str, Path]) -> None:
+    stored = json.loads((runs["broken"] / "result.json").read_text())["estimate"]
+    run = read_run(runs["broken"])
+    assert run.estimate is not None
+    assert run.estimate.to_dict() == stored
+    assert run.estimate.noise_ratio is not None
+    assert run.estimate.noise_ratio.low < 0.4 < run.estimate.noise_ratio.high
+    assert dict(summary(run))["estimate"].startswith("effective noise 0.")
+    page = Report(runs=(run,), title="A run").to_text(Format.HTML)
+    assert "True positive rates" in page
+    assert "an estimate for this attack, not a bound" in page

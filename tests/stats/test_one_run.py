@@ -181,7 +181,7 @@ def test_a_threshold_loses_no_guesses_to_forced_halves():
     assert dpaudit.Guesses.from_scores(ratios, present, num_guesses=100).num_correct == 90
 
 
-@given(st.lists(st.tuples(st.floats(-9, 9), st.booleans()), min_size=1), st.floats(-9, 9))
+@given(st.lists(st.tuples(st.floats(-9, 9), st.booleans()), min_size=1, max_size=25), st.floats(-9, 9))
 def test_guesses_at_a_threshold_are_counted_one_by_one(pairs, threshold):
     scores, present = zip(*pairs, strict=True)
     found = dpaudit.Guesses.at_threshold(scores, present, threshold=threshold)

@@ -10,7 +10,7 @@ import dpaudit
 from dpaudit.stats._counts import StepScores, count
 from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.inference import BoundQuery
-from dpaudit.stats.thresholds._rules import predictable_thresholds
+from dpaudit.stats.thresholds._rules import _from_earlier_steps
 
 
 def gaussian_scores(mu, size, seed=0):
@@ -154,20 +154,24 @@ def test_simultaneous_ranks_reach_both_ends():
     assert ranks[-1] >= 99_998
 
 
+def from_earlier_steps(present, absent):
+    """Return the threshold and both ends of the far interval, for each step."""
+    observations = dpaudit.Observations(with_canary=present, without_canary=absent)
+    thresholds, intervals = _from_earlier_steps(StepScores.of(observations), [0.05])
+    return np.stack([thresholds, *intervals[0]])
+
+
 @given(st.integers(0, 100))
 def test_predictable_thresholds_do_not_look_ahead(seed):
     rng = np.random.default_rng(seed)
     size = (12, 8)
     present, absent = rng.normal(1, 1, size), rng.normal(0, 1, size)
-    before = predictable_thresholds(
-        StepScores.of(dpaudit.Observations(with_canary=present, without_canary=absent))
-    )
+    before = from_earlier_steps(present, absent)
     changed = present.copy()
     changed[7:] = rng.normal(9, 1, changed[7:].shape)
-    after = predictable_thresholds(
-        StepScores.of(dpaudit.Observations(with_canary=changed, without_canary=absent))
-    )
-    assert np.array_equal(before[:8], after[:8])
+    after = from_earlier_steps(changed, absent)
+    assert np.isfinite(before[:, 5:]).all()
+    assert np.array_equal(before[:, :8], after[:, :8])
 
 
 def test_predictable_finds_the_midpoint_of_raw_scores():

@@ -19,12 +19,12 @@ from dpaudit.errors import InputError
 from dpaudit.stats._rootfinding import MonotonePredicate, last_positive, last_true
 
 # Nodes of the table are 1/24 apart in ln(mu). Cubics use every fourth node, or every second or every node
-# where epsilon bends. The error estimate of the cubic is subtracted. An audit queries one or two cells, and
+# where epsilon bends. The error estimate of the cubic is subtracted. An audit queries one to five cells, and
 # only those are computed. After more queries, all cells from a fifth to twice the first mu are computed.
 _NODES_PER_UNIT = 24
 _STRIDES = 4, 2, 1
 _BELOW, _ABOVE = 10, 5  # cells of the widest stride below and above the first
-_MANY = 3  # queried cells
+_MANY = 6  # queried cells
 _PREFETCH_TIME = 15.0  # seconds
 _SAFETY = 1e-4
 _SMOOTH = 0.012  # the largest third difference of ln(epsilon) at which the cubic is off by less than 1e-4

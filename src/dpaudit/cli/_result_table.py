@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dpaudit.cli._console import print_labelled, print_table, slim_table
-from dpaudit.stats import Bound, Kind, Power, ThresholdRule, Verdict
+from dpaudit.stats import Bound, Estimate, Kind, Power, ThresholdRule, Verdict
 from dpaudit.stats._result import summary
 
 _Values: TypeAlias = Mapping[str, Any]
@@ -41,7 +41,7 @@ def print_examined(
 
 
 def print_result(console: Console, values: _Values, more: Sequence[tuple[str, str]] = ()) -> None:
-    """Print verdict, claim, bound, method, power and assumptions, followed by the lines ``more``."""
+    """Print verdict, claim, bound, method, power, estimates and assumptions, then the lines ``more``."""
     bound, claim = Bound.from_dict(values["bound"]), values["claim"]["summary"]
     if values["verdict"] is None:  # no claim
         print_labelled(console, [*summary(claim, bound, None), *more])
@@ -50,10 +50,17 @@ def print_result(console: Console, values: _Values, more: Sequence[tuple[str, st
     rows: list[tuple[str, str | Text]] = [
         ("verdict", Text.assemble((verdict.name, _STYLE[verdict]), f". {values['sentence']}")),
         *summary(claim, bound, Power.from_dict(values["power"])),
+        *_estimate_lines(values),
         *([("", _MORE)] if verdict is Verdict.UNDERPOWERED else []),
     ]
     labels = ["assumes"] + [""] * len(bound.assumptions)
     print_labelled(console, [*rows, *zip(labels, bound.assumptions, strict=False), *more])
+
+
+def _estimate_lines(values: _Values) -> list[tuple[str, str]]:
+    """Return the estimates, which runs of version 0.1 and one-run audits lack."""
+    found = values.get("estimate")
+    return [] if found is None else Estimate.from_dict(found).lines(brief=False)
 
 
 def model_and_steps(values: _Values) -> list[tuple[str, str]]:
@@ -123,7 +130,7 @@ def _heading(values: _Values, left_out: bool) -> str:
         f"lower bounds at the {100 * values['confidence']:g} % level, epsilon at delta = {values['delta']:g}",
     ]
     if left_out:
-        lines.append("files of this size are read in pieces; methods that need them in memory are skipped")
+        lines.append("files of this size stay on disk; methods that need them in memory are skipped")
     return "\n".join(lines) + "\n"
 
 

@@ -37,7 +37,7 @@ _SHARED = (
 _BETTING = "f-DP(betting)"
 _STOPPED = (
     "The run was stopped at its first violation. The bound behind the verdict accounts for this; bounds from "
-    "counts and tests of the noise do not and are omitted."
+    "counts, estimates and tests of the noise do not and are omitted."
 )
 
 
@@ -187,6 +187,7 @@ def _bounds(experiment: Experiment, trained: Trained) -> dict[str, Any]:
         values["one_run_bound"] = recorder.one_run_bound().to_dict()
     if trained.stopped_early:
         values["notes"].append(_STOPPED)
+        values["estimate"] = None
     elif _shares_noise(experiment):
         values["notes"].append(_SHARED)
     return values

@@ -52,6 +52,8 @@ class FailureMessage:
         """Return the message for a refuted claim: bound, estimated noise, findings, and likely causes."""
         claimed = claimed_noise(result)
         lines = [f"claim: {result.claim.summary}", f"bound: {result.bound.statement}"]
+        if result.estimate.noise is not None:
+            lines.append(f"estimate: {result.estimate.noise}")
         lines += [self._session_line, *remarks]
         if scores is not None:
             lines += [scores.noise_line(claimed), scores.canary_line]

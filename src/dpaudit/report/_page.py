@@ -15,7 +15,14 @@ from importlib import resources
 import dpaudit
 from dpaudit._html import Html, element, joined
 from dpaudit.diagnostics import Diagnosis
-from dpaudit.report._plots import TradeoffPlot, comparison_plot, methods_plot, scores_plot, trajectory_plot
+from dpaudit.report._plots import (
+    TradeoffPlot,
+    comparison_plot,
+    methods_plot,
+    roc_plot,
+    scores_plot,
+    trajectory_plot,
+)
 from dpaudit.report._run import (
     COMPARISON_HEADER,
     Run,
@@ -193,6 +200,8 @@ def _plot_functions(run: Run) -> Iterator[Callable[..., Html]]:
         yield plot.full
         if plot.needs_closeup:
             yield plot.closeup
+    if run.estimate is not None and run.estimate.roc is not None:
+        yield partial(roc_plot, run.estimate.roc)
 
 
 def _diagnosis(found: Diagnosis, causes: Sequence[str]) -> Html:

@@ -74,11 +74,12 @@ class PlotData:
         in_order: bool = True,
     ) -> PlotData:
         """Compute the data of the plots. ``in_order`` states that observations are in temporal order."""
+        course = _trajectory(observations, hypothesis, bound) if in_order else None
         return cls(
             scores=None if observations is None else Histogram.of(observations, bound.threshold),
             plane=_plane(claimed, bound, tradeoff),
-            course=_trajectory(observations, hypothesis, bound) if in_order else None,
-            of_verdict=isinstance(bound.inference, Betting),
+            course=course,
+            of_verdict=course is not None and _ends_at(course, bound),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -191,6 +192,12 @@ def _trajectory(
         confidence=bound.confidence,
         horizon=betting.horizon,
     )
+
+
+def _ends_at(course: Trajectory, bound: Bound) -> bool:
+    """Return whether the last point is the bound; stored bounds of 0.1 come from other bets."""
+    last = course.points[-1].epsilon
+    return isinstance(bound.inference, Betting) and math.isclose(last, bound.epsilon, rel_tol=1e-3)
 
 
 def _trajectory_values(trajectory: Trajectory) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 - :func:`trajectory_plot`: the bound over time.
 - :func:`comparison_plot`: the bounds of several runs over time.
 - :class:`TradeoffPlot`: the error rates that the claim allows, and those that were measured.
+- :func:`roc_plot`: the true positive rates of the attack, with a band.
 - :func:`methods_plot`: the bounds of all methods, with the claim.
 """
 
@@ -22,7 +23,7 @@ from dpaudit.recording import Trajectory
 from dpaudit.report._plot_data import Histogram
 from dpaudit.report._run import METHODS_HEADER, MethodBound, Run, method_row
 from dpaudit.report._svg import WIDTH, AxisScale, Canvas, figure, key, number, table
-from dpaudit.stats import Kind
+from dpaudit.stats import Kind, RocBand
 from dpaudit.stats._result import ErrorRatePlane
 
 _DASHES = ("one", "two", "three", "four")  # classes of lines, one per compared run
@@ -293,6 +294,46 @@ class TradeoffPlot:
         ]
         header = ("", "errors", "of", "rate", "from", "to")
         return table(header, rows, label="The measured rates, as a table")
+
+
+def roc_plot(roc: RocBand, *, wide: bool = False) -> Html:
+    """Draw the true positive rates that the attack reached, their band, and the claimed curve."""
+    fpr, seen = roc.fpr, np.concatenate([roc.claimed, roc.reached])
+    least = 10 ** math.floor(math.log10(max(float(seen[seen > 0].min(initial=1.0)), 1e-6)))
+    canvas = Canvas.of((float(fpr[0]), 1.0), (min(least, 0.1), 1.0), _PLANE_HEIGHT, log=True)
+    corners = np.repeat(fpr, 2)[1:-1]  # a rate between two of the grid has the wider end of both
+    tips = [
+        f"at a false positive rate of {number(fpr[i])}\nthis attack: true positive rate "
+        f"{number(roc.reached[i])} ({number(roc.low[i])} to {number(roc.high[i])})\n"
+        f"claimed: at most {number(roc.claimed[i])}"
+        for i in range(fpr.size)
+    ]
+    picture = canvas.svg(
+        canvas.axes("false positive rate", "true positive rate"),
+        canvas.inside(
+            canvas.area(
+                list(corners), list(np.repeat(roc.low[:-1], 2)), list(np.repeat(roc.high[1:], 2)), "area band"
+            ),
+            canvas.line(fpr, fpr, "line nothing"),
+            canvas.line(fpr, roc.claimed, "line curve"),
+            canvas.line(fpr, roc.reached, "line bound"),
+        ),
+        canvas.strips(list(fpr), tips),
+        label="True positive rates of the attack",
+    )
+    level = f"{100 * roc.confidence:g} %"
+    text = (
+        "How many of the present canaries this attack recognizes if it may be wrong about some of the absent "
+        f"ones. The band contains its whole curve with {level} confidence, if scores, or steps that canaries "
+        "share, are independent. No attack may be above the claimed curve. The top of the band is about this "
+        "attack: another may recognize more. The verdict does not rest on this estimate."
+    )
+    columns = fpr, roc.claimed, roc.reached, roc.low, roc.high
+    rows = [[number(column[i]) for column in columns] for i in range(fpr.size)]
+    header = ("false positive rate", "claimed, at most", "this attack", "from", "to")
+    numbers = table(header, rows, words=0, label="True positive rates, as a table")
+    keys = key(("line curve", "claimed curve"), ("line bound", "this attack"), ("area band", f"{level} band"))
+    return figure("True positive rates", text, picture, numbers, keys=keys, wide=wide)
 
 
 def _evenly(size: int) -> IntArray:

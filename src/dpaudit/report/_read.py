@@ -22,7 +22,7 @@ from dpaudit.diagnostics import Check, Diagnosis, Finding
 from dpaudit.errors import InputError
 from dpaudit.report._plot_data import PlotData, drawable, rebuilt_hypothesis
 from dpaudit.report._run import ClaimSummary, MethodBound, Run, flattened, printable
-from dpaudit.stats import Bound, Kind, Observations, Power, Verdict
+from dpaudit.stats import Bound, Estimate, Kind, Observations, Power, Verdict
 from dpaudit.stats._bound import LARGEST, number
 from dpaudit.stats._serialization import SCHEMA_VERSION, upgraded
 
@@ -119,6 +119,7 @@ def _run(name: str, values: Mapping[str, Any], file: Path) -> Run:
     )
     verdict = _verdict(values, claim, bound, file)
     tests = {} if values.get("diagnosis") is None else _section(values, "diagnosis")
+    has_estimate = values.get("estimate") is not None
     return Run(
         name=name,
         verdict=verdict,
@@ -126,6 +127,7 @@ def _run(name: str, values: Mapping[str, Any], file: Path) -> Run:
         claim=claim,
         bound=bound,
         power=None if verdict is None else Power.from_dict(_section(values, "power")),
+        estimate=Estimate.from_dict(_section(values, "estimate")) if has_estimate else None,
         methods=tuple(_methods(_items(values, "methods", Mapping), claim.delta)),
         notes=tuple(_items(values, "notes", str)),
         not_covered=tuple(_items(values, "not_covered", str)),

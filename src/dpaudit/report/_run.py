@@ -12,7 +12,17 @@ from dpaudit.diagnostics import Diagnosis
 from dpaudit.diagnostics._diagnosis import findings_sentence
 from dpaudit.report._plot_data import PlotData
 from dpaudit.report._svg import number
-from dpaudit.stats import ApproximateDP, Bound, ErrorCounts, Kind, Observations, Power, Result, Verdict
+from dpaudit.stats import (
+    ApproximateDP,
+    Bound,
+    ErrorCounts,
+    Estimate,
+    Kind,
+    Observations,
+    Power,
+    Result,
+    Verdict,
+)
 from dpaudit.stats._bound import plain
 from dpaudit.stats._result import summary as result_summary
 
@@ -72,6 +82,8 @@ class Run:
     claim: ClaimSummary
     bound: Bound
     power: Power | None
+    estimate: Estimate | None = None
+    """None if the run was made by a version without estimates."""
     methods: tuple[MethodBound, ...] = ()
     notes: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
@@ -117,6 +129,7 @@ class Run:
             bound=result.bound,
             power=result.power,
             notes=result.notes,
+            estimate=result.estimate,
             not_covered=result.not_covered,
             diagnosis=diagnosis,
             likely_causes=() if diagnosis is None else diagnosis.likely_causes(),
@@ -139,6 +152,7 @@ class Run:
             "claim": self.claim.to_dict(),
             "bound": self.verdict_bound.to_dict(),
             "power": None if self.power is None else self.power.to_dict(),
+            "estimate": None if self.estimate is None else self.estimate.to_dict(),
             "methods": [method.to_dict() for method in self.methods],
             "notes": list(self.notes),
             "not_covered": list(self.not_covered),
@@ -238,14 +252,15 @@ def _sureness(run: Run) -> str:
 
 
 def summary(run: Run) -> list[tuple[str, str]]:
-    """Return the claim, bound, kind, method, power and noise tests, each as a label and a sentence."""
+    """Return the claim, bound, kind, method, power, estimates and noise tests as labels and sentences."""
     claim, bound, *rest = result_summary(run.claim.summary, run.bound, run.power)
     tests = "not run"
     if run.diagnosis is not None:
         names = ", ".join(one.name for one in run.diagnosis.findings)
         tests = f"flagged by {names}" if names else "no findings"
     kind = f"{run.bound.kind}: {run.bound.kind.meaning}"
-    return [claim, bound, ("kind", kind), *rest, ("noise tests", tests)]
+    estimates = [] if run.estimate is None else run.estimate.lines(brief=False)
+    return [claim, bound, ("kind", kind), *rest, *estimates, ("noise tests", tests)]
 
 
 def diagnosis_sentences(diagnosis: Diagnosis) -> tuple[str, str]:

@@ -20,14 +20,22 @@ class AxisScale:
     end: float
     counts: bool = False
     """Whether the numbers are integers."""
+    log: bool = False
+    """Whether the scale is logarithmic, with ticks at powers of ten."""
 
     def __call__(self, value: float) -> float:
         """Return the coordinate of a number; a distant or infinite number is drawn just outside."""
-        share = min(max((value - self.low) / (self.high - self.low), -1.0), 2.0)
+        low, high, at = (
+            math.log(max(one, 1e-300)) if self.log else one for one in (self.low, self.high, value)
+        )
+        share = min(max((at - low) / (high - low), -1.0), 2.0)
         return self.start + share * (self.end - self.start)
 
     def ticks(self, most: int = 5) -> list[float]:
         """Return round numbers within the range, at most ``most + 1``."""
+        if self.log:
+            ends = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
+            return [10.0**power for power in range(ends[0], ends[1] + 1)]
         step = self._step(most)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
@@ -35,6 +43,8 @@ class AxisScale:
 
     def label(self, value: float, most: int = 5) -> str:
         """Format a number with enough digits to distinguish ticks."""
+        if self.log:
+            return f"{value:g}"
         step = self._step(most)
         digits = max(0, -math.floor(math.log10(step) + 1e-9))
         return f"{value:,.{digits}f}" if digits <= 6 else f"{value:.3g}"
@@ -71,10 +81,17 @@ class Canvas:
 
     @classmethod
     def of(
-        cls, x: tuple[float, float], y: tuple[float, float], height: float = 280, *, counts: bool = False
+        cls,
+        x: tuple[float, float],
+        y: tuple[float, float],
+        height: float = 280,
+        *,
+        counts: bool = False,
+        log: bool = False,
     ) -> Canvas:
-        """Create axes over these ranges; ``counts`` states that x is an integer."""
-        across, up = AxisScale(*x, _LEFT, WIDTH - _RIGHT, counts), AxisScale(*y, height - _BOTTOM, _TOP)
+        """Create axes over these ranges; ``counts`` states that x is an integer, ``log`` is for both axes."""
+        across = AxisScale(*x, _LEFT, WIDTH - _RIGHT, counts, log)
+        up = AxisScale(*y, height - _BOTTOM, _TOP, log=log)
         return cls(across, up, height)
 
     def axes(self, x_label: str, y_label: str) -> Html:

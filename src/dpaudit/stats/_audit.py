@@ -90,6 +90,7 @@ def audit(
         design=design,
         # a canary that is sampled scores its sample rate on average
         notes=scale_notes(observations, getattr(hypothesis.tradeoff, "sample_rate", 1.0)),
+        observations=observations,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,8 @@ from dpaudit.errors import InputError, ViolationError
 from dpaudit.stats._binomial import plausible_rate
 from dpaudit.stats._bound import LARGEST, Bound, number, plain
 from dpaudit.stats._counts import ErrorCounts
+from dpaudit.stats._estimate import Estimate
+from dpaudit.stats._observations import Observations
 from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.tradeoffs import TradeOff
 
@@ -47,7 +49,8 @@ class Result:
     """Claim, bound, verdict and power of one audit.
 
     ``not_covered`` lists, in sentences, the parts of training that the audit did not exercise. ``notes`` are
-    sentences on scores that do not look as they were described.
+    sentences on scores that do not look as they were described. ``observations`` are the scores, from which
+    :attr:`estimate` is computed.
     """
 
     claim: Claimed
@@ -57,11 +60,26 @@ class Result:
     design: AuditDesign
     not_covered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    observations: Observations | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def power(self) -> Power:
         """The smallest leak that this audit would have detected with 80 % probability; computed lazily."""
         return Power.of(self.design.smallest_leak(self.hypothesis.parameter), self.hypothesis, 0.8)
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """The effective noise, its epsilon and the attack's ROC, with intervals; computed lazily.
+
+        It assumes normal scores and is not a bound: the verdict does not rest on it.
+        """
+        return Estimate.of(
+            self.observations,
+            tradeoff=self.hypothesis.tradeoff,
+            claimed=self.hypothesis.parameter,
+            epsilon=self.hypothesis.epsilon,
+            confidence=self.bound.confidence,
+        )
 
     @property
     def sentence(self) -> str:
@@ -96,7 +114,8 @@ class Result:
         )
 
     def _summary(self) -> list[tuple[str, str]]:
-        return summary(self.claim.summary, self.bound, self.power)
+        lines = summary(self.claim.summary, self.bound, self.power)
+        return [*lines, *self.estimate.lines(brief=True)]
 
     def plot(self, *, ax: Any = None) -> Any:
         """Plot the claimed curve, the curve of the bound, and the measured error rates with their region.
@@ -128,6 +147,7 @@ class Result:
             },
             "bound": self.bound.to_dict(),
             "power": self.power.to_dict(),
+            "estimate": self.estimate.to_dict(),
             "not_covered": list(self.not_covered),
             "notes": list(self.notes),
         }
