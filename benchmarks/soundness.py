@@ -101,7 +101,7 @@ def fewer(inference: dpaudit.Inference, rule: dpaudit.ThresholdRule, repetitions
     several = isinstance(inference, dpaudit.JointExact) and isinstance(
         rule, dpaudit.BestOf | dpaudit.Simultaneous
     )
-    return max(repetitions * 2 // 5, 1) if several or isinstance(inference, dpaudit.Betting) else repetitions
+    return max(repetitions // 4, 1) if several or isinstance(inference, dpaudit.Betting) else repetitions
 
 
 def grid(methods: tuple, repetitions: int) -> Iterator[Cell]:

@@ -184,7 +184,7 @@ def estimated(rng: Rng, mu: float, *, size: int | tuple[int, int], shared: float
 
 def run_sections(repetitions: int) -> list[Section]:
     """Return the sections of this chapter, given the repetitions of the fastest cells."""
-    some, few = max(repetitions * 2 // 5, 1), max(repetitions // 5, 1)
+    some, few = max(repetitions // 4, 1), max(repetitions // 5, 1)
     return [
         _looks(some),
         _repeated_counts(some),

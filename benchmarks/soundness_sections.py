@@ -9,13 +9,13 @@ from soundness_steps import MIDDLE, MUS, Section, trial
 
 def sections(repetitions: int) -> list[Section]:
     """Return all sections, given the repetitions of the fastest cells."""
-    some = max(repetitions * 2 // 5, 1)
+    some = max(repetitions // 4, 1)
     return [
-        _bets(some),
+        _bets(max(repetitions * 2 // 5, 1)),
         _lengths(some),
         _adaptive_bets(some),
         _adaptive(some),
-        _against_counts(repetitions),
+        _against_counts(max(repetitions * 2 // 5, 1)),
         _tails(some),
         _truncated(max(repetitions // 10, 1)),
         _overlap(some),
