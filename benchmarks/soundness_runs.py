@@ -384,7 +384,7 @@ class PowerTrial(Trial):
 
         design = next(one for one in power.designs() if one.name == self.row[0])
         leak = design.leak()
-        share = design.share_detected(leak, self.repetitions)
+        share = design.share_detected(leak, self.repetitions) if np.isfinite(leak) else 0.0
         return Coverage(repetitions=self.repetitions, exceeded=share, mean_ratio=leak / design.claimed)
 
     @property
