@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dpaudit._types import IntArray, ScoreArray
+from dpaudit._types import FloatArray, IntArray, ScoreArray
 from dpaudit.accounting import Claim
 from dpaudit.stats import (
     ApproximateDP,
@@ -43,6 +43,7 @@ from dpaudit.stats._bound import plain
 from dpaudit.stats._counts import StepErrors, count
 from dpaudit.stats._observations import chunks, is_on_disk, require_finite, scale_notes
 from dpaudit.stats.inference import BoundQuery, CountInference, ThresholdResult
+from dpaudit.stats.tradeoffs._attack import Attack
 
 __all__ = ["NAMES", "REVERSED", "Method", "MethodComparison", "NamedBound", "examine", "is_large", "methods"]
 
@@ -168,8 +169,16 @@ class CountedOnce(ThresholdRule):
             return ThresholdResult(found, self.fixed.threshold, self.counts)
         return self.fixed.apply(observations, inference, query)
 
-    def operating_point(self, query: BoundQuery, parameter: float, normalized: bool) -> tuple[float, float]:
-        return self.fixed.operating_point(query, parameter, normalized)
+    def operating_points(
+        self,
+        attack: Attack,
+        inference: Inference,
+        query: BoundQuery,
+        *,
+        held_out: tuple[int, int],
+        normalized: bool,
+    ) -> tuple[FloatArray, FloatArray]:
+        return self.fixed.operating_points(attack, inference, query, held_out=held_out, normalized=normalized)
 
 
 def _step_errors(observations: Observations, threshold: float) -> StepErrors:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from statistical_limits import room
 
 import dpaudit
-from dpaudit._torch import CanaryVectors
+from dpaudit._torch import CanaryVectors, SparseRows
 from dpaudit.canaries import GradientCanary
 from dpaudit.observers.jax_privacy._canaries import JaxCanaryVectors
 
@@ -75,7 +75,13 @@ def test_every_library_has_the_same_canaries(kind):
     dense = found.dense()
     for projected in (in_torch.project(torch.as_tensor(vector)), in_jax.project(jax.numpy.asarray(vector))):
         np.testing.assert_allclose(projected, dense @ vector, atol=1e-5)
-    np.testing.assert_allclose(in_torch.rows(torch.as_tensor(numbers), 3.0), 3 * dense[numbers], atol=1e-6)
+    rows = SparseRows.of(found, numbers, 3.0, torch.zeros(1, dtype=torch.float64))
+    np.testing.assert_allclose(rows.dense(), 3 * dense[numbers], atol=1e-6)
+    where, coordinates, values = rows.entries()
+    again = np.zeros((3, 31))
+    again[where, coordinates] = values
+    np.testing.assert_array_equal(again, rows.dense())
+    np.testing.assert_allclose(found.weighted_sum(weights), weights @ dense, atol=1e-6)
     np.testing.assert_allclose(in_jax.weighted_sum(jax.numpy.asarray(weights)), weights @ dense, atol=1e-5)
 
 

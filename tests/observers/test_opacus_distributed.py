@@ -126,7 +126,7 @@ def test_correct_training_on_two_processes_is_not_flagged(found):
         ("observed", "DistributedDPOptimizer", 1.0),
         ("sum", "DistributedDPOptimizer", 1.0),
         ("ghost", "DistributedDPOptimizerFastGradientClipping", 1.0),
-        # 64 canaries do not fit into the layers with 16 and with 2 parameters nor into that with 32
+        # 128 canaries do not fit into the layers with 16 and with 2 parameters nor into that with 32
         ("per layer", "SimpleDistributedPerLayerOptimizer", math.hypot(*NORMS) / NORMS[0]),
     ],
 )

@@ -450,7 +450,7 @@ def test_so_many_canaries_that_most_of_the_norm_of_layers_is_theirs(sampled, nor
     spread = (recorder._absent.error * recorder._absent.count) ** 0.5
     low, high = spread_range(recorder._absent.count)
     assert low < spread * reach / 0.5 < high
-    assert recorder._ratios._noise == pytest.approx(0.5 / reach, rel=0.01)
+    assert recorder._ratios.noise_multiplier == pytest.approx(0.5 / reach, rel=0.01)
     assert [f"reach only {100 * reach:.0f} %" in said for said in recorder.not_covered] == [True] * (
         reach < 0.99
     )

@@ -34,9 +34,9 @@ def _enumerated(size: int, claimed: float, actual: float, inference: dpaudit.Inf
     ("inference", "size", "claimed"),
     [
         (dpaudit.ClopperPearson(), 40, 1.0),
-        (dpaudit.ClopperPearson(), 120, 2.0),
+        (dpaudit.ClopperPearson(), 90, 2.0),
         (dpaudit.JointExact(), 40, 1.0),
-        (dpaudit.JointExact(), 120, 2.0),
+        (dpaudit.JointExact(), 90, 2.0),
     ],
     ids=str,
 )

@@ -242,6 +242,32 @@ def test_an_interrupted_audit_goes_on_with_the_same_observations(audit):
     assert first.recorder.num_done == 12
 
 
+def test_there_are_1024_canaries_a_step_or_as_many_as_parameters(train):
+    for build, expected in ((lambda: mlp(64, 128, 10), 1024), (hundred_parameters, 99)):
+        hook = OneRun(delta=DELTA, seed=0)
+        train(hook, num_steps=1, noise_multiplier=1.0, build=build)
+        assert hook.num_canaries == expected
+        assert hook.recorder.state_dict()["scores"].shape == (1, expected)
+
+
+def test_a_run_that_was_started_with_another_default_number_goes_on_with_that_number(monkeypatch):
+    def made():
+        hook = OneRun(delta=DELTA, seed=5)
+        return hook, dpsgd_training(hook, data=digits().split(500)[0], noise_multiplier=1.0, num_steps=5)
+
+    with monkeypatch.context() as before:
+        before.setattr(OneRun, "default_num_gradients", 512)  # as in version 0.1
+        (whole, straight), (_, stopped) = made(), made()
+        finished(straight)
+        for _ in range(2):
+            stopped.step()
+    hook, resumed = made()
+    resumed.load_state_dict(stopped.state_dict())
+    finished(resumed)
+    assert hook.num_canaries == 512
+    np.testing.assert_array_equal(hook.recorder.state_dict()["scores"], whole.recorder.state_dict()["scores"])
+
+
 def test_a_callback_that_ends_the_training_leaves_whole_steps(train):
     class EnoughError(Exception):
         pass

@@ -1,5 +1,11 @@
 """Canaries as tensors, shared by the native engine and the observers of torch libraries."""
 
-from dpaudit._torch._canaries import CanaryVectors, HeldOutData, require_fitting, tensor_fingerprints
+from dpaudit._torch._canaries import (
+    CanaryVectors,
+    HeldOutData,
+    SparseRows,
+    require_fitting,
+    tensor_fingerprints,
+)
 
-__all__ = ["CanaryVectors", "HeldOutData", "require_fitting", "tensor_fingerprints"]
+__all__ = ["CanaryVectors", "HeldOutData", "SparseRows", "require_fitting", "tensor_fingerprints"]

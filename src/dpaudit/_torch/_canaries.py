@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dpaudit._types import FloatArray, IntArray
 from dpaudit.canaries import Directions, HeldOutExamples, fingerprints, unseen_indices
 from dpaudit.errors import InputError
 
@@ -98,20 +100,64 @@ class CanaryVectors:
         missing = self.values.numel() - vector.numel()
         return torch.nn.functional.pad(vector, (0, missing)).view_as(self.values)
 
-    def add(self, weights: Tensor, out: Tensor) -> None:
-        """Add each direction times its weight to ``out``."""
-        weighted = (self.values * weights).view(-1)
+    def add_some(self, numbers: Tensor, weights: Tensor, out: Tensor) -> None:
+        """Add the directions with these numbers to ``out``, each times its weight."""
+        if self.coordinates is not None and len(self.coordinates) == 1:  # Dirac canaries
+            coordinates = self.coordinates[0].index_select(0, numbers)
+            out.index_add_(0, coordinates, self.values[0].index_select(0, numbers) * weights)
+            return
+        weighted = (self.values * out.new_zeros(self.num_canaries).index_add_(0, numbers, weights)).view(-1)
         if self.coordinates is not None:
             out.index_add_(0, self.coordinates.view(-1), weighted)
         else:
             out.add_(weighted[: self.num_parameters])
 
-    def rows(self, numbers: Tensor, length: float) -> Tensor:
-        """Return the canaries with these numbers as dense gradients of norm ``length``, one per row."""
-        values = self.values[:, numbers].T * length
-        if self.coordinates is not None:
-            out = values.new_zeros(len(numbers), self.num_parameters)
-            return out.scatter_add_(1, self.coordinates[:, numbers].T, values)
-        padded = values.new_zeros(len(numbers), *self.values.shape)
-        padded[torch.arange(len(numbers), device=values.device), :, numbers] = values
-        return padded.view(len(numbers), -1)[:, : self.num_parameters]
+
+@dataclass(frozen=True, eq=False)
+class SparseRows:
+    """Canaries as gradients of norm ``length``, one per row, stored without their zeros.
+
+    Numbers stay in the memory of the host, where they decide which parameter tensors have an entry.
+    """
+
+    values: FloatArray  # entries x rows; zeros are padding
+    coordinates: IntArray  # the same shape; those of padding are arbitrary
+    num_parameters: int
+    length: float
+    like: Tensor  # has the dtype and the device of gradients
+
+    @classmethod
+    def of(cls, directions: Directions, members: IntArray, length: float, like: Tensor) -> SparseRows:
+        """Return the canaries with the numbers ``members``."""
+        coordinates = np.minimum(directions.explicit_coordinates[:, members], directions.num_parameters - 1)
+        return cls(directions.values[:, members], coordinates, directions.num_parameters, length, like)
+
+    def __len__(self) -> int:
+        return int(self.values.shape[1])
+
+    def chunks(self, size: int) -> Iterator[SparseRows]:
+        """Yield the rows in groups of at most ``size``."""
+        for first in range(0, len(self), size):
+            part = slice(first, first + size)
+            yield replace(self, values=self.values[:, part], coordinates=self.coordinates[:, part])
+
+    def dense(self) -> Tensor:
+        """Return the full matrix, rows x parameters."""
+        out = self.like.new_zeros(len(self), self.num_parameters)
+        return out.scatter_add_(1, self._indices(self.coordinates.T), self._numbers(self.values.T))
+
+    def entries(self) -> tuple[IntArray, IntArray, Tensor]:
+        """Return the row, the coordinate and the value of each entry, sorted by coordinate; no padding.
+
+        A coordinate appears more than once only if a canary does.
+        """
+        coordinates, values = self.coordinates.reshape(-1), self.values.reshape(-1)
+        chosen = np.flatnonzero(values)
+        chosen = chosen[np.argsort(coordinates[chosen], kind="stable")]
+        return chosen % len(self), coordinates[chosen], self._numbers(values[chosen])
+
+    def _numbers(self, values: FloatArray) -> Tensor:
+        return torch.as_tensor(values, dtype=self.like.dtype, device=self.like.device) * self.length
+
+    def _indices(self, numbers: IntArray) -> Tensor:
+        return torch.as_tensor(numbers, device=self.like.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -12,8 +12,10 @@ from scipy import special
 from dpaudit import _validate
 from dpaudit._types import FloatArray
 from dpaudit.accounting._epsilon import cubic, training_epsilon
+from dpaudit.accounting._log_ratios import log_ratio_attack
 from dpaudit.accounting._pld import composed, profile
 from dpaudit.stats.tradeoffs import Gaussian, TradeOff
+from dpaudit.stats.tradeoffs._attack import Attack, sampled_attack
 from dpaudit.stats.tradeoffs._families import approximate_fnr
 from dpaudit.stats.tradeoffs._piecewise import lower_hull
 
@@ -122,6 +124,15 @@ class SubsampledGaussian(TradeOff):
         if delta == 0:
             return math.inf if parameter > 0 else 0.0
         return training_epsilon(parameter, self.sample_rate, self.num_steps, delta)
+
+    def attack(self, parameter: float, delta: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
+        """Return the attack by log-likelihood ratios, which show one direction of the curve."""
+        del delta
+        mu = parameter * float(np.mean(lengths))
+        if self.num_steps == 1:
+            return sampled_attack(mu, self.sample_rate)
+        attack = log_ratio_attack(1 / min(mu, _LEAKIEST), self.sample_rate, self.num_steps)
+        return replace(attack, rates_at=None)  # log-likelihood ratios are not normalized
 
     def _curve(self, index: int) -> LineEnvelope:
         noise = math.exp(-index * _STEP)

@@ -35,7 +35,7 @@ class Directions:
     def dense(self) -> FloatArray:
         """Return the full matrix, canaries x parameters."""
         full = np.zeros((self.num_canaries, self.num_parameters))
-        coordinates = self._explicit_coordinates
+        coordinates = self.explicit_coordinates
         inside = coordinates < self.num_parameters
         canaries = np.broadcast_to(np.arange(self.num_canaries), coordinates.shape)
         np.add.at(full, (canaries[inside], coordinates[inside]), self.values[inside])
@@ -44,12 +44,21 @@ class Directions:
     def project(self, vector: FloatArray) -> FloatArray:
         """Return the dot product of each direction with ``vector``."""
         # padding is zero, so its coordinates do not matter
-        coordinates = np.minimum(self._explicit_coordinates, self.num_parameters - 1)
+        coordinates = np.minimum(self.explicit_coordinates, self.num_parameters - 1)
         products: FloatArray = (self.values * vector[coordinates]).sum(axis=0)
         return products
 
+    def weighted_sum(self, weights: FloatArray) -> FloatArray:
+        """Return the sum of all directions, each times its weight."""
+        weighted: FloatArray = (self.values * weights).reshape(-1)
+        if self.coordinates is None:
+            return weighted[: self.num_parameters]
+        total = np.bincount(self.coordinates.reshape(-1), weighted, self.num_parameters)
+        return np.asarray(total, dtype=np.float64)
+
     @property
-    def _explicit_coordinates(self) -> IntArray:
+    def explicit_coordinates(self) -> IntArray:
+        """The coordinate of each value; those of padding may exceed the last parameter."""
         if self.coordinates is not None:
             return self.coordinates
         return np.arange(self.values.size).reshape(self.values.shape)

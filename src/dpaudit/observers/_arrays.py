@@ -37,16 +37,15 @@ def as_numpy(array: Any) -> FloatArray:
 
 def with_rows(rows: Any, others: FloatArray) -> Any:
     """Return ``others`` appended to ``rows``, in the library and precision of ``rows``."""
-    below = like(rows, others)
     if is_torch(rows):
         import torch  # noqa: PLC0415
 
-        return torch.cat([rows, below])
+        return torch.cat([rows, like(rows, others)])
     if is_jax(rows):
         import jax.numpy as jnp  # noqa: PLC0415
 
-        return jnp.concatenate([rows, below])
-    return np.concatenate([rows, below])
+        return jnp.concatenate([rows, like(rows, others)])
+    return np.concatenate([rows, others], dtype=rows.dtype)
 
 
 def like(array: Any, numbers: FloatArray) -> Any:

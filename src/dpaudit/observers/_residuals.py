@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dpaudit._types import BoolArray, FloatArray
+from dpaudit.canaries import Directions
 from dpaudit.diagnostics import Diagnosis, Diagnostics
 from dpaudit.diagnostics._noise_record import Leaves
 from dpaudit.errors import InputError
@@ -64,20 +65,25 @@ class Residuals:
         self._own = np.random.default_rng(0) if rng is None else rng
         self._clipped, self._apart = Diagnostics(), Diagnostics()
 
-    def observe(self, released: FloatArray, canaries: FloatArray) -> None:
-        """Log a release minus the sum of the other gradients; ``canaries`` are those present, one per row."""
-        noise = residual(released, canaries, max_grad_norm=self._norm, std=self._std)
+    def observe(
+        self, released: FloatArray, directions: Directions, present: BoolArray, length: float
+    ) -> None:
+        """Log a release minus the sum of the other gradients; ``length`` is the norm of a present canary."""
+        lengths = np.where(present, min(length, self._norm), 0.0)
+        noise = (released - directions.weighted_sum(lengths)) / self._std
         self._clipped.observe_noise(noise, self._leaves, rounding=self._rounding)
-        self._apart.observe_noise(self._replaced(noise, canaries), self._leaves, rounding=self._rounding)
+        self._apart.observe_noise(
+            self._replaced(noise, directions, present), self._leaves, rounding=self._rounding
+        )
 
-    def _replaced(self, noise: FloatArray, canaries: FloatArray) -> FloatArray:
+    def _replaced(self, noise: FloatArray, directions: Directions, present: BoolArray) -> FloatArray:
         """Return ``noise`` with our own along the canaries, scaled like the rest if that is too large."""
-        units = canaries / np.linalg.norm(canaries, axis=1, keepdims=True)
-        along = units @ noise
-        rest = noise - along @ units
-        scale = float(np.sqrt((rest @ rest) / max(noise.size - len(units), 1)))
-        own = (scale if scale > _MAX_SCALE else 1.0) * self._own.standard_normal(len(units))
-        replaced: FloatArray = rest + own @ units
+        count = int(np.count_nonzero(present))
+        rest = noise - directions.weighted_sum(directions.project(noise) * present)
+        scale = float(np.sqrt((rest @ rest) / max(noise.size - count, 1)))
+        own = np.zeros(present.size)
+        own[present] = (scale if scale > _MAX_SCALE else 1.0) * self._own.standard_normal(count)
+        replaced: FloatArray = rest + directions.weighted_sum(own)
         return replaced
 
     def diagnose(

@@ -124,16 +124,16 @@ def _run_steps(
         signal=min(draws.canary.scale, 1.0),
         facts=lambda: TrainingInfo(canary=draws.canary, max_grad_norm=norm, batch_size=batch_size),
     )
-    others = clipped_sum(as_numpy(gradients), norm)
+    others, length = clipped_sum(as_numpy(gradients), norm), draws.canary.scale * norm
     for index in range(num_steps):
         if index == 0 or draws.canary.moving:
             directions = draws.directions(index, others.size)
-            rows = draws.canary.scale * norm * directions.dense()
+            rows = length * directions.dense()
         present = draws.coins(index)
         released = divisor * release(rows, present) - others
         recorder.record(directions.project(released) / norm, present)
         if residuals is not None:
-            residuals.observe(released, rows[present])
+            residuals.observe(released, directions, present, length)
     if others.any() and not draws.canary.moving:
         recorded = recorder.state_dict()
         require_known_sum(recorded["scores"], recorded["present"])

@@ -18,18 +18,20 @@ from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import ClaimSource, GivenClaim, ReadClaim, TrainingInfo
 from dpaudit.recording._signal_and_noise import (
     NO_NOISE,
+    CanaryLengths,
     NoiseLog,
     NoiseTests,
     RunningMoments,
     UntestedError,
     check_signal,
     has_signal,
+    require_alike,
 )
 from dpaudit.recording._trajectory import LiveBound, Trajectory
 from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, audit
 from dpaudit.stats._coins import CoinCheck
 from dpaudit.stats._counts import StepErrors, StepScores
-from dpaudit.stats._observations import scale_notes
+from dpaudit.stats._observations import scale_notes, split_by_coins
 from dpaudit.stats.inference import BoundQuery
 from dpaudit.stats.inference._tails import FarRates, far_rates
 
@@ -52,6 +54,7 @@ class Recorder:
 
     Observers pass further parts. A ``ReadClaim`` reads the claim from the training run. ``noise`` tests the
     noise for :meth:`diagnose`. A present canary must score ``signal`` or more, otherwise there is no verdict.
+    Scores are in units of ``reach`` clipping norms, which is less than 1 if canaries do not reach all layers.
     ``facts`` returns a :class:`TrainingInfo`. ``not_covered`` are sentences that name the parts of the
     training run that canaries bypass. ``synchronize`` waits for steps that were started but are not yet
     recorded.
@@ -78,6 +81,7 @@ class Recorder:
         callbacks: Sequence[Callable[[LiveBound], None]] = (),
         noise: NoiseTests | None = None,
         signal: float | None = None,
+        reach: float = 1.0,
         facts: Callable[[], TrainingInfo] | None = None,
         not_covered: tuple[str, ...] = (),
         synchronize: Callable[[], None] | None = None,
@@ -92,6 +96,7 @@ class Recorder:
         self._paired = paired
         self._shares_noise = shares_noise
         self._noise, self._signal, self._facts = noise, signal, facts
+        self._lengths = CanaryLengths(signal=1.0 if signal is None else signal, reach=reach)
         self.not_covered = not_covered
         self._synchronize = synchronize
         self._peeked = self._closed = self._shown = False
@@ -134,19 +139,25 @@ class Recorder:
         """Whether noise is logged for :meth:`diagnose`."""
         return self._noise is not None
 
-    def record(self, scores: Any, present: Any, *, notify: bool = True) -> None:
+    def record(
+        self, scores: Any, present: Any, *, lengths: FloatArray | None = None, notify: bool = True
+    ) -> None:
         """Record the scores of one step and whether each canary was present; call the callbacks.
 
-        Pass ``notify=False`` to postpone the callbacks, and call :meth:`notify` later.
+        ``lengths`` are those of the clipped canaries, in clipping norms, if they are not known before the
+        first step; they only affect the stated power. Pass ``notify=False`` to postpone the callbacks, and
+        call :meth:`notify` later.
         """
         values, mask = np.array(scores, dtype=np.float64), np.array(present, dtype=np.bool_)
-        _require_alike(values, mask, step=self.num_done, first=self._scores[0] if self._scores else values)
+        require_alike(values, mask, step=self.num_done, first=self._scores[0] if self._scores else values)
         # a run that continues after its bound was shown had not ended, and may continue because of the bound
         self._peeked, self._closed = self._peeked or self._shown, False
         if self._bets is None:
             self._bets = self._start_bets(values.size)
         self._scores.append(values)
         self._present.append(mask)
+        if lengths is not None:
+            self._lengths.add(lengths)
         if len(self._scores) % _PENDING == 0:
             self._place_bets()
         if notify:
@@ -260,10 +271,11 @@ class Recorder:
         """All scores so far."""
         self._require_steps()
         scores, present = np.stack(self._scores), np.stack(self._present)
-        coupled = self._shares_noise and self._scores[0].size > 1 and not self._paired
-        return Observations.from_presence(
-            scores, present, normalized=True, paired=self._paired, coupled=coupled
-        )
+        if self._paired:
+            return Observations.from_presence(scores, present, normalized=True, paired=True)
+        self._require_fair(is_over=True)
+        coupled = self._shares_noise and self._scores[0].size > 1
+        return split_by_coins(scores, present, normalized=True, coupled=coupled)
 
     def audit(
         self, *, inference: Inference | None = None, claim: Claim | None = None, **method: Any
@@ -291,7 +303,11 @@ class Recorder:
         result = audit(observations, **(usual | method))
         if self._signal is not None:  # below 1 for canaries shorter than the clipping norm
             result = replace(result, notes=scale_notes(observations, self._signal))
-        return replace(result, not_covered=self.not_covered + self._claims.remarks(given))
+        return replace(
+            result,
+            design=self._lengths.in_design(result.design),
+            not_covered=self.not_covered + self._claims.remarks(given),
+        )
 
     def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
         """Test the noise of all steps against ``noise_multiplier``, by default the claimed one.
@@ -320,6 +336,7 @@ class Recorder:
             "present": np.asarray(self._present),
             "looked": self._peeked,
             "shown": self._shown,
+            **({"lengths": self._lengths.counts} if self._lengths.counts.any() else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -328,6 +345,7 @@ class Recorder:
         self._present = list(state["present"])
         # a state that does not record whether the bound was shown counts as shown
         self._peeked, self._shown = state["looked"], state.get("shown", True)
+        self._lengths.counts = np.array(state.get("lengths", np.zeros_like(self._lengths.counts)))
         self._bets = self._live = None
         self._coins = CoinCheck()
 
@@ -345,17 +363,17 @@ class Recorder:
 
     def _note_peek(self) -> None:
         """Note that the bound is shown; unless the run is over, it may be ended because of that."""
-        self._require_fair()
+        self._require_fair(is_over=self._is_over)
         self._shown = True
         self._peeked = self._peeked or not self._is_over
 
-    def _require_fair(self) -> None:
-        """Raise if the coins so far are very unlikely to be fair, as :meth:`audit` does."""
+    def _require_fair(self, *, is_over: bool) -> None:
+        """Raise if the coins so far are very unlikely to be fair."""
         if self._paired:
             return
         if new := self._present[self._coins.num_steps : self.num_done]:
             self._coins.add(np.stack(new))
-        self._coins.require_fair(is_over=self._is_over)
+        self._coins.require_fair(is_over=is_over)
 
     def _require_fixed_length(self) -> None:
         """Raise if the run may have been stopped because of its noise."""
@@ -421,19 +439,3 @@ def _moments(observations: Observations) -> tuple[RunningMoments, RunningMoments
     sides = observations.with_canary, observations.without_canary
     present, absent = (RunningMoments().add(scores) for scores in sides)
     return present, absent
-
-
-def _require_alike(scores: FloatArray, present: BoolArray, *, step: int, first: FloatArray) -> None:
-    """Raise if the scores are not finite, or differ in number from those of the ``first`` step."""
-    expected = first.shape if first.ndim == 1 else (first.size,)
-    if scores.size == 0 or scores.shape != present.shape or scores.shape != expected:
-        raise InputError(
-            f"Expected a score and a presence flag for each of {expected[0] or 'some'} canaries in step "
-            f"{step}, got shapes {scores.shape} and {present.shape}."
-        )
-    if not np.isfinite(scores).all():
-        index = int(np.flatnonzero(~np.isfinite(scores))[0])
-        raise InputError(
-            f"Expected finite scores in step {step}, got scores[{index}]={scores[index]}: "
-            "did training diverge?"
-        )

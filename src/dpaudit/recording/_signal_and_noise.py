@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
-from dpaudit._types import IntArray, ScoreArray
+from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.diagnostics import Diagnosis, Diagnostics
 from dpaudit.diagnostics._p_values import HeadTailBuffer
 from dpaudit.errors import InputError
+from dpaudit.stats._power import AuditDesign
 
 _ROUNDING = 1e-3  # in clipping norms
 _FEW, _SURELY = 10, 6.0  # scores, and standard errors, beyond which a missing canary is certain
+_LENGTH_CLASSES = 1000
+_LENGTHS = 100  # quantiles that stand for the lengths of all canaries
 _MAX_COORDINATES = 1024  # costs a few microseconds per step
 _ROUNDINGS = 8.0  # error of a difference of sums, in rounding errors of the largest number
 
@@ -59,6 +62,36 @@ class RunningMoments:
         return max(self.squares / self.count - self.mean**2, 0.0) / self.count
 
 
+class CanaryLengths:
+    """How often clipped canaries had which length over all steps, for the power of an audit.
+
+    Lengths are in units of ``reach`` clipping norms, and present canaries have a mean score of ``signal``.
+    """
+
+    def __init__(self, *, signal: float = 1.0, reach: float = 1.0) -> None:
+        self._signal, self._reach = signal, reach
+        self.counts: IntArray = np.zeros(_LENGTH_CLASSES + 1, dtype=np.int64)
+
+    def add(self, lengths: ScoreArray) -> None:
+        """Count the lengths of all canaries of a step."""
+        classes = np.rint(np.clip(lengths, 0.0, 1.0) * _LENGTH_CLASSES).astype(np.int64)
+        self.counts += np.bincount(classes, minlength=self.counts.size)
+
+    def quantiles(self) -> tuple[float, ...]:
+        """Return equally frequent lengths, one if all are the same; 1 if none was counted."""
+        total = int(self.counts.sum())
+        if total == 0:
+            return (1.0,)
+        places = (np.arange(_LENGTHS) + 0.5) / _LENGTHS * total
+        found = np.searchsorted(np.cumsum(self.counts), places) / _LENGTH_CLASSES
+        return (float(found[0]),) if found[0] == found[-1] else tuple(found.tolist())
+
+    def in_design(self, design: AuditDesign) -> AuditDesign:
+        """Return the design with these lengths, in clipping norms."""
+        lengths = tuple(self._signal * self._reach * length for length in self.quantiles())
+        return replace(design, lengths=lengths, signal=self._signal)
+
+
 def has_signal(present: RunningMoments, absent: RunningMoments, signal: float) -> bool:
     """Return whether canaries score like clipped ones, up to the uncertainty caused by the noise."""
     gap, spread = _gap(present, absent)
@@ -83,6 +116,22 @@ def check_signal(present: RunningMoments, absent: RunningMoments, signal: float)
 def _gap(present: RunningMoments, absent: RunningMoments) -> tuple[float, float]:
     """Return by how much present canaries score higher than absent ones, and its standard error."""
     return present.mean - absent.mean, math.sqrt(present.error + absent.error)
+
+
+def require_alike(scores: FloatArray, present: BoolArray, *, step: int, first: FloatArray) -> None:
+    """Raise if the scores are not finite, or differ in number from those of the ``first`` step."""
+    expected = first.shape if first.ndim == 1 else (first.size,)
+    if scores.size == 0 or scores.shape != present.shape or scores.shape != expected:
+        raise InputError(
+            f"Expected a score and a presence flag for each of {expected[0] or 'some'} canaries in step "
+            f"{step}, got shapes {scores.shape} and {present.shape}."
+        )
+    if not np.isfinite(scores).all():
+        index = int(np.flatnonzero(~np.isfinite(scores))[0])
+        raise InputError(
+            f"Expected finite scores in step {step}, got scores[{index}]={scores[index]}: "
+            "did training diverge?"
+        )
 
 
 NO_NOISE = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import astuple, replace
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim, SubsampledGaussian
+from dpaudit.accounting._log_ratios import log_ratio_attack
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import ClaimSource, GivenClaim, ReadClaim, TrainingInfo
@@ -33,9 +35,11 @@ from dpaudit.stats import (
     audit,
     one_run_fdp_bound,
 )
+from dpaudit.stats.tradeoffs._attack import Attack
 
 # Sampling faults need most of the error probability; too little noise is detected with less.
 _RULE = BestOf((Fixed(0.0), Simultaneous()), (0.8, 0.2))
+_LEAST_NOISE = 1e-3  # with less, scores reveal every draw anyway
 _MANY_DRAWS = 20  # expected draws; the probability of seeing none is then two in a billion
 
 
@@ -50,7 +54,7 @@ class LikelihoodRatios:
         self.present = present
         self.num_done = 0
         self.values: FloatArray = np.zeros(present.size)
-        self._noise = _validate.positive("noise_multiplier", noise_multiplier)
+        self.noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
         self.sample_rate = _validate.sample_rate(sample_rate)
 
     def record(self, scores: Any) -> None:
@@ -61,7 +65,7 @@ class LikelihoodRatios:
                 f"Expected {self.present.size} finite scores in step {self.num_done}, got shape "
                 f"{found.shape} with {int(np.isfinite(found).sum())} of them finite."
             )
-        present = (2 * found - 1) / (2 * self._noise**2)
+        present = (2 * found - 1) / (2 * self.noise_multiplier**2)
         with np.errstate(divide="ignore"):  # log(1 - 1), where every batch includes every canary
             self.values += np.logaddexp(np.log1p(-self.sample_rate), np.log(self.sample_rate) + present)
         self.num_done += 1
@@ -127,6 +131,7 @@ class WholeRunRecorder:
             self._claims = GivenClaim(Claim.dpsgd(**numbers))
         else:
             self._claims, known = claim, claim.params(0).known("noise_multiplier", "sample_rate")
+        self._reach = reach
         weighed = _validate.positive("noise_multiplier", known["noise_multiplier"]) / reach
         self._ratios = ratios or LikelihoodRatios(
             present, noise_multiplier=weighed, sample_rate=known["sample_rate"]
@@ -217,7 +222,14 @@ class WholeRunRecorder:
         usual: dict[str, Any] = {"claim": claim, "confidence": self.confidence, "tradeoff": _curve(claim)}
         rule = Fixed(0.0) if "inference" in method else _RULE
         result = audit(observations, **(usual | {"threshold": rule} | method))
-        return replace(result, not_covered=self.not_covered)
+        design = result.design.for_attack(partial(self._attack, _curve(claim).num_steps))
+        return replace(result, design=design, not_covered=self.not_covered)
+
+    def _attack(self, num_steps: int, parameter: float) -> Attack:
+        """Return the attack by these scores, which assume the claimed noise, on a run with another noise."""
+        ratios = self._ratios
+        noise = max(1 / (self._reach * parameter), _LEAST_NOISE)
+        return log_ratio_attack(noise, ratios.sample_rate, num_steps, ratios.noise_multiplier)
 
     def one_run_bound(self, **given: Any) -> Bound:
         """Return a looser bound that is valid even if the canaries of the run are dependent.

@@ -191,7 +191,7 @@ def _suited(inference: Inference, observations: Observations) -> Inference:
 def _verdict(bound: Bound, claimed: float, design: AuditDesign) -> Verdict:
     if bound.parameter > claimed:
         return Verdict.VIOLATION
-    if design.max_refutable() <= claimed:
+    if not design.can_refute(claimed):
         return Verdict.UNDERPOWERED
     return Verdict.NO_VIOLATION
 
@@ -212,7 +212,8 @@ def default_method(
 
 def _rule(observations: Observations, tradeoff: TradeOff, inference: Inference | None) -> ThresholdRule:
     if observations.normalized:
-        return _fixed_rule(observations, inference)
+        size = min(observations.with_canary.size, observations.without_canary.size)
+        return fixed_rule(size, is_stepped=observations.is_stepped, inference=inference)
     if isinstance(inference, Betting) or (inference is None and observations.is_stepped):
         return Predictable()
     few = min(observations.with_canary.size, observations.without_canary.size)
@@ -224,10 +225,9 @@ def _rule(observations: Observations, tradeoff: TradeOff, inference: Inference |
     return HeldOut(0.2 if tails else 0.1)
 
 
-def _fixed_rule(observations: Observations, inference: Inference | None) -> ThresholdRule:
-    """Return the midpoint; if scores are one-dimensional, their tails get a tenth of the error."""
-    few = min(observations.with_canary.size, observations.without_canary.size)
-    if observations.is_stepped or few < _TAILED or not isinstance(inference, RankInference | None):
+def fixed_rule(size: int, *, is_stepped: bool, inference: Inference | None) -> ThresholdRule:
+    """Return the midpoint; the tails of ``size`` one-dimensional scores per side get a tenth of the error."""
+    if is_stepped or size < _TAILED or not isinstance(inference, RankInference | None):
         return Fixed(0.5)
     return BestOf((Fixed(0.5), Tails()), (0.9, 0.1))
 

@@ -127,17 +127,11 @@ class Observations:
         mask = _as_mask(joined_presence(present, names, present_ids, paired=paired), values.shape)
         if paired:
             return _from_pairs(values, mask, names, normalized)
-        kept: dict[str, Any] = {"with_canary": values[mask], "without_canary": values[~mask]}
-        if names is not None:
-            names = np.broadcast_to(names, values.shape)
-            kept |= {"with_ids": names[mask], "without_ids": names[~mask]}
         if values.ndim == 2:
             check = CoinCheck()
             check.add(mask)
             check.require_fair(ask=_OTHER_DESIGNS)
-            steps = np.broadcast_to(np.arange(len(values))[:, None], values.shape)
-            kept |= {"with_steps": steps[mask], "without_steps": steps[~mask], "coupled": coupled}
-        return cls(**kept, normalized=normalized)
+        return split_by_coins(values, mask, names, normalized=normalized, coupled=coupled)
 
     def in_memory(self) -> Observations:
         """Return these observations with memory-mapped files read into memory and checked."""
@@ -170,6 +164,29 @@ class Observations:
         if self.paired:
             return PAIRED
         return FAIR if self.by_coin else ALIKE
+
+
+def split_by_coins(
+    scores: ScoreArray,
+    present: BoolArray,
+    names: IdArray | None = None,
+    *,
+    normalized: bool,
+    coupled: bool,
+) -> Observations:
+    """Return observations from scores and coins, one-dimensional or steps x canaries, that were checked."""
+    absent = ~present
+    for side, name in ((present, "present"), (absent, "absent")):
+        if not side.any():
+            raise InputError(f"Expected at least one score with the canary {name}, got none.")
+    kept: dict[str, Any] = {"with_canary": scores[present], "without_canary": scores[absent]}
+    if names is not None:
+        names = np.broadcast_to(names, scores.shape)
+        kept |= {"with_ids": names[present], "without_ids": names[absent]}
+    if scores.ndim == 2:
+        steps = np.broadcast_to(np.arange(len(scores))[:, None], scores.shape)
+        kept |= {"with_steps": steps[present], "without_steps": steps[absent], "coupled": coupled}
+    return Observations(**kept, normalized=normalized)
 
 
 def _check_steps(observations: Observations) -> None:
@@ -253,11 +270,7 @@ def _as_mask(present: ArrayLike, shape: tuple[int, ...]) -> BoolArray:
         raise InputError(f"Expected present of shape {shape}, got {mask.shape}.")
     if mask.dtype != np.bool_ and not np.isin(mask, (0, 1)).all():
         raise InputError("Expected present to hold only 0 and 1 (or False and True).")
-    mask = mask.astype(np.bool_)
-    for value, name in ((True, "present"), (False, "absent")):
-        if not (mask == value).any():
-            raise InputError(f"Expected at least one score with the canary {name}, got none.")
-    return mask
+    return mask.astype(np.bool_)
 
 
 def is_on_disk(scores: ScoreArray) -> bool:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpaudit import _validate
 from dpaudit.errors import InputError
-from dpaudit.stats._audit import require
-from dpaudit.stats._power import AuditDesign
+from dpaudit.stats._audit import fixed_rule, require
+from dpaudit.stats._power import AuditDesign, BettingPower
 from dpaudit.stats._result import Claimed, Hypothesis, Power
 from dpaudit.stats._rootfinding import first_true_integer, last_true
 from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference, JointExact
-from dpaudit.stats.thresholds import Fixed
 from dpaudit.stats.tradeoffs import TradeOff
 
 _MOST = 10_000_000  # more would not be practical
 _MOST_SCORES = 1_000_000_000  # per side; with more, computing the power takes too long
+_MANY = 1000  # scores that may have tails
+_ROUNDS = 12  # of simulations until a size is known
+_CLOSE = 0.01
+_FEW = 32  # sizes up to which the smallest sufficient one is searched for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +122,7 @@ def plan_observations(
 ) -> Plan:
     """Return how many independent scores per side are needed to detect the leak with probability ``power``.
 
-    As for all planning functions, the attack is ideal and its threshold is fixed at the midpoint.
+    As for all planning functions, scores are normalized and the threshold is the midpoint.
 
     >>> from dpaudit import Claim
     >>> claim = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
@@ -215,15 +219,21 @@ class _Planner:
         return Power.of(parameter, self.hypothesis, _validate.fraction("power", power))
 
     def design(self, num_steps: int, num_canaries: int) -> AuditDesign:
-        size = num_steps * num_canaries
-        return AuditDesign.sized(
+        """Return the design of the default audit; coins decide the presence of several canaries per step."""
+        size, inference = num_steps * num_canaries, self.inference
+        if isinstance(inference, Betting) and inference.expected is None:
+            inference = replace(inference, expected=self.hypothesis.parameter)
+        design = AuditDesign.sized(
             num_absent=size,
             num_present=size,
             num_steps=num_steps if num_canaries > 1 else None,
-            inference=self.inference,
-            rule=Fixed(0.5),
+            inference=inference,
+            rule=fixed_rule(size, is_stepped=num_canaries > 1, inference=inference),
             query=self.query,
+            by_coin=num_canaries > 1,
         )
+        # too little noise is detected by the main rule; the others take long to evaluate for every size
+        return replace(design, others=()) if self.hypothesis.tradeoff.is_inverse_noise else design
 
     def plan_steps(self, leak: Power, num_canaries: int) -> Plan:
         most = _MOST if isinstance(self.inference, Betting) else max(_MOST // num_canaries, 1)
@@ -242,10 +252,31 @@ class _Planner:
     def _enough(self, leak: Power, design: Callable[[int], AuditDesign], most: int) -> int | None:
         """Return the smallest sufficient size to four digits; further digits only reflect discreteness."""
         claimed, actual = self.hypothesis.parameter, leak.parameter
+        if isinstance(self.inference, Betting):
+            return self._enough_bets(leak, design, most)
+        if not design(_MANY).may_detect(claimed, actual):
+            return None
         index = first_true_integer(
             lambda i: design(_nth_size(i)).power(claimed, actual) >= leak.probability, 1, _size_index(most)
         )
         return None if index is None else _nth_size(index)
+
+    def _enough_bets(self, leak: Power, design: Callable[[int], AuditDesign], most: int) -> int | None:
+        """Return a sufficient size to about a percent, which is as precise as simulations are."""
+        claimed, actual = self.hypothesis.parameter, leak.parameter
+        size, tried = 1, set[int]()
+        while size not in tried and len(tried) < _ROUNDS:
+            tried.add(size)
+            factor = BettingPower(design(size), claimed).size_factor(actual, leak.probability)
+            needed = most if size * factor >= most else max(math.ceil(size * factor), 1)
+            size = needed if abs(needed - size) > _CLOSE * size else max(needed, size)
+
+        def is_enough(count: int) -> bool:
+            return design(count).power(claimed, actual) >= leak.probability
+
+        if size <= _FEW:
+            return first_true_integer(is_enough, 1, min(2 * size, most))
+        return None if size == most and not is_enough(size) else _nth_size(_size_index(size))
 
 
 def _nth_size(index: int) -> int:

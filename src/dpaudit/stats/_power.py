@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from scipy import special
 
-from dpaudit._types import FloatArray
-from dpaudit.stats._binomial import binomial_pmf, plausible_rate
+from dpaudit._types import FloatArray, IntArray
+from dpaudit.stats._binomial import Region, plausible_rate
 from dpaudit.stats._counts import ErrorCounts, StepErrors
 from dpaudit.stats._observations import Observations
-from dpaudit.stats._rootfinding import last_positive
+from dpaudit.stats._rootfinding import last_positive, last_true
+from dpaudit.stats._simulated_bets import BetDesign, SimulatedBets, detection_rate, needed_shift
 from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference
-from dpaudit.stats.inference._wealth import MAX_LOSS
-from dpaudit.stats.thresholds import ThresholdRule
+from dpaudit.stats.inference._betting import StepBets
+from dpaudit.stats.inference._stop_loss import StopLosses
+from dpaudit.stats.thresholds import BestOf, HeldOut, Predictable, ThresholdRule
+from dpaudit.stats.thresholds._placement import step_rates
+from dpaudit.stats.tradeoffs._attack import Attack
 
 _IMPLAUSIBLE = 1e-3  # the error of the interval of plausible false positive rates
+_LOGITS = 2  # ends of that interval per unit of the logit
+_MOST_STEPS = 2048  # of a simulated run
+_RUNS = 48, 96  # fewest and most simulated runs
+_MOST_SIMULATED = 100_000  # steps of all runs
+_ROUNDS = 4  # of simulations until the leak is known
+_CLOSE = 0.12  # relative change of the excess of a leak at which the last simulation was close enough
+_LEAKIEST = 1e4
+_FIRST_STEPS = 64  # of an attack without errors, which mostly refute a claim
 
 
 @dataclass(frozen=True)
@@ -31,6 +45,12 @@ class AuditDesign:
     num_present: int
     num_steps: int
     normalized: bool = True
+    by_coin: bool = False  # whether an independent fair coin decided each presence
+    held_out: tuple[int, int] = (0, 0)  # absent and present scores on which the threshold is chosen
+    lengths: tuple[float, ...] = (1.0,)  # equally frequent lengths of canaries, in units of the sensitivity
+    signal: float = 1.0  # the mean of normalized scores with the canary
+    attack: Callable[[float], Attack] | None = None  # by parameter; None for that of the trade-off
+    others: tuple[AuditDesign, ...] = ()  # of rules that share the error and refute the claim as well
 
     @classmethod
     def of(
@@ -45,6 +65,7 @@ class AuditDesign:
             rule=rule,
             query=query,
             normalized=observations.normalized,
+            by_coin=observations.by_coin,
         )
 
     @classmethod
@@ -58,43 +79,161 @@ class AuditDesign:
         rule: ThresholdRule,
         query: BoundQuery,
         normalized: bool = True,
+        by_coin: bool = False,
     ) -> AuditDesign:
         """Return a design from the sizes before any hold-out; pass ``num_steps`` if canaries share steps."""
+        if isinstance(rule, BestOf):
+            shares = zip(rule.known_rules, rule.shares, strict=True)
+            first, *rest = (
+                cls.sized(
+                    num_absent=num_absent,
+                    num_present=num_present,
+                    num_steps=num_steps,
+                    inference=inference,
+                    rule=one,
+                    query=replace(query, error_rate=share * query.error_rate),
+                    normalized=normalized,
+                    by_coin=by_coin,
+                )
+                for one, share in shares
+            )
+            return replace(first, others=tuple(rest))
         left = replace(query, error_rate=rule.error(query.error_rate, num_absent))
         if num_steps is None:
             absent, present = rule.counted(num_absent), rule.counted(num_present)
-            return cls(inference, rule, left, absent, present, min(absent, present), normalized)
-        steps = rule.counted(num_steps)
-        absent, present = (max(size * steps // num_steps, 1) for size in (num_absent, num_present))
-        return cls(inference, rule, left, absent, present, steps, normalized)
+            steps = min(absent, present)
+        else:
+            steps = rule.counted(num_steps)
+            absent, present = (max(size * steps // num_steps, 1) for size in (num_absent, num_present))
+        held_out = num_absent - absent, num_present - present
+        return cls(inference, rule, left, absent, present, steps, normalized, by_coin, held_out)
+
+    def for_attack(self, attack: Callable[[float], Attack]) -> AuditDesign:
+        """Return the design for an attack that is known for every threshold."""
+        others = tuple(other.for_attack(attack) for other in self.others)
+        return replace(self, attack=attack, normalized=True, others=others)
 
     def max_refutable(self) -> float:
         """Return the largest parameter that an attack without a single error would refute."""
         if isinstance(self.inference, ExactInference):
-            counts = ErrorCounts.perfect(self.num_absent, self.num_present)
-            return self.rule.largest_bound(self.inference, counts, self.query)
+            return self.rule.largest_bound(self.inference, self._sizes, self.query)
+        return max(bets.parameter() for bets in self._perfect_bets(self.num_steps))
+
+    def can_refute(self, claimed: float) -> bool:
+        """Return whether an attack without a single error would refute ``claimed``."""
+        if any(other.can_refute(claimed) for other in self.others):
+            return True
+        if isinstance(self.inference, ExactInference):
+            return self.max_refutable() > claimed
+        # far fewer steps than those of a usual run are enough
+        first = min(self.num_steps, _FIRST_STEPS)
+        found = any(bets.parameter() > claimed for bets in self._perfect_bets(first))
+        return found or (first < self.num_steps and self.max_refutable() > claimed)
+
+    def _perfect_bets(self, num_steps: int) -> Iterator[StepBets]:
+        """Yield the bets on this many first steps of attacks without errors.
+
+        Their scores may all be far from the threshold, or none.
+        """
         assert isinstance(self.inference, Betting)
-        none = np.zeros(self.num_steps, dtype=np.int64)
-        sizes = [np.full(self.num_steps, self._per_step(n)) for n in (self.num_absent, self.num_present)]
-        errors = StepErrors(none, sizes[0], none, sizes[1], by_coin=False)
-        return self.inference.from_errors(errors, self.query)
+        none = np.zeros(num_steps, dtype=np.int64)
+        absent, present = (np.full(num_steps, size) for size in self.per_step())
+        errors = StepErrors(none, absent, none, present, by_coin=self.by_coin)
+        num_far = len(self.inference.far_guesses(self.query)) if self.bets_on_tails else 0
+        for right in (0.0, 2.0) if num_far else (0.0,):
+            far = [(np.full(num_steps, right), np.zeros(num_steps))] * num_far
+            yield self.inference.place(errors, self.query, far)
+
+    @property
+    def bets_on_tails(self) -> bool:
+        """Whether scores far from the threshold are known, on which Betting may bet."""
+        return self.normalized or isinstance(self.rule, Predictable)
 
     def power(self, claimed: float, actual: float) -> float:
         """Return the probability of refuting ``claimed`` when the mechanism has parameter ``actual``.
 
-        The attack is ideal: it attains the mechanism's curve at the operating point of the threshold rule.
+        The scores are those of the trade-off's :meth:`~dpaudit.TradeOff.attack`, and the threshold is where
+        the rule puts it. Several rules detect more than the best of them and, since they see the same scores,
+        less than if they were independent; this is halfway between.
         """
-        fpr, fnr = self.rule.operating_point(self.query, actual, self.normalized)
-        if isinstance(self.inference, ExactInference):
-            sizes = ErrorCounts.perfect(self.num_absent, self.num_present)
-            expected = round(fpr * self.num_absent)
-            plausible = plausible_rate(expected, self.num_absent, _IMPLAUSIBLE)
-            region = self.inference.refuting_region(claimed, sizes, plausible, self.query)
-            return min(region.probability(fpr, fnr), 1.0)
-        return self._betting_power(claimed, fpr, fnr)
+        found = [self._power(claimed, actual), *(other.power(claimed, actual) for other in self.others)]
+        most = max(found)
+        independent = 1 - math.prod(1 - one for one in found)
+        return (most + independent) / 2
+
+    def _power(self, claimed: float, actual: float) -> float:
+        if isinstance(self.inference, Betting):
+            return BettingPower(self, claimed).detection_rate(actual)
+        attack, limits = self.attack_on(actual), self._refuting_limits(claimed)
+        if limits:
+            return self.rule.detection_rate(attack, limits, self._sizes)
+        fpr, fnr = self.operating_points(attack)
+        region = self._refuting_region(claimed, fpr)
+        found = [min(region.probability(*rates), 1.0) for rates in zip(fpr, fnr, strict=True)]
+        return float(np.mean(found))
+
+    def may_detect(self, claimed: float, actual: float) -> bool:
+        """Return whether enough counts would refute ``claimed``: the errors are below the claimed curve."""
+        if self.others:
+            return True
+        fpr, fnr = self.operating_points(self.attack_on(actual))
+        return bool((fnr < self.query.tradeoff.fnr(claimed, fpr)).any())
+
+    def operating_points(self, attack: Attack) -> tuple[FloatArray, FloatArray]:
+        """Return the rates at which the rule may put the threshold, equally likely."""
+        return self.rule.operating_points(
+            attack, self.inference, self.query, held_out=self.held_out, normalized=self.normalized
+        )
+
+    def attack_on(self, parameter: float) -> Attack:
+        """Return the attack on a mechanism with this parameter."""
+        if self.attack is not None:
+            return self.attack(parameter)
+        attack = self.query.tradeoff.attack(parameter, self.query.delta, self.lengths)
+        return attack if self.signal == 1 else attack.in_units(self.signal)
+
+    def _refuting_region(self, claimed: float, fpr: FloatArray) -> Region:
+        """Return the refuting outcomes for all plausible counts; calls with similar rates share a region."""
+        ends = [
+            plausible_rate(round(rate * self.num_absent), self.num_absent, _IMPLAUSIBLE)[end]
+            for end, rate in enumerate((float(fpr.min()), float(fpr.max())))
+        ]
+        low = math.floor(_LOGITS * float(special.logit(max(ends[0], 1e-9))))
+        high = math.ceil(_LOGITS * float(special.logit(min(ends[1], 1 - 1e-9))))
+        key = claimed, low, high
+        if key not in self._regions:
+            interval = (
+                0.0 if ends[0] < 1e-9 else float(special.expit(low / _LOGITS)),
+                float(special.expit(high / _LOGITS)),
+            )
+            assert isinstance(self.inference, ExactInference)
+            self._regions[key] = self.inference.refuting_region(claimed, self._sizes, interval, self.query)
+        return self._regions[key]
+
+    def _refuting_limits(self, claimed: float) -> tuple[IntArray, ...]:
+        if claimed not in self._limits:
+            assert isinstance(self.inference, ExactInference)
+            self._limits[claimed] = self.rule.refuting_limits(
+                claimed, self._sizes, self.inference, self.query
+            )
+        return self._limits[claimed]
+
+    @property
+    def _sizes(self) -> ErrorCounts:
+        return ErrorCounts.perfect(self.num_absent, self.num_present)
+
+    @cached_property
+    def _regions(self) -> dict[tuple[float, int, int], Region]:
+        return {}
+
+    @cached_property
+    def _limits(self) -> dict[float, tuple[IntArray, ...]]:
+        return {}
 
     def smallest_leak(self, claimed: float, probability: float = 0.8) -> float:
         """Return the smallest parameter above ``claimed`` that would be detected with this probability."""
+        if isinstance(self.inference, Betting) and not self.others:
+            return BettingPower(self, claimed).smallest_leak(probability)
         target = float(special.ndtri(probability))
 
         def missing(excess: float) -> float:
@@ -103,54 +242,132 @@ class AuditDesign:
 
         return claimed + last_positive(missing, max(0.1 * claimed, 1e-6), tolerance=1e-2)
 
-    def _per_step(self, size: int) -> int:
-        return max(size // self.num_steps, 1)
-
-    def _betting_power(self, claimed: float, fpr: float, fnr: float) -> float:
-        """Return the probability that the log of the wealth, a random walk with drift, reaches its target.
-
-        This is for a constant stake. The actual stake, which adapts to the wealth, does slightly better (in
-        simulations by up to 0.05 with one score per step, and not at all where the stake is at its limit).
-        """
-        allowed = self.query.tradeoff.balanced_error(claimed)
-        shares, weights = self._step_shares(fpr, fnr)
-        mean = float(weights @ shares)
-        variance = float(weights @ (shares - mean) ** 2)
-        assert isinstance(self.inference, Betting)
-        horizon = self.inference.horizon or self.num_steps
-        target = math.log(1 / self.query.error_rate)
-        bet = math.sqrt(2 * target / (variance * horizon)) if variance > 0 else math.inf
-        growth = np.log1p(min(bet, MAX_LOSS / (1 - allowed)) * (allowed - shares))
-        drift = float(weights @ growth)
-        spread = math.sqrt(max(float(weights @ (growth - drift) ** 2), 1e-24))
-        return _hitting_probability(math.log(1 / self.query.error_rate), drift, spread, self.num_steps)
-
-    def _step_shares(self, fpr: float, fnr: float) -> tuple[FloatArray, FloatArray]:
-        """Return the possible values of the balanced error of one step, and their probabilities."""
-        absent, absent_weights = _binomial_or_normal(self._per_step(self.num_absent), fpr)
-        present, present_weights = _binomial_or_normal(self._per_step(self.num_present), fnr)
-        shares = (absent[:, None] + present[None, :]) / 2
-        return shares.reshape(-1), np.outer(absent_weights, present_weights).reshape(-1)
+    def per_step(self, num_steps: int | None = None) -> tuple[int, int]:
+        """Return the numbers of absent and present scores in one of ``num_steps`` steps, at least 1 each."""
+        steps = self.num_steps if num_steps is None else num_steps
+        absent = max(round(self.num_absent / steps), 1)
+        if self.by_coin:  # coins decide the sides, but not how many guesses there are
+            return absent, max(round((self.num_absent + self.num_present) / steps) - absent, 1)
+        return absent, max(round(self.num_present / steps), 1)
 
 
-def _hitting_probability(target: float, drift: float, spread: float, num_steps: int) -> float:
-    """Return the probability that a random walk reaches ``target`` at some step.
+class BettingPower:
+    """The power of bets against ``claimed``, by simulation.
 
-    It is that of Brownian motion, by the reflection principle; with discrete steps, the target is effectively
-    0.5826 standard deviations of a step higher (Siegmund 1979).
+    The advantage of a step is its fraction of right guesses minus its fraction of wrong ones. Bets refute the
+    claim if they show that its mean is larger than the claim allows.
     """
-    target += 0.5826 * spread
-    end, total = drift * num_steps, spread * math.sqrt(num_steps)
-    at_the_end = float(special.ndtr((end - target) / total))
-    logarithm = 2 * drift * target / spread**2 + float(special.log_ndtr((-target - end) / total))
-    return min(at_the_end + math.exp(min(logarithm, 0.0)), 1.0)
 
+    def __init__(self, design: AuditDesign, claimed: float) -> None:
+        assert isinstance(design.inference, Betting)
+        self._design, self._betting, self._claimed = design, design.inference, claimed
+        self._allowed = 1 - 2 * design.query.tradeoff.balanced_error(claimed)
+        self._num_steps = min(design.num_steps, _MOST_STEPS)
+        # one simulated step stands for several of a long run
+        self._absent, self._present = design.per_step(self._num_steps)
+        self._bets = self._bet_design(design.num_steps / self._num_steps)
 
-def _binomial_or_normal(trials: int, rate: float) -> tuple[FloatArray, FloatArray]:
-    """Return error rates of one side with weights: all values if errors are few, else normal nodes."""
-    if trials * rate * (1 - rate) < 25:
-        first, weights = binomial_pmf(trials, rate)
-        return (first + np.arange(weights.size)) / trials, weights
-    nodes, weights = np.polynomial.hermite_e.hermegauss(15)
-    values = rate + nodes * math.sqrt(rate * (1 - rate) / trials)
-    return np.clip(values, 0.0, 1.0), weights / weights.sum()
+    def _bet_design(self, merged: float) -> BetDesign:
+        betting, query = self._betting, self._design.query
+        guesses = self._absent + self._present
+        has_stops = betting.stop_loss and self._design.by_coin
+        has_tails = self._design.bets_on_tails and bool(betting.far_guesses(query))
+        horizon, expected = betting.horizon, betting.expected
+        return BetDesign(
+            guesses=guesses,
+            stops=StopLosses.of(guesses) if has_stops else StopLosses.none(),
+            error=(1 - betting.tails if has_tails else 1.0) * query.error_rate,
+            horizon=None if horizon is None else max(round(horizon / merged), 1),
+            expected=None if expected is None else 1 - 2 * query.tradeoff.balanced_error(expected),
+        )
+
+    def detection_rate(self, actual: float) -> float:
+        """Return the probability of refuting the claim if the mechanism has this parameter."""
+        return detection_rate(*self._margins(actual))
+
+    def size_factor(self, actual: float, probability: float) -> float:
+        """Return by how much to multiply the number of guesses to detect ``actual`` with this probability.
+
+        Distances of bounds from the mean are taken to decrease with the square root of that number.
+        """
+        margins, spread = self._margins(actual)
+        excess = self._advantage(actual) - self._allowed
+
+        def is_missed(factor: float) -> bool:
+            scaled = excess - (excess - margins) / math.sqrt(factor)
+            return detection_rate(scaled, spread / math.sqrt(factor)) < probability
+
+        return last_true(is_missed, 1.0, tolerance=1e-3)
+
+    def smallest_leak(self, probability: float) -> float:
+        """Return the smallest parameter that is detected with this probability, infinity if there is none."""
+        if self._design.max_refutable() <= self._claimed:
+            return math.inf
+        most = self._advantage(_LEAKIEST * max(self._claimed, 1.0))
+        needed = self._first_guess()
+        for _ in range(_ROUNDS):
+            advantage = min(needed, (self._allowed + 9 * most) / 10)
+            parameter = self._with_advantage(advantage)
+            needed = advantage + needed_shift(*self._margins(parameter), probability)
+            if abs(needed - advantage) < _CLOSE * (advantage - self._allowed):
+                break
+        return self._with_advantage(needed)
+
+    def _first_guess(self) -> float:
+        """Return an advantage that is about large enough."""
+        guesses = self._design.num_absent + self._design.num_present
+        spread = math.sqrt((1 - self._allowed**2) / guesses)
+        return self._allowed + 3.4 * spread + 1.5 * self._allowed / self._design.num_steps
+
+    def _advantage(self, parameter: float) -> float:
+        """Return the mean advantage at the best threshold, or at the one that is fixed."""
+        attack = self._design.attack_on(parameter)
+        rates = attack.balanced()
+        if not self._chooses:
+            fpr, fnr = self._design.operating_points(attack)
+            rates = float(fpr.mean()), float(fnr.mean())
+        return 1 - sum(rates)
+
+    @property
+    def _chooses(self) -> bool:
+        """Whether the threshold depends on scores."""
+        return isinstance(self._design.rule, Predictable | HeldOut)
+
+    def _with_advantage(self, advantage: float) -> float:
+        """Return the parameter with this mean advantage, infinity if there is none."""
+        start = max(0.1 * self._claimed, 1e-6)
+        return self._claimed + last_positive(
+            lambda excess: advantage - self._advantage(self._claimed + excess), start, tolerance=1e-4
+        )
+
+    def _margins(self, parameter: float) -> tuple[FloatArray, float]:
+        """Simulate by how much the bound of a run with its expected advantage exceeds the allowed one.
+
+        Return also the standard deviation of the mean advantage of a run.
+        """
+        fpr, fnr = self._rates(self._design.attack_on(parameter))
+        rng = np.random.default_rng(3)
+        shape = int(np.clip(_MOST_SIMULATED / self._num_steps, *_RUNS)), self._num_steps
+        absent, present = self._absent, self._present
+        if self._design.by_coin:
+            guesses = absent + present
+            right = rng.binomial(guesses, 1 - (fpr + fnr) / 2, shape)
+            advantages = 2 * right / guesses - 1
+            variances = (fpr + fnr) * (2 - fpr - fnr) / guesses
+        else:
+            advantages = (
+                1 - rng.binomial(absent, fpr, shape) / absent - rng.binomial(present, fnr, shape) / present
+            )
+            variances = fpr * (1 - fpr) / absent + fnr * (1 - fnr) / present
+        expected = np.broadcast_to(1 - fpr - fnr, shape).mean(axis=1)
+        spread = math.sqrt(float(variances.mean()) / self._num_steps)
+        return expected - SimulatedBets(self._bets, advantages).distances() - self._allowed, spread
+
+    def _rates(self, attack: Attack) -> tuple[FloatArray, FloatArray]:
+        """Return both rates, to be broadcast to runs x steps."""
+        if isinstance(self._design.rule, Predictable):
+            fpr, fnr = step_rates(attack, (self._absent, self._present), self._num_steps)
+            return fpr[None, :], fnr[None, :]
+        fpr, fnr = self._design.operating_points(attack)
+        runs = np.arange(int(np.clip(_MOST_SIMULATED / self._num_steps, *_RUNS))) % fpr.size
+        return fpr[runs, None], fnr[runs, None]

@@ -25,6 +25,7 @@ from dpaudit.stats._power import AuditDesign
 from dpaudit.stats.tradeoffs import TradeOff
 
 _POINTS = 121
+_FULL_LENGTH = 0.995  # of canaries, which is printed if they are shorter
 _LEAKIEST = 500.0  # a parameter whose curve coincides with the axes
 
 
@@ -65,7 +66,8 @@ class Result:
     @cached_property
     def power(self) -> Power:
         """The smallest leak that this audit would have detected with 80 % probability; computed lazily."""
-        return Power.of(self.design.smallest_leak(self.hypothesis.parameter), self.hypothesis, 0.8)
+        leak = self.design.smallest_leak(self.hypothesis.parameter)
+        return Power.of(leak, self.hypothesis, 0.8, self.design.lengths)
 
     @cached_property
     def estimate(self) -> Estimate:
@@ -162,16 +164,22 @@ class Power:
     parameter: float
     # noise of the leak relative to the claimed noise; None if the parameter is not an inverse noise
     noise_factor: float | None
+    # mean length of canaries after clipping, in clipping norms; None if it is 1 or not known
+    canary_length: float | None = None
 
     @classmethod
-    def of(cls, parameter: float, hypothesis: Hypothesis, probability: float) -> Power:
-        """Return the leak of a mechanism with the given parameter."""
+    def of(
+        cls, parameter: float, hypothesis: Hypothesis, probability: float, lengths: tuple[float, ...] = (1.0,)
+    ) -> Power:
+        """Return the leak of a mechanism with the given parameter, detected by canaries of these lengths."""
         scales = hypothesis.tradeoff.is_inverse_noise
+        length = float(np.mean(lengths))
         return cls(
             probability=probability,
             epsilon=hypothesis.epsilon(parameter),
             parameter=parameter,
             noise_factor=hypothesis.parameter / parameter if scales else None,
+            canary_length=length if length < _FULL_LENGTH else None,
         )
 
     def __str__(self) -> str:
@@ -181,7 +189,10 @@ class Power:
         if self.noise_factor is not None:
             text += f" (noise at {self.noise_factor:.4g} of the claimed level)"
         percent = f"{100 * self.probability:g} %"
-        return f"{text} would have been detected with {percent} probability by an ideal attack"
+        text += f" would have been detected with {percent} probability by an attack of this design"
+        if self.canary_length is not None:
+            text += f" (canaries reach {self.canary_length:.2g} of the clipping norm)"
+        return text
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -190,6 +201,7 @@ class Power:
             "epsilon": plain(self.epsilon),
             "parameter": plain(self.parameter),
             "noise_factor": self.noise_factor,
+            **({} if self.canary_length is None else {"canary_length": self.canary_length}),
         }
 
     @classmethod
@@ -201,6 +213,9 @@ class Power:
             epsilon=number(values, "epsilon"),
             parameter=number(values, "parameter"),
             noise_factor=number(values, "noise_factor", high=LARGEST) if scales else None,
+            canary_length=None
+            if values.get("canary_length") is None
+            else number(values, "canary_length", high=1.0),
         )
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import nn
 
 from dpaudit._types import BoolArray, FloatArray
@@ -25,8 +24,8 @@ from dpaudit.experiments.black_box._canary import canaries_for, first_model, fir
 from dpaudit.experiments.config import Config, ExampleConfig, GivenConfig, OneRunConfig
 from dpaudit.stats import Bound, Guesses, Power, Verdict, one_run_bound, one_run_fdp_bound
 from dpaudit.stats._bound import plain
-from dpaudit.stats._one_run import too_many_correct
-from dpaudit.stats._rootfinding import last_true
+from dpaudit.stats._one_run import guess_detection_rate, too_many_correct
+from dpaudit.stats._rootfinding import first_true_integer, last_true
 from dpaudit.training import Training
 from dpaudit.training.data import Dataset
 from dpaudit.training.ensemble import Score, log_odds, negative_loss
@@ -202,28 +201,16 @@ class OneRunAnalysis:
         return Verdict.NO_VIOLATION
 
     def _power(self, guesses: Guesses) -> Power:
-        """Return the power of an attack whose independent guesses attain the trade-off curve of a leak."""
+        """Return the power of guesses by the log-likelihood ratios of a run with a leak."""
         hypothesis = self._claim.hypothesis(self.curve)
         if not self._refutes(guesses, guesses.num_guesses):
             return Power.of(math.inf, hypothesis, _PROBABILITY)
-        fewest = guesses.num_guesses
-        while self._refutes(guesses, fewest - 1):
-            fewest -= 1
+        fewest = first_true_integer(partial(self._refutes, guesses), 0, guesses.num_guesses)
+        assert fewest is not None  # all of them are enough
 
         def is_detected_less(excess: float) -> bool:
-            accuracy = self._accuracy(guesses, self._claimed + excess)
-            return bool(stats.binom.sf(fewest - 1, guesses.num_guesses, accuracy) < _PROBABILITY)
+            attack = self.curve.attack(self._claimed + excess, self.delta)
+            return guess_detection_rate(attack, guesses, fewest) < _PROBABILITY
 
         smallest = self._claimed + last_true(is_detected_less, tolerance=1e-2)
         return Power.of(smallest, hypothesis, _PROBABILITY)
-
-    def _accuracy(self, guesses: Guesses, parameter: float) -> float:
-        """Return the fraction of the most confident guesses that are correct at this parameter."""
-        share = guesses.num_guesses / guesses.num_canaries
-
-        def above(fpr: float) -> float:
-            return 1 - float(self.curve.fnr(parameter, np.asarray(fpr)))
-
-        fpr = last_true(lambda one: one < 1 and one + above(one) < share, start=share / 2, tolerance=1e-4)
-        # if no rate is small enough, all these guesses are correct before the first false positive
-        return above(fpr) / (fpr + above(fpr)) if fpr > 0 else 1.0

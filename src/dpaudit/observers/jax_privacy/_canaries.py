@@ -6,6 +6,8 @@ canary inputs.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -69,6 +71,44 @@ class JaxCanaryVectors:
         """Return the canaries with these numbers as dense gradients with norms ``lengths``, one per row."""
         chosen = jnp.arange(self.num_canaries)[None, :] == numbers[:, None]
         return jax.vmap(self.weighted_sum)(chosen * lengths[:, None])
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class CompactLeaf:
+    """The canary entries in one leaf, which chunks of canaries clip without the other coordinates.
+
+    All arrays are chunks x columns; a column has one entry. Padding has the value 0.
+    """
+
+    values: Any
+    numbers: Any  # of canaries
+    coordinates: Any  # within the leaf; its size for padding
+
+    @classmethod
+    def of(cls, vectors: JaxCanaryVectors, sizes: Sequence[int], chunk: int) -> list[CompactLeaf]:
+        """Return the entries in leaves with these sizes, for chunks of this many canaries."""
+        coordinates = vectors.coordinates
+        if coordinates is None:
+            coordinates = np.arange(vectors.values.size).reshape(vectors.values.shape)
+        entries, numbers = np.nonzero(vectors.values)
+        found, values = coordinates[entries, numbers], vectors.values[entries, numbers]
+        leaves, num_chunks = [], math.ceil(vectors.num_canaries / chunk)
+        for first, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
+            inside = np.flatnonzero((found >= first) & (found < first + size))
+            inside = inside[np.argsort(numbers[inside] // chunk, kind="stable")]
+            counts = np.bincount(numbers[inside] // chunk, minlength=num_chunks)
+            where = np.arange(max(1, counts.max())) < counts[:, None]  # filled in order of the chunks
+            numbered, filled = np.zeros(where.shape, np.int32), np.full(where.shape, size, np.int32)
+            leaf = cls(np.zeros(where.shape, np.float32), numbered, filled)
+            leaf.values[where], leaf.numbers[where] = values[inside], numbers[inside]
+            leaf.coordinates[where] = found[inside] - first
+            leaves.append(leaf)
+        return leaves
+
+    def chunk(self, number: int) -> CompactLeaf:
+        """Return the entries of one chunk."""
+        return CompactLeaf(self.values[number], self.numbers[number], self.coordinates[number])
 
 
 def flat(tree: Any) -> jax.Array:

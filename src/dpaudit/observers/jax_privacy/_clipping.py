@@ -38,6 +38,7 @@ class JaxClip:
         self.has_aux = bool(bounded.has_aux)  # whether the gradient is the first of two results
         self.bound = float(bounded.l2_norm_bound)  # the largest contribution of one example
         self._found: list[FunctionType] = []
+        self._is_library_only = True
         self._function = self._copied(grad_fn, set())
         self._loss: Any = _closure_variable(self._found[0], _LOSS) if self._found else None
         if self._loss is None:
@@ -46,6 +47,12 @@ class JaxClip:
                 "contain its clipping and its loss."
             )
         self._settings = inspect.getclosurevars(self._found[0]).nonlocals
+
+    @property
+    def needs_full_rows(self) -> bool:
+        """Whether canaries need an entry for each parameter: code of others may depend on the shapes."""
+        own = self._found[0].__globals__["clip_pytree"]
+        return not (self._is_library_only and inspect.isfunction(own) and _is_of_library(own))
 
     def norm(self, bound: float) -> float:
         """Return the clipping norm; without clipping, the norm whose contribution is ``bound``."""
@@ -119,6 +126,7 @@ class JaxClip:
         variables = inspect.getclosurevars(value).nonlocals
         copies = {name: self._copied(held, seen) for name, held in variables.items()}
         copies = {name: copy for name, copy in copies.items() if copy is not None}
+        self._is_library_only &= not copies or _is_of_library(value)
         return _with_cells(value, copies) if copies else None
 
     def _canary(self, *args: Any, **_: Any) -> tuple[Any, tuple[()]]:
@@ -151,6 +159,11 @@ def _bounded(grad_fn: Any) -> BoundedSensitivityCallable:
 def _clips(function: FunctionType) -> bool:
     inside = {"fun", "l2_clip_norm", "batch_argnums", "normalize_by", "keep_batch_dim", "microbatch_size"}
     return function.__module__ == _LIBRARY and inside <= set(function.__code__.co_freevars)
+
+
+def _is_of_library(function: FunctionType) -> bool:
+    # the module of the code itself: functools.wraps changes __module__
+    return bool(function.__globals__["__name__"] == _LIBRARY)
 
 
 def _closure_variable(function: Any, name: str) -> Any:

@@ -66,12 +66,13 @@ class Host:
     """
 
     def __init__(
-        self, recorder: Recorder, draws: Draws | Coins, barrier: StepBarrier, num_releases: int = 1
+        self, recorder: Recorder, draws: Draws | Coins | None, barrier: StepBarrier, num_releases: int = 1
     ) -> None:
         self.norm = 0.0  # the largest contribution of one example, set by the first call
         self.scale = SumScale()
         self.raised: Exception | None = None
-        self._recorder, self._draws, self._barrier = recorder, draws, barrier
+        self.draws = draws  # None until the first call if the number of canaries depends on the model
+        self._recorder, self._barrier = recorder, barrier
         self._num_releases = num_releases
         self._pending: PendingSum | None = None
         self._present: BoolArray | None = None
@@ -101,14 +102,16 @@ class Host:
 
     def joins(self) -> jax.Array:
         """Return 1 for each canary to add to this gradient, else 0; called inside compiled code."""
-        zeros = np.zeros(self._draws.num_canaries, np.float32)
+        assert self.draws is not None  # set before the first canary
+        zeros = np.zeros(self.draws.num_canaries, np.float32)
         found: jax.Array = self.call(self._joins, shape_of(zeros))
         return found
 
     def _joins(self) -> FloatArray:
+        assert self.draws is not None
         if self._present is not None:
-            return np.zeros(self._draws.num_canaries, np.float32)
-        self._present = self._draws.coins(self.step)
+            return np.zeros(self.draws.num_canaries, np.float32)
+        self._present = self.draws.coins(self.step)
         return self._present.astype(np.float32)
 
     def sampled(self, released: Any, arrived: Any) -> tuple[jax.Array, jax.Array]:
@@ -135,8 +138,11 @@ class Host:
             raise
         return pending, scale
 
-    def keep(self, scores: FloatArray, after: Any, before: Any) -> None:
-        """Keep the scores of one release, and samples of it after and before the noise; on the host."""
+    def keep(self, scores: FloatArray, after: Any, before: Any, *, lengths: FloatArray | None = None) -> None:
+        """Keep the scores of one release, and samples of it after and before the noise; on the host.
+
+        ``lengths`` are those of clipped canaries, in clipping norms, if they were not known before.
+        """
         self._scores.append(scores)
         self._noisy.append((np.asarray(after, np.float64), np.asarray(before, np.float64)))
         if len(self._scores) < self._num_releases:
@@ -145,7 +151,7 @@ class Host:
         present, self._present = self._present, None
         (after, before), self._noisy = np.sum(self._noisy, axis=0), []
         self._recorder.noise.observe(after, before, self._leaves, norm=self.norm, eps=self._precision)
-        self._recorder.record(scores, present)
+        self._recorder.record(scores, present, lengths=lengths)
 
 
 @dataclass(frozen=True, eq=False)

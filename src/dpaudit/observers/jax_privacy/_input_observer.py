@@ -163,7 +163,9 @@ class InputInsertion:
         pending, scale = self._host.pop_pending(arrived, tolerance)
         assert along is not None  # _current_directions comes first
         known = scale * (pending.batch + np.asarray(along.others, np.float64))
-        self._host.keep((np.asarray(products, np.float64) - known) / along.lengths, after, before)
+        scores = (np.asarray(products, np.float64) - known) / along.lengths
+        lengths = np.where(np.any(along.directions, axis=1), along.lengths / self._host.norm, 0.0)
+        self._host.keep(scores, after, before, lengths=lengths)
         return np.full_like(products, scale)
 
 

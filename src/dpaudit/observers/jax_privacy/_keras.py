@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax_privacy
 
-from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
+from dpaudit.canaries import Dirac, GradientCanary, fresh_seed
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import with_block
 from dpaudit.observers.jax_privacy._clipping import marked, require_unmarked
@@ -30,7 +30,7 @@ def observe_model(
     model: Any,
     *,
     canary: GradientCanary = _DIRAC,
-    num_canaries: int = 64,
+    num_canaries: int | None = None,
     noise_multiplier: float | None = None,
     sample_rate: float | None = None,
     num_steps: int | None = None,
@@ -67,9 +67,9 @@ def observe_model(
         not_covered=_POISSON if config.poisson_sampling_in_fit else _NOT_POISSON,
         synchronize=barrier.wait,
     )
-    draws = Draws(canary, num_canaries, fresh_seed(seed))
-    host = Host(recorder, draws, barrier, num_releases=config.gradient_accumulation_steps)
-    with _observed(model, JaxObserver(host, GradientInsertion(host, draws))):
+    host = Host(recorder, None, barrier, num_releases=config.gradient_accumulation_steps)
+    insertion = GradientInsertion(host, canary, num_canaries, fresh_seed(seed))
+    with _observed(model, JaxObserver(host, insertion)):
         try:
             yield recorder
             barrier.wait()  # for the last step

@@ -12,7 +12,7 @@ from jax_privacy.batch_selection import CyclicPoissonSampling
 from jax_privacy.clipping import BoundedSensitivityCallable
 from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
 
-from dpaudit.canaries import Coins, Dirac, Draws, GradientCanary, InputCanary, fresh_seed, refuse_held_out
+from dpaudit.canaries import Coins, Dirac, GradientCanary, InputCanary, fresh_seed, refuse_held_out
 from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import Given, HeldOutArrays, require_examples
 from dpaudit.observers.jax_privacy._clipping import require_unmarked
@@ -23,7 +23,7 @@ from dpaudit.recording import DPSGDParams, LiveBound, NoiseLog, ReadClaim, Recor
 
 _NUM_ROWS = 16  # rows of a noise matrix: enough to detect noise shared between steps
 _DIRAC = Dirac()
-_NUM_GRADIENTS, _NUM_INPUTS = 64, 16  # default numbers of canaries
+_NUM_INPUTS = 16  # canaries if no number is given
 
 
 class Observed(NamedTuple):
@@ -65,9 +65,11 @@ def observe(
     operating system. ``callbacks`` receive the live bound every ``every`` steps; they may raise to end the
     training run.
 
-    By default there are 64 gradient canaries. With ``held_out``, the examples that :func:`hold_out` split
-    off, ``canary`` may be an input canary such as ``Crafted()``: by default 16, which also pass through the
-    loss. :class:`Given` holds examples of your own. A batch must consist of inputs with one class each.
+    By default there are 1,024 gradient canaries, or as many as a smaller model has parameters (64 if they
+    move, or if code of others clips or wraps the clipping). With ``held_out``, the examples that
+    :func:`hold_out` split off, ``canary`` may be an input canary such as ``Crafted()``: by default 16, which
+    also pass through the loss. :class:`Given` holds examples of your own. A batch must consist of inputs with
+    one class each.
     """
     noise = noise_of(privatizer)
     rate = None if sampling is None else rate_of(sampling)
@@ -100,9 +102,8 @@ def observe(
         insertion = InputInsertion(host, coins, canary, held_out)
     else:
         refuse_held_out(canary, held_out)
-        draws = Draws(canary, _NUM_GRADIENTS if num_canaries is None else num_canaries, fresh_seed(seed))
-        host = Host(recorder, draws, barrier)
-        insertion = GradientInsertion(host, draws)
+        host = Host(recorder, None, barrier)
+        insertion = GradientInsertion(host, canary, num_canaries, fresh_seed(seed))
     observer = JaxObserver(host, insertion, max_grad_norm)
     return Observed(observer.gradient(grad_fn), observer.privatizer(privatizer), recorder)
 

@@ -18,13 +18,15 @@ from jax_privacy.clipping import BoundedSensitivityCallable
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray
-from dpaudit.canaries import Draws
+from dpaudit.canaries import Draws, GradientCanary
 from dpaudit.errors import InputError
-from dpaudit.observers.jax_privacy._canaries import JaxCanaryVectors, flat, unflat
+from dpaudit.observers.jax_privacy._canaries import CompactLeaf, JaxCanaryVectors, flat, unflat
 from dpaudit.observers.jax_privacy._clipping import JaxClip, marked
 from dpaudit.observers.jax_privacy._host import Host, precision_of, shape_of
 
 _CHUNK_ENTRIES = 2**24  # matrix entries of canary rows that are in memory together
+_COMPACT_CHUNK = 128  # Dirac canaries to clip together on their own coordinates
+_DEFAULT_NUM_CANARIES, _FEW = 1024, 64  # if there are as many parameters; if canaries need full rows
 _TOLERANCE = 1e-4  # orders of magnitude above the rounding error of sums and below the noise
 
 
@@ -105,12 +107,18 @@ def _shapes(tree: Any) -> list[tuple[int, ...]]:
 class GradientInsertion:
     """Gradient canaries, which pass only through the library's clipping."""
 
-    def __init__(self, host: Host, draws: Draws) -> None:
-        self._host, self._draws = host, draws
+    def __init__(self, host: Host, canary: GradientCanary, num_canaries: int | None, seed: int) -> None:
+        self._host, self._canary, self._seed = host, canary, seed
         self._vectors: JaxCanaryVectors | None = None
+        self._draws = Draws(canary, _FEW if num_canaries is None else num_canaries, seed)
+        host.draws = None if num_canaries is None else self._draws
 
     def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any) -> Any:
-        length = self._draws.canary.scale * clip.norm(self._host.norm)
+        if self._host.draws is None:  # before the first step
+            limit = _FEW if clip.needs_full_rows or self._canary.moving else _DEFAULT_NUM_CANARIES
+            self._draws = Draws(self._canary, min(limit, num_entries(total)), self._seed)
+            self._host.draws = self._draws
+        length = self._canary.scale * clip.norm(self._host.norm)
         vectors = self._directions(num_entries(total))
         lengths = length * self._host.joins()
         canaries = _clipped(clip, args, total, vectors, lengths)
@@ -152,7 +160,7 @@ class GradientInsertion:
                 f"Expected gradients with {self._vectors.num_parameters} entries in every step, got "
                 f"{num_parameters}."
             )
-        if not self._draws.canary.moving:
+        if not self._canary.moving:
             return self._vectors
         shapes = jax.tree.map(shape_of, (self._vectors.values, self._vectors.coordinates))
         values, coordinates = self._host.call(self._moved, shapes)
@@ -178,6 +186,49 @@ def _clipped(
     clip: JaxClip, args: tuple[Any, ...], like: Any, vectors: JaxCanaryVectors, lengths: jax.Array
 ) -> Any:
     """Return the clipped sum of canaries of these lengths."""
+    if clip.needs_full_rows or isinstance(vectors.values, jax.Array):  # whose coordinates are not known yet
+        return _clipped_rows(clip, args, like, vectors, lengths)
+    size = max(1, round(_COMPACT_CHUNK / math.sqrt(len(vectors.values))))
+    size = clip.multiple * math.ceil(min(size, vectors.num_canaries) / clip.multiple)
+    leaves, structure = jax.tree.flatten(like)
+    compact = CompactLeaf.of(vectors, [leaf.size for leaf in leaves], size)
+
+    def clipped(chunk: Any) -> list[jax.Array]:
+        rows = [
+            _matrix(own.values * lengths[own.numbers], own.numbers % size, size)
+            .reshape(_narrow(leaf, size))
+            .astype(leaf.dtype)
+            for leaf, own in zip(leaves, chunk, strict=True)
+        ]
+        total = clip.total(args, jax.tree.unflatten(structure, rows))
+        return [jnp.ravel(part) for part in jax.tree.leaves(total)]
+
+    if len(compact[0].values) > 1 and isinstance(lengths, jax.core.Tracer):  # otherwise compiled in each step
+        sums = jax.lax.scan(lambda _, chunk: (None, clipped(chunk)), None, compact)[1]
+    else:
+        chunks = [[leaf.chunk(number) for leaf in compact] for number in range(len(compact[0].values))]
+        sums = [jnp.stack(parts) for parts in zip(*map(clipped, chunks), strict=True)]
+    parts = [
+        jnp.zeros(leaf.size, total.dtype).at[own.coordinates].add(total, mode="drop").reshape(leaf.shape)
+        for leaf, own, total in zip(leaves, compact, sums, strict=True)
+    ]
+    return jax.tree.unflatten(structure, parts)
+
+
+def _matrix(values: jax.Array, rows: jax.Array, num_rows: int) -> jax.Array:
+    """Return a matrix whose columns have one value each, in these rows."""
+    return jnp.where(jnp.arange(num_rows)[:, None] == rows[None, :], values[None, :], 0.0)
+
+
+def _narrow(leaf: Any, num_rows: int) -> tuple[int, ...]:
+    """Return the shape of rows with as many dimensions as the rows of a leaf."""
+    return (num_rows, -1, *[1] * (leaf.ndim - 1)) if leaf.ndim else (num_rows,)
+
+
+def _clipped_rows(
+    clip: JaxClip, args: tuple[Any, ...], like: Any, vectors: JaxCanaryVectors, lengths: jax.Array
+) -> Any:
+    """Return the clipped sum of canaries, from rows with an entry for each parameter."""
 
     def clipped(numbers: jax.Array) -> Any:
         inside = jnp.minimum(numbers, vectors.num_canaries - 1)

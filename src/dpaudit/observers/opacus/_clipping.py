@@ -6,16 +6,22 @@ row of a canary takes the same path as the rows of examples, and changes nothing
 
 from __future__ import annotations
 
+import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping, FSDPOptimizerFastGradientClipping
 from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
-from torch import Tensor
+from torch import Tensor, nn
 
+from dpaudit._torch import SparseRows
+from dpaudit._types import IntArray
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import attribute_restored
 
@@ -25,6 +31,9 @@ _UNSUPPORTED: dict[type, str] = {
     FSDPOptimizerFastGradientClipping: "no process holds a whole gradient; observe the same training code "
     'with grad_sample_mode="ghost" on a smaller model',
 }
+_CHUNK_ENTRIES = 2**24  # matrix entries of full rows that are in memory together
+_COMPACT_CHUNK = 160  # at which a matrix of one chunk takes as long as a call of the library for one layer
+_CLIPPING = ("clip_and_accumulate", "_get_flat_grad_sample", "grad_samples", "params", "param_groups")
 
 
 class OpacusClip(ABC):
@@ -35,9 +44,14 @@ class OpacusClip(ABC):
 
     not_covered: tuple[str, ...] = ()
 
+    @property
     @abstractmethod
-    def add_to_sum(self, rows: Tensor) -> None:
-        """Clip and add ``rows`` (gradients x parameters)."""
+    def needs_full_rows(self) -> bool:
+        """Whether canaries must be clipped as rows with an entry for each parameter, which is slower."""
+
+    @abstractmethod
+    def add_canaries(self, rows: SparseRows) -> None:
+        """Clip and add ``rows``, of which there is at least one."""
 
     @abstractmethod
     def batch_sizes(self) -> list[int]:
@@ -49,12 +63,31 @@ class OpacusClip(ABC):
 
 
 class PerSampleClip(OpacusClip):
-    """Clipping of materialized per-example gradients by the optimizer: hooks, functorch, ew."""
+    """Clipping of materialized per-example gradients by the optimizer: hooks, functorch, ew.
+
+    Opacus' own code clips canaries as rows that contain only the coordinates of a few of them
+    (:class:`_CompactOptimizer`). Code that is not part of Opacus may depend on anything, so it gets rows with
+    an entry for each parameter.
+    """
 
     def __init__(self, optimizer: DPOptimizer) -> None:
         self._optimizer = optimizer
 
+    @property
+    def needs_full_rows(self) -> bool:
+        return not all(_is_of_opacus(self._optimizer, name) for name in _CLIPPING)
+
+    def add_canaries(self, rows: SparseRows) -> None:
+        if self.needs_full_rows:
+            for chunk in rows.chunks(max(1, _CHUNK_ENTRIES // rows.num_parameters)):
+                self.add_to_sum(chunk.dense())
+            return
+        compact = _CompactOptimizer(self._optimizer)
+        for chunk in rows.chunks(_compact_chunk(len(self._optimizer.params), len(rows.values))):
+            compact.add_to_sum(chunk)
+
     def add_to_sum(self, rows: Tensor) -> None:
+        """Clip and add ``rows`` (gradients x parameters)."""
         parameters = self._optimizer.params
         with restored(self._optimizer), attribute_restored(parameters, "grad_sample"):
             for parameter, part in split_like(rows, parameters):
@@ -81,17 +114,26 @@ class GhostClip(OpacusClip):
     def __init__(self, optimizer: DPOptimizer, module: Any) -> None:
         self._optimizer, self._module = optimizer, module
 
-    def add_to_sum(self, rows: Tensor) -> None:
+    @property
+    def needs_full_rows(self) -> bool:
+        return False
+
+    def add_canaries(self, rows: SparseRows) -> None:
         own, trainable = self._optimizer.params, self._module.trainable_parameters
+        numbers, coordinates, values = rows.entries()
+        where = torch.as_tensor(numbers, device=values.device)
         with restored(self._module), attribute_restored(trainable, "_norm_sample"):
             for parameter in trainable:
-                parameter._norm_sample = rows.new_zeros(len(rows))
-            for parameter, part in split_like(rows, own):
-                parameter._norm_sample = part.to(parameter.dtype).flatten(1).norm(dim=1)
-            weights = self._module.get_clipping_coef()
+                parameter._norm_sample = values.new_zeros(len(rows))
+            for parameter, part, _ in layer_slices(coordinates, own):
+                squares = values.new_zeros(len(rows)).index_add_(0, where[part], values[part].square())
+                parameter._norm_sample = squares.sqrt().to(parameter.dtype)
+            weights = self._module.get_clipping_coef().to(values.dtype)
+        total = values.new_zeros(rows.num_parameters)
+        total.index_add_(0, torch.as_tensor(coordinates, device=values.device), weights[where] * values)
         with attribute_restored(own, "grad"):
-            for parameter, part in split_like(weights.to(rows.dtype) @ rows, own):
-                parameter.grad = part.to(parameter.dtype)
+            for parameter, piece in split_like(total, own):
+                parameter.grad = piece.to(parameter.dtype)
             self._optimizer.accumulate()
 
     def batch_sizes(self) -> list[int]:
@@ -100,6 +142,76 @@ class GhostClip(OpacusClip):
 
     def pending_batch_sizes(self) -> list[int]:
         return []  # norms remain after use
+
+
+class _CompactOptimizer:
+    """An optimizer whose parameters are the coordinates of a few canaries only.
+
+    It runs the clipping code of the observed optimizer with the same settings. Each parameter tensor has a
+    stand-in with the same number of dimensions; its sum holds the observed sum at the coordinates, to which
+    the code adds the clipped rows. So neither norms nor sums depend on the other coordinates, at which
+    canaries are zero, and the cost does not depend on the number of parameters.
+    """
+
+    def __init__(self, optimizer: DPOptimizer) -> None:
+        self._parameters = optimizer.params
+        self._inside: Any = object.__new__(type(optimizer))
+        vars(self._inside).update(_attributes(optimizer))
+
+    def add_to_sum(self, rows: SparseRows) -> None:
+        """Clip ``rows`` and add them to ``p.summed_grad``."""
+        numbers, coordinates, values = rows.entries()
+        used, columns = np.unique(coordinates, return_inverse=True)  # a canary may be there twice
+        parts = zip(
+            layer_slices(coordinates, self._parameters), layer_slices(used, self._parameters), strict=True
+        )
+        where = torch.as_tensor(np.stack([numbers, columns]), device=values.device)
+        used_there = torch.as_tensor(used, device=values.device)
+        stand_ins, indices = [], []
+        for (parameter, part, _), (_, own, offset) in parts:
+            indices.append(used_there[own] - offset)
+            matrix = values.new_zeros(len(rows), max(len(indices[-1]), 1), dtype=parameter.dtype)
+            matrix[where[0, part], where[1, part] - own.start] = values[part].to(parameter.dtype)
+            stand_ins.append(_stand_in(parameter, indices[-1], matrix))
+        self._inside.original_optimizer = SimpleNamespace(param_groups=[{"params": stand_ins}])
+        self._inside.clip_and_accumulate()
+        for parameter, index, stand_in in zip(self._parameters, indices, stand_ins, strict=True):
+            _write(parameter.summed_grad, index, stand_in.summed_grad)
+
+
+def _stand_in(parameter: Any, index: Tensor, rows: Tensor) -> Any:
+    """Return a parameter with the coordinates ``index``, or with one of its own if there are none."""
+    shape = (rows.shape[1], *[1] * (parameter.dim() - 1)) if parameter.dim() else ()
+    total = parameter.summed_grad.reshape(-1).index_select(0, index)
+    stand_in: Any = nn.Parameter(parameter.detach().new_zeros(shape))
+    stand_in.summed_grad = total.view(shape) if len(index) else total.new_zeros(shape)
+    stand_in.grad_sample = rows.view(-1, *shape)
+    return stand_in
+
+
+def _write(total: Tensor, index: Tensor, values: Tensor) -> None:
+    """Write values to the coordinates ``index`` of a sum."""
+    if len(index) == 0:
+        return
+    vector = total.reshape(-1)  # a copy if the sum is not contiguous
+    vector.index_copy_(0, index, values.reshape(-1).to(total.dtype))
+    if not total.is_contiguous():
+        total.copy_(vector.view(total.shape))
+
+
+def _compact_chunk(num_layers: int, num_entries: int) -> int:
+    """Return the number of canaries to clip together: fewer calls against smaller matrices."""
+    return max(1, round(_COMPACT_CHUNK * math.sqrt(num_layers / num_entries)))
+
+
+def _is_of_opacus(optimizer: DPOptimizer, name: str) -> bool:
+    """Return whether a method or property is defined by Opacus, not by a subclass or a patch."""
+    found = inspect.getattr_static(optimizer, name)
+    function = found.fget if isinstance(found, property) else found
+    if name in vars(optimizer) or not inspect.isfunction(function):
+        return False
+    # the module of the code itself: functools.wraps changes __module__
+    return bool(function.__globals__["__name__"].startswith("opacus."))
 
 
 def clip_for(optimizer: Any, module: Any) -> OpacusClip:
@@ -138,17 +250,29 @@ def split_like(vectors: Tensor, parameters: Sequence[Any]) -> Iterator[tuple[Any
     """Yield each parameter with its slice of the last dimension, in the parameter's shape."""
     parts = torch.split_with_sizes(vectors, [parameter.numel() for parameter in parameters], dim=-1)
     for parameter, part in zip(parameters, parts, strict=True):
-        yield parameter, part.reshape(*vectors.shape[:-1], *parameter.shape)
+        yield parameter, part.reshape((*vectors.shape[:-1], *parameter.shape))
+
+
+def layer_slices(coordinates: IntArray, parameters: Sequence[Any]) -> Iterator[tuple[Any, slice, int]]:
+    """Yield each parameter with its part of the sorted ``coordinates``, and its first coordinate."""
+    offsets = np.cumsum([0, *(parameter.numel() for parameter in parameters)])
+    ends = np.searchsorted(coordinates, offsets)
+    for number, parameter in enumerate(parameters):
+        yield parameter, slice(int(ends[number]), int(ends[number + 1])), int(offsets[number])
 
 
 @contextmanager
 def restored(owner: Any) -> Iterator[None]:
     """Restore all attributes of ``owner`` at the end, such as counters of unclipped examples."""
-    # the code called inside changes only tensors in place
-    before = {
-        name: value.clone() if isinstance(value, Tensor) else value for name, value in vars(owner).items()
-    }
+    before = _attributes(owner)
     try:
         yield
     finally:
         vars(owner).update(before)
+
+
+def _attributes(owner: Any) -> dict[str, Any]:
+    """Return a copy of all attributes; the library's code changes only tensors in place."""
+    return {
+        name: value.clone() if isinstance(value, Tensor) else value for name, value in vars(owner).items()
+    }

@@ -1,6 +1,6 @@
 """Gradient canaries for Opacus: vectors of known direction and norm that are added to the sum of a step.
 
-:meth:`GradientCanaries.add_to_sum` inserts them as rows, which the optimizer's own code clips and adds to
+:meth:`GradientCanaries.add_to_sum` passes them to the optimizer's own code, which clips them and adds them to
 ``p.summed_grad`` (``_clipping.py``). The :class:`CanaryProjection` that it returns scores the canaries in the
 release. ``_observer.py`` calls both in each step and subtracts the canaries again. Input canaries are in
 ``_input_canaries.py``.
@@ -13,21 +13,20 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from opacus.optimizers import DPOptimizer
 from torch import Tensor
 
-from dpaudit._torch import CanaryVectors
+from dpaudit._torch import CanaryVectors, SparseRows
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.canaries import Directions, Draws
 from dpaudit.errors import InputError
 from dpaudit.observers.opacus._clipping import OpacusClip
 
-_CHUNK_ENTRIES = 2**24  # matrix entries of canary rows that are in memory together
 _MIN_NORM_SHARE = 0.85  # one of four layers with equal norms may be left out
 _FULL_NORM_SHARE = 0.99
 _MIN_SAMPLED = 32  # canaries that are entries of a data set
-_DEFAULT_NUM_CANARIES, _DEFAULT_NUM_SAMPLED = 64, 8192  # if the model has at least as many parameters
+_DEFAULT_NUM_CANARIES, _DEFAULT_NUM_SAMPLED = 1024, 8192  # if the model has at least as many parameters
+_FEW = 64  # canaries whose cost is small even as full rows
 
 
 class CanaryProjection(ABC):
@@ -37,6 +36,11 @@ class CanaryProjection(ABC):
     """The largest norm of a clipped example along the canaries."""
     others: Tensor | float = 0.0
     """The contribution of the other canaries along each one; zero if they are orthogonal."""
+
+    @property
+    def lengths(self) -> FloatArray | None:
+        """The clipped length of each canary, in clipping norms; None if known before the first step."""
+        return None
 
     @abstractmethod
     def project(self, vector: Tensor) -> Tensor:
@@ -68,20 +72,16 @@ class GradientCanaries(StepCanaries):
     def __init__(self, optimizer: DPOptimizer, draws: Draws, clip: OpacusClip) -> None:
         self._optimizer, self._draws, self._clip = optimizer, draws, clip
         self.num_canaries = draws.num_canaries
-        self._index = -1
-        self._vectors = self._draw(0)
+        self._draw(0)
 
     def add_to_sum(self, index: int, members: IntArray, *, inserts: bool) -> CanaryProjection:
         if self._draws.canary.moving and index != self._index:
-            self._index, self._vectors = index, self._draw(index)
-        vectors, norm = self._vectors, self._norm()
-        if inserts:
-            numbers = torch.as_tensor(members, device=vectors.values.device)
-            count = max(1, _CHUNK_ENTRIES // vectors.num_parameters)
-            for start in range(0, len(numbers), count):
-                rows = vectors.rows(numbers[start : start + count], self._draws.canary.scale * norm)
-                self._clip.add_to_sum(rows)
-        return ClippedCanaries(vectors, norm)
+            self._draw(index)
+        norm, like = self._norm(), self._optimizer.params[0].detach()
+        if inserts and len(members):
+            length = self._draws.canary.scale * norm
+            self._clip.add_canaries(SparseRows.of(self._directions, members, length, like))
+        return ClippedCanaries(self._vectors, norm)
 
     def _norm(self) -> float:
         """Return the current clipping norm over the layers in which canaries have a component."""
@@ -98,12 +98,16 @@ class GradientCanaries(StepCanaries):
             )
         return norms
 
-    def _draw(self, index: int) -> CanaryVectors:
-        like, sizes, norms = self._optimizer.params[0].detach(), _sizes(self._optimizer), self._layer_norms()
+    def _draw(self, index: int) -> None:
+        """Draw the directions of a step."""
+        sizes, norms = _sizes(self._optimizer), self._layer_norms()
         if norms is None:
-            return CanaryVectors.of(self._draws.directions(index, sum(sizes)), like)
-        shares = np.asarray(norms) / self._norm()
-        return CanaryVectors.of(_layer_directions(self._draws, index, sizes, shares), like)
+            self._directions = self._draws.directions(index, sum(sizes))
+        else:
+            shares = np.asarray(norms) / self._norm()
+            self._directions = _layer_directions(self._draws, index, sizes, shares)
+        self._index = index
+        self._vectors = CanaryVectors.of(self._directions, self._optimizer.params[0].detach())
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,10 +140,15 @@ def _layer_coordinates(part: Directions, size: int) -> IntArray:
     return np.minimum(np.arange(part.values.size).reshape(part.values.shape), size - 1)
 
 
-def default_num_canaries(optimizer: DPOptimizer) -> int:
-    """Return 64, or as many as fit in a smaller model (with per-layer clipping: in its largest layer)."""
-    sizes = _sizes(optimizer)
-    return min(_DEFAULT_NUM_CANARIES, max(sizes) if hasattr(optimizer, "max_grad_norms") else sum(sizes))
+def default_num_canaries(optimizer: DPOptimizer, clip: OpacusClip) -> int:
+    """Return 1,024, or as many as fit in a smaller model; 64 if they are clipped as full rows.
+
+    With per-layer clipping, they fit in every layer of at least 64 parameters.
+    """
+    limit, sizes = _FEW if clip.needs_full_rows else _DEFAULT_NUM_CANARIES, _sizes(optimizer)
+    if not hasattr(optimizer, "max_grad_norms"):
+        return min(limit, sum(sizes))
+    return min(limit, min((size for size in sizes if size >= _FEW), default=max(sizes)))
 
 
 def default_num_sampled(optimizer: DPOptimizer) -> int:
@@ -173,7 +182,7 @@ def uncovered_layers(share: float, num_canaries: int) -> tuple[str, ...]:
         return ()
     return (
         f"layers with fewer than {num_canaries} parameters contain no canary: canaries reach only "
-        f"{100 * share:.0f} % of the clipping norm, so the smallest detectable leak is larger than stated",
+        f"{100 * share:.0f} % of the clipping norm",
     )
 
 

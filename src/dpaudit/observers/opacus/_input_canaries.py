@@ -26,7 +26,7 @@ from torch.utils.data import Subset
 
 from dpaudit._torch import HeldOutData, tensor_fingerprints
 from dpaudit._torch._crafting import CanarySequence, Crafting, Examples, loss_of_one
-from dpaudit._types import IntArray
+from dpaudit._types import FloatArray, IntArray
 from dpaudit.canaries import Coins, InputCanary, split_indices
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import attribute_restored
@@ -184,6 +184,11 @@ class GradientProjection(CanaryProjection):
         of_all = directions @ each.sum(dim=0)
         own = torch.zeros_like(of_all).index_copy_(0, members, (directions[members] * each).sum(dim=1))
         return cls(directions, squares, norm, (of_all - own) / squares)
+
+    @property
+    def lengths(self) -> FloatArray:
+        lengths: FloatArray = torch.linalg.vector_norm(self.directions, dim=1).double().cpu().numpy()
+        return lengths / self.norm
 
     def project(self, vector: Tensor) -> Tensor:
         return self.directions @ vector / self.squares

@@ -85,11 +85,12 @@ def observe(
     seed of the audit, by default from the operating system. ``callbacks`` receive the live bound every
     ``every`` steps; they may raise to end the training run.
 
-    By default there are 64 gradient canaries, or as many as a smaller model has parameters, and fair coins
-    decide which of them are present in each step. With ``held_out``, the examples that :func:`hold_out` split
-    off, ``canary`` may be an input canary such as ``Crafted()``. By default there are 16 of them; they also
-    pass through the model and the loss. They need ``module``, ``loader``, whose data must not include
-    held-out examples, and ``criterion`` unless it is the cross-entropy.
+    By default there are 1,024 gradient canaries, or as many as a smaller model has parameters (64 if a
+    subclass or a patch replaces the clipping), and fair coins decide which of them are present in each step.
+    With ``held_out``, the examples that :func:`hold_out` split off, ``canary`` may be an input canary such as
+    ``Crafted()``. By default there are 16 of them; they also pass through the model and the loss. They need
+    ``module``, ``loader``, whose data must not include held-out examples, and ``criterion`` unless it is the
+    cross-entropy.
 
     With ``sampling``, half of the gradient canaries are entries of the data set of ``loader``, and its own
     sampler draws them like examples. So the sampling is audited too, after the last step. The batches then
@@ -148,10 +149,10 @@ def _setup_gradients(
     ``options`` are passed to the recorder.
     """
     if num_canaries is None:
-        num_canaries = (default_num_sampled if sampling else default_num_canaries)(optimizer)
+        num_canaries = default_num_sampled(optimizer) if sampling else default_num_canaries(optimizer, clip)
     draws = Draws(canary, num_canaries, seed)
     share = norm_share(optimizer, num_canaries)
-    options["signal"] = min(canary.scale, 1.0)
+    options |= {"signal": min(canary.scale, 1.0), "reach": share}
     options["not_covered"] = clip.not_covered + uncovered_layers(share, num_canaries)
     membership: CoinMembership | SampledMembership
     recorder: Recorder | WholeRunRecorder
@@ -161,7 +162,7 @@ def _setup_gradients(
         # the claimed rate is that of the accountant, if it has one; the loader's rate is audited
         knows_rate = given.sample_rate is not None or accounted_rate(optimizer) is not None
         params = OpacusParamsReader(optimizer, None if knows_rate else loader)
-        options |= {"reach": share, "finished": membership.check_complete}
+        options["finished"] = membership.check_complete
         recorder = WholeRunRecorder(draws.entries(), claim=ReadClaim(params, given), **options)
     else:
         membership = CoinMembership(draws)

@@ -24,7 +24,7 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor, distributed
 from torch.utils.data import BatchSampler
 
-from dpaudit._types import BoolArray
+from dpaudit._types import BoolArray, FloatArray
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import replaced
 from dpaudit.observers.opacus._clipping import flat, split_like, summed
@@ -123,7 +123,15 @@ class OpacusObserver:
         inserted = self._ranks.inserted(step.inserted) / divisor
         for parameter, part in split_like(inserted, self._optimizer.params):
             parameter.grad = parameter.grad - part.to(parameter.grad.dtype)
-        self.recorder.record(scores.double().cpu().numpy(), step.present)
+        self._record(scores.double().cpu().numpy(), step)
+
+    def _record(self, scores: FloatArray, step: _Step) -> None:
+        lengths = step.projection.lengths
+        if lengths is None:
+            self.recorder.record(scores, step.present)
+        else:
+            assert isinstance(self.recorder, Recorder)  # canaries of unknown length are not sampled
+            self.recorder.record(scores, step.present, lengths=lengths)
 
     def _keep_noise(self, released: Tensor, step: _Step) -> None:
         known = self._ranks.sum(step.sampled)

@@ -27,8 +27,8 @@ _NODES = special.ndtri((np.arange(24) + 0.5) / 24)
 _MOST_QUANTILES = 40  # of past steps in a forecast
 _FEW_GUESSES = 48  # up to this number, the forecast is binomial instead of normal
 _NEWTON_STEPS = 5
-_LEAST, _MOST = 1e-5, 0.9999  # total variations that are tried
-_AIM = 0.8  # the log wealth to aim for when choosing what to test, as a fraction of the target
+LEAST, MOST = 1e-5, 0.9999  # total variations that are tried
+AIM = 0.8  # the log wealth to aim for when choosing what to test, as a fraction of the target
 _ASSUMED = 0.3  # the advantage to expect if no claim is known
 _PSEUDO_STEPS = 4.0  # the weight of the spread that is expected before the first step
 _CLAIM_WEIGHT = 3.0  # how much more the claimed advantage weighs than an assumed one
@@ -166,13 +166,13 @@ class StakeChoice:
         """
         free = np.sqrt(2 * growth / self._variances)[:, None]
         start = self._means - np.sqrt(2 * growth * self._variances) - growth * np.maximum(self._means, 1e-3)
-        tested = np.repeat(np.clip(start, 1e-4, _MOST)[:, None], _FRACTIONS.size, axis=1)
+        tested = np.repeat(np.clip(start, 1e-4, MOST)[:, None], _FRACTIONS.size, axis=1)
         for _ in range(_NEWTON_STEPS):
             excess, slope = self._excess(tested, free, growth)
             moved = tested + excess / np.maximum(slope, 1e-300)
-            tested = np.clip(np.clip(moved, 0.3 * tested, np.maximum(3 * tested, 1e-4)), _LEAST, _MOST)
+            tested = np.clip(np.clip(moved, 0.3 * tested, np.maximum(3 * tested, 1e-4)), LEAST, MOST)
         excess, _ = self._excess(tested, free, growth)
-        return float(np.where(excess >= -0.02 * growth, tested, _LEAST).max())
+        return float(np.where(excess >= -0.02 * growth, tested, LEAST).max())
 
     def _excess(self, tested: FloatArray, free: FloatArray, growth: float) -> tuple[FloatArray, FloatArray]:
         """Return growth above the wanted one, and how fast it falls with the tested total variation."""
@@ -233,7 +233,7 @@ class AdvantageBets:
         forecast = Forecast.of(self._advantages[:num_done], self._guesses, self._expected)
         choice = StakeChoice(forecast, self._stops)
         target, length = self._wealth.target, self._schedule.expected_length(num_done)
-        tested = choice.reachable(_AIM * target / length)
+        tested = choice.reachable(AIM * target / length)
         lacking = target
         if num_done:
             lacking = min(max(target - float(self._wealth.logs(tested)[-1]), target / 10), 3 * target)

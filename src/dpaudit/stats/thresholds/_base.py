@@ -14,6 +14,7 @@ from dpaudit.stats._counts import ErrorCounts
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._serialization import Serializable
 from dpaudit.stats.inference import BoundQuery, CountInference, ExactInference, Inference, ThresholdResult
+from dpaudit.stats.tradeoffs._attack import Attack
 
 _COARSE = 256  # thresholds evaluated first
 _SPLIT = 8  # parts into which a block that may contain the best threshold is split
@@ -42,11 +43,41 @@ class ThresholdRule(Serializable, ABC):
         """Return the bound of an attack without errors; ``query`` has the error rate of one threshold."""
         return inference.parameter(counts, query)
 
-    def operating_point(self, query: BoundQuery, parameter: float, normalized: bool) -> tuple[float, float]:
-        """Return the fpr and fnr of an ideal attack under this rule, by default its balanced point."""
-        del normalized
-        error = query.tradeoff.balanced_error(parameter)
-        return error, error
+    def operating_points(
+        self,
+        attack: Attack,
+        inference: Inference,
+        query: BoundQuery,
+        *,
+        held_out: tuple[int, int],
+        normalized: bool,
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return equally likely pairs of fpr and fnr at which the rule may put the threshold.
+
+        The default is the point with the smallest balanced error. ``held_out`` are the numbers of absent and
+        present scores that are not counted.
+        """
+        del inference, query, held_out, normalized
+        return as_points(attack.balanced())
+
+    def refuting_limits(
+        self, claimed: float, sizes: ErrorCounts, inference: ExactInference, query: BoundQuery
+    ) -> tuple[IntArray, ...]:
+        """Return the most errors with which each threshold of a rule with several refutes ``claimed``.
+
+        The result is empty if the rule has one threshold. ``query`` has the error rate of one of several.
+        """
+        del claimed, sizes, inference, query
+        return ()
+
+    def detection_rate(self, attack: Attack, limits: tuple[IntArray, ...], sizes: ErrorCounts) -> float:
+        """Return how often any of several thresholds refutes, given :meth:`refuting_limits`."""
+        raise NotImplementedError  # only called if there are limits
+
+
+def as_points(rates: tuple[float, float]) -> tuple[FloatArray, FloatArray]:
+    """Return a single point."""
+    return np.asarray(rates[:1]), np.asarray(rates[1:])
 
 
 def unsupported(rule: ThresholdRule, inference: Inference, *expected: type) -> InputError:
@@ -60,12 +91,16 @@ def least_balanced_error(absent: ScoreArray, present: ScoreArray) -> float:
     if not absent.size or not present.size:
         return 0.0
     scores = np.concatenate([absent, present])
-    count = int(np.clip(np.sqrt(scores.size), 1, 65)) // 2 * 2 + 1  # odd, to include the median
-    candidates = np.quantile(scores, np.linspace(0, 1, count + 2)[1:-1])
+    candidates = np.quantile(scores, np.linspace(0, 1, num_candidates(scores.size) + 2)[1:-1])
     fp = 1 - np.searchsorted(np.sort(absent), candidates, side="right") / absent.size
     fn = np.searchsorted(np.sort(present), candidates, side="right") / present.size
     errors = smooth(fp + fn)
     return float(candidates[int(errors.argmin())])
+
+
+def num_candidates(num_scores: int) -> int:
+    """Return the number of quantiles to compare: odd, to include the median."""
+    return int(np.clip(np.sqrt(num_scores), 1, 65)) // 2 * 2 + 1
 
 
 def smooth(values: FloatArray) -> FloatArray:

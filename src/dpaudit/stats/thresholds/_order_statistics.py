@@ -25,7 +25,10 @@ from dpaudit.stats.inference import (
     ThresholdResult,
 )
 from dpaudit.stats.thresholds._base import EmpiricalROC, ThresholdRule, unsupported
+from dpaudit.stats.thresholds._placement import simulated_roc
+from dpaudit.stats.tradeoffs._attack import Attack
 
+_RUNS = 2000  # simulated to determine the power of several thresholds
 _GROWTH = 5  # ratio of neighboring ranks of Tails, counted from 1
 _TAIL = 0.05  # the largest share of scores beyond a threshold of Tails
 
@@ -72,6 +75,15 @@ class Simultaneous(ThresholdRule):
         ]
         promising = np.argsort(-inference.rank(ranks, misses, roc.sizes, shared), kind="stable")
         return _largest_bound([found[index] for index in promising], inference, shared)
+
+    def refuting_limits(
+        self, claimed: float, sizes: ErrorCounts, inference: ExactInference, query: BoundQuery
+    ) -> tuple[IntArray, ...]:
+        assert isinstance(inference, RankInference)
+        return (inference.most_refuting(self.ranks(sizes.num_absent), claimed, sizes, query),)
+
+    def detection_rate(self, attack: Attack, limits: tuple[IntArray, ...], sizes: ErrorCounts) -> float:
+        return _detection_rate(attack, self.ranks(sizes.num_absent), limits[0], sizes)
 
     def ranks(self, size: int) -> IntArray:
         """Return how many absent scores are above each threshold: evenly spaced in the logit."""
@@ -137,10 +149,35 @@ class Tails(ThresholdRule):
         shared = replace(query, error_rate=query.error_rate / len(found))
         return _largest_bound(found, inference, shared, num_first=high.size)
 
+    def refuting_limits(
+        self, claimed: float, sizes: ErrorCounts, inference: ExactInference, query: BoundQuery
+    ) -> tuple[IntArray, ...]:
+        assert isinstance(inference, RankInference)
+        return tuple(
+            inference.most_refuting(self.ranks(side.num_absent), claimed, side, query)
+            for side in (sizes, sizes.exchanged())
+        )
+
+    def detection_rate(self, attack: Attack, limits: tuple[IntArray, ...], sizes: ErrorCounts) -> float:
+        """Return how often a threshold of either side refutes, as if the sides were independent."""
+        sides = (attack, sizes), (attack.exchanged(), sizes.exchanged())
+        high, low = (
+            _detection_rate(one, self.ranks(side.num_absent), most, side)
+            for (one, side), most in zip(sides, limits, strict=True)
+        )
+        return high + low - high * low
+
     def ranks(self, size: int) -> IntArray:
         """Return how many scores of a side are beyond each threshold."""
         count = 1 + max(int(np.log(max(_TAIL * size, 1.0)) / np.log(_GROWTH)), 0)
         return np.asarray(_GROWTH ** np.arange(count) - 1)
+
+
+def _detection_rate(attack: Attack, ranks: IntArray, limits: IntArray, sizes: ErrorCounts) -> float:
+    """Return how often errors are within the limit at any of the ranks, by simulation."""
+    rng = np.random.default_rng(2)
+    _, misses = simulated_roc(attack, ranks, (sizes.num_absent, sizes.num_present), _RUNS, rng)
+    return float((misses <= limits).any(axis=1).mean())
 
 
 def _counts(false_positives: int, num_absent: int, false_negatives: int, num_present: int) -> ErrorCounts:

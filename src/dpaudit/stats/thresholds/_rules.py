@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy import special
 
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, ScoreArray
@@ -32,11 +31,14 @@ from dpaudit.stats.inference._tails import far_rates
 from dpaudit.stats.thresholds._base import (
     EmpiricalROC,
     ThresholdRule,
+    as_points,
     least_balanced_error,
     smooth,
     unsupported,
 )
+from dpaudit.stats.thresholds._placement import best_bound_rates, least_error_rates
 from dpaudit.stats.tradeoffs import Gaussian
+from dpaudit.stats.tradeoffs._attack import Attack
 
 _CANDIDATES = 64  # few, so that the choice follows the shape of the scores rather than their noise
 _GROWTH = 1.3  # choose again once the number of past steps has grown by this factor
@@ -59,10 +61,18 @@ class Fixed(ThresholdRule):
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         return inference.at_threshold(observations, self.threshold, query)
 
-    def operating_point(self, query: BoundQuery, parameter: float, normalized: bool) -> tuple[float, float]:
-        if normalized and isinstance(query.tradeoff, Gaussian):
-            return _gaussian_point(self.threshold, parameter)
-        return super().operating_point(query, parameter, normalized)
+    def operating_points(
+        self,
+        attack: Attack,
+        inference: Inference,
+        query: BoundQuery,
+        *,
+        held_out: tuple[int, int],
+        normalized: bool,
+    ) -> tuple[FloatArray, FloatArray]:
+        if normalized and attack.rates_at is not None:
+            return as_points(attack.rates_at(self.threshold))
+        return super().operating_points(attack, inference, query, held_out=held_out, normalized=normalized)
 
 
 @dataclass(frozen=True)
@@ -93,15 +103,18 @@ class Optimal(ThresholdRule):
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         return inference.at_threshold(observations, self.threshold(query.delta), query)
 
-    def operating_point(self, query: BoundQuery, parameter: float, normalized: bool) -> tuple[float, float]:
+    def operating_points(
+        self,
+        attack: Attack,
+        inference: Inference,
+        query: BoundQuery,
+        *,
+        held_out: tuple[int, int],
+        normalized: bool,
+    ) -> tuple[FloatArray, FloatArray]:
         del normalized  # this rule is meaningful for normalized scores only
-        return _gaussian_point(self.threshold(query.delta), parameter)
-
-
-def _gaussian_point(threshold: float, parameter: float) -> tuple[float, float]:
-    """Return P(N(0, 1 / parameter) > threshold) and P(N(1, 1 / parameter) <= threshold)."""
-    fpr, fnr = special.ndtr(np.asarray([-threshold, threshold - 1]) * parameter)
-    return float(fpr), float(fnr)
+        fixed = Fixed(self.threshold(query.delta))
+        return fixed.operating_points(attack, inference, query, held_out=held_out, normalized=True)
 
 
 @dataclass(frozen=True)
@@ -130,6 +143,20 @@ class HeldOut(ThresholdRule):
 
     def counted(self, size: int) -> int:
         return size - self._num_held(size)
+
+    def operating_points(
+        self,
+        attack: Attack,
+        inference: Inference,
+        query: BoundQuery,
+        *,
+        held_out: tuple[int, int],
+        normalized: bool,
+    ) -> tuple[FloatArray, FloatArray]:
+        del normalized
+        if isinstance(inference, Betting):
+            return least_error_rates(attack, held_out)
+        return best_bound_rates(attack, held_out, _CANDIDATES, query)
 
     def split(
         self, observations: Observations, *, the_first: bool = False
@@ -337,8 +364,13 @@ class BestOf(ThresholdRule):
         """The first rule."""
         return _known(self.rules[0])
 
+    @property
+    def known_rules(self) -> list[ThresholdRule]:
+        """All rules; one that was read from a file and is not known raises an ``InputError``."""
+        return [_known(rule) for rule in self.rules]
+
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
-        rules = [_known(rule) for rule in self.rules]
+        rules = self.known_rules
         found = [
             rule.apply(observations, inference, replace(query, error_rate=share * query.error_rate))
             for rule, share in zip(rules, self.shares, strict=True)
@@ -354,9 +386,6 @@ class BestOf(ThresholdRule):
 
     def error(self, error: float, num_absent: int) -> float:
         return self.main.error(self.shares[0] * error, num_absent)
-
-    def operating_point(self, query: BoundQuery, parameter: float, normalized: bool) -> tuple[float, float]:
-        return self.main.operating_point(query, parameter, normalized)
 
 
 def _known(rule: ThresholdRule | NamedPart) -> ThresholdRule:

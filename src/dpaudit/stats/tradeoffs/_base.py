@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from dpaudit._types import ArrayLike, FloatArray
 from dpaudit.stats._rootfinding import last_true
 from dpaudit.stats._serialization import Serializable
+from dpaudit.stats.tradeoffs._attack import Attack
 
 
 class TradeOff(Serializable, ABC):
@@ -65,6 +67,16 @@ class TradeOff(Serializable, ABC):
             above = float(self.fnr(parameter, np.asarray(middle))) > middle
             low, high = (middle, high) if above else (low, middle)
         return low
+
+    def attack(self, parameter: float, delta: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
+        """Return the attack for which power is stated; by default it attains the curve.
+
+        ``lengths`` are equally frequent lengths of canaries, in units of the sensitivity: a short canary
+        reveals less, if the parameter is inversely proportional to noise.
+        """
+        del delta
+        length = float(np.mean(lengths)) if self.is_inverse_noise else 1.0
+        return Attack(partial(self.fnr, length * parameter))
 
     def from_balanced_error(self, error: float) -> float:
         """Return the largest parameter whose smallest balanced error is above ``error``."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from scipy import special
@@ -15,6 +16,7 @@ from scipy import special
 from dpaudit import _validate
 from dpaudit._types import FloatArray
 from dpaudit.stats._rootfinding import last_true
+from dpaudit.stats.tradeoffs._attack import Attack, gaussian_attack, laplace_attack
 from dpaudit.stats.tradeoffs._base import TradeOff, at_least_zero, ratio_epsilon
 
 
@@ -66,6 +68,10 @@ class Gaussian(TradeOff):
     def balanced_error(self, parameter: float) -> float:
         return float(special.ndtr(-parameter / 2))
 
+    def attack(self, parameter: float, delta: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
+        del delta
+        return gaussian_attack(parameter, lengths)
+
 
 @dataclass(frozen=True)
 class Laplace(TradeOff):
@@ -114,6 +120,11 @@ class Laplace(TradeOff):
 
     def balanced_error(self, parameter: float) -> float:
         return math.exp(-parameter / 2) / 2
+
+    def attack(self, parameter: float, delta: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
+        del delta
+        epsilon = parameter * float(np.mean(lengths))
+        return laplace_attack(epsilon, partial(self.fnr, epsilon))
 
 
 @dataclass(frozen=True)
@@ -217,6 +228,12 @@ class ApproximateDP(TradeOff):
     def balanced_error(self, parameter: float) -> float:
         return (1 - self.delta) * math.exp(-np.logaddexp(0.0, parameter))
 
+    def attack(self, parameter: float, delta: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
+        """Return the attack on the Gaussian mechanism with this epsilon, or on Laplace's at delta = 0."""
+        if self.delta == 0:
+            return Laplace().attack(parameter, delta, lengths)
+        return gaussian_attack(Gaussian().with_epsilon(parameter, self.delta), lengths)
+
 
 @dataclass(frozen=True)
 class PureDP(TradeOff):
@@ -245,3 +262,8 @@ class PureDP(TradeOff):
 
     def balanced_error(self, parameter: float) -> float:
         return math.exp(-np.logaddexp(0.0, parameter))
+
+    def attack(self, parameter: float, delta: float, lengths: tuple[float, ...] = (1.0,)) -> Attack:
+        if delta > 0:  # the curve itself is assumed
+            return super().attack(parameter, delta, lengths)
+        return Laplace().attack(parameter, delta, lengths)

@@ -39,6 +39,9 @@ class CanaryInserter(ABC):
     draws: Draws | Coins
     """The membership of canaries and the random streams of the audit."""
 
+    lengths: FloatArray | None = None
+    """Lengths of the scored step's canaries after clipping, in clipping norms; None if all are 1."""
+
     @abstractmethod
     def rows(self, index: int, present: Sequence[int] | np.ndarray) -> Sequence[Rows]:
         """Return the unclipped gradients of the canaries with these numbers."""
@@ -88,8 +91,9 @@ class GradientInserter(CanaryInserter):
     def scores(self, step: Step, *, residual: bool = True) -> FloatArray:
         known = step.clipped_sum if residual else None
         released = self.vectors(step.index).project(step.noisy_sum, without=known)
-        # NumPy is faster than torch for a few hundred numbers
-        scores: FloatArray = released.cpu().numpy().astype(np.float64) / self._norm
+        # NumPy is faster than torch for a few thousand numbers
+        scores = released.cpu().numpy().astype(np.float64)
+        scores /= self._norm
         return scores
 
 
@@ -105,8 +109,7 @@ class CanaryRows:
         return self.vectors.values.new_full(self.present.shape, self.length)
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        lengths = weights * self.length
-        self.vectors.add(out.new_zeros(self.vectors.num_canaries).index_copy_(0, self.present, lengths), out)
+        self.vectors.add_some(self.present, weights * self.length, out)
 
 
 class InputInserter(CanaryInserter):
@@ -184,6 +187,7 @@ class InputInserter(CanaryInserter):
             weights = self._weights()
             released = released - step.clipped_sum - weights @ gradients
             own = weights * norms.nan_to_num(posinf=0.0)
+        self.lengths = torch.where(is_usable, norms.clamp(max=self._norm) / self._norm, 0.0).cpu().numpy()
         along = gradients @ released / norms + own
         scores = torch.where(is_usable, along / norms.clamp(max=self._norm), 0.0)
         found: FloatArray = scores.cpu().numpy().astype(np.float64)

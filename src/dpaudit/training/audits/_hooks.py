@@ -162,13 +162,13 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
 class OneRun(CanaryAudit[Recorder]):
     """Audit of every step that leaves training unchanged: the weights are the same as without the audit.
 
-    ``num_canaries`` per step defaults to 512, or to the number of model parameters if that is smaller. For
+    ``num_canaries`` per step defaults to 1,024, or to the number of model parameters if that is smaller. For
     input canaries the default is 16: each costs as much as one or two examples of the batch. With
     ``first_steps``, only these steps are scored, in which input canaries leak most; the claim still covers
     the whole training run.
     """
 
-    default_num_gradients: ClassVar[int] = 512
+    default_num_gradients: ClassVar[int] = 1024
     default_num_inputs: ClassVar[int] = 16
 
     def __init__(self, *, first_steps: int | None = None, **common: Any) -> None:
@@ -189,11 +189,20 @@ class OneRun(CanaryAudit[Recorder]):
     def observe(self, step: Step) -> None:
         if self._is_audited(step.index):
             present = self._inserter.draws.coins(step.index)
-            self.recorder.record(self._inserter.scores(step), present, notify=False)
+            scores = self._inserter.scores(step)
+            self.recorder.record(scores, present, lengths=self._inserter.lengths, notify=False)
 
     def after(self, step: Step) -> None:
         if self._is_audited(step.index):
             self.recorder.notify()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        shape = np.shape(state["present"])
+        if self._num_canaries is None and len(shape) == 2 and shape[1] != self.num_canaries:
+            self._num_canaries = shape[1]  # the run was started with another default
+            assert self._training is not None  # attached, because a Training is loading the state
+            self.attach(self._training)
+        super().load_state_dict(state)
 
 
 class TwoBatches(CanaryAudit[Recorder]):
@@ -243,7 +252,8 @@ class TwoBatches(CanaryAudit[Recorder]):
         rows = self._inserter.rows(step.index, [0] if is_in else [])
         second = self._second_batch(step.index, rows)
         scores = [self._inserter.scores(one, residual=self._residual)[0] for one in (step, second)]
-        self.recorder.record(scores, [False, True], notify=False)
+        lengths = None if self._inserter.lengths is None else self._inserter.lengths.repeat(2)
+        self.recorder.record(scores, [False, True], lengths=lengths, notify=False)
 
     def _second_batch(self, index: int, rows: Sequence[Rows]) -> Step:
         """Draw the second batch, also with its own global torch RNG, which dropout uses, for example."""
