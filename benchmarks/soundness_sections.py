@@ -33,7 +33,9 @@ def _bets(repetitions: int) -> Section:
             " only. *Total reveal*: with the probability of the total variation, a step reveals all coins,"
             " and otherwise nothing; one draw of noise for all canaries of a step has the same numbers of"
             " right guesses. *Shared distance*: scores are Gaussian, but equally far from the threshold"
-            " within a step, so that a step is near-certain for all canaries or for none."
+            " within a step, so that a step is near-certain for all canaries or for none. Noise that"
+            " canaries share leaks more than a single score, with which bounds are compared here, to"
+            " anyone who knows the other coins."
         ),
         head=("canaries in a step", "coins"),
         trials=tuple(
