@@ -17,7 +17,9 @@ import numpy as np
 
 import dpaudit
 from dpaudit.accounting import SubsampledGaussian
+from dpaudit.experiments.black_box._final_model import OneRunAnalysis
 from dpaudit.recording import Recorder, WholeRunRecorder
+from dpaudit.stats._one_run import too_many_correct
 
 DELTA = 1e-5
 Draw = Callable[[float, np.random.Generator], dpaudit.Result]  # audits a mechanism with this parameter
@@ -195,17 +197,83 @@ def designs() -> Iterator[Design]:
     yield Design("many runs, 1,000 per side", 1.0, many_runs(1.0, 0.1, 50, 1000))
 
 
+@dataclass(frozen=True)
+class GuessDesign:
+    """Guesses of the membership of all or some canaries in one training run, by log-likelihood ratios."""
+
+    name: str
+    noise: float
+    rate: float
+    num_steps: int
+    num_canaries: int
+    num_guesses: int
+
+    @property
+    def claimed(self) -> float:
+        return 1 / self.noise
+
+    @property
+    def curve(self) -> SubsampledGaussian:
+        return SubsampledGaussian(self.rate, self.num_steps)
+
+    def guesses(self, num_correct: int) -> dpaudit.Guesses:
+        return dpaudit.Guesses(
+            num_canaries=self.num_canaries, num_guesses=self.num_guesses, num_correct=num_correct
+        )
+
+    def leak(self) -> float:
+        analysis = OneRunAnalysis(noise_multiplier=self.noise, curve=self.curve, delta=DELTA, confidence=0.95)
+        return analysis.values(self.guesses(self.num_guesses // 2))["power"]["parameter"]
+
+    def share_detected(self, parameter: float, repetitions: int) -> float:
+        refutes = [
+            too_many_correct(self.guesses(count), self.curve, self.claimed, 0.05)
+            for count in range(self.num_guesses + 1)
+        ]
+        rng = np.random.default_rng(0)
+        return float(np.mean([refutes[self._num_correct(parameter, rng)] for _ in range(repetitions)]))
+
+    def _num_correct(self, parameter: float, rng: np.random.Generator) -> int:
+        present = rng.random(self.num_canaries) < 0.5
+        shape, ratios = (self.num_steps, self.num_canaries), np.empty(self.num_canaries)
+        for number, joins in enumerate((0.0, self.rate)):
+            side = present == bool(number)
+            ratios[side] = _log_ratios(parameter, self.rate, shape, rng, joins=joins)[side]
+        return dpaudit.Guesses.from_scores(ratios, present, num_guesses=self.num_guesses).num_correct
+
+
+def guess_designs() -> Iterator[GuessDesign]:
+    yield GuessDesign("one run, all of 500 canaries guessed", 1.0, 0.1, 50, 500, 500)
+    yield GuessDesign("one run, 100 of 500 canaries guessed", 1.0, 0.1, 50, 500, 100)
+
+
+def rows(repetitions: int, only: str = "") -> Iterator[str]:
+    """Yield the rows of the table."""
+    for design in all_designs():
+        if only in design.name:
+            leak = design.leak()
+            yield row(design.name, leak / design.claimed, design.share_detected(leak, repetitions))
+
+
+def all_designs() -> tuple[Design | GuessDesign, ...]:
+    return (*designs(), *guess_designs())
+
+
+def row(name: str, ratio: float, share: float) -> str:
+    return f"| {name} | {ratio:.4g} | {100 * share:.0f} % |\n"
+
+
+HEAD = "| design | leak: parameter / claimed | detected |\n| --- | --- | --- |\n"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=1000)
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
-    print("| design | leak: parameter / claimed | detected |\n|---|---|---|")
-    for design in designs():
-        if arguments.only in design.name:
-            leak = design.leak()
-            share = design.share_detected(leak, arguments.repetitions) if np.isfinite(leak) else np.nan
-            print(f"| {design.name} | {leak / design.claimed:.4g} | {100 * share:.0f} % |", flush=True)
+    print(HEAD, end="")
+    for row in rows(arguments.repetitions, arguments.only):
+        print(row, end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -111,14 +111,14 @@ def axes(theme: Theme) -> Iterator[str]:
 def claim_line(epsilon: float, label: str, color: str) -> Iterator[str]:
     y = y_of(epsilon)
     yield path(f"M{LEFT},{y:.1f}H{RIGHT}", stroke=color, stroke_width="1.5", stroke_dasharray="6 4")
-    yield text(RIGHT + 12, y + 5, label, color)
+    yield text(RIGHT + 12, y - 6, label, color)  # above the label of a tight bound
 
 
 def curve(bounds: list[LiveBound], label: str, reason: str, color: str) -> Iterator[str]:
     y = y_of(bounds[-1].epsilon)
     yield path(points(bounds), stroke=color, stroke_width="2.5")
-    yield text(RIGHT + 12, y + 5, label, color, font_weight="600")
-    yield text(RIGHT + 12, y + 23, reason, color)
+    yield text(RIGHT + 12, y + 12, label, color, font_weight="600")
+    yield text(RIGHT + 12, y + 30, reason, color)
 
 
 def violation(broken: list[LiveBound], step: int, color: str) -> Iterator[str]:
@@ -127,7 +127,7 @@ def violation(broken: list[LiveBound], step: int, color: str) -> Iterator[str]:
     area = f"{points(broken[step - 1 :])} V{claimed:.1f} H{x:.1f}Z"
     yield path(area, fill=color, fill_opacity="0.12")
     yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{color}"/>'
-    yield text(x + 12, y + 20, f"violation established at step {step}", color)
+    yield text(x + 34, claimed - 9, f"violation established at step {step}", color)
 
 
 def svg(

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from rich.progress import Progress
 from scipy import special
+from soundness_runs import power_trials
 from soundness_sections import sections
 from soundness_steps import Trial
 
@@ -200,7 +201,8 @@ def cells(repetitions: int) -> list[AnyCell]:
     """Return all cells."""
     trials = [one for section in sections(repetitions) for one in section.trials]
     others = [one for one in trials if not one.is_covered]
-    return [*sound_cells(repetitions), *others, *grid(PRACTICE, max(repetitions // 4, 1))]
+    weaker = grid(PRACTICE, max(repetitions // 4, 1))
+    return [*sound_cells(repetitions), *others, *power_trials(repetitions), *weaker]
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import power
 from scipy import special
 from soundness_steps import (
     DELTA,
@@ -191,8 +191,7 @@ def run_sections(repetitions: int) -> list[Section]:
         _whole_runs(few, max(repetitions // 10, 1)),
         _dependent_guesses(some),
         *_flagship(few),
-        *([_estimates(some)] if hasattr(dpaudit.Result, "estimate") else []),
-        *_power(some),
+        _estimates(some),
     ]
 
 
@@ -379,37 +378,21 @@ def _estimates(repetitions: int) -> Section:
 class PowerTrial(Trial):
     """The share of audits that detect the leak which they state for 80 %, and that leak over the claim."""
 
-    def run(self) -> Coverage:
-        import power  # noqa: PLC0415  # beside this script
-
-        design = next(one for one in power.designs() if one.name == self.row[0])
-        leak = design.leak()
-        share = design.share_detected(leak, self.repetitions) if np.isfinite(leak) else 0.0
-        return Coverage(repetitions=self.repetitions, exceeded=share, mean_ratio=leak / design.claimed)
-
     @property
     def key(self) -> str:
         return f"power of {self.row[0]} x {self.repetitions}"
 
+    def run(self) -> Coverage:
+        design = next(one for one in power.all_designs() if one.name == self.row[0])
+        leak = design.leak()
+        share = design.share_detected(leak, self.repetitions)
+        return Coverage(repetitions=self.repetitions, exceeded=share, mean_ratio=leak / design.claimed)
 
-def _power(repetitions: int) -> Iterator[Section]:
-    if importlib.util.find_spec("power") is None:
-        return
-    import power  # noqa: PLC0415
 
-    nothing: Callable[..., float] = float
-    yield Section(
-        title="Power",
-        text=(
-            "Every verdict without a violation states the smallest leak that the audit would have"
-            " detected with a probability of 80 %. The share of audits of that leak that detect it, with"
-            " its standard error, and that leak over the claim:"
-        ),
-        head=("design",),
-        trials=tuple(
-            PowerTrial(
-                (one.name,), "detected, leak / claim", one.claimed, repetitions, nothing, is_covered=False
-            )
-            for one in power.designs()
-        ),
-    )
+def power_trials(repetitions: int) -> list[PowerTrial]:
+    """Return a trial for each default design, given the repetitions of the fastest cells."""
+    times = max(repetitions * 3 // 10, 1)
+    return [
+        PowerTrial((one.name,), "", one.claimed, times, float, is_covered=False)
+        for one in power.all_designs()
+    ]

@@ -58,12 +58,18 @@ EXTENDED_CLASSES = {
 
 # the module that a benchmark measures
 PRIVATE_IN_BENCHMARKS = {
+    "power.py": {
+        "dpaudit.experiments.black_box._final_model",
+        "dpaudit.experiments.black_box._final_model.OneRunAnalysis",
+        "dpaudit.stats._one_run",
+        "dpaudit.stats._one_run.too_many_correct",
+    },
     "crafting.py": {
         "dpaudit._torch._crafting",
         "dpaudit._torch._crafting.Crafting",
         "dpaudit._torch._crafting.cosine_objective",
         "dpaudit._torch._crafting.mean_gradient",
-    }
+    },
 }
 
 

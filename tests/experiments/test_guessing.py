@@ -61,7 +61,7 @@ def test_a_training_that_tells_all_errs_only_on_canaries_that_were_never_drawn(n
     ]
     assert shares == sorted(shares)
     never = (1 - CURVE.sample_rate) ** CURVE.num_steps
-    assert shares[-1] > 0.95
+    assert shares[-1] > 0.85
     assert guess_detection_rate(CURVE.attack(50.0, 1e-5), guesses(number), number) < 1 - never
 
 

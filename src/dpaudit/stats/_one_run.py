@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
-from scipy import special
 
 from dpaudit import _validate
 from dpaudit.errors import InputError
@@ -20,8 +18,8 @@ from dpaudit.stats.inference import Kind
 from dpaudit.stats.tradeoffs import ApproximateDP, TradeOff
 from dpaudit.stats.tradeoffs._attack import Attack
 
-_FEW_WRONG = 10  # expected wrong guesses below which their number is not normal
-_NEAR = 1e-2  # distance of the probit scores that determine the slope of a curve
+_RUNS = 200, 1000  # fewest and most simulated runs
+_SIMULATED = 1_000_000  # canaries of all simulated runs
 
 _BEFORE = "the number of guesses was fixed before seeing the data"
 _RELEASE_ALONE = (
@@ -120,44 +118,18 @@ def too_many_correct(guesses: Guesses, family: TradeOff, parameter: float, error
 
 
 def guess_detection_rate(attack: Attack, guesses: Guesses, fewest: int) -> float:
-    """Return the probability of at least ``fewest`` correct guesses by the extreme scores of ``attack``.
+    """Simulate how often at least ``fewest`` guesses by the extreme scores of ``attack`` are correct.
 
-    Half of the guesses are "present", for the highest scores, and half are "absent". The thresholds between
-    which no guess is made follow the scores, which the variance takes into account (Bahadur 1966).
+    Half of the guesses are "present", for the highest scores, and half are "absent", however many canaries
+    are present: if those are far from half, some guesses are wrong even if the scores reveal everything.
     """
-    total, half = guesses.num_canaries, guesses.num_guesses // 2
-    shares = np.asarray([half, guesses.num_guesses - half]) / total
-    low, high = attack.pooled_quantiles(np.asarray([shares[0], 1 - shares[1]]), 0.5)
-    sides = (
-        _GuessedSide.of(attack, float(high), float(shares[1]), present=True),
-        _GuessedSide.of(attack, float(low), float(shares[0]), present=False),
-    )
-    right = sum(side.right for side in sides) / float(shares.sum())
-    wrong = guesses.num_guesses * (1 - right)
-    if wrong < _FEW_WRONG:
-        return float(binomial_cdf(np.asarray(guesses.num_guesses - fewest), guesses.num_guesses, 1 - right))
-    centered = sum(side.right * (1 - side.marginal) - side.wrong * side.marginal for side in sides)
-    squares = sum(side.right * (1 - side.marginal) ** 2 + side.wrong * side.marginal**2 for side in sides)
-    spread = math.sqrt(total * max(squares - centered**2, 0.0))
-    return float(special.ndtr((guesses.num_guesses - wrong - fewest + 0.5) / max(spread, 1e-9)))
-
-
-@dataclass(frozen=True)
-class _GuessedSide:
-    """Probabilities that a canary is guessed on this side, rightly and wrongly.
-
-    ``marginal`` is the probability that the guess for the least extreme score is right.
-    """
-
-    right: float
-    wrong: float
-    marginal: float
-
-    @classmethod
-    def of(cls, attack: Attack, threshold: float, share: float, *, present: bool) -> _GuessedSide:
-        """Return the probabilities if this ``share`` of all scores is beyond the threshold."""
-        fpr, fnr = attack.rates(np.asarray([threshold, threshold + _NEAR]))
-        wrong = min(float(fpr[0] if present else fnr[0]) / 2, share)
-        missed, freed = max(float(fnr[1] - fnr[0]), 0.0), max(float(fpr[0] - fpr[1]), 0.0)
-        is_present = missed / (missed + freed) if missed + freed > 0 else 0.5
-        return cls(share - wrong, wrong, is_present if present else 1 - is_present)
+    rng, total = np.random.default_rng(4), guesses.num_canaries
+    shape = int(np.clip(_SIMULATED / total, *_RUNS)), total
+    present = rng.random(shape) < 0.5
+    scores = np.where(present, attack.present_scores(rng.random(shape)), rng.standard_normal(shape))
+    low = guesses.num_guesses // 2
+    high = guesses.num_guesses - low
+    order = np.argpartition(scores, sorted({max(low - 1, 0), min(total - high, total - 1)}), axis=1)
+    truth = np.take_along_axis(present, order, axis=1)
+    correct = (~truth[:, :low]).sum(axis=1) + truth[:, total - high :].sum(axis=1)
+    return float((correct >= fewest).mean())
