@@ -240,7 +240,7 @@ def overlapping(rng: Rng, mu: float, *, canaries: int, dimensions: int, shortest
     Everything known except the canary itself is subtracted from the release before it is scored: also the
     other canaries that were present.
     """
-    recorder = Recorder(claim=gaussian_claim(mu), num_steps=steps, shares_noise=True)
+    recorder = Recorder(claim=gaussian_claim(mu), num_steps=steps, coupled=True)
     directions = rng.standard_normal((canaries, dimensions))
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     lengths = rng.uniform(shortest, 1.0, canaries)

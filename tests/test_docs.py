@@ -1,11 +1,15 @@
 """The documentation builds, and a page loads nothing from elsewhere."""
 
+import importlib
+import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import dpaudit
+import dpaudit.stats
 
 ROOT = Path(__file__).parent.parent
 LOADED = re.compile(r"""<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=["']?(?:https?:)?//[^"'\s>]+""")
@@ -29,3 +33,24 @@ def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) 
 def test_every_public_name_is_in_the_api_reference() -> None:
     documented = re.findall(r"^::: dpaudit\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
     assert sorted(documented) == sorted(set(dpaudit.__all__) - {"__version__"})
+
+
+def assumptions() -> Iterator[str]:
+    """Constants of the statistics that are clauses: they begin with a small letter and have several words."""
+    for module in pkgutil.walk_packages(dpaudit.stats.__path__, "dpaudit.stats."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, str) and value[:1].islower() and value.count(" ") > 3:
+                yield value
+
+
+def test_every_printed_assumption_is_explained() -> None:
+    text = (ROOT / "docs" / "verdicts.md").read_text()
+    table = text[text.index("## What the assumptions mean") : text.index("## Threat models")]
+    explained = " ".join(re.findall(r"^\|(.*?)\|", table, re.MULTILINE))
+    found = set(assumptions())
+    assert len(found) >= 12
+    assert [text for text in sorted(found) if text not in explained] == []
+    whole = dpaudit.JointExact().assumption(dpaudit.ErrorCounts.perfect(9, 8), is_fixed=True)
+    for words in ("all observations are independent", "and, on each side, identically distributed"):
+        assert words in whole
+        assert words in explained

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -104,8 +104,12 @@ def is_large(observations: Observations) -> bool:
 def methods(observations: Observations, fixed: ThresholdRule | None, curve: TradeOff) -> list[Method]:
     """Return all methods with sound threshold rules, then the paper's with its own choice of threshold.
 
-    For scores that stay on disk, return only the methods that need nothing but counts.
+    For scores that stay on disk, return only the methods that need nothing but counts; for coupled ones, only
+    bets.
     """
+    if observations.coupled and observations.is_stepped:
+        rule = fixed or default_method(observations, curve, Betting())[1]
+        return [_method(name, parts, curve, rule) for name, parts in _BETS.items()]
     large = is_large(observations)
     if fixed is not None:
         chosen = _PAPERS | _OURS if large and not observations.is_stepped else _PAPERS | _OURS | _BETS
@@ -140,7 +144,7 @@ class CountedOnce(ThresholdRule):
 
     fixed: Fixed
     counts: ErrorCounts
-    errors: StepErrors | None = None  # if canaries share steps
+    errors: StepErrors | None = field(default=None, compare=False)  # if canaries share steps
 
     @classmethod
     def of(cls, observations: Observations, threshold: float) -> CountedOnce:

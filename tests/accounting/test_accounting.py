@@ -71,12 +71,12 @@ def test_interpolated_epsilons_are_never_above_the_truth(monkeypatch, rate, step
         assert above * 0.94 - 1e-3 <= quick <= above
 
 
-def test_after_questions_in_three_places_the_accountant_is_not_asked_again(monkeypatch):
+def test_after_questions_in_six_places_the_accountant_is_not_asked_again(monkeypatch):
     def composed_again(*setting):
         raise AssertionError(f"composed {setting}")
 
     monkeypatch.setattr(_epsilon, "_PREFETCH_TIME", math.inf)
-    for mu in (0.2, 0.25, 0.15):
+    for mu in (0.2, 0.25, 0.15, 0.3, 0.1, 0.35):
         dpaudit.training_epsilon(mu, 1.0, 99, DELTA)
     monkeypatch.setattr(_epsilon, "epsilon_below", composed_again)
     for mu in np.geomspace(0.04, 0.4, 50):

@@ -252,3 +252,18 @@ def test_the_table_of_methods_has_a_row_for_each_bound(composed: bool) -> None:
     assert "scores: 1,000 x 4 with the canary, 900 without it" in text
     assert "at the 90 % level, epsilon at delta = 1e-06" in text
     assert "skipped" not in text
+
+
+def test_coupled_scores_are_bet_on_and_not_counted(tmp_path: Any, run: Any) -> None:
+    rng = np.random.default_rng(0)
+    present = rng.random((50, 8)) < 0.5
+    path = tmp_path / "scores.npz"
+    np.savez(path, score=present + 0.5 * rng.standard_normal(present.shape), present=present)
+    usual = json.loads(run("scores", str(path), "--normalized", *HONEST, "--json").stdout)
+    result = run("scores", str(path), "--normalized", "--coupled", *HONEST, "--json")
+    assert result.exit_code == 0, result.stderr
+    values = json.loads(result.stdout)
+    assert [row["inference"]["type"] for row in values["methods"]] == ["Betting"]
+    assert values["bound"]["inference"]["stop_loss"] is False
+    assert values["bound"]["epsilon"] < usual["bound"]["epsilon"]
+    assert run("scores", str(path), "--coupled").exit_code == 0

@@ -359,11 +359,11 @@ def test_every_input_canary_can_be_asked_for(small: Small, kind: str) -> None:
     assert rehearse(small(*changes, "audit.first_steps=2", "training.num_steps=3"))["num_done"] == 3
 
 
-def test_input_canaries_share_noise_so_that_counts_are_left_out(small: Small) -> None:
+def test_input_canaries_are_coupled_so_that_counts_are_left_out(small: Small) -> None:
     changes = [*INPUT, "training.num_steps=5"]
     many = rehearse(small(*changes, 'audit.methods=["f-DP(CP)", "f-DP(betting)"]', "audit.num_canaries=4"))
     assert [row["name"] for row in many["methods"]] == ["f-DP(betting)"]
-    assert "share their noise" in many["notes"][0]
+    assert "which other canaries were present" in many["notes"][0]
     one = rehearse(small(*changes, 'audit.methods=["f-DP(CP)"]', "audit.num_canaries=1"))
     assert {row["name"] for row in one["methods"]} == {"f-DP(CP)"}
     assert one["notes"] == []

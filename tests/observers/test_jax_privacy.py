@@ -474,3 +474,15 @@ def test_more_canaries_than_parameters_are_refused():
     grad_fn, _, _ = observe(*private(), num_canaries=1000)
     with pytest.raises(dpaudit.InputError, match="num_canaries=1000 to be at most 130"):
         grad_fn(start(), BATCH)
+
+
+def test_a_resumed_training_has_as_many_canaries_as_before():
+    state = train(2, observer={"num_canaries": 8}).recorder.state_dict()
+    given = {"sample_rate": RATE, "num_steps": 4, "delta": DELTA, "seed": 0}
+    *made, recorder = observe(*private(), **given)
+    recorder.load_state_dict(state)
+    loop(*made)(2)
+    assert recorder.state_dict()["scores"].shape == (4, 8)
+    *_, other = observe(*private(), num_canaries=16, **given)
+    with pytest.raises(dpaudit.InputError, match=r"num_canaries=16, .* got one with 8: pass num_canaries=8"):
+        other.load_state_dict(state)

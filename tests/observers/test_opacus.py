@@ -462,3 +462,20 @@ def test_more_canaries_than_parameters_are_refused(private):
         observe(made.optimizer, num_canaries=1000),
     ):
         pass
+
+
+def test_a_state_of_fewer_canaries_than_the_default_names_the_number_to_pass(private):
+    made = private(num_steps=2, noise_multiplier=1.0)
+    with observe(made.optimizer, num_canaries=8, seed=0) as before:
+        run(made, 2)
+    with observe(made.optimizer, seed=0) as recorder:
+        with pytest.raises(
+            dpaudit.InputError, match=r"num_canaries=178, .* got one with 8: pass num_canaries=8"
+        ):
+            recorder.load_state_dict(before.state_dict())
+        recorder.close()
+        run(made, 1)
+    with observe(made.optimizer, num_canaries=8, seed=0) as resumed:
+        resumed.load_state_dict(before.state_dict())
+        run(made, 1)
+    assert resumed.observations.num_steps == 3

@@ -39,18 +39,19 @@ COUNTING = [dpaudit.ClopperPearson(), dpaudit.JointExact(), dpaudit.Posterior(),
 
 
 @pytest.mark.parametrize("inference", COUNTING, ids=repr)
-def test_scores_that_share_noise_are_not_counted_as_independent(inference):
-    recorder = recorder_of(50, 8, 1.0, seed=0, shares_noise=True)
+def test_coupled_scores_are_not_counted_as_independent(inference):
+    recorder = recorder_of(50, 8, 1.0, seed=0, coupled=True)
     with pytest.raises(
-        dpaudit.InputError, match=r"Expected inference=Betting\(\) .*, got \w+\(.*, which assumes"
+        dpaudit.InputError,
+        match=r"Expected inference=Betting\(\) .* which other canaries were present.*, got \w+\(",
     ):
         recorder.audit(inference=inference)
     assert recorder.audit(inference=dpaudit.Betting()).bound.epsilon == recorder.audit().bound.epsilon
     assert recorder.observations.num_steps == 50
 
 
-def test_one_score_a_step_shares_its_noise_with_none():
-    recorder = recorder_of(200, 1, 1.0, seed=0, shares_noise=True)
+def test_one_score_a_step_is_coupled_with_none():
+    recorder = recorder_of(200, 1, 1.0, seed=0, coupled=True)
     assert "JointExact" in recorder.audit(inference=dpaudit.JointExact()).bound.method
 
 

@@ -120,6 +120,26 @@ def test_what_is_given_is_kept_and_the_rest_fits():
         assert default_method(observations, gaussian, rule=rule) == (inference, rule)
 
 
+@pytest.mark.parametrize(
+    ("rules", "inference"),
+    [
+        ((dpaudit.Fixed(0.5), dpaudit.Fixed(0.7)), dpaudit.Betting()),
+        ((dpaudit.Fixed(0.5), dpaudit.HeldOut()), dpaudit.Betting()),
+        ((dpaudit.Fixed(0.5), dpaudit.Predictable()), dpaudit.Betting()),
+        ((dpaudit.Fixed(0.5), dpaudit.Tails()), dpaudit.JointExact()),
+        ((dpaudit.Simultaneous(), dpaudit.Fixed(0.5)), dpaudit.JointExact()),
+    ],
+)
+def test_the_best_of_several_rules_bets_on_steps_unless_a_rule_counts(rules, inference):
+    best = dpaudit.BestOf(rules, (0.9, 0.1))
+    observations = scores(1.0, (60, 8), normalized=True)
+    assert default_method(observations, dpaudit.Gaussian(), rule=best) == (inference, best)
+    if isinstance(inference, dpaudit.Betting):
+        result = dpaudit.audit(observations, claim=STEP, threshold=best)
+        assert result.verdict is dpaudit.Verdict.NO_VIOLATION
+        assert isinstance(result.bound.inference, dpaudit.Betting)
+
+
 def num_refuted(claim, parameter, size, repetitions=200, **method):
     found = 0
     for seed in range(repetitions):
@@ -157,11 +177,67 @@ def test_an_epsilon_delta_claim_assumes_no_mechanism():
     assert good.verdict is dpaudit.Verdict.NO_VIOLATION
     assert bad.verdict is dpaudit.Verdict.VIOLATION
     assert bad.bound.assumptions == (
-        "all observations are independent, and their number was fixed before seeing the data; for the steps "
-        "of one training run, independence is an assumption about the mechanism",
+        "all observations are independent and, on each side, identically distributed, and their number was "
+        "fixed before seeing the data; for the steps of one training run, independence is an assumption "
+        "about the mechanism",
         "the canary is the only difference between the observations with and without it",
     )
     assert bad.power.noise_factor is None
+
+
+ALIKE = "independent and, on each side, identically distributed"
+STEPS = "for the steps of one training run"
+
+
+@pytest.mark.parametrize(
+    ("observations", "inference", "rule", "is_alike", "of_steps"),
+    [
+        (scores(1.0, 100, normalized=True), dpaudit.JointExact(), dpaudit.Fixed(), True, True),
+        (scores(1.0, 100), dpaudit.JointExact(), dpaudit.Fixed(), True, False),
+        (scores(1.0, (9, 9)), dpaudit.JointExact(), dpaudit.Fixed(), True, True),
+        (scores(1.0, 100), dpaudit.Posterior(), dpaudit.Fixed(), True, False),
+        (scores(1.0, 100), dpaudit.ClopperPearson(), dpaudit.Fixed(), False, False),
+        (scores(1.0, 100), dpaudit.ClopperPearson(), dpaudit.HeldOut(), True, False),
+        (scores(1.0, 100), dpaudit.ClopperPearson(), dpaudit.Simultaneous(), True, False),
+        (scores(1.0, 100), dpaudit.ClopperPearson(), WITH_TAILS, True, False),
+        (dpaudit.ErrorCounts.perfect(9, 9), dpaudit.ClopperPearson(), None, False, True),
+        (dpaudit.ErrorCounts.perfect(9, 8), dpaudit.ClopperPearson(), None, True, True),
+    ],
+    ids=str,
+)
+def test_counts_state_which_observations_they_take_as_alike(
+    observations, inference, rule, is_alike, of_steps
+):
+    bound = dpaudit.lower_bound(
+        observations, delta=1e-5, tradeoff=dpaudit.Gaussian(), inference=inference, threshold=rule
+    )
+    text = next(one for one in bound.assumptions if one.startswith("all observations"))
+    assert (ALIKE in text) == is_alike
+    assert (STEPS in text) == of_steps
+
+
+def test_coins_are_not_pairs_even_if_as_many_are_present_as_absent():
+    rng = np.random.default_rng(0)
+    present = np.concatenate([one := rng.random((40, 8)) < 0.5, rng.permuted(~one, axis=0)])
+    fair = dpaudit.Observations.from_presence(rng.normal(size=present.shape), present)
+    assert fair.with_canary.size == fair.without_canary.size
+    assert ALIKE in dpaudit.ClopperPearson().assumption(fair, is_fixed=True)
+
+
+def test_only_bets_with_a_stop_loss_rest_on_guesses_that_do_not_know_other_coins():
+    rng = np.random.default_rng(0)
+    present = rng.random((40, 8)) < 0.5
+    coins = {
+        coupled: dpaudit.Observations.from_presence(rng.normal(size=(40, 8)), present, coupled=coupled)
+        for coupled in (False, True)
+    }
+    groups = scores(1.0, (40, 8))
+    pairs = scores(1.0, (40, 8), paired=True)
+    words = "not on the presence of other canaries"
+    for observations in (coins[False], coins[True], groups, pairs):
+        found = dpaudit.audit(observations, claim=STEP).bound.assumptions
+        assert any(words in text for text in found) == (observations is coins[False])
+        assert any(text.startswith("each step satisfies its curve") for text in found)
 
 
 def test_an_epsilon_delta_claim_can_be_tested_as_gaussian_and_the_verdict_says_so():

@@ -332,3 +332,10 @@ def test_tails_are_seen_without_knowing_the_scale_of_the_scores(seed):
         result = dpaudit.audit(dpaudit.Observations.from_presence(scores, present), claim=claim)
         assert result.bound.threshold_rule == dpaudit.Predictable()
         assert result.verdict.name == verdict
+
+
+@pytest.mark.parametrize("mu", [1e-6, 1e-3, 50.0])
+def test_bets_start_for_claims_with_much_and_with_little_noise(mu):
+    observations = scores_of(normal, 20, 8, mu, np.random.default_rng(0))
+    result = dpaudit.audit(observations, claim=dpaudit.Claim.gaussian(noise_multiplier=1 / mu, delta=1e-5))
+    assert result.bound.parameter >= 0

@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -94,7 +95,11 @@ def test_sums_over_steps_are_those_of_a_loop(sizes, seed, dtype):
         return
     sides = [rng.normal(3.0, 2.0, one.size).astype(dtype) for one in steps]
     observations = dpaudit.Observations(
-        with_canary=sides[0], without_canary=sides[1], with_steps=steps[0], without_steps=steps[1]
+        with_canary=sides[0],
+        without_canary=sides[1],
+        with_steps=steps[0],
+        without_steps=steps[1],
+        _coins_were_checked=True,
     )
     spread = ScoreSpread.of(observations)
     for found, scores, step in zip((spread.present, spread.absent), sides, steps, strict=True):
@@ -183,12 +188,8 @@ class TestIntervals:
     @given(scale=st.floats(0.01, 100), shift=st.floats(-100, 100), seed=st.integers(0, 50))
     def test_does_not_depend_on_unit_and_origin_of_the_scores(self, scale, shift, seed):
         one = in_steps(np.random.default_rng(seed), 0.7, 12, 5)
-        other = dpaudit.Observations(
-            with_canary=scale * one.with_canary + shift,
-            without_canary=scale * one.without_canary + shift,
-            with_steps=one.with_steps,
-            without_steps=one.without_steps,
-        )
+        sides = {name: scale * getattr(one, name) + shift for name in ("with_canary", "without_canary")}
+        other = replace(one, **sides)
         found = [ScoreSpread.of(each).separation(0.9) for each in (one, other)]
         for end in ("value", "low", "high"):
             assert getattr(found[0], end) == pytest.approx(getattr(found[1], end), rel=1e-6, abs=1e-6)
@@ -422,7 +423,7 @@ class TestResult:
             assert point.low <= point.reached <= point.high
         assert f"  rates: {found.rates}" in str(result).splitlines()
         assert "at a false positive rate of 0.1 %, this attack has a true positive rate of" in found.rates
-        assert found.rates.endswith("; the intervals assume independent scores")
+        assert found.rates.endswith("; the intervals assume independent scores of a number fixed before")
 
     def test_has_no_band_of_few_steps_or_of_files(self, tmp_path):
         rng = np.random.default_rng(0)

@@ -1,5 +1,7 @@
 """What observations are accepted, and how they are counted."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -82,13 +84,31 @@ def test_rows_of_different_lengths_are_refused_with_a_sentence():
 
 @pytest.mark.parametrize("steps", [[0], [1, 0], None])
 def test_steps_that_do_not_fit_the_scores_are_refused(steps):
-    with pytest.raises(dpaudit.InputError, match="Expected"):
+    with pytest.raises(dpaudit.InputError, match=r"steps? (for|per)"):
         dpaudit.Observations(
             with_canary=[1.0, 2.0],
             without_canary=[0.0, 1.0],
             with_steps=None if steps is None else np.asarray(steps),
             without_steps=np.asarray([0, 1]),
+            _coins_were_checked=True,
         )
+
+
+@pytest.mark.parametrize("sides", [("with_steps", "without_steps"), ("with_steps",), ("without_steps",)])
+def test_steps_of_coins_that_nobody_checked_are_refused(sides):
+    """With a constant mask and an offset per canary, guesses would be right without any leak."""
+    offset = np.tile([1.0, 0.0], (50, 1))
+    steps = dict.fromkeys(sides, np.arange(50))
+    with pytest.raises(dpaudit.InputError, match=r"Observations\.from_presence\(\), which checks the coins"):
+        dpaudit.Observations(with_canary=offset[:, 0], without_canary=offset[:, 1], **steps)
+
+
+def test_checked_coins_survive_a_replacement():
+    rng = np.random.default_rng(0)
+    fair = dpaudit.Observations.from_presence(rng.normal(size=(50, 8)), rng.random((50, 8)) < 0.5)
+    again = replace(fair, normalized=True)
+    assert again.by_coin
+    assert again.num_steps == 50
 
 
 def test_huge_finite_scores_whose_sum_overflows_are_accepted():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from statistical_limits import covers
+from statistical_limits import count_range, covers
 
 import dpaudit
 from dpaudit.stats import tally
@@ -117,6 +117,24 @@ def test_guesses_from_scores_take_both_ends():
     present = np.asarray([True, False, True, False, True])
     assert dpaudit.Guesses.from_scores(scores, present, num_guesses=4).num_correct == 2
     assert dpaudit.Guesses.from_scores(scores, present, num_guesses=0).num_correct == 0
+
+
+@pytest.mark.parametrize("number", [100, 999, 1000])
+def test_equal_scores_reveal_nothing_in_whatever_order_canaries_are_listed(number):
+    for present in (np.arange(1000) >= 500, np.arange(1000) < 500, np.arange(1000) % 2 == 0):
+        g = dpaudit.Guesses.from_scores(np.zeros(1000), present, num_guesses=number)
+        low, high = count_range(number, 0.5, comparisons=9)
+        assert low <= g.num_correct <= high
+        assert dpaudit.one_run_bound(g, delta=1e-5).epsilon < 0.5
+
+
+def test_only_ties_across_a_cut_are_broken():
+    scores = np.repeat([0.0, 1.0, 2.0], [30, 40, 30])
+    present = np.repeat([False, True, False, True], [30, 20, 20, 30])
+    assert dpaudit.Guesses.from_scores(scores, present, num_guesses=60).num_correct == 60
+    first = dpaudit.Guesses.from_scores(scores, present, num_guesses=80)
+    assert 60 < first.num_correct < 80
+    assert dpaudit.Guesses.from_scores(scores, present, num_guesses=80) == first
 
 
 @pytest.mark.parametrize(

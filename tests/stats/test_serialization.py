@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,8 @@ def test_what_is_written_is_read_back(interface: Any, part: Any) -> None:
     ("interface", "part"), [pair for pair in PARTS if getattr(pair[1], "chosen", pair) is not None], ids=str
 )
 def test_what_version_1_wrote_is_read_as_the_same_method(interface: Any, part: Any) -> None:
+    if isinstance(part, dpaudit.Betting):  # its bets had neither
+        part = replace(part, tails=0.0, stop_loss=False)
     assert interface.from_dict(from_repr(repr(part))) == part
 
 

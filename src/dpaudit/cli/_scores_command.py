@@ -47,17 +47,19 @@ class ScoreFiles:
     columns: Columns
     presence: Path | None = None
 
-    def read(self, *, normalized: bool, paired: bool = False) -> Observations:
+    def read(self, *, normalized: bool, paired: bool = False, coupled: bool = False) -> Observations:
         """Read the observations; .npy files stay on disk."""
         both = self.with_canary, self.without_canary
         if self.table is not None and both == (None, None):
-            return self._from_table(self.table, normalized=normalized, paired=paired)
+            return self._from_table(self.table, normalized=normalized, paired=paired, coupled=coupled)
         if self.presence is not None or self.columns.identifier is not None or paired:
             raise InputError("Expected --presence, --id-column and --paired only with a TABLE of scores.")
         if self.table is None and self.with_canary is not None and self.without_canary is not None:
             present = _read_side(self.with_canary, self.columns)
             absent = _read_side(self.without_canary, self.columns)
-            return Observations(with_canary=present, without_canary=absent, normalized=normalized)
+            return Observations(
+                with_canary=present, without_canary=absent, normalized=normalized, coupled=coupled
+            )
         raise InputError(f"Expected either a TABLE or both --with and --without, got {self._given()}.")
 
     def _from_table(self, path: Path, **design: bool) -> Observations:
@@ -110,26 +112,27 @@ def _read_presence(path: Path, columns: Columns) -> npt.NDArray[Any]:
     return as_presence(path, columns.presence, _read_column(path, columns.presence))
 
 
-def _read_table(path: Path, columns: Columns, *, normalized: bool, paired: bool) -> Observations:
+def _read_table(path: Path, columns: Columns, **design: Any) -> Observations:
     suffix = readable(path)
     with reading(path):
         if suffix == ".npy":
             raise InputError(f"Expected a .csv, .parquet or .npz table, or --with and --without, got {path}.")
         if suffix == ".npz":
             with open_npz(path) as arrays:
-                return _from_npz(path, arrays, columns, normalized=normalized, paired=paired)
+                return _from_npz(path, arrays, columns, **design)
         read_table = read_csv_table if suffix == ".csv" else read_parquet_table
         scores, present = read_table(path, columns)
     ids = None if columns.identifier is None else _read_column(path, columns.identifier)
-    return Observations.from_presence(scores, present, ids=ids, normalized=normalized, paired=paired)
+    return Observations.from_presence(scores, present, ids=ids, **design)
 
 
 def _from_npz(
-    path: Path, arrays: NpzArchive, columns: Columns, *, normalized: bool, paired: bool
+    path: Path, arrays: NpzArchive, columns: Columns, *, paired: bool, **design: Any
 ) -> Observations:
     if {"with_canary", "without_canary"} <= set(arrays.names):
-        present, absent = arrays["with_canary"], arrays["without_canary"]
-        return Observations(with_canary=present, without_canary=absent, normalized=normalized)
+        return Observations(
+            with_canary=arrays["with_canary"], without_canary=arrays["without_canary"], **design
+        )
     if not {columns.score, columns.presence} <= set(arrays.names):
         raise InputError(
             f"Expected arrays 'with_canary' and 'without_canary', or {columns.score!r} and "
@@ -138,7 +141,7 @@ def _from_npz(
     present = as_presence(path, columns.presence, arrays[columns.presence])
     ids = None if columns.identifier is None else _read_column(path, columns.identifier)
     scores = arrays[columns.score]
-    return Observations.from_presence(scores, present, ids=ids, normalized=normalized, paired=paired)
+    return Observations.from_presence(scores, present, ids=ids, paired=paired, **design)
 
 
 _DEFAULT_DELTA = 1e-5
@@ -179,6 +182,13 @@ _Paired = Annotated[
         help="Every step has one score with and one without each canary, instead of a fair coin per canary.",
     ),
 ]
+_Coupled = Annotated[
+    bool,
+    typer.Option(
+        "--coupled",
+        help="A score depends on which other canaries of its step were present: they are not counted.",
+    ),
+]
 _Normalized = Annotated[
     bool,
     typer.Option(
@@ -202,6 +212,7 @@ def scores(
     presence: _PresenceFile = None,
     id_column: _IdColumn = None,
     paired: _Paired = False,
+    coupled: _Coupled = False,
     normalized: _Normalized = False,
     threshold: _Threshold = None,
     confidence: opt.Confidence = 0.95,
@@ -225,7 +236,7 @@ def scores(
     _check(options, threshold, confidence)
     columns = Columns(score_column, presence_column, id_column)
     files = ScoreFiles(table, with_file, without_file, columns, presence)
-    observations = files.read(normalized=normalized, paired=paired)
+    observations = files.read(normalized=normalized, paired=paired, coupled=coupled)
     with _announcing(observations, options):
         examined = examine(
             observations,

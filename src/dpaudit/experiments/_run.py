@@ -31,7 +31,7 @@ from dpaudit.stats._serialization import SCHEMA_VERSION
 from dpaudit.training import OneRun
 
 _SHARED = (
-    "Gradients of input canaries are not orthogonal: the scores of one step share their noise. The bound "
+    "Gradients of input canaries overlap: a score depends on which other canaries were present. The bound "
     "behind the verdict accounts for this; bounds from counts do not and are omitted."
 )
 _BETTING = "f-DP(betting)"
@@ -188,7 +188,7 @@ def _bounds(experiment: Experiment, trained: Trained) -> dict[str, Any]:
     if trained.stopped_early:
         values["notes"].append(_STOPPED)
         values["estimate"] = None
-    elif _shares_noise(experiment):
+    elif _is_coupled(experiment):
         values["notes"].append(_SHARED)
     return values
 
@@ -205,13 +205,13 @@ def _names(experiment: Experiment, trained: Trained) -> Collection[str] | None:
     requested = experiment.config.audit.methods
     if trained.stopped_early:  # the others assume a fixed number of observations
         return ()
-    if _shares_noise(experiment):
+    if _is_coupled(experiment):
         return () if requested is not None and _BETTING not in requested else (_BETTING,)
     return requested
 
 
-def _shares_noise(experiment: Experiment) -> bool:
-    """Return whether scores of one step are dependent even if training is correct."""
+def _is_coupled(experiment: Experiment) -> bool:
+    """Return whether a score depends on which other canaries were present."""
     audit = experiment.audit
     return isinstance(audit, OneRun) and isinstance(audit.canary, InputCanary) and audit.num_canaries > 1
 

@@ -99,11 +99,8 @@ class ClaimSource(Protocol):
     def noise_multiplier(self, given: float | None) -> float:
         """Return the noise multiplier to test noise against: the given one, else the claimed one."""
 
-    def step_parameter(self, tradeoff: TradeOff | None) -> float | None:
-        """Return the claimed parameter of a step, by default of its own curve; None if not known yet."""
-
-    def step_tradeoff(self) -> TradeOff:
-        """Return the claimed curve of a step."""
+    def step_curve(self, tradeoff: TradeOff | None) -> tuple[TradeOff, float | None]:
+        """Return the curve of a step at the claim's delta, and its claimed parameter if known by now."""
 
     def remarks(self, given: DPSGDParams) -> tuple[str, ...]:
         """Return contradictions between claim and training run that per-step scores do not reveal."""
@@ -133,11 +130,9 @@ class GivenClaim:
             )
         return given or 1 / mu
 
-    def step_parameter(self, tradeoff: TradeOff | None) -> float | None:
-        return self._claim.hypothesis(tradeoff).parameter
-
-    def step_tradeoff(self) -> TradeOff:
-        return self._claim.hypothesis(None).tradeoff
+    def step_curve(self, tradeoff: TradeOff | None) -> tuple[TradeOff, float | None]:
+        hypothesis = self._claim.hypothesis(tradeoff)
+        return hypothesis.tradeoff.at(self._claim.delta), hypothesis.parameter
 
     def remarks(self, given: DPSGDParams) -> tuple[str, ...]:
         del given
@@ -178,12 +173,15 @@ class ReadClaim:
         known = self.params(0, DPSGDParams(noise_multiplier=given)).known("noise_multiplier")
         return float(known["noise_multiplier"])
 
-    def step_parameter(self, tradeoff: TradeOff | None) -> float | None:
-        known = self.params(0).noise_multiplier
-        return 1 / known if tradeoff is None and known else None
-
-    def step_tradeoff(self) -> TradeOff:
-        return Gaussian()
+    def step_curve(self, tradeoff: TradeOff | None) -> tuple[TradeOff, float | None]:
+        params = self.params(1)
+        if tradeoff is None:
+            return Gaussian(), 1 / params.noise_multiplier if params.noise_multiplier else None
+        try:
+            hypothesis = Claim.dpsgd(**params.known()).hypothesis(tradeoff)
+        except InputError:  # a part of the claim is not known yet
+            return tradeoff if params.delta is None else tradeoff.at(params.delta), None
+        return hypothesis.tradeoff.at(params.known("delta")["delta"]), hypothesis.parameter
 
     def remarks(self, given: DPSGDParams) -> tuple[str, ...]:
         read = self._read().sample_rate

@@ -26,20 +26,34 @@ from dpaudit.recording._signal_and_noise import (
     check_signal,
     has_signal,
     require_alike,
+    require_resumable,
 )
-from dpaudit.recording._trajectory import LiveBound, Trajectory
-from dpaudit.stats import Betting, Inference, Observations, Result, TradeOff, audit
+from dpaudit.recording._trajectory import LiveBound, PlacedBets, Trajectory
+from dpaudit.stats import (
+    Betting,
+    Fixed,
+    Inference,
+    Observations,
+    Predictable,
+    Result,
+    ThresholdRule,
+    TradeOff,
+    audit,
+)
+from dpaudit.stats._audit import audit_untuned
 from dpaudit.stats._coins import CoinCheck
-from dpaudit.stats._counts import StepErrors, StepScores
 from dpaudit.stats._observations import scale_notes, split_by_coins
 from dpaudit.stats.inference import BoundQuery
-from dpaudit.stats.inference._tails import FarRates, far_rates
 
 _PEEKS = 100  # number of times that the bound of a run of known length is computed
 _UNPLANNED_EVERY = 50  # each number of steps needs an epsilon of its own, which is not cheap
-_MIDPOINT = 0.5  # between an absent canary's mean score, 0, and a present one's, 1
 _PENDING = 64  # steps that are recorded before bets are placed on them
 _NOT_SHOWN = "not shown yet; live() shows it, after which audit() accounts for possible early stopping"
+_CHOSEN = "this method was chosen before any bound of the run was shown"
+_MAY_HAVE_STOPPED = (
+    "The run may have ended because of a bound that was shown before its end, which an estimate of the noise "
+    "does not account for."
+)
 
 
 @final
@@ -49,15 +63,16 @@ class Recorder:
     ``num_steps`` is the planned number of steps, or None; the bound is valid either way, and tightest if the
     number is right. ``callbacks`` receive a :class:`LiveBound` about a hundred times per run (or every
     ``every`` steps); they may raise to end the run. ``paired``: each step has one score without the canary
-    and one with it, from two independent draws, instead of one fair coin per canary. ``shares_noise``:
-    the scores of one step are dependent, because their canaries are not orthogonal.
+    and one with it, from two independent draws, instead of one fair coin per canary. ``coupled``: a
+    score depends on which other canaries were present, as after subtracting the contributions of other
+    canaries that overlap with it.
 
     Observers pass further parts. A ``ReadClaim`` reads the claim from the training run. ``noise`` tests the
     noise for :meth:`diagnose`. A present canary must score ``signal`` or more, otherwise there is no verdict.
     Scores are in units of ``reach`` clipping norms, which is less than 1 if canaries do not reach all layers.
     ``facts`` returns a :class:`TrainingInfo`. ``not_covered`` are sentences that name the parts of the
     training run that canaries bypass. ``synchronize`` waits for steps that were started but are not yet
-    recorded.
+    recorded. ``num_canaries`` is the number of scores per step, if it is fixed before the first step.
 
     >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=200)
     >>> rng = np.random.default_rng(0)
@@ -76,7 +91,7 @@ class Recorder:
         confidence: float = 0.95,
         tradeoff: TradeOff | None = None,
         paired: bool = False,
-        shares_noise: bool = False,
+        coupled: bool = False,
         every: int | None = None,
         callbacks: Sequence[Callable[[LiveBound], None]] = (),
         noise: NoiseTests | None = None,
@@ -85,6 +100,7 @@ class Recorder:
         facts: Callable[[], TrainingInfo] | None = None,
         not_covered: tuple[str, ...] = (),
         synchronize: Callable[[], None] | None = None,
+        num_canaries: int | None = None,
     ) -> None:
         self._claims: ClaimSource = claim if isinstance(claim, ReadClaim) else GivenClaim(claim)
         self.confidence = _validate.confidence(confidence)
@@ -94,7 +110,7 @@ class Recorder:
         self._every = usual if every is None else _validate.whole("every", every)
         self._tradeoff = tradeoff
         self._paired = paired
-        self._shares_noise = shares_noise
+        self._coupled, self._num_canaries = coupled, num_canaries
         self._noise, self._signal, self._facts = noise, signal, facts
         self._lengths = CanaryLengths(signal=1.0 if signal is None else signal, reach=reach)
         self.not_covered = not_covered
@@ -102,7 +118,8 @@ class Recorder:
         self._peeked = self._closed = self._shown = False
         self._scores: list[FloatArray] = []
         self._present: list[BoolArray] = []
-        self._bets: _PlacedBets | None = None
+        self._betting: Betting | None = None  # chosen before the first step
+        self._bets: PlacedBets | None = None
         self._live: LiveBound | None = None
         self._coins = CoinCheck()
 
@@ -116,6 +133,11 @@ class Recorder:
         """The number of recorded steps."""
         self._wait()
         return len(self._scores)
+
+    @property
+    def scores_per_step(self) -> int | None:
+        """The number of scores per recorded step; None before the first step."""
+        return self._scores[0].size if self._scores else None
 
     @property
     def num_steps(self) -> int:
@@ -215,22 +237,19 @@ class Recorder:
             is_violation=parameter > hypothesis.parameter,
         )
 
-    def _place_bets(self) -> _PlacedBets:
+    def _place_bets(self) -> PlacedBets:
         """Bet on all recorded steps; a bet that is placed does not change."""
         if self._bets is None:
             self._bets = self._start_bets(self._scores[0].size)
         self._bets.extend(self._scores, self._present)
         return self._bets
 
-    def _start_bets(self, num_guesses: int) -> _PlacedBets:
-        tradeoff = self._tradeoff or self._claims.step_tradeoff()
-        query = BoundQuery(tradeoff, 0.0, 1 - self.confidence)
-        betting = Betting(
-            horizon=self._planned,
-            expected=self._claims.step_parameter(self._tradeoff),
-            stop_loss=not self._shares_noise,
-        )
-        return _PlacedBets(betting, query, num_guesses, by_coin=not self._paired)
+    def _start_bets(self, num_guesses: int) -> PlacedBets:
+        tradeoff, expected = self._claims.step_curve(self._tradeoff)
+        if self._betting is None:  # otherwise that of a state
+            self._betting = Betting(horizon=self._planned, expected=expected, stop_loss=not self._coupled)
+        query = BoundQuery(tradeoff, 0.0, 1 - self.confidence)  # the curve is already the one at delta
+        return PlacedBets(self._betting, query, num_guesses, by_coin=not self._paired)
 
     def trajectory(self) -> Trajectory:
         """Return the live bound at about sixty points, with its band."""
@@ -274,7 +293,7 @@ class Recorder:
         if self._paired:
             return Observations.from_presence(scores, present, normalized=True, paired=True)
         self._require_fair(is_over=True)
-        coupled = self._shares_noise and self._scores[0].size > 1
+        coupled = self._coupled and self._scores[0].size > 1
         return split_by_coins(scores, present, normalized=True, coupled=coupled)
 
     def audit(
@@ -286,27 +305,33 @@ class Recorder:
         ``num_steps`` or ``delta``.
 
         By default the verdict rests on the bets behind :meth:`live`: one test, which is valid even if the run
-        was stopped because of the live bound, and if the canaries of one step are dependent.
+        was stopped because of the live bound, and if the canaries of one step are dependent. Another method
+        is a second test: if a bound was shown before, the result states that the method was chosen earlier.
+        Counts are refused if the number of steps may depend on the bound.
         """
         given = self._claims.pop_params(method)
         observations = self.observations  # before the claim, which a run without steps does not have
         claim = claim or self._claims.claim(self.num_done, given)
         if self._signal is not None:
             check_signal(*_moments(observations), self._signal)
-        usual: dict[str, Any] = {
-            "claim": claim,
-            "confidence": self.confidence,
-            "tradeoff": self._tradeoff,
-            "inference": self._place_bets().completed(inference),
-        }
-        self._shown = True
-        result = audit(observations, **(usual | method))
+        method = {"confidence": self.confidence, "tradeoff": self._tradeoff} | method
+        self._require_stoppable(inference, method.get("threshold"))
+        placed, is_same_curve = self._place_bets(), method["tradeoff"] == self._tradeoff
+        chosen = placed.completed(inference, is_same_curve=is_same_curve)
+        # bets on another curve are tuned for it, placed bets stay as they are
+        judge = audit_untuned if is_same_curve else audit
+        was_shown, self._shown = self._shown, True
+        result = judge(observations, claim=claim, inference=chosen, **method)
+        if was_shown and not placed.is_behind(result.bound):
+            assumptions = *result.bound.assumptions, _CHOSEN
+            result = replace(result, bound=replace(result.bound, assumptions=assumptions))
         if self._signal is not None:  # below 1 for canaries shorter than the clipping norm
             result = replace(result, notes=scale_notes(observations, self._signal))
         return replace(
             result,
             design=self._lengths.in_design(result.design),
             not_covered=self.not_covered + self._claims.remarks(given),
+            no_estimate=_MAY_HAVE_STOPPED if self._may_have_stopped else None,
         )
 
     def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
@@ -317,7 +342,10 @@ class Recorder:
         """
         if self._noise is None:
             raise UntestedError(NO_NOISE)
-        self._require_fixed_length()
+        if self._may_have_stopped:
+            raise UntestedError(
+                self._stopped("tests of the noise would not have their stated error rate. Pass")
+            )
         self._shown = True
         return self._noise.diagnose(
             noise_multiplier=self._claims.noise_multiplier(noise_multiplier),
@@ -336,11 +364,21 @@ class Recorder:
             "present": np.asarray(self._present),
             "looked": self._peeked,
             "shown": self._shown,
+            **({} if self._betting is None else self._bets_state(self._betting)),
             **({"lengths": self._lengths.counts} if self._lengths.counts.any() else {}),
         }
 
+    def _bets_state(self, betting: Betting) -> dict[str, Any]:
+        return {"betting": betting.to_dict(), "confidence": self.confidence}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a ``state_dict``."""
+        """Resume from a ``state_dict``, with the bets and the confidence that it was started with."""
+        require_resumable(state["scores"], self._num_canaries)
+        betting = Betting.from_dict(state["betting"]) if "betting" in state else None
+        if not isinstance(betting, Betting | None):
+            raise InputError(f"Expected the state of a recorder, which bets, got {betting!r}.")
+        self._betting = betting
+        self.confidence = _validate.confidence(state.get("confidence", self.confidence))
         self._scores = list(state["scores"])
         self._present = list(state["present"])
         # a state that does not record whether the bound was shown counts as shown
@@ -375,64 +413,30 @@ class Recorder:
             self._coins.add(np.stack(new))
         self._coins.require_fair(is_over=is_over)
 
-    def _require_fixed_length(self) -> None:
-        """Raise if the run may have been stopped because of its noise."""
-        if not self._peeked or self.num_done == self._planned:
+    @property
+    def _may_have_stopped(self) -> bool:
+        """Whether the number of steps may depend on the scores."""
+        return self._peeked and self.num_done != self._planned
+
+    def _require_stoppable(self, inference: Inference | None, rule: ThresholdRule | None) -> None:
+        """Raise on a method that needs a number of steps that does not depend on the scores."""
+        if not self._may_have_stopped:
             return
+        is_inference = not isinstance(inference, Betting | None)
+        if is_inference or not isinstance(rule, Fixed | Predictable | None):
+            method = inference if is_inference else rule
+            raise InputError(
+                self._stopped(f"{method!r} would not have its stated error rate. Use Betting(), pass")
+            )
+
+    def _stopped(self, problem: str) -> str:
         planned = self._planned
         ends = "a run of unplanned length" if planned is None else f"{self.num_done} of {planned} steps"
-        raise UntestedError(
+        return (
             f"Expected a number of steps that does not depend on the scores, got {ends} and a bound that was "
-            "shown before the end: tests of the noise would not have their stated error rate. Pass "
-            "num_steps= to the observer and run all of them, or show the bound only after the end."
+            f"shown before the end: {problem} num_steps= to the observer and run all of them, or show the "
+            "bound only after the end."
         )
-
-
-class _PlacedBets:
-    """The bets on the steps of a run, which are placed in batches as steps are recorded."""
-
-    def __init__(self, betting: Betting, query: BoundQuery, guesses: int, *, by_coin: bool) -> None:
-        self.betting, self._query, self._by_coin = betting, query, by_coin
-        with_tails = bool(betting.far_guesses(query))
-        self.bets = betting.start(guesses, query, by_coin=by_coin, with_tails=with_tails)
-        self._advantages: list[FloatArray] = []
-        self._num_done = 0
-
-    def completed(self, inference: Inference | None) -> Inference:
-        """Return the inference, by default these bets; other bets get the horizon and tuning of these."""
-        if inference is None:
-            return self.betting
-        if not isinstance(inference, Betting):
-            return inference
-        mine = self.betting
-        expected = mine.expected if inference.expected is None else inference.expected
-        return replace(inference, horizon=inference.horizon or mine.horizon, expected=expected)
-
-    @property
-    def advantages(self) -> FloatArray:
-        """Fraction of right minus fraction of wrong guesses, in each step."""
-        return np.concatenate(self._advantages)
-
-    def extend(self, scores: Sequence[FloatArray], present: Sequence[BoolArray]) -> None:
-        """Bet on the steps among all recorded ones that are new."""
-        if len(scores) == self._num_done:
-            return
-        values, mask = np.stack(scores[self._num_done :]), np.stack(present[self._num_done :])
-        errors = StepErrors.of(values, mask, _MIDPOINT, by_coin=self._by_coin)
-        self._advantages.append(1 - 2 * errors.balanced())
-        self.bets.extend(self._advantages[-1], self._far_rates(values, mask, errors))
-        self._num_done = len(scores)
-
-    def _far_rates(self, scores: FloatArray, present: BoolArray, errors: StepErrors) -> list[FarRates]:
-        intervals = self.betting.far_intervals(self._query)
-        if not intervals:
-            return []
-        far = StepScores.outside(scores, present, intervals[0], by_coin=self._by_coin)
-        return far_rates(far, errors, intervals)
-
-    def parameter(self, count: int) -> float:
-        """Return the largest parameter that the first ``count`` steps refute."""
-        return self.bets.parameter(count)
 
 
 def _moments(observations: Observations) -> tuple[RunningMoments, RunningMoments]:

@@ -134,6 +134,15 @@ def require_alike(scores: FloatArray, present: BoolArray, *, step: int, first: F
         )
 
 
+def require_resumable(scores: Sequence[Any] | FloatArray, num_canaries: int | None) -> None:
+    """Raise if a recorded state, steps x canaries, is not of ``num_canaries`` canaries."""
+    if num_canaries is not None and len(scores) and len(scores[0]) != num_canaries:
+        raise InputError(
+            f"Expected a state with num_canaries={num_canaries}, as many as this observer has, got one with "
+            f"{len(scores[0])}: pass num_canaries={len(scores[0])} to the observer."
+        )
+
+
 NO_NOISE = (
     "Expected a recorder returned by an observer, which logs the noise of each step, got one without noise: "
     "pass the noise to Diagnostics() instead."

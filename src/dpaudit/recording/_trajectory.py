@@ -1,24 +1,85 @@
 """The bound over time, from bets on the errors so far.
 
-:class:`LiveBound` is the bound after some steps, :class:`Trajectory` the bounds up to the last, with a band.
+:class:`PlacedBets` are the bets of a run; :class:`LiveBound` is the bound after some steps, and
+:class:`Trajectory` the bounds up to the last, with a band.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpaudit._types import FloatArray
+from dpaudit._types import BoolArray, FloatArray
+from dpaudit.stats import Betting, Bound, Fixed, Inference
+from dpaudit.stats._counts import StepErrors, StepScores
 from dpaudit.stats._result import Hypothesis
+from dpaudit.stats.inference import BoundQuery
 from dpaudit.stats.inference._betting import StepBets
 from dpaudit.stats.inference._stop_loss import AdvantageBets, StopLosses
+from dpaudit.stats.inference._tails import FarRates, far_rates
 
 _NUM_POINTS = 60  # more cannot be distinguished in a plot
 _MANY_GUESSES = 1000  # how many guesses of a step to expect; the bets learn it within a few steps
+_MIDPOINT = 0.5  # between an absent canary's mean score, 0, and a present one's, 1
 _FAR = 2.0  # in units of the larger of claim and bound: outside every plot
+
+
+class PlacedBets:
+    """The bets on the steps of a run, which are placed in batches as steps are recorded."""
+
+    def __init__(self, betting: Betting, query: BoundQuery, guesses: int, *, by_coin: bool) -> None:
+        self.betting, self._query, self._by_coin = betting, query, by_coin
+        with_tails = bool(betting.far_guesses(query))
+        self.bets = betting.start(guesses, query, by_coin=by_coin, with_tails=with_tails)
+        self._advantages: list[FloatArray] = []
+        self._num_done = 0
+
+    def completed(self, inference: Inference | None, *, is_same_curve: bool) -> Inference:
+        """Return the inference, by default these bets; other bets get the horizon and tuning of these.
+
+        Bets on another curve are not tuned yet, because its parameter means something else.
+        """
+        if not isinstance(inference, Betting | None):
+            return inference
+        mine = self.betting if is_same_curve else replace(self.betting, expected=None)
+        if inference is None:
+            return mine
+        expected = mine.expected if inference.expected is None else inference.expected
+        return replace(inference, horizon=inference.horizon or mine.horizon, expected=expected)
+
+    def is_behind(self, bound: Bound) -> bool:
+        """Return whether these bets give the bound, whatever its claim."""
+        mine = self.betting, self._query.tradeoff, self._query.error_rate, Fixed(_MIDPOINT)
+        return mine == (bound.inference, bound.tradeoff, 1 - bound.confidence, bound.threshold_rule)
+
+    @property
+    def advantages(self) -> FloatArray:
+        """Fraction of right minus fraction of wrong guesses, in each step."""
+        return np.concatenate(self._advantages)
+
+    def extend(self, scores: Sequence[FloatArray], present: Sequence[BoolArray]) -> None:
+        """Bet on the steps among all recorded ones that are new."""
+        if len(scores) == self._num_done:
+            return
+        values, mask = np.stack(scores[self._num_done :]), np.stack(present[self._num_done :])
+        errors = StepErrors.of(values, mask, _MIDPOINT, by_coin=self._by_coin)
+        self._advantages.append(1 - 2 * errors.balanced())
+        self.bets.extend(self._advantages[-1], self._far_rates(values, mask, errors))
+        self._num_done = len(scores)
+
+    def _far_rates(self, scores: FloatArray, present: BoolArray, errors: StepErrors) -> list[FarRates]:
+        intervals = self.betting.far_intervals(self._query)
+        if not intervals:
+            return []
+        far = StepScores.outside(scores, present, intervals[0], by_coin=self._by_coin)
+        return far_rates(far, errors, intervals)
+
+    def parameter(self, count: int) -> float:
+        """Return the largest parameter that the first ``count`` steps refute."""
+        return self.bets.parameter(count)
 
 
 @dataclass(frozen=True, kw_only=True)

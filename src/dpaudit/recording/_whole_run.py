@@ -22,6 +22,7 @@ from dpaudit.recording._signal_and_noise import (
     RunningMoments,
     UntestedError,
     check_signal,
+    require_resumable,
 )
 from dpaudit.recording._trajectory import LiveBound
 from dpaudit.stats import (
@@ -280,6 +281,7 @@ class WholeRunRecorder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
+        require_resumable([state["present"]], self.present.size)
         self._ratios.load_state_dict(state)
         if "joined" in state:
             self._joined, self._absent = (RunningMoments(*state[side]) for side in ("joined", "absent"))

@@ -31,6 +31,7 @@ from dpaudit.stats.thresholds import (
     BestOf,
     Fixed,
     HeldOut,
+    Optimal,
     Predictable,
     SameData,
     Simultaneous,
@@ -61,12 +62,35 @@ def audit(
     not from their values. ``tradeoff`` is the curve to test, by default the claim's own.
     """
     _require_kinds(observations, claim, tradeoff, inference, threshold)
+    hypothesis = claim.hypothesis(tradeoff)
+    method, rule = default_method(observations, hypothesis.tradeoff, inference, threshold)
+    if isinstance(method, Betting) and method.expected is None:
+        method = replace(method, expected=hypothesis.parameter)  # known before the data
+    return audit_untuned(
+        observations,
+        claim=claim,
+        confidence=confidence,
+        tradeoff=tradeoff,
+        inference=method,
+        threshold=rule,
+    )
+
+
+def audit_untuned(
+    observations: Observations,
+    *,
+    claim: Claimed,
+    confidence: float,
+    tradeoff: TradeOff | None,
+    inference: Inference,
+    threshold: ThresholdRule | None = None,
+) -> Result:
+    """Test the claim by this inference as it is: bets that were already placed cannot be tuned any more."""
+    _require_kinds(observations, claim, tradeoff, inference, threshold)
     confidence = _validate.confidence(confidence)
     hypothesis = claim.hypothesis(tradeoff)
     method, rule = default_method(observations, hypothesis.tradeoff, inference, threshold)
     method = _suited(method, observations)
-    if isinstance(method, Betting) and method.expected is None:
-        method = replace(method, expected=hypothesis.parameter)  # known before the data
     _require_confidence(method, rule)
     bound = lower_bound(
         observations,
@@ -163,8 +187,8 @@ def _assumptions(
     inference: Inference,
     query: BoundQuery,
 ) -> tuple[str, ...]:
-    stepped = isinstance(observations, Observations) and observations.is_stepped
-    texts = [query.tradeoff.assumption(query.delta), inference.assumption(stepped)]
+    is_fixed = threshold is None or isinstance(threshold, Fixed | Optimal)
+    texts = [query.tradeoff.assumption(query.delta), inference.assumption(observations, is_fixed=is_fixed)]
     texts.append(observations.design if isinstance(observations, Observations) else ALIKE)
     if threshold is None:
         texts.append(_GIVEN)
@@ -176,15 +200,16 @@ def _assumptions(
 def _suited(inference: Inference, observations: Observations) -> Inference:
     """Return the inference without what coupled scores do not allow; reject counts of them.
 
-    Coupled scores share noise: their errors vary more than a binomial, so no count would hold.
+    Coupled scores depend on which other canaries were present: their errors vary more than a binomial, so no
+    count would hold, and a guess may know the presences that a stop-loss assumes unknown.
     """
     if not observations.coupled or not observations.is_stepped:
         return inference
     if isinstance(inference, Betting):
         return replace(inference, stop_loss=False)
     raise InputError(
-        "Expected inference=Betting() for scores that share the noise of their step, as those of input "
-        f"canaries do, got {inference!r}, which assumes that they are independent."
+        "Expected inference=Betting() for scores that depend on which other canaries were present, as those "
+        f"of input canaries do, got {inference!r}, which assumes that they are independent."
     )
 
 
@@ -233,10 +258,10 @@ def fixed_rule(size: int, *, is_stepped: bool, inference: Inference | None) -> T
 
 
 def _inference(observations: Observations, rule: ThresholdRule) -> Inference:
-    counted = isinstance(rule, BestOf | Simultaneous | Tails)  # of all scores, not of steps
-    if isinstance(rule, Predictable) or (observations.is_stepped and not counted):
-        return Betting()
-    return JointExact()
+    rules = rule.known_rules if isinstance(rule, BestOf) else [rule]
+    counted = any(isinstance(one, Simultaneous | Tails) for one in rules)  # of all scores, not of steps
+    bet = any(isinstance(one, Predictable) for one in rules)
+    return Betting() if bet or (observations.is_stepped and not counted) else JointExact()
 
 
 def require(value: object, kind: type, name: str, example: str) -> None:

@@ -13,6 +13,8 @@ from dpaudit.stats._coins import require_fair_share
 from dpaudit.stats._identifiers import as_ids, joined_presence
 from dpaudit.stats._observations import Observations, chunks, require_finite
 
+_TIES = 0x71E5  # the seed of the order of equal scores
+
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorCounts:
@@ -262,9 +264,10 @@ class Guesses:
     ) -> Guesses:
         """Guess "present" for the highest and "absent" for the lowest scores, half of the guesses each.
 
-        ``num_guesses`` must be chosen before seeing the data. Ties are broken by position. ``ids`` and
-        ``present_ids`` join both arrays, as in :meth:`Observations.from_presence`. A number of present
-        canaries that is very unlikely under fair coins raises an ``InputError``.
+        ``num_guesses`` must be chosen before seeing the data. Ties are broken in an arbitrary order that
+        depends only on the number of scores. ``ids`` and ``present_ids`` join both arrays, as in
+        :meth:`Observations.from_presence`. A number of present canaries that is very unlikely under fair
+        coins raises an ``InputError``.
 
         >>> Guesses.from_scores([3.0, 1.0, 2.0, 0.0], [True, False, False, False], num_guesses=2)
         Guesses(num_canaries=4, num_guesses=2, num_correct=2)
@@ -272,7 +275,9 @@ class Guesses:
         values, truth = _scores_and_presence(scores, present, ids, present_ids)
         if _validate.whole("num_guesses", num_guesses, low=0) > values.size:
             raise InputError(f"Expected num_guesses={num_guesses} to be at most {values.size}.")
-        order = np.argsort(values, kind="stable")
+        # not by position: canaries are often listed by presence, which equal scores must not reveal
+        shuffled = np.random.default_rng([_TIES, values.size]).permutation(values.size)
+        order = shuffled[np.argsort(values[shuffled], kind="stable")]
         low = num_guesses // 2
         high = num_guesses - low
         truth = truth[order]

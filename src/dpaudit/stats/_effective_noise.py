@@ -264,7 +264,7 @@ def noncentral_interval(statistic: float, degrees: float, error: float) -> tuple
 
     >>> low, high = noncentral_interval(2.0, 100.0, 0.05)
     >>> round(low, 3), round(high, 3)
-    (0.019, 3.973)
+    (0.016, 3.975)
     """
     width = math.sqrt(1 + statistic**2 / (2 * degrees))
     ends = []

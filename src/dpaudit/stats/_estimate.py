@@ -106,7 +106,7 @@ class Estimate:
         """What the intervals of noise and epsilon assume."""
         if self.is_stepped:
             return "normal scores, independent steps and no early stopping"
-        return "independent normal scores"
+        return "independent normal scores of a number fixed before"
 
     @property
     def statement(self) -> str:
@@ -127,7 +127,7 @@ class Estimate:
         text = f"at a false positive rate of {100 * first.fpr:g} %, this attack has a true positive rate of "
         text += f"{_point_text(first)} (claimed: at most {first.claimed:.3g})"
         rest = [f"of {100 * one.fpr:g} %, {_point_text(one)} ({one.claimed:.3g})" for one in others]
-        independent = "steps and no early stopping" if self.is_stepped else "scores"
+        independent = "steps and no early stopping" if self.is_stepped else "scores of a number fixed before"
         return "; ".join([text, *rest, f"the intervals assume independent {independent}"])
 
     def lines(self, *, brief: bool) -> list[tuple[str, str]]:

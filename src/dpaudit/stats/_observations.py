@@ -66,9 +66,10 @@ class Observations:
     coupled: bool = False
     with_ids: IdArray | None = field(default=None, repr=False)
     without_ids: IdArray | None = field(default=None, repr=False)
-    # The step of each score, if fair coins decided which canaries were present; see from_presence().
+    # The step of each score, if fair coins decided which canaries were present: only from split_by_coins().
     with_steps: IntArray | None = field(default=None, repr=False)
     without_steps: IntArray | None = field(default=None, repr=False)
+    _coins_were_checked: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("with_canary", "without_canary"):
@@ -126,7 +127,7 @@ class Observations:
         names = None if ids is None else as_ids("ids", ids, values.shape[-1])
         mask = _as_mask(joined_presence(present, names, present_ids, paired=paired), values.shape)
         if paired:
-            return _from_pairs(values, mask, names, normalized)
+            return replace(_from_pairs(values, mask, names, normalized), coupled=coupled)
         if values.ndim == 2:
             check = CoinCheck()
             check.add(mask)
@@ -186,15 +187,21 @@ def split_by_coins(
     if scores.ndim == 2:
         steps = np.broadcast_to(np.arange(len(scores))[:, None], scores.shape)
         kept |= {"with_steps": steps[present], "without_steps": steps[absent], "coupled": coupled}
+        kept["_coins_were_checked"] = True
     return Observations(**kept, normalized=normalized)
 
 
 def _check_steps(observations: Observations) -> None:
-    """Require one step per score, in ascending order: predictable rules rely on it."""
+    """Require coins that were checked, and one step per score in ascending order, for predictable rules."""
     pairs = (
         ("with_steps", observations.with_steps, observations.with_canary),
         ("without_steps", observations.without_steps, observations.without_canary),
     )
+    if any(steps is not None for _, steps, _ in pairs) and not observations._coins_were_checked:
+        raise InputError(
+            "Expected no with_steps and without_steps: pass scores and presence, steps x canaries, to "
+            "Observations.from_presence(), which checks the coins."
+        )
     if (observations.with_steps is None) != (observations.without_steps is None):
         raise InputError("Expected steps for both sides or for neither.")
     for name, steps, scores in pairs:

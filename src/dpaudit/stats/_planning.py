@@ -127,7 +127,7 @@ def plan_observations(
     >>> from dpaudit import Claim
     >>> claim = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
     >>> plan_observations(claim, Leak(noise_factor=0.5)).num_observations
-    39
+    28
     """
     method = JointExact() if inference is None else inference
     planner = _Planner.of(claim, method, confidence, tradeoff)

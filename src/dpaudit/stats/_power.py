@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from scipy import special
@@ -234,6 +234,8 @@ class AuditDesign:
     def smallest_leak(self, claimed: float, probability: float = 0.8) -> float:
         """Return the smallest parameter above ``claimed`` that would be detected with this probability."""
         if isinstance(self.inference, Betting) and not self.others:
+            if self.attack is None:
+                return _smallest_leak_of_bets(self._without_coins(), claimed, probability)
             return BettingPower(self, claimed).smallest_leak(probability)
         target = float(special.ndtri(probability))
 
@@ -243,6 +245,13 @@ class AuditDesign:
 
         return claimed + last_positive(missing, max(0.1 * claimed, 1e-6), tolerance=1e-2)
 
+    def _without_coins(self) -> AuditDesign:
+        """Return the design with equal sides, if coins decided them: their outcome does not matter."""
+        if not self.by_coin:
+            return self
+        total = self.num_absent + self.num_present
+        return replace(self, num_absent=total // 2, num_present=total - total // 2)
+
     def per_step(self, num_steps: int | None = None) -> tuple[int, int]:
         """Return the numbers of absent and present scores in one of ``num_steps`` steps, at least 1 each."""
         steps = self.num_steps if num_steps is None else num_steps
@@ -250,6 +259,12 @@ class AuditDesign:
         if self.by_coin:  # coins decide the sides, but not how many guesses there are
             return absent, max(round((self.num_absent + self.num_present) / steps) - absent, 1)
         return absent, max(round(self.num_present / steps), 1)
+
+
+@lru_cache(maxsize=64)
+def _smallest_leak_of_bets(design: AuditDesign, claimed: float, probability: float) -> float:
+    """Return the smallest leak; a test suite audits many runs of the same design."""
+    return BettingPower(design, claimed).smallest_leak(probability)
 
 
 class BettingPower:

@@ -51,7 +51,7 @@ class Result:
 
     ``not_covered`` lists, in sentences, the parts of training that the audit did not exercise. ``notes`` are
     sentences on scores that do not look as they were described. ``observations`` are the scores, from which
-    :attr:`estimate` is computed.
+    :attr:`estimate` is computed, unless ``no_estimate`` is a sentence that says why it would not hold.
     """
 
     claim: Claimed
@@ -62,6 +62,7 @@ class Result:
     not_covered: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     observations: Observations | None = field(default=None, repr=False, compare=False)
+    no_estimate: str | None = None
 
     @cached_property
     def power(self) -> Power:
@@ -75,6 +76,8 @@ class Result:
 
         It assumes normal scores and is not a bound: the verdict does not rest on it.
         """
+        if self.no_estimate is not None:
+            return Estimate(confidence=self.bound.confidence, missing=self.no_estimate)
         return Estimate.of(
             self.observations,
             tradeoff=self.hypothesis.tradeoff,

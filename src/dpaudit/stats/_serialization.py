@@ -142,7 +142,10 @@ def _best_of(chosen: str, others: str) -> dict[str, Any]:
 def _call(node: ast.expr) -> dict[str, Any]:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
         raise ValueError("not a call with keywords")
-    return {"type": node.func.id, **{str(one.arg): ast.literal_eval(one.value) for one in node.keywords}}
+    values = {str(one.arg): ast.literal_eval(one.value) for one in node.keywords}
+    # fields that bets have had only since
+    since = {"tails": 0.0, "stop_loss": False} if node.func.id == "Betting" else {}
+    return {"type": node.func.id, **values, **since}
 
 
 def _plain(value: Any) -> Any:

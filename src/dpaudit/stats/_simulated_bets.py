@@ -15,7 +15,16 @@ import numpy as np
 from scipy import special
 
 from dpaudit._types import BoolArray, FloatArray, IntArray
-from dpaudit.stats.inference._stop_loss import AIM, LEAST, MOST, Bet, Forecast, StakeChoice, StopLosses
+from dpaudit.stats.inference._stop_loss import (
+    AIM,
+    LEAST,
+    MOST,
+    Bet,
+    Forecast,
+    StakeChoice,
+    StopLosses,
+    wanted_growth,
+)
 from dpaudit.stats.inference._wealth import MAX_LOSS, Schedule
 
 _GROUPS = 12  # of runs with similar means
@@ -67,8 +76,7 @@ class SimulatedBets:
         for group, choice in zip(groups, choices, strict=True):
             reachable = choice.reachable(AIM * target / length)
             tested[group] = np.clip(reachable + self._shifts(group, start), LEAST, MOST)
-        lacking = np.clip(target - self._logs(tested, start).sum(axis=1), target / 10, 3 * target)
-        growth = (lacking if start else np.full_like(lacking, target)) / max(length - start, 1)
+        growth = wanted_growth(self._logs(tested, start).sum(axis=1), target, length - start)
         bets = np.empty((3, tested.size))
         for group, choice in zip(groups, choices, strict=True):
             for band in np.array_split(group[np.argsort(growth[group], kind="stable")], _BANDS):

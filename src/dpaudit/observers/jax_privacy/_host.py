@@ -87,6 +87,11 @@ class Host:
         """The number of the current step."""
         return self._recorder.num_done
 
+    @property
+    def scores_per_step(self) -> int | None:
+        """The number of scores per recorded step; None before the first step."""
+        return self._recorder.scores_per_step
+
     def call(self, function: Callable[..., Any], result: Any, *args: Any) -> Any:
         """Call ``function`` on the host whenever the compiled code reaches this point, in order."""
         outside = self._outside.setdefault(function.__name__, partial(self._called, function))

@@ -66,6 +66,7 @@ def observe_model(
         ),
         not_covered=_POISSON if config.poisson_sampling_in_fit else _NOT_POISSON,
         synchronize=barrier.wait,
+        num_canaries=num_canaries,
     )
     host = Host(recorder, None, barrier, num_releases=config.gradient_accumulation_steps)
     insertion = GradientInsertion(host, canary, num_canaries, fresh_seed(seed))

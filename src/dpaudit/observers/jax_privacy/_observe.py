@@ -86,13 +86,14 @@ def observe(
         claim=ReadClaim(read, given),
         num_steps=num_steps,
         confidence=confidence,
-        shares_noise=isinstance(canary, InputCanary),
+        coupled=isinstance(canary, InputCanary),
         every=every,
         callbacks=callbacks,
         noise=NoiseLog(),
         signal=min(canary.scale, 1.0) if isinstance(canary, GradientCanary) else 1.0,
         facts=lambda: TrainingInfo(canary=canary, max_grad_norm=host.norm),
         synchronize=barrier.wait,
+        num_canaries=_num_inputs(canary, num_canaries) if isinstance(canary, InputCanary) else num_canaries,
     )
     insertion: Insertion
     if isinstance(canary, InputCanary):

@@ -116,7 +116,9 @@ class GradientInsertion:
     def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any) -> Any:
         if self._host.draws is None:  # before the first step
             limit = _FEW if clip.needs_full_rows or self._canary.moving else _DEFAULT_NUM_CANARIES
-            self._draws = Draws(self._canary, min(limit, num_entries(total)), self._seed)
+            # a resumed run has as many canaries as before
+            count = self._host.scores_per_step or min(limit, num_entries(total))
+            self._draws = Draws(self._canary, count, self._seed)
             self._host.draws = self._draws
         length = self._canary.scale * clip.norm(self._host.norm)
         vectors = self._directions(num_entries(total))

@@ -167,7 +167,7 @@ def _setup_gradients(
     else:
         membership = CoinMembership(draws)
         params = OpacusParamsReader(optimizer, loader)
-        recorder = Recorder(claim=ReadClaim(params, given), **options)
+        recorder = Recorder(claim=ReadClaim(params, given), num_canaries=num_canaries, **options)
     canaries = GradientCanaries(optimizer, draws, clip)
     return OpacusObserver(optimizer, recorder, params, canaries, membership, ranks=ranks)
 
@@ -206,7 +206,8 @@ def _setup_inputs(
         data=held_out,
     )
     params = OpacusParamsReader(optimizer, loader)
-    recorder = Recorder(claim=ReadClaim(params, given), signal=1.0, shares_noise=True, **options)
+    options |= {"signal": 1.0, "coupled": True, "num_canaries": coins.num_canaries}
+    recorder = Recorder(claim=ReadClaim(params, given), **options)
     return OpacusObserver(optimizer, recorder, params, canaries, CoinMembership(coins), ranks=ranks)
 
 

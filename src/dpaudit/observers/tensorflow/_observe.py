@@ -88,6 +88,7 @@ def observe(
         confidence=confidence,
         every=every,
         callbacks=callbacks,
+        num_canaries=num_canaries,
     )
     num_before = int(optimizer.iterations.numpy())
     host = HostCallbacks(recorder, draws, calls_per_step=calls_per_step, calls_before=num_before)

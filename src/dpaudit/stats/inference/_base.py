@@ -71,8 +71,8 @@ class Inference(Serializable, ABC):
         """Return the result at a threshold that does not depend on these observations."""
 
     @abstractmethod
-    def assumption(self, stepped: bool) -> str:
-        """Return the assumption about the observations; ``stepped`` if several canaries share a step."""
+    def assumption(self, observations: Observations | ErrorCounts, *, is_fixed: bool) -> str:
+        """Return the assumption about the observations; ``is_fixed`` if their threshold was fixed before."""
 
     def check(self, query: BoundQuery) -> None:
         """Raise an ``InputError`` for a query that this inference does not support."""
@@ -84,6 +84,8 @@ class CountInference(Inference):
 
     # Whether rank() is the bound itself; otherwise it is an approximation.
     rank_is_bound: ClassVar[bool] = False
+    # Whether pairs of observations may differ in their rates, at a fixed threshold.
+    allows_unequal_rates: ClassVar[bool] = False
 
     def parameter(self, counts: ErrorCounts, query: BoundQuery) -> float:
         """Return the largest refuted parameter, 0 if none; by default the rank, if that is the bound."""
@@ -112,9 +114,22 @@ class CountInference(Inference):
         counts = count(observations, threshold)
         return ThresholdResult(self.parameter(counts, query), threshold, counts)
 
-    def assumption(self, stepped: bool) -> str:
-        within = ", including those of canaries in the same step," if stepped else ""
-        return f"all observations{within} are independent, and their number {_FIXED_BEFORE}; {_OF_ONE_RUN}"
+    def assumption(self, observations: Observations | ErrorCounts, *, is_fixed: bool) -> str:
+        scored = observations if isinstance(observations, Observations) else None
+        within = ", including those of canaries in the same step," if scored and scored.is_stepped else ""
+        unequal = self.allows_unequal_rates and is_fixed and _has_pairs(observations)
+        alike = "" if unequal else " and, on each side, identically distributed"
+        text = f"all observations{within} are independent{alike}, and their number {_FIXED_BEFORE}"
+        # raw scores in one dimension are mostly those of separate runs
+        of_steps = scored is None or scored.is_stepped or scored.normalized
+        return f"{text}; {_OF_ONE_RUN}" if of_steps else text
+
+
+def _has_pairs(observations: Observations | ErrorCounts) -> bool:
+    """Return whether each observation with the canary may have one without it as its counterpart."""
+    if isinstance(observations, ErrorCounts):
+        return observations.num_absent == observations.num_present
+    return not observations.by_coin and observations.with_canary.size == observations.without_canary.size
 
 
 class ExactInference(CountInference):

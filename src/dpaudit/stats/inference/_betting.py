@@ -17,7 +17,7 @@ from typing import ClassVar
 from dpaudit import _validate
 from dpaudit._types import FloatArray
 from dpaudit.errors import InputError
-from dpaudit.stats._counts import StepErrors, StepScores
+from dpaudit.stats._counts import ErrorCounts, StepErrors, StepScores
 from dpaudit.stats._observations import Observations
 from dpaudit.stats.inference._base import BoundQuery, Inference, Kind, ThresholdResult
 from dpaudit.stats.inference._stop_loss import AdvantageBets, StopLosses
@@ -67,10 +67,12 @@ class Betting(Inference):
         shown = ", ".join(f"{one.name}={value!r}" for one, value in values if value != one.default)
         return f"Betting({shown})"
 
-    def assumption(self, stepped: bool) -> str:
-        if not stepped:
+    def assumption(self, observations: Observations | ErrorCounts, *, is_fixed: bool) -> str:
+        del is_fixed  # any threshold that depends on the past alone
+        if not isinstance(observations, Observations) or not observations.is_stepped:
             return _SINGLE
-        return f"{_STEPPED}; {_UNINFORMED}" if self.stop_loss else _STEPPED
+        # without coins there is no stop-loss
+        return f"{_STEPPED}; {_UNINFORMED}" if self.stop_loss and observations.by_coin else _STEPPED
 
     def at_threshold(
         self, observations: Observations, threshold: float, query: BoundQuery

@@ -18,12 +18,14 @@ from dpaudit._types import FloatArray, IntArray
 from dpaudit.errors import InputError
 from dpaudit.stats._binomial import Region, plausible_counts, upper_rate, upper_rate_chords
 from dpaudit.stats._counts import ErrorCounts
+from dpaudit.stats._observations import Observations
 from dpaudit.stats._rootfinding import last_positive
 from dpaudit.stats.inference._base import BoundQuery, CountInference, Kind, RankInference
 from dpaudit.stats.tradeoffs import PureDP, TradeOff
 from dpaudit.stats.tradeoffs._base import at_least_zero
 
 _NODES = 200
+_MANY = "there are many of them (the interval is asymptotic)"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class ClopperPearson(RankInference):
     """Upper Clopper-Pearson limits of both error rates, each at half the error, applied to the trade-off."""
 
     rank_is_bound: ClassVar[bool] = True
+    allows_unequal_rates: ClassVar[bool] = True
 
     def rank(
         self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery
@@ -157,8 +160,8 @@ class KatzLog(CountInference):
                 "the ratio of error rates."
             )
 
-    def assumption(self, stepped: bool) -> str:
-        return super().assumption(stepped) + "; there are many of them (the interval is asymptotic)"
+    def assumption(self, observations: Observations | ErrorCounts, *, is_fixed: bool) -> str:
+        return f"{super().assumption(observations, is_fixed=is_fixed)}; {_MANY}"
 
     def rank(
         self, false_positives: IntArray, false_negatives: IntArray, sizes: ErrorCounts, query: BoundQuery

@@ -37,9 +37,9 @@ class JointExact(RankInference):
     """An exact joint test: refuted are parameters at which outcomes this extreme have P <= error everywhere.
 
     Outcomes are ordered by the Gaussian plug-in estimate, which is valid for every family, as is any fixed
-    order. Rates above their upper limits, at an error of 5e-4 each, are excluded, and 1e-3 is added to the
-    probability (Berger and Boos 1994). Fewer errors lower both limits, so they never lower the bound, and
-    exchanging the two sides does not change it.
+    order. Rates above their upper limits are excluded, at an error of s / 2 each with s = min(0.001, error /
+    50), and s is added to the probability (Berger and Boos 1994). Fewer errors lower both limits, so they
+    never lower the bound, and exchanging the two sides does not change it.
     """
 
     def parameter(self, counts: ErrorCounts, query: BoundQuery) -> float:

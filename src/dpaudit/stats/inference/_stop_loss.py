@@ -68,10 +68,13 @@ class StopLosses:
         """
         right = np.floor((guesses + _STOPS * math.sqrt(guesses)) / 2)
         right = np.unique(right[(right > 0) & (right < guesses)])
-        return cls(
+        found = cls(
             np.concatenate([[1 / guesses - 1], (2 * right + 1) / guesses - 1]),
             np.concatenate([[1.0], stop_loss(right, guesses)]),
         )
+        for values in (found.stops, found.losses):
+            values.flags.writeable = False  # they are shared
+        return found
 
     @classmethod
     def none(cls) -> StopLosses:
@@ -205,6 +208,11 @@ class StakeChoice:
         return Bet(float(stops.stops[stop]), float(stops.losses[stop]), float(stakes[stop, fraction]))
 
 
+def wanted_growth(earned: FloatArray, target: float, num_left: int) -> FloatArray:
+    """Return the growth per step that the log of the wealth lacks, within limits that keep bets moderate."""
+    return np.clip(target - earned, target / 10, 3 * target) / max(num_left, 1)
+
+
 class AdvantageBets:
     """Bets on the advantage of every step of a run, with one of ``stops``.
 
@@ -234,10 +242,8 @@ class AdvantageBets:
         choice = StakeChoice(forecast, self._stops)
         target, length = self._wealth.target, self._schedule.expected_length(num_done)
         tested = choice.reachable(AIM * target / length)
-        lacking = target
-        if num_done:
-            lacking = min(max(target - float(self._wealth.logs(tested)[-1]), target / 10), 3 * target)
-        return choice.best(tested, lacking / max(length - num_done, 1))
+        earned = np.asarray(self._wealth.logs(tested)[-1] if num_done else 0.0)
+        return choice.best(tested, float(wanted_growth(earned, target, length - num_done)))
 
     def refuted(self, count: int | None = None) -> float:
         """Return the largest total variation that the first ``count`` steps refute, at most 1."""

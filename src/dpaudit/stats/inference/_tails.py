@@ -31,6 +31,7 @@ _LEAST_RATIO = 1.1  # of a right to a wrong far guess under the claim
 # Fractions of the wealth that a step may lose, among which the stake is chosen; the largest of a first bet.
 _FRACTIONS = np.asarray([0.8, 0.4, 0.2, 0.08, 0.03, 0.01, 0.003])
 _FIRST_FRACTION = 0.3
+_LEAST_VARIANCE = 1e-12  # far scores of a tiny mu are too rare for floating-point numbers
 
 FarRates = tuple[FloatArray, FloatArray]
 """The rates of right and of wrong far guesses in each step, each summed over the two sides."""
@@ -74,8 +75,9 @@ class FarGuess:
 class TailBets:
     """Bets on the far guesses of one distance, given the rates of right and wrong ones in each step.
 
-    Rates are sums over the two sides, so at most 2. ``guesses`` is the number of coins per step if a coin
-    decided each presence and guesses do not know other coins; otherwise None, and there is no stop.
+    Rates are sums over the two sides, so at most 2. ``size`` is the number of guesses per step. ``stops``
+    states that a coin decided each presence and that guesses do not know other coins; otherwise there is no
+    stop.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class TailBets:
         )
         self._allowed = far.allowed(expected)
         right = float(special.ndtr(expected - far.distance))
-        self._variance = 4 * (right + far.ratio**2 * far.rate) / size
+        self._variance = max(4 * (right + far.ratio**2 * far.rate) / size, _LEAST_VARIANCE)
         self._payoffs = np.empty(64)
         self._stake = 0.0
 

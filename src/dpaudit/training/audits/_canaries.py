@@ -33,8 +33,8 @@ _MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no usable directi
 class CanaryInserter(ABC):
     """Base class of objects that insert canaries into the steps of one training run and score them."""
 
-    shares_noise: ClassVar[bool] = False
-    """Whether the scores of one step are dependent, because canaries are not orthogonal."""
+    coupled: ClassVar[bool] = False
+    """Whether a score depends on which other canaries were present, because canaries overlap."""
 
     draws: Draws | Coins
     """The membership of canaries and the random streams of the audit."""
@@ -122,7 +122,7 @@ class InputInserter(CanaryInserter):
     norm: a shorter one reveals less, and none reveals more than the claim allows.
     """
 
-    shares_noise: ClassVar[bool] = True
+    coupled: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -177,9 +177,7 @@ class OneRun(CanaryAudit[Recorder]):
 
     def attach(self, training: Training) -> None:
         super().attach(training)
-        self._recorder = self._step_recorder(
-            training, self._first_steps, shares_noise=self._inserter.shares_noise
-        )
+        self._recorder = self._step_recorder(training, self._first_steps, coupled=self._inserter.coupled)
 
     def joining(self, index: int, entries: Sequence[int]) -> Iterable[Rows]:  # noqa: ARG002
         if not self._is_audited(index):

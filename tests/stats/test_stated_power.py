@@ -67,7 +67,7 @@ def recorded(mu: float, num_steps: int, num_canaries: int, lengths: tuple[float,
     """Canaries of different lengths, in units of their own length."""
 
     def audit(parameter: float, rng: np.random.Generator) -> dpaudit.Result:
-        recorder = Recorder(claim=gaussian_claim(mu), num_steps=num_steps, shares_noise=True, signal=1.0)
+        recorder = Recorder(claim=gaussian_claim(mu), num_steps=num_steps, coupled=True, signal=1.0)
         for _ in range(num_steps):
             present, length = rng.random(num_canaries) < 0.5, rng.choice(lengths, num_canaries)
             noise = rng.standard_normal(num_canaries) / (parameter * length)
