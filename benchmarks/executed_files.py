@@ -107,7 +107,7 @@ def _command(*arguments: str) -> set[str]:
     return found
 
 
-JOBS = {audit: 18, opacus: 32, run: 65, report: 30}
+JOBS = {audit: 23, opacus: 38, run: 75, report: 39}
 
 
 def main() -> int:

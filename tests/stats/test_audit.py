@@ -1,6 +1,7 @@
 """Verdicts say what they may say, with their power."""
 
 import json
+import math
 import pickle
 
 import numpy as np
@@ -320,3 +321,22 @@ def test_a_result_can_be_sent_to_another_process():
     ):
         result = dpaudit.audit(scores(1.0, 100, normalized=True), claim=claim)
         assert pickle.loads(pickle.dumps(result)).bound == result.bound
+
+
+@pytest.mark.parametrize("scale", [1e77, 1e100, 1e300])
+def test_scores_that_are_too_large_for_an_estimate_are_audited(scale):
+    result = dpaudit.audit(scores(1.0, 200, normalized=True), claim=STEP)
+    seen = scores(1.0, 200)
+    large = dpaudit.Observations(
+        with_canary=seen.with_canary * scale, without_canary=seen.without_canary * scale
+    )
+    assert "too large" in str(dpaudit.audit(large, claim=STEP).estimate)
+    assert result.estimate.noise is not None
+
+
+@pytest.mark.parametrize("noise", [0.01, 1e-4])
+def test_an_audit_that_cannot_refute_its_claim_detects_no_leak(noise):
+    claim = dpaudit.Claim.gaussian(noise_multiplier=noise, delta=1e-5)
+    result = dpaudit.audit(scores(1.0, 200), claim=claim)
+    assert result.verdict is dpaudit.Verdict.UNDERPOWERED
+    assert math.isinf(result.power.parameter)

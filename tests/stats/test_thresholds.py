@@ -154,6 +154,12 @@ def test_simultaneous_ranks_reach_both_ends():
     assert ranks[-1] >= 99_998
 
 
+def test_scores_of_one_side_after_the_first_step_get_a_sentence():
+    observations = dpaudit.Observations.from_presence([[1.0], [2.0]], [[False], [True]])
+    with pytest.raises(dpaudit.InputError, match="with and without the canary after the first step"):
+        bound(observations, dpaudit.Predictable(), dpaudit.Betting())
+
+
 def from_earlier_steps(present, absent):
     """Return the threshold and both ends of the far interval, for each step."""
     observations = dpaudit.Observations(with_canary=present, without_canary=absent)

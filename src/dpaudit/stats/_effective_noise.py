@@ -114,7 +114,7 @@ def _pieces(scores: ScoreArray) -> Iterator[tuple[int, ScoreArray]]:
 
 def _recentered(counts: FloatArray, powers: FloatArray, shift: float) -> FloatArray:
     """Return the power sums around a center that is higher by ``shift``."""
-    every = [counts, *powers]
+    every, shift = [counts, *powers], np.float64(shift)  # which overflows to infinity, without an error
     return np.stack(
         [sum(math.comb(k, j) * (-shift) ** (k - j) * every[j] for j in range(k + 1)) for k in range(1, 5)]
     )

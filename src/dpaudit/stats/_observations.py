@@ -351,7 +351,9 @@ def _mean_and_error(scores: ScoreArray, steps: IntArray | None) -> tuple[float, 
     mean, number = float(sums.sum() / sizes.sum()), sums.size
     if number < _FEW_MEANS:
         return mean, math.inf
-    variance = float(((sums - mean * sizes) ** 2).sum()) * number / (number - 1) / float(sizes.sum()) ** 2
+    with np.errstate(over="ignore"):  # an infinite error says nothing about the mean
+        squares = float(((sums - mean * sizes) ** 2).sum())
+    variance = squares * number / (number - 1) / float(sizes.sum()) ** 2
     deviations = max(_STANDARD_ERRORS, -float(stdtrit(number - 1, _NOTE_RATE)))
     return mean, deviations * math.sqrt(variance)
 

@@ -165,6 +165,8 @@ class AuditDesign:
     def _power(self, claimed: float, actual: float) -> float:
         if isinstance(self.inference, Betting):
             return BettingPower(self, claimed).detection_rate(actual)
+        if self.max_refutable() <= claimed:  # where a curve is 0 in floating point, regions are not exact
+            return 0.0
         attack, limits = self.attack_on(actual), self._refuting_limits(claimed)
         if limits:
             return self.rule.detection_rate(attack, limits, self._sizes)
@@ -237,6 +239,8 @@ class AuditDesign:
             if self.attack is None:
                 return _smallest_leak_of_bets(self._without_coins(), claimed, probability)
             return BettingPower(self, claimed).smallest_leak(probability)
+        if not self.can_refute(claimed):
+            return math.inf
         target = float(special.ndtri(probability))
 
         def missing(excess: float) -> float:

@@ -59,8 +59,10 @@ class Betting(Inference):
             _validate.whole("horizon", self.horizon, high=_LONGEST)
         if self.expected is not None:
             _validate.at_least("expected", self.expected, 0.0)
-        if isinstance(self.tails, bool) or not 0 <= self.tails < 1:
+        if isinstance(self.tails, bool) or not isinstance(self.tails, int | float) or not 0 <= self.tails < 1:
             raise InputError(f"Expected tails={self.tails!r} in [0, 1).")
+        if not isinstance(self.stop_loss, bool):
+            raise InputError(f"Expected stop_loss={self.stop_loss!r} to be True or False.")
 
     def __repr__(self) -> str:
         values = ((one, getattr(self, one.name)) for one in fields(self))

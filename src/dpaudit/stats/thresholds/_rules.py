@@ -249,6 +249,11 @@ class Predictable(ThresholdRule):
         if steps.num_steps < 2:
             raise InputError(f"Expected at least 2 steps with {self!r}, got {steps.num_steps}.")
         threshold, errors, bets = predictable_bets(steps, inference, query)
+        if not errors.num_absent.any() or not errors.num_present.any():
+            raise InputError(
+                f"Expected scores with and without the canary after the first step with {self!r}, which "
+                "chooses thresholds on earlier steps; record more steps."
+            )
         return ThresholdResult(bets.parameter(), threshold, errors.total())
 
 
