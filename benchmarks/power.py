@@ -249,11 +249,18 @@ def guess_designs() -> Iterator[GuessDesign]:
 
 def rows(repetitions: int, only: str = "") -> Iterator[str]:
     """Yield the rows of the table."""
-    for design in (*designs(), *guess_designs()):
+    for design in all_designs():
         if only in design.name:
             leak = design.leak()
-            share = design.share_detected(leak, repetitions)
-            yield f"| {design.name} | {leak / design.claimed:.4g} | {100 * share:.0f} % |\n"
+            yield row(design.name, leak / design.claimed, design.share_detected(leak, repetitions))
+
+
+def all_designs() -> tuple[Design | GuessDesign, ...]:
+    return (*designs(), *guess_designs())
+
+
+def row(name: str, ratio: float, share: float) -> str:
+    return f"| {name} | {ratio:.4g} | {100 * share:.0f} % |\n"
 
 
 HEAD = "| design | leak: parameter / claimed | detected |\n| --- | --- | --- |\n"

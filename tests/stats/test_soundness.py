@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from scipy import special
 from statistical_limits import covers, room, share_room
 
 import dpaudit
+from dpaudit.recording import Recorder
 from dpaudit.stats import Coverage, coverage, ideal_observations, tally
 
 QUICK = [
@@ -146,6 +148,89 @@ def test_betting_may_be_looked_at_after_every_step():
         return max(bounds)
 
     assert covers(tally(ever_refuted, 1.0, 100, seed=5))
+
+
+def claim_of(mu):
+    return dpaudit.Claim.gaussian(noise_multiplier=1 / mu, delta=1e-5)
+
+
+def same_distance(rng, present, mu):
+    """Return Gaussian scores that are equally far from the threshold within a step."""
+    distance = np.abs(rng.normal(size=(len(present), 1)) + mu / 2)
+    is_right = rng.random(present.shape) < special.expit(mu * distance)
+    return 0.5 + np.where(is_right == present, 1.0, -1.0) * distance / mu
+
+
+@pytest.mark.parametrize(
+    ("planned", "steps"),
+    [(20, 40), pytest.param(40, 40, marks=pytest.mark.long), pytest.param(None, 40, marks=pytest.mark.long)],
+)
+@pytest.mark.parametrize("paired", [False, True])
+def test_a_run_may_be_stopped_or_continued_because_of_its_live_bound(planned, steps, paired, is_long):
+    """The live bounds and the verdict at the end are one test, also for a mechanism that reacts to them."""
+    mu, canaries = 1.0, 2 if paired else 16
+
+    def once(rng):
+        recorder = Recorder(claim=claim_of(mu), num_steps=planned, paired=paired)
+        is_bold = False
+        for step in range(steps):
+            present = np.asarray([[False, True]]) if paired else rng.random((1, canaries)) < 0.5
+            scores = present + rng.normal(size=present.shape) / mu
+            if is_bold and not paired:
+                scores = same_distance(rng, present, mu)
+            recorder.record(scores[0], present[0])
+            if step % 5 == 4:
+                live = recorder.live()
+                if live.is_violation:
+                    return 2 * mu
+                is_bold = live.epsilon < 0.8 * live.claimed_epsilon
+        return recorder.audit().bound.parameter
+
+    assert covers(tally(once, mu, 400 if is_long else 60, seed=12))
+
+
+def test_audits_may_be_repeated_on_growing_data(is_long):
+    def once(rng):
+        present = rng.random((60, 16)) < 0.5
+        scores = present + rng.normal(size=present.shape)
+        parts = (
+            dpaudit.Observations.from_presence(scores[:count], present[:count], normalized=True)
+            for count in ((10, 20, 30, 40, 50, 60) if is_long else (20, 40, 60))
+        )
+        return max(dpaudit.audit(part, claim=claim_of(1.0)).bound.parameter for part in parts)
+
+    assert covers(tally(once, 1.0, 400 if is_long else 60, seed=13))
+
+
+@pytest.mark.parametrize(("mu", "normalized"), [(0.39, True), (3.0, False)])
+def test_steps_that_are_certain_for_all_canaries_or_for_none_are_covered(mu, normalized, is_long):
+    """Far scores come in whole steps, which the bets on tails must survive."""
+
+    def once(rng):
+        present = rng.random((60, 64)) < 0.5
+        scores = same_distance(rng, present, mu)
+        observations = dpaudit.Observations.from_presence(scores, present, normalized=normalized)
+        return dpaudit.audit(observations, claim=claim_of(mu)).bound.parameter
+
+    assert covers(tally(once, mu, 400 if is_long else 60, seed=14))
+
+
+@pytest.mark.parametrize("dimensions", [1, pytest.param(4, marks=pytest.mark.long)])
+def test_canaries_that_overlap_are_covered(dimensions, is_long):
+    """Other present canaries are subtracted, so scores share noise; canaries have different lengths."""
+    mu, canaries = 1.0, 16
+
+    def once(rng):
+        recorder = Recorder(claim=claim_of(mu), num_steps=40, coupled=True)
+        directions = rng.normal(size=(canaries, dimensions))
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        lengths = np.where(rng.random(canaries) < 0.5, 0.5, 1.0)
+        for present in rng.random((40, canaries)) < 0.5:
+            noise = directions @ rng.normal(size=dimensions) / mu
+            recorder.record(present + noise / lengths, present)
+        return recorder.audit().bound.parameter
+
+    assert covers(tally(once, mu, 400 if is_long else 60, seed=15))
 
 
 def drifting(rng, size=400):

@@ -1,0 +1,288 @@
+"""The sections of docs/soundness.md on steps: which mechanisms are simulated, and how often."""
+
+from __future__ import annotations
+
+import soundness_steps as steps
+from soundness_runs import run_sections
+from soundness_steps import MIDDLE, MUS, Section, trial
+
+
+def sections(repetitions: int) -> list[Section]:
+    """Return all sections, given the repetitions of the fastest cells."""
+    some = max(repetitions // 4, 1)
+    return [
+        _bets(max(repetitions * 2 // 5, 1)),
+        _lengths(some),
+        _adaptive_bets(some),
+        _adaptive(some),
+        _against_counts(max(repetitions * 2 // 5, 1)),
+        _tails(some),
+        _truncated(max(repetitions // 10, 1)),
+        _overlap(some),
+        _halves(some),
+        *run_sections(repetitions),
+    ]
+
+
+def _bets(repetitions: int) -> Section:
+    return Section(
+        title="Bets on steps that canaries share",
+        text=(
+            "One run of 100 planned steps; each canary is present by a fair coin. The main bet of"
+            " `Betting` has all of the error probability here, and depends on the numbers of right guesses"
+            " only. *Total reveal*: with the probability of the total variation, a step reveals all coins,"
+            " and otherwise nothing; one draw of noise for all canaries of a step has the same numbers of"
+            " right guesses. *Shared distance*: scores are Gaussian, but equally far from the threshold"
+            " within a step, so that a step is near-certain for all canaries or for none. Noise that"
+            " canaries share leaks more than a single score, with which bounds are compared here, to"
+            " anyone who knows the other coins."
+        ),
+        head=("canaries in a step", "coins"),
+        trials=tuple(
+            trial(
+                steps.bets,
+                (name, f"{coins:,}"),
+                mu,
+                repetitions,
+                mechanism=name,
+                coins=coins,
+                steps=100,
+                planned=True,
+            )
+            for name in steps.MECHANISMS
+            for coins in (2, 16, 128, 1024)
+            for mu in MUS
+        ),
+    )
+
+
+def _lengths(repetitions: int) -> Section:
+    lengths = ((20, True), (20, False), (100, False), (500, True), (500, False))
+    return Section(
+        title="Short and long runs, planned or not",
+        text="As above, for other numbers of steps and for runs without a planned number.",
+        head=("canaries in a step", "coins", "steps"),
+        trials=tuple(
+            trial(
+                steps.bets,
+                (name, f"{coins:,}", f"{count}, {'planned' if planned else 'not planned'}"),
+                mu,
+                repetitions,
+                mechanism=name,
+                coins=coins,
+                steps=count,
+                planned=planned,
+            )
+            for name in ("independent", "total reveal", "shared distance")
+            for coins in (16, 1024)
+            for count, planned in lengths
+            for mu in MIDDLE
+        ),
+    )
+
+
+def _adaptive_bets(repetitions: int) -> Section:
+    return Section(
+        title="Mechanisms that adapt: numbers of right guesses",
+        text=(
+            "100 unplanned steps of 64 coins. Before each step, the mechanism chooses how the canaries"
+            " depend on each other, by the luck of the attack so far, by the wealth of the bettor or by"
+            " the last step, and keeps the total variation of each canary."
+        ),
+        head=("chooses",),
+        trials=tuple(
+            trial(steps.adaptive_bets, (policy,), mu, repetitions, policy=policy, coins=64, steps=100)
+            for policy in ("by luck", "by wealth", "by the last step")
+            for mu in MUS
+        ),
+    )
+
+
+def _adaptive(repetitions: int) -> Section:
+    policies = ("by luck", "by the live bound", "operating point by luck")
+    return Section(
+        title="Mechanisms that adapt: the default audit of a recorder",
+        text=(
+            "100 steps of 64 canaries, recorded one by one and audited by default, tails included. Given"
+            " the past, every step has the Gaussian curve. Behind its mean, the mechanism switches from"
+            " independent scores to a shared distance, or to an operating point on the curve with few"
+            " false positives."
+        ),
+        head=("chooses", "steps"),
+        trials=tuple(
+            trial(
+                steps.adaptive,
+                (policy, "planned" if planned else "not planned"),
+                mu,
+                repetitions,
+                policy=policy,
+                steps=100,
+                canaries=64,
+                planned=planned,
+            )
+            for policy in policies
+            for planned in (True, False)
+            for mu in MIDDLE
+        ),
+    )
+
+
+def _against_counts(repetitions: int) -> Section:
+    return Section(
+        title="A mechanism made to mislead counts",
+        text=(
+            "40 steps with one score without and one with the canary. By backward induction over the"
+            " counts of `JointExact`, the mechanism chooses its operating point on the curve before each"
+            " step. Pooled counts, which assume that it does not (bounds list this assumption), exceed"
+            " their error rate; the default audit of a recorder bets, and does not."
+        ),
+        head=("audited by",),
+        trials=tuple(
+            trial(
+                steps.against_counts,
+                (name,),
+                mu,
+                repetitions,
+                is_covered=not counted,
+                num_steps=40,
+                counted=counted,
+            )
+            for name, counted in (
+                ("`Recorder(paired=True)`", False),
+                ("`JointExact()`, assumption violated", True),
+            )
+            for mu in (0.3, 1.0)
+        ),
+    )
+
+
+def _tails(repetitions: int) -> Section:
+    variants = (
+        ("default", 0.1, False),
+        ("default, raw scores", 0.1, True),
+        ("`Betting(tails=0.5)`", 0.5, False),
+    )
+    return Section(
+        title="Tails",
+        text=(
+            "The default audit of correct noise, in which a tenth of the error probability is bet on"
+            " scores far from the threshold; raw scores are not normalized, and far is what earlier steps"
+            " show. 100 steps of 64 canaries."
+        ),
+        head=("canaries in a step", "inference"),
+        trials=tuple(
+            trial(
+                steps.scores,
+                (kind, name),
+                mu,
+                repetitions,
+                kind=kind,
+                steps=100,
+                canaries=64,
+                tails=tails,
+                raw=raw,
+            )
+            for kind in ("independent", "shared distance")
+            for name, tails, raw in variants
+            for mu in MUS
+        ),
+    )
+
+
+def _truncated(repetitions: int) -> Section:
+    kinds = ("cut off at 2 sd", "cut off at 3 sd", "unclipped in 1 of 50 steps", "one shared draw")
+    return Section(
+        title="What tails detect",
+        text=(
+            "The share of audits that find a violation, by default and without the bets on tails, in 300"
+            " steps of 64 canaries. Noise that is cut off has the claimed variance and no tails; the last"
+            " row adds the same noise to all canaries of a step, so that anyone who knows all but one coin"
+            " sees the last."
+        ),
+        head=("noise", "inference"),
+        trials=tuple(
+            trial(
+                steps.scores,
+                (kind, name),
+                mu,
+                repetitions,
+                is_covered=False,
+                kind=kind,
+                steps=300,
+                canaries=64,
+                tails=tails,
+            )
+            for kind in kinds
+            for name, tails in (("default", 0.1), ("`Betting(tails=0)`", 0.0))
+            for mu in (0.22, 0.39, 1.0)
+        ),
+    )
+
+
+def _overlap(repetitions: int) -> Section:
+    cells = [
+        trial(
+            steps.overlapping,
+            (f"{canaries} gradients in {dimensions} dimensions, {lengths}",),
+            mu,
+            repetitions,
+            canaries=canaries,
+            dimensions=dimensions,
+            shortest=shortest,
+            steps=100,
+        )
+        for canaries, dimensions, shortest, lengths in (
+            (32, 4, 1.0, "as long as the clipping norm"),
+            (32, 1, 1.0, "as long as the clipping norm"),
+            (32, 4, 0.3, "0.3 to 1 of the clipping norm"),
+        )
+        for mu in MIDDLE
+    ]
+    cells += [
+        trial(
+            steps.scores,
+            (f"scores that depend on other coins: {kind}",),
+            mu,
+            repetitions,
+            kind=kind,
+            steps=100,
+            canaries=32,
+            coupled=True,
+        )
+        for kind in ("one shared draw", "all right or all wrong")
+        for mu in MIDDLE
+    ]
+    return Section(
+        title="Input canaries that overlap",
+        text=(
+            "The gradients of canaries are not orthogonal, and other present canaries are subtracted"
+            " before a canary is scored: scores share noise and depend on other coins, and bets have no"
+            " stop-loss. 100 steps. The last two rows are the worst dependence within a step."
+        ),
+        head=("canaries",),
+        trials=tuple(cells),
+    )
+
+
+def _halves(repetitions: int) -> Section:
+    return Section(
+        title="Exactly half of the canaries present",
+        text=(
+            "No leak at all, but canaries with different means; presence was not decided by fair coins."
+            " Audits that refuse such observations count as correct. 100 steps of 16 canaries."
+        ),
+        head=("presence",),
+        trials=tuple(
+            trial(
+                steps.half_present,
+                ("the same half in every step" if constant else "a random half in every step",),
+                mu,
+                repetitions,
+                constant=constant,
+                steps=100,
+                canaries=16,
+            )
+            for constant in (True, False)
+            for mu in MIDDLE
+        ),
+    )
