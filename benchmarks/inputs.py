@@ -95,7 +95,7 @@ class _BothScores(TwoBatches):
 
     def attach(self, training):
         super().attach(training)
-        self.residual = self._step_recorder(training, None, paired=True, may_stop=False)
+        self.residual = self._step_recorder(training, None, paired=True)
 
     def observe(self, step):
         rows = self._inserter.rows(step.index, [0])
