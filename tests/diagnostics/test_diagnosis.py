@@ -10,7 +10,7 @@ from simulated import SIZE, correct_noise, diagnostics
 from statistical_limits import spread_range
 
 import dpaudit
-from dpaudit.diagnostics import Check, Diagnosis, likely_causes
+from dpaudit.diagnostics import Check, CheckResults, Diagnosis, Finding, likely_causes
 
 
 def check(name, p_value):
@@ -176,3 +176,20 @@ def test_every_test_has_a_cause_to_name():
     made = diagnostics(num_steps=30).diagnose().checks
     for name in {test.name for test in made} - {"noise-variance"}:
         assert likely_causes(findings=[name])
+
+
+def test_joined_checks_shares_one_error_rate_and_certain_findings_come_first():
+    first = Diagnosis.of(
+        [Check(name="noise-shape", p_value=0.03, sentence="A.", estimate=1.0)], confidence=0.95
+    )
+    more = CheckResults(
+        checks=(Check(name="batch-sizes", p_value=0.5, sentence="B.", estimate=1.0),),
+        certain=(Finding.certain("sum-norm", "The sum is too long."),),
+        not_covered=("the loader",),
+    )
+    both = first.joined(more)
+    assert [finding.name for finding in first.findings] == ["noise-shape"]
+    assert [finding.name for finding in both.findings] == ["sum-norm"]  # 0.03 is not small among two tests
+    assert both.not_covered == ("the loader",)
+    assert str(both.findings[0]) == "sum-norm: The sum is too long."
+    assert [finding.name for finding in both.joined().findings] == ["sum-norm"]

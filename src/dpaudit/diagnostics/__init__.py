@@ -5,8 +5,8 @@ took part in which step against Poisson sampling.
 """
 
 from dpaudit.diagnostics._causes import likely_causes
-from dpaudit.diagnostics._diagnosis import Diagnosis, Diagnostics
+from dpaudit.diagnostics._diagnosis import CheckResults, Diagnosis, Diagnostics
 from dpaudit.diagnostics._noise_tests import Amount
 from dpaudit.diagnostics._p_values import Check, Finding
 
-__all__ = ["Amount", "Check", "Diagnosis", "Diagnostics", "Finding", "likely_causes"]
+__all__ = ["Amount", "Check", "CheckResults", "Diagnosis", "Diagnostics", "Finding", "likely_causes"]

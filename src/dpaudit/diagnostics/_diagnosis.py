@@ -42,6 +42,18 @@ _ORDER = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckResults:
+    """What one part of an audit found: tests that share an error rate, and facts that need none."""
+
+    checks: tuple[Check, ...] = ()
+    certain: tuple[Finding, ...] = ()
+    """Findings that need no statistics; see :meth:`Finding.certain`."""
+    notes: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
+    """Sentences that name what could not be checked, and why."""
+
+
 class Diagnostics:
     """Collector of noise and batches, step by step and in bounded memory; ``diagnose()`` runs the tests.
 
@@ -126,6 +138,8 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
     noise: Amount | None = None
     """The amount of noise; None if no noise was observed."""
+    not_covered: tuple[str, ...] = ()
+    """Sentences that name what could not be checked, and why."""
 
     @classmethod
     def of(
@@ -133,10 +147,12 @@ class Diagnosis:
         checks: Sequence[Check],
         *,
         confidence: float,
+        certain: Sequence[Finding] = (),
         notes: Sequence[str] = (),
         noise: Amount | None = None,
+        not_covered: Sequence[str] = (),
     ) -> Diagnosis:
-        """Return the diagnosis of these tests, with Holm's correction."""
+        """Return the diagnosis of these tests, with Holm's correction, and of findings that need no test."""
         adjusted = holm([check.p_value for check in checks])
         findings = [
             Finding(adjusted=float(level), **vars(check))
@@ -146,9 +162,23 @@ class Diagnosis:
         return cls(
             confidence=confidence,
             checks=tuple(checks),
-            findings=tuple(sorted(findings, key=_by_certainty)),
+            findings=(*certain, *sorted(findings, key=_by_certainty)),
             notes=tuple(notes),
             noise=noise,
+            not_covered=tuple(not_covered),
+        )
+
+    def joined(self, *others: CheckResults) -> Diagnosis:
+        """Return the diagnosis with more checks of the same run, at the same joint confidence."""
+        known = {check.name for check in self.checks}
+        certain = [finding for finding in self.findings if finding.name not in known]
+        return Diagnosis.of(
+            [*self.checks, *(check for other in others for check in other.checks)],
+            confidence=self.confidence,
+            certain=[*certain, *(finding for other in others for finding in other.certain)],
+            notes=[*self.notes, *(note for other in others for note in other.notes)],
+            noise=self.noise,
+            not_covered=[*self.not_covered, *(one for other in others for one in other.not_covered)],
         )
 
     def likely_causes(self, **known: Any) -> tuple[str, ...]:
@@ -191,6 +221,7 @@ class Diagnosis:
                 for check in self.checks
             ],
             "notes": list(self.notes),
+            "not_covered": list(self.not_covered),
             "likely_causes": list(self.likely_causes()),
             "noise": None if noise is None else dict(vars(noise)),
         }

@@ -45,7 +45,7 @@ class Finding:
     """A test that a correct training run is unlikely to fail, accounting for all tests of the diagnosis.
 
     ``adjusted`` is the p-value corrected for the number of tests: the smallest level at which the diagnosis
-    would still have this finding.
+    would still have this finding. A finding that needs no statistics has p-value 0: :meth:`certain`.
     """
 
     name: str
@@ -54,7 +54,14 @@ class Finding:
     sentence: str
     estimate: float
 
+    @classmethod
+    def certain(cls, name: str, sentence: str, estimate: float = math.nan) -> Finding:
+        """Return a finding that no correct training run has, such as a sum that exceeds its largest norm."""
+        return cls(name=name, p_value=0.0, adjusted=0.0, sentence=sentence, estimate=estimate)
+
     def __str__(self) -> str:
+        if self.p_value == 0.0 == self.adjusted and math.isnan(self.estimate):
+            return f"{self.name}: {self.sentence}"
         is_tiny = self.p_value < SMALLEST_P_VALUE
         p_value = f"p < {SMALLEST_P_VALUE:g}" if is_tiny else f"p = {self.p_value:.2g}"
         return f"{self.name} ({p_value}): {self.sentence}"

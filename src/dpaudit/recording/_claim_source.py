@@ -99,6 +99,9 @@ class ClaimSource(Protocol):
     def noise_multiplier(self, given: float | None) -> float:
         """Return the noise multiplier to test noise against: the given one, else the claimed one."""
 
+    def sample_rate(self) -> float | None:
+        """Return the claimed sample rate to test batches against, if it is known."""
+
     def step_curve(self, tradeoff: TradeOff | None) -> tuple[TradeOff, float | None]:
         """Return the curve of a step at the claim's delta, and its claimed parameter if known by now."""
 
@@ -129,6 +132,9 @@ class GivenClaim:
                 f"Expected a claim about Gaussian noise to test the noise against, got {self._claim.summary}."
             )
         return given or 1 / mu
+
+    def sample_rate(self) -> float | None:
+        return None if self._claim.training is None else self._claim.training.sample_rate
 
     def step_curve(self, tradeoff: TradeOff | None) -> tuple[TradeOff, float | None]:
         hypothesis = self._claim.hypothesis(tradeoff)
@@ -172,6 +178,9 @@ class ReadClaim:
     def noise_multiplier(self, given: float | None) -> float:
         known = self.params(0, DPSGDParams(noise_multiplier=given)).known("noise_multiplier")
         return float(known["noise_multiplier"])
+
+    def sample_rate(self) -> float | None:
+        return self.params(0).sample_rate
 
     def step_curve(self, tradeoff: TradeOff | None) -> tuple[TradeOff, float | None]:
         params = self.params(1)

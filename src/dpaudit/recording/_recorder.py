@@ -21,10 +21,12 @@ from dpaudit.recording._signal_and_noise import (
     CanaryLengths,
     NoiseLog,
     NoiseTests,
+    RunCheck,
     RunningMoments,
     UntestedError,
     check_signal,
     has_signal,
+    joined_checks,
     require_alike,
     require_resumable,
 )
@@ -71,8 +73,9 @@ class Recorder:
     noise for :meth:`diagnose`. A present canary must score ``signal`` or more, otherwise there is no verdict.
     Scores are in units of ``reach`` clipping norms, which is less than 1 if canaries do not reach all layers.
     ``facts`` returns a :class:`TrainingInfo`. ``not_covered`` are sentences that name the parts of the
-    training run that canaries bypass. ``synchronize`` waits for steps that were started but are not yet
-    recorded. ``num_canaries`` is the number of scores per step, if it is fixed before the first step.
+    training run that canaries bypass; ``checks`` are further checks for :meth:`diagnose`. ``synchronize``
+    waits for steps that were started but are not yet recorded. ``num_canaries`` is the number of scores per
+    step, if it is fixed before the first step.
 
     >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=200)
     >>> rng = np.random.default_rng(0)
@@ -99,6 +102,7 @@ class Recorder:
         reach: float = 1.0,
         facts: Callable[[], TrainingInfo] | None = None,
         not_covered: tuple[str, ...] = (),
+        checks: Sequence[RunCheck] = (),
         synchronize: Callable[[], None] | None = None,
         num_canaries: int | None = None,
     ) -> None:
@@ -114,6 +118,7 @@ class Recorder:
         self._noise, self._signal, self._facts = noise, signal, facts
         self._lengths = CanaryLengths(signal=1.0 if signal is None else signal, reach=reach)
         self.not_covered = not_covered
+        self._checks = tuple(checks)
         self._synchronize = synchronize
         self._peeked = self._closed = self._shown = False
         self._scores: list[FloatArray] = []
@@ -347,11 +352,10 @@ class Recorder:
                 self._stopped("tests of the noise would not have their stated error rate. Pass")
             )
         self._shown = True
-        return self._noise.diagnose(
-            noise_multiplier=self._claims.noise_multiplier(noise_multiplier),
-            confidence=confidence,
-            has_signal=self._has_signal,
-        )
+        claimed = self._claims.noise_multiplier(noise_multiplier)
+        options: dict[str, Any] = {"confidence": confidence, "has_signal": self._has_signal}
+        found = self._noise.diagnose(noise_multiplier=claimed, **options)
+        return joined_checks(found, self._checks, claimed, self._claims.sample_rate())
 
     def _has_signal(self) -> bool:
         return self._signal is None or has_signal(*_moments(self.observations), self._signal)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
-from dpaudit.diagnostics import Diagnosis, Diagnostics
+from dpaudit.diagnostics import CheckResults, Diagnosis, Diagnostics
 from dpaudit.diagnostics._p_values import HeadTailBuffer
 from dpaudit.errors import InputError
 from dpaudit.stats._power import AuditDesign
@@ -163,6 +163,22 @@ class NoiseTests(Protocol):
 
         ``has_signal`` returns whether canaries score as expected.
         """
+
+
+class RunCheck(Protocol):
+    """A part of a recorder that checks something besides the noise, such as the batches or the sums."""
+
+    def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
+        """Return what the steps so far show, given the claimed numbers."""
+
+
+def joined_checks(
+    found: Diagnosis, parts: Sequence[RunCheck], noise_multiplier: float, sample_rate: float | None
+) -> Diagnosis:
+    """Return the diagnosis of the noise with the results of all other checks, at the same confidence."""
+    return found.joined(
+        *(part.results(noise_multiplier=noise_multiplier, sample_rate=sample_rate) for part in parts)
+    )
 
 
 class NoiseLog:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 from functools import partial
 from typing import Any, final
@@ -19,9 +19,11 @@ from dpaudit.recording._claim_source import ClaimSource, GivenClaim, ReadClaim, 
 from dpaudit.recording._signal_and_noise import (
     NO_NOISE,
     NoiseLog,
+    RunCheck,
     RunningMoments,
     UntestedError,
     check_signal,
+    joined_checks,
     require_resumable,
 )
 from dpaudit.recording._trajectory import LiveBound
@@ -102,8 +104,8 @@ class WholeRunRecorder:
     Observers pass further parts. ``claim`` reads the four numbers from the training run; the noise multiplier
     and the sample rate known before the first step determine how scores are weighted. The norm of a canary is
     ``reach`` times the clipping norm, and a canary that was drawn must score ``signal`` or more. ``finished``
-    receives the sample rate and raises if the run cannot be audited. ``noise``, ``facts`` and
-    ``not_covered`` are as for :class:`Recorder`.
+    receives the sample rate and raises if the run cannot be audited. ``noise``, ``facts``,
+    ``not_covered`` and ``checks`` are as for :class:`Recorder`.
     """
 
     def __init__(
@@ -123,6 +125,7 @@ class WholeRunRecorder:
         noise: NoiseLog | None = None,
         facts: Callable[[], TrainingInfo] | None = None,
         not_covered: tuple[str, ...] = (),
+        checks: Sequence[RunCheck] = (),
     ) -> None:
         self.confidence = _validate.confidence(confidence)
         self._claims: ClaimSource
@@ -141,6 +144,7 @@ class WholeRunRecorder:
         self._signal, self._finished = signal, finished
         self._noise, self._facts = noise, facts
         self.not_covered = not_covered
+        self._checks = tuple(checks)
         self._joined, self._absent = RunningMoments(), RunningMoments()
 
     @property
@@ -272,7 +276,8 @@ class WholeRunRecorder:
         """Test the noise of all steps against ``noise_multiplier``, by default the claimed one."""
         noise = self.noise
         claimed = self._claims.noise_multiplier(noise_multiplier)
-        return noise.diagnose(noise_multiplier=claimed, confidence=confidence)
+        found = noise.diagnose(noise_multiplier=claimed, confidence=confidence)
+        return joined_checks(found, self._checks, claimed, self._claims.sample_rate())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the recorded state, for ``load_state_dict`` of an identically created recorder."""
