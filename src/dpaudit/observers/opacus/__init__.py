@@ -9,5 +9,6 @@ except ImportError as _error:
 
 from dpaudit.observers.opacus._input_canaries import hold_out
 from dpaudit.observers.opacus._observe import observe
+from dpaudit.observers.opacus._replay import replay
 
-__all__ = ["hold_out", "observe"]
+__all__ = ["hold_out", "observe", "replay"]
