@@ -103,6 +103,7 @@ class ReplayedStep(ABC):
 
     num_examples: int
     must_clip = False  # whether a release without any clipped gradient is an error
+    accepts_any_size = True  # whether a correct step accepts any number of examples
     not_covered: tuple[str, ...] = ()
 
     @abstractmethod
@@ -197,7 +198,7 @@ class _Comparison:
         text = f"{type(error).__name__} if one example is {neighbor.change}: {_first_line(error)}"
         if not neighbor.is_finite:
             self._add_non_finite(f"The step raises {text}")
-        elif neighbor.is_natural:
+        elif neighbor.is_natural and (self._step.accepts_any_size or not neighbor.is_resized):
             self._add("failing-step", f"The step raises {text}", math.nan, neighbor)
         else:
             self._not_covered[f"the step raised {text}"] = None

@@ -10,5 +10,6 @@ except ImportError as _error:
 from dpaudit.observers.jax_privacy._canaries import Given, hold_out
 from dpaudit.observers.jax_privacy._keras import observe_model
 from dpaudit.observers.jax_privacy._observe import Observed, observe
+from dpaudit.observers.jax_privacy._replay import replay
 
-__all__ = ["Given", "Observed", "hold_out", "observe", "observe_model"]
+__all__ = ["Given", "Observed", "hold_out", "observe", "observe_model", "replay"]
