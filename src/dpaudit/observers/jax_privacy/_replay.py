@@ -89,7 +89,7 @@ class _JaxStep(ReplayedStep):
 
     def run(self, batch: Any, first: StepTrace | None, *, norm_factor: float = 1.0) -> StepTrace:
         assert norm_factor == 1.0
-        run = _Run(self._gradients, self._privatizer, self._bound, first)
+        run = _JaxRun(self._gradients, self._privatizer, self._bound, first)
         try:
             result = self._step(run.grad_fn, run.privatizer, self._state, batch)
             run.trace.state.update(_state_digests(self._new_state(result)))
@@ -139,7 +139,7 @@ class _Gradients:
         return self._grad_fn(*args, **options), self._clip.gradients(args, options)
 
 
-class _Run:
+class _JaxRun:
     """The functions that the step is passed during one run."""
 
     def __init__(

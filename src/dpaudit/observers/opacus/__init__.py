@@ -7,8 +7,9 @@ try:
 except ImportError as _error:
     raise MissingExtraError("Observing Opacus", "opacus") from _error
 
+from dpaudit.observers._replay_result import ReplayResult
 from dpaudit.observers.opacus._input_canaries import hold_out
 from dpaudit.observers.opacus._observe import observe
 from dpaudit.observers.opacus._replay import replay
 
-__all__ = ["hold_out", "observe", "replay"]
+__all__ = ["ReplayResult", "hold_out", "observe", "replay"]

@@ -132,7 +132,7 @@ class _OpacusStep(ReplayedStep):
         self.restore()
         optimizer = self._optimizer
         _scale_norms(optimizer, self._model if self._is_ghost else None, norm_factor)
-        run = _Run(optimizer, self._model, self._snapshot, first)
+        run = _OpacusRun(optimizer, self._model, self._snapshot, first)
         with ExitStack() as undo:
             undo.enter_context(replaced(optimizer, "add_noise", run.add_noise))
             undo.enter_context(replaced(optimizer, "scale_grad", run.scale_grad))
@@ -186,7 +186,7 @@ class _OpacusStep(ReplayedStep):
         return tuple(found)
 
 
-class _Run:
+class _OpacusRun:
     """The methods that replace those of the optimizer during one run."""
 
     def __init__(
