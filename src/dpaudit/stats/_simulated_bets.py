@@ -27,7 +27,7 @@ from dpaudit.stats.inference._stop_loss import (
 )
 from dpaudit.stats.inference._wealth import MAX_LOSS, Schedule
 
-_GROUPS = 12  # of runs with similar means
+_GROUPS = 8  # of runs with similar means
 _BANDS = 2  # of runs in a group with a similar distance to the target
 _HALVINGS = 24
 _NEAR_LIMIT = 0.75  # stakes above this fraction of the wealth are at a limit, which depends on the bet only
