@@ -266,6 +266,11 @@ def clips_the_release(made, inputs, targets):
     made.optimizer.original_optimizer.step()
 
 
+def two_steps(made, inputs, targets):
+    private_step(made, inputs, targets)
+    private_step(made, inputs, targets)
+
+
 def padded_by_zero_losses(made, inputs, targets):
     weights = (torch.arange(12) < len(inputs)).float()
     rows = torch.arange(12).clamp(max=len(inputs) - 1)
@@ -276,7 +281,14 @@ def padded_by_zero_losses(made, inputs, targets):
     private_step(made, inputs[rows], targets[rows], loss)
 
 
-CORRECT_STEPS = [private_step, micro_batches, with_averages, clips_the_release, padded_by_zero_losses]
+CORRECT_STEPS = [
+    private_step,
+    micro_batches,
+    with_averages,
+    clips_the_release,
+    two_steps,
+    padded_by_zero_losses,
+]
 
 
 @pytest.mark.parametrize("step", CORRECT_STEPS, ids=lambda step: step.__name__)

@@ -77,6 +77,8 @@ class ReleaseTrace:
     noisy: NumberArray  # the same after it: the release
     unit: float  # the length by which one example may move the release
     eps: float  # of the data type
+    rows: FloatArray | None  # norm and projections of each gradient in the sum, if they can be observed
+    row_eps: float  # of the precision in which these are computed
     factor: float | None = None  # by which the sum was scaled before the noise, if this can be observed
 
 
@@ -85,7 +87,6 @@ class StepTrace:
     """Everything that a run of a step showed."""
 
     releases: list[ReleaseTrace] = field(default_factory=list)
-    rows: list[FloatArray] = field(default_factory=list)  # norms and projections of each gradient
     state: dict[tuple[str, str], str] = field(default_factory=dict)  # digests by finding and by name
     random: list[Any] = field(default_factory=list)  # states of the generators before each noise
     has_same_randomness: bool = True  # as the first run had, at each release
@@ -177,7 +178,7 @@ class _Comparison:
         self._has_effect = False
         self._varies = False  # whether the factor of the sum depends on more than the number of examples
         self._divisor: str | None = None
-        if step.must_clip and not first.rows:
+        if step.must_clip and any(release.rows is None for release in first.releases):
             sentence = "The step releases a gradient without clipping that of any example."
             self._keep(self._findings, "missing-clipping", sentence, math.nan)
 
@@ -220,7 +221,9 @@ class _Comparison:
         if not run.has_same_randomness or (neighbor.is_resized and first.uses_randomness):
             self._not_covered[_RESIZED if neighbor.is_resized else _RANDOM.format(neighbor.change)] = None
             return math.nan
-        self._add_rows(neighbor, run)
+        for one, two in zip(first.releases, run.releases, strict=True):
+            if one.rows is not None and two.rows is not None:
+                self._add_rows(neighbor, one.rows, two.rows)
         return self._add_distance(neighbor, run, allowed)
 
     def _add_distance(self, neighbor: Neighbor, run: StepTrace, allowed: float) -> float:
@@ -230,6 +233,8 @@ class _Comparison:
             self._has_effect |= moved > 0
             largest = max(largest, moved / one.unit)
             rounding = _UNITS * one.eps * (_norm(one.noisy) + _norm(two.noisy) + allowed * one.unit)
+            # another batch size may use another kernel, whose results differ in the last place
+            rounding += 2 * two.row_eps * (0 if two.rows is None else len(two.rows)) * one.unit
             if moved > allowed * one.unit * (1 + _ROUNDING) + rounding:
                 self._add(
                     "sensitivity",
@@ -275,10 +280,7 @@ class _Comparison:
                     abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf,
                 )
 
-    def _add_rows(self, neighbor: Neighbor, run: StepTrace) -> None:
-        if not self._first.rows or not run.rows:
-            return
-        before, after = np.concatenate(self._first.rows), np.concatenate(run.rows)
+    def _add_rows(self, neighbor: Neighbor, before: FloatArray, after: FloatArray) -> None:
         if neighbor.is_resized or before.shape != after.shape:
             grown = abs(int((after[:, 0] != 0).sum()) - int((before[:, 0] != 0).sum()))
             if neighbor.is_finite and grown > 1:

@@ -32,6 +32,7 @@ from dpaudit.observers._replay_result import ReplayResult
 from dpaudit.observers.jax_privacy._clipping import JaxClip, bounded_callable, require_unmarked
 
 _NUM_PROJECTIONS = 3
+_ACCELERATOR_EPS = 2.0**-8  # of products in bfloat16
 _TOLERANCE = 1e-3
 
 
@@ -166,15 +167,23 @@ class _JaxRun:
         """Replace the privatizer: note the release, and return that of the first run."""
         noisy, state = self._own_privatizer.update(updates, state, params, **options)
         total, eps = _flat(updates), max(_eps(leaf) for leaf in jax.tree.leaves(noisy))
-        factor = None
+        factor, rows = None, None
         if self._pending:
             factor = scale_between(np.sum([part for part, _ in self._pending], axis=0), total, eps)
             if factor is not None or len(self._pending) == 1:  # otherwise some are not part of the sum
-                self.trace.rows += [rows for _, rows in self._pending]
+                rows = np.concatenate([rows for _, rows in self._pending])
         unit = self._bound or self._gradients.bound * (abs(factor) if factor else 1.0)
         index, self._pending = len(self.trace.releases), []
         self.trace.releases.append(
-            ReleaseTrace(total=total, noisy=_flat(noisy), unit=unit, eps=eps, factor=factor)
+            ReleaseTrace(
+                total=total,
+                noisy=_flat(noisy),
+                unit=unit,
+                eps=eps,
+                rows=rows,
+                row_eps=eps if jax.default_backend() == "cpu" else _ACCELERATOR_EPS,
+                factor=factor,
+            )
         )
         if self._first is not None and index < len(self._first.releases):
             noisy = _like(noisy, self._first.releases[index].noisy)
@@ -186,18 +195,22 @@ class _JaxRun:
         Random masks that are drawn for the whole batch depend on its size. If examples were coupled, the
         gradients would also differ in batches of the same size.
         """
-        if self._first is None or not self._first.rows or not self.trace.rows:
-            return
-        before, after = np.concatenate(self._first.rows), np.concatenate(self.trace.rows)
-        common = min(len(before), len(after))
-        if len(before) == len(after) or common == 0:
-            return
-        one, two = before[:common], after[:common]
-        length = float((one[:, 0] ** 2).sum())
-        factor = float((one[:, 0] * two[:, 0]).sum()) / length if length > 0 else 1.0
-        scale = factor * np.abs(one[:, :1])
-        is_same = np.abs(two - factor * one) <= _TOLERANCE * scale + 1e-6 * scale.max(initial=0.0)
-        self.trace.has_same_randomness = bool(is_same.all())
+        if self._first is not None:
+            pairs = zip(self._first.releases, self.trace.releases, strict=False)
+            self.trace.has_same_randomness = all(_is_same(one.rows, two.rows) for one, two in pairs)
+
+
+def _is_same(before: FloatArray | None, after: FloatArray | None) -> bool:
+    """Return whether the first gradients of batches of different sizes are the same, up to a factor."""
+    if before is None or after is None or len(before) == len(after) or not len(before) or not len(after):
+        return True
+    common = min(len(before), len(after))
+    one, two = before[:common], after[:common]
+    length = float((one[:, 0] ** 2).sum())
+    factor = float((one[:, 0] * two[:, 0]).sum()) / length if length > 0 else 1.0
+    scale = factor * np.abs(one[:, :1])
+    limits = _TOLERANCE * scale + 1e-6 * scale.max(initial=0.0)
+    return bool((np.abs(two - factor * one) <= limits).all())
 
 
 def _flat(tree: Any) -> NumberArray:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import torch
 from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer
 from torch import Tensor, distributed, nn
@@ -42,6 +43,7 @@ from dpaudit.observers.opacus._snapshot import (
 )
 
 _NUM_PROJECTIONS = 3
+_GPU_EPS = 2.0**-10  # of products in TF32
 _SETTINGS = ("noise_multiplier", "max_grad_norm", "max_grad_norms", "expected_batch_size", "loss_reduction")
 
 
@@ -199,20 +201,27 @@ class _OpacusRun:
         self._get_clipping_coef = getattr(model, "get_clipping_coef", None)
         self._start = snapshot.random_digest()
         self._num_updates = 0
+        self._rows: list[FloatArray] = []  # since the last release
+        self._row_eps = 0.0
 
     def clip_and_accumulate(self) -> None:
         """Note the gradients of the examples, then clip them."""
-        self.trace.rows.append(_projections(self._optimizer.grad_samples))
+        samples = self._optimizer.grad_samples
+        self._note_rows(_projections(samples), samples)
         self._clip()
 
     def get_clipping_coef(self) -> Tensor:
         """Note the norms of the gradients from which the model computes clipping factors."""
         assert self._get_clipping_coef is not None
         factors: Tensor = self._get_clipping_coef()
-        self.trace.rows.append(
-            self._model._per_sample_gradient_norms.detach().double().cpu().numpy()[:, None]
-        )
+        norms = self._model._per_sample_gradient_norms.detach()
+        self._note_rows(norms.double().cpu().numpy()[:, None], [norms])
         return factors
+
+    def _note_rows(self, rows: FloatArray, parts: Sequence[Tensor]) -> None:
+        precision = max(_GPU_EPS if part.is_cuda else torch.finfo(part.dtype).eps for part in parts)
+        self._rows.append(rows)
+        self._row_eps = max(self._row_eps, precision)
 
     def add_noise(self) -> None:
         """Add noise with the random numbers of the first run, and replace the release by that of it."""
@@ -233,7 +242,11 @@ class _OpacusRun:
         noisy = _numbers(gradients)
         norm = float(self._optimizer.max_grad_norm)
         eps = max(torch.finfo(gradient.dtype).eps for gradient in gradients)
-        self.trace.releases.append(ReleaseTrace(total=total, noisy=noisy, unit=norm, eps=eps))
+        rows = np.concatenate(self._rows) if self._rows else None
+        self.trace.releases.append(
+            ReleaseTrace(total=total, noisy=noisy, unit=norm, eps=eps, rows=rows, row_eps=self._row_eps)
+        )
+        self._rows = []
         if known is not None:
             self._pin(known.releases[index].noisy)
         self._start = self._snapshot.random_digest()
