@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from opacus.optimizers import DPOptimizer
+from opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus_runs import OTHER_KINDS, small_data
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, TensorDataset
 
 import dpaudit
 from dpaudit.observers.opacus import observe, replay
@@ -147,6 +149,26 @@ def averaged_inputs(made, inputs, targets):
     made.average.add(inputs)
 
 
+def carried_over(made, inputs, targets):
+    private_step(made, inputs + made.hidden[0], targets)
+    made.hidden[0] = inputs.mean(dim=0)
+
+
+def filters_losses(made, inputs, targets):
+    with torch.no_grad():
+        losses = cross_entropy(made.model(inputs), targets, reduction="none")
+    private_step(made, inputs[losses >= losses.median()], targets[losses >= losses.median()])
+
+
+def mixes_inputs(made, inputs, targets):
+    private_step(made, 0.7 * inputs + 0.3 * inputs.flip(0), targets)
+
+
+def fixed_class_weights(made, inputs, targets):
+    weight = torch.tensor([1.0, 3.0])
+    private_step(made, inputs, targets, lambda logits, y: cross_entropy(logits, y, weight=weight))
+
+
 class Average:
     def __init__(self):
         self.value = 0.0
@@ -171,6 +193,10 @@ STEP_FAULTS = {
     skips_small: "release-count",
     raises_on_small: "failing-step",
     averaged_inputs: "other-state",
+    carried_over: "next-release",
+    filters_losses: "sensitivity",
+    mixes_inputs: "coupled-examples",
+    fixed_class_weights: "coupled-examples",
 }
 
 
@@ -180,7 +206,7 @@ def with_parts(made):
     made.scale = torch.nn.Parameter(torch.ones(()))
     made.model._module.register_parameter("scale", made.scale)
     made.extra = torch.optim.SGD([made.scale], lr=0.1)
-    made.average = Average()
+    made.average, made.hidden = Average(), [torch.zeros(8)]
     return made
 
 
@@ -281,7 +307,15 @@ def padded_by_zero_losses(made, inputs, targets):
     private_step(made, inputs[rows], targets[rows], loss)
 
 
+def managed(made, inputs, targets):
+    loader = DataLoader(TensorDataset(inputs, targets), batch_sampler=[range(len(inputs))])
+    with BatchMemoryManager(data_loader=loader, max_physical_batch_size=3, optimizer=made.optimizer) as parts:
+        for part in parts:
+            private_step(made, *part)
+
+
 CORRECT_STEPS = [
+    managed,
     private_step,
     micro_batches,
     with_averages,
@@ -348,6 +382,14 @@ def test_a_non_finite_example_is_a_category_of_its_own(made):
         private_step(made, inputs.nan_to_num(), targets)
 
     assert replayed(made(), safe).non_finite == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions_are_replayed(made, dtype):
+    one = made(build=lambda: small_model().to(dtype))
+    one.batch = (one.batch[0].to(dtype), one.batch[1])
+    assert names(replayed(one, private_step)) == []
+    assert "coupled-examples" in names(replayed(one, centered))
 
 
 def token_model():

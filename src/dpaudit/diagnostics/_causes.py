@@ -46,13 +46,15 @@ _CAUSE_OF_FINDING = {
     "batch-dependent-noise": "is the noise scaled by the batch size or by norms of its gradients, or is a "
     "gradient added with it?",
     "divisor": "is the sum divided by the number of examples in the batch instead of the expected number?",
-    "sensitivity": "is a gradient not clipped, clipped in another norm, or added to the sum several times?",
+    "sensitivity": "is a gradient not clipped, clipped in another norm, added to the sum several times, or "
+    "selected by comparison with others?",
     "gradient-after-noise": "is a gradient, such as one of an auxiliary loss, added after the noise?",
     "hyperparameters": "does the learning rate depend on the training loss?",
     "optimizer-state": "are moments computed from gradients without noise?",
     "buffers": "does the model keep statistics of its inputs, such as running means?",
     "weights": "are weights updated outside of the private optimizer, such as by a second one?",
     "other-state": "does another optimizer, average or counter use the examples or gradients without noise?",
+    "next-release": "is a sum or a statistic of one batch carried over to the next?",
     "non-finite-example": "is a non-finite gradient multiplied by its clipping factor instead of removed?",
 }
 

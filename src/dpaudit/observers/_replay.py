@@ -42,6 +42,7 @@ _ORDER = (
     "buffers",
     "weights",
     "other-state",
+    "next-release",
 )
 # what differs anyway if an earlier part of the same update does
 _CONSEQUENCES = {
@@ -108,16 +109,18 @@ class ReplayedStep(ABC):
     not_covered: tuple[str, ...] = ()
 
     @abstractmethod
-    def run(self, batch: Any, first: StepTrace | None, *, norm_factor: float = 1.0) -> StepTrace:
+    def run(
+        self, batch: Any, first: StepTrace | None, *, norm_factor: float = 1.0, next_batch: Any = None
+    ) -> StepTrace:
         """Run the step on ``batch``, with the randomness and the releases of the ``first`` run if given.
 
-        ``norm_factor`` multiplies the clipping norm.
+        ``norm_factor`` multiplies the clipping norm. If ``next_batch`` is given, another step follows.
         """
 
     @property
     @abstractmethod
-    def can_change_norm(self) -> bool:
-        """Whether ``norm_factor`` is supported."""
+    def can_vary(self) -> bool:
+        """Whether ``norm_factor`` and ``next_batch`` are supported."""
 
 
 def compare_neighbors(step: ReplayedStep, batch: Any, *, padding: Any = None) -> ReplayResult:
@@ -130,7 +133,7 @@ def compare_neighbors(step: ReplayedStep, batch: Any, *, padding: Any = None) ->
         found.add_neighbor(neighbor, step.run(neighbor.batch, first))
     found.require_effect()
     found.add_noise("if all inputs are zero", first, step.run(zeros(batch), first))
-    if step.can_change_norm:
+    if step.can_vary:
         free = step.run(batch, None, norm_factor=_LARGER_NORM)
         for neighbor in tried:
             if neighbor.is_finite:
@@ -138,6 +141,10 @@ def compare_neighbors(step: ReplayedStep, batch: Any, *, padding: Any = None) ->
                 found.add_noise(
                     f"if the clipping norm is large and one example is {neighbor.change}", free, run
                 )
+        longer = step.run(batch, None, next_batch=batch)
+        for neighbor in tried:
+            if neighbor.is_finite:
+                found.add_next(neighbor, longer, step.run(neighbor.batch, longer, next_batch=batch))
     return found.result()
 
 
@@ -278,6 +285,23 @@ class _Comparison:
                     "batch-dependent-noise",
                     f"The noise from the same random numbers has {ratio:.4g} of its length {condition}.",
                     abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf,
+                )
+
+    def add_next(self, neighbor: Neighbor, first: StepTrace, run: StepTrace) -> None:
+        """Compare the releases of the step after the one whose batch was changed."""
+        start = len(self._first.releases)
+        if run.error is not None or not run.is_finite or len(run.releases) != len(first.releases):
+            return  # found before
+        for one, two in zip(first.releases[start:], run.releases[start:], strict=True):
+            moved = _norm(two.noisy - one.noisy)
+            rounding = _UNITS * one.eps * (_norm(one.noisy) + _norm(two.noisy))
+            if moved > _ROUNDING * one.unit + rounding:
+                self._add(
+                    "next-release",
+                    f"The release of the next step moves by {moved / one.unit:.4g} clipping norms if one "
+                    f"example of this step is {neighbor.change}, although this release is the same.",
+                    moved / one.unit,
+                    neighbor,
                 )
 
     def _add_rows(self, neighbor: Neighbor, before: FloatArray, after: FloatArray) -> None:

@@ -69,7 +69,7 @@ def replay(
 class _JaxStep(ReplayedStep):
     """A pure step, which is passed functions that note what they are called with."""
 
-    can_change_norm = False
+    can_vary = False
 
     def __init__(
         self,
@@ -88,8 +88,11 @@ class _JaxStep(ReplayedStep):
         self.accepts_any_size = padding is not None  # compiled code often has one shape
         self.not_covered = ("what the step returns besides its state is not compared",)
 
-    def run(self, batch: Any, first: StepTrace | None, *, norm_factor: float = 1.0) -> StepTrace:
-        assert norm_factor == 1.0
+    def run(
+        self, batch: Any, first: StepTrace | None, *, norm_factor: float = 1.0, next_batch: Any = None
+    ) -> StepTrace:
+        assert norm_factor == 1.0  # the norm is part of a function
+        assert next_batch is None  # the state is all that the next step depends on
         run = _JaxRun(self._gradients, self._privatizer, self._bound, first)
         try:
             result = self._step(run.grad_fn, run.privatizer, self._state, batch)

@@ -1,8 +1,9 @@
 """``replay()`` for Opacus: one whole training step, run on a batch and on neighbors of it.
 
-Five things must hold, and none needs statistics: one example moves the release by at most the clipping norm;
-everything after the release depends on the release alone; no example changes the gradient of another; the
-noise is the same for every batch; and every batch has the same number of releases.
+Six things must hold, and none needs statistics: one example moves the release by at most the clipping norm;
+everything after the release depends on the release alone; so does the release of the next step; no example
+changes the gradient of another; the noise is the same for every batch; and every batch has the same number of
+releases.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def replay(
     objects with a ``state_dict`` that the step refers to are found; name others that it writes to and that
     are published in ``also``, and those that are never published, such as a metric, in ``unreleased``.
 
-    The step runs about 20 times. Afterwards all of these objects, the accountant and the random number
+    The step runs about 40 times. Afterwards all of these objects, the accountant and the random number
     generators are as before. Adaptive clipping, ``secure_mode`` and several processes raise an error, and so
     does a step that does not repeat itself bit for bit.
     """
@@ -98,7 +99,7 @@ def _require_replayable(optimizer: Any, model: Any) -> None:
 class _OpacusStep(ReplayedStep):
     """A step with an Opacus optimizer, whose methods are replaced while it runs."""
 
-    can_change_norm = True
+    can_vary = True
 
     def __init__(
         self,
@@ -130,7 +131,9 @@ class _OpacusStep(ReplayedStep):
         """Restore everything that the step wrote to."""
         self._snapshot.restore()
 
-    def run(self, batch: Any, first: StepTrace | None, *, norm_factor: float = 1.0) -> StepTrace:
+    def run(
+        self, batch: Any, first: StepTrace | None, *, norm_factor: float = 1.0, next_batch: Any = None
+    ) -> StepTrace:
         self.restore()
         optimizer = self._optimizer
         _scale_norms(optimizer, self._model if self._is_ghost else None, norm_factor)
@@ -146,6 +149,8 @@ class _OpacusStep(ReplayedStep):
             undo.callback(hook.remove)
             try:
                 self._step(batch)
+                if next_batch is not None:
+                    self._step(next_batch)
             except Exception as error:  # noqa: BLE001  # an error is a result, too
                 run.trace.error = error
         run.trace.state.update(self._state())
