@@ -37,6 +37,18 @@ _CAUSE_OF_FINDING = {
     "batch-overlap": "are shuffled epochs or weighted draws accounted for as Poisson sampling?",
     "repeated-batches": "is the sampler reseeded in every epoch, or is the data never shuffled?",
     "duplicate-examples": "are examples drawn with replacement?",
+    "noise-multiplier": "was the noise multiplier changed after the accounting, by a scheduler or by hand?",
+    "clipping-norm": "was max_grad_norm changed in the optimizer or in the model, but not in both?",
+    "loader-rate": "was the loader replaced after make_private, or its sampler changed?",
+    "batch-sampler": "was make_private called with poisson_sampling=False, or its loader not used?",
+    "repeated-entries": "is a class oversampled by listing its examples several times?",
+    "accountant-steps": "was the accountant's step hook replaced by another hook?",
+    "accountant-noise": "does a scheduler change the noise without the accountant's knowledge?",
+    "mixing-module": "should batch normalization be replaced, as by ModuleValidator.fix?",
+    "public-parameters": "was only a part of the optimizers passed to make_private?",
+    "private-criterion": "is the original loss used instead of the one that make_private returned?",
+    "loss-reduction": "should the loss be the plain mean, as loss_reduction states?",
+    "noise-seed": "was noise_generator seeded to make experiments reproducible?",
 }
 
 

@@ -8,6 +8,8 @@ except ImportError as _error:
     raise MissingExtraError("Observing Opacus", "opacus") from _error
 
 from dpaudit.observers.opacus._input_canaries import hold_out
+from dpaudit.observers.opacus._lints import LintReport, check, check_prepared
 from dpaudit.observers.opacus._observe import observe
+from dpaudit.observers.opacus._prepared import PreparedTraining
 
-__all__ = ["hold_out", "observe"]
+__all__ = ["LintReport", "PreparedTraining", "check", "check_prepared", "hold_out", "observe"]
