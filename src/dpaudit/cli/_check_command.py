@@ -8,7 +8,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,10 +106,12 @@ def _module(place: str) -> ModuleType:
 
 def _loaded(path: Path) -> ModuleType:
     name = f"checked_{path.stem}"  # not the name of an installed package
-    loader = SourceFileLoader(name, str(path))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # the name of the file ends in .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where pickle and dataclasses look it up
-    loader.exec_module(module)
+    spec.loader.exec_module(module)
     return module
 
 
