@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from dpaudit.observers._patching import replaced
 from dpaudit.observers.opacus._clipping import flat, split_like, summed
 from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
 from dpaudit.observers.opacus._lints import LintCheck
+from dpaudit.observers.opacus._prepared import attached_accounting
 from dpaudit.observers.opacus._sampling import Membership
 from dpaudit.recording import CoordinateSample, DPSGDParams, Recorder, WholeRunRecorder
 
@@ -272,16 +272,11 @@ def loader_rate(loader: Any) -> float:
 
 
 def accounted_rate(optimizer: DPOptimizer) -> float | None:
-    """Return the sample rate of the accountant, if its hook is attached to the optimizer.
-
-    Both are available only as variables in the closure of the hook.
-    """
-    hook = optimizer.step_hook
-    if not inspect.isfunction(hook):
+    """Return the sample rate of the accountant, if its hook is attached to the optimizer."""
+    accounting = attached_accounting(optimizer)
+    if accounting is None:
         return None
-    known = inspect.getclosurevars(hook).nonlocals
-    rates = {rate for _, rate, _ in getattr(known.get("self"), "history", ())}
+    rates = {rate for _, rate in accounting.counts()}
     if len(rates) > 1:
         return None
-    found = rates.pop() if rates else known.get("sample_rate")
-    return None if found is None else float(found)
+    return float(rates.pop()) if rates else accounting.sample_rate

@@ -79,7 +79,10 @@ def _accountings(hook: Any, depth: int) -> Iterator[Accounting]:
         hook = hook.func
     if not inspect.isfunction(hook) or depth == 0:
         return
-    known = inspect.getclosurevars(hook).nonlocals
+    try:
+        known = inspect.getclosurevars(hook).nonlocals
+    except ValueError:  # a variable that has no value yet
+        return
     rate = known.get("sample_rate")
     for value in known.values():
         if isinstance(value, IAccountant):
