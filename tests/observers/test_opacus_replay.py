@@ -10,7 +10,7 @@ import pytest
 import torch
 from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import BatchMemoryManager
-from opacus_runs import OTHER_KINDS, small_data
+from opacus_runs import OTHER_KINDS, small_data, small_model
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel

@@ -56,6 +56,18 @@ _CAUSE_OF_FINDING = {
     "other-state": "does another optimizer, average or counter use the examples or gradients without noise?",
     "next-release": "is a sum or a statistic of one batch carried over to the next?",
     "non-finite-example": "is a non-finite gradient multiplied by its clipping factor instead of removed?",
+    "noise-multiplier": "was the noise multiplier changed after the accounting, by a scheduler or by hand?",
+    "clipping-norm": "was max_grad_norm changed in the optimizer or in the model, but not in both?",
+    "loader-rate": "was the loader replaced after make_private, or its sampler changed?",
+    "batch-sampler": "was make_private called with poisson_sampling=False, or its loader not used?",
+    "repeated-entries": "is a class oversampled by listing its examples several times?",
+    "accountant-steps": "was the accountant's step hook replaced by another hook?",
+    "accountant-noise": "does a scheduler change the noise without the accountant's knowledge?",
+    "mixing-module": "should batch normalization be replaced, as by ModuleValidator.fix?",
+    "public-parameters": "was only a part of the optimizers passed to make_private?",
+    "private-criterion": "is the original loss used instead of the one that make_private returned?",
+    "loss-reduction": "should the loss be the plain mean, as loss_reduction states?",
+    "noise-seed": "was noise_generator seeded to make experiments reproducible?",
 }
 
 

@@ -33,6 +33,7 @@ from dpaudit.observers._replay import (
 from dpaudit.observers._replay_result import ReplayResult
 from dpaudit.observers.opacus._clipping import GhostClip, clip_for, flat, split_like
 from dpaudit.observers.opacus._observer import check_unobserved
+from dpaudit.observers.opacus._prepared import unwrapped
 from dpaudit.observers.opacus._snapshot import (
     TorchSnapshot,
     digest,
@@ -70,6 +71,7 @@ def replay(
     generators are as before. Adaptive clipping, ``secure_mode`` and several processes raise an error, and so
     does a step that does not repeat itself bit for bit.
     """
+    optimizer = unwrapped(optimizer)
     _require_replayable(optimizer, model)
     replayed = _OpacusStep(step, batch, optimizer, model, also=also, unreleased=unreleased)
     try:
