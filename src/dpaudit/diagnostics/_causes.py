@@ -18,12 +18,36 @@ _JOINT_CLIP = "is the mean or the sum of the batch clipped instead of each gradi
 
 LOCALIZING = frozenset({"step-noise", "leaf-noise", "coordinate-noise", "repeated-noise"})
 """Findings that locate missing or repeated noise, and so explain a wrong total amount."""
+# Findings that follow from those of the same line: numbers that are used twice are equal, and so on.
+_SHARED = frozenset({"repeated-noise", "leaf-correlation", "shifted-noise", "step-correlation"})
+_CONSEQUENCES = (
+    (_SHARED, frozenset({"tied-noise", "tied-pairs"})),
+    (_SHARED | {"tied-noise"}, frozenset({"tied-pairs", "low-rank-noise", "common-noise"})),
+    (
+        _SHARED
+        | {"tied-noise", "noise-by-batch", "noise-by-sum", "low-rank-noise", "step-noise", "leaf-noise"}
+        | {"coordinate-noise", "common-noise"},
+        frozenset({"missing-tail", "noise-tails", "noise-shape"}),
+    ),
+    (frozenset({"low-rank-noise", "noise-by-sum"}), frozenset({"common-noise"})),
+    (frozenset({"missing-tail"}), frozenset({"noise-tails", "noise-shape"})),
+    (frozenset({"noise-tails"}), frozenset({"noise-shape"})),
+)
 
 _CAUSE_OF_FINDING = {
     "step-noise": "is a step released without noise, such as one with an empty batch, or a micro-step?",
     "leaf-noise": "is a parameter skipped when noise is added, or scaled separately?",
     "coordinate-noise": "are some coordinates, such as a mask or a sparse update, released without noise?",
     "noise-shape": "is the noise drawn from another distribution, or truncated?",
+    "missing-tail": "is the noise truncated, clamped, or a sum of a few uniform numbers?",
+    "noise-tails": "is the noise truncated, or drawn from another distribution?",
+    "tied-noise": "is the noise drawn in half precision, in fixed point, or from a table?",
+    "tied-pairs": "is the noise computed from uniform numbers of few bits, as in a Box-Muller transformation?",
+    "shifted-noise": "is one stream of random numbers read twice, at different places, or is noise rolled?",
+    "low-rank-noise": "is the noise drawn in a smaller space and then projected to all parameters?",
+    "common-noise": "do all steps share a part of their noise, or is something else added to the release?",
+    "noise-by-batch": "is the standard deviation of the noise computed from the batch?",
+    "noise-by-sum": "is a sum or gradient left over from another step, or added again after the noise?",
     "repeated-noise": "is the generator reseeded during training, with a constant or one of a few seeds?",
     "step-correlation": "is noise from earlier steps reused, or is the subtracted sum not the one that was "
     "released?",
@@ -70,12 +94,19 @@ def likely_causes(
         causes += _signal_causes(signal, spread_signal, is_crowded, canary_scale, batch_size)
     is_silent = noise_ratio is not None and noise_ratio < NO_NOISE
     if not is_silent:  # without noise, findings about the noise add nothing
-        causes += [_CAUSE_OF_FINDING[name] for name in names if name in _CAUSE_OF_FINDING]
+        causes += [_CAUSE_OF_FINDING[name] for name in _root_findings(names) if name in _CAUSE_OF_FINDING]
     if noise_ratio is not None and (is_silent or not LOCALIZING.intersection(names)):
         low, high = interval or (noise_ratio * (1 - _RATIO_TOLERANCE), noise_ratio * (1 + _RATIO_TOLERANCE))
         own = _own_ratios(batch_size, noise_multiplier, max_grad_norm)
         causes += _noise_causes(noise_ratio, low, high, own)
     return tuple(dict.fromkeys(causes))  # each once
+
+
+def _root_findings(names: list[str]) -> list[str]:
+    """Return the findings without those that follow from others."""
+    present = set(names)
+    implied = {name for roots, others in _CONSEQUENCES if roots & present for name in others}
+    return [name for name in names if name not in implied]
 
 
 def _noise_causes(ratio: float, low: float, high: float, own: Iterable[tuple[float, str]]) -> list[str]:

@@ -15,6 +15,8 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._types import ArrayLike, FloatArray
 from dpaudit.diagnostics._causes import NO_NOISE, likely_causes
+from dpaudit.diagnostics._dependence_tests import drift_note
+from dpaudit.diagnostics._lattice_tests import is_coarse
 from dpaudit.diagnostics._noise_record import Leaves, NoiseRecord
 from dpaudit.diagnostics._noise_tests import Amount, noise_amount, noise_checks
 from dpaudit.diagnostics._p_values import RESOLUTION, SMALLEST_P_VALUE, Check, Finding
@@ -32,8 +34,17 @@ _ORDER = (
     "repeated-noise",
     "leaf-correlation",
     "step-correlation",
+    "shifted-noise",
     "coordinate-correlation",
     *_PARTS,
+    "noise-by-batch",
+    "noise-by-sum",
+    "tied-noise",
+    "tied-pairs",
+    "low-rank-noise",
+    "common-noise",
+    "missing-tail",
+    "noise-tails",
     "noise-shape",
     "noise-variance",
     "participation-counts",
@@ -74,15 +85,48 @@ class Diagnostics:
         self._noise = NoiseRecord()
         self._participation = ParticipationRecord()
 
-    def observe_noise(self, residual: Any, leaves: Leaves | None = None, *, rounding: float = 0.0) -> None:
+    def observe_noise(
+        self,
+        residual: Any,
+        leaves: Leaves | None = None,
+        *,
+        rounding: float = 0.0,
+        known: Any = None,
+        precision: Any = None,
+        largest: tuple[float, float] | None = None,
+        batch_size: float | None = None,
+        sum_norm: float | None = None,
+        longest: float | None = None,
+        num_canaries: float | None = None,
+    ) -> None:
         """Add the noise of one step: its release minus the known sum, in claimed standard deviations.
 
         ``residual`` is a vector; ``leaves`` are the sizes of the parameters it consists of, in order, with
         their names if they have any. A few coordinates are enough if they are the same in every step.
         ``rounding`` is the largest rounding error of a coordinate in the same units, if it exceeds 0.001, as
         in sums of many single-precision numbers.
+
+        More can be tested if more is known. ``known`` is the sum that was subtracted, at the same coordinates
+        and in the same units, given in all steps or in none. ``precision`` is the relative precision of the
+        numbers of the release, one or one per coordinate: single precision unless given. ``largest`` is the
+        largest absolute noise over all coordinates of the model, in the same units, and their number. The
+        others describe the step: the size of its batch, the norm of its sum, its longest gradient, and the
+        number of canaries in it.
         """
-        self._noise.observe(residual, leaves, _validate.at_least("rounding", rounding, 0.0))
+        self._noise.observe(
+            residual,
+            leaves,
+            _validate.at_least("rounding", rounding, 0.0),
+            known=known,
+            precision=precision,
+            largest=largest,
+            covariates={
+                "batch_size": batch_size,
+                "sum_norm": sum_norm,
+                "longest": longest,
+                "num_canaries": num_canaries,
+            },
+        )
 
     def observe_batch(self, indices: Any, num_examples: int) -> None:
         """Add one batch: the indices of its examples in a data set of ``num_examples``."""
@@ -100,7 +144,27 @@ class Diagnostics:
         if not checks:
             raise InputError("Expected at least one observed step, got none: did training run?")
         found = noise_amount(noise, confidence) if noise.num_steps else None
-        return Diagnosis.of(checks, confidence=confidence, noise=found, notes=self._notes(found))
+        return Diagnosis.of(
+            checks,
+            confidence=confidence,
+            noise=found,
+            notes=self._notes(found),
+            not_covered=self._not_covered(),
+        )
+
+    def _not_covered(self) -> list[str]:
+        if self._noise.num_steps == 0:
+            return []
+        coarse = is_coarse(self._noise)
+        if not coarse.any():
+            return []
+        which = (
+            "The release is" if coarse.all() else f"At {coarse.mean():.0%} of the coordinates, the release is"
+        )
+        return [
+            f"{which.replace('%', ' %')} in low precision, which hides whether the noise was drawn on a lattice "
+            "or from a table: ties are not tested."
+        ]
 
     def _notes(self, noise: Amount | None) -> list[str]:
         notes = []
@@ -111,7 +175,8 @@ class Diagnostics:
             rate, error = batches.drawn_rate, (claimed * (1 - claimed) / batches.num_trials) ** 0.5
             if rate < claimed * (1 - RESOLUTION) - 4 * error:
                 notes.append(f"Examples are drawn at a rate of {rate:.4g}, below the claimed {claimed:.4g}.")
-        return notes
+        drift = drift_note(self._noise) if self._noise.num_steps else None
+        return notes if drift is None else [*notes, drift]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the observed state, for ``load_state_dict`` of an identically created collector."""

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,14 @@ Leaves = Mapping[str, int] | Sequence[int]
 _MAX_COORDINATES = 2**20  # coordinates kept for a large model
 _PREFIX = 256  # leading coordinates of each leaf that are compared with those of other leaves
 _MAX_COMPARED = 64  # leaves that are compared with each other
-_SKETCH = 512  # coordinates that are kept for every step
+_SKETCH = 1024  # coordinates that are kept for every step
+_OLD_SKETCH = 512  # in version 0.1, whose states may be loaded
+SINGLE = 2.0**-23  # relative precision of a number in single precision
+COVARIATES = ("batch_size", "sum_norm", "longest", "num_canaries")
+"""Numbers of a step on which its noise must not depend."""
 # attributes of a record that its state holds unchanged
 _SUMS = ("energies", "step_energies", "sum_energy", "agreeing", "differing", "resolution")
+_LATER = ("precision", "rounding", "largest", "covariates")  # since version 0.2
 
 
 class NoiseRecord:
@@ -50,6 +55,15 @@ class NoiseRecord:
         self.resolution = RESOLUTION
         """The largest rounding error of a number."""
         self.sketches = HeadTailBuffer()
+        self.sums = HeadTailBuffer()
+        """The known sums of the same steps and coordinates, if all were given."""
+        self.precision: FloatArray | None = None
+        """The relative precision of the release at each coordinate of a sketch, where it was given."""
+        self.rounding = 0.0
+        """The largest rounding error that was given without the precision of the release."""
+        self.largest: list[tuple[float, float]] = []
+        """The largest absolute noise of each step, and of how many coordinates."""
+        self.covariates: dict[str, list[float]] = {name: [] for name in COVARIATES}
 
     @property
     def num_steps(self) -> int:
@@ -66,10 +80,30 @@ class NoiseRecord:
         """The sum of all squares."""
         return float(sum(self.step_energies))
 
-    def observe(self, residual: Any, leaves: Leaves | None = None, rounding: float = 0.0) -> None:
-        """Add the noise of one step and its rounding error, in claimed standard deviations."""
+    @property
+    def known(self) -> FloatArray | None:
+        """The known sums of the steps of the sketches, in claimed standard deviations; None if unknown."""
+        is_complete = self.sums.num_seen == self.num_steps
+        return self.sums.rows.astype(np.float64) if is_complete and self.num_steps else None
+
+    def observe(
+        self,
+        residual: Any,
+        leaves: Leaves | None = None,
+        rounding: float = 0.0,
+        *,
+        known: Any = None,
+        precision: Any = None,
+        largest: tuple[float, float] | None = None,
+        covariates: Mapping[str, float | None] | None = None,
+    ) -> None:
+        """Add the noise of one step and its rounding error, in claimed standard deviations.
+
+        The other arguments are as in ``Diagnostics.observe_noise``.
+        """
         vector = np.asarray(residual)
         self._require_consistent(vector, leaves)
+        sums = None if known is None else self._like(known, vector, "known")
         if self.num_steps == 0:
             self._start(Layout.of(vector.size, leaves))
         layout = self.layout
@@ -89,6 +123,31 @@ class NoiseRecord:
         self._add_sums(signs)
         self._add_pairs(signs)
         self.sketches.add(noise[layout.sketch].astype(np.float32))
+        if sums is not None:
+            self.sums.add(self._sketch(sums).astype(np.float32))
+        if precision is None:
+            self.rounding = max(self.rounding, rounding)
+        else:
+            given = np.broadcast_to(np.asarray(precision, dtype=np.float64), vector.shape)
+            kept = self._sketch(given)
+            self.precision = kept.copy() if self.precision is None else np.maximum(self.precision, kept)
+        self.largest.append(largest or (float(np.sqrt(squares.max())), float(noise.size)))
+        for name, values in self.covariates.items():
+            value = (covariates or {}).get(name)
+            values.append(np.nan if value is None else float(value))
+
+    def _sketch(self, vector: FloatArray) -> FloatArray:
+        kept = vector if self.layout.kept is None else vector[self.layout.kept]
+        return np.asarray(kept[self.layout.sketch], dtype=np.float64)
+
+    def _like(self, given: Any, vector: Any, name: str) -> FloatArray:
+        values = np.asarray(given, dtype=np.float64)
+        if values.shape != vector.shape or not np.isfinite(values).all():
+            raise InputError(
+                f"Expected {name} of step {self.num_steps} as {vector.size} finite numbers, one for each number "
+                f"of the noise, got shape {values.shape}."
+            )
+        return values
 
     def _require_consistent(self, vector: Any, leaves: Leaves | None) -> None:
         expected = self.layout.num_parameters if self.num_steps else vector.size
@@ -128,17 +187,28 @@ class NoiseRecord:
             "num_parameters": self.layout.num_parameters,
             "leaves": dict(self.layout.leaves),
             **{name: copy(getattr(self, name)) for name in _SUMS},
+            **{name: deepcopy(getattr(self, name)) for name in _LATER},
             "sketches": self.sketches.state_dict(),
+            "sums": self.sums.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
         if not state:
             return
-        self._start(Layout.of(state["num_parameters"], state["leaves"]))
+        buffered = state["sketches"]["head"]
+        width = buffered.shape[1] if len(buffered) else _SKETCH
+        self._start(Layout.of(state["num_parameters"], state["leaves"], width))
         for name in _SUMS:
             setattr(self, name, copy(state[name]))
         self.sketches.load_state_dict(state["sketches"])
+        if "sums" in state:
+            self.sums.load_state_dict(state["sums"])
+            for name in _LATER:
+                setattr(self, name, deepcopy(state[name]))
+        else:  # of version 0.1, where nothing else was kept
+            self.largest = [(np.nan, 0.0)] * self.num_steps
+            self.covariates = {name: [np.nan] * self.num_steps for name in COVARIATES}
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +231,7 @@ class Layout:
     """Their leading kept coordinates: leaves x coordinates, -1 beyond the end of a short leaf."""
 
     @classmethod
-    def of(cls, num_parameters: int, leaves: Leaves | None) -> Layout:
+    def of(cls, num_parameters: int, leaves: Leaves | None, sketch_size: int = _SKETCH) -> Layout:
         """Lay out gradients of this length, split into these leaves; None means a single leaf."""
         named = _named(leaves, num_parameters)
         lengths = np.array([size for _, size in named], dtype=np.int64)
@@ -171,14 +241,14 @@ class Layout:
         starts = np.searchsorted(coordinates, offsets)
         sizes = np.diff(np.append(starts, coordinates.size))
         compared = np.unique(np.linspace(0, len(named) - 1, min(len(named), _MAX_COMPARED)).astype(np.int64))
-        sketch = fixed_rng(1).permutation(coordinates.size)[:_SKETCH]
+        size = min(sketch_size, coordinates.size)
         return cls(
             num_parameters=num_parameters,
             leaves=named,
             kept=kept,
             starts=starts,
             sizes=sizes,
-            sketch=np.sort(sketch),
+            sketch=_sketched(starts, sizes, size) if size > _OLD_SKETCH else _random(coordinates.size, size),
             compared=compared,
             heads=_heads(starts[compared], sizes[compared]),
         )
@@ -216,6 +286,25 @@ def _choose(offsets: IntArray, lengths: IntArray) -> IntArray | None:
     firsts = [np.arange(start, start + min(size, most)) for start, size in zip(offsets, lengths, strict=True)]
     others = fixed_rng(2).choice(total, size=_MAX_COORDINATES // 2, replace=False, shuffle=False)
     return np.unique(np.concatenate([*firsts, others]))
+
+
+def _random(total: int, count: int) -> IntArray:
+    return np.sort(fixed_rng(1).permutation(total)[:count])
+
+
+def _sketched(starts: IntArray, sizes: IntArray, count: int) -> IntArray:
+    """Choose coordinates that are kept for every step: all, or half of them at the beginning of leaves.
+
+    Noise that is shared at an offset shows only where neighboring coordinates are kept.
+    """
+    total = int(sizes.sum())
+    if total <= count:
+        return np.arange(total)
+    leaves = np.unique(np.linspace(0, sizes.size - 1, min(sizes.size, count // 2)).astype(np.int64))
+    most = max(1, count // (2 * leaves.size))
+    firsts = np.concatenate([starts[leaf] + np.arange(min(sizes[leaf], most)) for leaf in leaves])
+    others = fixed_rng(1).permutation(total)
+    return np.sort(np.concatenate([firsts, others[~np.isin(others, firsts)][: count - firsts.size]]))
 
 
 def _heads(starts: IntArray, sizes: IntArray) -> IntArray:

@@ -155,7 +155,14 @@ class Host:
         scores, self._scores = np.sum(self._scores, axis=0), []
         present, self._present = self._present, None
         (after, before), self._noisy = np.sum(self._noisy, axis=0), []
-        self._recorder.noise.observe(after, before, self._leaves, norm=self.norm, eps=self._precision)
+        self._recorder.noise.observe(
+            after,
+            before,
+            self._leaves,
+            norm=self.norm,
+            eps=self._precision,
+            num_canaries=None if present is None else float(present.sum()),
+        )
         self._recorder.record(scores, present, lengths=lengths)
 
 
