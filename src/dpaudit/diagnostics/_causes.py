@@ -18,21 +18,23 @@ _JOINT_CLIP = "is the mean or the sum of the batch clipped instead of each gradi
 
 LOCALIZING = frozenset({"step-noise", "leaf-noise", "coordinate-noise", "repeated-noise"})
 """Findings that locate missing or repeated noise, and so explain a wrong total amount."""
-# Findings that follow from those of the same line: numbers that are used twice are equal, and so on.
 _SHARED = frozenset({"repeated-noise", "leaf-correlation", "shifted-noise", "step-correlation"})
-_CONSEQUENCES = (
-    (_SHARED, frozenset({"tied-noise", "tied-pairs"})),
-    (_SHARED | {"tied-noise"}, frozenset({"tied-pairs", "low-rank-noise", "common-noise"})),
-    (
-        _SHARED
-        | {"tied-noise", "noise-by-batch", "noise-by-sum", "low-rank-noise", "step-noise", "leaf-noise"}
-        | {"coordinate-noise", "common-noise"},
-        frozenset({"missing-tail", "noise-tails", "noise-shape"}),
-    ),
-    (frozenset({"low-rank-noise", "noise-by-sum"}), frozenset({"common-noise"})),
-    (frozenset({"missing-tail"}), frozenset({"noise-tails", "noise-shape"})),
-    (frozenset({"noise-tails"}), frozenset({"noise-shape"})),
-)
+_TAILS = ("missing-tail", "noise-tails", "noise-shape")
+# Findings that follow from others: numbers that are used twice are equal, even if that is more certain.
+_ALWAYS_FOLLOW = {"tied-noise": _SHARED, "tied-pairs": _SHARED | {"tied-noise"}}
+# The same, if the others are more certain.
+_FOLLOW = {
+    "low-rank-noise": _SHARED | {"noise-by-sum"},
+    "common-noise": _SHARED | {"noise-by-sum", "low-rank-noise"},
+    "step-correlation": {"noise-by-sum", "low-rank-noise"},
+    "shifted-noise": {"noise-by-sum", "low-rank-noise"},
+    "repeated-noise": {"low-rank-noise"},
+    "step-noise": {"noise-by-batch", *_TAILS},
+    "coordinate-noise": _TAILS,
+    "missing-tail": _SHARED | {"tied-noise", "noise-by-batch", "low-rank-noise"},
+    "noise-tails": _SHARED | {"tied-noise", "noise-by-batch", "low-rank-noise", "missing-tail"},
+    "noise-shape": _SHARED | {"tied-noise", "noise-by-batch", "low-rank-noise", *_TAILS},
+}
 
 _CAUSE_OF_FINDING = {
     "step-noise": "is a step released without noise, such as one with an empty batch, or a micro-step?",
@@ -41,7 +43,7 @@ _CAUSE_OF_FINDING = {
     "noise-shape": "is the noise drawn from another distribution, or truncated?",
     "missing-tail": "is the noise truncated, clamped, or a sum of a few uniform numbers?",
     "noise-tails": "is the noise truncated, or drawn from another distribution?",
-    "tied-noise": "is the noise drawn in half precision, in fixed point, or from a table?",
+    "tied-noise": "is the noise drawn in half precision, in fixed point or from a table, or used twice?",
     "tied-pairs": "is the noise computed from uniform numbers of few bits, as in a Box-Muller transformation?",
     "shifted-noise": "is one stream of random numbers read twice, at different places, or is noise rolled?",
     "low-rank-noise": "is the noise drawn in a smaller space and then projected to all parameters?",
@@ -103,10 +105,13 @@ def likely_causes(
 
 
 def _root_findings(names: list[str]) -> list[str]:
-    """Return the findings without those that follow from others."""
-    present = set(names)
-    implied = {name for roots, others in _CONSEQUENCES if roots & present for name in others}
-    return [name for name in names if name not in implied]
+    """Return the findings, most certain first, without those that follow from others."""
+    return [
+        name
+        for number, name in enumerate(names)
+        if not any(other in _ALWAYS_FOLLOW.get(name, ()) for other in names)
+        and not any(other in _FOLLOW.get(name, ()) for other in names[:number])
+    ]
 
 
 def _noise_causes(ratio: float, low: float, high: float, own: Iterable[tuple[float, str]]) -> list[str]:

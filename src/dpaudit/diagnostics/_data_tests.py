@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 from scipy import stats
 
-from dpaudit._types import FloatArray, IntArray
+from dpaudit._types import FloatArray, IntArray, ScoreArray
 from dpaudit.diagnostics._dependence_tests import MAX_LAG, segments
 from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._p_values import Check, bonferroni, sign_sum_p_value
@@ -83,7 +83,7 @@ def noise_by_sum(record: NoiseRecord) -> Check | None:
     known = record.known
     if known is None or not known.any():
         return None
-    rows, steps = record.sketches.rows.astype(np.float64), record.sketches.steps
+    rows, steps = record.sketches.rows, record.sketches.steps
     found = []
     for lag in range(_OLDER + 1):
         pairs = list(_with_sums_before(rows, known, steps, lag))
@@ -102,12 +102,13 @@ def noise_by_sum(record: NoiseRecord) -> Check | None:
 
 
 def _with_sums_before(
-    rows: FloatArray, known: FloatArray, steps: IntArray, lag: int
-) -> Iterator[tuple[FloatArray, FloatArray]]:
+    rows: ScoreArray, known: ScoreArray, steps: IntArray, lag: int
+) -> Iterator[tuple[ScoreArray, ScoreArray]]:
     """Yield the noise of steps with the sums of ``lag`` steps before."""
     if lag == _OLDER:
         later = rows[_OLDER:]
-        yield later, np.cumsum(known, axis=0)[: len(later)] / np.arange(1, len(later) + 1)[:, None]
+        sums = np.cumsum(known, axis=0, dtype=np.float64)[: len(later)]
+        yield later, sums / np.arange(1, len(later) + 1)[:, None]
         return
     for part in segments(steps):
         yield rows[part][lag:], known[part][: max(0, len(known[part]) - lag)]

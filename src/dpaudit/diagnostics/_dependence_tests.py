@@ -171,11 +171,13 @@ def common_noise(record: NoiseRecord) -> Check | None:
     """Test the largest singular value of the noise, steps x coordinates, each scaled to the same size.
 
     That of T x m standard normal numbers exceeds sqrt(T) + sqrt(m) + x with probability at most exp(-x^2/2)
-    (Davidson and Szarek 2001). Scaling makes it smaller (simulated).
+    (Davidson and Szarek 2001). Scaling makes it smaller (simulated). The mean over all steps is subtracted: it
+    may be legitimate (:func:`drift_note`).
     """
     rows = scaled(_first_and_last(record.sketches.rows).astype(np.float64))
     if min(rows.shape) < 2:
         return None
+    rows -= rows.mean(axis=0)
     small = rows if rows.shape[0] <= rows.shape[1] else rows.T
     last = len(small) - 1
     single = small.astype(np.float32)

@@ -27,22 +27,23 @@ from dpaudit.stats import Result, Verdict
 _SHARE_OF_TESTS = 0.2  # share of the error rate for the tests; the rest is for the bound
 _SHARED = 16.0  # squared sums over a leaf are never this many times too large because of repeated noise
 _SAME = 0.95  # correlation above which noise counts as repeated, not merely correlated
+_WEAK = 0.1  # correlation below which noise of low rank is a likelier cause
 _PARTS = ("step-noise", "leaf-noise", "coordinate-noise")
 # Causes come before their consequences: repeated or shared noise also has unusual amounts, and shuffled
 # batches also have a fixed size.
 _ORDER = (
     "repeated-noise",
     "leaf-correlation",
+    "noise-by-batch",
+    "noise-by-sum",
     "step-correlation",
     "shifted-noise",
     "coordinate-correlation",
-    *_PARTS,
-    "noise-by-batch",
-    "noise-by-sum",
     "tied-noise",
     "tied-pairs",
     "low-rank-noise",
     "common-noise",
+    *_PARTS,
     "missing-tail",
     "noise-tails",
     "noise-shape",
@@ -343,5 +344,7 @@ def _by_certainty(finding: Finding) -> tuple[float, float, float, int]:
     if finding.name == "coordinate-correlation" and finding.estimate > _SHARED:
         rank = -1.0
     if finding.name == "repeated-noise" and abs(finding.estimate) < _SAME:
-        rank = _ORDER.index("step-correlation") + 0.5
+        rank = _ORDER.index("low-rank-noise") + 0.5
+    if finding.name in {"step-correlation", "shifted-noise"} and abs(finding.estimate) < _WEAK:
+        rank = _ORDER.index("low-rank-noise") + 0.5
     return max(finding.p_value, SMALLEST_P_VALUE), rank, least, order

@@ -19,7 +19,9 @@ from dpaudit.diagnostics._noise_record import SINGLE, NoiseRecord
 from dpaudit.diagnostics._p_values import Check, bonferroni
 
 BFLOAT16, FLOAT16 = 2.0**-7, 2.0**-10  # relative precision
-_ROUNDINGS = 1.5  # error of a number, in units of its last place: of the sum, the release and its multiple
+# Error of a number, in units of its last place at most. A release that is rounded once is itself on a lattice:
+# ties must be counted at 1.5 times its spacing at least, or the slack below does not cover it.
+_ROUNDINGS = 0.75
 # Noise in single precision is legitimate in any release. Half the distance of its numbers, with a margin; the
 # 2^23 numbers that jax.random.normal returns are farther apart, but the slack below covers them.
 _SINGLE_ERROR = 1.5 * SINGLE / 2
@@ -151,7 +153,7 @@ def _with_errors(record: NoiseRecord) -> tuple[FloatArray, FloatArray]:
     rows, known = record.sketches.rows.astype(np.float64), record.known
     released = np.abs(rows if known is None else rows + known)
     precision = SINGLE if record.precision is None else record.precision
-    own = _SINGLE_ERROR * np.maximum(1.0, 2 * np.abs(rows))  # noise in single precision, and as it is kept
+    own = _SINGLE_ERROR * np.maximum(1.0, np.abs(rows))  # noise in single precision, which is also how it is kept
     errors = own + _ROUNDINGS * precision * released + record.rounding
     errors[:, is_coarse(record)] = np.inf
     return rows, errors

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray
@@ -81,10 +82,10 @@ class NoiseRecord:
         return float(sum(self.step_energies))
 
     @property
-    def known(self) -> FloatArray | None:
+    def known(self) -> npt.NDArray[np.float32] | None:
         """The known sums of the steps of the sketches, in claimed standard deviations; None if unknown."""
         is_complete = self.sums.num_seen == self.num_steps
-        return self.sums.rows.astype(np.float64) if is_complete and self.num_steps else None
+        return self.sums.rows if is_complete and self.num_steps else None
 
     def observe(
         self,
