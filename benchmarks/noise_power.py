@@ -3,8 +3,8 @@
 python benchmarks/noise_power.py power [--seeds 10] [--only NAME ...]
 python benchmarks/noise_power.py error [--repetitions 2000]
 
-A step sums 64 clipped gradients on average, with float32 arithmetic, claims noise multiplier 1, and keeps all of
-its 600 coordinates (3 leaves) for 300 steps.
+A step sums 64 clipped gradients on average, with float32 arithmetic, and claims noise multiplier 1; all 600
+coordinates (3 leaves) are kept for 300 steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from dpaudit.diagnostics import Diagnosis, Diagnostics
+from dpaudit.diagnostics import Diagnosis
 from dpaudit.recording import NoiseLog
 
 LEAVES, NUM_STEPS, BATCH = (300, 100, 200), 300, 64
@@ -206,7 +206,9 @@ FAULTS: dict[str, Callable[[Run], np.ndarray]] = {
     "table of 2^17": table(2**17),
     "table of 10^6": table(10**6),
     "table of 10^7": table(10**7),
-    "inverse cdf of 16 bits": lambda run: stats.norm.ppf((run.rng.integers(2**16, size=run.size) + 0.5) / 2**16),
+    "inverse cdf of 16 bits": lambda run: stats.norm.ppf(
+        (run.rng.integers(2**16, size=run.size) + 0.5) / 2**16
+    ),
     "Box-Muller of 12 bits": box_muller(12),
     "Box-Muller of 16 bits": box_muller(16),
     "cut at 2": truncated(2.0),

@@ -44,7 +44,7 @@ _CAUSE_OF_FINDING = {
     "missing-tail": "is the noise truncated, clamped, or a sum of a few uniform numbers?",
     "noise-tails": "is the noise truncated, or drawn from another distribution?",
     "tied-noise": "is the noise drawn in half precision, in fixed point or from a table, or used twice?",
-    "tied-pairs": "is the noise computed from uniform numbers of few bits, as in a Box-Muller transformation?",
+    "tied-pairs": "is the noise computed from uniform numbers of few bits, by a Box-Muller transformation?",
     "shifted-noise": "is one stream of random numbers read twice, at different places, or is noise rolled?",
     "low-rank-noise": "is the noise drawn in a smaller space and then projected to all parameters?",
     "common-noise": "do all steps share a part of their noise, or is something else added to the release?",

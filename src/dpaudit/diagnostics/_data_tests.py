@@ -48,7 +48,8 @@ def noise_by_batch(record: NoiseRecord) -> Check | None:
     return Check(
         name="noise-by-batch",
         p_value=bonferroni(p_value, len(found)),
-        sentence=f"The amount of noise depends on the {_WORDS[name]}: the rank correlation is {estimate:.2g}.",
+        sentence=f"The amount of noise depends on the {_WORDS[name]}: their rank correlation is "
+        f"{estimate:.2g}.",
         estimate=estimate,
     )
 
@@ -114,7 +115,7 @@ def _with_sums_before(
         yield rows[part][lag:], known[part][: max(0, len(known[part]) - lag)]
 
 
-def _sum_p_values(pairs: list[tuple[FloatArray, FloatArray]], resolution: float) -> list[tuple[float, float]]:
+def _sum_p_values(pairs: list[tuple[ScoreArray, ScoreArray]], resolution: float) -> list[tuple[float, float]]:
     """Return the p-values of the total and of the squares, each with the share of the sum in the noise."""
     products = np.concatenate([np.einsum("ti,ti->t", noise, sums) for noise, sums in pairs])
     weighted = [noise * sums for noise, sums in pairs]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -17,7 +18,14 @@ from scipy import fft, linalg, stats
 
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.diagnostics._noise_record import NoiseRecord
-from dpaudit.diagnostics._p_values import Check, bonferroni, sign_correlation, sign_p_value, sure_signs
+from dpaudit.diagnostics._p_values import (
+    RESOLUTION,
+    Check,
+    bonferroni,
+    sign_correlation,
+    sign_p_value,
+    sure_signs,
+)
 
 SingleArray: TypeAlias = npt.NDArray[np.float32]
 
@@ -35,7 +43,7 @@ def segments(steps: IntArray) -> list[slice]:
     """Return the runs of consecutive steps: one, or two if those in between were not kept."""
     gaps = np.flatnonzero(np.diff(steps) != 1) + 1
     edges = [0, *gaps.tolist(), len(steps)]
-    return [slice(first, last) for first, last in zip(edges, edges[1:], strict=False)]
+    return [slice(first, last) for first, last in pairwise(edges)]
 
 
 def shifted_noise(record: NoiseRecord) -> Check | None:
@@ -132,8 +140,9 @@ def low_rank_noise(record: NoiseRecord) -> Check | None:
     """Test the squared products of the signs of all pairs of steps: too large if steps share directions.
 
     Given all earlier steps, the squares of a step are a quadratic form A of fair coins, whose mean
-    exp(slope x form) is at most det(1 - 2 slope A)^(-1/2), as for normal variables. The product over all steps
-    has a mean of at most 1; by Markov's inequality, the inverse of its average over several slopes is a p-value.
+    exp(slope x form) is at most det(1 - 2 slope A)^(-1/2), as for normal variables. The product of the ratios
+    over all steps has a mean of at most 1; by Markov's inequality, the inverse of its average over several
+    slopes is a p-value.
     """
     rows = _first_and_last(record.sketches.rows).astype(np.float64)
     num_rows, width = rows.shape
@@ -171,8 +180,8 @@ def common_noise(record: NoiseRecord) -> Check | None:
     """Test the largest singular value of the noise, steps x coordinates, each scaled to the same size.
 
     That of T x m standard normal numbers exceeds sqrt(T) + sqrt(m) + x with probability at most exp(-x^2/2)
-    (Davidson and Szarek 2001). Scaling makes it smaller (simulated). The mean over all steps is subtracted: it
-    may be legitimate (:func:`drift_note`).
+    (Davidson and Szarek 2001). Scaling makes it smaller (simulated). The mean over all steps is subtracted,
+    because it may be legitimate (:func:`drift_note`).
     """
     rows = scaled(_first_and_last(record.sketches.rows).astype(np.float64))
     if min(rows.shape) < 2:
@@ -210,13 +219,13 @@ def drift_note(record: NoiseRecord) -> str | None:
     if bonferroni(min(p_values), len(p_values)) > _DRIFT_LEVEL:
         return None
     return (
-        "The release contains something besides the sum and the noise that stays for many steps: if it does not "
-        "depend on the data, such as weight decay, it is not a leak; subtract it before the noise is tested."
+        "The release contains something besides the sum and the noise that stays for many steps: does it "
+        "depend on the data? If not, as with weight decay, it is not a leak: subtract it first."
     )
 
 
 def _mean_p_value(blocks: FloatArray, resolution: float) -> float:
-    """Return the p-value of the squared means over each block, by an F test (blocks x steps x coordinates)."""
+    """Return the p-value of an F test of the squared means of blocks (blocks x steps x coordinates)."""
     num_blocks, num_rows, width = blocks.shape
     means = np.abs(blocks.mean(axis=1))
     within = float(blocks.var(axis=1, ddof=1).mean())
@@ -226,11 +235,14 @@ def _mean_p_value(blocks: FloatArray, resolution: float) -> float:
 
 
 def scaled(rows: FloatArray) -> FloatArray:
-    """Return the noise with each coordinate, then each step, scaled to a mean square of 1, if it has any."""
+    """Return the noise with each coordinate, then each step, scaled to a mean square of 1.
+
+    What is too small to be more than rounding errors stays small.
+    """
     columns = np.sqrt((rows * rows).mean(axis=0))
-    rows = rows / np.where(columns > 0, columns, 1.0)
+    rows = rows / np.maximum(columns, RESOLUTION)
     steps = np.sqrt((rows * rows).mean(axis=1, keepdims=True))
-    result: FloatArray = rows / np.where(steps > 0, steps, 1.0)
+    result: FloatArray = rows / np.maximum(steps, RESOLUTION)
     return result
 
 

@@ -93,6 +93,7 @@ class Diagnostics:
         *,
         rounding: float = 0.0,
         known: Any = None,
+        released: Any = None,
         precision: Any = None,
         largest: tuple[float, float] | None = None,
         batch_size: float | None = None,
@@ -108,17 +109,19 @@ class Diagnostics:
         in sums of many single-precision numbers.
 
         More can be tested if more is known. ``known`` is the sum that was subtracted, at the same coordinates
-        and in the same units, given in all steps or in none. ``precision`` is the relative precision of the
-        numbers of the release, one or one per coordinate: single precision unless given. ``largest`` is the
-        largest absolute noise over all coordinates of the model, in the same units, and their number. The
-        others describe the step: the size of its batch, the norm of its sum, its longest gradient, and the
-        number of canaries in it.
+        and in the same units, given in all steps or in none. ``released`` is the release at the same
+        coordinates, exactly as it was returned, in any units: its numbers show its precision. If it is not
+        available, ``precision`` is the relative precision of these numbers, one or one per coordinate; the
+        default is single precision. ``largest`` is the largest absolute noise over all coordinates of the
+        model, in the units of the noise, and their number. The others describe the step: the size of its
+        batch, the norm of its sum, its longest gradient, and the number of canaries in it.
         """
         self._noise.observe(
             residual,
             leaves,
             _validate.at_least("rounding", rounding, 0.0),
             known=known,
+            released=released,
             precision=precision,
             largest=largest,
             covariates={
@@ -159,12 +162,10 @@ class Diagnostics:
         coarse = is_coarse(self._noise)
         if not coarse.any():
             return []
-        which = (
-            "The release is" if coarse.all() else f"At {coarse.mean():.0%} of the coordinates, the release is"
-        )
+        where = "" if coarse.all() else f" at {100 * coarse.mean():.0f} % of the coordinates"
         return [
-            f"{which.replace('%', ' %')} in low precision, which hides whether the noise was drawn on a lattice "
-            "or from a table: ties are not tested."
+            f"The release is in low precision{where}, which hides whether the noise was drawn on a lattice "
+            "or from a table: ties are not tested there."
         ]
 
     def _notes(self, noise: Amount | None) -> list[str]:

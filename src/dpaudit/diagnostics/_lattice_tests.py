@@ -4,23 +4,22 @@ The low bits of a release whose noise is on a lattice reveal the sum. Numbers th
 precision of the release, are counted among all steps and coordinates, whatever their places and signs.
 
 A release that is itself stored in low precision has ties too, but its final rounding hides the lattice of the
-noise from everybody. :class:`FormatCheck` recognizes it by its numbers; ties are then not tested.
+noise from everybody. It is recognized by its numbers (``_number_formats``); ties are then not tested.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from dpaudit._types import BoolArray, FloatArray, IntArray
-from dpaudit.diagnostics._noise_record import SINGLE, NoiseRecord
+from dpaudit.diagnostics._noise_record import NoiseRecord
+from dpaudit.diagnostics._number_formats import FLOAT16, SINGLE
 from dpaudit.diagnostics._p_values import Check, bonferroni
 
-BFLOAT16, FLOAT16 = 2.0**-7, 2.0**-10  # relative precision
-# Error of a number, in units of its last place at most. A release that is rounded once is itself on a lattice:
-# ties must be counted at 1.5 times its spacing at least, or the slack below does not cover it.
+# Error of a number, in units of its last place. A release that is rounded once is itself on a lattice: ties
+# must be counted at 1.5 times its spacing at least, or the slack below does not cover it.
 _ROUNDINGS = 0.75
 # Noise in single precision is legitimate in any release. Half the distance of its numbers, with a margin; the
 # 2^23 numbers that jax.random.normal returns are farther apart, but the slack below covers them.
@@ -33,52 +32,9 @@ _DENSITY_SLACK = 1.05  # the density varies within a block
 _NUM_BLOCKS, _MIN_BLOCKS, _MIN_BLOCK = 128, 4, 64
 _CODES, _EXPONENT_BIAS = 64, 48  # exponents of errors from -48 to 15
 _NUM_OUTSIDE = 1 / 32  # share of the largest numbers, whose density varies too much
-_MAX_NUMBERS, _MAX_PAIRS = 2**21, 2**16
+_MAX_NUMBERS, _MAX_PAIRS = 2**21, 2**15
 _NEIGHBOURS = (1, 8)  # distances of two numbers that one Box-Muller transformation returns; 8 in torch
 _SUSPICIOUS = 1e-3  # p-values above it need no explanation
-
-
-class FormatCheck:
-    """The least precise format, at each coordinate, that can hold all releases so far."""
-
-    def __init__(self) -> None:
-        self._is_bfloat16 = self._is_float16 = self._is_single = np.ones(0, dtype=np.bool_)
-        self._has_value = np.zeros(0, dtype=np.bool_)  # zeros are in every format
-
-    def observe(self, released: Any) -> None:
-        """Add a release exactly as the step returned it, before it is multiplied by anything."""
-        values = np.asarray(released, dtype=np.float64)
-        with np.errstate(over="ignore"):
-            single = values.astype(np.float32)
-            is_single = single == values
-            is_float16 = is_single & (single.astype(np.float16) == single)
-        is_bfloat16 = is_single & ((single.view(np.uint32) & 0xFFFF) == 0)
-        if self._is_single.size == 0:
-            self._is_single, self._is_float16, self._is_bfloat16 = is_single, is_float16, is_bfloat16
-            self._has_value = values != 0
-        else:
-            self._has_value |= values != 0
-            self._is_single &= is_single
-            self._is_float16 &= is_float16
-            self._is_bfloat16 &= is_bfloat16
-
-    def precision(self, leaves: tuple[int, ...]) -> FloatArray:
-        """Return the relative precision at each coordinate: that of the numbers of its whole leaf.
-
-        A single coordinate may have no contribution other than the noise, whose own lattice would then be
-        taken for that of the release.
-        """
-        sizes = np.asarray([size for size in leaves if size > 0])
-        starts = np.cumsum(sizes) - sizes
-        found = np.full(sizes.size, np.finfo(np.float64).eps)
-        for flags, eps in (
-            (self._is_single, SINGLE),
-            (self._is_float16, FLOAT16),
-            (self._is_bfloat16, BFLOAT16),
-        ):
-            found[np.logical_and.reduceat(flags, starts)] = eps
-        found[~np.logical_or.reduceat(self._has_value, starts)] = SINGLE
-        return np.repeat(found, sizes)
 
 
 def tied_noise(record: NoiseRecord) -> Check | None:
@@ -91,7 +47,7 @@ def tied_noise(record: NoiseRecord) -> Check | None:
     stride = -(-rows.size // _MAX_NUMBERS)
     rows, errors = rows[::stride], errors[::stride]
     values, order = np.abs(rows).ravel(), errors.ravel()
-    is_tested = (order <= _MAX_ERROR) & (values > _MIN_MULTIPLE * order)
+    is_tested = _is_tested(values, order)
     p_value, share, count = _tie_p_value(values[is_tested], order[is_tested])
     if count == 0:
         return None
@@ -120,7 +76,7 @@ def tied_pairs(record: NoiseRecord) -> Check | None:
         x, y = rows[steps, first].ravel(), rows[steps, second].ravel()
         x_error, y_error = errors[steps, first].ravel(), errors[steps, second].ravel()
         squares = x * x + y * y
-        is_tested = (np.maximum(x_error, y_error) <= _MAX_ERROR) & (squares > _MAX_ERROR)
+        is_tested = _is_tested(x, x_error) & _is_tested(y, y_error)
         x, y, x_error, y_error = (part[is_tested] for part in (x, y, x_error, y_error))
         squares = squares[is_tested]
         halves = np.abs(x) * x_error + np.abs(y) * y_error
@@ -143,8 +99,7 @@ def tied_pairs(record: NoiseRecord) -> Check | None:
 def is_coarse(record: NoiseRecord) -> BoolArray:
     """Return for each coordinate whether the release is too coarse there to see the lattice of its noise."""
     width = record.layout.sketch.size
-    precision = np.full(width, SINGLE) if record.precision is None else record.precision
-    result: BoolArray = (precision >= FLOAT16) | (record.rounding > _MAX_ERROR)
+    result: BoolArray = (record.release_precision >= FLOAT16) | np.full(width, record.rounding > _MAX_ERROR)
     return result
 
 
@@ -152,11 +107,17 @@ def _with_errors(record: NoiseRecord) -> tuple[FloatArray, FloatArray]:
     """Return the noise of all kept steps and the rounding error of each number."""
     rows, known = record.sketches.rows.astype(np.float64), record.known
     released = np.abs(rows if known is None else rows + known)
-    precision = SINGLE if record.precision is None else record.precision
-    own = _SINGLE_ERROR * np.maximum(1.0, np.abs(rows))  # noise in single precision, which is also how it is kept
-    errors = own + _ROUNDINGS * precision * released + record.rounding
+    own = _SINGLE_ERROR * np.maximum(
+        1.0, np.abs(rows)
+    )  # noise in single precision, which is also how it is kept
+    errors = own + _ROUNDINGS * record.release_precision * released + record.rounding
     errors[:, is_coarse(record)] = np.inf
     return rows, errors
+
+
+def _is_tested(values: FloatArray, errors: FloatArray) -> BoolArray:
+    result: BoolArray = (errors <= _MAX_ERROR) & (np.abs(values) > _MIN_MULTIPLE * errors)
+    return result
 
 
 def _tie_p_value(values: FloatArray, errors: FloatArray) -> tuple[float, float, int]:
@@ -228,9 +189,13 @@ def _pairs(record: NoiseRecord, width: int) -> list[tuple[str, IntArray, IntArra
         for step in _NEIGHBOURS
         if step < width
     ]
-    half = width // 2
-    if half > max(_NEIGHBOURS):
-        found.append(("half a vector apart", where[:half], where[half : 2 * half]))
+    for name, sizes in (("vector", [width]), ("leaf", record.layout.sketch_sizes)):
+        starts = np.cumsum(sizes) - sizes
+        halves = [start + np.arange(size // 2) for start, size in zip(starts, sizes, strict=True)]
+        others = [half + size // 2 for half, size in zip(halves, sizes, strict=True)]
+        is_new = name == "vector" or len(sizes) > 1
+        if is_new and sum(half.size for half in halves) > max(_NEIGHBOURS):
+            found.append((f"half a {name} apart", np.concatenate(halves), np.concatenate(others)))
     return found
 
 

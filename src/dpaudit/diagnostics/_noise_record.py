@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray
+from dpaudit.diagnostics._number_formats import SINGLE, FormatCheck
 from dpaudit.diagnostics._p_values import RESOLUTION, HeadTailBuffer, fixed_rng, sure_signs
 from dpaudit.errors import InputError
 
@@ -27,7 +28,6 @@ _PREFIX = 256  # leading coordinates of each leaf that are compared with those o
 _MAX_COMPARED = 64  # leaves that are compared with each other
 _SKETCH = 1024  # coordinates that are kept for every step
 _OLD_SKETCH = 512  # in version 0.1, whose states may be loaded
-SINGLE = 2.0**-23  # relative precision of a number in single precision
 COVARIATES = ("batch_size", "sum_norm", "longest", "num_canaries")
 """Numbers of a step on which its noise must not depend."""
 # attributes of a record that its state holds unchanged
@@ -58,6 +58,7 @@ class NoiseRecord:
         self.sketches = HeadTailBuffer()
         self.sums = HeadTailBuffer()
         """The known sums of the same steps and coordinates, if all were given."""
+        self.formats = FormatCheck()
         self.precision: FloatArray | None = None
         """The relative precision of the release at each coordinate of a sketch, where it was given."""
         self.rounding = 0.0
@@ -87,6 +88,15 @@ class NoiseRecord:
         is_complete = self.sums.num_seen == self.num_steps
         return self.sums.rows if is_complete and self.num_steps else None
 
+    @property
+    def release_precision(self) -> FloatArray:
+        """The relative precision of the release at each coordinate of a sketch: single unless known."""
+        width = self.layout.sketch.size
+        if self.formats.is_empty:
+            return np.full(width, SINGLE) if self.precision is None else self.precision
+        found = self.formats.precision(self.layout.sketch_sizes)
+        return found if self.precision is None else np.maximum(found, self.precision)
+
     def observe(
         self,
         residual: Any,
@@ -94,6 +104,7 @@ class NoiseRecord:
         rounding: float = 0.0,
         *,
         known: Any = None,
+        released: Any = None,
         precision: Any = None,
         largest: tuple[float, float] | None = None,
         covariates: Mapping[str, float | None] | None = None,
@@ -105,6 +116,7 @@ class NoiseRecord:
         vector = np.asarray(residual)
         self._require_consistent(vector, leaves)
         sums = None if known is None else self._like(known, vector, "known")
+        raw = None if released is None else self._like(released, vector, "released")
         if self.num_steps == 0:
             self._start(Layout.of(vector.size, leaves))
         layout = self.layout
@@ -126,9 +138,11 @@ class NoiseRecord:
         self.sketches.add(noise[layout.sketch].astype(np.float32))
         if sums is not None:
             self.sums.add(self._sketch(sums).astype(np.float32))
-        if precision is None:
+        if raw is not None:
+            self.formats.observe(self._sketch(raw))
+        elif precision is None:
             self.rounding = max(self.rounding, rounding)
-        else:
+        if precision is not None:
             given = np.broadcast_to(np.asarray(precision, dtype=np.float64), vector.shape)
             kept = self._sketch(given)
             self.precision = kept.copy() if self.precision is None else np.maximum(self.precision, kept)
@@ -145,8 +159,8 @@ class NoiseRecord:
         values = np.asarray(given, dtype=np.float64)
         if values.shape != vector.shape or not np.isfinite(values).all():
             raise InputError(
-                f"Expected {name} of step {self.num_steps} as {vector.size} finite numbers, one for each number "
-                f"of the noise, got shape {values.shape}."
+                f"Expected {name}=... of step {self.num_steps} as {vector.size} finite numbers, as many as "
+                f"those of the noise, got shape {values.shape}."
             )
         return values
 
@@ -191,6 +205,7 @@ class NoiseRecord:
             **{name: deepcopy(getattr(self, name)) for name in _LATER},
             "sketches": self.sketches.state_dict(),
             "sums": self.sums.state_dict(),
+            "formats": self.formats.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -205,6 +220,7 @@ class NoiseRecord:
         self.sketches.load_state_dict(state["sketches"])
         if "sums" in state:
             self.sums.load_state_dict(state["sums"])
+            self.formats.load_state_dict(state["formats"])
             for name in _LATER:
                 setattr(self, name, deepcopy(state[name]))
         else:  # of version 0.1, where nothing else was kept
@@ -258,6 +274,13 @@ class Layout:
     def names(self) -> tuple[str, ...]:
         """The names of the leaves."""
         return tuple(name for name, _ in self.leaves)
+
+    @property
+    def sketch_sizes(self) -> list[int]:
+        """The number of coordinates of each leaf that are kept for every step."""
+        ends = np.searchsorted(self.sketch, np.append(self.starts, self.sizes.sum()))
+        sizes: list[int] = np.diff(ends).tolist()
+        return sizes
 
     def coordinate(self, index: int) -> int:
         """Return the coordinate of the gradient that is kept at this index."""

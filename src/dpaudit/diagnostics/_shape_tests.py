@@ -1,8 +1,9 @@
 """Tests of the shape of the noise: the distribution as a whole, and its tails.
 
-Noise without tails reveals that a sum is impossible, and a few numbers in ten thousand decide it, which a test
-of the whole distribution does not see. Too few large numbers are counted in claimed standard deviations, so
-that more noise than claimed is never a finding; too many, after the scales of steps and coordinates cancel.
+Noise without tails reveals that some sums are impossible, and a few numbers in ten thousand decide it, which
+a test of the whole distribution does not see. Too few large numbers are counted in claimed standard
+deviations, so that more noise than claimed is never a finding; too many, after the scales of steps and
+coordinates cancel.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ def missing_tail(record: NoiseRecord) -> Check | None:
     """Test the largest numbers of the steps, over all coordinates: noise that is cut off has none.
 
     In a step with n numbers, -n log P(|x| < largest) is exponential. The smallest of these over all steps is
-    tested and their sum, which has a gamma distribution. Where the noise is below the claim as a whole, numbers
-    are compared with that smaller noise, because the amount has a test of its own.
+    tested and their sum, which has a gamma distribution. Where the noise is below the claim as a whole,
+    numbers are compared with that smaller noise, because the amount has a test of its own.
     """
     found = np.asarray([pair for pair in record.largest if pair[1] > 0])
     if found.size == 0 or record.energy == 0:
@@ -93,8 +94,8 @@ def missing_tail(record: NoiseRecord) -> Check | None:
     return Check(
         name="missing-tail",
         p_value=bonferroni(min(p_values), len(p_values)),
-        sentence=f"The noise has no tails: the largest of {int(found[:, 1].sum()):,} numbers is {top:.3g} claimed "
-        "standard deviations.",
+        sentence=f"The noise has no tails: the largest of {int(found[:, 1].sum()):,} numbers is {top:.3g} "
+        "claimed standard deviations.",
         estimate=top,
     )
 
@@ -116,16 +117,16 @@ def noise_tails(record: NoiseRecord) -> Check | None:
     p_value = min(float(p_few.min()), float(p_many.min()))
     if p_few.min() <= p_many.min():
         best = int(np.argmin(p_few))
-        word, threshold, ratio = "short", _FEW[best], float(few[best] / (rows.size * expected[best]))
+        word, threshold, ratio = "short", _FEW[best], few[best] / max(rows.size * expected[best], 1.0)
     else:
         best = int(np.argmin(p_many))
-        word, threshold, ratio = "long", _MANY[best], float(many[best] / (rows.size * usual[best]))
+        word, threshold, ratio = "long", _MANY[best], many[best] / (rows.size * usual[best])
     return Check(
         name="noise-tails",
         p_value=bonferroni(p_value, _FEW.size + _MANY.size),
-        sentence=f"The tails of the noise are too {word}: {ratio:.2g} times as many numbers as in normal noise "
-        f"exceed {threshold:g} standard deviations.",
-        estimate=ratio,
+        sentence=f"The tails of the noise are too {word}: {ratio:.2g} times as many numbers as in normal "
+        f"noise exceed {threshold:g} standard deviations.",
+        estimate=float(ratio),
     )
 
 

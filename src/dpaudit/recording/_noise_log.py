@@ -14,8 +14,8 @@ import numpy as np
 
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.diagnostics import Diagnosis, Diagnostics
-from dpaudit.diagnostics._lattice_tests import FLOAT16, FormatCheck
 from dpaudit.diagnostics._noise_record import COVARIATES
+from dpaudit.diagnostics._number_formats import FLOAT16, FormatCheck
 from dpaudit.diagnostics._p_values import HeadTailBuffer
 from dpaudit.recording._signal_and_noise import UntestedError
 
@@ -52,7 +52,7 @@ class NoiseLog:
 
         ``released`` is the noisy sum divided by ``divisor``, exactly as it was released. ``norm`` is the
         clipping norm to which the noise is calibrated, ``eps`` the relative precision of both arrays.
-        ``largest`` is the largest absolute noise of the sum over all coordinates of the model, and their number;
+        ``largest`` is the largest absolute noise of the sum over all coordinates, and their number;
         ``covariates`` describe the step (``batch_size``, ``sum_norm``, ``longest``, ``num_canaries``).
         """
         raw, sums = np.asarray(released, dtype=np.float64), np.asarray(known, dtype=np.float64)
