@@ -147,6 +147,7 @@ class OpacusObserver:
             norm=step.noise_norm,
             eps=torch.finfo(known.dtype).eps,
             divisor=divisor,
+            batch_size=_num_rows(self._optimizer),
             num_canaries=float(np.count_nonzero(step.present)),
             **self._of_all_coordinates(released, divisor, step.total),
         )
@@ -187,6 +188,14 @@ def noise_norm(optimizer: DPOptimizer) -> float:
     """
     norms = getattr(optimizer, "max_grad_norms", None)
     return float(optimizer.max_grad_norm) if norms is None else math.hypot(*map(float, norms))
+
+
+def _num_rows(optimizer: DPOptimizer) -> float | None:
+    """Return the number of examples in the latest backward pass; None if their gradients are not kept."""
+    samples = getattr(optimizer.params[0], "grad_sample", None)
+    if samples is None:
+        return None
+    return float(sum(map(len, samples)) if isinstance(samples, list) else len(samples))
 
 
 def check_unobserved(optimizer: DPOptimizer) -> None:
