@@ -30,7 +30,7 @@ from dpaudit.diagnostics._p_values import (
 SingleArray: TypeAlias = npt.NDArray[np.float32]
 
 MAX_LAG = 16  # largest distance of two steps that are compared
-_FFT_ROWS, _FFT_ERROR = 256, 4.0  # sums of so many spectra in single precision, and their error in signs
+_FFT_ROWS, _FFT_ERROR = 256, 4.0  # spectra that are summed in single precision; error of a sum, in signs
 _MAX_ROWS = 1024  # steps whose products are all computed
 _LOG_EVIDENCE = 14.0  # at which the test of all products is most sensitive: a p-value of 1e-6
 _SHARES = (2.0, 1.0, 0.5, 1 / 16, 1 / 256)  # of the most sensitive slope

@@ -33,7 +33,7 @@ _NUM_BLOCKS, _MIN_BLOCKS, _MIN_BLOCK = 128, 4, 64
 _CODES, _EXPONENT_BIAS = 64, 48  # exponents of errors from -48 to 15
 _NUM_OUTSIDE = 1 / 32  # share of the largest numbers, whose density varies too much
 _MAX_NUMBERS, _MAX_PAIRS = 2**21, 2**15
-_NEIGHBOURS = (1, 8)  # distances of two numbers that one Box-Muller transformation returns; 8 in torch
+_DISTANCES = (1, 8)  # distances of two numbers that one Box-Muller transformation returns; 8 in torch
 _SUSPICIOUS = 1e-3  # p-values above it need no explanation
 
 
@@ -186,7 +186,7 @@ def _pairs(record: NoiseRecord, width: int) -> list[tuple[str, IntArray, IntArra
     where = np.arange(width)
     found = [
         ("next to each other" if step == 1 else f"{step} apart", where[:-step], where[step:])
-        for step in _NEIGHBOURS
+        for step in _DISTANCES
         if step < width
     ]
     for name, sizes in (("vector", [width]), ("leaf", record.layout.sketch_sizes)):
@@ -194,7 +194,7 @@ def _pairs(record: NoiseRecord, width: int) -> list[tuple[str, IntArray, IntArra
         halves = [start + np.arange(size // 2) for start, size in zip(starts, sizes, strict=True)]
         others = [half + size // 2 for half, size in zip(halves, sizes, strict=True)]
         is_new = name == "vector" or len(sizes) > 1
-        if is_new and sum(half.size for half in halves) > max(_NEIGHBOURS):
+        if is_new and sum(half.size for half in halves) > max(_DISTANCES):
             found.append((f"half a {name} apart", np.concatenate(halves), np.concatenate(others)))
     return found
 

@@ -115,11 +115,11 @@ class NoiseRecord:
         """
         vector = np.asarray(residual)
         self._require_consistent(vector, leaves)
-        sums = None if known is None else self._like(known, vector, "known")
-        raw = None if released is None else self._like(released, vector, "released")
         if self.num_steps == 0:
             self._start(Layout.of(vector.size, leaves))
         layout = self.layout
+        sums = None if known is None else self._sketch(known, vector, "known")
+        raw = None if released is None else self._sketch(released, vector, "released")
         noise = np.asarray(vector if layout.kept is None else vector[layout.kept], dtype=np.float64)
         squares = noise * noise
         energy = float(squares.sum())
@@ -137,32 +137,31 @@ class NoiseRecord:
         self._add_pairs(signs)
         self.sketches.add(noise[layout.sketch].astype(np.float32))
         if sums is not None:
-            self.sums.add(self._sketch(sums).astype(np.float32))
+            self.sums.add(sums.astype(np.float32))
         if raw is not None:
-            self.formats.observe(self._sketch(raw))
+            self.formats.observe(raw)
         elif precision is None:
             self.rounding = max(self.rounding, rounding)
         if precision is not None:
-            given = np.broadcast_to(np.asarray(precision, dtype=np.float64), vector.shape)
-            kept = self._sketch(given)
+            kept = self._sketch(np.broadcast_to(precision, vector.shape), vector, "precision")
             self.precision = kept.copy() if self.precision is None else np.maximum(self.precision, kept)
         self.largest.append(largest or (float(np.sqrt(squares.max())), float(noise.size)))
         for name, values in self.covariates.items():
             value = (covariates or {}).get(name)
             values.append(np.nan if value is None else float(value))
 
-    def _sketch(self, vector: FloatArray) -> FloatArray:
-        kept = vector if self.layout.kept is None else vector[self.layout.kept]
-        return np.asarray(kept[self.layout.sketch], dtype=np.float64)
-
-    def _like(self, given: Any, vector: Any, name: str) -> FloatArray:
-        values = np.asarray(given, dtype=np.float64)
-        if values.shape != vector.shape or not np.isfinite(values).all():
-            raise InputError(
-                f"Expected {name}=... of step {self.num_steps} as {vector.size} finite numbers, as many as "
-                f"those of the noise, got shape {values.shape}."
-            )
-        return values
+    def _sketch(self, given: Any, vector: Any, name: str) -> FloatArray:
+        """Return the numbers at the coordinates that are kept for every step."""
+        values = np.asarray(given)
+        if values.shape == vector.shape:
+            kept = values if self.layout.kept is None else values[self.layout.kept]
+            found = np.asarray(kept[self.layout.sketch], dtype=np.float64)
+            if np.isfinite(found).all():
+                return found
+        raise InputError(
+            f"Expected {name}=... of step {self.num_steps} as {vector.size} finite numbers, as many as those of "
+            f"the noise, got shape {values.shape}."
+        )
 
     def _require_consistent(self, vector: Any, leaves: Leaves | None) -> None:
         expected = self.layout.num_parameters if self.num_steps else vector.size

@@ -1,4 +1,4 @@
-"""Tests of the shape of the noise: the distribution as a whole, and its tails.
+"""Tests of the shape of the noise: the whole distribution, and its tails.
 
 Noise without tails reveals that some sums are impossible, and a few numbers in ten thousand decide it, which
 a test of the whole distribution does not see. Too few large numbers are counted in claimed standard
@@ -81,8 +81,8 @@ def missing_tail(record: NoiseRecord) -> Check | None:
     """Test the largest numbers of the steps, over all coordinates: noise that is cut off has none.
 
     In a step with n numbers, -n log P(|x| < largest) is exponential. The smallest of these over all steps is
-    tested and their sum, which has a gamma distribution. Where the noise is below the claim as a whole,
-    numbers are compared with that smaller noise, because the amount has a test of its own.
+    tested and their sum, which has a gamma distribution. Where the noise of the whole run is below
+    the claim, numbers are compared with that smaller noise, because the amount has a test of its own.
     """
     found = np.asarray([pair for pair in record.largest if pair[1] > 0])
     if found.size == 0 or record.energy == 0:
@@ -103,7 +103,7 @@ def missing_tail(record: NoiseRecord) -> Check | None:
 def noise_tails(record: NoiseRecord) -> Check | None:
     """Count large numbers at several thresholds: binomial, corrected for all thresholds.
 
-    Too few are counted in claimed standard deviations, or against the noise as a whole if that is smaller.
+    Too few are counted in claimed standard deviations, or in those of the whole run if they are smaller.
     """
     rows = record.sketches.rows.astype(np.float64)
     if min(rows.shape) < _MIN_SIZE or record.energy == 0:
