@@ -159,8 +159,8 @@ class NoiseRecord:
             if np.isfinite(found).all():
                 return found
         raise InputError(
-            f"Expected {name}=... of step {self.num_steps} as {vector.size} finite numbers, as many as those of "
-            f"the noise, got shape {values.shape}."
+            f"Expected {name}=... of step {self.num_steps} as {vector.size} finite numbers, as many as those "
+            f"of the noise, got shape {values.shape}."
         )
 
     def _require_consistent(self, vector: Any, leaves: Leaves | None) -> None:

@@ -160,7 +160,10 @@ class Host:
         self._noisy.append((np.asarray(after, np.float64), sums[:-2]))
         if len(self._scores) < self._num_releases:
             return
-        whole = {"largest": (float(sums[-2]), float(self._num_coordinates)), "sum_norm": float(sums[-1])}
+        whole: dict[str, Any] = {
+            "largest": (float(sums[-2]), float(self._num_coordinates)),
+            "sum_norm": float(sums[-1]),
+        }
         scores, self._scores = np.sum(self._scores, axis=0), []
         present, self._present = self._present, None
         (after, before), self._noisy = np.sum(self._noisy, axis=0), []
