@@ -112,7 +112,7 @@ def found(tmp_path_factory):
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in (0, 1)]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_correct_training_on_two_processes_is_not_flagged(found):
     for case in ("observed", "sum"):
         seen, _ = found[0][case]
