@@ -8,6 +8,7 @@ sampler. ``_observer.py`` implements a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
@@ -42,6 +43,7 @@ from dpaudit.observers.opacus._observer import (
     check_unobserved,
 )
 from dpaudit.observers.opacus._sampling import CoinMembership, SampledMembership
+from dpaudit.observers.opacus._sums import SumObserver, observed_batches
 from dpaudit.recording import (
     DPSGDParams,
     LiveBound,
@@ -101,9 +103,12 @@ def observe(
     check_unobserved(optimizer)
     _check_canary(canary, held_out, criterion, sampling=sampling, ranks=ranks)
     seed = ranks.agree_on(fresh_seed(seed))
+    sums = SumObserver(optimizer, clip, module)
     shared: dict[str, Any] = {
         "loader": loader,
         "ranks": ranks,
+        "sums": sums,
+        "checks": [sums.record, sums.batches],
         "given": DPSGDParams(
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
         ),
@@ -127,7 +132,10 @@ def observe(
     else:
         shared |= {"clip": clip, "sampling": sampling}
         observer = _setup_gradients(optimizer, canary, num_canaries, seed, **shared)
-    with observer.installed():
+    with ExitStack() as undo:
+        if not sampling:  # which needs a hook of its own
+            undo.enter_context(observed_batches(loader, sums.batches, is_distributed=ranks.world_size > 1))
+        undo.enter_context(observer.installed())
         yield observer.recorder
 
 
@@ -141,6 +149,7 @@ def _setup_gradients(
     sampling: bool,
     loader: Any,
     ranks: Ranks,
+    sums: SumObserver,
     given: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
@@ -158,7 +167,7 @@ def _setup_gradients(
     recorder: Recorder | WholeRunRecorder
     if sampling:
         check_norm_share(share, num_canaries)
-        membership = SampledMembership(draws, optimizer, loader, clip)
+        membership = SampledMembership(draws, optimizer, loader, clip, sums.batches)
         # the claimed rate is that of the accountant, if it has one; the loader's rate is audited
         knows_rate = given.sample_rate is not None or accounted_rate(optimizer) is not None
         params = OpacusParamsReader(optimizer, None if knows_rate else loader)
@@ -166,10 +175,10 @@ def _setup_gradients(
         recorder = WholeRunRecorder(draws.entries(), claim=ReadClaim(params, given), **options)
     else:
         membership = CoinMembership(draws)
-        params = OpacusParamsReader(optimizer, loader)
+        params = OpacusParamsReader(optimizer, loader if given.sample_rate is None else None)
         recorder = Recorder(claim=ReadClaim(params, given), num_canaries=num_canaries, **options)
     canaries = GradientCanaries(optimizer, draws, clip)
-    return OpacusObserver(optimizer, recorder, params, canaries, membership, ranks=ranks)
+    return OpacusObserver(optimizer, recorder, params, canaries, membership, ranks=ranks, sums=sums)
 
 
 def _setup_inputs(
@@ -183,6 +192,7 @@ def _setup_inputs(
     held_out: HeldOutData,
     loader: Any,
     ranks: Ranks,
+    sums: SumObserver,
     given: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
@@ -208,7 +218,8 @@ def _setup_inputs(
     params = OpacusParamsReader(optimizer, loader)
     options |= {"signal": 1.0, "coupled": True, "num_canaries": coins.num_canaries}
     recorder = Recorder(claim=ReadClaim(params, given), **options)
-    return OpacusObserver(optimizer, recorder, params, canaries, CoinMembership(coins), ranks=ranks)
+    membership = CoinMembership(coins)
+    return OpacusObserver(optimizer, recorder, params, canaries, membership, ranks=ranks, sums=sums)
 
 
 def _loss(optimizer: DPOptimizer, given: Any) -> Any:

@@ -27,6 +27,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from dpaudit._types import IntArray
 from dpaudit.canaries import Coins, Draws
+from dpaudit.diagnostics._sum_checks import BatchRecord
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import replaced
 from dpaudit.observers.opacus._clipping import OpacusClip
@@ -79,8 +80,10 @@ class SampledMembership(Membership):
     examples.
     """
 
-    def __init__(self, draws: Draws, optimizer: DPOptimizer, loader: Any, clip: OpacusClip) -> None:
-        self._optimizer, self._loader, self._clip = optimizer, loader, clip
+    def __init__(
+        self, draws: Draws, optimizer: DPOptimizer, loader: Any, clip: OpacusClip, drawn: BatchRecord
+    ) -> None:
+        self._optimizer, self._loader, self._clip, self._drawn = optimizer, loader, clip, drawn
         sampler, canaries = _batch_sampler(loader), np.flatnonzero(draws.entries())
         self._sampler = SamplerWithCanaries.of(sampler, len(canaries))
         total = self._sampler.num_examples + len(canaries)
@@ -137,7 +140,9 @@ class SampledMembership(Membership):
             self._num_added += int((entries >= self._sampler.num_examples).sum())
             num_entries += len(entries)
             self._queue.push(members, len(entries) - len(members))
-            yield self._example[entries[canaries < 0]].tolist()
+            examples = self._example[entries[canaries < 0]]
+            self._drawn.draw(examples, self._sampler.num_examples)
+            yield examples.tolist()
         self._queue.end_epoch()
         self._check_new_entries(num_entries)
 
@@ -294,24 +299,9 @@ class SamplerWithCanaries:
         """The class name of the sampler."""
         return type(self._sampler).__name__
 
-    @contextmanager
-    def iterated_by(self, batches: Callable[[_Epoch], Iterator[list[int]]]) -> Iterator[None]:
-        """Iterate over the sampler through ``batches``, which receives the sampler's own epochs.
-
-        ``__iter__`` is looked up on the class, so the class is replaced. The object stays the same because a
-        BatchMemoryManager, created before or after this, holds a reference to it.
-        """
-        own = type(self._sampler)
-
-        def iterate(sampler: Any) -> Iterator[list[int]]:
-            return batches(lambda: own.__iter__(sampler))
-
-        names = {"__iter__": iterate, "__module__": own.__module__, _MARK: True}
-        self._sampler.__class__ = type(own.__name__, (own,), names)
-        try:
-            yield
-        finally:
-            self._sampler.__class__ = own
+    def iterated_by(self, batches: Callable[[_Epoch], Iterator[list[int]]]) -> AbstractContextManager[None]:
+        """Iterate over the sampler through ``batches``, which receives the sampler's own epochs."""
+        return iterated_by(self._sampler, batches, **{_MARK: True})
 
     def batches(self, epoch: _Epoch) -> Iterator[list[int]]:
         """Yield the batches of an epoch, including canaries."""
@@ -337,6 +327,28 @@ class SamplerWithCanaries:
                     f"batch, got {len(batch)}: it draws from another number of entries than it states."
                 )
             yield batch
+
+
+@contextmanager
+def iterated_by(
+    sampler: Any, batches: Callable[[_Epoch], Iterator[list[int]]], **attributes: Any
+) -> Iterator[None]:
+    """Iterate over a sampler through ``batches``, which receives the sampler's own epochs.
+
+    ``__iter__`` is looked up on the class, so the class is replaced, by one with these ``attributes``. The
+    object stays the same because a BatchMemoryManager, created before or after this, holds a reference to it.
+    """
+    own = type(sampler)
+
+    def iterate(self: Any) -> Iterator[list[int]]:
+        return batches(lambda: own.__iter__(self))
+
+    names = {"__iter__": iterate, "__module__": own.__module__, **attributes}
+    sampler.__class__ = type(own.__name__, (own,), names)
+    try:
+        yield
+    finally:
+        sampler.__class__ = own
 
 
 @contextmanager
