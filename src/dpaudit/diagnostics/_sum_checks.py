@@ -17,8 +17,9 @@ import numpy as np
 
 from dpaudit._types import IntArray
 from dpaudit.diagnostics._diagnosis import CheckResults
-from dpaudit.diagnostics._p_values import RESOLUTION, Finding
-from dpaudit.diagnostics._participation import ParticipationRecord, participation_checks
+from dpaudit.diagnostics._p_values import RESOLUTION, Check, Finding
+from dpaudit.diagnostics._participation import ParticipationRecord, batch_sizes, participation_checks
+from dpaudit.errors import InputError
 
 _ROUNDING = 1e-3  # relative to the limit; far above the rounding error of single precision
 _ROUNDINGS = 8.0  # rounding errors of the data type of a sum
@@ -182,9 +183,12 @@ class BatchRecord:
         self.unobserved = unobserved
         self.tests_sampling = True
         """Whether batches are tested against Poisson sampling; if not, ``unobserved`` says why."""
+        self.tests_sizes = False
+        """Whether the number of rows is the size of the batch even if the batch itself is unknown."""
         self._pending: deque[tuple[IntArray, int]] = deque(maxlen=_MAX_PENDING)
         self._num_drawn, self._num_rows, self._num_steps = 0, 0, 0
-        self._num_examples = 0
+        self._given: list[int] = []  # sizes of the batches that the loop reports
+        self._rows: list[int | None] = []  # of each step, if known
         self._more = _Worst()
         self._fewer = _Worst()
         self._truncated: set[int] = set()
@@ -192,9 +196,20 @@ class BatchRecord:
         self._num_joined = 0
         self._is_active = True
 
+    @property
+    def is_given(self) -> bool:
+        """Whether the loop itself reports its batches."""
+        return bool(self._given)
+
     def observe(self, indices: Any, num_examples: int) -> None:
         """Add the batch of one step: the indices of its examples in a data set of ``num_examples``."""
+        if self._num_drawn:
+            raise InputError(
+                "Expected no observe_batch() for a loader that the observer follows, whose batches are "
+                "recorded automatically."
+            )
         self.participation.observe(indices, num_examples)
+        self._given.append(len(indices))
 
     def draw(self, indices: Any, num_examples: int) -> None:
         """Add a batch that some later step will use."""
@@ -211,6 +226,7 @@ class BatchRecord:
 
         If not ``is_exact``, ``rows`` may include rows of zeros, which are padding.
         """
+        self._rows.append(rows if is_exact else None)
         if self._num_drawn == 0:  # the loop started earlier, or uses another loader
             self._is_active = self._is_active and rows == 0
         if not self._is_active:
@@ -259,7 +275,7 @@ class BatchRecord:
         if record.num_steps:
             checks, notes = participation_checks(record, sample_rate), _rate_notes(record, sample_rate)
         elif self.unobserved is not None:
-            not_covered = (self.unobserved,)
+            checks, not_covered = self._size_checks(sample_rate), (self.unobserved,)
         if self._num_joined:
             notes.append(f"{self._num_joined} of {self._num_steps} steps use several draws of the sampler.")
         if self._fewer.count and not self._is_truncated:
@@ -272,6 +288,21 @@ class BatchRecord:
             checks=tuple(checks), certain=certain, notes=tuple(notes), not_covered=not_covered
         )
 
+    def _size_checks(self, sample_rate: float | None) -> list[Check]:
+        """Test how much the sizes of batches vary, if only the number of rows of each step is known.
+
+        The number of examples is derived from the mean size and the sample rate.
+        """
+        sizes = [rows for rows in self._rows if rows is not None]
+        if not self.tests_sizes or not sample_rate or len(sizes) < len(self._rows) or sum(sizes) == 0:
+            return []
+        record = ParticipationRecord()
+        num_examples = max(round(sum(sizes) / (len(sizes) * sample_rate)), *sizes)
+        for size in sizes:
+            record.observe_size(size, num_examples)
+        found = batch_sizes(record)
+        return [] if found is None else [found]
+
     @property
     def _is_truncated(self) -> bool:
         """Whether batches above a certain size, and only these, lose the rows above it."""
@@ -279,14 +310,24 @@ class BatchRecord:
             return False
         return max(self._truncated) >= self._largest_whole
 
+    def _compare_given(self) -> _Worst:
+        """Compare the rows of all steps with the batches that the loop reported, one per step."""
+        found = _Worst()
+        if len(self._given) != len(self._rows):
+            return found
+        for index, (rows, size) in enumerate(zip(self._rows, self._given, strict=True)):
+            if rows is not None and rows > max(size, 1):
+                found.add(rows - size, f"in step {index}, {rows} rows of {size} examples")
+        return found
+
     def _findings(self) -> list[Finding]:
-        found = []
-        if self._more.count:
+        found, more = [], self._compare_given() if self._given else self._more
+        if more.count:
             found.append(
                 Finding.certain(
                     "rows-drawn",
-                    f"More rows were clipped than examples drawn in {self._more.count} of {self._num_steps} "
-                    f"steps: {self._more.sentence}.",
+                    f"More rows were clipped than examples drawn in {more.count} of {len(self._rows)} "
+                    f"steps: {more.sentence}.",
                 )
             )
         if self._is_truncated:

@@ -108,7 +108,7 @@ class SumObserver:
                 return 0, 0.0
             rows, limit = len(norms), float(norms.detach().double().clamp(max=norm).sum())
             count = lambda: int((norms > 0).sum())  # noqa: E731
-        if self._counts_nonzero:
+        if self._counts_nonzero or self.batches.is_given:
             return count(), limit
         if self.batches.exceeds(self._rows + rows):  # from now on, padding is not counted
             self._counts_nonzero, self._is_exact = True, False
