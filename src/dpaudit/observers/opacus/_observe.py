@@ -8,7 +8,6 @@ sampler. ``_observer.py`` implements a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
@@ -19,6 +18,7 @@ from dpaudit._torch import HeldOutData, require_fitting
 from dpaudit.canaries import Coins, Dirac, Draws, GradientCanary, InputCanary, fresh_seed, require_held_out
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import with_block
+from dpaudit.observers.opacus._batches import LoaderBatches
 from dpaudit.observers.opacus._clipping import OpacusClip, clip_for
 from dpaudit.observers.opacus._gradient_canaries import (
     GradientCanaries,
@@ -43,7 +43,7 @@ from dpaudit.observers.opacus._observer import (
     check_unobserved,
 )
 from dpaudit.observers.opacus._sampling import CoinMembership, SampledMembership
-from dpaudit.observers.opacus._sums import SumObserver, observed_batches
+from dpaudit.observers.opacus._sums import SumObserver
 from dpaudit.recording import (
     DPSGDParams,
     LiveBound,
@@ -103,7 +103,9 @@ def observe(
     check_unobserved(optimizer)
     _check_canary(canary, held_out, criterion, sampling=sampling, ranks=ranks)
     seed = ranks.agree_on(fresh_seed(seed))
-    sums = SumObserver(optimizer, clip, module)
+    # with sampling=True, canaries need a hook of their own on the sampler
+    batches = LoaderBatches(loader, is_distributed=ranks.world_size > 1, is_followed=not sampling)
+    sums = SumObserver(optimizer, clip, batches, module)
     shared: dict[str, Any] = {
         "loader": loader,
         "ranks": ranks,
@@ -132,10 +134,7 @@ def observe(
     else:
         shared |= {"clip": clip, "sampling": sampling}
         observer = _setup_gradients(optimizer, canary, num_canaries, seed, **shared)
-    with ExitStack() as undo:
-        if not sampling:  # which needs a hook of its own
-            undo.enter_context(observed_batches(loader, sums.batches, is_distributed=ranks.world_size > 1))
-        undo.enter_context(observer.installed())
+    with observer.installed():
         yield observer.recorder
 
 

@@ -193,6 +193,7 @@ class BatchQueue:
         self._num_prefetched, self._min_size = num_prefetched, int(fills_empty)
         self._batches: deque[tuple[IntArray, int]] = deque()  # canaries, and the number of examples
         self._passes: list[int] = []
+        self._num_steps = 0
         self._ended = True
 
     def start_epoch(self, pending: list[int]) -> None:
@@ -218,17 +219,21 @@ class BatchQueue:
         """Return the canaries of all batches used since the last step."""
         passes, self._passes = self._passes, []
         if not passes or not self._batches:
-            raise InputError(
-                f"Expected a batch of the loader before step {index}, got none: pass the loader that the "
-                "loop iterates over as loader=..., and start the loop inside the with block."
+            advice = (
+                "is a batch used twice, or is one drawn by another loader?"
+                if passes and self._num_steps
+                else "pass the loader that the loop iterates over as loader=..., and start the loop inside "
+                "the with block."
             )
+            raise InputError(f"Expected a batch of the loader before step {index}, got none: {advice}")
         count = self._num_used(passes)
         if count is None:
             raise InputError(
                 f"Expected step {index} to use the next batch of the loader, which has "
-                f"{self._batches[0][1]} examples, got gradients of {' + '.join(map(str, passes))}: with "
-                "sampling=True the loop must use every batch in a step, including empty ones."
+                f"{self._batches[0][1]} examples, got gradients of {' + '.join(map(str, passes))}: "
+                f"{_mismatch([size for _, size in self._batches], passes)}."
             )
+        self._num_steps += 1
         return np.concatenate([self._batches.popleft()[0] for _ in range(count)])
 
     def check_consumed(self, pending: list[int]) -> None:
@@ -255,6 +260,25 @@ class BatchQueue:
                 return None
             count += 1
         return None if rest else count
+
+
+def _mismatch(sizes: list[int], passes: list[int]) -> str:
+    """Return the likely reason why no leading batches of these sizes make up the passes of a step."""
+    total = sum(passes)
+    for start in range(1, len(sizes)):
+        if total and total in np.cumsum(sizes[start:]):
+            skipped = f"{start} batches" if start > 1 else "an empty batch" if sizes[0] == 0 else "a batch"
+            return (
+                f"the loop skips {skipped}, but with sampling=True it must use every batch in a step, "
+                "including empty ones"
+            )
+    if 0 in passes:
+        return "a batch that is not empty has a backward pass without examples"
+    if sizes[0] and total > sizes[0] and total % sizes[0] == 0:
+        return f"each example has {total // sizes[0]} rows, or batches have a fixed size"
+    if total > sizes[0]:
+        return "it has more rows than examples were drawn, from padding, another loader or a batch used twice"
+    return "examples of the batch are left out, or batches are cut to a fixed size"
 
 
 @dataclass(frozen=True, eq=False)

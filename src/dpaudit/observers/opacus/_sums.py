@@ -3,7 +3,7 @@
 :class:`SumObserver` wraps the methods of an optimizer that add to ``p.summed_grad``: ``clip_and_accumulate``,
 or ``accumulate`` with ghost clipping, where ``get_norm_sample`` of the model shows the rows. A sum that
 nothing else has changed is recognized by the version counters of its tensors, so that a step costs no more
-than one norm. :func:`observed_batches` notes the batches that a loader draws.
+than one norm. The batches that rows are compared with are in ``_batches.py``.
 """
 
 from __future__ import annotations
@@ -15,33 +15,25 @@ from typing import Any
 import numpy as np
 import torch
 from opacus.optimizers import DPOptimizer
-from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from torch import Tensor
-from torch.utils.data import DataLoader, SubsetRandomSampler
 
-from dpaudit._types import FloatArray, IntArray
-from dpaudit.diagnostics._sum_checks import BatchRecord, StepSum, SumRecord
+from dpaudit._types import FloatArray
+from dpaudit.diagnostics._sum_checks import StepSum, SumRecord
+from dpaudit.observers.opacus._batches import LoaderBatches
 from dpaudit.observers.opacus._clipping import GhostClip, OpacusClip, wrapped
-from dpaudit.observers.opacus._sampling import iterated_by
 
 _TOLERANCE = 1e-3  # change of a norm, relative to it and to the clipping norm
-_NO_LOADER = (
-    "batches are not tested, and rows are not compared with drawn examples: pass loader=..., the loader that "
-    "make_private returned, and start the loop over it inside the with block"
-)
-_DISTRIBUTED = (
-    "batches of several processes are not tested against Poisson sampling: each process draws from its own "
-    "part of the data"
-)
 
 
 class SumObserver:
     """Checks of the sums of an optimizer; ``before_noise`` must be called in every step."""
 
-    def __init__(self, optimizer: DPOptimizer, clip: OpacusClip, module: Any = None) -> None:
-        self._optimizer, self._clip = optimizer, clip
+    def __init__(
+        self, optimizer: DPOptimizer, clip: OpacusClip, loader: LoaderBatches, module: Any = None
+    ) -> None:
+        self._optimizer, self._clip, self._loader = optimizer, clip, loader
         self._module = module if isinstance(clip, GhostClip) else None
-        self.record, self.batches = SumRecord(), BatchRecord(_NO_LOADER)
+        self.record, self.batches = SumRecord(), loader.record
         self._is_paused, self._was_reset = False, False
         self._counts_nonzero = False
         self._norm_sample: Tensor | None = None  # of the latest pass, with ghost clipping
@@ -57,6 +49,7 @@ class SumObserver:
     def installed(self) -> Iterator[None]:
         """Follow the sums inside the block; the optimizer is restored at its end."""
         with ExitStack() as undo:
+            undo.enter_context(self._loader.installed())
             if self._module is None:
                 undo.enter_context(wrapped(self._optimizer, "clip_and_accumulate", self._noting_sum))
             else:
@@ -108,6 +101,7 @@ class SumObserver:
                 return 0, 0.0
             rows, limit = len(norms), float(norms.detach().double().clamp(max=norm).sum())
             count = lambda: int((norms > 0).sum())  # noqa: E731
+        self._loader.choose(rows)
         if self._counts_nonzero or self.batches.is_given:
             return count(), limit
         if self.batches.exceeds(self._rows + rows):  # from now on, padding is not counted
@@ -213,51 +207,3 @@ def _norms(parts: Sequence[Tensor]) -> FloatArray:
     first = found[0].device
     norms: FloatArray = torch.stack([one.to(first) for one in found]).double().cpu().numpy()
     return norms
-
-
-@contextmanager
-def observed_batches(loader: Any, batches: BatchRecord, *, is_distributed: bool) -> Iterator[None]:
-    """Note the batches that the sampler of ``loader`` draws inside the block, if there is one."""
-    sampler = getattr(loader, "batch_sampler", None)
-    inner = sampler.sampler if isinstance(sampler, BatchSplittingSampler) else sampler
-    if inner is None or not isinstance(loader, DataLoader) or not hasattr(inner, "__dict__"):
-        yield
-        return
-    members = _Members.of(loader, inner)
-    if is_distributed or members is None:
-        batches.tests_sampling = False
-        batches.unobserved = _DISTRIBUTED
-
-    def drawn(epoch: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        for batch in epoch():
-            indices = np.asarray(batch, dtype=np.int64).reshape(-1)
-            if members is None:
-                batches.draw(indices, 0)
-            else:
-                batches.draw(members.positions(indices), members.count)
-            yield batch
-
-    with iterated_by(inner, drawn):
-        yield
-
-
-class _Members:
-    """The examples that a sampler may draw, numbered from 0."""
-
-    def __init__(self, count: int, subset: IntArray | None = None) -> None:
-        self.count, self._subset = count, subset
-
-    @classmethod
-    def of(cls, loader: Any, sampler: Any) -> _Members | None:
-        """Return the examples of a batch sampler; None if their number is not known."""
-        inside = getattr(sampler, "sampler", sampler)
-        if isinstance(inside, SubsetRandomSampler):
-            subset = np.unique(np.asarray(inside.indices, dtype=np.int64))
-            return cls(subset.size, subset)
-        return cls(len(loader.dataset)) if hasattr(loader.dataset, "__len__") else None
-
-    def positions(self, indices: IntArray) -> IntArray:
-        """Return the numbers of examples, given by index in the data set."""
-        if self._subset is None:
-            return indices
-        return np.searchsorted(self._subset, indices).astype(np.int64)
