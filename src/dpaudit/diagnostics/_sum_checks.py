@@ -81,6 +81,8 @@ class SumRecord:
         """
         self.last, index = step, self.num_steps
         self.num_steps += 1
+        if not math.isfinite(step.norm):  # gradients that are not finite are another matter
+            return
         norm, limit = step.norm / step.max_grad_norm, step.limit / step.max_grad_norm
         if step.rows == 0:
             if norm > _ROUNDING:

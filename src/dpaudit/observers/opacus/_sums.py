@@ -181,8 +181,7 @@ class SumObserver:
         if layers is not None and self._rows:
             limits = np.array([*map(float, layers), norm]) * self._rows
             excess = float((np.array([*norms, step.norm]) / limits).max())
-        if np.isfinite(step.norm):
-            self.record.observe(step, excess=excess, eps=float(torch.finfo(sums[0].dtype).eps))
+        self.record.observe(step, excess=excess, eps=float(torch.finfo(sums[0].dtype).eps))
         self._end_step()
         return step
 
