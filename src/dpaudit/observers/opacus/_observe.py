@@ -35,6 +35,7 @@ from dpaudit.observers.opacus._input_canaries import (
     UnwrappedModel,
     check_held_out,
 )
+from dpaudit.observers.opacus._lints import LintCheck
 from dpaudit.observers.opacus._observer import (
     OpacusObserver,
     OpacusParamsReader,
@@ -42,6 +43,7 @@ from dpaudit.observers.opacus._observer import (
     accounted_rate,
     check_unobserved,
 )
+from dpaudit.observers.opacus._prepared import PreparedTraining, unwrapped
 from dpaudit.observers.opacus._sampling import CoinMembership, SampledMembership
 from dpaudit.observers.opacus._sums import SumObserver
 from dpaudit.recording import (
@@ -99,6 +101,7 @@ def observe(
     differ from those without the audit, because canaries consume random numbers of the sampler. By default
     there are as many canaries as the model has parameters, but at most 8,192.
     """
+    optimizer = unwrapped(optimizer)
     clip, ranks = clip_for(optimizer, module), Ranks(optimizer, sampling=sampling)
     check_unobserved(optimizer)
     _check_canary(canary, held_out, criterion, sampling=sampling, ranks=ranks)
@@ -106,11 +109,13 @@ def observe(
     # with sampling=True, canaries need a hook of their own on the sampler
     batches = LoaderBatches(loader, is_distributed=ranks.world_size > 1, is_followed=not sampling)
     sums = SumObserver(optimizer, clip, batches, module)
+    lints = LintCheck(PreparedTraining(optimizer=optimizer, module=module, loader=loader))
     shared: dict[str, Any] = {
+        "lints": lints,
         "loader": loader,
         "ranks": ranks,
         "sums": sums,
-        "checks": [sums.record, sums.batches],
+        "checks": [sums.record, sums.batches, lints],
         "given": DPSGDParams(
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
         ),
@@ -149,6 +154,7 @@ def _setup_gradients(
     loader: Any,
     ranks: Ranks,
     sums: SumObserver,
+    lints: LintCheck,
     given: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
@@ -177,7 +183,9 @@ def _setup_gradients(
         params = OpacusParamsReader(optimizer, loader if given.sample_rate is None else None)
         recorder = Recorder(claim=ReadClaim(params, given), num_canaries=num_canaries, **options)
     canaries = GradientCanaries(optimizer, draws, clip)
-    return OpacusObserver(optimizer, recorder, params, canaries, membership, ranks=ranks, sums=sums)
+    return OpacusObserver(
+        optimizer, recorder, params, canaries, membership, ranks=ranks, sums=sums, lints=lints
+    )
 
 
 def _setup_inputs(
@@ -192,6 +200,7 @@ def _setup_inputs(
     loader: Any,
     ranks: Ranks,
     sums: SumObserver,
+    lints: LintCheck,
     given: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
@@ -218,7 +227,9 @@ def _setup_inputs(
     options |= {"signal": 1.0, "coupled": True, "num_canaries": coins.num_canaries}
     recorder = Recorder(claim=ReadClaim(params, given), **options)
     membership = CoinMembership(coins)
-    return OpacusObserver(optimizer, recorder, params, canaries, membership, ranks=ranks, sums=sums)
+    return OpacusObserver(
+        optimizer, recorder, params, canaries, membership, ranks=ranks, sums=sums, lints=lints
+    )
 
 
 def _loss(optimizer: DPOptimizer, given: Any) -> Any:
