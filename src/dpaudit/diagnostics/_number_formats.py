@@ -14,6 +14,11 @@ from dpaudit._types import FloatArray
 
 BFLOAT16, FLOAT16, SINGLE, DOUBLE = 2.0**-7, 2.0**-10, 2.0**-23, 2.0**-52  # relative precision
 
+_FINER = (
+    16.0  # factor by which the smallest of a few hundred numbers is certainly more precise than the largest
+)
+_SUBNORMAL = 2.0**-24  # the smallest number in float16, where it is a fixed-point format
+
 
 class FormatCheck:
     """The least precise format, at each coordinate, that can hold all releases so far.
@@ -67,7 +72,8 @@ class FormatCheck:
         found[np.logical_and.reduceat(self._is_single, starts) | (largest == 0)] = SINGLE
         for flags, eps in ((self._is_float16, FLOAT16), (self._is_bfloat16, BFLOAT16)):
             spacing = eps * np.exp2(np.floor(np.log2(np.where(largest > 0, largest, 1.0))))
-            found[np.logical_and.reduceat(flags, starts) & (finest < spacing)] = eps
+            is_floating = (finest < spacing / _FINER) | (finest <= _SUBNORMAL)
+            found[np.logical_and.reduceat(flags, starts) & is_floating] = eps
         return np.repeat(found, sizes)
 
     def state_dict(self) -> dict[str, Any]:
