@@ -19,6 +19,9 @@ _JOINT_CLIP = "is the mean or the sum of the batch clipped instead of each gradi
 LOCALIZING = frozenset({"step-noise", "leaf-noise", "coordinate-noise", "repeated-noise"})
 """Findings that locate missing or repeated noise, and so explain a wrong total amount."""
 
+SAMPLING = frozenset({"sample-rate", "batch-sizes", "participation-counts", "batch-overlap"})
+"""Findings about how batches are drawn."""
+
 _CAUSE_OF_FINDING = {
     "step-noise": "is a step released without noise, such as one with an empty batch, or a micro-step?",
     "leaf-noise": "is a parameter skipped when noise is added, or scaled separately?",

@@ -172,15 +172,6 @@ class RunCheck(Protocol):
         """Return what the steps so far show, given the claimed numbers."""
 
 
-def joined_checks(
-    found: Diagnosis, parts: Sequence[RunCheck], noise_multiplier: float, sample_rate: float | None
-) -> Diagnosis:
-    """Return the diagnosis of the noise with the results of all other checks, at the same confidence."""
-    return found.joined(
-        *(part.results(noise_multiplier=noise_multiplier, sample_rate=sample_rate) for part in parts)
-    )
-
-
 class NoiseLog:
     """The noise of the first and last 2,048 steps, in clipping norms; the claim may still be unknown."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
 from dpaudit.errors import InputError
@@ -36,6 +37,7 @@ from dpaudit.recording import (
     Recorder,
     TrainingInfo,
 )
+from dpaudit.recording._claim_source import CLAIM_PARTS
 
 _NOT_POISSON = (
     "how batches are drawn is not tested: the claim assumes Poisson sampling, but fit() shuffles the data"
@@ -47,6 +49,7 @@ _SHARED_MICROBATCHES = (
 _DIRAC = Dirac()
 
 
+@_validate.without_epsilon(CLAIM_PARTS)
 @with_block
 def observe(
     optimizer: Any,
@@ -58,6 +61,7 @@ def observe(
     num_steps: int | None = None,
     delta: float | None = None,
     confidence: float = 0.95,
+    tests: bool = True,
     seed: int | None = None,
     every: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
@@ -69,7 +73,9 @@ def observe(
     subtracted before the update, so that the weights are the same as without the audit, up to rounding. The
     noise multiplier is read from the optimizer, which does not have the sample rate: pass it here or to
     ``audit()``. ``seed`` is the random seed of the audit, by default from the operating system. ``callbacks``
-    receive the live bound every ``every`` steps; they may raise to end the training run.
+    receive the live bound every ``every`` steps; they may raise to end the training run. Bound and tests
+    share the error rate of ``confidence``; with ``tests=False`` nothing but the scores is tested, and the
+    bound has all of it.
     """
     clip = clip_for(optimizer)
     calls_per_step = getattr(optimizer, "gradient_accumulation_steps", 1)
@@ -86,6 +92,7 @@ def observe(
         facts=lambda: TrainingInfo(canary=canary, max_grad_norm=float(clip.norm)),
         not_covered=(_NOT_POISSON,),
         confidence=confidence,
+        tests=tests,
         every=every,
         callbacks=callbacks,
         num_canaries=num_canaries,

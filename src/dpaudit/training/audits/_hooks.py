@@ -6,6 +6,7 @@ run; ``EndToEnd`` obtains one observation of the whole run per canary. ``Diagnos
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -27,7 +28,7 @@ from dpaudit.canaries import (
 )
 from dpaudit.diagnostics import Diagnosis, Diagnostics
 from dpaudit.errors import InputError
-from dpaudit.recording import LiveBound, Recorder, WholeRunRecorder
+from dpaudit.recording import LiveBound, Recorder, UntestedError, WholeRunRecorder
 from dpaudit.training._seeds import Seeds, generator, generators
 from dpaudit.training._training import Hook, Step, Training
 from dpaudit.training.audits._canaries import (
@@ -49,7 +50,8 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
     ``held_out``, the examples that :func:`dpaudit.training.data.hold_out` splits off. ``notify`` is called in
     each crafting step with the number of finished steps and their total number.
 
-    The claim is derived from the training settings, at ``delta``. All randomness comes from ``seed``, or from
+    The claim is derived from the training settings, at ``delta``. If the same run has a :class:`Diagnose`
+    hook, ``recorder.audit()`` includes its findings. All randomness comes from ``seed``, or from
     the operating system. ``callbacks`` receive the live bound during training; they may raise to stop it.
     """
 
@@ -138,6 +140,7 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         )
         return Recorder(
             claim=claim,
+            noise=_noise_tests(training),
             num_steps=settings.num_steps if first_steps is None else first_steps,
             confidence=self.confidence,
             callbacks=self._callbacks,
@@ -307,6 +310,7 @@ class EndToEnd(CanaryAudit[WholeRunRecorder]):
             num_steps=settings.num_steps,
             delta=self.delta,
             confidence=self.confidence,
+            noise=_noise_tests(training),
         )
 
     @property
@@ -335,6 +339,7 @@ class Diagnose(Hook):
     def attach(self, training: Training) -> None:
         settings = training.settings
         noise = _validate.positive("noise_multiplier", settings.noise_multiplier) * settings.max_grad_norm
+        self._noise_multiplier = settings.noise_multiplier
         claimed = noise, settings.sample_rate
         if self._claimed not in (None, claimed):
             raise InputError("Expected training runs with equal noise and sample rate in one Diagnose.")
@@ -349,8 +354,22 @@ class Diagnose(Hook):
         self.record.observe_noise(noise.cpu().numpy(), self._leaves)
         self.record.observe_batch(step.indices.cpu().numpy(), self._num_examples)
 
-    def diagnose(self, confidence: float = 0.95) -> Diagnosis:
-        """Test the steps so far; the false alarm rate holds for a single diagnosis."""
+    def diagnose(
+        self,
+        confidence: float = 0.95,
+        *,
+        noise_multiplier: float | None = None,
+        has_signal: Callable[[], bool] | None = None,  # noqa: ARG002  # canaries cancel
+    ) -> Diagnosis:
+        """Test the steps so far; the false alarm rate holds for a single diagnosis.
+
+        A ``noise_multiplier`` must be the one of the training settings.
+        """
+        if noise_multiplier is not None and not math.isclose(noise_multiplier, self._noise_multiplier):
+            raise UntestedError(
+                f"Expected noise_multiplier={self._noise_multiplier:g}, that of the training settings, got "
+                f"{noise_multiplier:g}."
+            )
         return self.record.diagnose(confidence)
 
     def state_dict(self) -> dict[str, Any]:
@@ -358,3 +377,8 @@ class Diagnose(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.record.load_state_dict(state)
+
+
+def _noise_tests(training: Training) -> Diagnose | None:
+    """Return the hook that tests the noise of the same training run, if there is one."""
+    return next((hook for hook in training.hooks if isinstance(hook, Diagnose)), None)
