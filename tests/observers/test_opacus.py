@@ -40,7 +40,10 @@ def test_correct_training_is_not_flagged_in_95_percent_of_seeds_and_tight_in_mos
     assert tight >= least_caught(len(seeds), 0.95, broken=0.1)  # with 1.1 times the noise none is
 
 
-@pytest.mark.parametrize("kind", OTHER_KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.long] * (kind in ("functorch", "ew"))) for kind in OTHER_KINDS],
+)
 def test_correct_training_of_any_kind_is_not_flagged(train, kind):
     """The long version, of 40 seeds, is benchmarks/opacus_modes.py."""
     options = {"num_steps": 100, "noise_multiplier": 0.8, **OTHER_KINDS[kind]}
@@ -479,3 +482,16 @@ def test_a_state_of_fewer_canaries_than_the_default_names_the_number_to_pass(pri
         resumed.load_state_dict(before.state_dict())
         run(made, 1)
     assert resumed.observations.num_steps == 3
+
+
+def test_a_claim_says_what_was_read_from_where(train):
+    result = train(num_steps=20).recorder.audit(delta=1e-6)
+    sources = {part.name: (part.source, part.origin) for part in result.claim.parts}
+    assert sources["noise_multiplier"] == ("read", "the optimizer")
+    assert sources["delta"] == ("given", "")
+    assert "(read from the optimizer)" in str(result)
+
+
+def test_an_epsilon_is_answered_by_what_to_pass():
+    with pytest.raises(dpaudit.InputError, match=r"Expected noise_multiplier=.*, got epsilon=8: an epsilon"):
+        observe(None, epsilon=8)

@@ -67,8 +67,8 @@ class StepBarrier:
         try:
             yield
         except jax.errors.JaxRuntimeError as error:
-            if self.raised is None:
-                raise
+            if self.raised is None or type(self.raised).__name__ not in str(error):
+                raise  # an error that is not ours, or after ours was handled
             if isinstance(self.raised, InputError):
                 raise self.raised.with_traceback(None) from None
             raise self.raised from error
