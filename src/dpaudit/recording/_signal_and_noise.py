@@ -16,6 +16,7 @@ import numpy as np
 
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.diagnostics import CheckResults, Diagnosis, Diagnostics
+from dpaudit.diagnostics._noise_record import Leaves
 from dpaudit.diagnostics._p_values import HeadTailBuffer
 from dpaudit.errors import InputError
 from dpaudit.stats._power import AuditDesign
@@ -178,6 +179,8 @@ class NoiseLog:
     def __init__(self) -> None:
         self._rows = HeadTailBuffer()
         self._leaves: tuple[int, ...] = ()
+        self.names: Sequence[str] = ()
+        """The names of the leaves, where an observer knows them."""
         self._rounding = 0.0
 
     def observe(self, released: Any, known: Any, leaves: tuple[int, ...], *, norm: float, eps: float) -> None:
@@ -200,9 +203,13 @@ class NoiseLog:
         tests = Diagnostics()
         for row in self._rows.rows:
             tests.observe_noise(
-                row / noise_multiplier, self._leaves, rounding=self._rounding / noise_multiplier
+                row / noise_multiplier, self._named_leaves(), rounding=self._rounding / noise_multiplier
             )
         return tests.diagnose(confidence)
+
+    def _named_leaves(self) -> Leaves:
+        is_named = len(set(self.names)) == len(self._leaves)
+        return dict(zip(self.names, self._leaves, strict=True)) if is_named else self._leaves
 
 
 @dataclass(frozen=True, eq=False)

@@ -149,6 +149,10 @@ class Host:
         """Return output and input of the privatizer at the coordinates whose noise is logged."""
         sample = CoordinateSample.of([leaf.size for leaf in jax.tree.leaves(arrived)])
         self._leaves, self._precision = sample.leaves, precision_of(arrived)
+        named, _ = jax.tree_util.tree_flatten_with_path(arrived)
+        self._recorder.noise.names = [
+            jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in named
+        ]
         return flat(released)[sample.indices], flat(arrived)[sample.indices]
 
     def add_pending(self, batch: Any, joined: Any) -> None:

@@ -133,8 +133,17 @@ def observe(
     else:
         shared |= {"clip": clip, "sampling": sampling}
         observer = _setup_gradients(optimizer, canary, num_canaries, seed, **shared)
+    observer.recorder.noise.names = _parameter_names(optimizer, module)
     with observer.installed():
         yield observer.recorder
+
+
+def _parameter_names(optimizer: DPOptimizer, module: Any) -> list[str]:
+    """Return the names of the optimizer's parameters, which only the module knows; empty without one."""
+    if not isinstance(module, nn.Module):
+        return []
+    known = {id(value): name.removeprefix("_module.") for name, value in module.named_parameters()}
+    return [known.get(id(value), f"parameter {index}") for index, value in enumerate(optimizer.params)]
 
 
 def _setup_gradients(

@@ -188,7 +188,7 @@ class TensorFlowObserver:
         inserted = [_sum_where(taped.present, part) for part in self._clip.clipped(taped.canary_rows)]
         scores = taped.canaries.project(flat(released) - flat(batch)) / self._clip.norm
         coordinates = CoordinateSample.of([variable.shape.num_elements() for variable in variables])
-        self._host.leaves = coordinates.leaves
+        self._host.name_leaves([variable.name for variable in variables], coordinates.leaves)
         finfo = tf.experimental.numpy.finfo
         self._host.eps = max(float(finfo(part.dtype.as_numpy_dtype).eps) for part in gradients)
         noisy = [tf.gather(flat(parts), coordinates.indices) for parts in (released, batch, inserted)]
@@ -224,6 +224,10 @@ class HostCallbacks:
         self.num_canaries = draws.num_canaries  # present or not
         self.num_calls = 0
         self.is_active = True
+
+    def name_leaves(self, names: Sequence[str], sizes: tuple[int, ...]) -> None:
+        """Note the names of the variables and how many coordinates of each are logged."""
+        self._recorder.noise.names, self.leaves = names, sizes
 
     def begin(self) -> tuple[IntArray, BoolArray]:
         """Return the number of this call and which canaries are present in it."""
