@@ -23,10 +23,10 @@ from dpaudit.recording._joint_verdict import (
     claimed_noise,
     remaining_level,
 )
+from dpaudit.recording._noise_log import NoiseLog
 from dpaudit.recording._signal_and_noise import (
     NO_NOISE,
     CanaryLengths,
-    NoiseLog,
     NoiseTests,
     RunCheck,
     RunningMoments,

@@ -17,9 +17,9 @@ from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import ClaimSource, GivenClaim, ReadClaim, TrainingInfo
 from dpaudit.recording._joint_verdict import RunTests, SupportsDiagnose
+from dpaudit.recording._noise_log import NoiseLog
 from dpaudit.recording._signal_and_noise import (
     NO_NOISE,
-    NoiseLog,
     NoiseTests,
     RunCheck,
     RunningMoments,
