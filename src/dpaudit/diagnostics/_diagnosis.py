@@ -29,9 +29,7 @@ _MOST_CAUSES = 4  # more of them do not help
 _SHARED = 16.0  # squared sums over a leaf are never this many times too large because of repeated noise
 _SAME = 0.95  # correlation above which noise counts as repeated, not merely correlated
 _WEAK = 0.1  # correlation below which noise of low rank is a likelier cause
-_SCATTER = (
-    1.5  # the coordinate with the least noise has less than its leaf by accident, but not this much less
-)
+_SCATTER = 1.5  # by accident, the least noise of a coordinate is below that of its leaf, but not by more
 _PARTS = ("step-noise", "leaf-noise", "coordinate-noise")
 # Causes come before their consequences: repeated or shared noise also has unusual amounts, and shuffled
 # batches also have a fixed size.
