@@ -149,13 +149,15 @@ class OpacusObserver:
             self.recorder.record(scores, step.present, lengths=lengths)
 
     def _keep_noise(self, released: Tensor, divisor: float, step: _Step) -> None:
-        known = self._ranks.sum(step.total.index_select(0, self._indices))
+        both = torch.stack([one.index_select(0, self._indices) for one in (step.total, step.inserted)])
+        known, inserted = self._ranks.sum(both).double().cpu().numpy()
         self.recorder.noise.observe(
             released.index_select(0, self._indices).double().cpu().numpy(),
-            known.double().cpu().numpy(),
+            known,
             self._coordinates.leaves,
+            examples=known - inserted,
             norm=step.noise_norm,
-            eps=torch.finfo(known.dtype).eps,
+            eps=torch.finfo(both.dtype).eps,
             divisor=divisor,
             batch_size=_num_rows(self._optimizer),
             num_canaries=float(np.count_nonzero(step.present)),
