@@ -31,6 +31,10 @@ class ParameterLayout:
         named = sizes if isinstance(sizes, Mapping) else {str(i): size for i, size in enumerate(sizes)}
         return cls(tuple(named), tuple((int(size),) for size in named.values()))
 
+    def only(self, number: int) -> ParameterLayout:
+        """Return the layout of a single parameter."""
+        return ParameterLayout((self.names[number],), (self.shapes[number],), self.largest)
+
     @property
     def sizes(self) -> IntArray:
         """The number of entries of each parameter."""
@@ -60,6 +64,10 @@ class CanaryLabels:
     """The index of each canary's shape in :data:`SHAPES`."""
     parameters: IntArray
     """The index of the named parameter that contains each canary; -1 if there are several."""
+
+    def in_several_parameters(self) -> CanaryLabels:
+        """Return the labels of canaries that are in several parameters each."""
+        return CanaryLabels(self.shapes, np.full_like(self.parameters, -1))
 
 
 SHAPES = ("single", "dense", "block", "row")
@@ -188,6 +196,16 @@ class GradientCanary(ABC):
 
     @abstractmethod
     def _directions(self, num_canaries: int, num_parameters: int, rng: np.random.Generator) -> Directions: ...
+
+    def lengths(self, directions: Directions) -> FloatArray:
+        """Return the norm of each canary in clipping norms, before clipping."""
+        found = directions.lengths
+        return np.full(directions.num_canaries, self.scale) if found is None else found
+
+    @property
+    def places_per_canary(self) -> int:
+        """How many parameters a model needs for each canary, so that all shapes fit."""
+        return 1
 
     @property
     def num_variants(self) -> int:

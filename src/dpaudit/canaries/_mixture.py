@@ -62,6 +62,10 @@ class Mixture(GradientCanary):
         _validate.at_least("scale", self.scale, _JUST_LONGER)
 
     @property
+    def places_per_canary(self) -> int:
+        return 2
+
+    @property
     def num_variants(self) -> int:
         return _NUM_PLANS
 

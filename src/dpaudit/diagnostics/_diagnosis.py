@@ -29,6 +29,8 @@ _PARTS = ("step-noise", "leaf-noise", "coordinate-noise")
 # Causes come before their consequences: repeated or shared noise also has unusual amounts, and shuffled
 # batches also have a fixed size.
 _ORDER = (
+    "canary-arrival",
+    "noise-by-canaries",
     "repeated-noise",
     "leaf-correlation",
     "step-correlation",
@@ -183,10 +185,11 @@ class Diagnosis:
 
     def likely_causes(self, **known: Any) -> tuple[str, ...]:
         """Return likely causes of the findings; keywords are as in :func:`likely_causes`."""
-        names = [finding.name for finding in self.findings]
+        own = [finding.cause for finding in self.findings if finding.cause]
+        names = [finding.name for finding in self.findings if not finding.cause]
         if self.noise is not None and "noise-variance" in names:
             known = {"noise_ratio": self.noise.ratio, "interval": (self.noise.low, self.noise.high), **known}
-        return likely_causes(findings=names, **known)
+        return tuple(dict.fromkeys([*own, *likely_causes(findings=names, **known)]))
 
     def raise_for_findings(self) -> None:
         """Raise :class:`dpaudit.FindingError` if there are findings."""

@@ -11,18 +11,18 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._html import labelled
 from dpaudit._plotting import draw_trajectory
-from dpaudit._types import BoolArray, FloatArray
+from dpaudit._types import FloatArray
 from dpaudit.accounting import Claim
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import ClaimSource, GivenClaim, ReadClaim, TrainingInfo
+from dpaudit.recording._score_log import ObservedCanaries, ScoreLog
 from dpaudit.recording._signal_and_noise import (
     NO_NOISE,
     CanaryLengths,
     NoiseLog,
     NoiseTests,
     RunCheck,
-    RunningMoments,
     UntestedError,
     check_signal,
     has_signal,
@@ -75,7 +75,8 @@ class Recorder:
     ``facts`` returns a :class:`TrainingInfo`. ``not_covered`` are sentences that name the parts of the
     training run that canaries bypass; ``checks`` are further checks for :meth:`diagnose`. ``synchronize``
     waits for steps that were started but are not yet recorded. ``num_canaries`` is the number of scores per
-    step, if it is fixed before the first step.
+    step, if it is fixed before the first step. ``canaries`` are gradients, some of which may not count for
+    the bound; :meth:`diagnose` tests what arrived of them.
 
     >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=200)
     >>> rng = np.random.default_rng(0)
@@ -105,6 +106,7 @@ class Recorder:
         checks: Sequence[RunCheck] = (),
         synchronize: Callable[[], None] | None = None,
         num_canaries: int | None = None,
+        canaries: ObservedCanaries | None = None,
     ) -> None:
         self._claims: ClaimSource = claim if isinstance(claim, ReadClaim) else GivenClaim(claim)
         self.confidence = _validate.confidence(confidence)
@@ -121,8 +123,7 @@ class Recorder:
         self._checks = tuple(checks)
         self._synchronize = synchronize
         self._peeked = self._closed = self._shown = False
-        self._scores: list[FloatArray] = []
-        self._present: list[BoolArray] = []
+        self._log = ScoreLog(canaries)
         self._betting: Betting | None = None  # chosen before the first step
         self._bets: PlacedBets | None = None
         self._live: LiveBound | None = None
@@ -137,12 +138,12 @@ class Recorder:
     def num_done(self) -> int:
         """The number of recorded steps."""
         self._wait()
-        return len(self._scores)
+        return len(self._log)
 
     @property
     def scores_per_step(self) -> int | None:
         """The number of scores per recorded step; None before the first step."""
-        return self._scores[0].size if self._scores else None
+        return self._log.scores[0].size if len(self._log) else None
 
     @property
     def num_steps(self) -> int:
@@ -176,16 +177,15 @@ class Recorder:
         call :meth:`notify` later.
         """
         values, mask = np.array(scores, dtype=np.float64), np.array(present, dtype=np.bool_)
-        require_alike(values, mask, step=self.num_done, first=self._scores[0] if self._scores else values)
+        require_alike(values, mask, step=self.num_done, first=next(iter(self._log.scores), values))
         # a run that continues after its bound was shown had not ended, and may continue because of the bound
         self._peeked, self._closed = self._peeked or self._shown, False
+        self._log.add(values, mask)
         if self._bets is None:
-            self._bets = self._start_bets(values.size)
-        self._scores.append(values)
-        self._present.append(mask)
+            self._bets = self._start_bets()
         if lengths is not None:
             self._lengths.add(lengths)
-        if len(self._scores) % _PENDING == 0:
+        if len(self._log) % _PENDING == 0:
             self._place_bets()
         if notify:
             self.notify()
@@ -232,7 +232,7 @@ class Recorder:
 
     def _bound_after(self, count: int) -> LiveBound:
         hypothesis = self.claim.hypothesis(self._tradeoff)
-        parameter = self._place_bets().parameter(count) if count else 0.0
+        parameter = self._place_bets().parameter(self._log.num_counted(count)) if count else 0.0
         return LiveBound(
             num_done=count,
             epsilon=hypothesis.epsilon(parameter),
@@ -245,16 +245,17 @@ class Recorder:
     def _place_bets(self) -> PlacedBets:
         """Bet on all recorded steps; a bet that is placed does not change."""
         if self._bets is None:
-            self._bets = self._start_bets(self._scores[0].size)
-        self._bets.extend(self._scores, self._present)
+            self._bets = self._start_bets()
+        self._bets.extend(self._log.counted_scores, self._log.counted_present)
         return self._bets
 
-    def _start_bets(self, num_guesses: int) -> PlacedBets:
+    def _start_bets(self) -> PlacedBets:
         tradeoff, expected = self._claims.step_curve(self._tradeoff)
         if self._betting is None:  # otherwise that of a state
-            self._betting = Betting(horizon=self._planned, expected=expected, stop_loss=not self._coupled)
+            horizon = None if self._planned is None else self._log.num_counted(self._planned)
+            self._betting = Betting(horizon=horizon, expected=expected, stop_loss=not self._coupled)
         query = BoundQuery(tradeoff, 0.0, 1 - self.confidence)  # the curve is already the one at delta
-        return PlacedBets(self._betting, query, num_guesses, by_coin=not self._paired)
+        return PlacedBets(self._betting, query, self._log.counted_scores[0].size, by_coin=not self._paired)
 
     def trajectory(self) -> Trajectory:
         """Return the live bound at about sixty points, with its band."""
@@ -266,7 +267,8 @@ class Recorder:
             placed.advantages,
             hypothesis=self.claim.hypothesis(self._tradeoff),
             confidence=self.confidence,
-            horizon=self._planned,
+            horizon=placed.betting.horizon,
+            num_done=self._log.step_numbers(),
         )
 
     def plot(self, *, ax: Any = None) -> Any:
@@ -281,8 +283,8 @@ class Recorder:
         is_free = self._peeked or self._is_over
         self._shown = self._shown or is_free
         rows = [("steps", f"{self.num_done:,}")]
-        if self._scores:
-            rows.append(("scores per step", f"{self._scores[0].size:,}"))
+        if self.num_done:
+            rows.append(("scores per step", f"{self.scores_per_step:,}"))
         try:
             rows.append(("claim", self.claim.summary))
             rows.append(("bound so far", str(self._bound_after(self.num_done)) if is_free else _NOT_SHOWN))
@@ -292,13 +294,13 @@ class Recorder:
 
     @property
     def observations(self) -> Observations:
-        """All scores so far."""
+        """All scores so far that count for the bound."""
         self._require_steps()
-        scores, present = np.stack(self._scores), np.stack(self._present)
+        scores, present = np.stack(self._log.counted_scores), np.stack(self._log.counted_present)
         if self._paired:
             return Observations.from_presence(scores, present, normalized=True, paired=True)
         self._require_fair(is_over=True)
-        coupled = self._coupled and self._scores[0].size > 1
+        coupled = self._coupled and scores.shape[1] > 1
         return split_by_coins(scores, present, normalized=True, coupled=coupled)
 
     def audit(
@@ -318,7 +320,7 @@ class Recorder:
         observations = self.observations  # before the claim, which a run without steps does not have
         claim = claim or self._claims.claim(self.num_done, given)
         if self._signal is not None:
-            check_signal(*_moments(observations), self._signal)
+            check_signal(self._log.moments(), self._signal)
         method = {"confidence": self.confidence, "tradeoff": self._tradeoff} | method
         self._require_stoppable(inference, method.get("threshold"))
         placed, is_same_curve = self._place_bets(), method["tradeoff"] == self._tradeoff
@@ -355,17 +357,17 @@ class Recorder:
         claimed = self._claims.noise_multiplier(noise_multiplier)
         options: dict[str, Any] = {"confidence": confidence, "has_signal": self._has_signal}
         found = self._noise.diagnose(noise_multiplier=claimed, **options)
-        return joined_checks(found, self._checks, claimed, self._claims.sample_rate())
+        return joined_checks(found, (self._log, *self._checks), claimed, self._claims.sample_rate())
 
     def _has_signal(self) -> bool:
-        return self._signal is None or has_signal(*_moments(self.observations), self._signal)
+        return self._signal is None or has_signal(self._log.moments(), self._signal)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the recorded state, for ``load_state_dict`` of an identically created recorder."""
         self._wait()
         return {
-            "scores": np.asarray(self._scores),
-            "present": np.asarray(self._present),
+            "scores": np.asarray(self._log.scores),
+            "present": np.asarray(self._log.present),
             "looked": self._peeked,
             "shown": self._shown,
             **({} if self._betting is None else self._bets_state(self._betting)),
@@ -383,8 +385,7 @@ class Recorder:
             raise InputError(f"Expected the state of a recorder, which bets, got {betting!r}.")
         self._betting = betting
         self.confidence = _validate.confidence(state.get("confidence", self.confidence))
-        self._scores = list(state["scores"])
-        self._present = list(state["present"])
+        self._log.load(list(state["scores"]), list(state["present"]))
         # a state that does not record whether the bound was shown counts as shown
         self._peeked, self._shown = state["looked"], state.get("shown", True)
         self._lengths.counts = np.array(state.get("lengths", np.zeros_like(self._lengths.counts)))
@@ -413,7 +414,7 @@ class Recorder:
         """Raise if the coins so far are very unlikely to be fair."""
         if self._paired:
             return
-        if new := self._present[self._coins.num_steps : self.num_done]:
+        if new := self._log.counted_present[self._coins.num_steps :]:
             self._coins.add(np.stack(new))
         self._coins.require_fair(is_over=is_over)
 
@@ -442,8 +443,3 @@ class Recorder:
             "bound only after the end."
         )
 
-
-def _moments(observations: Observations) -> tuple[RunningMoments, RunningMoments]:
-    sides = observations.with_canary, observations.without_canary
-    present, absent = (RunningMoments().add(scores) for scores in sides)
-    return present, absent

@@ -8,14 +8,24 @@ sampler. ``_observer.py`` implements a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 
 from dpaudit._torch import HeldOutData, require_fitting
-from dpaudit.canaries import Coins, Dirac, Draws, GradientCanary, InputCanary, fresh_seed, require_held_out
+from dpaudit.canaries import (
+    Coins,
+    Draws,
+    GradientCanary,
+    InputCanary,
+    Mixture,
+    fresh_seed,
+    require_held_out,
+)
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import with_block
 from dpaudit.observers.opacus._clipping import OpacusClip, clip_for
@@ -25,6 +35,8 @@ from dpaudit.observers.opacus._gradient_canaries import (
     default_num_canaries,
     default_num_sampled,
     norm_share,
+    owning_module,
+    parameter_layout,
     uncovered_layers,
 )
 from dpaudit.observers.opacus._input_canaries import (
@@ -46,6 +58,7 @@ from dpaudit.recording import (
     DPSGDParams,
     LiveBound,
     NoiseLog,
+    ObservedCanaries,
     ReadClaim,
     Recorder,
     TrainingInfo,
@@ -53,14 +66,14 @@ from dpaudit.recording import (
 )
 
 _NUM_INPUTS = 16  # canaries if no number is given
-_DIRAC = Dirac()
+_MIXTURE = Mixture()
 
 
 @with_block
 def observe(
     optimizer: DPOptimizer,
     *,
-    canary: GradientCanary | InputCanary = _DIRAC,
+    canary: GradientCanary | InputCanary = _MIXTURE,
     held_out: HeldOutData | None = None,
     num_canaries: int | None = None,
     sampling: bool = False,
@@ -125,7 +138,7 @@ def observe(
         shared |= {"module": module, "criterion": criterion, "held_out": held_out}
         observer = _setup_inputs(optimizer, canary, num_canaries, seed, **shared)
     else:
-        shared |= {"clip": clip, "sampling": sampling}
+        shared |= {"clip": clip, "sampling": sampling, "module": module}
         observer = _setup_gradients(optimizer, canary, num_canaries, seed, **shared)
     with observer.installed():
         yield observer.recorder
@@ -139,6 +152,7 @@ def _setup_gradients(
     *,
     clip: OpacusClip,
     sampling: bool,
+    module: Any,
     loader: Any,
     ranks: Ranks,
     given: DPSGDParams,
@@ -148,12 +162,18 @@ def _setup_gradients(
 
     ``options`` are passed to the recorder.
     """
-    if num_canaries is None:
-        num_canaries = default_num_sampled(optimizer) if sampling else default_num_canaries(optimizer, clip)
+    if sampling and isinstance(canary, Mixture):  # all entries of a data set are long, and in every step
+        canary = replace(canary, short=False)
+    if num_canaries is None and sampling:
+        num_canaries = default_num_sampled(optimizer, canary)
+    elif num_canaries is None:
+        num_canaries = default_num_canaries(optimizer, clip, canary)
     draws = Draws(canary, num_canaries, seed)
-    share = norm_share(optimizer, num_canaries)
+    share = norm_share(optimizer, num_canaries, canary)
     options |= {"signal": min(canary.scale, 1.0), "reach": share}
-    options["not_covered"] = clip.not_covered + uncovered_layers(share, num_canaries)
+    options["not_covered"] = clip.not_covered + uncovered_layers(share, num_canaries, canary)
+    layout = parameter_layout(optimizer, owning_module(optimizer) if module is None else module)
+    canaries = GradientCanaries(optimizer, draws, clip, layout)
     membership: CoinMembership | SampledMembership
     recorder: Recorder | WholeRunRecorder
     if sampling:
@@ -167,8 +187,10 @@ def _setup_gradients(
     else:
         membership = CoinMembership(draws)
         params = OpacusParamsReader(optimizer, loader)
-        recorder = Recorder(claim=ReadClaim(params, given), num_canaries=num_canaries, **options)
-    canaries = GradientCanaries(optimizer, draws, clip)
+        eps = float(torch.finfo(optimizer.params[0].dtype).eps)
+        observed = ObservedCanaries(canary, canaries.directions, lambda: layout, lambda: eps, share)
+        options |= {"canaries": observed, "num_canaries": num_canaries}
+        recorder = Recorder(claim=ReadClaim(params, given), **options)
     return OpacusObserver(optimizer, recorder, params, canaries, membership, ranks=ranks)
 
 
