@@ -94,9 +94,10 @@ class ArrivalCell:
     def sentence(self, shapes: Sequence[str], names: Sequence[str]) -> str:
         """Describe what arrived."""
         what = "canaries" if self.shape is None else f"{_ADJECTIVES[shapes[self.shape]]} canaries"
-        long = "longer than the clipping norm" if self.length is None else f"of {self.length:g} clipping norms"
-        if self.length is None and self.expected < _SHORTER:
-            long = f"of {self.expected:g} clipping norms"
+        is_short = round(self.expected, 6) < _SHORTER
+        long = f"{'shorter' if is_short else 'longer'} than the clipping norm"
+        if self.length is not None:
+            long = f"of {self.length:,g} clipping norms"
         where = "" if self.parameter is None else f" in {names[self.parameter]}"
         return (
             f"{what} {long}{where} reach the release at {self.mean:.3g} clipping norms on average, more than "

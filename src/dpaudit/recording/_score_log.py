@@ -16,7 +16,7 @@ from dpaudit.canaries import SHAPES, Directions, GradientCanary, ParameterLayout
 from dpaudit.diagnostics import CheckResults
 from dpaudit.diagnostics._arrival import ArrivedCanaries, StepEnergies, arrival_results
 from dpaudit.diagnostics._clipping_causes import CanaryBatch
-from dpaudit.recording._signal_and_noise import Moments, RunningMoments
+from dpaudit.recording._signal_and_noise import LengthMoments
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,21 +82,19 @@ class ScoreLog:
     def _num_uncounted(self, num_canaries: int) -> int:
         return 0 if self._canaries is None else self._canaries.canary.num_uncounted(num_canaries)
 
-    def moments(self) -> list[Moments]:
-        """Return those of present and absent scores of counted canaries, for each length apart."""
-        scores, present = np.stack(self.counted_scores), np.stack(self.counted_present)
+    def moments(self) -> list[LengthMoments]:
+        """Return the moments of present and absent scores, for each length of canaries apart."""
+        scores, present = np.stack(self.scores), np.stack(self.present)
         if self._canaries is None or self._canaries.canary.num_variants == 1:
-            return [_moments(scores, present)]
-        steps = np.flatnonzero([self._is_counted(index) for index in range(len(self))])
-        lengths = np.stack([self._lengths(int(index)) for index in steps])[:, : scores.shape[1]]
-        classes = [lengths == one for one in np.unique(lengths)]
-        return [_moments(scores[one], present[one]) for one in classes]
-
-    def _lengths(self, index: int) -> FloatArray:
-        assert self._canaries is not None
-        lengths = self._canaries.directions(index).lengths
-        assert lengths is not None  # of a mixture
-        return lengths
+            return [LengthMoments.of(scores, present)]
+        lengths = np.empty_like(scores)
+        for steps in self._steps_by_variant().values():
+            lengths[steps] = self._canaries.directions(steps[0]).lengths
+        return [
+            LengthMoments.of(scores[chosen], present[chosen], min(float(length), 1.0))
+            for length in np.unique(lengths)
+            for chosen in (lengths == length,)
+        ]
 
     def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
         """Return the tests of what arrived, given the claimed noise multiplier."""
@@ -153,10 +151,6 @@ class ScoreLog:
             made = self._canaries.directions(steps[0])
             found += _batches_of(made, layout)
         return found
-
-
-def _moments(scores: FloatArray, present: BoolArray) -> Moments:
-    return RunningMoments().add(scores[present]), RunningMoments().add(scores[~present])
 
 
 def _batches_of(made: Directions, layout: ParameterLayout) -> list[CanaryBatch]:

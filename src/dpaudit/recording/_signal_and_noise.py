@@ -8,9 +8,9 @@ a :class:`CoordinateSample`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from dpaudit.errors import InputError
 from dpaudit.stats._power import AuditDesign
 
 _ROUNDING = 1e-3  # in clipping norms
+_PROBABLY = 3.0  # standard errors
 _FEW, _SURELY = 10, 6.0  # scores, and standard errors, beyond which a missing canary is certain
 _LENGTH_CLASSES = 1000
 _LENGTHS = 100  # quantiles that stand for the lengths of all canaries
@@ -62,6 +63,16 @@ class RunningMoments:
         return max(self.squares / self.count - self.mean**2, 0.0) / self.count
 
 
+def sum_moments(parts: Iterable[RunningMoments]) -> RunningMoments:
+    """Return the moments of all scores together."""
+    total = RunningMoments()
+    for part in parts:
+        total.count += part.count
+        total.total += part.total
+        total.squares += part.squares
+    return total
+
+
 class CanaryLengths:
     """How often clipped canaries had which length over all steps, for the power of an audit.
 
@@ -92,27 +103,58 @@ class CanaryLengths:
         return replace(design, lengths=lengths, signal=self._signal)
 
 
-Moments: TypeAlias = tuple[RunningMoments, RunningMoments]
-"""Of the scores of present and of absent canaries."""
+@dataclass(frozen=True)
+class LengthMoments:
+    """The moments of the scores of canaries of the same length; present ones score ``expected``."""
+
+    present: RunningMoments
+    absent: RunningMoments
+    expected: float = 1.0
+
+    @classmethod
+    def of(cls, scores: FloatArray, present: BoolArray, expected: float = 1.0) -> LengthMoments:
+        """Return the moments of these scores."""
+        return cls(RunningMoments().add(scores[present]), RunningMoments().add(scores[~present]), expected)
+
+    @property
+    def fewest(self) -> int:
+        """The smaller number of present and of absent scores."""
+        return min(self.present.count, self.absent.count)
+
+    @property
+    def gap(self) -> float:
+        """By how much present canaries score higher than absent ones."""
+        return self.present.mean - self.absent.mean
+
+    @property
+    def spread(self) -> float:
+        """The standard error of :attr:`gap`."""
+        return math.sqrt(self.present.error + self.absent.error)
 
 
-def has_signal(groups: Sequence[Moments], signal: float) -> bool:
-    """Return whether canaries score like clipped ones, up to the uncertainty caused by the noise.
+def has_signal(groups: Sequence[LengthMoments], signal: float) -> bool:
+    """Return whether canaries score like clipped ones, up to the uncertainty caused by the noise."""
+    return all(
+        abs(group.gap - signal * group.expected) <= max(_SURELY * group.spread, _ROUNDING)
+        for group in groups
+        if group.fewest > 0
+    )
 
-    ``groups`` are canaries of different lengths.
-    """
-    gaps = [_gap(*group) for group in groups if min(one.count for one in group)]
-    return all(abs(gap - signal) <= max(_SURELY * spread, _ROUNDING) for gap, spread in gaps)
 
-
-def check_signal(groups: Sequence[Moments], signal: float) -> None:
-    """Raise an :class:`ArrivalError` if all present canaries certainly score less than half of ``signal``.
+def check_signal(groups: Sequence[LengthMoments], signal: float) -> None:
+    """Raise an :class:`ArrivalError` if present canaries certainly score less than half of ``signal``.
 
     If those of one length arrive, there is a verdict, and tests report what happens to the others.
     """
-    gaps = [_gap(*group) for group in groups if min(one.count for one in group) >= _FEW]
-    if gaps and all(gap + _SURELY * spread < signal / 2 for gap, spread in gaps):
-        gap = max(gap for gap, _ in gaps)
+    long = [group for group in groups if group.expected == 1.0]
+    joined = LengthMoments(sum_moments(one.present for one in long), sum_moments(one.absent for one in long))
+    if joined.fewest < _FEW or any(
+        group.fewest >= _FEW and group.gap - _PROBABLY * group.spread > signal * group.expected / 2
+        for group in groups
+    ):
+        return
+    gap = joined.gap
+    if gap + _SURELY * joined.spread < signal / 2:
         raise ArrivalError(
             f"Expected scores to increase by {signal:g} where a canary is present, got {gap:.2g}: the "
             "release does not contain the canaries that were added to the sum, or they were clipped together "
@@ -120,11 +162,6 @@ def check_signal(groups: Sequence[Moments], signal: float) -> None:
             "instead of a sum. No verdict can be based on these scores.",
             gap,
         )
-
-
-def _gap(present: RunningMoments, absent: RunningMoments) -> tuple[float, float]:
-    """Return by how much present canaries score higher than absent ones, and its standard error."""
-    return present.mean - absent.mean, math.sqrt(present.error + absent.error)
 
 
 def require_alike(scores: FloatArray, present: BoolArray, *, step: int, first: FloatArray) -> None:

@@ -18,6 +18,7 @@ from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import ClaimSource, GivenClaim, ReadClaim, TrainingInfo
 from dpaudit.recording._signal_and_noise import (
     NO_NOISE,
+    LengthMoments,
     NoiseLog,
     RunCheck,
     RunningMoments,
@@ -260,7 +261,7 @@ class WholeRunRecorder:
         if self._finished is not None:
             self._finished(self._ratios.sample_rate)
         if self._signal is not None:
-            check_signal([(self._joined, self._absent)], self._signal)
+            check_signal([LengthMoments(self._joined, self._absent)], self._signal)
         claim = self._claims.claim(self.num_done, given, may_be_longer=True)
         return claim, self._ratios.observations(_curve(claim).num_steps)
 
