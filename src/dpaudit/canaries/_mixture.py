@@ -90,7 +90,9 @@ class Mixture(GradientCanary):
         self, num_canaries: int, layout: ParameterLayout, rng: np.random.Generator, variant: int
     ) -> Directions:
         spread = _num_fitting(num_canaries, layout)
-        places, parameters = _single_places(num_canaries - spread, layout, rng, variant, is_crowded=not spread)
+        places, parameters = _single_places(
+            num_canaries - spread, layout, rng, variant, is_crowded=not spread
+        )
         values, single = np.ones((1, places.size)), places[None, :]
         shared, labels = None, CanaryLabels(np.full(places.size, _SINGLE), parameters)
         if spread:

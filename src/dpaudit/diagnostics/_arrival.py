@@ -119,16 +119,16 @@ def arrival_cells(found: ArrivedCanaries, std: float) -> list[ArrivalCell]:
     cells = []
     for length in np.unique(found.lengths):
         of_length = found.lengths == length
-        cells.append(_cell(found, of_length, std, None, float(length), None))
+        cells.append(_cell(found, of_length, std, length=float(length)))
         for shape in np.unique(found.shapes[of_length]):
             of_both = of_length & (found.shapes == shape)
-            cells.append(_cell(found, of_both, std, int(shape), float(length), None))
+            cells.append(_cell(found, of_both, std, shape=int(shape), length=float(length)))
     for parameter in np.unique(found.parameters[found.parameters >= 0]):
         inside = found.parameters == parameter
         for shape in np.unique(found.shapes[inside]):
             for short in (False, True):
                 chosen = inside & (found.shapes == shape) & (is_short == short)
-                cells.append(_cell(found, chosen, std, int(shape), None, int(parameter)))
+                cells.append(_cell(found, chosen, std, shape=int(shape), parameter=int(parameter)))
     return [cell for cell in cells if cell.count]
 
 
@@ -136,9 +136,10 @@ def _cell(
     found: ArrivedCanaries,
     chosen: BoolArray,
     std: float,
-    shape: int | None,
-    length: float | None,
-    parameter: int | None,
+    *,
+    shape: int | None = None,
+    length: float | None = None,
+    parameter: int | None = None,
 ) -> ArrivalCell:
     count = float(found.counts[chosen].sum())
     num_absent = max(float(found.absent_counts[chosen].sum()), 1.0)
@@ -182,13 +183,10 @@ def arrival_results(
         sentence = worst.sentence(shapes, names)
         cause = ""
         if p_value <= _SUSPICIOUS:
-            cause = clipping_cause(found, batches(), std=std, names=names, is_vector=is_vector)
-        checks.insert(
-            0,
-            Check(
-                name="canary-arrival", p_value=p_value, sentence=sentence, estimate=worst.mean, cause=cause or sentence.rstrip(".")
-            ),
-        )
+            fitted = clipping_cause(found, batches(), std=std, names=names, is_vector=is_vector)
+            cause = fitted or sentence.rstrip(".")
+        found_more = {"p_value": p_value, "estimate": worst.mean}
+        checks.insert(0, Check(name="canary-arrival", sentence=sentence, cause=cause, **found_more))
         notes += list(_missing(cells, shapes, names))[:1]
     return CheckResults(checks=tuple(checks), notes=tuple(notes))
 

@@ -18,13 +18,34 @@ _TOLERANCE = 0.1  # relative, of a prediction
 _LARGEST_TERM = 25.0  # of a cell, so that no single one decides
 _BAD_FIT = 3.0  # mean squared deviation beyond which no candidate is named
 _CAPS = (3.0, 5.0, 10.0, 20.0, 30.0, 50.0, 100.0, 200.0, 300.0, 1e3, 3e3, 5e3, 1e4, 3e4, 65504.0, 1e5, 3e5)
-_NORMS = (1.1, 1.2, 1.25, 1.3, 1.414, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 9.0, 12.0, 16.0, 25.0, 50.0)
+_NORMS = (
+    1.1,
+    1.2,
+    1.25,
+    1.3,
+    1.414,
+    1.5,
+    1.7,
+    2.0,
+    2.5,
+    3.0,
+    4.0,
+    5.0,
+    6.0,
+    8.0,
+    9.0,
+    12.0,
+    16.0,
+    25.0,
+    50.0,
+)
 _FACTORS = (1.2, 1.5, 1.8, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 16.0, 32.0)
 _VALUES = (1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.01)
 _CHUNKS = (100, 128, 256, 500, 512, 1000, 1024, 4096, 10_000)
 _POWERS = (3.0, 4.0)
 _MAX_PARAMETERS = 300  # each of which may be left out
 _TINY = 1e-30
+_ALL = "is it computed over all parameters?"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -97,7 +118,7 @@ def clipping_cause(
     counts = cells @ found.counts
     means = cells @ found.totals / counts
     fits = []
-    for text, clip in candidates(names, is_vector, int(found.parameters.max(initial=-1))):
+    for text, clip in candidates(names, is_vector):
         with np.errstate(over="ignore", invalid="ignore"):
             predicted = np.concatenate([batch.arriving(clip) for batch in batches])
         fitted = cells @ (found.counts * predicted) / counts
@@ -109,12 +130,14 @@ def clipping_cause(
 
 
 def _cell_matrix(found: ArrivedScores) -> FloatArray:
-    """Return which canaries belong to each cell: shape x length, and shape x parameter with short ones apart."""
+    """Return which canaries belong to each cell: shape x length, and shape x parameter, short ones apart."""
     lengths = np.unique(found.lengths, return_inverse=True)[1]
     is_short = found.lengths < 1
     inside = np.where(found.parameters < 0, -1, 2 * found.parameters + is_short)
     number = 1 + max(int(lengths.max()), int(inside.max()))
-    keys = np.stack([found.shapes * number + lengths, np.where(inside < 0, -1, found.shapes * number + inside)])
+    keys = np.stack(
+        [found.shapes * number + lengths, np.where(inside < 0, -1, found.shapes * number + inside)]
+    )
     rows = []
     for kind in keys:
         for key in np.unique(kind[kind >= 0]):
@@ -124,15 +147,12 @@ def _cell_matrix(found: ArrivedScores) -> FloatArray:
     return np.stack(rows)
 
 
-def candidates(
-    names: Sequence[str], is_vector: BoolArray, last: int = -1
-) -> Iterator[tuple[str, Clip]]:
+def candidates(names: Sequence[str], is_vector: BoolArray) -> Iterator[tuple[str, Clip]]:
     """Yield the kinds of wrong clipping, each with a description."""
     yield from _norms_of_other_things(is_vector)
-    for number, name in enumerate(names[:_MAX_PARAMETERS]):
-        if len(names) > 1 and number <= max(last, len(names)):
-            yield f"the clipping norm leaves out {name}: is it computed over all parameters?", _without(number)
-            yield f"the clipping norm is that of {name} alone: is it computed over all parameters?", _only(number)
+    for number, name in enumerate(names[:_MAX_PARAMETERS] if len(names) > 1 else ()):
+        yield f"the clipping norm leaves out {name}: {_ALL}", _without(number)
+        yield f"the clipping norm is that of {name} alone: {_ALL}", _only(number)
     yield from _ranges()
     yield from _scalings()
 

@@ -105,7 +105,7 @@ def leaf_names(tree: Any, prefix: str = "") -> list[str]:
 
 
 def precision(array: Any) -> tuple[float, float]:
-    """Return the relative precision of an array's dtype, and the longest vector whose square it represents."""
+    """Return the relative precision of a dtype, and the longest vector whose square it represents."""
     name = str(array.dtype).rpartition(".")[2]
     if name == "bfloat16":
         return 2.0**-8, math.sqrt(float(np.finfo(np.float32).max)) / _ROOM_FOR_SQUARES

@@ -347,7 +347,7 @@ class Recorder:
         Raise an ``InputError`` if no noise was logged, or if the run may have been ended because of its
         noise: the tests have their error rate only if the number of steps does not depend on the noise.
         """
-        if self._noise is None:
+        if self._noise is None and not self._log.is_tested:
             raise UntestedError(NO_NOISE)
         if self._may_have_stopped:
             raise UntestedError(
@@ -355,8 +355,10 @@ class Recorder:
             )
         self._shown = True
         claimed = self._claims.noise_multiplier(noise_multiplier)
-        options: dict[str, Any] = {"confidence": confidence, "has_signal": self._has_signal}
-        found = self._noise.diagnose(noise_multiplier=claimed, **options)
+        found = Diagnosis.of([], confidence=confidence)
+        if self._noise is not None:
+            options: dict[str, Any] = {"confidence": confidence, "has_signal": self._has_signal}
+            found = self._noise.diagnose(noise_multiplier=claimed, **options)
         return joined_checks(found, (self._log, *self._checks), claimed, self._claims.sample_rate())
 
     def _has_signal(self) -> bool:
@@ -442,4 +444,3 @@ class Recorder:
             f"shown before the end: {problem} num_steps= to the observer and run all of them, or show the "
             "bound only after the end."
         )
-

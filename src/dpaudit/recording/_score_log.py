@@ -23,8 +23,8 @@ from dpaudit.recording._signal_and_noise import LengthMoments
 class ObservedCanaries:
     """The gradient canaries of a run, for tests of what arrives of them.
 
-    ``directions`` returns those of a step, ``layout`` the parameters that they are in. ``eps`` is the relative
-    precision of gradients. Scores are in units of ``reach`` clipping norms.
+    ``directions`` returns those of a step, ``layout`` the parameters that they are in. ``eps`` is the
+    relative precision of gradients. Scores are in units of ``reach`` clipping norms.
     """
 
     canary: GradientCanary
@@ -66,6 +66,11 @@ class ScoreLog:
         for values, mask in zip(scores, present, strict=True):
             self.add(values, mask)
 
+    @property
+    def is_tested(self) -> bool:
+        """Whether what arrives of canaries is tested."""
+        return self._canaries is not None and self._canaries.canary.num_variants > 1
+
     def num_counted(self, num_steps: int) -> int:
         """Return how many of the first steps count for the bound."""
         if self._canaries is None:
@@ -85,7 +90,7 @@ class ScoreLog:
     def moments(self) -> list[LengthMoments]:
         """Return the moments of present and absent scores, for each length of canaries apart."""
         scores, present = np.stack(self.scores), np.stack(self.present)
-        if self._canaries is None or self._canaries.canary.num_variants == 1:
+        if self._canaries is None or not self.is_tested:
             return [LengthMoments.of(scores, present)]
         lengths = np.empty_like(scores)
         for steps in self._steps_by_variant().values():
@@ -99,7 +104,7 @@ class ScoreLog:
     def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
         """Return the tests of what arrived, given the claimed noise multiplier."""
         del sample_rate
-        if self._canaries is None or self._canaries.canary.num_variants == 1 or not self.scores:
+        if self._canaries is None or not self.is_tested or not self.scores:
             return CheckResults()
         canaries, std = self._canaries, noise_multiplier / self._canaries.reach
         arrived = [self._arrived(steps) for steps in self._steps_by_variant().values()]

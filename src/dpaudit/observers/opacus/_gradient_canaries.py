@@ -106,8 +106,8 @@ class GradientCanaries(StepCanaries):
         norms = _layer_norms(self._optimizer, count, canary)
         if norms is not None and count > largest:
             raise InputError(
-                f"Expected num_canaries={count} to be at most {largest}, as many as the largest layer has room "
-                "for: with per-layer clipping, canaries do not share parameters."
+                f"Expected num_canaries={count} to be at most {largest}, as many as the largest layer has "
+                "room for: with per-layer clipping, canaries do not share parameters."
             )
         return norms
 
