@@ -73,6 +73,12 @@ class ArrivedCanaries:
         """The clipped length of each canary."""
         return np.minimum(self.lengths, 1.0)
 
+    def absent_std(self, chosen: BoolArray) -> float:
+        """Return the standard deviation of the scores of absent canaries."""
+        count = max(float(self.absent_counts[chosen].sum()), 1.0)
+        mean = float(self.absent_totals[chosen].sum()) / count
+        return float(max(float(self.absent_squares[chosen].sum()) / count - mean**2, 0.0) ** 0.5)
+
 
 @dataclass(frozen=True)
 class ArrivalCell:
@@ -114,8 +120,12 @@ _ADJECTIVES = {
 
 
 def arrival_cells(found: ArrivedCanaries, std: float) -> list[ArrivalCell]:
-    """Return the cells: shape x length, length, and shape x parameter, short canaries apart."""
+    """Return the cells: shape x length, length, and shape x parameter, short canaries apart.
+
+    ``std`` is the claimed standard deviation of a score; if the noise is larger, so is that of a cell.
+    """
     is_short = found.lengths < _SHORTER
+    std = max(std, found.absent_std(np.ones(found.lengths.size, dtype=np.bool_)))
     cells = []
     for length in np.unique(found.lengths):
         of_length = found.lengths == length
@@ -125,10 +135,11 @@ def arrival_cells(found: ArrivedCanaries, std: float) -> list[ArrivalCell]:
             cells.append(_cell(found, of_both, std, shape=int(shape), length=float(length)))
     for parameter in np.unique(found.parameters[found.parameters >= 0]):
         inside = found.parameters == parameter
+        own = max(std, found.absent_std(inside))  # noise may differ between parameters
         for shape in np.unique(found.shapes[inside]):
             for short in (False, True):
                 chosen = inside & (found.shapes == shape) & (is_short == short)
-                cells.append(_cell(found, chosen, std, shape=int(shape), parameter=int(parameter)))
+                cells.append(_cell(found, chosen, own, shape=int(shape), parameter=int(parameter)))
     return [cell for cell in cells if cell.count]
 
 
@@ -142,9 +153,6 @@ def _cell(
     parameter: int | None = None,
 ) -> ArrivalCell:
     count = float(found.counts[chosen].sum())
-    num_absent = max(float(found.absent_counts[chosen].sum()), 1.0)
-    mean_absent = float(found.absent_totals[chosen].sum()) / num_absent
-    spread = float(found.absent_squares[chosen].sum()) / num_absent - mean_absent**2
     weights = found.counts[chosen] / max(count, 1.0)
     return ArrivalCell(
         shape=shape,
@@ -153,7 +161,7 @@ def _cell(
         count=count,
         mean=float(found.totals[chosen].sum()) / max(count, 1.0),
         expected=float(weights @ found.expected[chosen]),
-        std=max(std, max(spread, 0.0) ** 0.5),
+        std=std,
     )
 
 

@@ -16,35 +16,20 @@ from dpaudit._types import BoolArray, FloatArray, IntArray
 
 _TOLERANCE = 0.1  # relative, of a prediction
 _LARGEST_TERM = 25.0  # of a cell, so that no single one decides
-_BAD_FIT = 3.0  # mean squared deviation beyond which no candidate is named
-_CAPS = (3.0, 5.0, 10.0, 20.0, 30.0, 50.0, 100.0, 200.0, 300.0, 1e3, 3e3, 5e3, 1e4, 3e4, 65504.0, 1e5, 3e5)
-_NORMS = (
-    1.1,
-    1.2,
-    1.25,
-    1.3,
-    1.414,
-    1.5,
-    1.7,
-    2.0,
-    2.5,
-    3.0,
-    4.0,
-    5.0,
-    6.0,
-    8.0,
-    9.0,
-    12.0,
-    16.0,
-    25.0,
-    50.0,
-)
-_FACTORS = (1.2, 1.5, 1.8, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 16.0, 32.0)
-_VALUES = (1.0, 0.5, 0.3, 0.2, 0.1, 0.05, 0.03, 0.01)
-_CHUNKS = (100, 128, 256, 500, 512, 1000, 1024, 4096, 10_000)
-_POWERS = (3.0, 4.0)
+_BAD_FIT = 5.0  # mean squared deviation beyond which no candidate is named
+_NUM_REFINED = 5  # candidates whose number is refined
+_FINE = 9  # numbers between two neighbors
+_BETTER = 10.0  # by how much another parameter that is left out has to improve the fit
 _MAX_PARAMETERS = 300  # each of which may be left out
+_MOST_LEFT_OUT = 4
 _TINY = 1e-30
+_CAPS = tuple(np.geomspace(2.0, 5e5, 40).tolist())
+_NORMS = tuple(np.geomspace(1.05, 60.0, 24).tolist())
+_VALUES = tuple(np.geomspace(0.01, 8.0, 20).tolist())
+_POWERS = (1.5, 3.0, 4.0, 6.0)
+_EXPONENTS = (0.25, 0.5, 0.75, 0.9, 2.0)
+_CHUNKS = (100.0, 128.0, 256.0, 500.0, 512.0, 1000.0, 1024.0, 4096.0, 10_000.0)
+_SHARES = (0.1, 0.25, 0.5, 0.75)
 _ALL = "is it computed over all parameters?"
 
 
@@ -114,19 +99,39 @@ def clipping_cause(
 
     ``std`` is the standard deviation of a score. ``is_vector`` marks parameters with one dimension.
     """
-    cells = _cell_matrix(found)
-    counts = cells @ found.counts
-    means = cells @ found.totals / counts
-    fits = []
-    for text, clip in candidates(names, is_vector):
+    fit = _Fit(found, batches, std)
+    tried = [_tried(fit, candidate, candidate.numbers) for candidate in candidates(names, is_vector)]
+    tried.sort(key=lambda one: one.score)
+    tried += [
+        _tried(fit, one.candidate, one.neighbors())
+        for one in tried[:_NUM_REFINED]
+        if len(one.candidate.numbers) > 1 and one.candidate.is_continuous
+    ]
+    if len(names) > 1:
+        tried += [_grown(fit, one, names) for one in _best_left_out(tried)]
+    best = min(tried, key=lambda one: one.score)
+    return best.candidate.text(best.number) if best.deviation <= _BAD_FIT else ""
+
+
+class _Fit:
+    """How well a kind of clipping explains the mean scores in all cells."""
+
+    def __init__(self, found: ArrivedScores, batches: Sequence[CanaryBatch], std: float) -> None:
+        self._cells, self._batches = _cell_matrix(found), batches
+        self._weights = self._cells * found.counts
+        self._counts = self._weights.sum(axis=1)
+        self._means = self._cells @ found.totals / self._counts
+        self._variance = std**2 / self._counts
+
+    def __call__(self, clip: Clip) -> tuple[float, float]:
+        """Return the deviation to minimize, and the mean squared one in standard errors."""
         with np.errstate(over="ignore", invalid="ignore"):
-            predicted = np.concatenate([batch.arriving(clip) for batch in batches])
-        fitted = cells @ (found.counts * predicted) / counts
-        variance = std**2 / counts + (_TOLERANCE * fitted) ** 2
-        terms = np.minimum((means - fitted) ** 2 / variance, _LARGEST_TERM)
-        fits.append((float((terms + np.log(variance)).sum()), float(terms.mean()), text))
-    _, deviation, text = min(fits)
-    return text if deviation <= _BAD_FIT else ""
+            predicted = np.concatenate([batch.arriving(clip) for batch in self._batches])
+        fitted = self._weights @ predicted / self._counts
+        # the larger of both, so that neither a small nor a large prediction is preferred
+        variance = self._variance + (_TOLERANCE * np.maximum(np.abs(fitted), np.abs(self._means))) ** 2
+        terms = np.minimum((self._means - fitted) ** 2 / variance, _LARGEST_TERM)
+        return float(terms.sum()), float(terms.mean())
 
 
 def _cell_matrix(found: ArrivedScores) -> FloatArray:
@@ -147,92 +152,191 @@ def _cell_matrix(found: ArrivedScores) -> FloatArray:
     return np.stack(rows)
 
 
-def candidates(names: Sequence[str], is_vector: BoolArray) -> Iterator[tuple[str, Clip]]:
-    """Yield the kinds of wrong clipping, each with a description."""
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A kind of wrong clipping, which may depend on a number."""
+
+    text: Callable[[float], str]
+    clip: Callable[[float], Clip]
+    numbers: tuple[float, ...] = (0.0,)
+    is_continuous: bool = True
+    left_out: tuple[int, ...] = ()
+    """The parameters that the clipping norm leaves out."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Tried:
+    candidate: Candidate
+    number: float
+    score: float
+    deviation: float
+
+    def neighbors(self) -> tuple[float, ...]:
+        """Return numbers between the neighbors of the best one."""
+        numbers = self.candidate.numbers
+        place = numbers.index(self.number)
+        low, high = numbers[max(place - 1, 0)], numbers[min(place + 1, len(numbers) - 1)]
+        return tuple(np.geomspace(low, high, _FINE).tolist())
+
+
+def _tried(fit: _Fit, candidate: Candidate, numbers: Sequence[float]) -> _Tried:
+    """Return the best fit of a candidate with any of these numbers."""
+    fits = [(*fit(candidate.clip(number)), number) for number in numbers]
+    score, deviation, number = min(fits)
+    return _Tried(candidate, number, score, deviation)
+
+
+def _best_left_out(tried: Sequence[_Tried]) -> list[_Tried]:
+    """Return the best fit in which the norm leaves out a single parameter."""
+    return sorted((one for one in tried if one.candidate.left_out), key=lambda one: one.score)[:1]
+
+
+def _grown(fit: _Fit, best: _Tried, names: Sequence[str]) -> _Tried:
+    """Leave out more parameters as long as each improves the fit."""
+    for _ in range(_MOST_LEFT_OUT - 1):
+        known = best.candidate.left_out
+        others = [
+            _tried(fit, _leaving_out((*known, number), names), (0.0,))
+            for number in range(min(len(names), _MAX_PARAMETERS))
+            if number not in known
+        ]
+        if not others or (grown := min(others, key=lambda one: one.score)).score > best.score - _BETTER:
+            break
+        best = grown
+    return best
+
+
+def candidates(names: Sequence[str], is_vector: BoolArray) -> Iterator[Candidate]:
+    """Yield the kinds of wrong clipping."""
     yield from _norms_of_other_things(is_vector)
     for number, name in enumerate(names[:_MAX_PARAMETERS] if len(names) > 1 else ()):
-        yield f"the clipping norm leaves out {name}: {_ALL}", _without(number)
-        yield f"the clipping norm is that of {name} alone: {_ALL}", _only(number)
+        yield _leaving_out((number,), names)
+        yield Candidate(
+            _always(f"the clipping norm leaves out a part of {name}: {_ALL}"), _partly(number), _SHARES
+        )
+        yield Candidate(_always(f"the clipping norm is that of {name} alone: {_ALL}"), _fixed(_only(number)))
+        yield Candidate(_always(f"{name} is not clipped, but other parameters are"), _fixed(_spared(number)))
     yield from _ranges()
     yield from _scalings()
 
 
-def _norms_of_other_things(is_vector: BoolArray) -> Iterator[tuple[str, Clip]]:
-    yield (
-        "the largest number of a gradient is limited instead of its norm: is the L-infinity norm used?",
-        lambda batch: 1 / np.maximum(1.0, np.abs(batch.values).max(axis=1, keepdims=True)),
+def _always(text: str) -> Callable[[float], str]:
+    return lambda _: text
+
+
+def _fixed(clip: Clip) -> Callable[[float], Clip]:
+    return lambda _: clip
+
+
+def _leaving_out(numbers: tuple[int, ...], names: Sequence[str]) -> Candidate:
+    what = " and ".join(names[number] for number in numbers)
+    return Candidate(
+        _always(f"the clipping norm leaves out {what}: {_ALL}"), _fixed(_without(numbers)), left_out=numbers
     )
-    for limit in _VALUES:
-        yield (
-            f"each number is limited to {limit:g} clipping norms: is the gradient clipped by value?",
-            _by_value(limit),
+
+
+def _norms_of_other_things(is_vector: BoolArray) -> Iterator[Candidate]:
+    yield Candidate(
+        _always(
+            "the largest number of a gradient is limited instead of its norm: is the L-infinity norm used?"
+        ),
+        _fixed(lambda batch: _limit(np.abs(batch.values).max(axis=1, keepdims=True))),
+    )
+    yield Candidate(
+        lambda limit: (
+            f"each number is limited to about {limit:.2g} clipping norms: is the gradient clipped by value?"
+        ),
+        _by_value,
+        _VALUES,
+    )
+    yield Candidate(
+        lambda power: f"the L{power:g} norm is limited instead of the L2 norm",
+        _power_norm,
+        _POWERS,
+        is_continuous=False,
+    )
+    yield Candidate(
+        lambda scale: f"the L1 norm divided by about {scale:.3g} is limited instead of the L2 norm",
+        _scaled_sum,
+        _NORMS,
+    )
+    groups = [("parameters", "parameter"), *([] if is_vector.all() else [("rows", "row of a parameter")])]
+    for name, what in groups:
+        yield Candidate(
+            _always(f"each {what} is clipped separately instead of the whole gradient"),
+            _fixed(_by_group(name)),
         )
-    for power in _POWERS:
-        yield f"the L{power:g} norm is limited instead of the L2 norm", _power_norm(power)
-    yield "each row of a parameter is clipped separately instead of the whole gradient", _by_group("rows")
-    yield "each parameter is clipped separately instead of the whole gradient", _by_group("parameters")
-    for size in _CHUNKS:
-        yield (
-            f"parts of about {size:,} numbers are clipped separately instead of the whole gradient",
-            _by_chunk(size),
-        )
+    yield Candidate(
+        lambda size: (
+            f"parts of about {size:,.0f} numbers are clipped separately instead of the whole gradient"
+        ),
+        _by_chunk,
+        _CHUNKS,
+        is_continuous=False,
+    )
     if is_vector.any() and not is_vector.all():
-        yield (
-            "weights and biases are clipped separately instead of the whole gradient",
-            lambda batch: _limit(batch.group_norms(is_vector[batch.parameters].astype(np.int64))),
+        yield Candidate(
+            _always("weights and biases are clipped separately instead of the whole gradient"),
+            _fixed(lambda batch: _limit(batch.group_norms(is_vector[batch.parameters].astype(np.int64)))),
         )
-        yield (
-            "the clipping norm leaves out biases and other vectors: is it computed over all parameters?",
-            lambda batch: _limit(batch.norms(~is_vector[batch.parameters])),
-        )
-        yield (
-            "the clipping norm leaves out all weight matrices: is it computed over all parameters?",
-            lambda batch: _limit(batch.norms(is_vector[batch.parameters])),
+        yield Candidate(
+            _always(f"the clipping norm leaves out all weight matrices: {_ALL}"),
+            _fixed(lambda batch: _limit(batch.norms(is_vector[batch.parameters]))),
         )
 
 
-def _ranges() -> Iterator[tuple[str, Clip]]:
-    yield (
-        "gradients are not clipped: is each gradient clipped before the sum?",
-        lambda batch: np.ones((len(batch.values), 1)),
+def _ranges() -> Iterator[Candidate]:
+    yield Candidate(
+        _always("gradients are not clipped: is each gradient clipped before the sum?"),
+        _fixed(lambda batch: np.ones((len(batch.values), 1))),
     )
-    for cap in _CAPS:
-        yield (
-            f"the norm is capped at about {cap:g} clipping norms: longer gradients are not clipped enough",
-            _capped(cap),
-        )
-    for limit, other in ((100.0, 1e3), (3e4, 1e6)):
-        yield (
-            f"gradients of {other:g} clipping norms are not clipped, but shorter ones are: does their norm "
-            "overflow?",
-            _unclipped_beyond(limit),
-        )
-    for norm in _NORMS:
-        yield f"gradients are clipped at {norm:g} times the claimed clipping norm", _clipped_at(norm)
-    yield (
-        "gradients are divided by the square root of their norm: is the norm computed correctly?",
-        lambda batch: _limit(np.sqrt(batch.norms())),
+    yield Candidate(
+        lambda cap: (
+            f"the norm is capped at about {cap:.2g} clipping norms: longer gradients are not clipped enough"
+        ),
+        _capped,
+        _CAPS,
+    )
+    yield Candidate(
+        lambda limit: (
+            f"gradients of {1e3 if limit < 1e3 else 1e6:,g} clipping norms are not clipped, but shorter "
+            "ones are: does their norm overflow?"
+        ),
+        _unclipped_beyond,
+        (100.0, 3e4),
+        is_continuous=False,
+    )
+    yield Candidate(
+        lambda norm: f"gradients are clipped at about {norm:.3g} times the claimed clipping norm",
+        _clipped_at,
+        _NORMS,
+    )
+    yield Candidate(
+        lambda power: f"gradients are divided by their norm to the power of about {power:.2g}",
+        lambda power: lambda batch: _limit(batch.norms() ** power),
+        _EXPONENTS,
     )
 
 
-def _scalings() -> Iterator[tuple[str, Clip]]:
-    yield (
-        "gradients are divided by their squared norm, so that short ones become long",
-        lambda batch: 1 / np.maximum(np.square(batch.norms()), _TINY),
+def _scalings() -> Iterator[Candidate]:
+    yield Candidate(
+        _always("gradients are divided by their squared norm, so that short ones become long"),
+        _fixed(lambda batch: 1 / np.maximum(np.square(batch.norms()), _TINY)),
     )
-    yield (
-        "gradients are scaled to the clipping norm even if they are shorter: are they normalized?",
-        lambda batch: 1 / np.maximum(batch.norms(), _TINY),
+    yield Candidate(
+        _always("gradients are scaled to the clipping norm even if they are shorter: are they normalized?"),
+        _fixed(lambda batch: 1 / np.maximum(batch.norms(), _TINY)),
     )
-    for factor in _FACTORS:
-        yield (
-            f"gradients shorter than the clipping norm are multiplied by about {factor:g}",
-            _short_times(factor),
-        )
-        yield (
-            f"every clipped gradient is multiplied by about {factor:g} before the release",
-            _all_times(factor),
-        )
+    yield Candidate(
+        lambda factor: f"gradients shorter than the clipping norm are multiplied by about {factor:.2g}",
+        _short_times,
+        _NORMS,
+    )
+    yield Candidate(
+        lambda factor: f"every clipped gradient is multiplied by about {factor:.3g} before the release",
+        _all_times,
+        _NORMS,
+    )
 
 
 def _limit(norms: FloatArray) -> FloatArray:
@@ -252,12 +356,29 @@ def _by_group(name: str) -> Clip:
     return lambda batch: _limit(batch.group_norms(getattr(batch, name)))
 
 
-def _by_chunk(size: int) -> Clip:
-    return lambda batch: _limit(batch.group_norms(batch.coordinates // size))
+def _by_chunk(size: float) -> Clip:
+    return lambda batch: _limit(batch.group_norms(batch.coordinates // int(size)))
 
 
-def _without(number: int) -> Clip:
-    return lambda batch: _limit(batch.norms(batch.parameters != number))
+def _scaled_sum(scale: float) -> Clip:
+    return lambda batch: _limit(np.abs(batch.values).sum(axis=1, keepdims=True) / scale)
+
+
+def _without(numbers: tuple[int, ...]) -> Clip:
+    return lambda batch: _limit(batch.norms(~np.isin(batch.parameters, numbers)))
+
+
+def _partly(number: int) -> Callable[[float], Clip]:
+    def with_share(share: float) -> Clip:
+        # the mean over places that are left out or not
+        whole = _without((number,))
+        return lambda batch: share * whole(batch) + (1 - share) * _limit(batch.norms())
+
+    return with_share
+
+
+def _spared(number: int) -> Clip:
+    return lambda batch: np.where(batch.parameters == number, 1.0, _limit(batch.norms()))
 
 
 def _only(number: int) -> Clip:

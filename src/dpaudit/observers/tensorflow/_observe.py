@@ -91,7 +91,7 @@ def observe(
         callbacks=callbacks,
         num_canaries=num_canaries,
         canaries=ObservedCanaries(
-            canary, lambda index: host.made(index), lambda: host.layout, lambda: host.eps
+            canary, lambda index: host.made(int(index)), lambda: host.layout, lambda: host.eps
         ),
     )
     num_before = int(optimizer.iterations.numpy())
@@ -239,7 +239,7 @@ class HostCallbacks:
             self._made[variant] = self._draws.directions(index, self.layout)
         return self._made[variant]
 
-    def directions(self, _: int) -> tuple[FloatArray, IntArray, FloatArray]:
+    def directions(self, _: int) -> tuple[Any, Any, Any]:
         """Return values, coordinates and lengths, in clipping norms, of the canaries of this call."""
         found = self.made(self._recorder.num_done)
         values, coordinates = found.padded()
