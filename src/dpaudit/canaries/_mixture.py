@@ -29,7 +29,7 @@ _SHORT = 0.5  # in clipping norms
 _JUST_LONGER, _LONG, _HUGE = 1.5, 1e3, 1e6
 _MAX_SPREAD = 64  # canaries; also the places of each in one parameter, so that their cost is bounded
 _MAX_DENSE = 64  # parameters that one plan spreads canaries over
-_SHARE_SPREAD, _SHARE_SHORT = 4, 6  # one of so many canaries, and of so many spread ones
+_SHARE_SPREAD, _SHARE_SHORT = 4, 6  # every fourth canary is spread, every sixth of these is short
 _SINGLE, _DENSE, _BLOCK, _ROW = range(len(SHAPES))
 _FEW = 2**14  # coordinates, all of which can be shuffled
 

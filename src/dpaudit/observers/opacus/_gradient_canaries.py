@@ -173,13 +173,14 @@ def _layer_coordinates(part: Directions, size: int) -> IntArray:
 def default_num_canaries(optimizer: DPOptimizer, clip: OpacusClip, canary: GradientCanary) -> int:
     """Return 1,024, or as many as fit in a smaller model; 64 if they are clipped as full rows.
 
-    With per-layer clipping, they fit in every layer that has room for at least 64.
+    With per-layer clipping, they fit in every layer of at least 64 parameters.
     """
     limit = _FEW if clip.needs_full_rows else _DEFAULT_NUM_CANARIES
     rooms = _rooms(optimizer, canary)
     if not hasattr(optimizer, "max_grad_norms"):
         return max(1, min(limit, sum(_sizes(optimizer)) // canary.places_per_canary))
-    return max(1, min(limit, min((room for room in rooms if room >= _FEW), default=max(rooms))))
+    fewest = _FEW // canary.places_per_canary
+    return max(1, min(limit, min((room for room in rooms if room >= fewest), default=max(rooms))))
 
 
 def default_num_sampled(optimizer: DPOptimizer, canary: GradientCanary) -> int:
