@@ -126,6 +126,13 @@ def test_a_constant_canary_is_refused(steps, size):
     assert is_refused(present)
 
 
+def test_many_constant_canaries_are_refused_in_few_steps():
+    """No single one of them is unusual in 8 steps, but 8 of 64 are."""
+    present = np.random.default_rng(3).random((8, 64)) < 0.5
+    present[:, :8] = np.arange(8) % 2 == 0
+    assert is_refused(present)
+
+
 @pytest.mark.parametrize("size", [2, 4, 16])
 @pytest.mark.parametrize("steps", [12, 14])
 def test_a_constant_canary_is_refused_or_seldom_leads_to_a_violation(steps, size, is_long):

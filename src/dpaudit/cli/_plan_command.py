@@ -192,9 +192,9 @@ class PlanOptions:
 
 _NOTE = (
     "Canaries are counted per step and side; a step is whatever yields one score per canary. The attack is "
-    "ideal: normalized scores with the threshold at their midpoint. ClopperPearson and JointExact pool all "
-    "scores and assume that they are independent, even within a step; Betting proceeds step by step and "
-    "allows the canaries within a step to be dependent."
+    "the best one that the mechanism allows, with normalized scores and the threshold at their midpoint. "
+    "ClopperPearson and JointExact pool all scores and assume that they are independent, even within a "
+    "step; Betting proceeds step by step and allows the canaries within a step to be dependent."
 )
 _TRY = (
     "Try a larger size (--observations, or --steps and --canaries), or pass a leak with --true-epsilon "
@@ -313,7 +313,8 @@ def plan(
 ) -> None:
     """Compute the number of observations needed to detect a leak, or the smallest detectable leak.
 
-    The attack is assumed to be ideal, with the threshold at the midpoint of the scores.
+    The attack is assumed to be the best one that the mechanism allows, with the
+    threshold at the midpoint of the scores.
 
     Exit status: 0 if a method detects a leak, 2 for bad input, 3 if none does
     within 10 million observations.

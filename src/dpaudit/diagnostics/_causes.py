@@ -18,6 +18,23 @@ _JOINT_CLIP = "is the mean or the sum of the batch clipped instead of each gradi
 
 LOCALIZING = frozenset({"step-noise", "leaf-noise", "coordinate-noise", "repeated-noise"})
 """Findings that locate missing or repeated noise, and so explain a wrong total amount."""
+_SHARED = frozenset({"repeated-noise", "leaf-correlation", "shifted-noise", "step-correlation"})
+_TAILS = ("missing-tail", "noise-tails", "noise-shape")
+# Findings that follow from others: numbers that are used twice are equal, even if that is more certain.
+_ALWAYS_FOLLOW = {"tied-noise": _SHARED, "tied-pairs": _SHARED | {"tied-noise"}}
+# The same, if the others are more certain.
+_FOLLOW = {
+    "low-rank-noise": _SHARED | {"noise-by-sum"},
+    "common-noise": _SHARED | {"noise-by-sum", "low-rank-noise"},
+    "step-correlation": {"noise-by-sum", "low-rank-noise"},
+    "shifted-noise": {"noise-by-sum", "low-rank-noise"},
+    "repeated-noise": {"low-rank-noise"},
+    "step-noise": {"noise-by-batch", *_TAILS},
+    "coordinate-noise": _TAILS,
+    "missing-tail": _SHARED | {"tied-noise", "noise-by-batch", "low-rank-noise"},
+    "noise-tails": _SHARED | {"tied-noise", "noise-by-batch", "low-rank-noise", "missing-tail"},
+    "noise-shape": _SHARED | {"tied-noise", "noise-by-batch", "low-rank-noise", *_TAILS},
+}
 
 _CAUSE_OF_FINDING = {
     "canary-arrival": "is the whole gradient of each example clipped by its L2 norm, before the sum?",
@@ -26,6 +43,15 @@ _CAUSE_OF_FINDING = {
     "leaf-noise": "is a parameter skipped when noise is added, or scaled separately?",
     "coordinate-noise": "are some coordinates, such as a mask or a sparse update, released without noise?",
     "noise-shape": "is the noise drawn from another distribution, or truncated?",
+    "missing-tail": "is the noise truncated, clamped, or a sum of a few uniform numbers?",
+    "noise-tails": "is the noise truncated, or drawn from another distribution?",
+    "tied-noise": "is the noise drawn in half precision, in fixed point or from a table, or used twice?",
+    "tied-pairs": "is the noise computed from uniform numbers of few bits, by a Box-Muller transformation?",
+    "shifted-noise": "is one stream of random numbers read twice, at different places, or is noise rolled?",
+    "low-rank-noise": "is the noise drawn in a smaller space and then projected to all parameters?",
+    "common-noise": "do all steps share a part of their noise, or is something else added to the release?",
+    "noise-by-batch": "is the standard deviation of the noise computed from the batch?",
+    "noise-by-sum": "is a sum or gradient left over from another step, or added again after the noise?",
     "repeated-noise": "is the generator reseeded during training, with a constant or one of a few seeds?",
     "step-correlation": "is noise from earlier steps reused, or is the subtracted sum not the one that was "
     "released?",
@@ -39,6 +65,37 @@ _CAUSE_OF_FINDING = {
     "batch-overlap": "are shuffled epochs or weighted draws accounted for as Poisson sampling?",
     "repeated-batches": "is the sampler reseeded in every epoch, or is the data never shuffled?",
     "duplicate-examples": "are examples drawn with replacement?",
+    "failing-step": "does the step require a fixed number of examples, which sampling does not have?",
+    "release-count": "are small, empty or unusual batches skipped?",
+    "missing-clipping": "is backward() called on a loss that the private criterion did not compute?",
+    "rows-per-example": "does an example become several rows, by augmentation or as padding?",
+    "coupled-examples": "is the loss or an input computed from the whole batch, as with class weights, a "
+    "weighted mean, a contrastive loss or batch normalization?",
+    "batch-dependent-noise": "is the noise scaled by the batch size or by norms of its gradients, or is a "
+    "gradient added with it?",
+    "divisor": "is the sum divided by the number of examples in the batch instead of the expected number?",
+    "sensitivity": "is a gradient not clipped, clipped in another norm, added to the sum several times, or "
+    "selected by comparison with others?",
+    "gradient-after-noise": "is a gradient, such as one of an auxiliary loss, added after the noise?",
+    "hyperparameters": "does the learning rate depend on the training loss?",
+    "optimizer-state": "are moments computed from gradients without noise?",
+    "buffers": "does the model keep statistics of its inputs, such as running means?",
+    "weights": "are weights updated outside of the private optimizer, such as by a second one?",
+    "other-state": "does another optimizer, average or counter use the examples or gradients without noise?",
+    "next-release": "is a sum or a statistic of one batch carried over to the next?",
+    "non-finite-example": "is a non-finite gradient multiplied by its clipping factor instead of removed?",
+    "noise-multiplier": "was the noise multiplier changed after the accounting, by a scheduler or by hand?",
+    "clipping-norm": "was max_grad_norm changed in the optimizer or in the model, but not in both?",
+    "loader-rate": "was the loader replaced after make_private, or its sampler changed?",
+    "batch-sampler": "was make_private called with poisson_sampling=False, or its loader not used?",
+    "repeated-entries": "is a class oversampled by listing its examples several times?",
+    "accountant-steps": "was the accountant's step hook replaced by another hook?",
+    "accountant-noise": "does a scheduler change the noise without the accountant's knowledge?",
+    "mixing-module": "should batch normalization be replaced, as by ModuleValidator.fix?",
+    "public-parameters": "was only a part of the optimizers passed to make_private?",
+    "private-criterion": "is the original loss used instead of the one that make_private returned?",
+    "loss-reduction": "should the loss be the plain mean, as loss_reduction states?",
+    "noise-seed": "was noise_generator seeded to make experiments reproducible?",
 }
 
 
@@ -72,12 +129,22 @@ def likely_causes(
         causes += _signal_causes(signal, spread_signal, is_crowded, canary_scale, batch_size)
     is_silent = noise_ratio is not None and noise_ratio < NO_NOISE
     if not is_silent:  # without noise, findings about the noise add nothing
-        causes += [_CAUSE_OF_FINDING[name] for name in names if name in _CAUSE_OF_FINDING]
+        causes += [_CAUSE_OF_FINDING[name] for name in _root_findings(names) if name in _CAUSE_OF_FINDING]
     if noise_ratio is not None and (is_silent or not LOCALIZING.intersection(names)):
         low, high = interval or (noise_ratio * (1 - _RATIO_TOLERANCE), noise_ratio * (1 + _RATIO_TOLERANCE))
         own = _own_ratios(batch_size, noise_multiplier, max_grad_norm)
         causes += _noise_causes(noise_ratio, low, high, own)
     return tuple(dict.fromkeys(causes))  # each once
+
+
+def _root_findings(names: list[str]) -> list[str]:
+    """Return the findings, most certain first, without those that follow from others."""
+    return [
+        name
+        for number, name in enumerate(names)
+        if not any(other in _ALWAYS_FOLLOW.get(name, ()) for other in names)
+        and not any(other in _FOLLOW.get(name, ()) for other in names[:number])
+    ]
 
 
 def _noise_causes(ratio: float, low: float, high: float, own: Iterable[tuple[float, str]]) -> list[str]:

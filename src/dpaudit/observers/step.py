@@ -154,10 +154,11 @@ def _run_steps(
     for index in range(num_steps):
         directions, present = drawn.directions(index), draws.coins(index)
         lengths = norm * draws.canary.lengths(directions)
-        released = divisor * release(drawn.rows(index, norm), present) - others
+        raw = release(drawn.rows(index, norm), present)
+        released = divisor * raw - others
         recorder.record(directions.project(released) / norm, present)
         if residuals is not None:
-            residuals.observe(released, directions, present, lengths)
+            residuals.observe(released, others, directions, present, lengths, raw=raw)
     if others.any() and not draws.canary.moving:
         recorded = recorder.state_dict()
         require_known_sum(recorded["scores"], recorded["present"], draws.canary.num_variants)

@@ -16,11 +16,11 @@ from dpaudit.accounting import Claim
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import ClaimSource, GivenClaim, ReadClaim, TrainingInfo
+from dpaudit.recording._noise_log import NoiseLog
 from dpaudit.recording._score_log import ObservedCanaries, ScoreLog
 from dpaudit.recording._signal_and_noise import (
     NO_NOISE,
     CanaryLengths,
-    NoiseLog,
     NoiseTests,
     RunCheck,
     UntestedError,

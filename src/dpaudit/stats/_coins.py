@@ -29,6 +29,7 @@ _LEAST_BITS, _MOST_BITS, _COINS_PER_BIT = 6.0, 30.0, 24
 _CAUTIOUS_BITS, _FEW_STEPS = 13.0, 5
 # A constant canary with scores far from those of others is enough for a false alarm, by bets on far scores.
 _CONSTANT_BITS = 10.0
+_CONSTANT_SHARES = 1 / 2, 1 / 8, 1 / 32  # of the canaries that may be constant
 _HASH = 0x9E3779B97F4A7C15  # an odd number; its multiples, mixed, are the weights of a hash
 
 
@@ -159,9 +160,14 @@ each step, got the same canaries in every one of 20 steps...
         yield _Predictor(1 / 64, self._column_dictionary(), "canaries that share their coins")
 
     def _constant_bits(self) -> float:
-        """Bet that one canary, each with equal probability, is always present or always absent."""
-        constant = np.count_nonzero((self._per_canary == 0) | (self._per_canary == self.num_steps))
-        return self.num_steps - 1 + math.log2(constant / self._num_canaries) if constant else -math.inf
+        """Bet that one canary, or each of them with some probability, is always present or always absent."""
+        constant = int(np.count_nonzero((self._per_canary == 0) | (self._per_canary == self.num_steps)))
+        won, others = self.num_steps - 1, self._num_canaries - constant
+        found = [won + math.log2(constant / self._num_canaries) if constant else -math.inf]
+        for share in _CONSTANT_SHARES:
+            both = constant * np.logaddexp2(math.log2(share) + won, math.log2(1 - share))
+            found.append(float(both) + others * math.log2(1 - share))
+        return float(np.logaddexp2.reduce(found)) - math.log2(len(found))
 
     def _change_bits(self, changes: int, number: int) -> Iterator[tuple[float, str]]:
         """Bet that coins stay the same, or change, from one step to the next."""

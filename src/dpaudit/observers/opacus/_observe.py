@@ -46,6 +46,7 @@ from dpaudit.observers.opacus._input_canaries import (
     UnwrappedModel,
     check_held_out,
 )
+from dpaudit.observers.opacus._lints import LintCheck
 from dpaudit.observers.opacus._observer import (
     OpacusObserver,
     OpacusParamsReader,
@@ -53,6 +54,7 @@ from dpaudit.observers.opacus._observer import (
     accounted_rate,
     check_unobserved,
 )
+from dpaudit.observers.opacus._prepared import PreparedTraining, unwrapped
 from dpaudit.observers.opacus._sampling import CoinMembership, SampledMembership
 from dpaudit.recording import (
     DPSGDParams,
@@ -110,11 +112,15 @@ def observe(
     differ from those without the audit, because canaries consume random numbers of the sampler. By default
     there are as many canaries as the model has parameters, but at most 8,192.
     """
+    optimizer = unwrapped(optimizer)
     clip, ranks = clip_for(optimizer, module), Ranks(optimizer, sampling=sampling)
     check_unobserved(optimizer)
     _check_canary(canary, held_out, criterion, sampling=sampling, ranks=ranks)
     seed = ranks.agree_on(fresh_seed(seed))
+    lints = LintCheck(PreparedTraining(optimizer=optimizer, module=module, loader=loader))
     shared: dict[str, Any] = {
+        "lints": lints,
+        "checks": [lints],
         "loader": loader,
         "ranks": ranks,
         "given": DPSGDParams(
@@ -155,6 +161,7 @@ def _setup_gradients(
     module: Any,
     loader: Any,
     ranks: Ranks,
+    lints: LintCheck,
     given: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
@@ -191,7 +198,7 @@ def _setup_gradients(
         observed = ObservedCanaries(canary, canaries.directions, lambda: layout, lambda: eps, share)
         options |= {"canaries": observed, "num_canaries": num_canaries}
         recorder = Recorder(claim=ReadClaim(params, given), **options)
-    return OpacusObserver(optimizer, recorder, params, canaries, membership, ranks=ranks)
+    return OpacusObserver(optimizer, recorder, params, canaries, membership, ranks=ranks, lints=lints)
 
 
 def _setup_inputs(
@@ -205,6 +212,7 @@ def _setup_inputs(
     held_out: HeldOutData,
     loader: Any,
     ranks: Ranks,
+    lints: LintCheck,
     given: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
@@ -230,7 +238,9 @@ def _setup_inputs(
     params = OpacusParamsReader(optimizer, loader)
     options |= {"signal": 1.0, "coupled": True, "num_canaries": coins.num_canaries}
     recorder = Recorder(claim=ReadClaim(params, given), **options)
-    return OpacusObserver(optimizer, recorder, params, canaries, CoinMembership(coins), ranks=ranks)
+    return OpacusObserver(
+        optimizer, recorder, params, canaries, CoinMembership(coins), ranks=ranks, lints=lints
+    )
 
 
 def _loss(optimizer: DPOptimizer, given: Any) -> Any:

@@ -25,7 +25,10 @@ from dpaudit.stats.inference._tails import FarGuess, FarRates, TailBets, far_rat
 from dpaudit.stats.tradeoffs import Gaussian
 
 _LONGEST = 10**12  # steps of a horizon; a file may claim any number
-_STEPPED = "each step satisfies its curve given the earlier steps; canaries within a step may be dependent"
+_STEPPED = (
+    "each step satisfies its curve given the earlier steps and the presence of other canaries; scores within "
+    "a step may be dependent"
+)
 _SINGLE = "each observation satisfies its curve given the earlier ones"
 _UNINFORMED = "each guess depends on the released values, not on the presence of other canaries"
 
