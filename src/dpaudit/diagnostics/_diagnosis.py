@@ -32,12 +32,12 @@ _PARTS = ("step-noise", "leaf-noise", "coordinate-noise")
 # Causes come before their consequences: repeated or shared noise also has unusual amounts, and shuffled
 # batches also have a fixed size.
 _ORDER = (
-    "canary-arrival",
-    "noise-by-canaries",
     "repeated-noise",
     "leaf-correlation",
     "noise-by-batch",
     "noise-by-sum",
+    "canary-arrival",
+    "noise-by-canaries",
     "step-correlation",
     "shifted-noise",
     "coordinate-correlation",
@@ -256,7 +256,9 @@ class Diagnosis:
         names = [finding.name for finding in self.findings if not finding.cause]
         if self.noise is not None and "noise-variance" in names:
             known = {"noise_ratio": self.noise.ratio, "interval": (self.noise.low, self.noise.high), **known}
-        return tuple(dict.fromkeys([*own, *likely_causes(findings=names, **known)]))
+        others = likely_causes(findings=names, **known)
+        is_first = bool(self.findings) and bool(self.findings[0].cause)  # the best cause is that of the first
+        return tuple(dict.fromkeys([*own, *others] if is_first else [*others, *own]))
 
     def raise_for_findings(self) -> None:
         """Raise :class:`dpaudit.FindingError` if there are findings."""

@@ -29,6 +29,7 @@ from dpaudit.recording._signal_and_noise import (
     joined_checks,
     require_alike,
     require_resumable,
+    with_batches,
 )
 from dpaudit.recording._trajectory import LiveBound, PlacedBets, Trajectory
 from dpaudit.stats import (
@@ -75,8 +76,7 @@ class Recorder:
     ``facts`` returns a :class:`TrainingInfo`. ``not_covered`` are sentences that name the parts of the
     training run that canaries bypass; ``checks`` are further checks for :meth:`diagnose`. ``synchronize``
     waits for steps that were started but are not yet recorded. ``num_canaries`` is the number of scores per
-    step, if it is fixed before the first step. ``canaries`` are gradients, some of which may not count for
-    the bound; :meth:`diagnose` tests what arrived of them.
+    step, if it is fixed before the first step. :meth:`diagnose` tests what arrived of ``canaries``.
 
     >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=200)
     >>> rng = np.random.default_rng(0)
@@ -120,7 +120,7 @@ class Recorder:
         self._noise, self._signal, self._facts = noise, signal, facts
         self._lengths = CanaryLengths(signal=1.0 if signal is None else signal, reach=reach)
         self.not_covered = not_covered
-        self._checks = tuple(checks)
+        self._checks, self._batches = with_batches(checks)
         self._synchronize = synchronize
         self._peeked = self._closed = self._shown = False
         self._log = ScoreLog(canaries)
@@ -189,6 +189,10 @@ class Recorder:
             self._place_bets()
         if notify:
             self.notify()
+
+    def observe_batch(self, indices: Any, num_examples: int) -> None:
+        """Add the batch of one step, by index in a data set of ``num_examples``, for :meth:`diagnose`."""
+        self._batches.observe(indices, num_examples)
 
     def notify(self) -> None:
         """Pass the live bound to the callbacks, if it is due."""

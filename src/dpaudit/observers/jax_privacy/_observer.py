@@ -49,8 +49,11 @@ _TOLERANCE = 1e-4  # orders of magnitude above the rounding error of sums and be
 class Insertion(Protocol):
     """Canaries of one kind; both methods are called inside compiled code."""
 
-    def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any) -> Any:
-        """Return ``total``, the sum computed from these arguments, plus the canaries of this step."""
+    def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any, measured: Any) -> Any:
+        """Return ``total``, the sum computed from these arguments, plus the canaries of this step.
+
+        ``measured`` is what :meth:`JaxClip.measured` returns, to be passed to the host.
+        """
 
     def subtract(self, arrived: Any, released: Any) -> Any:
         """Score the canaries in ``released``; return ``arrived``, the sum before noise, without them."""
@@ -73,13 +76,13 @@ class JaxObserver:
             raise InputError(
                 f"Expected a finite clipping norm, got {bound:g}: pass max_grad_norm=... instead."
             )
-        self._host.norm = bound
+        self._host.norm, self._host.bound = bound, clip.bound
 
         def observed(*args: Any, **kwargs: Any) -> Any:
             result = grad_fn(*args, **kwargs)
             total = result[0] if clip.has_aux else result
             self._shapes = _shapes(total)
-            joined = self._insertion.join(clip, args, total)
+            joined = self._insertion.join(clip, args, total, clip.measured(args, kwargs, total))
             return (joined, *result[1:]) if clip.has_aux else joined
 
         return BoundedSensitivityCallable(marked(observed), clip.bound, clip.has_aux)
@@ -148,7 +151,7 @@ class GradientInsertion:
         assert self._plans is not None
         return self._plans.directions(index)
 
-    def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any) -> Any:
+    def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any, measured: Any) -> Any:
         if self._host.draws is None:  # before the first step
             limit = _FEW if clip.needs_full_rows or self._canary.moving else _DEFAULT_NUM_CANARIES
             # a resumed run has as many canaries as before
@@ -165,9 +168,8 @@ class GradientInsertion:
         canaries = self._clipped(_ClipCall(clip, args, total), vectors, lengths, variant)
         joined = jax.tree.map(jnp.add, total, canaries)
         strays = _strays(vectors, flat(canaries), tolerance_of(total))
-        self._host.call(
-            self._note, None, vectors.project(flat(total)), vectors.project(flat(joined)), *strays
-        )
+        batch, both = vectors.project(flat(total)), vectors.project(flat(joined))
+        self._host.call(self._note, None, batch, both, *strays, measured)
         return joined
 
     @property
@@ -188,7 +190,7 @@ class GradientInsertion:
             return total
         return _plus_shared(total, call, shared, lengths[vectors.num_apart :])
 
-    def _note(self, batch: Any, joined: Any, outside: Any, inside: Any) -> None:
+    def _note(self, batch: Any, joined: Any, outside: Any, inside: Any, measured: Any) -> None:
         if inside and not outside and self._canary.num_variants > 1:  # what arrives is tested
             self._host.note_not_covered(_TURNED)
         elif outside or inside:
@@ -197,7 +199,7 @@ class GradientInsertion:
                 "terms or changes directions, which cannot be distinguished from canaries: apply these after "
                 "the noise."
             )
-        self._host.add_pending(batch, joined)
+        self._host.add_pending(batch, joined, measured)
 
     def subtract(self, arrived: Any, released: Any) -> Any:
         vectors, _ = self._vectors(num_entries(arrived))
