@@ -85,6 +85,12 @@ class ByBatch(Changed):
         return noise * (len(self.params[0].grad_sample) / 8) ** 0.5
 
 
+class ByLongest(Changed):
+    def changed(self, noise):
+        norms = torch.cat([value.grad_sample.flatten(1) for value in self.params], dim=1).norm(dim=1)
+        return noise * float(norms.max() / 23.3 - 0.5) * 2
+
+
 class OneStream(Changed):
     """The last weights have the noise of the first."""
 
@@ -164,6 +170,7 @@ def test_chance_that_is_used_twice_is_found_where_no_score_shows_it(kind, expect
         (Half, "tied-noise"),
         (Clamped, "missing-tail"),
         (ByBatch, "noise-by-batch"),
+        (ByLongest, "noise-by-batch"),
         (OneStream, "shifted-noise"),
         (LeftOver, "noise-by-sum"),
         (AddedGradient, "noise-by-sum"),
@@ -210,7 +217,7 @@ def test_noise_of_jax_is_kept_as_the_privatizer_added_it(same_key):
 @jax_is_new
 def test_sums_of_jax_are_kept_without_canaries():
     grad_fn, privatizer = private_in_jax()
-    usual = {"sample_rate": 0.05, "num_steps": 12, "delta": 1e-5, "noise_multiplier": 0.5, "seed": 0}
+    usual = {"sample_rate": 0.05, "num_steps": 3, "delta": 1e-5, "canary": dpaudit.Dirac(), "seed": 0}
     own, made = [], jax_privacy.observe(grad_fn, privatizer, **usual)
 
     def noted(params, *args, **options):
@@ -218,7 +225,7 @@ def test_sums_of_jax_are_kept_without_canaries():
         return made.grad_fn(params, *args, **options)
 
     noted.has_aux = False
-    loop(noted, made.privatizer, compiled=False)(12)
+    loop(noted, made.privatizer, compiled=False)(3)
     kept = made.recorder.noise._examples.rows * grad_fn.sensitivity()
     np.testing.assert_allclose(kept, np.stack(own), atol=1e-5)
     assert np.linalg.norm(made.recorder.noise._sums.rows[0]) > 2 * np.linalg.norm(kept[0])

@@ -42,6 +42,8 @@ class StepSum:
     """The clipping norm of the step."""
     num_drawn: int | None = None
     """The number of examples that were drawn for the step, if known."""
+    longest: float | None = None
+    """The norm of the longest row before clipping, if known."""
 
 
 @dataclass

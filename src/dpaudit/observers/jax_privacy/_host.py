@@ -242,7 +242,7 @@ class Host:
         scores, self._scores = np.sum(self._scores, axis=0), []
         present, self._present = self._present, None
         self._batches.use(self._num_rows, is_exact=self._has_rows)
-        self._num_rows, self._has_rows = 0, True
+        rows, self._num_rows, self._has_rows = self._num_rows, 0, True
         (after, before, examples), self._noisy = np.sum(self._noisy, axis=0), []
         self._recorder.noise.observe(
             after,
@@ -251,6 +251,7 @@ class Host:
             norm=self.norm,
             eps=self._precision,
             examples=examples,
+            batch_size=float(rows),
             num_canaries=None if present is None else float(present.sum()),
             **(whole if self._num_releases == 1 else {}),  # maxima of several releases do not add up
         )
