@@ -212,11 +212,13 @@ def clip_unless_overflow(rng: np.random.Generator) -> Release:
     return release
 
 
-def noise_before_clipping(rng: np.random.Generator) -> Release:
-    """Add noise to each gradient, and clip the noisy gradients; nothing is added to their sum."""
+def clip_each_leaf(rng: np.random.Generator) -> Release:
+    """Clip every leaf to the full norm, with noise for one leaf."""
+    ends = np.cumsum(list(LEAVES.values()))[:-1]
 
     def release(rows: FloatArray) -> FloatArray:
-        return clipped_sum(rows + NOISE * rng.standard_normal(rows.shape), 1.0)
+        parts = [clipped_sum(part, 1.0) for part in np.split(rows, ends, axis=1)]
+        return np.concatenate(parts) + NOISE * _normal(rng)
 
     return release
 

@@ -169,11 +169,11 @@ SECOND_HALL: tuple[Entry, ...] = (
         specimen=ObservedStep(broken=steps.clip_unless_overflow),
     ),
     _clipping(
-        name="noise-before-clipping",
-        public="dpgan issue 4; NVFlare issue 462",
-        wrong="Noise is added before clipping, which then shrinks noise and gradient alike.",
-        fix="Clip first, then add noise.",
-        specimen=ObservedStep(broken=steps.noise_before_clipping),
+        name="clip-each-leaf",
+        public="JAX Privacy pull request 338 and issue 385",
+        wrong="Every leaf is clipped to the full norm, and the documented sensitivity is that of one leaf.",
+        fix="Scale the noise by the sensitivity that the clipped function reports.",
+        specimen=ObservedStep(broken=steps.clip_each_leaf),
     ),
     _sums(
         name="sum-not-cleared",
