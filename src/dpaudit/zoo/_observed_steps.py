@@ -194,7 +194,8 @@ def clip_without_biases(rng: np.random.Generator) -> Release:
 
     def release(rows: FloatArray) -> FloatArray:
         norms = np.linalg.norm(rows[:, ~_BIASES], axis=1, keepdims=True)
-        return (rows / np.maximum(1.0, norms)).sum(axis=0) + NOISE * _normal(rng)
+        total: FloatArray = (rows / np.maximum(1.0, norms)).sum(axis=0)
+        return total + NOISE * _normal(rng)
 
     return release
 
@@ -207,7 +208,8 @@ def clip_unless_overflow(rng: np.random.Generator) -> Release:
             squares = (rows.astype(np.float16) ** 2).sum(axis=1, keepdims=True, dtype=np.float16)
         norms = np.sqrt(squares.astype(np.float64))
         factors = np.where(np.isfinite(norms), 1 / np.maximum(1.0, norms), 1.0)
-        return (factors * rows).sum(axis=0) + NOISE * _normal(rng)
+        total: FloatArray = (factors * rows).sum(axis=0)
+        return total + NOISE * _normal(rng)
 
     return release
 

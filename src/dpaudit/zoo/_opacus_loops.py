@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,22 +93,22 @@ def _private(
 # observed loops
 
 
-def _observed(
-    private: _Private,
-    step: _Step | None = None,
-    *,
-    batches: Iterable[_Batch] | None = None,
-) -> Evidence:
-    """Run a loop on the batches, by default those of the loader, and return what its observer recorded."""
-    source = itertools.chain.from_iterable(itertools.repeat(private.loader)) if batches is None else batches
-    options = {"num_steps": _NUM_STEPS, "noise_multiplier": NOISE, "sample_rate": _BATCH / _NUM_EXAMPLES}
+def _observed(private: _Private, seed: int, step: _Step | None = None) -> Evidence:
+    """Run a loop, by default a correct one, and return what its observer recorded."""
     with observe(
-        private.optimizer, module=private.model, loader=private.loader, delta=DELTA, seed=0, **options
+        private.optimizer,
+        noise_multiplier=NOISE,
+        sample_rate=_BATCH / _NUM_EXAMPLES,
+        num_steps=_NUM_STEPS,
+        delta=DELTA,
+        loader=private.loader,
+        module=private.model,
+        seed=seed,
     ) as recorder:
         assert isinstance(recorder, Recorder)  # a recorder of steps, not of sampled canaries
-        run = iter(source)
+        batches = itertools.chain.from_iterable(itertools.repeat(private.loader))
         while recorder.num_done < _NUM_STEPS:
-            batch = next(run)
+            batch = next(batches)
             if step is None:
                 private.step(batch)
             else:
@@ -131,12 +132,12 @@ def weighted_sampler(is_broken: bool, seed: int) -> Evidence:
     """Draw batches with replacement and with weights, and account for them as Poisson sampling."""
     private = _private(seed)
     if not is_broken:
-        return _observed(private)
+        return _observed(private, seed)
     data = private.loader.dataset
     weights = torch.where(data.tensors[1] == 1, 3.0, 1.0)
     sampler = WeightedRandomSampler(weights.tolist(), num_samples=_NUM_EXAMPLES, replacement=True)
     private.loader = DataLoader(data, batch_size=_BATCH, sampler=sampler)
-    return _observed(private)
+    return _observed(private, seed)
 
 
 @_quietly
@@ -147,7 +148,7 @@ def same_order(is_broken: bool, seed: int) -> Evidence:
         data = private.loader.dataset
         order = torch.randperm(_NUM_EXAMPLES).tolist()
         private.loader = DataLoader(Subset(data, order), batch_size=_BATCH)
-    return _observed(private)
+    return _observed(private, seed)
 
 
 @_quietly
@@ -159,7 +160,7 @@ def two_batches(is_broken: bool, seed: int) -> Evidence:
         run.optimizer.signal_skip_step(do_skip=next(numbers) % 2 == 0)
         run.step(batch)
 
-    return _observed(private, half_step if is_broken else None)
+    return _observed(private, seed, half_step if is_broken else None)
 
 
 @_quietly
@@ -168,7 +169,7 @@ def plain_loss(is_broken: bool, seed: int) -> Evidence:
     private = _private(seed, grad_sample_mode="ghost")
     if is_broken:
         private.criterion = nn.CrossEntropyLoss()
-    return _observed(private)
+    return _observed(private, seed)
 
 
 @_quietly
@@ -181,7 +182,7 @@ def repeated_forward(is_broken: bool, seed: int) -> Evidence:
         views = torch.cat([inputs, inputs + 0.1 * torch.randn_like(inputs)])
         run.step_on(views, torch.cat([targets, targets]))
 
-    return _observed(private, step if is_broken else None)
+    return _observed(private, seed, step if is_broken else None)
 
 
 # settings
@@ -236,8 +237,8 @@ def _replayed(private: _Private, step: _Step | None, *, non_finite: bool = False
     """Replay one step on neighboring batches; a non-finite release counts only if asked for."""
     inputs = torch.randn(_NUM_REPLAYED, _FEATURES)
     batch = inputs, torch.arange(_NUM_REPLAYED) % _CLASSES
-    used = (lambda one: private.step(one)) if step is None else (lambda one: step(private, one))
-    result = replay(used, batch, optimizer=private.optimizer, model=private.model)
+    replayed = private.step if step is None else partial(step, private)
+    result = replay(replayed, batch, optimizer=private.optimizer, model=private.model)
     found = result.non_finite if non_finite else result.findings
     return Evidence(claim=paper_claim(), num_steps=1, certain=found)
 
@@ -305,6 +306,7 @@ class _Standardized(nn.Module):
     def __init__(self, *, is_tracked: bool) -> None:
         super().__init__()
         self.rest, self.is_tracked = _model(), is_tracked
+        self.mean: Tensor
         self.register_buffer("mean", torch.zeros(_FEATURES))
 
     def forward(self, inputs: Tensor) -> Tensor:
