@@ -42,7 +42,7 @@ class Scores:
 
     @classmethod
     def of(cls, recorder: Recorder) -> Scores:
-        """Return the scores that an observer recorded."""
+        """Return the scores that an observer recorded of canaries that are alike."""
         state = recorder.state_dict()
         return cls(values=state["scores"], present=state["present"])
 
