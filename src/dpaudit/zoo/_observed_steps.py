@@ -186,7 +186,12 @@ def noise_by_batch_size(rng: np.random.Generator) -> Release:
 
 def clip_by_value(rng: np.random.Generator) -> Release:
     """Limit each number of a gradient instead of its norm."""
-    return lambda rows: np.clip(rows, -1.0, 1.0).sum(axis=0) + NOISE * _normal(rng)
+
+    def release(rows: FloatArray) -> FloatArray:
+        total: FloatArray = np.clip(rows, -1.0, 1.0).sum(axis=0)
+        return total + NOISE * _normal(rng)
+
+    return release
 
 
 def clip_without_biases(rng: np.random.Generator) -> Release:
