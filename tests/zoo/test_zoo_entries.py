@@ -53,7 +53,7 @@ CAUGHT_BY = {
     "noise-forked": {"shifted-noise"},
     "seed-plus-index": {"shifted-noise", "tied-noise"},
     "noise-low-rank": {"low-rank-noise"},
-    "noise-by-largest-norm": {"noise-by-batch"},
+    "noise-by-largest-norm": {"noise-by-canaries"},
     "noise-by-batch-size": {"noise-by-batch"},
     "clip-by-value": {"bound", "canary-arrival"},
     "clip-without-biases": {"canary-arrival"},

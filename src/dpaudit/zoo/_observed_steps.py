@@ -18,7 +18,14 @@ from dpaudit.observers._residuals import clipped_sum
 from dpaudit.observers.step import observe_step
 from dpaudit.zoo._entry import NOISE, Evidence, paper_claim
 
-LEAVES = {"hidden.weight": 320, "hidden.bias": 16, "output.weight": 256, "output.bias": 8}
+LEAVES = {
+    "embedding.weight": 160,
+    "hidden.weight": 160,
+    "hidden.bias": 24,
+    "output.weight": 160,
+    "output.bias": 8,
+    "head.weight": 88,
+}
 _SIZE = sum(LEAVES.values())
 _BIASES = np.repeat([name.endswith("bias") for name in LEAVES], list(LEAVES.values()))
 _EXPECTED_BATCH = 32  # half of the canaries
@@ -245,5 +252,5 @@ def sum_not_cleared(rng: np.random.Generator) -> Release:
 
 
 def shortcut_after_noise(rng: np.random.Generator) -> Release:
-    """Add a tenth of the sum without noise to the release, as a residual connection does."""
-    return lambda rows: 1.1 * clipped_sum(rows, 1.0) + NOISE * _normal(rng)
+    """Add half of the sum without noise to the release, as a residual connection does."""
+    return lambda rows: 1.5 * clipped_sum(rows, 1.0) + NOISE * _normal(rng)

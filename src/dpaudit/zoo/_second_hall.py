@@ -186,7 +186,7 @@ SECOND_HALL: tuple[Entry, ...] = (
     _sums(
         name="shortcut-after-noise",
         public="DP-Forward issue 4",
-        wrong="A residual connection adds a part of the noiseless value to the noisy one.",
+        wrong="A residual connection adds half of the noiseless value to the noisy one.",
         fix="Compute everything that is published from the release.",
         kind="plain step",
         specimen=ObservedStep(broken=steps.shortcut_after_noise),
