@@ -12,7 +12,8 @@ PITFALLS = Path(__file__).parent.parent.parent / "docs" / "pitfalls.md"
 WITHOUT_CAUSE = {"bound", "noise-variance", "canary-arrival"}
 
 ZOO = """
-    ENTRIES FIRST_HALL SECOND_HALL Entry Evidence Judged Replay Scores Specimen chosen examine_entry judge run_zoo
+    ENTRIES FIRST_HALL SECOND_HALL Entry Evidence Judged Replay Scores Specimen chosen examine_entry judge
+    run_zoo
 """
 FAULTS = """
     AveragedNoise ClippedAfterMean ConstantSeed FewSeeds NoNoiseWhenEmpty NoiseForTheMean NoiseTooSmall

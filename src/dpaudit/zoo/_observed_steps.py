@@ -6,6 +6,7 @@ faults of the clipping and of the sum. The clipping norm is 1, and gradients are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -182,7 +183,7 @@ def noise_by_batch_size(rng: np.random.Generator) -> Release:
     """Scale the noise by the square root of the number of examples that were drawn."""
 
     def release(rows: FloatArray) -> FloatArray:
-        scale = np.sqrt(len(rows) / _EXPECTED_BATCH)
+        scale = math.sqrt(len(rows) / _EXPECTED_BATCH)
         return clipped_sum(rows, 1.0) + scale * NOISE * _normal(rng)
 
     return release

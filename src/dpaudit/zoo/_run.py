@@ -28,7 +28,8 @@ from dpaudit.zoo._entries import ENTRIES
 from dpaudit.zoo._entry import Entry, Evidence, Scores, checkpoints
 
 _SCHEMA_VERSION = 2
-_KEYS = {"name", "public", "wrong", "kind", "not_caught", "left_out", "is_as_expected", "broken", "correct"}
+_DESCRIPTION = {"name", "public", "wrong", "kind", "not_caught", "fix", "family"}
+_KEYS = _DESCRIPTION | {"left_out", "is_as_expected", "broken", "correct"}
 
 
 def run_zoo(
