@@ -83,6 +83,23 @@ CAUGHT_BY = {
 SEED = 0
 MOST_STEPS = 500
 BY_NAME = {entry.name: entry for entry in ENTRIES}
+# Faults that take long, or whose family has others: `make test-long` runs them.
+LONG = {
+    "ddp-batch",
+    "ddp-rank-noise",
+    "noise-grid",
+    "noise-table",
+    "noise-twelve-uniforms",
+    "noise-uniform",
+    "noise-laplace",
+    "noise-by-batch-size",
+    "clip-each-leaf",
+    "shortcut-after-noise",
+    "same-order",
+    "contrastive-loss",
+    "rate-from-loss",
+    "small-batch-skipped",
+}
 # Twins that are the same training as another one's differ only in their seed; those on two processes take
 # long, and are run by `make zoo`.
 TWINS = [
@@ -104,7 +121,7 @@ TWINS = [
     "noise-half-precision",
     "noise-seed-in-code",
     "ghost-plain-loss",
-    "rows-per-example",
+    "weighted-sampler",
     "divisor-from-size",
     "running-statistics",
     "class-weights",
@@ -118,7 +135,7 @@ def test_every_fault_is_expected_by_some_name():
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * name.startswith("ddp")) for name in CAUGHT_BY]
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CAUGHT_BY]
 )
 def test_a_fault_is_caught_within_500_steps(name):
     evidence = BY_NAME[name].observe(is_broken=True, seed=SEED)

@@ -29,7 +29,7 @@ from opacus.optimizers import DPOptimizer
 
 _FEATURES, _CLASSES = 8, 2
 _NUM_EXAMPLES, _BATCH = 400, 20
-_NUM_STEPS = 200
+_NUM_STEPS = 120
 _NUM_REPLAYED = 8
 _Batch = tuple[Tensor, Tensor]
 
