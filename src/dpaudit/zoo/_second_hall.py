@@ -58,8 +58,7 @@ SECOND_HALL: tuple[Entry, ...] = (
     ),
     _few_numbers(
         name="noise-table",
-        public="no report about training code; Holohan and Braghin 2021 (arXiv:2107.10138) describe the "
-        "attack on a source with few values",
+        public="no report about training code; noise with few values is attacked as by Mironov 2012",
         wrong="Noise is looked up in a precomputed table of 4,096 normal numbers.",
         fix="Draw the noise of every step from a generator.",
         kind="plain step",
@@ -90,8 +89,7 @@ SECOND_HALL: tuple[Entry, ...] = (
     ),
     _no_tails(
         name="noise-twelve-uniforms",
-        public="no report about training code; a textbook approximation that Jin et al. 2022 "
-        "(arXiv:2112.05307) warn about",
+        public="no report about training code; a classical approximation of normal numbers",
         wrong="The sum of 12 uniform numbers stands in for a normal number.",
         fix="Draw normal numbers.",
         specimen=ObservedStep(broken=with_noise(steps.sum_of_uniforms), num_steps=500),
@@ -105,7 +103,7 @@ SECOND_HALL: tuple[Entry, ...] = (
     ),
     _no_tails(
         name="noise-laplace",
-        public="SmartNoise issue 204, the other way around",
+        public="smartnoise-sdk issue 204, the other way around",
         wrong="Laplace noise of the right variance is accounted for as normal noise.",
         fix="Account for the distribution that is drawn.",
         specimen=ObservedStep(broken=with_noise(steps.laplace)),
@@ -217,7 +215,7 @@ SECOND_HALL: tuple[Entry, ...] = (
     ),
     _sampling(
         name="same-order",
-        public="SimCLR pull request 26; Annamalai et al. 2024 and Chua et al. 2024 on shuffling",
+        public="Spijkervet/SimCLR pull request 26; Annamalai et al. 2024 and Chua et al. 2024 on shuffling",
         wrong="The data are shuffled once, and every epoch has the same batches.",
         fix="Use the loader that `make_private` returns.",
         kind="Opacus",
@@ -225,7 +223,7 @@ SECOND_HALL: tuple[Entry, ...] = (
     ),
     _sampling(
         name="two-batches-per-step",
-        public="JAX Privacy issue 234; Opacus issue 420",
+        public="JAX Privacy issue 234; Opacus pull request 219",
         wrong="Two Poisson batches are summed in each step, but the rate of one is accounted for.",
         fix="Account for the rate of all batches of a step, or split one batch with `BatchMemoryManager`.",
         kind="Opacus",
@@ -233,7 +231,7 @@ SECOND_HALL: tuple[Entry, ...] = (
     ),
     _sampling(
         name="poisson-off",
-        public="Opacus issues 80 and 745; private-transformers issue 7",
+        public="Opacus issue 80 and pull request 128; private-transformers issue 7",
         wrong="`make_private` is called with `poisson_sampling=False`, and its accountant assumes Poisson "
         "sampling.",
         fix="Leave `poisson_sampling` on.",
@@ -265,7 +263,7 @@ SECOND_HALL: tuple[Entry, ...] = (
     ),
     _size(
         name="divisor-from-size",
-        public="Opacus 1.6.0, as released; Opacus issues 571, 819 and 820",
+        public="Opacus 1.6.0, as released; Opacus issues 571 and 819, pull request 838",
         wrong="Sample rate and divisor are computed from the number of examples, and both change with one "
         "more example.",
         fix="Set rate and divisor to public numbers.",
@@ -297,7 +295,7 @@ SECOND_HALL: tuple[Entry, ...] = (
     ),
     _beside(
         name="contrastive-loss",
-        public="Kong et al. 2024 (arXiv:2310.03104)",
+        public="Kong et al. 2023 (arXiv:2310.03104)",
         wrong="A contrastive loss compares all pairs of examples, so that an example changes the gradients "
         "of all.",
         fix="Bound the sensitivity of the whole loss, or use a loss of single examples.",
