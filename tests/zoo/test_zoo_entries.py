@@ -8,7 +8,7 @@ import pytest
 from statistical_limits import LEVEL, most_flagged, spread_range
 
 from dpaudit.training import faults
-from dpaudit.zoo import ENTRIES, chosen, judge
+from dpaudit.zoo import ENTRIES, SECOND_HALL, chosen, judge
 from dpaudit.zoo._entry import noise_of
 from dpaudit.zoo._native import LEAVES, NativeTraining
 from dpaudit.zoo._steps import NOISE, PlainStep, clipped_by_parameter_and_noised_twice, correct_step
@@ -152,6 +152,20 @@ def test_a_correct_twin_is_not_flagged(name):
 def test_correct_twins_of_steps_are_not_flagged_in_95_percent_of_seeds():
     twin = PlainStep(broken=correct_step, leaves=(64,) * 4, num_steps=100)
     assert sum(bool(judge(twin(False, seed)).caught_by) for seed in range(40)) <= most_flagged(40)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["noise-half-precision", "weighted-sampler", "ghost-plain-loss"])
+def test_correct_twins_of_the_second_hall_are_not_flagged_in_95_percent_of_seeds(name):
+    twins = [BY_NAME[name].observe(is_broken=False, seed=seed) for seed in range(1, 41)]
+    assert sum(bool(judge(twin).caught_by) for twin in twins) <= most_flagged(40)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [one.name for one in SECOND_HALL if one.kind.startswith("Opacus, ")])
+def test_correct_settings_and_replayed_steps_are_never_flagged(name):
+    for seed in range(1, 11):
+        assert judge(BY_NAME[name].observe(is_broken=False, seed=seed)).caught_by == ()
 
 
 def test_noise_that_is_added_twice_has_twice_the_variance():
