@@ -24,14 +24,16 @@ _SHOWN = 3  # findings that are listed
 
 HEAD = """# Which faults are detected
 
-Which faults does an audit with default settings detect? This page answers for {faults} faults in {observers}
-observers, by measurement: each fault was trained with {count} random seeds at noise multipliers 1 and 2. Every
-run is a small model (659 parameters in six named tensors, 300 examples, sample rate 0.1, clipping norm 3) with
-the three lines of the [tutorial](tutorial.md): `observe`, train, `audit()`. No option is set for any fault.
-`benchmarks/detection.py` runs all of them and writes this page; the faults are in `benchmarks/_faults.py`.
+Which faults does an audit with default settings detect? This page answers for {faults} faults in
+{observers} observers, by measurement: each fault was trained with {count} random seeds at noise multipliers
+1 and 2. Every run is a small model (659 parameters in six named tensors, 300 examples, sample rate 0.1,
+clipping norm 3) with the three lines of the [tutorial](tutorial.md): `observe`, train, `audit()`. No option
+is set for any fault. `benchmarks/detection.py` runs all of them and writes this page; the faults are in
+`benchmarks/_faults.py`.
 
 - A cell is the number of runs in which the fault was detected within 300 steps, of {both}: {count} seeds at
-  each noise multiplier. Where fewer than 9 of 10 are detected at one of them, the number within 500 steps follows.
+  each noise multiplier. Where fewer than 9 of 10 are detected at one of them, the number within 500 steps
+  follows.
 - "Smallest" is the smallest of the sizes tried that is detected in at least 9 of 10 seeds at both noise
   multipliers, within 300 steps and, if different, within 500.
 - A dash means that the fault cannot exist there: a step has no sampler, ghost clipping has no rows, and
