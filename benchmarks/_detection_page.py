@@ -27,7 +27,7 @@ HEAD = """# Which faults are detected
 Which faults does an audit with default settings detect? This page answers for {faults} faults in
 {observers} observers, by measurement: each fault was trained with {count} random seeds at noise multipliers
 1 and 2. Every run is a small model (659 parameters in six named tensors, 300 examples, sample rate 0.1,
-clipping norm 3) with the three lines of the [tutorial](tutorial.md): `observe`, train, `audit()`. No option
+clipping norm 2) with the three lines of the [tutorial](tutorial.md): `observe`, train, `audit()`. No option
 is set for any fault. `benchmarks/detection.py` runs all of them and writes this page; the faults are in
 `benchmarks/_faults.py`.
 

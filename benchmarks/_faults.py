@@ -220,9 +220,10 @@ def without_last(norms: Any, limit: Any, _: Any, xp: Any) -> Any:
     return _shrink(flat_norms(norms[:-1], xp), limit, xp)
 
 
-def short_times(norms: Any, limit: Any, most: float, xp: Any) -> Any:
-    """Scale short gradients up to the clipping norm, at most by ``most``."""
-    return xp.minimum(most, limit / (flat_norms(norms, xp) + 1e-6))
+def short_times(norms: Any, limit: Any, factor: float, xp: Any) -> Any:
+    """Multiply gradients that need no clipping, as if they had to be brought to a common scale."""
+    norm = flat_norms(norms, xp)
+    return xp.where(norm < limit, factor, limit / (norm + 1e-6))
 
 
 def larger_limit(norms: Any, limit: Any, factor: float, xp: Any) -> Any:
@@ -390,8 +391,8 @@ FAULTS = (
     Fault(
         "short-scaled",
         _CLIPPING,
-        "short gradients scaled up, at most by this factor",
-        sizes=(8.0, 3.0, 2.0, 1.5),
+        "gradients shorter than the clipping norm multiplied by this factor",
+        sizes=(8.0, 3.0, 1.8),
         required=8.0,
         factor=short_times,
     ),
