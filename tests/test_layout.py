@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "dpaudit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-MOST_FILES = 190
+MOST_FILES = 215
 MOST_LINES = 450
 FEWEST_LINES = 120  # of a private module that only one other imports
 # words that mean the same in every sibling
@@ -31,6 +31,7 @@ SHARED_NAMES = {
     "_clipping.py",
     "_crafting.py",
     "_canaries.py",
+    "_replay.py",
     "_run.py",
 }
 SHORT_MODULES = {

@@ -103,6 +103,14 @@ EXTENSIONS = {
     ],
     "dpaudit.canaries": ["Directions", "Draws", "GradientCanary"],
     "dpaudit.recording": ["Recorder", "WholeRunRecorder"],
+    "dpaudit.observers.opacus": [
+        "LintReport",
+        "PreparedTraining",
+        "check",
+        "check_prepared",
+        "hold_out",
+        "observe",
+    ],
 }
 
 

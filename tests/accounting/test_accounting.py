@@ -184,10 +184,11 @@ def test_a_point_on_a_curve_gives_back_its_parameter():
 @pytest.mark.parametrize(
     "inference",
     [
-        dpaudit.ClopperPearson(),
         dpaudit.JointExact(),
-        dpaudit.Betting(),
-        pytest.param(dpaudit.Posterior(), marks=pytest.mark.long),
+        *(
+            pytest.param(one, marks=pytest.mark.long)
+            for one in (dpaudit.ClopperPearson(), dpaudit.Betting(), dpaudit.Posterior())
+        ),
     ],
 )
 def test_whole_runs_are_tested_against_the_composed_curve(inference):

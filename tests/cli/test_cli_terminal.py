@@ -59,7 +59,7 @@ def test_help_groups_the_commands(run: Any) -> None:
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [WIDTHS[0], pytest.param(WIDTHS[1], marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "words",
     [

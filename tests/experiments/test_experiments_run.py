@@ -21,6 +21,7 @@ from dpaudit.methods import examine
 
 Small = Callable[..., Config]
 MODES = ("one-run", "paper", "end-to-end")
+ONE_MODE = [MODES[0], *(pytest.param(mode, marks=pytest.mark.long) for mode in MODES[1:])]
 FILES = ["checkpoint.pt", "config.json", "present.npy", "result.json", "scores.npy", "versions.json"]
 
 
@@ -245,7 +246,7 @@ def test_faults_of_clipping_are_violations(small: Small, fault: str) -> None:
     assert rehearse(small(f"training.fault.name={fault}"))["verdict"] == "VIOLATION"
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ONE_MODE)
 def test_the_noise_of_a_run_is_tested_with_the_confidence_that_is_asked_for(small: Small, mode: str) -> None:
     found = rehearse(small(*changes_of(mode), "audit.confidence=0.999"))["diagnosis"]
     assert found["findings"] == []
@@ -288,7 +289,7 @@ def test_copies_of_an_image_are_those_that_the_config_asks_for(small: Small) -> 
     assert (len(batch), batch.multiplicity, len(batch.inputs)) == (2, 3, 6)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ONE_MODE)
 def test_the_methods_that_are_asked_for_stand_beside_the_verdict(small: Small, mode: str) -> None:
     asked = '["f-DP(CP)", "(eps,delta)(ZB)", "eps-DP(Katz)"]'
     values = rehearse(small(*changes_of(mode), f"audit.methods={asked}"))

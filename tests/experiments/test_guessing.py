@@ -29,7 +29,7 @@ def simulated(parameter: float, number: int, canaries: int, rng: np.random.Gener
     return Guesses.from_scores(ratios, present, num_guesses=number)
 
 
-@pytest.mark.parametrize("number", [100, 40])
+@pytest.mark.parametrize("number", [100, pytest.param(40, marks=pytest.mark.long)])
 def test_a_leak_is_detected_as_often_as_stated(number: int) -> None:
     """Before, 7 to 66 % instead of 80 %: guesses do not attain the curve in both directions at once."""
     power = ANALYSIS._power(guesses(5 * number, 500))

@@ -40,7 +40,10 @@ def test_correct_training_is_not_flagged_in_95_percent_of_seeds_and_tight_in_mos
     assert tight >= least_caught(len(seeds), 0.95, broken=0.1)  # with 1.1 times the noise none is
 
 
-@pytest.mark.parametrize("kind", OTHER_KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.long] * (kind in ("functorch", "ew"))) for kind in OTHER_KINDS],
+)
 def test_correct_training_of_any_kind_is_not_flagged(train, kind):
     """The long version, of 40 seeds, is benchmarks/opacus_modes.py."""
     options = {"num_steps": 100, "noise_multiplier": 0.8, **OTHER_KINDS[kind]}

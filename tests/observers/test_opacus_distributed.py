@@ -15,7 +15,7 @@ from torch import distributed, multiprocessing, nn
 from torch.utils.data import DataLoader
 
 import dpaudit
-from dpaudit.observers.opacus import observe
+from dpaudit.observers.opacus import check, observe
 
 # Batches are large enough never to be empty: the sampler of Opacus 1.6.0 for several processes leaves an
 # empty one out, so that one process makes fewer steps than the other, which then waits for it.
@@ -88,6 +88,9 @@ def train(rank, *, observed=True, broken=False, sampling=False, num_steps=STEPS,
         loop()
     seen = recorder.observations
     found = {"kind": type(optimizer).__name__, "with": seen.with_canary, "without": seen.without_canary}
+    report = check(optimizer, module=model, loader=loader, criterion=made.criterion)
+    later = [finding for finding in recorder.diagnose().findings if math.isnan(finding.estimate)]
+    found |= {"lints": [*report.findings, *report.not_covered, *later], "notes": report.notes}
     if sampling:
         found |= {"joined": recorder._joined, "present": int(recorder.present.sum())}
     elif num_steps == STEPS and rank == 0:
@@ -164,3 +167,11 @@ def test_canaries_join_where_they_are_drawn_and_are_seen_by_all_processes(found)
 
 def test_noise_that_every_process_adds_before_an_average_is_a_violation(found):
     assert found[0]["broken"][0]["verdict"] == dpaudit.Verdict.VIOLATION.name
+
+
+def test_the_settings_of_every_rank_have_no_finding(found):
+    observed = [case for case, options in CASES.items() if options.get("observed", True)]
+    for case in observed:
+        assert [rank[case][0]["lints"] for rank in found] == [[], []], case
+        divides = any("with 399, it divides by 39" in note for note in found[0][case][0]["notes"])
+        assert divides == (case != "sum")

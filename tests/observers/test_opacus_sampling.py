@@ -116,6 +116,7 @@ def test_noise_that_is_too_small_is_a_violation_at_a_threshold_that_is_looked_fo
     assert result.verdict is VIOLATION
 
 
+@pytest.mark.long
 def test_gradients_that_are_not_clipped_are_a_violation(sampled, monkeypatch):
     monkeypatch.setattr(DPOptimizer, "clip_and_accumulate", without_clipping)
     assert sampled().recorder.audit().verdict is VIOLATION

@@ -155,9 +155,9 @@ def num_refuted(claim, parameter, size, repetitions=200, **method):
     ("size", "method"),
     [
         (400, {"inference": dpaudit.ClopperPearson()}),
-        (400, {"inference": dpaudit.JointExact()}),
+        pytest.param(400, {"inference": dpaudit.JointExact()}, marks=pytest.mark.long),
         ((100, 8), {}),
-        (400, {"inference": dpaudit.Betting()}),
+        pytest.param(400, {"inference": dpaudit.Betting()}, marks=pytest.mark.long),
     ],
     ids=str,
 )

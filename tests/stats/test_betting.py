@@ -234,7 +234,7 @@ def adaptive(rng, steps, coins, mu):
 
 @pytest.mark.parametrize("horizon", [60, None], ids=["planned", "unplanned"])
 @pytest.mark.parametrize("mechanism", [independent, one_shared_draw, total_reveal, adaptive])
-@pytest.mark.parametrize(("coins", "mu"), [(16, 1.0), (512, 0.39)])
+@pytest.mark.parametrize(("coins", "mu"), [(16, 1.0), pytest.param(512, 0.39, marks=pytest.mark.long)])
 def test_bounds_hold_for_every_dependence_within_a_step(mechanism, coins, mu, horizon, is_long):
     rng = np.random.default_rng(7)
     runs, above = 400 if is_long else 60, 0

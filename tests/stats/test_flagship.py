@@ -75,13 +75,13 @@ def bets(epsilon, canaries, repetitions, steps=STEPS):
     ("epsilon", "canaries", "share"),
     [
         (1, 512, 0.935),
-        (4, 512, 0.976),
+        pytest.param(4, 512, 0.976, marks=pytest.mark.long),
         (8, 512, 0.985),
-        (16, 512, 0.99),
+        pytest.param(16, 512, 0.99, marks=pytest.mark.long),
         (1, 4096, 0.98),
-        (4, 4096, 0.99),
+        pytest.param(4, 4096, 0.99, marks=pytest.mark.long),
         (8, 4096, 0.995),
-        (16, 4096, 0.995),
+        pytest.param(16, 4096, 0.995, marks=pytest.mark.long),
     ],
 )
 def test_one_run_recovers_nearly_all_of_epsilon(epsilon, canaries, share):

@@ -22,7 +22,7 @@ quick = pytest.mark.parametrize(("inference", "rule", "repetitions"), QUICK, ids
 
 
 @quick
-@pytest.mark.parametrize("mu", [0.0, 0.39, 3.0])
+@pytest.mark.parametrize("mu", [0.39, *(pytest.param(mu, marks=pytest.mark.long) for mu in (0.0, 3.0))])
 @pytest.mark.parametrize("size", [50, 500])
 def test_confidence_bounds_cover(inference, rule, repetitions, mu, size):
     found = coverage(
@@ -38,7 +38,7 @@ def test_confidence_bounds_cover(inference, rule, repetitions, mu, size):
 
 
 @quick
-@pytest.mark.parametrize("size", [50, 1000, 5000])
+@pytest.mark.parametrize("size", [50, 1000, pytest.param(5000, marks=pytest.mark.long)])
 def test_identical_distributions_leak_nothing_in_95_of_100_audits(inference, rule, repetitions, size):
     def once(rng):
         observations = dpaudit.Observations(

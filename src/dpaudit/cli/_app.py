@@ -12,6 +12,7 @@ from typer._completion_classes import completion_init
 from typer._completion_shared import get_completion_script
 
 import dpaudit
+from dpaudit.cli._check_command import check
 from dpaudit.cli._console import SentenceErrorGroup, print_json
 from dpaudit.cli._demo_command import demo
 from dpaudit.cli._options import Json
@@ -62,7 +63,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Audit": (run, scores),
+    "Audit": (run, scores, check),
     "Plan and compare": (plan, zoo, reproduce),
     "Other commands": (report, demo, completion),
 }

@@ -37,6 +37,37 @@ _CAUSE_OF_FINDING = {
     "batch-overlap": "are shuffled epochs or weighted draws accounted for as Poisson sampling?",
     "repeated-batches": "is the sampler reseeded in every epoch, or is the data never shuffled?",
     "duplicate-examples": "are examples drawn with replacement?",
+    "failing-step": "does the step require a fixed number of examples, which sampling does not have?",
+    "release-count": "are small, empty or unusual batches skipped?",
+    "missing-clipping": "is backward() called on a loss that the private criterion did not compute?",
+    "rows-per-example": "does an example become several rows, by augmentation or as padding?",
+    "coupled-examples": "is the loss or an input computed from the whole batch, as with class weights, a "
+    "weighted mean, a contrastive loss or batch normalization?",
+    "batch-dependent-noise": "is the noise scaled by the batch size or by norms of its gradients, or is a "
+    "gradient added with it?",
+    "divisor": "is the sum divided by the number of examples in the batch instead of the expected number?",
+    "sensitivity": "is a gradient not clipped, clipped in another norm, added to the sum several times, or "
+    "selected by comparison with others?",
+    "gradient-after-noise": "is a gradient, such as one of an auxiliary loss, added after the noise?",
+    "hyperparameters": "does the learning rate depend on the training loss?",
+    "optimizer-state": "are moments computed from gradients without noise?",
+    "buffers": "does the model keep statistics of its inputs, such as running means?",
+    "weights": "are weights updated outside of the private optimizer, such as by a second one?",
+    "other-state": "does another optimizer, average or counter use the examples or gradients without noise?",
+    "next-release": "is a sum or a statistic of one batch carried over to the next?",
+    "non-finite-example": "is a non-finite gradient multiplied by its clipping factor instead of removed?",
+    "noise-multiplier": "was the noise multiplier changed after the accounting, by a scheduler or by hand?",
+    "clipping-norm": "was max_grad_norm changed in the optimizer or in the model, but not in both?",
+    "loader-rate": "was the loader replaced after make_private, or its sampler changed?",
+    "batch-sampler": "was make_private called with poisson_sampling=False, or its loader not used?",
+    "repeated-entries": "is a class oversampled by listing its examples several times?",
+    "accountant-steps": "was the accountant's step hook replaced by another hook?",
+    "accountant-noise": "does a scheduler change the noise without the accountant's knowledge?",
+    "mixing-module": "should batch normalization be replaced, as by ModuleValidator.fix?",
+    "public-parameters": "was only a part of the optimizers passed to make_private?",
+    "private-criterion": "is the original loss used instead of the one that make_private returned?",
+    "loss-reduction": "should the loss be the plain mean, as loss_reduction states?",
+    "noise-seed": "was noise_generator seeded to make experiments reproducible?",
 }
 
 

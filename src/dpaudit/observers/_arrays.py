@@ -32,6 +32,7 @@ def as_numpy(array: Any) -> FloatArray:
     """Return an array of any library as a NumPy array in double precision."""
     if is_torch(array):
         array = array.detach().cpu()
+        array = array.float() if str(array.dtype) == "torch.bfloat16" else array  # unknown to NumPy
     return np.asarray(array, dtype=np.float64)
 
 

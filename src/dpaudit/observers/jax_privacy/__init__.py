@@ -7,8 +7,10 @@ try:
 except ImportError as _error:
     raise MissingExtraError("Observing JAX Privacy", "jax") from _error
 
+from dpaudit.observers._replay_result import ReplayResult
 from dpaudit.observers.jax_privacy._canaries import Given, hold_out
 from dpaudit.observers.jax_privacy._keras import observe_model
 from dpaudit.observers.jax_privacy._observe import Observed, observe
+from dpaudit.observers.jax_privacy._replay import replay
 
-__all__ = ["Given", "Observed", "hold_out", "observe", "observe_model"]
+__all__ = ["Given", "Observed", "ReplayResult", "hold_out", "observe", "observe_model", "replay"]

@@ -34,7 +34,7 @@ class JaxClip:
     """
 
     def __init__(self, grad_fn: Any) -> None:
-        bounded = _bounded(grad_fn)
+        bounded = bounded_callable(grad_fn)
         self.has_aux = bool(bounded.has_aux)  # whether the gradient is the first of two results
         self.bound = float(bounded.l2_norm_bound)  # the largest contribution of one example
         self._found: list[FunctionType] = []
@@ -93,6 +93,29 @@ class JaxClip:
         """Return the gradient of one example, computed by the library from the loss, before clipping."""
         return self._settings["fun"](*self._with_one(args, inputs, targets))[0]
 
+    def gradients(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+        """Return the gradients of all examples of a call, before clipping; those of padding are zero."""
+        batched, key = self._settings["batch_argnums"], self._settings.get("prng_argnum")
+        size = jax.tree.leaves(args[batched[0]])[0].shape[0]
+        if key is not None:
+            args = tuple(_with_arguments(args, {key: jax.random.split(args[key], size)}))
+        keep = self._settings["keep_batch_dim"]
+        named = dict(options)
+        padding = named.pop("is_padding_example", None)
+
+        def one(*example: Any) -> Any:
+            lifted = {place: jax.tree.map(lambda leaf: leaf[None], example[place]) for place in batched}
+            return self._settings["fun"](*_with_arguments(example, lifted if keep else {}), **named)[0]
+
+        axes = [0 if place in batched or place == key else None for place in range(len(args))]
+        rows = jax.vmap(one, in_axes=axes)(*args)
+        if padding is None:
+            return rows
+        real = ~jnp.asarray(padding, dtype=bool)
+        return jax.tree.map(
+            lambda leaf: jnp.where(real.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, jnp.zeros_like(leaf)), rows
+        )
+
     def loss(self, args: tuple[Any, ...], inputs: Any, targets: Any) -> Any:
         """Return the loss of one example, which the library wraps in its gradient."""
         return self._loss.__wrapped__(*self._with_one(args, inputs, targets))[0]
@@ -142,7 +165,7 @@ def _with_arguments(args: Sequence[Any], new: Mapping[int, Any]) -> list[Any]:
     return [new.get(position, value) for position, value in enumerate(args)]
 
 
-def _bounded(grad_fn: Any) -> BoundedSensitivityCallable:
+def bounded_callable(grad_fn: Any) -> BoundedSensitivityCallable:
     """Return the function that states its sensitivity, even if it was compiled afterwards."""
     inner = grad_fn
     while not isinstance(inner, BoundedSensitivityCallable) and hasattr(inner, "__wrapped__"):

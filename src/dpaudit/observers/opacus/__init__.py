@@ -7,7 +7,20 @@ try:
 except ImportError as _error:
     raise MissingExtraError("Observing Opacus", "opacus") from _error
 
+from dpaudit.observers._replay_result import ReplayResult
 from dpaudit.observers.opacus._input_canaries import hold_out
+from dpaudit.observers.opacus._lints import LintReport, check, check_prepared
 from dpaudit.observers.opacus._observe import observe
+from dpaudit.observers.opacus._prepared import PreparedTraining
+from dpaudit.observers.opacus._replay import replay
 
-__all__ = ["hold_out", "observe"]
+__all__ = [
+    "LintReport",
+    "PreparedTraining",
+    "ReplayResult",
+    "check",
+    "check_prepared",
+    "hold_out",
+    "observe",
+    "replay",
+]

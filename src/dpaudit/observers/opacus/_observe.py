@@ -34,6 +34,7 @@ from dpaudit.observers.opacus._input_canaries import (
     UnwrappedModel,
     check_held_out,
 )
+from dpaudit.observers.opacus._lints import LintCheck
 from dpaudit.observers.opacus._observer import (
     OpacusObserver,
     OpacusParamsReader,
@@ -41,6 +42,7 @@ from dpaudit.observers.opacus._observer import (
     accounted_rate,
     check_unobserved,
 )
+from dpaudit.observers.opacus._prepared import PreparedTraining, unwrapped
 from dpaudit.observers.opacus._sampling import CoinMembership, SampledMembership
 from dpaudit.recording import (
     DPSGDParams,
@@ -97,11 +99,15 @@ def observe(
     differ from those without the audit, because canaries consume random numbers of the sampler. By default
     there are as many canaries as the model has parameters, but at most 8,192.
     """
+    optimizer = unwrapped(optimizer)
     clip, ranks = clip_for(optimizer, module), Ranks(optimizer, sampling=sampling)
     check_unobserved(optimizer)
     _check_canary(canary, held_out, criterion, sampling=sampling, ranks=ranks)
     seed = ranks.agree_on(fresh_seed(seed))
+    lints = LintCheck(PreparedTraining(optimizer=optimizer, module=module, loader=loader))
     shared: dict[str, Any] = {
+        "lints": lints,
+        "checks": [lints],
         "loader": loader,
         "ranks": ranks,
         "given": DPSGDParams(
@@ -141,6 +147,7 @@ def _setup_gradients(
     sampling: bool,
     loader: Any,
     ranks: Ranks,
+    lints: LintCheck,
     given: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
@@ -169,7 +176,7 @@ def _setup_gradients(
         params = OpacusParamsReader(optimizer, loader)
         recorder = Recorder(claim=ReadClaim(params, given), num_canaries=num_canaries, **options)
     canaries = GradientCanaries(optimizer, draws, clip)
-    return OpacusObserver(optimizer, recorder, params, canaries, membership, ranks=ranks)
+    return OpacusObserver(optimizer, recorder, params, canaries, membership, ranks=ranks, lints=lints)
 
 
 def _setup_inputs(
@@ -183,6 +190,7 @@ def _setup_inputs(
     held_out: HeldOutData,
     loader: Any,
     ranks: Ranks,
+    lints: LintCheck,
     given: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
@@ -208,7 +216,9 @@ def _setup_inputs(
     params = OpacusParamsReader(optimizer, loader)
     options |= {"signal": 1.0, "coupled": True, "num_canaries": coins.num_canaries}
     recorder = Recorder(claim=ReadClaim(params, given), **options)
-    return OpacusObserver(optimizer, recorder, params, canaries, CoinMembership(coins), ranks=ranks)
+    return OpacusObserver(
+        optimizer, recorder, params, canaries, CoinMembership(coins), ranks=ranks, lints=lints
+    )
 
 
 def _loss(optimizer: DPOptimizer, given: Any) -> Any:

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,8 @@ from dpaudit.errors import InputError
 from dpaudit.observers._patching import replaced
 from dpaudit.observers.opacus._clipping import flat, split_like, summed
 from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
+from dpaudit.observers.opacus._lints import LintCheck
+from dpaudit.observers.opacus._prepared import attached_accounting
 from dpaudit.observers.opacus._sampling import Membership
 from dpaudit.recording import CoordinateSample, DPSGDParams, Recorder, WholeRunRecorder
 
@@ -43,6 +44,7 @@ class _Step:
     known: Tensor  # that sum and the other present canaries, along each canary
     sampled: Tensor  # the sum including the canaries, at the coordinates whose noise is logged
     inserted: Tensor  # the sum of the clipped canaries
+    noise_multiplier: float  # what the optimizer claims
 
 
 class OpacusObserver:
@@ -61,8 +63,9 @@ class OpacusObserver:
         membership: Membership,
         *,
         ranks: Ranks,
+        lints: LintCheck,
     ) -> None:
-        self._optimizer, self.recorder, self._params = optimizer, recorder, params
+        self._optimizer, self.recorder, self._params, self._lints = optimizer, recorder, params, lints
         self._canaries, self._membership, self._ranks = canaries, membership, ranks
         self._coordinates = CoordinateSample.of([parameter.numel() for parameter in optimizer.params])
         self._indices = torch.as_tensor(self._coordinates.indices, device=optimizer.params[0].device)
@@ -102,11 +105,11 @@ class OpacusObserver:
         projection = self._canaries.add_to_sum(index, members, inserts=self._ranks.inserts)
         batch = flat(sums)
         total = summed(self._optimizer)
-        self._params.note_step()
         present = np.zeros(self._canaries.num_canaries, dtype=np.bool_)
         present[members] = True
         known, sampled = projection.project(batch) + projection.others, total.index_select(0, self._indices)
-        return _Step(projection, present, sums, known, sampled, total - batch)
+        noise = float(self._optimizer.noise_multiplier)
+        return _Step(projection, present, sums, known, sampled, total - batch, noise)
 
     @torch.no_grad()
     def _before_update(self, *_: Any) -> None:
@@ -116,6 +119,8 @@ class OpacusObserver:
             raise InputError(
                 "Expected the optimizer to add noise before each update, but it did not call add_noise()."
             )
+        self._params.note_step(step.noise_multiplier)
+        self._lints.note_step(step.noise_multiplier)
         divisor = self._divisor()
         released = flat([parameter.grad for parameter in self._optimizer.params])
         scores = step.projection.project(released) * divisor - self._ranks.sum(step.known)
@@ -233,9 +238,9 @@ class OpacusParamsReader:
         self._rate = None if loader is None else loader_rate(loader)
         self._noises: dict[float, None] = {}  # in order of appearance
 
-    def note_step(self) -> None:
+    def note_step(self, noise_multiplier: float) -> None:
         """Note the noise multiplier of this step."""
-        self._noises[float(self._optimizer.noise_multiplier)] = None
+        self._noises[noise_multiplier] = None
 
     def __call__(self) -> DPSGDParams:
         noises = tuple(self._noises) or (float(self._optimizer.noise_multiplier),)
@@ -267,16 +272,11 @@ def loader_rate(loader: Any) -> float:
 
 
 def accounted_rate(optimizer: DPOptimizer) -> float | None:
-    """Return the sample rate of the accountant, if its hook is attached to the optimizer.
-
-    Both are available only as variables in the closure of the hook.
-    """
-    hook = optimizer.step_hook
-    if not inspect.isfunction(hook):
+    """Return the sample rate of the accountant, if its hook is attached to the optimizer."""
+    accounting = attached_accounting(optimizer)
+    if accounting is None:
         return None
-    known = inspect.getclosurevars(hook).nonlocals
-    rates = {rate for _, rate, _ in getattr(known.get("self"), "history", ())}
+    rates = {rate for _, rate in accounting.counts()}
     if len(rates) > 1:
         return None
-    found = rates.pop() if rates else known.get("sample_rate")
-    return None if found is None else float(found)
+    return float(rates.pop()) if rates else accounting.sample_rate

@@ -1,0 +1,140 @@
+"""``dpaudit check``: look for faults in the settings of a training run with Opacus, without running it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dpaudit.cli._console import output, print_json
+from dpaudit.cli._options import Json
+from dpaudit.errors import DpauditError, InputError
+
+if TYPE_CHECKING:  # loads torch: imported when the command is called
+    from dpaudit.observers.opacus import LintReport
+
+_Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE.py:FUNCTION",
+        help="Function without arguments that prepares the training run; or package.module:FUNCTION.",
+        show_default=False,
+    ),
+]
+_NoiseMultiplier = Annotated[
+    float | None, typer.Option(min=0.0, help="Claimed noise multiplier. Default: not compared.")
+]
+_SampleRate = Annotated[
+    float | None, typer.Option(min=0.0, max=1.0, help="Claimed sample rate. Default: the accountant's.")
+]
+
+
+def check(
+    *,
+    target: _Target,
+    noise_multiplier: _NoiseMultiplier = None,
+    sample_rate: _SampleRate = None,
+    as_json: Json = False,
+) -> None:
+    """Look for faults in the settings of a training run with Opacus, before its first step.
+
+    The function is called, and returns what make_private returned, or a dict or
+    an object with optimizer, module, loader, criterion and privacy_engine, as
+    far as they exist. Nothing is trained.
+
+    Exit status: 0 if there is no finding, 1 if there is one, 2 for bad input.
+    """
+    from dpaudit.observers import opacus  # noqa: PLC0415  # loads torch, or raises if it is missing
+
+    training = opacus.PreparedTraining.of(_called(_function(target), target))
+    found = opacus.check_prepared(training, noise_multiplier=noise_multiplier, sample_rate=sample_rate)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        _print(found)
+    if found.findings:
+        raise typer.Exit(1)
+
+
+def _print(found: LintReport) -> None:
+    output().print(str(found), soft_wrap=True)
+
+
+def _function(target: str) -> Callable[[], Any]:
+    place, separator, name = target.rpartition(":")
+    if not separator or not place or not name:
+        raise InputError(f"Expected FILE.py:FUNCTION or package.module:FUNCTION, got {target!r}.")
+    module = _module(place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = [one for one, value in vars(module).items() if _is_own_function(value, module)]
+        raise InputError(
+            f"Expected a function of {place}, got {name!r}: it has {', '.join(own) or 'no functions'}."
+        )
+    return _without_arguments(function, target)
+
+
+def _is_own_function(value: object, module: ModuleType) -> bool:
+    return inspect.isfunction(value) and value.__module__ == module.__name__
+
+
+def _without_arguments(function: Callable[..., Any], target: str) -> Callable[[], Any]:
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise InputError(f"Expected a function that needs no arguments, got {target}: {error}.") from error
+    return function
+
+
+def _module(place: str) -> ModuleType:
+    """Import a file or a module; modules beside the file or in the current directory can be imported."""
+    path = Path(place)
+    if path.suffix != ".py":
+        return _imported(place, Path.cwd(), lambda: importlib.import_module(place))
+    if not path.is_file():
+        raise InputError(f"Expected a file {place}, but there is none.")
+    return _imported(place, path.resolve().parent, lambda: _loaded(path))
+
+
+def _loaded(path: Path) -> ModuleType:
+    name = f"checked_{path.stem}"  # not the name of an installed package
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # the name of the file ends in .py
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where pickle and dataclasses look it up
+    spec.loader.exec_module(module)
+    return module
+
+
+def _imported(place: str, folder: Path, load: Callable[[], ModuleType]) -> ModuleType:
+    sys.path.insert(0, str(folder))
+    with _others_code(f"Importing {place}"):
+        return load()
+
+
+def _called(function: Callable[[], Any], target: str) -> Any:
+    with _others_code(f"Calling {target}"):
+        return function()
+
+
+@contextmanager
+def _others_code(doing: str) -> Iterator[None]:
+    """Report errors as one sentence, since exit status 1 would mean a finding; keep standard output clean."""
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except DpauditError:
+        raise
+    except (Exception, SystemExit) as error:
+        lines = str(error).strip().splitlines()
+        described = f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
+        raise InputError(f"{doing} raised {described}.") from error

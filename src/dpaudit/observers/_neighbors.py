@@ -1,0 +1,187 @@
+"""Batches that differ from a given one in a single example: its last one, changed in ways that reveal faults.
+
+A batch is a tree of arrays whose first dimension is the example. Extreme examples matter most: long gradients
+reveal what is not clipped, zeros and other labels reveal statistics that are computed over the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpaudit.errors import InputError
+from dpaudit.observers._arrays import as_numpy, is_jax, is_torch, leaves, like, map_tree
+
+REPLACED, REMOVED, ADDED = "replaced", "removed", "added"
+_FEWEST = 3  # with fewer examples, those that stay the same are too few to compare
+_LARGE = 1000.0
+_HUGE = 1e30
+
+
+@dataclass(frozen=True)
+class Neighbor:
+    """A batch that differs from the given one in one example."""
+
+    relation: str
+    """How the last example changed: replaced, removed or added."""
+    change: str
+    """The change in words, as the end of "one example is ..."."""
+    batch: Any
+    is_finite: bool = True
+    is_natural: bool = True
+    """Whether all examples are unchanged ones of the batch, so that every correct step accepts it."""
+
+    @property
+    def is_resized(self) -> bool:
+        """Whether the batch has another number of examples."""
+        return self.relation != REPLACED
+
+
+def batch_size(batch: Any) -> int:
+    """Return the number of examples; raise if the arrays disagree or there are too few."""
+    sizes = {int(leaf.shape[0]) if len(leaf.shape) else 0 for leaf in leaves(batch)}
+    if len(sizes) != 1:
+        raise InputError(
+            f"Expected a batch of arrays with one row per example, got first dimensions {sorted(sizes)}."
+        )
+    size = sizes.pop()
+    if size < _FEWEST:
+        raise InputError(f"Expected a batch of at least {_FEWEST} examples, got {size}.")
+    return size
+
+
+def neighbors(batch: Any, *, padding: Any = None) -> Iterator[Neighbor]:
+    """Yield neighboring batches, finite ones first.
+
+    ``padding`` is the key or index in the batch of a boolean array that marks rows that are no examples. If
+    given, examples are removed and added by changing the marks, so that shapes stay the same.
+    """
+    size = batch_size(batch)
+    first, last = (0, size - 1) if padding is None else _outermost(batch[padding])
+    own, other = _rows(batch, last), _rows(batch, first)
+    labeled = map_tree(lambda leaf: _other_label(leaf, last), batch)
+    natural = [("replaced by another one of the batch", other)]
+    if _differs(labeled, own):
+        natural.append(("given another label", labeled))
+    for change, example in natural:
+        yield Neighbor(REPLACED, change, _with_row(batch, last, example))
+    has_numbers = any(_is_float(leaf) for leaf in leaves(batch))
+    long = _scaled(labeled, _LARGE)
+    if has_numbers:
+        extreme = [
+            ("multiplied by 1,000", _scaled(own, _LARGE)),
+            ("multiplied by 1,000 and given another label", long),
+            ("replaced by zeros", _scaled(own, 0.0)),
+        ]
+        for change, example in extreme:
+            yield Neighbor(REPLACED, change, _with_row(batch, last, example), is_natural=False)
+    yield from _resized(batch, last, own, long if has_numbers else None, padding)
+    if has_numbers:
+        for change, value in (("replaced by NaN", np.nan), ("multiplied by 1e30", _HUGE)):
+            row = _scaled(own, value)
+            yield Neighbor(REPLACED, change, _with_row(batch, last, row), is_finite=False, is_natural=False)
+
+
+def zeros(batch: Any) -> Any:
+    """Return the batch with all floating-point numbers zero."""
+    return _scaled(batch, 0.0)
+
+
+def _resized(batch: Any, last: int, own: Any, long: Any, padding: Any) -> Iterator[Neighbor]:
+    added = [("duplicated", own, True)]
+    if long is not None:
+        added.append(("added that is 1,000 times as large and has another label", long, False))
+    if padding is None:
+        yield Neighbor(REMOVED, "removed", map_tree(lambda leaf: leaf[:-1], batch))
+        for change, example, is_natural in added:
+            bigger = _zip(_concatenated, batch, example)
+            yield Neighbor(ADDED, change, bigger, is_natural=is_natural)
+        return
+    yield Neighbor(REMOVED, "removed", _marked(batch, padding, last, value=True))
+    free = np.flatnonzero(as_numpy(batch[padding]))
+    for change, example, is_natural in added if len(free) else ():
+        filled = _with_row(batch, int(free[0]), example)
+        bigger = _marked(filled, padding, int(free[0]), value=False)
+        yield Neighbor(ADDED, change, bigger, is_natural=is_natural)
+
+
+def _outermost(marks: Any) -> tuple[int, int]:
+    """Return the first and the last row that is an example."""
+    real = np.flatnonzero(as_numpy(marks) == 0)
+    if len(real) < _FEWEST:
+        raise InputError(
+            f"Expected a batch of at least {_FEWEST} examples that are not padding, got {len(real)}."
+        )
+    return int(real[0]), int(real[-1])
+
+
+def _marked(batch: Any, padding: Any, row: int, *, value: bool) -> Any:
+    marks = as_numpy(batch[padding]) != 0
+    marks[row] = value
+    new = like(batch[padding], marks)
+    if isinstance(batch, dict):
+        return {**batch, padding: new}
+    parts = [new if index == padding % len(batch) else part for index, part in enumerate(batch)]
+    return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+
+
+def _rows(tree: Any, row: int) -> Any:
+    return map_tree(lambda leaf: leaf[row : row + 1], tree)
+
+
+def _with_row(batch: Any, row: int, example: Any) -> Any:
+    def changed(leaf: Any, new: Any) -> Any:
+        return _concatenated(_concatenated(leaf[:row], new), leaf[row + 1 :])
+
+    return _zip(changed, batch, example)
+
+
+def _scaled(tree: Any, factor: float) -> Any:
+    return map_tree(lambda leaf: leaf * factor if _is_float(leaf) else leaf, tree)
+
+
+def _other_label(leaf: Any, row: int) -> Any:
+    """Return the row of one array; if it has one number per example, another one of the batch."""
+    if len(leaf.shape) != 1 or "bool" in str(leaf.dtype):
+        return leaf[row : row + 1]
+    values = np.asarray(as_numpy(leaf))
+    others = np.flatnonzero(values != values[row])
+    chosen = int(others[0]) if len(others) else row
+    return leaf[chosen : chosen + 1]
+
+
+def _is_float(leaf: Any) -> bool:
+    return "float" in str(leaf.dtype)
+
+
+def _differs(tree: Any, other: Any) -> bool:
+    pairs = zip(leaves(tree), leaves(other), strict=True)
+    return any(not np.array_equal(as_numpy(one), as_numpy(two)) for one, two in pairs)
+
+
+def _concatenated(first: Any, second: Any) -> Any:
+    if is_torch(first):
+        import torch  # noqa: PLC0415
+
+        return torch.cat([first, second])
+    if is_jax(first):
+        import jax.numpy as jnp  # noqa: PLC0415
+
+        return jnp.concatenate([first, second])
+    return np.concatenate([first, second])
+
+
+def _zip(function: Callable[[Any, Any], Any], tree: Any, other: Any) -> Any:
+    """Return the tree with ``function`` applied to each array and its counterpart in ``other``."""
+    counterparts = iter(_in_order(other))
+    return map_tree(lambda leaf: function(leaf, next(counterparts)), tree)
+
+
+def _in_order(tree: Any) -> list[Any]:
+    """Return the arrays in the order in which ``map_tree`` visits them."""
+    found: list[Any] = []
+    map_tree(found.append, tree)
+    return found

@@ -1,0 +1,419 @@
+"""Replay of a training step from its examples: same randomness, one example changed, everything compared.
+
+:func:`compare_neighbors` runs a step on a batch and on its neighbors. Each run leaves a :class:`StepTrace`:
+the sums, the noise and the releases, the gradients of the examples, and everything that the step wrote. A
+neighbor gets the release of the first run in place of its own, so that everything that still differs after
+it depends on the example in another way. No check needs statistics.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpaudit._types import FloatArray
+from dpaudit.diagnostics import Finding
+from dpaudit.errors import InputError
+from dpaudit.observers._neighbors import Neighbor, neighbors, zeros
+from dpaudit.observers._replay_result import NeighborCheck, ReplayResult
+
+_NON_FINITE = "non-finite-example"
+_ROUNDING = 1e-3  # relative, besides a few units in the last place
+_UNITS = 8.0  # in the last place, of a norm
+_LARGER_NORM = 1000.0  # factor of the clipping norm at which gradients are not clipped
+# causes before their consequences
+_ORDER = (
+    "failing-step",
+    "release-count",
+    "missing-clipping",
+    "rows-per-example",
+    "coupled-examples",
+    "batch-dependent-noise",
+    "divisor",
+    "sensitivity",
+    "gradient-after-noise",
+    "hyperparameters",
+    "optimizer-state",
+    "buffers",
+    "weights",
+    "other-state",
+    "next-release",
+)
+# what differs anyway if an earlier part of the same update does
+_CONSEQUENCES = {
+    "divisor": {"gradient-after-noise", "hyperparameters", "optimizer-state", "weights", "other-state"},
+    "gradient-after-noise": {"optimizer-state", "weights", "other-state"},
+    "hyperparameters": {"weights", "other-state"},
+    "optimizer-state": {"weights", "other-state"},
+    "weights": {"other-state"},
+}
+_SAME_RELEASE = "with one example changed, although the release is the same"
+_STATE_SENTENCES = {
+    "divisor": "The noisy sum is divided by {what} with one example changed.",
+    "gradient-after-noise": f"The gradient of the update changes {_SAME_RELEASE}: {{what}}.",
+    "hyperparameters": f"A setting of the optimizer changes {_SAME_RELEASE}: {{what}}.",
+    "optimizer-state": f"The state of the optimizer changes {_SAME_RELEASE}: {{what}}.",
+    "buffers": f"A buffer of the model changes {_SAME_RELEASE}: {{what}}.",
+    "weights": f"A weight changes {_SAME_RELEASE}: {{what}}.",
+    "other-state": f"A state that the step writes changes {_SAME_RELEASE}: {{what}}.",
+}
+_RESIZED = (
+    "the model uses randomness such as dropout, which depends on the number of examples: the release was "
+    "compared only for replaced examples"
+)
+_RANDOM = "random numbers depend on the data if one example is {}: its release was not compared"
+NumberArray = npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseTrace:
+    """One release of a step, as vectors of all parameters."""
+
+    total: NumberArray  # the sum before the noise
+    noisy: NumberArray  # the same after it: the release
+    unit: float  # the length by which one example may move the release
+    eps: float  # of the data type
+    rows: FloatArray | None  # norm and projections of each gradient in the sum, if they can be observed
+    row_eps: float  # of the precision in which these are computed
+    factor: float | None = None  # by which the sum was scaled before the noise, if this can be observed
+
+
+@dataclass(kw_only=True)
+class StepTrace:
+    """Everything that a run of a step showed."""
+
+    releases: list[ReleaseTrace] = field(default_factory=list)
+    state: dict[tuple[str, str], str] = field(default_factory=dict)  # digests by finding and by name
+    random: list[Any] = field(default_factory=list)  # states of the generators before each noise
+    has_same_randomness: bool = True  # as the first run had, at each release
+    uses_randomness: bool = False  # before the noise
+    error: Exception | None = None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all releases are finite."""
+        return all(np.isfinite(release.noisy).all() for release in self.releases)
+
+
+class ReplayedStep(ABC):
+    """A training step that can be run again and again from the same state."""
+
+    num_examples: int
+    must_clip = False  # whether a release without any clipped gradient is an error
+    accepts_any_size = True  # whether a correct step accepts any number of examples
+    not_covered: tuple[str, ...] = ()
+
+    @abstractmethod
+    def run(
+        self, batch: Any, first: StepTrace | None, *, norm_factor: float = 1.0, next_batch: Any = None
+    ) -> StepTrace:
+        """Run the step on ``batch``, with the randomness and the releases of the ``first`` run if given.
+
+        ``norm_factor`` multiplies the clipping norm. If ``next_batch`` is given, another step follows.
+        """
+
+    @property
+    @abstractmethod
+    def can_vary(self) -> bool:
+        """Whether ``norm_factor`` and ``next_batch`` are supported."""
+
+
+def compare_neighbors(step: ReplayedStep, batch: Any, *, padding: Any = None) -> ReplayResult:
+    """Run the step on the batch and on its neighbors, and return what differs."""
+    first = step.run(batch, None)
+    _require_repeatable(first, step.run(batch, None))
+    found = _Comparison(step, first)
+    tried = list(neighbors(batch, padding=padding))
+    for neighbor in tried:
+        found.add_neighbor(neighbor, step.run(neighbor.batch, first))
+    found.require_effect()
+    found.add_noise("if all inputs are zero", first, step.run(zeros(batch), first))
+    if step.can_vary:
+        free = step.run(batch, None, norm_factor=_LARGER_NORM)
+        for neighbor in tried:
+            if neighbor.is_finite:
+                run = step.run(neighbor.batch, free, norm_factor=_LARGER_NORM)
+                found.add_noise(
+                    f"if the clipping norm is large and one example is {neighbor.change}", free, run
+                )
+        longer = step.run(batch, None, next_batch=batch)
+        for neighbor in tried:
+            if neighbor.is_finite:
+                found.add_next(neighbor, longer, step.run(neighbor.batch, longer, next_batch=batch))
+    return found.result()
+
+
+def _require_repeatable(first: StepTrace, second: StepTrace) -> None:
+    for trace in (first, second):
+        if trace.error is not None:
+            raise trace.error
+    if not first.releases:
+        raise InputError(
+            "Expected step(batch) to release a noisy gradient, but it added no noise: does it call the "
+            "private optimizer or privatizer that was passed?"
+        )
+    if not first.is_finite:
+        raise InputError("Expected a batch with a finite release, got one that is infinite or NaN.")
+    different = [name for key, name in first.state if first.state[key, name] != second.state.get((key, name))]
+    pairs = zip(first.releases, second.releases, strict=False)
+    is_same = len(first.releases) == len(second.releases) and all(
+        np.array_equal(one.noisy, two.noisy) for one, two in pairs
+    )
+    if not is_same or different:
+        what = "other releases" if not is_same else f"another state ({different[0]})"
+        raise InputError(
+            f"Expected two runs of the step on the same batch to agree bit for bit, got {what}: pass all "
+            "that the step writes to or draws random numbers from as also=[...], and let it read no data "
+            "but its batch."
+        )
+
+
+class _Comparison:
+    """The differences between the first run and the others."""
+
+    def __init__(self, step: ReplayedStep, first: StepTrace) -> None:
+        self._step, self._first = step, first
+        self._checks: list[NeighborCheck] = []
+        self._findings: dict[str, Finding] = {}
+        self._non_finite: dict[str, Finding] = {}
+        self._not_covered: dict[str, None] = {}
+        self._has_effect = False
+        self._varies = False  # whether the factor of the sum depends on more than the number of examples
+        self._divisor: str | None = None
+        if step.must_clip and any(release.rows is None for release in first.releases):
+            sentence = "The step releases a gradient without clipping that of any example."
+            self._keep(self._findings, "missing-clipping", sentence, math.nan)
+
+    def add_neighbor(self, neighbor: Neighbor, run: StepTrace) -> None:
+        """Compare the run of a neighbor."""
+        allowed = 1.0 if neighbor.is_resized else 2.0
+        distance = math.nan
+        if run.error is not None:
+            self._add_error(neighbor, run.error)
+        elif not run.is_finite:
+            self._add_non_finite(f"The release is not finite if one example is {neighbor.change}.")
+            self._has_effect = True
+        else:
+            distance = self._add_finite(neighbor, run, allowed)
+        self._checks.append(NeighborCheck(change=neighbor.change, distance=distance, allowed=allowed))
+
+    def _add_error(self, neighbor: Neighbor, error: Exception) -> None:
+        text = f"{type(error).__name__} if one example is {neighbor.change}: {_first_line(error)}"
+        if not neighbor.is_finite:
+            self._add_non_finite(f"The step raises {text}")
+        elif neighbor.is_natural and (self._step.accepts_any_size or not neighbor.is_resized):
+            self._add("failing-step", f"The step raises {text}", math.nan, neighbor)
+        else:
+            self._not_covered[f"the step raised {text}"] = None
+
+    def _add_finite(self, neighbor: Neighbor, run: StepTrace, allowed: float) -> float:
+        first = self._first
+        if len(run.releases) != len(first.releases):
+            self._add(
+                "release-count",
+                f"The step makes {len(run.releases)} releases instead of {len(first.releases)} if one "
+                f"example is {neighbor.change}.",
+                len(run.releases),
+                neighbor,
+            )
+            return math.nan
+        self._add_state(neighbor, run)
+        if neighbor.is_finite:
+            self.add_noise(f"if one example is {neighbor.change}", first, run)
+        if not run.has_same_randomness or (neighbor.is_resized and first.uses_randomness):
+            self._not_covered[_RESIZED if neighbor.is_resized else _RANDOM.format(neighbor.change)] = None
+            return math.nan
+        for one, two in zip(first.releases, run.releases, strict=True):
+            if one.rows is not None and two.rows is not None:
+                self._add_rows(neighbor, one.rows, two.rows)
+        return self._add_distance(neighbor, run, allowed)
+
+    def _add_distance(self, neighbor: Neighbor, run: StepTrace, allowed: float) -> float:
+        largest = 0.0
+        for one, two in zip(self._first.releases, run.releases, strict=True):
+            moved = _norm(two.noisy - one.noisy)
+            self._has_effect |= moved > 0
+            largest = max(largest, moved / one.unit)
+            rounding = _UNITS * one.eps * (_norm(one.noisy) + _norm(two.noisy) + allowed * one.unit)
+            # another batch size may use another kernel, whose results differ in the last place
+            rounding += 2 * two.row_eps * (0 if two.rows is None else len(two.rows)) * one.unit
+            if moved > allowed * one.unit * (1 + _ROUNDING) + rounding:
+                self._add(
+                    "sensitivity",
+                    f"The release moves by {moved / one.unit:.4g} clipping norms if one example is "
+                    f"{neighbor.change}, more than the {allowed:g} allowed.",
+                    moved / one.unit,
+                    neighbor,
+                )
+            self._add_factor(neighbor, one, two)
+        return largest
+
+    def _add_factor(self, neighbor: Neighbor, one: ReleaseTrace, two: ReleaseTrace) -> None:
+        if one.factor is None or two.factor is None or one.factor == 0:
+            return
+        if abs(two.factor / one.factor - 1) <= _ROUNDING + _UNITS * one.eps:
+            return
+        sentence = (
+            f"The sum is scaled by {two.factor:.4g} instead of {one.factor:.4g} if one example is "
+            f"{neighbor.change}."
+        )
+        if neighbor.is_resized:
+            self._divisor = sentence
+        else:
+            self._varies = True
+
+    def add_noise(self, condition: str, first: StepTrace, run: StepTrace) -> None:
+        """Compare the noise of two runs, whose sums may differ in any way."""
+        if run.error is not None or not run.is_finite:
+            return
+        for one, two in zip(first.releases, run.releases, strict=False):
+            change, totals = two.noisy - one.noisy, two.total - one.total
+            length = _dot(totals, totals)
+            factor = _dot(change, totals) / length if length > 0 else 1.0
+            moved, noise = _norm(change - factor * totals), _norm(one.noisy - factor * one.total)
+            numbers = (one.noisy, two.noisy, factor * one.total, factor * two.total)
+            rounding = _UNITS * one.eps * sum(map(_norm, numbers))
+            if moved > _ROUNDING * noise + rounding:
+                ratio = _norm(two.noisy - factor * two.total) / noise if noise > 0 else math.inf
+                self._keep(
+                    self._findings,
+                    "batch-dependent-noise",
+                    f"The noise from the same random numbers has {ratio:.4g} of its length {condition}.",
+                    abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf,
+                )
+
+    def add_next(self, neighbor: Neighbor, first: StepTrace, run: StepTrace) -> None:
+        """Compare the releases of the step after the one whose batch was changed."""
+        start = len(self._first.releases)
+        if run.error is not None or not run.is_finite or len(run.releases) != len(first.releases):
+            return  # found before
+        for one, two in zip(first.releases[start:], run.releases[start:], strict=True):
+            moved = _norm(two.noisy - one.noisy)
+            rounding = _UNITS * one.eps * (_norm(one.noisy) + _norm(two.noisy))
+            if moved > _ROUNDING * one.unit + rounding:
+                self._add(
+                    "next-release",
+                    f"The release of the next step moves by {moved / one.unit:.4g} clipping norms if one "
+                    f"example of this step is {neighbor.change}, although this release is the same.",
+                    moved / one.unit,
+                    neighbor,
+                )
+
+    def _add_rows(self, neighbor: Neighbor, before: FloatArray, after: FloatArray) -> None:
+        if neighbor.is_resized or before.shape != after.shape:
+            grown = abs(int((after[:, 0] != 0).sum()) - int((before[:, 0] != 0).sum()))
+            if neighbor.is_finite and grown > 1:
+                self._add_row_count(grown, neighbor)
+            return
+        scale = np.abs(before[:, :1])  # of the norm of each gradient
+        floor = 1e-6 * scale.max(initial=0.0)
+        with np.errstate(invalid="ignore"):
+            changed = ~(np.abs(after - before) <= _ROUNDING * scale + floor).all(axis=1)
+        count = int(changed.sum())
+        if count > 1 and len(before) > self._step.num_examples:
+            self._add_row_count(count, neighbor)
+        elif count > 1:
+            self._add(
+                "coupled-examples",
+                f"The gradients of {count - 1} other examples change if one example is {neighbor.change}.",
+                count - 1,
+                neighbor,
+            )
+
+    def _add_row_count(self, count: int, neighbor: Neighbor) -> None:
+        self._add(
+            "rows-per-example",
+            f"The clipped gradients of {count} rows change if one example is {neighbor.change}.",
+            count,
+            neighbor,
+        )
+
+    def _add_state(self, neighbor: Neighbor, run: StepTrace) -> None:
+        changed: dict[str, list[str]] = {}
+        for (kind, name), digest in self._first.state.items():
+            if run.state.get((kind, name)) != digest:
+                changed.setdefault(kind, []).append(name)
+        for kind, name in run.state.keys() - self._first.state.keys():
+            changed.setdefault(kind, []).append(name)
+        hidden = set().union(*(_CONSEQUENCES.get(kind, set()) for kind in changed))
+        for kind, names in changed.items():
+            if kind not in hidden:
+                what = _listed(names)
+                if kind == "divisor":
+                    what = f"{run.state.get((kind, what))} instead of {self._first.state.get((kind, what))}"
+                sentence = _STATE_SENTENCES[kind].format(what=what)
+                self._add(kind, sentence, len(names), neighbor)
+
+    def _add(self, name: str, sentence: str, estimate: float, neighbor: Neighbor) -> None:
+        if neighbor.is_finite:
+            self._keep(self._findings, name, sentence, estimate)
+        else:
+            self._add_non_finite(sentence)
+
+    def _add_non_finite(self, sentence: str) -> None:
+        text = f"{sentence.rstrip('.')}: this reveals an example if it can have a non-finite gradient."
+        self._non_finite.setdefault(_NON_FINITE, Finding.certain(_NON_FINITE, text))
+
+    @staticmethod
+    def _keep(findings: dict[str, Finding], name: str, sentence: str, estimate: float) -> None:
+        """Keep the largest of the findings with one name."""
+        known = findings.get(name)
+        if known is None or estimate > known.estimate:
+            findings[name] = Finding.certain(name, sentence, estimate)
+
+    def require_effect(self) -> None:
+        """Raise if no neighbor changed any release."""
+        if not self._has_effect and not self._findings:
+            raise InputError(
+                "Expected step(batch) to train on its batch, but no change of an example changed the "
+                "release: does the step read from a loader of its own?"
+            )
+
+    def result(self) -> ReplayResult:
+        """Return all findings, causes before consequences."""
+        if self._divisor is not None and not self._varies:
+            self._keep(self._findings, "divisor", self._divisor, math.nan)
+        return ReplayResult(
+            checks=tuple(self._checks),
+            findings=tuple(sorted(self._findings.values(), key=lambda one: _ORDER.index(one.name))),
+            non_finite=tuple(self._non_finite.values()),
+            not_covered=(
+                "one batch and neighbors of it were replayed: a fault that only other examples trigger is "
+                "not detected",
+                *self._step.not_covered,
+                *self._not_covered,
+            ),
+        )
+
+
+def _norm(vector: NumberArray) -> float:
+    return float(np.linalg.norm(vector.astype(np.float64, copy=False)))
+
+
+def _dot(one: NumberArray, two: NumberArray) -> float:
+    return float(one.astype(np.float64, copy=False) @ two.astype(np.float64, copy=False))
+
+
+def scale_between(before: NumberArray, after: NumberArray, eps: float) -> float | None:
+    """Return the factor between two vectors, or None if they are not multiples of each other."""
+    length = _dot(before, before)
+    if length == 0 or not math.isfinite(length):
+        return None
+    factor = _dot(before, after) / length
+    is_multiple = _norm(after - factor * before) <= (1e-5 + _UNITS * eps) * _norm(after)
+    return factor if is_multiple else None
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def _first_line(error: Exception) -> str:
+    text = (str(error).splitlines() or ["no message"])[0]
+    return text if text.endswith(".") else f"{text}."

@@ -1,0 +1,266 @@
+"""``replay()`` for JAX Privacy: one whole training step, run on a batch and on neighbors of it.
+
+A step in JAX is a pure function, so that nothing has to be restored: the random keys are part of its state.
+The gradient function and the privatizer are passed to the step, which makes the sum and the release visible.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpaudit import _validate
+from dpaudit._types import FloatArray
+from dpaudit.errors import InputError
+from dpaudit.observers._neighbors import batch_size
+from dpaudit.observers._replay import (
+    NumberArray,
+    ReleaseTrace,
+    ReplayedStep,
+    StepTrace,
+    compare_neighbors,
+    scale_between,
+)
+from dpaudit.observers._replay_result import ReplayResult
+from dpaudit.observers.jax_privacy._clipping import JaxClip, bounded_callable, require_unmarked
+
+_NUM_PROJECTIONS = 3
+_ACCELERATOR_EPS = 2.0**-8  # of products in bfloat16
+_TOLERANCE = 1e-3
+
+
+def replay(
+    step: Callable[[Any, optax.GradientTransformation, Any, Any], Any],
+    state: Any,
+    batch: Any,
+    *,
+    grad_fn: Any,
+    privatizer: optax.GradientTransformation,
+    max_grad_norm: float | None = None,
+    padding: int | str | None = None,
+) -> ReplayResult:
+    """Run ``step(grad_fn, privatizer, state, batch)`` on a batch and its neighbors, and compare everything.
+
+    ``step`` does one whole training step with the two functions that it is passed, and returns the new state,
+    or the new state followed by values that are not published. ``state`` is everything that the loop carries
+    from step to step: parameters, the states of privatizer and optimizer, random keys. ``batch`` consists of
+    arrays with one row per example, in tuples, lists or dictionaries; a few examples are enough. If one of
+    these arrays marks padding, ``padding`` is its index or key. ``grad_fn`` is the function that
+    ``jax_privacy.clipped_grad`` returned. ``max_grad_norm`` is the claimed bound on what one example adds to
+    the input of the privatizer; the default is the bound that ``grad_fn`` states, scaled as the step scales
+    the sum.
+
+    The step runs about 14 times, without compilation.
+    """
+    bound = None if max_grad_norm is None else _validate.positive("max_grad_norm", max_grad_norm)
+    require_unmarked(privatizer.update, "privatizer")
+    replayed = _JaxStep(step, state, batch, grad_fn, privatizer, bound=bound, padding=padding)
+    with jax.disable_jit():
+        return compare_neighbors(replayed, batch, padding=padding)
+
+
+class _JaxStep(ReplayedStep):
+    """A pure step, which is passed functions that note what they are called with."""
+
+    can_vary = False
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        state: Any,
+        batch: Any,
+        grad_fn: Any,
+        privatizer: optax.GradientTransformation,
+        *,
+        bound: float | None,
+        padding: int | str | None,
+    ) -> None:
+        self._step, self._state, self._privatizer, self._bound = step, state, privatizer, bound
+        self._gradients = _Gradients(grad_fn)
+        self.num_examples = batch_size(batch)
+        self.accepts_any_size = padding is not None  # compiled code often has one shape
+        self.not_covered = ("what the step returns besides its state is not compared",)
+
+    def run(
+        self, batch: Any, first: StepTrace | None, *, norm_factor: float = 1.0, next_batch: Any = None
+    ) -> StepTrace:
+        assert norm_factor == 1.0  # the norm is part of a function
+        assert next_batch is None  # the state is all that the next step depends on
+        run = _JaxRun(self._gradients, self._privatizer, self._bound, first)
+        try:
+            result = self._step(run.grad_fn, run.privatizer, self._state, batch)
+            run.trace.state.update(_state_digests(self._new_state(result)))
+        except InputError:
+            raise
+        except Exception as error:  # noqa: BLE001  # an error is a result, too
+            run.trace.error = error
+        run.compare_randomness()
+        return run.trace
+
+    def _new_state(self, result: Any) -> Any:
+        """Return the part of a result that is the new state."""
+        expected: Any = jax.tree.structure(self._state)
+        candidates = [result]
+        if isinstance(result, tuple):
+            candidates += [result[0] if result else None]
+            if isinstance(self._state, tuple):
+                candidates.append(result[: len(self._state)])
+        for candidate in candidates:
+            if jax.tree.structure(candidate) == expected:
+                return candidate
+        raise InputError(
+            f"Expected the step to return a new state of the structure {expected}, optionally followed by "
+            f"other values, got {jax.tree.structure(result)}."
+        )
+
+
+class _Gradients:
+    """The gradient function and the gradients of the examples, compiled once for each shape."""
+
+    def __init__(self, grad_fn: Any) -> None:
+        self.bounded, self._clip = bounded_callable(grad_fn), JaxClip(grad_fn)
+        self.bound, self._grad_fn = self._clip.bound, grad_fn
+        self._compiled = jax.jit(self._call)
+
+    def __call__(self, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, NumberArray, FloatArray]:
+        """Return the result, the sum of clipped gradients in it, and projections of the gradients."""
+        try:
+            with jax.disable_jit(False):
+                result, rows = self._compiled(args, options)
+        except Exception:  # noqa: BLE001  # arguments that are no arrays; an error of the code is raised below
+            result, rows = self._call(args, options)
+        total = _flat(result[0] if self._clip.has_aux else result)
+        return result, total, _projections(rows)
+
+    def _call(self, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
+        return self._grad_fn(*args, **options), self._clip.gradients(args, options)
+
+
+class _JaxRun:
+    """The functions that the step is passed during one run."""
+
+    def __init__(
+        self,
+        gradients: _Gradients,
+        privatizer: optax.GradientTransformation,
+        bound: float | None,
+        first: StepTrace | None,
+    ) -> None:
+        self.trace = StepTrace()
+        self._gradients, self._own_privatizer = gradients, privatizer
+        self._bound, self._first = bound, first
+        self._pending: list[tuple[NumberArray, FloatArray]] = []  # sums and rows since the last release
+        self.grad_fn = dataclasses.replace(gradients.bounded, fun=self._gradient)
+        self.privatizer = optax.GradientTransformation(privatizer.init, self._update)
+
+    def _gradient(self, *args: Any, **options: Any) -> Any:
+        """Replace the gradient function."""
+        result, total, rows = self._gradients(args, options)
+        self._pending.append((total, rows))
+        return result
+
+    def _update(self, updates: Any, state: Any, params: Any = None, **options: Any) -> tuple[Any, Any]:
+        """Replace the privatizer: note the release, and return that of the first run."""
+        noisy, state = self._own_privatizer.update(updates, state, params, **options)
+        total, eps = _flat(updates), max(_eps(leaf) for leaf in jax.tree.leaves(noisy))
+        factor, rows = None, None
+        if self._pending:
+            factor = scale_between(np.sum([part for part, _ in self._pending], axis=0), total, eps)
+            if factor is not None or len(self._pending) == 1:  # otherwise some are not part of the sum
+                rows = np.concatenate([rows for _, rows in self._pending])
+        unit = self._bound or self._gradients.bound * (abs(factor) if factor else 1.0)
+        index, self._pending = len(self.trace.releases), []
+        self.trace.releases.append(
+            ReleaseTrace(
+                total=total,
+                noisy=_flat(noisy),
+                unit=unit,
+                eps=eps,
+                rows=rows,
+                row_eps=eps if jax.default_backend() == "cpu" else _ACCELERATOR_EPS,
+                factor=factor,
+            )
+        )
+        if self._first is not None and index < len(self._first.releases):
+            noisy = _like(noisy, self._first.releases[index].noisy)
+        return noisy, state
+
+    def compare_randomness(self) -> None:
+        """Note whether gradients of unchanged examples differ although no other example can affect them.
+
+        Random masks that are drawn for the whole batch depend on its size. If examples were coupled, the
+        gradients would also differ in batches of the same size.
+        """
+        if self._first is not None:
+            pairs = zip(self._first.releases, self.trace.releases, strict=False)
+            self.trace.has_same_randomness = all(_is_same(one.rows, two.rows) for one, two in pairs)
+
+
+def _is_same(before: FloatArray | None, after: FloatArray | None) -> bool:
+    """Return whether the first gradients of batches of different sizes are the same, up to a factor."""
+    if before is None or after is None or len(before) == len(after) or not len(before) or not len(after):
+        return True
+    common = min(len(before), len(after))
+    one, two = before[:common], after[:common]
+    length = float((one[:, 0] ** 2).sum())
+    factor = float((one[:, 0] * two[:, 0]).sum()) / length if length > 0 else 1.0
+    scale = factor * np.abs(one[:, :1])
+    limits = _TOLERANCE * scale + 1e-6 * scale.max(initial=0.0)
+    return bool((np.abs(two - factor * one) <= limits).all())
+
+
+def _flat(tree: Any) -> NumberArray:
+    """Return all numbers of a tree as one vector; raise if they are not known, as while compiling."""
+    leaves = jax.tree.leaves(tree)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        raise InputError(
+            "Expected a step that calls grad_fn and privatizer with arrays, got abstract values: do not "
+            "vectorize, differentiate or distribute the step."
+        )
+    parts = [np.asarray(leaf).reshape(-1) for leaf in leaves]
+    return np.concatenate([part if part.dtype == np.float64 else part.astype(np.float32) for part in parts])
+
+
+def _eps(leaf: Any) -> float:
+    finfo: Any = jnp.finfo
+    return float(finfo(leaf.dtype).eps)
+
+
+def _like(tree: Any, numbers: NumberArray) -> Any:
+    """Return the numbers in the structure, shapes and data types of ``tree``."""
+    leaves, structure = jax.tree.flatten(tree)
+    parts = np.split(numbers, np.cumsum([leaf.size for leaf in leaves])[:-1])
+    return jax.tree.unflatten(
+        structure,
+        [
+            jnp.asarray(part.reshape(leaf.shape), dtype=leaf.dtype)
+            for part, leaf in zip(parts, leaves, strict=True)
+        ],
+    )
+
+
+def _projections(rows: Any) -> FloatArray:
+    """Return the norm and fixed projections of each gradient, which identify it."""
+    leaves = [np.asarray(leaf, dtype=np.float64) for leaf in jax.tree.leaves(rows)]
+    matrix = np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
+    angles = np.arange(matrix.shape[1], dtype=np.float64)
+    waves = np.stack([np.cos(angles * (1.3 + number)) for number in range(_NUM_PROJECTIONS)], axis=1)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.concatenate([np.linalg.norm(matrix, axis=1, keepdims=True), matrix @ waves], axis=1)
+
+
+def _state_digests(state: Any) -> dict[tuple[str, str], str]:
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        is_key = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        raw = np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+        text = hashlib.blake2b(np.ascontiguousarray(raw).tobytes(), digest_size=16).hexdigest()
+        found["other-state", f"state{jax.tree_util.keystr(path)}"] = text
+    return found

@@ -1,0 +1,185 @@
+"""The parts that ``PrivacyEngine.make_private`` returned, out of their wrappers.
+
+The accountant is reached through the step hook of the optimizer, and the sampler through the loader, also if
+a ``BatchMemoryManager`` splits its batches.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from opacus import PrivacyEngine
+from opacus.accountants.accountant import IAccountant
+from opacus.grad_sample.gsm_base import AbstractGradSampleModule
+from opacus.optimizers import DPOptimizer
+from opacus.utils.batch_memory_manager import BatchSplittingSampler
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from torch import nn
+from torch.nn.modules.loss import _Loss
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from dpaudit.errors import InputError
+
+_WRAPPED_AS = ("_optimizer", "optimizer")  # by Lightning, by Accelerate
+_MAX_DEPTH = 4  # of wrappers, and of functions around the hook of an accountant
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """Return the private optimizer inside wrappers such as those of Lightning and Accelerate.
+
+    Lightning's wrapper copies the attributes and the class of what it wraps, so that it looks private; its
+    steps are those of the optimizer inside.
+    """
+    inner, kinds = optimizer, [type(optimizer).__name__]
+    for _ in range(_MAX_DEPTH):
+        own = getattr(inner, "__dict__", {})
+        found = [own[name] for name in _WRAPPED_AS if isinstance(own.get(name), Optimizer)]
+        if not found:
+            break
+        inner = found[0]
+        kinds.append(type(inner).__name__)
+    if not isinstance(inner, DPOptimizer):
+        raise InputError(
+            "Expected the optimizer that PrivacyEngine.make_private returned, got a "
+            f"{' around a '.join(kinds)}, which is not private."
+        )
+    return inner
+
+
+@dataclass(frozen=True, eq=False)
+class Accounting:
+    """The accountant that a step hook reports to, and the sample rate that it reports."""
+
+    accountant: Any
+    sample_rate: float | None
+
+    def counts(self) -> dict[tuple[float, float], int]:
+        """Return the number of accounted steps for each noise multiplier and sample rate."""
+        found: dict[tuple[float, float], int] = {}
+        for noise, rate, num_steps in self.accountant.history:
+            found[noise, rate] = found.get((noise, rate), 0) + num_steps
+        return found
+
+
+def attached_accounting(optimizer: DPOptimizer) -> Accounting | None:
+    """Return the accountant whose hook is attached to the optimizer, also inside another hook.
+
+    Both are available only as variables in the closure of the hook.
+    """
+    return next(_accountings(optimizer.step_hook, _MAX_DEPTH), None)
+
+
+def _accountings(hook: Any, depth: int) -> Iterator[Accounting]:
+    if isinstance(hook, functools.partial):
+        hook = hook.func
+    if not inspect.isfunction(hook) or depth == 0:
+        return
+    try:
+        known = inspect.getclosurevars(hook).nonlocals
+    except ValueError:  # a variable that has no value yet
+        return
+    rate = known.get("sample_rate")
+    for value in known.values():
+        if isinstance(value, IAccountant):
+            yield Accounting(value, float(rate) if isinstance(rate, int | float) else None)
+        elif isinstance(value, PrivacyEngine):
+            yield Accounting(value.accountant, None)
+    for value in known.values():
+        yield from _accountings(value, depth - 1)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedTraining:
+    """The parts of a training run before its first step; None for those that are not known."""
+
+    optimizer: DPOptimizer
+    module: Any = None
+    loader: Any = None
+    criterion: Any = None
+    privacy_engine: Any = None
+    also: tuple[Any, ...] = ()
+    """Other optimizers that run in the same loop."""
+
+    @classmethod
+    def of(cls, prepared: Any) -> PreparedTraining:
+        """Sort what a function returned: a tuple by type, a mapping or an object by names."""
+        names = [field.name for field in fields(cls)]
+        if isinstance(prepared, Mapping):
+            parts = {name: prepared[name] for name in names if name in prepared}
+        elif isinstance(prepared, Iterable) and not isinstance(prepared, nn.Module | DataLoader):
+            parts = _sorted_by_type(prepared)
+        elif isinstance(prepared, Optimizer):
+            parts = {"optimizer": prepared}
+        else:
+            parts = {name: getattr(prepared, name) for name in names if hasattr(prepared, name)}
+        if parts.get("optimizer") is None:
+            raise InputError(
+                "Expected what make_private returned, or a dict or object with optimizer, module and loader; "
+                f"got {type(prepared).__name__} without a private optimizer."
+            )
+        parts["optimizer"] = unwrapped(parts["optimizer"])
+        return cls(**parts)
+
+    @property
+    def network(self) -> nn.Module | None:
+        """The model; with ``wrap_model=False``, ``make_private`` returns an object that holds it."""
+        if isinstance(self.module, nn.Module):
+            return self.module
+        held = getattr(self.module, "_module", None)
+        return held if isinstance(held, nn.Module) else None
+
+    @property
+    def sampler(self) -> Any:
+        """The batch sampler that draws examples, or None."""
+        sampler = getattr(self.loader, "batch_sampler", None)
+        return sampler.sampler if isinstance(sampler, BatchSplittingSampler) else sampler
+
+    @property
+    def drawn_rate(self) -> float | None:
+        """The rate of Poisson sampling at which the loader draws, if it states one."""
+        rate = getattr(self.sampler, "sample_rate", getattr(self.loader, "sample_rate", None))
+        return None if rate is None else float(rate)
+
+    @property
+    def num_examples(self) -> int | None:
+        """The number of examples of the data set, if it has a length."""
+        try:
+            return len(self.loader.dataset)
+        except (AttributeError, TypeError):
+            return None
+
+
+def _sorted_by_type(prepared: Iterable[Any]) -> dict[str, Any]:
+    """Return the parts by name; optimizers besides the private one are ``also``."""
+    parts: dict[str, Any] = {}
+    others = []
+    for part in prepared:
+        if isinstance(part, PrivacyEngine):
+            parts["privacy_engine"] = part
+        elif isinstance(part, DataLoader):
+            parts["loader"] = part
+        elif isinstance(part, DPLossFastGradientClipping | _Loss):
+            parts["criterion"] = part
+        elif isinstance(part, nn.Module) or hasattr(part, "remove_hooks"):
+            if not isinstance(parts.get("module"), AbstractGradSampleModule):
+                parts["module"] = part
+        elif "optimizer" not in parts and _is_private(part):
+            parts["optimizer"] = part
+        elif isinstance(part, Optimizer):
+            others.append(part)
+    if others:
+        parts["also"] = tuple(others)
+    return parts
+
+
+def _is_private(part: Any) -> bool:
+    try:
+        unwrapped(part)
+    except InputError:
+        return False
+    return True

@@ -1,0 +1,336 @@
+"""``replay()`` for Opacus: one whole training step, run on a batch and on neighbors of it.
+
+Six things must hold, and none needs statistics: one example moves the release by at most the clipping norm;
+everything after the release depends on the release alone; so does the release of the next step; no example
+changes the gradient of another; the noise is the same for every batch; and every batch has the same number of
+releases.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer
+from torch import Tensor, distributed, nn
+
+from dpaudit._types import FloatArray
+from dpaudit.errors import InputError
+from dpaudit.observers._neighbors import batch_size
+from dpaudit.observers._patching import replaced
+from dpaudit.observers._replay import (
+    NumberArray,
+    ReleaseTrace,
+    ReplayedStep,
+    StepTrace,
+    compare_neighbors,
+    scale_between,
+)
+from dpaudit.observers._replay_result import ReplayResult
+from dpaudit.observers.opacus._clipping import GhostClip, clip_for, flat, split_like
+from dpaudit.observers.opacus._observer import check_unobserved
+from dpaudit.observers.opacus._prepared import unwrapped
+from dpaudit.observers.opacus._snapshot import (
+    TorchSnapshot,
+    digest,
+    has_state_dict,
+    is_plain_object,
+    state_digests,
+    step_objects,
+    variables,
+)
+
+_NUM_PROJECTIONS = 3
+_GPU_EPS = 2.0**-10  # of products in TF32
+_SETTINGS = ("noise_multiplier", "max_grad_norm", "max_grad_norms", "expected_batch_size", "loss_reduction")
+
+
+def replay(
+    step: Callable[[Any], object],
+    batch: Any,
+    *,
+    optimizer: DPOptimizer,
+    model: nn.Module | None = None,
+    also: Sequence[Any] = (),
+    unreleased: Sequence[Any] = (),
+) -> ReplayResult:
+    """Run ``step(batch)`` on a batch and on neighbors of it with the same randomness, and compare everything.
+
+    ``step`` does one whole training step on a batch of examples: forward and backward pass,
+    ``optimizer.step()``, ``zero_grad()`` and whatever else the loop does. ``batch`` consists of tensors with
+    one row per example, in tuples, lists or dictionaries, as a loader yields it; a few examples are enough.
+    ``optimizer`` and ``model`` are what ``make_private`` returned. Models, optimizers, schedulers and other
+    objects with a ``state_dict`` that the step refers to are found; name others that it writes to and that
+    are published in ``also``, and those that are never published, such as a metric, in ``unreleased``.
+
+    The step runs about 40 times. Afterwards all of these objects, the accountant and the random number
+    generators are as before. Adaptive clipping, ``secure_mode`` and several processes raise an error, and so
+    does a step that does not repeat itself bit for bit.
+    """
+    optimizer = unwrapped(optimizer)
+    _require_replayable(optimizer, model)
+    replayed = _OpacusStep(step, batch, optimizer, model, also=also, unreleased=unreleased)
+    try:
+        return compare_neighbors(replayed, batch)
+    finally:
+        replayed.restore()
+
+
+def _require_replayable(optimizer: Any, model: Any) -> None:
+    clip_for(optimizer, model)
+    check_unobserved(optimizer)
+    if isinstance(optimizer, AdaClipDPOptimizer) or hasattr(optimizer, "target_unclipped_quantile"):
+        raise InputError(
+            "Expected a fixed clipping norm, got adaptive clipping, whose noisy count is a second release: "
+            "replay the step with clipping='flat'."
+        )
+    if optimizer.secure_mode:
+        raise InputError(
+            "Expected noise that can be repeated, got secure_mode=True, whose generator cannot be reset: "
+            "replay the step with secure_mode=False."
+        )
+    is_distributed = distributed.is_available() and distributed.is_initialized()
+    if hasattr(optimizer, "reduce_gradients") or (is_distributed and distributed.get_world_size() > 1):
+        raise InputError("Expected a single process, got several: replay the step in one process.")
+
+
+class _OpacusStep(ReplayedStep):
+    """A step with an Opacus optimizer, whose methods are replaced while it runs."""
+
+    can_vary = True
+
+    def __init__(
+        self,
+        step: Callable[[Any], object],
+        batch: Any,
+        optimizer: DPOptimizer,
+        model: Any,
+        *,
+        also: Sequence[Any],
+        unreleased: Sequence[Any],
+    ) -> None:
+        self._step, self._optimizer, self._model = step, optimizer, model
+        self.num_examples = batch_size(batch)
+        named = {f"also[{index}]": value for index, value in enumerate(also)}
+        found = {**step_objects(step), **_accountants(optimizer)}
+        ignored = {id(value) for value in (*unreleased, optimizer, optimizer.original_optimizer, model)}
+        known = ignored | {id(value) for value in also}
+        others = {name: value for name, value in found.items() if id(value) not in known}
+        self._others = {**named, **others}
+        roots = {**self._others, "optimizer": optimizer, "model": model, "generator": optimizer.generator}
+        roots |= {f"unreleased[{index}]": value for index, value in enumerate(unreleased)}
+        self._snapshot = TorchSnapshot(roots, step)
+        self._is_ghost = self.must_clip = isinstance(clip_for(optimizer, model), GhostClip)
+        self._private = {id(parameter): index for index, parameter in enumerate(optimizer.params)}
+        self._names = _parameter_names(optimizer, model)
+        self.not_covered = self._uncovered(step, model)
+
+    def restore(self) -> None:
+        """Restore everything that the step wrote to."""
+        self._snapshot.restore()
+
+    def run(
+        self, batch: Any, first: StepTrace | None, *, norm_factor: float = 1.0, next_batch: Any = None
+    ) -> StepTrace:
+        self.restore()
+        optimizer = self._optimizer
+        _scale_norms(optimizer, self._model if self._is_ghost else None, norm_factor)
+        run = _OpacusRun(optimizer, self._model, self._snapshot, first)
+        with ExitStack() as undo:
+            undo.enter_context(replaced(optimizer, "add_noise", run.add_noise))
+            undo.enter_context(replaced(optimizer, "scale_grad", run.scale_grad))
+            if self._is_ghost:
+                undo.enter_context(replaced(self._model, "get_clipping_coef", run.get_clipping_coef))
+            else:
+                undo.enter_context(replaced(optimizer, "clip_and_accumulate", run.clip_and_accumulate))
+            hook = optimizer.original_optimizer.register_step_pre_hook(run.before_update)
+            undo.callback(hook.remove)
+            try:
+                self._step(batch)
+                if next_batch is not None:
+                    self._step(next_batch)
+            except Exception as error:  # noqa: BLE001  # an error is a result, too
+                run.trace.error = error
+        run.trace.state.update(self._state())
+        return run.trace
+
+    def _state(self) -> dict[tuple[str, str], str]:
+        """Return digests of everything that the step may write, by the finding that a change of it is."""
+        optimizer = self._optimizer
+        found = {("weights", self._names[id(value)]): digest(value) for value in optimizer.params}
+        inner = optimizer.original_optimizer.state_dict()
+        found |= {("optimizer-state", name): text for name, text in state_digests("", inner["state"])}
+        settings = {name: getattr(optimizer, name) for name in _SETTINGS if hasattr(optimizer, name)}
+        found |= {("hyperparameters", name): text for name, text in state_digests("", settings)}
+        found |= {("hyperparameters", name): text for name, text in _group_settings(optimizer)}
+        if self._model is not None:
+            for name, value in self._model.state_dict(keep_vars=True).items():
+                if isinstance(value, Tensor) and id(value) not in self._private:
+                    kind = "weights" if isinstance(value, nn.Parameter) else "buffers"
+                    found[kind, name.removeprefix("_module.")] = digest(value)
+        for name, value in self._others.items():
+            found |= {("other-state", key): text for key, text in state_digests(name, value)}
+        return found
+
+    def _uncovered(self, step: Callable[..., Any], model: Any) -> tuple[str, ...]:
+        skipped = [
+            f"{name} ({type(value).__name__})"
+            for name, value in variables(step).items()
+            if is_plain_object(value)
+            if not any(value is other for other in self._others.values())
+        ]
+        found = ["what the step writes to files, logs and objects that are not named is not compared"]
+        if skipped:
+            found.append(
+                f"attributes other than models and optimizers are not compared: {', '.join(skipped)}"
+            )
+        if model is None:
+            found.append("buffers and unprotected weights of the model: pass model=...")
+        if self._is_ghost:
+            found.append("with ghost clipping, norms of gradients were compared instead of gradients")
+        return tuple(found)
+
+
+class _OpacusRun:
+    """The methods that replace those of the optimizer during one run."""
+
+    def __init__(
+        self, optimizer: DPOptimizer, model: Any, snapshot: TorchSnapshot, first: StepTrace | None
+    ) -> None:
+        self.trace = StepTrace()
+        self._optimizer, self._model, self._snapshot, self._first = optimizer, model, snapshot, first
+        self._add_noise, self._scale_grad = optimizer.add_noise, optimizer.scale_grad
+        self._clip = optimizer.clip_and_accumulate
+        self._get_clipping_coef = getattr(model, "get_clipping_coef", None)
+        self._start = snapshot.random_digest()
+        self._num_updates = 0
+        self._rows: list[FloatArray] = []  # since the last release
+        self._row_eps = 0.0
+
+    def clip_and_accumulate(self) -> None:
+        """Note the gradients of the examples, then clip them."""
+        samples = self._optimizer.grad_samples
+        self._note_rows(_projections(samples), samples)
+        self._clip()
+
+    def get_clipping_coef(self) -> Tensor:
+        """Note the norms of the gradients from which the model computes clipping factors."""
+        assert self._get_clipping_coef is not None
+        factors: Tensor = self._get_clipping_coef()
+        norms = self._model._per_sample_gradient_norms.detach()
+        self._note_rows(norms.double().cpu().numpy()[:, None], [norms])
+        return factors
+
+    def _note_rows(self, rows: FloatArray, parts: Sequence[Tensor]) -> None:
+        precision = max(_GPU_EPS if part.is_cuda else torch.finfo(part.dtype).eps for part in parts)
+        self._rows.append(rows)
+        self._row_eps = max(self._row_eps, precision)
+
+    def add_noise(self) -> None:
+        """Add noise with the random numbers of the first run, and replace the release by that of it."""
+        index = len(self.trace.releases)
+        state, used = self._snapshot.random_state(), self._snapshot.random_digest()
+        known = None if self._first is None or index >= len(self._first.releases) else self._first
+        if known is None:
+            self.trace.uses_randomness |= used != self._start
+            self.trace.random.append((state, used))
+        else:
+            state, first = known.random[index]
+            self.trace.has_same_randomness &= used == first
+            self._snapshot.set_random_state(state)
+        parameters = self._optimizer.params
+        total = _numbers([parameter.summed_grad for parameter in parameters])
+        self._add_noise()
+        gradients = [parameter.grad for parameter in parameters]
+        noisy = _numbers(gradients)
+        norm = float(self._optimizer.max_grad_norm)
+        eps = max(torch.finfo(gradient.dtype).eps for gradient in gradients)
+        rows = np.concatenate(self._rows) if self._rows else None
+        self.trace.releases.append(
+            ReleaseTrace(total=total, noisy=noisy, unit=norm, eps=eps, rows=rows, row_eps=self._row_eps)
+        )
+        self._rows = []
+        if known is not None:
+            self._pin(known.releases[index].noisy)
+        self._start = self._snapshot.random_digest()
+
+    def _pin(self, released: NumberArray) -> None:
+        vector = torch.from_numpy(released.copy())  # the optimizer changes it in place
+        for parameter, part in split_like(vector, self._optimizer.params):
+            parameter.grad = part.to(parameter.grad)
+
+    def scale_grad(self) -> None:
+        """Scale the release, and note the number by which it is divided."""
+        before = _numbers([parameter.grad for parameter in self._optimizer.params])
+        self._scale_grad()
+        after = _numbers([parameter.grad for parameter in self._optimizer.params])
+        factor = scale_between(before, after, self.trace.releases[-1].eps) if self.trace.releases else None
+        if factor:
+            self.trace.state["divisor", f"release {len(self.trace.releases)}"] = f"{1 / factor:.6g}"
+
+    def before_update(self, *_: Any) -> None:
+        """Note the gradient and the settings with which the wrapped optimizer is about to update."""
+        suffix = f" in update {self._num_updates + 1}"
+        self._num_updates += 1
+        for name, text in _group_settings(self._optimizer):
+            self.trace.state["hyperparameters", name + suffix] = text
+        for index, parameter in enumerate(self._optimizer.params):
+            text = "None" if parameter.grad is None else digest(parameter.grad)
+            self.trace.state["gradient-after-noise", f"parameter {index}{suffix}"] = text
+
+
+def _numbers(parts: Sequence[Any]) -> NumberArray:
+    vector = flat(parts).cpu()
+    return (vector.float() if vector.dtype in {torch.float16, torch.bfloat16} else vector).numpy()
+
+
+def _projections(samples: Sequence[Tensor]) -> FloatArray:
+    """Return the norm and fixed projections of each gradient, which identify it."""
+    squares: Any = 0.0
+    sums: Any = 0.0
+    for index, sample in enumerate(samples):
+        rows = sample.detach().reshape(len(sample), sample[0].numel() if len(sample) else 1).float()
+        angles = torch.arange(rows.shape[1], device=rows.device, dtype=torch.float32) + index
+        waves = torch.stack([torch.cos(angles * (1.3 + number)) for number in range(_NUM_PROJECTIONS)])
+        squares, sums = squares + rows.square().sum(dim=1), sums + rows @ waves.T
+    norms = squares.sqrt()[:, None]
+    return torch.cat([norms, sums], dim=1).double().cpu().numpy()
+
+
+def _group_settings(optimizer: DPOptimizer) -> Iterator[tuple[str, str]]:
+    """Yield the settings of each parameter group, such as its learning rate."""
+    for index, group in enumerate(optimizer.param_groups):
+        settings = {name: value for name, value in group.items() if name != "params"}
+        name = "param_groups" if len(optimizer.param_groups) == 1 else f"param_groups.{index}"
+        yield from state_digests(name, settings)
+
+
+def _scale_norms(optimizer: Any, model: Any, factor: float) -> None:
+    """Multiply all clipping norms; the snapshot restores them."""
+    if factor == 1.0:
+        return
+    optimizer.max_grad_norm = optimizer.max_grad_norm * factor
+    if hasattr(optimizer, "max_grad_norms"):
+        optimizer.max_grad_norms = [norm * factor for norm in optimizer.max_grad_norms]
+    if model is not None:
+        model.max_grad_norm = model.max_grad_norm * factor
+
+
+def _accountants(optimizer: DPOptimizer) -> dict[str, Any]:
+    """Return the accountant, which is available only as a variable in the closure of the step hook."""
+    hook = optimizer.step_hook
+    if not inspect.isfunction(hook):
+        return {}
+    known = inspect.getclosurevars(hook).nonlocals
+    return {"accountant": known["self"]} if has_state_dict(known.get("self")) else {}
+
+
+def _parameter_names(optimizer: DPOptimizer, model: Any) -> dict[int, str]:
+    names = {id(value): f"parameter {index}" for index, value in enumerate(optimizer.params)}
+    if model is not None:
+        names |= {id(value): name.removeprefix("_module.") for name, value in model.named_parameters()}
+    return names

@@ -1,0 +1,573 @@
+"""Replays of steps with Opacus: each fault has its name, and correct steps have no finding."""
+
+import copy
+import json
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from opacus.optimizers import DPOptimizer
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from opacus_runs import OTHER_KINDS, small_data, small_model
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, TensorDataset
+
+import dpaudit
+from dpaudit.observers.opacus import observe, replay
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
+]
+NUM = 8
+
+
+@pytest.fixture
+def made(private):
+    """A private model and its parts, with a batch of both classes."""
+
+    def build(**options):
+        found = private(**({"noise_multiplier": 1.0, "batch_size": 10} | options))
+        torch.manual_seed(1)
+        data = small_data(NUM)[:]
+        found.batch = (data[0], torch.arange(NUM) % 2)
+        return found
+
+    return build
+
+
+def private_step(made, inputs, targets, loss=cross_entropy):
+    made.optimizer.zero_grad()
+    loss(made.model(inputs), targets).backward()
+    made.optimizer.step()
+
+
+def replayed(made, step, **options):
+    return replay(
+        lambda batch: step(made, *batch),
+        made.batch,
+        **({"optimizer": made.optimizer, "model": made.model} | options),
+    )
+
+
+def names(result):
+    return [finding.name for finding in result.findings]
+
+
+# ---- faults, each with the name of its finding ----
+
+
+def class_weights(made, inputs, targets):
+    weight = torch.bincount(targets, minlength=2).float().clamp(min=1).reciprocal()
+    private_step(made, inputs, targets, lambda logits, y: cross_entropy(logits, y, weight=weight))
+
+
+def contrastive(made, inputs, targets):
+    def loss(logits, y):
+        return cross_entropy(logits, y) + torch.softmax(logits @ logits.T, dim=1).diagonal().mean()
+
+    private_step(made, inputs, targets, loss)
+
+
+def centered(made, inputs, targets):
+    private_step(made, inputs - inputs.mean(dim=0), targets)
+
+
+def two_rows(made, inputs, targets):
+    private_step(made, torch.cat([inputs, inputs + 0.1]), torch.cat([targets, targets]))
+
+
+def padded_by_examples(made, inputs, targets):
+    rows = torch.arange(-(-len(inputs) // 4) * 4).clamp(max=len(inputs) - 1)
+    private_step(made, inputs[rows], targets[rows])
+
+
+def divided_by_batch(made, inputs, targets):
+    made.optimizer.expected_batch_size = len(inputs)
+    private_step(made, inputs, targets)
+
+
+def scheduled_by_loss(made, inputs, targets):
+    with torch.no_grad():
+        loss = cross_entropy(made.model(inputs), targets).item()
+    made.optimizer.param_groups[0]["lr"] = 0.5 * loss
+    private_step(made, inputs, targets)
+
+
+def moments_of_sums(made, inputs, targets):
+    private_step(made, inputs, targets)
+    for parameter in made.optimizer.params:
+        state = made.optimizer.original_optimizer.state[parameter]
+        state["raw"] = 0.9 * state.get("raw", 0.0) + parameter.summed_grad.detach()
+
+
+def buffered(made, inputs, targets):
+    private_step(made, inputs, targets)
+    made.model._module.seen.copy_(inputs.mean(dim=0))
+
+
+def second_optimizer(made, inputs, targets):
+    made.optimizer.zero_grad()
+    made.extra.zero_grad()
+    (cross_entropy(made.model(inputs), targets) + made.scale * inputs.mean()).backward()
+    made.optimizer.step()
+    made.extra.step()
+
+
+def added_after_noise(made, inputs, targets):
+    made.optimizer.zero_grad()
+    cross_entropy(made.model(inputs), targets).backward()
+    raw = [parameter.grad_sample.mean(dim=0) for parameter in made.optimizer.params]
+    made.optimizer.pre_step()
+    for parameter, part in zip(made.optimizer.params, raw, strict=True):
+        parameter.grad += 0.01 * part
+    made.optimizer.original_optimizer.step()
+
+
+def written_weights(made, inputs, targets):
+    private_step(made, inputs, targets)
+    with torch.no_grad():
+        made.optimizer.params[0].add_(1e-4 * inputs.mean())
+
+
+def skips_small(made, inputs, targets):
+    if len(inputs) >= NUM:
+        private_step(made, inputs, targets)
+
+
+def raises_on_small(made, inputs, targets):
+    assert len(inputs) >= NUM
+    private_step(made, inputs, targets)
+
+
+def averaged_inputs(made, inputs, targets):
+    private_step(made, inputs, targets)
+    made.average.add(inputs)
+
+
+def carried_over(made, inputs, targets):
+    private_step(made, inputs + made.hidden[0], targets)
+    made.hidden[0] = inputs.mean(dim=0)
+
+
+def filters_losses(made, inputs, targets):
+    with torch.no_grad():
+        losses = cross_entropy(made.model(inputs), targets, reduction="none")
+    private_step(made, inputs[losses >= losses.median()], targets[losses >= losses.median()])
+
+
+def mixes_inputs(made, inputs, targets):
+    private_step(made, 0.7 * inputs + 0.3 * inputs.flip(0), targets)
+
+
+def fixed_class_weights(made, inputs, targets):
+    weight = torch.tensor([1.0, 3.0])
+    private_step(made, inputs, targets, lambda logits, y: cross_entropy(logits, y, weight=weight))
+
+
+class Average:
+    def __init__(self):
+        self.value = 0.0
+
+    def add(self, inputs):
+        self.value = 0.9 * self.value + inputs.mean().item()
+
+
+STEP_FAULTS = {
+    class_weights: "coupled-examples",
+    contrastive: "coupled-examples",
+    centered: "coupled-examples",
+    two_rows: "rows-per-example",
+    padded_by_examples: "rows-per-example",
+    divided_by_batch: "divisor",
+    scheduled_by_loss: "hyperparameters",
+    moments_of_sums: "optimizer-state",
+    buffered: "buffers",
+    second_optimizer: "weights",
+    added_after_noise: "gradient-after-noise",
+    written_weights: "weights",
+    skips_small: "release-count",
+    raises_on_small: "failing-step",
+    averaged_inputs: "other-state",
+    carried_over: "next-release",
+    filters_losses: "sensitivity",
+    mixes_inputs: "coupled-examples",
+    fixed_class_weights: "coupled-examples",
+}
+
+
+def with_parts(made):
+    """Add what some faults write to."""
+    made.model._module.register_buffer("seen", torch.zeros(8))
+    made.scale = torch.nn.Parameter(torch.ones(()))
+    made.model._module.register_parameter("scale", made.scale)
+    made.extra = torch.optim.SGD([made.scale], lr=0.1)
+    made.average, made.hidden = Average(), [torch.zeros(8)]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("step", "name"), STEP_FAULTS.items(), ids=lambda value: getattr(value, "__name__", "")
+)
+def test_a_fault_of_the_step_has_its_name(made, step, name):
+    one = with_parts(made())
+    result = replayed(one, step, also=[one.average])
+    assert names(result)[0] == name, str(result)
+    assert result.is_violation
+    assert name in str(result)
+    assert result.likely_causes()
+    with pytest.raises(dpaudit.ViolationError, match=name):
+        result.raise_for_violation()
+
+
+def std_of_largest(self):
+    norms = torch.stack([rows.flatten(1).norm(dim=1) for rows in self.grad_samples]).norm(dim=0)
+    std = self.noise_multiplier * min(float(norms.max()), self.max_grad_norm)
+    for parameter in self.params:
+        parameter.grad = parameter.summed_grad + std * torch.randn_like(parameter)
+
+
+def std_of_size(self):
+    std = self.noise_multiplier * self.max_grad_norm * (len(self.grad_samples[0]) / NUM) ** 0.5
+    for parameter in self.params:
+        parameter.grad = parameter.summed_grad + std * torch.randn_like(parameter)
+
+
+def unclipped(self):
+    for parameter in self.params:
+        parameter.summed_grad = self._get_flat_grad_sample(parameter).sum(dim=0)
+
+
+OPTIMIZER_FAULTS = {
+    "std of the largest norm": ("add_noise", std_of_largest, "batch-dependent-noise"),
+    "std of the batch size": ("add_noise", std_of_size, "batch-dependent-noise"),
+    "no clipping": ("clip_and_accumulate", unclipped, "sensitivity"),
+}
+
+
+@pytest.mark.parametrize("fault", OPTIMIZER_FAULTS)
+def test_a_fault_of_the_optimizer_has_its_name(made, fault, monkeypatch):
+    method, broken, name = OPTIMIZER_FAULTS[fault]
+    monkeypatch.setattr(DPOptimizer, method, broken)
+    assert names(replayed(made(), private_step))[0] == name
+
+
+def test_a_gradient_added_with_the_noise_moves_the_release(made, monkeypatch):
+    def added(self, original=DPOptimizer.add_noise):
+        original(self)
+        for parameter in self.params:
+            parameter.grad += 5 * parameter.grad_sample.sum(dim=0)
+
+    monkeypatch.setattr(DPOptimizer, "add_noise", added)
+    assert {"sensitivity", "batch-dependent-noise"} <= set(names(replayed(made(), private_step)))
+
+
+# ---- correct steps ----
+
+
+def micro_batches(made, inputs, targets):
+    parts = list(zip(inputs.split(3), targets.split(3), strict=True))
+    for index, (x, y) in enumerate(parts):
+        made.optimizer.signal_skip_step(do_skip=index < len(parts) - 1)
+        private_step(made, x, y)
+
+
+def with_averages(made, inputs, targets):
+    private_step(made, inputs, targets)
+    made.scheduler.step()
+    made.ema.update_parameters(made.model)
+    made.losses.append(inputs.mean().item())
+    made.meter.add(inputs)
+
+
+def clips_the_release(made, inputs, targets):
+    made.optimizer.zero_grad()
+    cross_entropy(made.model(inputs), targets).backward()
+    made.optimizer.pre_step()
+    nn.utils.clip_grad_norm_(made.optimizer.params, 0.1)
+    made.optimizer.original_optimizer.step()
+
+
+def two_steps(made, inputs, targets):
+    private_step(made, inputs, targets)
+    private_step(made, inputs, targets)
+
+
+def padded_by_zero_losses(made, inputs, targets):
+    weights = (torch.arange(12) < len(inputs)).float()
+    rows = torch.arange(12).clamp(max=len(inputs) - 1)
+
+    def loss(logits, y):
+        return (weights * cross_entropy(logits, y, reduction="none")).sum() / 12
+
+    private_step(made, inputs[rows], targets[rows], loss)
+
+
+def managed(made, inputs, targets):
+    loader = DataLoader(TensorDataset(inputs, targets), batch_sampler=[range(len(inputs))])
+    with BatchMemoryManager(data_loader=loader, max_physical_batch_size=3, optimizer=made.optimizer) as parts:
+        for part in parts:
+            private_step(made, *part)
+
+
+CORRECT_STEPS = [
+    managed,
+    private_step,
+    micro_batches,
+    with_averages,
+    clips_the_release,
+    two_steps,
+    padded_by_zero_losses,
+]
+
+
+@pytest.mark.parametrize("step", CORRECT_STEPS, ids=lambda step: step.__name__)
+def test_a_correct_step_has_no_finding(made, step):
+    one = made(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1))
+    one.scheduler = torch.optim.lr_scheduler.StepLR(one.optimizer.original_optimizer, 1)
+    one.ema, one.losses, one.meter = AveragedModel(one.model._module), [], Average()
+    result = replayed(one, step, also=[one.scheduler, one.ema], unreleased=[one.losses, one.meter])
+    assert names(result) == [], str(result)
+    result.raise_for_violation()
+    assert result.largest <= 1.001
+    assert one.losses == []
+    assert one.meter.value == 0.0
+
+
+@pytest.mark.parametrize("kind", ["ghost", "functorch", "ew", "per-layer clipping"])
+@pytest.mark.parametrize("step", [private_step, class_weights])
+def test_every_clipping_mode_is_replayed(made, kind, step):
+    one = made(**OTHER_KINDS[kind])
+
+    def run(made, inputs, targets):
+        if step is class_weights and made.ghost:
+            weight = torch.bincount(targets, minlength=2).float().clamp(min=1).reciprocal()
+            made.criterion.criterion.weight = weight
+        if made.ghost:
+            private_step(made, inputs, targets, made.criterion)
+        else:
+            step(made, inputs, targets)
+
+    assert names(replayed(one, run)) == ([] if step is private_step else ["coupled-examples"])
+
+
+def test_ghost_clipping_that_is_bypassed_is_named(made):
+    one = made(grad_sample_mode="ghost")
+    assert names(replayed(one, private_step))[0] == "missing-clipping"
+
+
+def dropout_model():
+    return nn.Sequential(nn.Linear(8, 16), nn.Dropout(), nn.Tanh(), nn.Dropout(), nn.Linear(16, 2))
+
+
+def test_with_dropout_only_replaced_examples_count(made):
+    result = replayed(made(build=dropout_model), private_step)
+    assert names(result) == []
+    assert [check.allowed for check in result.checks if not np.isnan(check.distance)].count(1.0) == 0
+    assert any("dropout" in text for text in result.not_covered)
+    assert names(replayed(made(build=dropout_model), class_weights)) == ["coupled-examples"]
+
+
+def test_a_non_finite_example_is_a_category_of_its_own(made):
+    result = replayed(made(), private_step)
+    assert [finding.name for finding in result.non_finite] == ["non-finite-example"]
+    assert not result.is_violation
+    assert "non-finite-example" in str(result)
+
+    def safe(made, inputs, targets):
+        private_step(made, inputs.nan_to_num(), targets)
+
+    assert replayed(made(), safe).non_finite == ()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_precisions_are_replayed(made, dtype):
+    one = made(build=lambda: small_model().to(dtype))
+    one.batch = (one.batch[0].to(dtype), one.batch[1])
+    assert names(replayed(one, private_step)) == []
+    assert "coupled-examples" in names(replayed(one, centered))
+
+
+def token_model():
+    return nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(32, 2))
+
+
+def test_batches_of_integers_in_a_dictionary_are_replayed(made):
+    one = made(build=token_model)
+    tokens = torch.randint(20, (NUM, 4))
+    batch = {"tokens": tokens, "labels": torch.arange(NUM) % 2}
+    result = replay(
+        lambda batch: private_step(one, batch["tokens"], batch["labels"]),
+        batch,
+        optimizer=one.optimizer,
+        model=one.model,
+    )
+    assert names(result) == []
+    assert result.non_finite == ()
+
+
+# ---- state ----
+
+
+def everything(made):
+    return copy.deepcopy(
+        {
+            "model": made.model.state_dict(),
+            "optimizer": made.optimizer.state_dict(),
+            "history": made.engine.accountant.history,
+            "attributes": {
+                name: value
+                for name, value in vars(made.optimizer).items()
+                if name not in {"original_optimizer", "step_hook"}
+            },
+            "gradients": [[parameter.grad, sorted(vars(parameter))] for parameter in made.optimizer.params],
+            "random": [torch.get_rng_state(), np.random.get_state()[1], random.getstate()],  # noqa: NPY002
+        }
+    )
+
+
+def flat_state(value):
+    if isinstance(value, dict):
+        return [part for key in value for part in [key, *flat_state(value[key])]]
+    if isinstance(value, list | tuple):
+        return [part for one in value for part in flat_state(one)]
+    return [value.tolist() if isinstance(value, torch.Tensor | np.ndarray) else value]
+
+
+def interrupted(made, inputs, targets):
+    private_step(made, inputs, targets)
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("step", [private_step, skips_small, interrupted])
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_everything_is_as_before_after_a_replay(made, step, is_trained):
+    one = made(optimizer=torch.optim.Adam)
+    if is_trained:
+        private_step(one, *one.batch)
+    before, hooks = everything(one), len(one.optimizer.original_optimizer._optimizer_step_pre_hooks)
+    try:
+        replayed(one, step)
+    except KeyboardInterrupt:
+        assert step is interrupted
+    assert flat_state(everything(one)) == flat_state(before)
+    assert len(one.optimizer.original_optimizer._optimizer_step_pre_hooks) == hooks
+    assert "add_noise" not in vars(one.optimizer)
+
+
+def test_training_continues_as_without_a_replay(made):
+    weights = []
+    for is_replayed in (False, True):
+        one = made()
+        private_step(one, *one.batch)
+        if is_replayed:
+            replayed(one, private_step)
+        private_step(one, *one.batch)
+        weights.append([parameter.detach().clone() for parameter in one.model.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*weights, strict=True))
+
+
+def test_objects_that_the_step_refers_to_are_found(made):
+    one = with_parts(made())
+    model, optimizer, extra, scale = one.model, one.optimizer, one.extra, one.scale
+    other = nn.Linear(8, 1)
+    another = torch.optim.SGD(other.parameters(), lr=0.1)
+
+    def step(batch):
+        inputs, targets = batch
+        private_step(SimpleNamespace(model=model, optimizer=optimizer), inputs, targets)
+        another.zero_grad()
+        other(inputs).mean().backward()
+        another.step()
+
+    before = other.weight.detach().clone()
+    result = replay(step, one.batch, optimizer=optimizer, model=model)
+    assert names(result) == ["other-state"]
+    assert "other.weight" in str(result)
+    assert torch.equal(other.weight, before)
+    assert names(replay(step, one.batch, optimizer=optimizer, model=model, unreleased=[other, another])) == []
+    del extra, scale
+
+
+class Trainer:
+    def __init__(self, made):
+        self.model, self.optimizer, self.average = made.model, made.optimizer, AveragedModel(nn.Linear(8, 1))
+
+    def step(self, batch):
+        private_step(self, *batch)
+        with torch.no_grad():
+            self.average.module.weight.add_(batch[0].mean())
+
+
+def test_a_method_is_replayed_with_what_its_object_holds(made):
+    one = Trainer(made())
+    result = replay(one.step, made().batch, optimizer=one.optimizer, model=one.model)
+    assert names(result) == ["other-state"]
+
+
+# ---- refusals ----
+
+
+def refused(made, step=private_step, **options):
+    with pytest.raises(dpaudit.InputError) as error:
+        replayed(made, step, **options)
+    return str(error.value)
+
+
+def test_what_cannot_be_replayed_is_refused(made):
+    assert "adaptive clipping" in refused(made(**OTHER_KINDS["adaptive clipping"]))
+    secure = made()
+    secure.optimizer.secure_mode = True
+    assert "secure_mode" in refused(secure)
+    one = made()
+    with observe(one.optimizer):
+        assert "another observer" in refused(one)
+    one.optimizer = one.optimizer.original_optimizer
+    assert "make_private" in refused(one)
+
+
+def test_a_step_that_does_not_repeat_itself_is_refused(made):
+    one, data = made(), iter(torch.randn(99, NUM, 8))
+
+    def reads_more(made, _, targets):
+        private_step(made, next(data), targets)
+
+    assert "bit for bit" in refused(one, reads_more)
+
+
+def test_a_step_with_data_of_its_own_is_refused(made):
+    one = made()
+    fixed = tuple(part.clone() for part in one.batch)
+    assert "loader of its own" in refused(one, lambda made, *_: private_step(made, *fixed))
+    assert "added no noise" in refused(one, lambda *_: None)
+
+
+def test_a_batch_needs_examples(made):
+    one = made()
+    one.batch = tuple(part[:2] for part in one.batch)
+    assert "at least 3 examples" in refused(one)
+    one.batch = (torch.zeros(4, 8), torch.zeros(3))
+    assert "one row per example" in refused(one)
+
+
+def test_an_error_of_the_step_itself_is_raised(made):
+    def broken(*_):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        replayed(made(), broken)
+
+
+def test_a_result_is_plain_json_and_part_of_a_diagnosis(made):
+    result = replayed(made(), skips_small)
+    read = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert read["is_violation"] is True
+    assert read["findings"][0]["name"] == "release-count"
+    assert read["not_covered"]
+    part = result.results(noise_multiplier=1.0, sample_rate=None)
+    assert part.certain == result.findings
+    assert part.not_covered == result.not_covered
