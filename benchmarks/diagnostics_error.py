@@ -43,7 +43,8 @@ class Size:
         rng = np.random.default_rng([seed, SIZES.index(self)])
         record = Diagnostics(sample_rate=self.sample_rate)
         for _ in range(self.num_steps):
-            record.observe_noise(self.noise(rng), self.leaves)
+            rounding = 0.001 if self.kind == "grid" else 0.0
+            record.observe_noise(self.noise(rng), self.leaves, rounding=rounding)
             batch = np.flatnonzero(rng.random(self.num_examples) < self.sample_rate)
             record.observe_batch(batch, self.num_examples)
         return record.diagnose(CONFIDENCE)

@@ -16,7 +16,7 @@ def correct(seed, num_steps, leaves, examples, grid):
     record = Diagnostics(sample_rate=sample_rate)
     for _ in range(num_steps):
         noise = rng.standard_normal(sum(leaves)).astype(np.float32)
-        record.observe_noise(np.round(noise / grid) * grid if grid else noise, leaves)
+        record.observe_noise(np.round(noise / grid) * grid if grid else noise, leaves, rounding=grid / 2)
         record.observe_batch(np.flatnonzero(rng.random(num_examples) < sample_rate), num_examples)
     return record.diagnose()
 

@@ -11,7 +11,6 @@ from scipy import stats
 from statistical_limits import LEVEL, room, share_room
 
 from dpaudit.diagnostics._diagnosis import holm
-from dpaudit.diagnostics._noise_tests import cross_ratio_cdf
 from dpaudit.diagnostics._p_values import (
     RESOLUTION,
     bonferroni,
@@ -24,6 +23,7 @@ from dpaudit.diagnostics._p_values import (
     uniform_p_value,
 )
 from dpaudit.diagnostics._participation import chernoff_p_value, hypergeometric, hypergeometric_tail
+from dpaudit.diagnostics._shape_tests import cross_ratio_cdf
 
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=8)
 

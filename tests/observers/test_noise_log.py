@@ -6,8 +6,9 @@ import pytest
 import torch
 from jax_runs import loop
 from jax_runs import private as private_in_jax
-from opacus.optimizers import DPOptimizer
-from opacus_runs import run
+from opacus.optimizers import DPOptimizer, adaclipoptimizer, optimizer_fast_gradient_clipping
+from opacus.optimizers import optimizer as flat_optimizer
+from opacus_runs import OTHER_KINDS, run
 from statistical_limits import LEVEL
 from torch import nn
 
@@ -200,3 +201,25 @@ def test_a_finished_training_of_opacus_is_judged_and_tested_alike_after_a_look()
     seen.trajectory()
     assert seen.audit().to_dict() == before
     assert seen.diagnose() == unseen.diagnose()
+
+
+UNITS = {None: {}, **OTHER_KINDS}
+
+
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+@pytest.mark.parametrize("factor", [1.0, 0.6])
+@pytest.mark.parametrize("kind", UNITS)
+def test_the_amount_of_noise_is_read_in_the_units_of_its_clipping(train, monkeypatch, kind, factor):
+    options = {"noise_multiplier": 0.5, "max_grad_norm": 1.5, **UNITS[kind]}
+    own = flat_optimizer._generate_noise
+    for module in (flat_optimizer, adaclipoptimizer, optimizer_fast_gradient_clipping):
+        monkeypatch.setattr(module, "_generate_noise", lambda std, **known: own(factor * std, **known))
+    recorder = train(num_steps=40, **options).recorder
+    expected = factor
+    if kind == "adaptive clipping":  # the noisy count of unclipped examples costs a part of the budget
+        expected *= (0.5**-2 - (2 * 2.0) ** -2) ** -0.5 / 0.5
+    found = recorder.diagnose(confidence=1 - LEVEL)
+    assert found.noise.low < expected < found.noise.high
+    assert found.noise.high / found.noise.low < 1.15
+    assert ("noise-variance" in [finding.name for finding in found.findings]) == (factor < 1)

@@ -18,12 +18,38 @@ _JOINT_CLIP = "is the mean or the sum of the batch clipped instead of each gradi
 
 LOCALIZING = frozenset({"step-noise", "leaf-noise", "coordinate-noise", "repeated-noise"})
 """Findings that locate missing or repeated noise, and so explain a wrong total amount."""
+_SHARED = frozenset({"repeated-noise", "leaf-correlation", "shifted-noise", "step-correlation"})
+_TAILS = ("missing-tail", "noise-tails", "noise-shape")
+# Findings that follow from others: numbers that are used twice are equal, even if that is more certain.
+_ALWAYS_FOLLOW = {"tied-noise": _SHARED, "tied-pairs": _SHARED | {"tied-noise"}}
+# The same, if the others are more certain.
+_FOLLOW = {
+    "low-rank-noise": _SHARED | {"noise-by-sum"},
+    "common-noise": _SHARED | {"noise-by-sum", "low-rank-noise"},
+    "step-correlation": {"noise-by-sum", "low-rank-noise"},
+    "shifted-noise": {"noise-by-sum", "low-rank-noise"},
+    "repeated-noise": {"low-rank-noise"},
+    "step-noise": {"noise-by-batch", *_TAILS},
+    "coordinate-noise": _TAILS,
+    "missing-tail": _SHARED | {"tied-noise", "noise-by-batch", "low-rank-noise"},
+    "noise-tails": _SHARED | {"tied-noise", "noise-by-batch", "low-rank-noise", "missing-tail"},
+    "noise-shape": _SHARED | {"tied-noise", "noise-by-batch", "low-rank-noise", *_TAILS},
+}
 
 _CAUSE_OF_FINDING = {
     "step-noise": "is a step released without noise, such as one with an empty batch, or a micro-step?",
     "leaf-noise": "is a parameter skipped when noise is added, or scaled separately?",
     "coordinate-noise": "are some coordinates, such as a mask or a sparse update, released without noise?",
     "noise-shape": "is the noise drawn from another distribution, or truncated?",
+    "missing-tail": "is the noise truncated, clamped, or a sum of a few uniform numbers?",
+    "noise-tails": "is the noise truncated, or drawn from another distribution?",
+    "tied-noise": "is the noise drawn in half precision, in fixed point or from a table, or used twice?",
+    "tied-pairs": "is the noise computed from uniform numbers of few bits, by a Box-Muller transformation?",
+    "shifted-noise": "is one stream of random numbers read twice, at different places, or is noise rolled?",
+    "low-rank-noise": "is the noise drawn in a smaller space and then projected to all parameters?",
+    "common-noise": "do all steps share a part of their noise, or is something else added to the release?",
+    "noise-by-batch": "is the standard deviation of the noise computed from the batch?",
+    "noise-by-sum": "is a sum or gradient left over from another step, or added again after the noise?",
     "repeated-noise": "is the generator reseeded during training, with a constant or one of a few seeds?",
     "step-correlation": "is noise from earlier steps reused, or is the subtracted sum not the one that was "
     "released?",
@@ -101,12 +127,22 @@ def likely_causes(
         causes += _signal_causes(signal, spread_signal, is_crowded, canary_scale, batch_size)
     is_silent = noise_ratio is not None and noise_ratio < NO_NOISE
     if not is_silent:  # without noise, findings about the noise add nothing
-        causes += [_CAUSE_OF_FINDING[name] for name in names if name in _CAUSE_OF_FINDING]
+        causes += [_CAUSE_OF_FINDING[name] for name in _root_findings(names) if name in _CAUSE_OF_FINDING]
     if noise_ratio is not None and (is_silent or not LOCALIZING.intersection(names)):
         low, high = interval or (noise_ratio * (1 - _RATIO_TOLERANCE), noise_ratio * (1 + _RATIO_TOLERANCE))
         own = _own_ratios(batch_size, noise_multiplier, max_grad_norm)
         causes += _noise_causes(noise_ratio, low, high, own)
     return tuple(dict.fromkeys(causes))  # each once
+
+
+def _root_findings(names: list[str]) -> list[str]:
+    """Return the findings, most certain first, without those that follow from others."""
+    return [
+        name
+        for number, name in enumerate(names)
+        if not any(other in _ALWAYS_FOLLOW.get(name, ()) for other in names)
+        and not any(other in _FOLLOW.get(name, ()) for other in names[:number])
+    ]
 
 
 def _noise_causes(ratio: float, low: float, high: float, own: Iterable[tuple[float, str]]) -> list[str]:

@@ -15,6 +15,8 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._types import ArrayLike, FloatArray
 from dpaudit.diagnostics._causes import NO_NOISE, likely_causes
+from dpaudit.diagnostics._dependence_tests import drift_note
+from dpaudit.diagnostics._lattice_tests import is_coarse
 from dpaudit.diagnostics._noise_record import Leaves, NoiseRecord
 from dpaudit.diagnostics._noise_tests import Amount, noise_amount, noise_checks
 from dpaudit.diagnostics._p_values import RESOLUTION, SMALLEST_P_VALUE, Check, Finding
@@ -25,15 +27,25 @@ from dpaudit.stats import Result, Verdict
 _SHARE_OF_TESTS = 0.2  # share of the error rate for the tests; the rest is for the bound
 _SHARED = 16.0  # squared sums over a leaf are never this many times too large because of repeated noise
 _SAME = 0.95  # correlation above which noise counts as repeated, not merely correlated
+_WEAK = 0.1  # correlation below which noise of low rank is a likelier cause
 _PARTS = ("step-noise", "leaf-noise", "coordinate-noise")
 # Causes come before their consequences: repeated or shared noise also has unusual amounts, and shuffled
 # batches also have a fixed size.
 _ORDER = (
     "repeated-noise",
     "leaf-correlation",
+    "noise-by-batch",
+    "noise-by-sum",
     "step-correlation",
+    "shifted-noise",
     "coordinate-correlation",
+    "tied-noise",
+    "tied-pairs",
+    "low-rank-noise",
+    "common-noise",
     *_PARTS,
+    "missing-tail",
+    "noise-tails",
     "noise-shape",
     "noise-variance",
     "participation-counts",
@@ -74,15 +86,51 @@ class Diagnostics:
         self._noise = NoiseRecord()
         self._participation = ParticipationRecord()
 
-    def observe_noise(self, residual: Any, leaves: Leaves | None = None, *, rounding: float = 0.0) -> None:
+    def observe_noise(
+        self,
+        residual: Any,
+        leaves: Leaves | None = None,
+        *,
+        rounding: float = 0.0,
+        known: Any = None,
+        released: Any = None,
+        precision: Any = None,
+        largest: tuple[float, float] | None = None,
+        batch_size: float | None = None,
+        sum_norm: float | None = None,
+        longest: float | None = None,
+        num_canaries: float | None = None,
+    ) -> None:
         """Add the noise of one step: its release minus the known sum, in claimed standard deviations.
 
         ``residual`` is a vector; ``leaves`` are the sizes of the parameters it consists of, in order, with
         their names if they have any. A few coordinates are enough if they are the same in every step.
         ``rounding`` is the largest rounding error of a coordinate in the same units, if it exceeds 0.001, as
         in sums of many single-precision numbers.
+
+        More can be tested if more is known. ``known`` is the sum that was subtracted, at the same coordinates
+        and in the same units, given in all steps or in none. ``released`` is the release at the same
+        coordinates, exactly as it was returned, in any units: its numbers show its precision. If it is not
+        available, ``precision`` is the relative precision of these numbers, one or one per coordinate; the
+        default is single precision. ``largest`` is the largest absolute noise over all coordinates of the
+        model, in the units of the noise, and their number. The others describe the step: the size of its
+        batch, the norm of its sum, its longest gradient, and the number of canaries in it.
         """
-        self._noise.observe(residual, leaves, _validate.at_least("rounding", rounding, 0.0))
+        self._noise.observe(
+            residual,
+            leaves,
+            _validate.at_least("rounding", rounding, 0.0),
+            known=known,
+            released=released,
+            precision=precision,
+            largest=largest,
+            covariates={
+                "batch_size": batch_size,
+                "sum_norm": sum_norm,
+                "longest": longest,
+                "num_canaries": num_canaries,
+            },
+        )
 
     def observe_batch(self, indices: Any, num_examples: int) -> None:
         """Add one batch: the indices of its examples in a data set of ``num_examples``."""
@@ -100,7 +148,25 @@ class Diagnostics:
         if not checks:
             raise InputError("Expected at least one observed step, got none: did training run?")
         found = noise_amount(noise, confidence) if noise.num_steps else None
-        return Diagnosis.of(checks, confidence=confidence, noise=found, notes=self._notes(found))
+        return Diagnosis.of(
+            checks,
+            confidence=confidence,
+            noise=found,
+            notes=self._notes(found),
+            not_covered=self._not_covered(),
+        )
+
+    def _not_covered(self) -> list[str]:
+        if self._noise.num_steps == 0:
+            return []
+        coarse = is_coarse(self._noise)
+        if not coarse.any():
+            return []
+        where = "" if coarse.all() else f" at {100 * coarse.mean():.0f} % of the coordinates"
+        return [
+            f"The release is in low precision{where}, which hides whether the noise was drawn on a lattice "
+            "or from a table: ties are not tested there."
+        ]
 
     def _notes(self, noise: Amount | None) -> list[str]:
         notes = []
@@ -111,7 +177,8 @@ class Diagnostics:
             rate, error = batches.drawn_rate, (claimed * (1 - claimed) / batches.num_trials) ** 0.5
             if rate < claimed * (1 - RESOLUTION) - 4 * error:
                 notes.append(f"Examples are drawn at a rate of {rate:.4g}, below the claimed {claimed:.4g}.")
-        return notes
+        drift = drift_note(self._noise) if self._noise.num_steps else None
+        return notes if drift is None else [*notes, drift]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the observed state, for ``load_state_dict`` of an identically created collector."""
@@ -278,5 +345,7 @@ def _by_certainty(finding: Finding) -> tuple[float, float, float, int]:
     if finding.name == "coordinate-correlation" and finding.estimate > _SHARED:
         rank = -1.0
     if finding.name == "repeated-noise" and abs(finding.estimate) < _SAME:
-        rank = _ORDER.index("step-correlation") + 0.5
+        rank = _ORDER.index("low-rank-noise") + 0.5
+    if finding.name in {"step-correlation", "shifted-noise"} and abs(finding.estimate) < _WEAK:
+        rank = _ORDER.index("low-rank-noise") + 0.5
     return max(finding.p_value, SMALLEST_P_VALUE), rank, least, order

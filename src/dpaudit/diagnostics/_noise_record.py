@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray
+from dpaudit.diagnostics._number_formats import SINGLE, FormatCheck
 from dpaudit.diagnostics._p_values import RESOLUTION, HeadTailBuffer, fixed_rng, sure_signs
 from dpaudit.errors import InputError
 
@@ -24,9 +26,13 @@ Leaves = Mapping[str, int] | Sequence[int]
 _MAX_COORDINATES = 2**20  # coordinates kept for a large model
 _PREFIX = 256  # leading coordinates of each leaf that are compared with those of other leaves
 _MAX_COMPARED = 64  # leaves that are compared with each other
-_SKETCH = 512  # coordinates that are kept for every step
+_SKETCH = 1024  # coordinates that are kept for every step
+_OLD_SKETCH = 512  # in version 0.1, whose states may be loaded
+COVARIATES = ("batch_size", "sum_norm", "longest", "num_canaries")
+"""Numbers of a step on which its noise must not depend."""
 # attributes of a record that its state holds unchanged
 _SUMS = ("energies", "step_energies", "sum_energy", "agreeing", "differing", "resolution")
+_LATER = ("precision", "rounding", "largest", "covariates")  # since version 0.2
 
 
 class NoiseRecord:
@@ -50,6 +56,16 @@ class NoiseRecord:
         self.resolution = RESOLUTION
         """The largest rounding error of a number."""
         self.sketches = HeadTailBuffer()
+        self.sums = HeadTailBuffer()
+        """The known sums of the same steps and coordinates, if all were given."""
+        self.formats = FormatCheck()
+        self.precision: FloatArray | None = None
+        """The relative precision of the release at each coordinate of a sketch, where it was given."""
+        self.rounding = 0.0
+        """The largest rounding error that was given without the precision of the release."""
+        self.largest: list[tuple[float, float]] = []
+        """The largest absolute noise of each step, and of how many coordinates."""
+        self.covariates: dict[str, list[float]] = {name: [] for name in COVARIATES}
 
     @property
     def num_steps(self) -> int:
@@ -66,13 +82,44 @@ class NoiseRecord:
         """The sum of all squares."""
         return float(sum(self.step_energies))
 
-    def observe(self, residual: Any, leaves: Leaves | None = None, rounding: float = 0.0) -> None:
-        """Add the noise of one step and its rounding error, in claimed standard deviations."""
+    @property
+    def known(self) -> npt.NDArray[np.float32] | None:
+        """The known sums of the steps of the sketches, in claimed standard deviations; None if unknown."""
+        is_complete = self.sums.num_seen == self.num_steps
+        return self.sums.rows if is_complete and self.num_steps else None
+
+    @property
+    def release_precision(self) -> FloatArray:
+        """The relative precision of the release at each coordinate of a sketch: single unless known."""
+        width = self.layout.sketch.size
+        if self.formats.is_empty:
+            return np.full(width, SINGLE) if self.precision is None else self.precision
+        found = self.formats.precision(self.layout.sketch_sizes)
+        return found if self.precision is None else np.maximum(found, self.precision)
+
+    def observe(
+        self,
+        residual: Any,
+        leaves: Leaves | None = None,
+        rounding: float = 0.0,
+        *,
+        known: Any = None,
+        released: Any = None,
+        precision: Any = None,
+        largest: tuple[float, float] | None = None,
+        covariates: Mapping[str, float | None] | None = None,
+    ) -> None:
+        """Add the noise of one step and its rounding error, in claimed standard deviations.
+
+        The other arguments are as in ``Diagnostics.observe_noise``.
+        """
         vector = np.asarray(residual)
         self._require_consistent(vector, leaves)
         if self.num_steps == 0:
             self._start(Layout.of(vector.size, leaves))
         layout = self.layout
+        sums = None if known is None else self._sketch(known, vector, "known")
+        raw = None if released is None else self._sketch(released, vector, "released")
         noise = np.asarray(vector if layout.kept is None else vector[layout.kept], dtype=np.float64)
         squares = noise * noise
         energy = float(squares.sum())
@@ -89,6 +136,32 @@ class NoiseRecord:
         self._add_sums(signs)
         self._add_pairs(signs)
         self.sketches.add(noise[layout.sketch].astype(np.float32))
+        if sums is not None:
+            self.sums.add(sums.astype(np.float32))
+        if raw is not None:
+            self.formats.observe(raw)
+        elif precision is None:
+            self.rounding = max(self.rounding, rounding)
+        if precision is not None:
+            kept = self._sketch(np.broadcast_to(precision, vector.shape), vector, "precision")
+            self.precision = kept.copy() if self.precision is None else np.maximum(self.precision, kept)
+        self.largest.append(largest or (float(np.sqrt(squares.max())), float(noise.size)))
+        for name, values in self.covariates.items():
+            value = (covariates or {}).get(name)
+            values.append(np.nan if value is None else float(value))
+
+    def _sketch(self, given: Any, vector: Any, name: str) -> FloatArray:
+        """Return the numbers at the coordinates that are kept for every step."""
+        values = np.asarray(given)
+        if values.shape == vector.shape:
+            kept = values if self.layout.kept is None else values[self.layout.kept]
+            found = np.asarray(kept[self.layout.sketch], dtype=np.float64)
+            if np.isfinite(found).all():
+                return found
+        raise InputError(
+            f"Expected {name}=... of step {self.num_steps} as {vector.size} finite numbers, as many as those "
+            f"of the noise, got shape {values.shape}."
+        )
 
     def _require_consistent(self, vector: Any, leaves: Leaves | None) -> None:
         expected = self.layout.num_parameters if self.num_steps else vector.size
@@ -128,17 +201,30 @@ class NoiseRecord:
             "num_parameters": self.layout.num_parameters,
             "leaves": dict(self.layout.leaves),
             **{name: copy(getattr(self, name)) for name in _SUMS},
+            **{name: deepcopy(getattr(self, name)) for name in _LATER},
             "sketches": self.sketches.state_dict(),
+            "sums": self.sums.state_dict(),
+            "formats": self.formats.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
         if not state:
             return
-        self._start(Layout.of(state["num_parameters"], state["leaves"]))
+        buffered = state["sketches"]["head"]
+        width = buffered.shape[1] if len(buffered) else _SKETCH
+        self._start(Layout.of(state["num_parameters"], state["leaves"], width))
         for name in _SUMS:
             setattr(self, name, copy(state[name]))
         self.sketches.load_state_dict(state["sketches"])
+        if "sums" in state:
+            self.sums.load_state_dict(state["sums"])
+            self.formats.load_state_dict(state["formats"])
+            for name in _LATER:
+                setattr(self, name, deepcopy(state[name]))
+        else:  # of version 0.1, where nothing else was kept
+            self.largest = [(np.nan, 0.0)] * self.num_steps
+            self.covariates = {name: [np.nan] * self.num_steps for name in COVARIATES}
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +247,7 @@ class Layout:
     """Their leading kept coordinates: leaves x coordinates, -1 beyond the end of a short leaf."""
 
     @classmethod
-    def of(cls, num_parameters: int, leaves: Leaves | None) -> Layout:
+    def of(cls, num_parameters: int, leaves: Leaves | None, sketch_size: int = _SKETCH) -> Layout:
         """Lay out gradients of this length, split into these leaves; None means a single leaf."""
         named = _named(leaves, num_parameters)
         lengths = np.array([size for _, size in named], dtype=np.int64)
@@ -171,14 +257,14 @@ class Layout:
         starts = np.searchsorted(coordinates, offsets)
         sizes = np.diff(np.append(starts, coordinates.size))
         compared = np.unique(np.linspace(0, len(named) - 1, min(len(named), _MAX_COMPARED)).astype(np.int64))
-        sketch = fixed_rng(1).permutation(coordinates.size)[:_SKETCH]
+        size = min(sketch_size, coordinates.size)
         return cls(
             num_parameters=num_parameters,
             leaves=named,
             kept=kept,
             starts=starts,
             sizes=sizes,
-            sketch=np.sort(sketch),
+            sketch=_sketched(starts, sizes, size) if size > _OLD_SKETCH else _random(coordinates.size, size),
             compared=compared,
             heads=_heads(starts[compared], sizes[compared]),
         )
@@ -187,6 +273,13 @@ class Layout:
     def names(self) -> tuple[str, ...]:
         """The names of the leaves."""
         return tuple(name for name, _ in self.leaves)
+
+    @property
+    def sketch_sizes(self) -> list[int]:
+        """The number of coordinates of each leaf that are kept for every step."""
+        ends = np.searchsorted(self.sketch, np.append(self.starts, self.sizes.sum()))
+        sizes: list[int] = np.diff(ends).tolist()
+        return sizes
 
     def coordinate(self, index: int) -> int:
         """Return the coordinate of the gradient that is kept at this index."""
@@ -216,6 +309,25 @@ def _choose(offsets: IntArray, lengths: IntArray) -> IntArray | None:
     firsts = [np.arange(start, start + min(size, most)) for start, size in zip(offsets, lengths, strict=True)]
     others = fixed_rng(2).choice(total, size=_MAX_COORDINATES // 2, replace=False, shuffle=False)
     return np.unique(np.concatenate([*firsts, others]))
+
+
+def _random(total: int, count: int) -> IntArray:
+    return np.sort(fixed_rng(1).permutation(total)[:count])
+
+
+def _sketched(starts: IntArray, sizes: IntArray, count: int) -> IntArray:
+    """Choose coordinates that are kept for every step: all, or half of them at the beginning of leaves.
+
+    Noise that is shared at an offset shows only where neighboring coordinates are kept.
+    """
+    total = int(sizes.sum())
+    if total <= count:
+        return np.arange(total)
+    leaves = np.unique(np.linspace(0, sizes.size - 1, min(sizes.size, count // 2)).astype(np.int64))
+    most = max(1, count // (2 * leaves.size))
+    firsts = np.concatenate([starts[leaf] + np.arange(min(sizes[leaf], most)) for leaf in leaves])
+    others = fixed_rng(1).permutation(total)
+    return np.sort(np.concatenate([firsts, others[~np.isin(others, firsts)][: count - firsts.size]]))
 
 
 def _heads(starts: IntArray, sizes: IntArray) -> IntArray:

@@ -1,9 +1,13 @@
-"""Tests of the noise of a training run: amount, shape, repetition and correlation.
+"""Tests of the noise of a training run: its amount, repetition and correlation.
+
+Further chapters test its shape (``_shape_tests``), the values it takes (``_lattice_tests``), its dependence
+on itself (``_dependence_tests``) and on the data (``_data_tests``).
 
 Under each null hypothesis, all noise is normal, independent, and at least as large as claimed. Each test
 names its null distribution; those shared by several tests are in ``_p_values``. To add a test, write a
 function that takes a ``NoiseRecord`` and returns a ``Check``, or None if there is too little to test.
-Register it in ``NOISE_TESTS`` below, and add the likely cause of its finding to ``_causes``.
+Register it in ``NOISE_TESTS`` below or in the list of its chapter, and add the likely cause of its finding to
+``_causes``.
 """
 
 from __future__ import annotations
@@ -13,9 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special, stats
+from scipy import stats
 
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
+from dpaudit.diagnostics._data_tests import DATA_TESTS
+from dpaudit.diagnostics._dependence_tests import DEPENDENCE_TESTS, MAX_LAG, segments
+from dpaudit.diagnostics._lattice_tests import LATTICE_TESTS
 from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._p_values import (
     Check,
@@ -27,16 +34,11 @@ from dpaudit.diagnostics._p_values import (
     sign_p_value,
     sign_sum_p_value,
     sure_signs,
-    uniform_p_value,
 )
+from dpaudit.diagnostics._shape_tests import SHAPE_TESTS
 
 _SURE_P_VALUE = 1e-6  # corrected p-value below which a part counts as lacking noise
-_MAX_RATIOS = 2**17  # number of cross ratios that are tested
-# Largest effect of rounding on the distribution of cross ratios, in units of the resolution: 4.1 if each of
-# the four numbers is rounded in the worst direction (simulated).
-_RATIO_TOLERANCE = 5.0
 _SAME = 0.95  # correlation above which noise counts as the same, if its norm is the same as well
-_MAX_LAG = 16  # largest distance of two steps that are compared
 _SUSPICIOUS = 0.05  # p-values above it are not findings at any level in use
 
 
@@ -139,54 +141,6 @@ def _others(part: str, p_values: FloatArray) -> str:
     return f"; {count} of {p_values.size} {parts} have too little noise" if count > 1 else ""
 
 
-def noise_shape(record: NoiseRecord) -> Check | None:
-    """Test cross ratios of two coordinates in two steps against those of normal noise (Kolmogorov-Smirnov).
-
-    The scales of coordinates and steps cancel, so neither a claimed nor an estimated variance is needed.
-    """
-    ratios = _cross_ratios(record.sketches.rows.astype(np.float64))
-    if ratios is None:
-        return None
-    levels = cross_ratio_cdf(ratios)
-    mean = float(levels.mean()) if levels.size else 0.5
-    tails = "longer" if mean > 0.5 else "shorter"
-    return Check(
-        name="noise-shape",
-        p_value=uniform_p_value(levels, _RATIO_TOLERANCE * record.resolution),
-        sentence=f"The noise is not normal: its tails are {tails} than those of normal noise.",
-        estimate=mean,
-    )
-
-
-def cross_ratio_cdf(ratios: FloatArray) -> FloatArray:
-    """Return the distribution function of absolute logarithms of cross ratios of normal variables.
-
-    A cross ratio is a product of two Cauchy variables: the density of its logarithm is proportional to
-    r / sinh(r).
-    """
-    inverse = np.exp(-ratios)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        first = ratios * np.log(np.tanh(ratios / 2))
-        rest = special.spence(1 - inverse) - special.spence(1 + inverse)
-        values = 1 + 4 / math.pi**2 * (first - rest)
-    return np.clip(np.where(ratios == 0, 0.0, np.where(np.isinf(ratios), 1.0, values)), 0.0, 1.0)
-
-
-def _cross_ratios(rows: FloatArray) -> FloatArray | None:
-    """Return absolute logarithms of cross ratios from disjoint blocks.
-
-    Coordinates or steps of zeros have no cross ratio, nor do equal steps, which another test detects.
-    """
-    if min(rows.shape) < 2:
-        return None
-    even = rows[: len(rows) // 2 * 2, : rows.shape[1] // 2 * 2]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(np.abs(even))
-        across = logs[:, ::2] - logs[:, 1::2]
-        ratios: FloatArray = np.abs(across[::2] - across[1::2]).ravel()[:_MAX_RATIOS]
-    return ratios[ratios > 0]
-
-
 def repeated_noise(record: NoiseRecord) -> Check | None:
     """Test the pair of steps whose signs agree, or differ, most often: binomial."""
     rows = record.sketches.rows.astype(np.float64)
@@ -280,17 +234,19 @@ def lagged_correlation(record: NoiseRecord) -> Check | None:
     A step belongs to two pairs of the same distance, with an earlier and with a later step. Whether the signs
     of one pair agree is independent of all other pairs, so all pairs are counted and the p-value is exact.
     """
-    rows, steps = record.sketches.rows.astype(np.float64), record.sketches.steps
-    num_lags = min(_MAX_LAG, record.num_steps - 1)
+    num_lags = min(MAX_LAG, record.num_steps - 1)
     if num_lags < 1:
         return None
-    signs = sure_signs(rows, record.resolution)
+    signs = sure_signs(record.sketches.rows, record.resolution).astype(np.float32)
+    parts = [signs[part] for part in segments(record.sketches.steps)]
     found = []
     for lag in range(1, num_lags + 1):
-        earlier = np.flatnonzero(np.isin(steps + lag, steps))
-        products = signs[earlier] * signs[np.searchsorted(steps, steps[earlier] + lag)]
-        counts = np.count_nonzero(products > 0), np.count_nonzero(products < 0)
-        found.append((float(sign_p_value(*counts, products.size)), lag, float(sign_correlation(*counts))))
+        pairs = [(part[:-lag], part[lag:]) for part in parts if len(part) > lag]
+        total = sum(float(np.vdot(one, other)) for one, other in pairs)
+        sure = sum(float(np.vdot(np.abs(one), np.abs(other))) for one, other in pairs)
+        counts = (sure + total) / 2, (sure - total) / 2
+        size = sum(one.size for one, _ in pairs)
+        found.append((float(sign_p_value(*counts, size)), lag, float(sign_correlation(*counts))))
     p_value, lag, estimate = min(found)
     apart = "consecutive steps" if lag == 1 else f"steps {lag} apart"
     return Check(
@@ -352,10 +308,13 @@ NOISE_TESTS: tuple[Callable[[NoiseRecord], Check | None], ...] = (
     step_noise,
     leaf_noise,
     coordinate_noise,
-    noise_shape,
     repeated_noise,
     lagged_correlation,
     leaf_correlation,
     coordinate_correlation,
+    *SHAPE_TESTS,
+    *LATTICE_TESTS,
+    *DEPENDENCE_TESTS,
+    *DATA_TESTS,
 )
 """All tests except that of the variance, whose sentence needs a confidence."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special, stats
 
-from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
+from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray, ScoreArray
 
 RESOLUTION = 1e-3  # in claimed standard deviations
 SMALLEST_P_VALUE = 1e-12  # smaller p-values are not more informative
@@ -118,7 +118,7 @@ def uniform_p_value(values: FloatArray, tolerance: float = 0.0) -> float:
 # nothing, therefore causes no finding.
 
 
-def sure_signs(noise: FloatArray, resolution: float) -> FloatArray:
+def sure_signs(noise: ScoreArray, resolution: float) -> FloatArray:
     """Return 1 or -1 for each number; 0 where rounding by ``resolution`` may have flipped the sign."""
     return np.subtract(noise > resolution, noise < -resolution, dtype=np.float64)
 

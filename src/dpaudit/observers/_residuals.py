@@ -66,15 +66,36 @@ class Residuals:
         self._clipped, self._apart = Diagnostics(), Diagnostics()
 
     def observe(
-        self, released: FloatArray, directions: Directions, present: BoolArray, length: float
+        self,
+        released: FloatArray,
+        others: FloatArray,
+        directions: Directions,
+        present: BoolArray,
+        length: float,
+        *,
+        raw: FloatArray,
     ) -> None:
-        """Log a release minus the sum of the other gradients; ``length`` is the norm of a present canary."""
+        """Log a release minus the sum of the ``others``; ``length`` is the norm of a present canary.
+
+        ``raw`` is the release exactly as the step returned it.
+        """
         lengths = np.where(present, min(length, self._norm), 0.0)
-        noise = (released - directions.weighted_sum(lengths)) / self._std
-        self._clipped.observe_noise(noise, self._leaves, rounding=self._rounding)
-        self._apart.observe_noise(
-            self._replaced(noise, directions, present), self._leaves, rounding=self._rounding
-        )
+        canaries = directions.weighted_sum(lengths)
+        noise = (released - canaries) / self._std
+        known = (others + canaries) / self._std
+        for tests, found in (
+            (self._clipped, noise),
+            (self._apart, self._replaced(noise, directions, present)),
+        ):
+            tests.observe_noise(
+                found,
+                self._leaves,
+                rounding=self._rounding,
+                known=known,
+                released=raw,
+                sum_norm=float(np.linalg.norm(known)),
+                num_canaries=float(np.count_nonzero(present)),
+            )
 
     def _replaced(self, noise: FloatArray, directions: Directions, present: BoolArray) -> FloatArray:
         """Return ``noise`` with our own along the canaries, scaled like the rest if that is too large."""

@@ -130,10 +130,11 @@ def _run_steps(
             directions = draws.directions(index, others.size)
             rows = length * directions.dense()
         present = draws.coins(index)
-        released = divisor * release(rows, present) - others
+        raw = release(rows, present)
+        released = divisor * raw - others
         recorder.record(directions.project(released) / norm, present)
         if residuals is not None:
-            residuals.observe(released, directions, present, length)
+            residuals.observe(released, others, directions, present, length, raw=raw)
     if others.any() and not draws.canary.moving:
         recorded = recorder.state_dict()
         require_known_sum(recorded["scores"], recorded["present"])

@@ -6,8 +6,9 @@ run.
 """
 
 from dpaudit.recording._claim_source import DPSGDParams, ReadClaim, TrainingInfo
+from dpaudit.recording._noise_log import CoordinateSample, NoiseLog
 from dpaudit.recording._recorder import Recorder
-from dpaudit.recording._signal_and_noise import ArrivalError, CoordinateSample, NoiseLog, UntestedError
+from dpaudit.recording._signal_and_noise import ArrivalError, UntestedError
 from dpaudit.recording._trajectory import LiveBound, Trajectory, TrajectoryPoint
 from dpaudit.recording._whole_run import LikelihoodRatios, WholeRunRecorder
 

@@ -16,10 +16,10 @@ from dpaudit.accounting import Claim
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import ClaimSource, GivenClaim, ReadClaim, TrainingInfo
+from dpaudit.recording._noise_log import NoiseLog
 from dpaudit.recording._signal_and_noise import (
     NO_NOISE,
     CanaryLengths,
-    NoiseLog,
     NoiseTests,
     RunCheck,
     RunningMoments,

@@ -1,8 +1,7 @@
-"""Signal and noise of the observed steps: a check that canaries reach the release, and a log of the noise.
+"""Signal of the observed steps: a check that canaries reach the release, and the parts that test a run.
 
 A training run that drops the canaries does not show how it treats examples, so :func:`check_signal` raises
-instead of allowing a verdict. :class:`NoiseLog` keeps the noise that a library added, at the coordinates of
-a :class:`CoordinateSample`.
+instead of allowing a verdict. The noise that a library added is logged in ``_noise_log``.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
-from dpaudit.diagnostics import CheckResults, Diagnosis, Diagnostics
-from dpaudit.diagnostics._p_values import HeadTailBuffer
+from dpaudit.diagnostics import CheckResults, Diagnosis
 from dpaudit.errors import InputError
 from dpaudit.stats._power import AuditDesign
 
@@ -24,8 +22,6 @@ _ROUNDING = 1e-3  # in clipping norms
 _FEW, _SURELY = 10, 6.0  # scores, and standard errors, beyond which a missing canary is certain
 _LENGTH_CLASSES = 1000
 _LENGTHS = 100  # quantiles that stand for the lengths of all canaries
-_MAX_COORDINATES = 1024  # costs a few microseconds per step
-_ROUNDINGS = 8.0  # error of a difference of sums, in rounding errors of the largest number
 
 
 class ArrivalError(InputError):
@@ -179,68 +175,3 @@ def joined_checks(
     return found.joined(
         *(part.results(noise_multiplier=noise_multiplier, sample_rate=sample_rate) for part in parts)
     )
-
-
-class NoiseLog:
-    """The noise of the first and last 2,048 steps, in clipping norms; the claim may still be unknown."""
-
-    def __init__(self) -> None:
-        self._rows = HeadTailBuffer()
-        self._leaves: tuple[int, ...] = ()
-        self._rounding = 0.0
-
-    def observe(self, released: Any, known: Any, leaves: tuple[int, ...], *, norm: float, eps: float) -> None:
-        """Log the release minus the sum before noise (including canaries), both at the same coordinates.
-
-        ``norm`` is the clipping norm, ``eps`` the relative precision of both arrays.
-        """
-        found, sums = np.asarray(released, dtype=np.float64), np.asarray(known, dtype=np.float64)
-        self._leaves = leaves
-        self._rounding = max(self._rounding, _ROUNDINGS * eps * float(np.abs(sums).max(initial=0.0)) / norm)
-        self._rows.add(((found - sums) / norm).astype(np.float32))
-
-    def diagnose(
-        self, *, noise_multiplier: float, confidence: float, has_signal: Callable[[], bool] | None = None
-    ) -> Diagnosis:
-        """Test the noise; canaries cancel, because both arrays contain them."""
-        del has_signal
-        if self._rows.num_seen == 0:
-            raise UntestedError("Expected the noise of at least one step, got none: did training run?")
-        tests = Diagnostics()
-        for row in self._rows.rows:
-            tests.observe_noise(
-                row / noise_multiplier, self._leaves, rounding=self._rounding / noise_multiplier
-            )
-        return tests.diagnose(confidence)
-
-
-@dataclass(frozen=True, eq=False)
-class CoordinateSample:
-    """Coordinates whose noise is logged: all for a small model, the same ones of each leaf for a large model.
-
-    The sample includes the first coordinates of each leaf (one parameter tensor), where an RNG that is
-    reseeded for each leaf repeats its noise, and some at growing distances.
-    """
-
-    indices: IntArray
-    leaves: tuple[int, ...]
-    """The number of coordinates in each leaf."""
-
-    @classmethod
-    def of(cls, sizes: Sequence[int]) -> CoordinateSample:
-        """Choose from the concatenation of leaves with these sizes."""
-        offsets = np.cumsum([0, *sizes])[:-1]
-        if sum(sizes) <= _MAX_COORDINATES:
-            return cls(np.arange(sum(sizes)), tuple(sizes))
-        inside = _inside(max(1, _MAX_COORDINATES // len(sizes)), max(sizes))
-        num_chosen = min(len(sizes), _MAX_COORDINATES)
-        chosen = np.unique(np.linspace(0, len(sizes) - 1, num_chosen).astype(np.int64))
-        parts = [offsets[leaf] + inside[inside < sizes[leaf]] for leaf in chosen]
-        return cls(np.concatenate(parts), tuple(part.size for part in parts))
-
-
-def _inside(count: int, size: int) -> IntArray:
-    """Choose coordinates within a leaf: half at its beginning, the others at growing distances."""
-    first = np.arange(-(-count // 2))
-    rest = np.geomspace(first.size, max(size - 1, first.size), count - first.size)
-    return np.unique(np.concatenate([first, rest.astype(np.int64)]))

@@ -16,9 +16,9 @@ from dpaudit.accounting._log_ratios import log_ratio_attack
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import ClaimSource, GivenClaim, ReadClaim, TrainingInfo
+from dpaudit.recording._noise_log import NoiseLog
 from dpaudit.recording._signal_and_noise import (
     NO_NOISE,
-    NoiseLog,
     RunCheck,
     RunningMoments,
     UntestedError,

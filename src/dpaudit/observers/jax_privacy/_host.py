@@ -79,6 +79,7 @@ class Host:
         self._scores: list[FloatArray] = []
         self._noisy: list[tuple[FloatArray, FloatArray]] = []
         self._leaves: tuple[int, ...] = ()  # coordinates per leaf whose noise is logged
+        self._num_coordinates = 0
         self._precision = 0.0
         self._outside: dict[str, Callable[..., Any]] = {}
 
@@ -120,10 +121,16 @@ class Host:
         return self._present.astype(np.float32)
 
     def sampled(self, released: Any, arrived: Any) -> tuple[jax.Array, jax.Array]:
-        """Return output and input of the privatizer at the coordinates whose noise is logged."""
+        """Return output and input of the privatizer at the coordinates whose noise is logged.
+
+        After the input follow the largest absolute noise over all coordinates and the norm of the input.
+        """
         sample = CoordinateSample.of([leaf.size for leaf in jax.tree.leaves(arrived)])
         self._leaves, self._precision = sample.leaves, precision_of(arrived)
-        return flat(released)[sample.indices], flat(arrived)[sample.indices]
+        after, before = flat(released), flat(arrived)
+        self._num_coordinates = before.size
+        whole = jnp.stack([jnp.abs(after - before).max(), jnp.linalg.norm(before)])
+        return after[sample.indices], jnp.concatenate([before[sample.indices], whole])
 
     def add_pending(self, batch: Any, joined: Any) -> None:
         """Add the projections of a gradient without and with canaries; called on the host."""
@@ -149,13 +156,26 @@ class Host:
         ``lengths`` are those of clipped canaries, in clipping norms, if they were not known before.
         """
         self._scores.append(scores)
-        self._noisy.append((np.asarray(after, np.float64), np.asarray(before, np.float64)))
+        sums = np.asarray(before, np.float64)
+        self._noisy.append((np.asarray(after, np.float64), sums[:-2]))
         if len(self._scores) < self._num_releases:
             return
+        whole: dict[str, Any] = {
+            "largest": (float(sums[-2]), float(self._num_coordinates)),
+            "sum_norm": float(sums[-1]),
+        }
         scores, self._scores = np.sum(self._scores, axis=0), []
         present, self._present = self._present, None
         (after, before), self._noisy = np.sum(self._noisy, axis=0), []
-        self._recorder.noise.observe(after, before, self._leaves, norm=self.norm, eps=self._precision)
+        self._recorder.noise.observe(
+            after,
+            before,
+            self._leaves,
+            norm=self.norm,
+            eps=self._precision,
+            num_canaries=None if present is None else float(present.sum()),
+            **(whole if self._num_releases == 1 else {}),  # maxima of several releases do not add up
+        )
         self._recorder.record(scores, present, lengths=lengths)
 
 

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from dpaudit.observers.opacus._prepared import attached_accounting
 from dpaudit.observers.opacus._sampling import Membership
 from dpaudit.recording import CoordinateSample, DPSGDParams, Recorder, WholeRunRecorder
 
+_MAX_COORDINATES = 2**20  # whose largest noise is logged
+
 
 @dataclass(frozen=True, eq=False)
 class _Step:
@@ -42,7 +45,8 @@ class _Step:
     present: BoolArray
     sums: list[Tensor]  # the optimizer's own clipped sum of the examples
     known: Tensor  # that sum and the other present canaries, along each canary
-    sampled: Tensor  # the sum including the canaries, at the coordinates whose noise is logged
+    total: Tensor  # the sum including the canaries
+    noise_norm: float  # the clipping norm to which the noise is calibrated
     inserted: Tensor  # the sum of the clipped canaries
     noise_multiplier: float  # what the optimizer claims
 
@@ -107,9 +111,9 @@ class OpacusObserver:
         total = summed(self._optimizer)
         present = np.zeros(self._canaries.num_canaries, dtype=np.bool_)
         present[members] = True
-        known, sampled = projection.project(batch) + projection.others, total.index_select(0, self._indices)
-        noise = float(self._optimizer.noise_multiplier)
-        return _Step(projection, present, sums, known, sampled, total - batch, noise)
+        known = projection.project(batch) + projection.others
+        norm, noise = noise_norm(self._optimizer), float(self._optimizer.noise_multiplier)
+        return _Step(projection, present, sums, known, total, norm, total - batch, noise)
 
     @torch.no_grad()
     def _before_update(self, *_: Any) -> None:
@@ -124,7 +128,7 @@ class OpacusObserver:
         divisor = self._divisor()
         released = flat([parameter.grad for parameter in self._optimizer.params])
         scores = step.projection.project(released) * divisor - self._ranks.sum(step.known)
-        self._keep_noise(released.index_select(0, self._indices) * divisor, step)
+        self._keep_noise(released, divisor, step)
         inserted = self._ranks.inserted(step.inserted) / divisor
         for parameter, part in split_like(inserted, self._optimizer.params):
             parameter.grad = parameter.grad - part.to(parameter.grad.dtype)
@@ -138,15 +142,28 @@ class OpacusObserver:
             assert isinstance(self.recorder, Recorder)  # canaries of unknown length are not sampled
             self.recorder.record(scores, step.present, lengths=lengths)
 
-    def _keep_noise(self, released: Tensor, step: _Step) -> None:
-        known = self._ranks.sum(step.sampled)
+    def _keep_noise(self, released: Tensor, divisor: float, step: _Step) -> None:
+        known = self._ranks.sum(step.total.index_select(0, self._indices))
         self.recorder.noise.observe(
-            released.double().cpu().numpy(),
+            released.index_select(0, self._indices).double().cpu().numpy(),
             known.double().cpu().numpy(),
             self._coordinates.leaves,
-            norm=step.projection.norm,
+            norm=step.noise_norm,
             eps=torch.finfo(known.dtype).eps,
+            divisor=divisor,
+            batch_size=_num_rows(self._optimizer),
+            num_canaries=float(np.count_nonzero(step.present)),
+            **self._of_all_coordinates(released, divisor, step.total),
         )
+
+    def _of_all_coordinates(self, released: Tensor, divisor: float, total: Tensor) -> dict[str, Any]:
+        """Return what is logged about all coordinates; nothing if other ranks have a part of the sum."""
+        if self._ranks.world_size > 1:
+            return {}
+        stride = -(-total.numel() // _MAX_COORDINATES)
+        noise = torch.add(total[::stride], released[::stride], alpha=-divisor)
+        top, norm = torch.stack([torch.linalg.vector_norm(noise, math.inf), total.norm()]).tolist()
+        return {"largest": (top, float(noise.numel())), "sum_norm": norm}
 
     def _divisor(self) -> float:
         """Return the number by which the noisy sum was divided."""
@@ -165,6 +182,24 @@ class OpacusObserver:
     def _restore(self, sums: list[Tensor]) -> None:
         for parameter, own in zip(self._optimizer.params, sums, strict=True):
             parameter.summed_grad = _marked_like(own, parameter.summed_grad)
+
+
+def noise_norm(optimizer: DPOptimizer) -> float:
+    """Return the largest norm of a clipped example, which the noise is a multiple of.
+
+    With per-layer clipping, it includes layers that are too small for canaries. Adaptive clipping changes it
+    after each step.
+    """
+    norms = getattr(optimizer, "max_grad_norms", None)
+    return float(optimizer.max_grad_norm) if norms is None else math.hypot(*map(float, norms))
+
+
+def _num_rows(optimizer: DPOptimizer) -> float | None:
+    """Return the number of examples in the latest backward pass; None if their gradients are not kept."""
+    samples = getattr(optimizer.params[0], "grad_sample", None)
+    if samples is None:
+        return None
+    return float(sum(map(len, samples)) if isinstance(samples, list) else len(samples))
 
 
 def check_unobserved(optimizer: DPOptimizer) -> None:

@@ -345,8 +345,15 @@ class Diagnose(Hook):
 
     def observe(self, step: Step) -> None:
         assert self._claimed is not None  # attached, because a step is being observed
-        noise = step.noise / self._claimed[0]
-        self.record.observe_noise(noise.cpu().numpy(), self._leaves)
+        std, total = self._claimed[0], step.joined_sum
+        self.record.observe_noise(
+            (step.noise / std).cpu().numpy(),
+            self._leaves,
+            known=(total / std).cpu().numpy(),
+            released=step.noisy_sum.cpu().numpy(),
+            batch_size=len(step.indices),
+            sum_norm=float(total.norm()),
+        )
         self.record.observe_batch(step.indices.cpu().numpy(), self._num_examples)
 
     def diagnose(self, confidence: float = 0.95) -> Diagnosis:

@@ -1,0 +1,139 @@
+"""Tests of noise that depends on the data: on the batch of its step, or on sums of this or earlier steps.
+
+The noise of a step must be independent of everything that was known before it was drawn, so given all else,
+its sign is a fair coin in each coordinate, and its amount does not depend on the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from scipy import stats
+
+from dpaudit._types import FloatArray, IntArray, ScoreArray
+from dpaudit.diagnostics._dependence_tests import MAX_LAG, segments
+from dpaudit.diagnostics._noise_record import NoiseRecord
+from dpaudit.diagnostics._p_values import Check, bonferroni, sign_sum_p_value
+
+_BLOCK = 8  # steps within which amounts of noise are compared, so that a schedule does not matter
+_MIN_STEPS = 16
+_WORDS = {
+    "batch_size": "size of the batch",
+    "sum_norm": "norm of the sum",
+    "longest": "longest gradient of the batch",
+    "num_canaries": "number of canaries in the batch",
+}
+_OLDER = MAX_LAG + 1  # stands for the mean of all sums that are older than the largest lag
+
+
+def noise_by_batch(record: NoiseRecord) -> Check | None:
+    """Test the rank correlation of the amount of noise with each number that describes the batch.
+
+    Ranks are compared within blocks of 8 steps; their covariance is standardized by its variance over all
+    permutations of a block. It has shorter tails than the normal distribution that is used.
+    """
+    energies, found = np.asarray(record.step_energies), []
+    for name, values in record.covariates.items():
+        given = np.asarray(values)
+        is_given = np.isfinite(given)
+        if np.count_nonzero(is_given) >= _MIN_STEPS:
+            score = _block_correlation(energies[is_given], given[is_given])
+            if score is not None:
+                found.append((2 * float(stats.norm.sf(abs(score[0]))), name, score[1]))
+    if not found:
+        return None
+    p_value, name, estimate = min(found)
+    return Check(
+        name="noise-by-batch",
+        p_value=bonferroni(p_value, len(found)),
+        sentence=f"The amount of noise depends on the {_WORDS[name]}: their rank correlation is "
+        f"{estimate:.2g}.",
+        estimate=estimate,
+    )
+
+
+def _block_correlation(energies: FloatArray, given: FloatArray) -> tuple[float, float] | None:
+    """Return the standardized covariance of ranks within blocks, and their correlation; None if constant."""
+    ranks = stats.rankdata(given)
+    covariance = variance = left = right = 0.0
+    for start in range(0, energies.size, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        own, other = stats.rankdata(energies[block]), ranks[block]
+        if own.size < 3:
+            continue
+        own, other = own - own.mean(), other - other.mean()
+        squares, others = float(own @ own), float(other @ other)
+        covariance += float(own @ other)
+        variance += squares * others / (own.size - 1)
+        left, right = left + squares, right + others
+    if variance <= 0:
+        return None
+    return covariance / math.sqrt(variance), covariance / math.sqrt(left * right)
+
+
+def noise_by_sum(record: NoiseRecord) -> Check | None:
+    """Test products of the noise with the known sums of the same step and of earlier steps.
+
+    Given the past and all absolute values, a product that is divided by the root of its sum of squares is a
+    weighted sum of fair coins. Its total over all steps and the total of its squares have the tails of normal
+    variables at most, by the bounds of Hoeffding and Chernoff. The p-value is corrected for all sums and both
+    totals.
+    """
+    known = record.known
+    if known is None or not known.any():
+        return None
+    rows, steps = record.sketches.rows, record.sketches.steps
+    found = []
+    for lag in range(_OLDER + 1):
+        pairs = list(_with_sums_before(rows, known, steps, lag))
+        found += [(*pair, lag) for pair in _sum_p_values(pairs, record.resolution)]
+    if not found:
+        return None
+    p_value, estimate, lag = min(found, key=lambda one: one[0])
+    when = {0: "the same step", 1: "the step before", _OLDER: f"more than {MAX_LAG} steps before"}
+    return Check(
+        name="noise-by-sum",
+        p_value=bonferroni(p_value, len(found)),
+        sentence=f"The release contains {estimate:.2g} times the sum of "
+        f"{when.get(lag, f'{lag} steps before')}, besides the sum and the noise.",
+        estimate=estimate,
+    )
+
+
+def _with_sums_before(
+    rows: ScoreArray, known: ScoreArray, steps: IntArray, lag: int
+) -> Iterator[tuple[ScoreArray, ScoreArray]]:
+    """Yield the noise of steps with the sums of ``lag`` steps before."""
+    if lag == _OLDER:
+        later = rows[_OLDER:]
+        sums = np.cumsum(known, axis=0, dtype=np.float64)[: len(later)]
+        yield later, sums / np.arange(1, len(later) + 1)[:, None]
+        return
+    for part in segments(steps):
+        yield rows[part][lag:], known[part][: max(0, len(known[part]) - lag)]
+
+
+def _sum_p_values(pairs: list[tuple[ScoreArray, ScoreArray]], resolution: float) -> list[tuple[float, float]]:
+    """Return the p-values of the total and of the squares, each with the share of the sum in the noise."""
+    products = np.concatenate([np.einsum("ti,ti->t", noise, sums) for noise, sums in pairs])
+    weighted = [noise * sums for noise, sums in pairs]
+    spread = np.sqrt(np.concatenate([np.einsum("ti,ti->t", part, part) for part in weighted]))
+    sizes = np.concatenate([np.abs(sums).sum(axis=1) for _, sums in pairs])
+    squares = sum(float(np.vdot(sums, sums)) for _, sums in pairs)
+    is_used = spread > 0
+    count = int(np.count_nonzero(is_used))
+    if count == 0:
+        return []
+    scores, errors = products[is_used] / spread[is_used], resolution * sizes[is_used] / spread[is_used]
+    estimate = float(products.sum()) / squares
+    total = max(0.0, abs(float(scores.sum())) - float(errors.sum())) / math.sqrt(count)
+    energy = float((np.maximum(np.abs(scores) - errors, 0.0) ** 2).sum())
+    return [
+        (min(1.0, 2 * math.exp(-(total**2) / 2)), estimate),
+        (sign_sum_p_value(energy, count), estimate),
+    ]
+
+
+DATA_TESTS = (noise_by_batch, noise_by_sum)

@@ -1,0 +1,254 @@
+"""Tests of noise that is not independent: shared at an offset, of low rank, or with a common component.
+
+Signs of independent symmetric noise are fair coins whatever its scales, so most of these p-values are exact
+or follow from inequalities that hold for any number of steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from scipy import fft, linalg, stats
+
+from dpaudit._types import FloatArray, IntArray
+from dpaudit.diagnostics._noise_record import NoiseRecord
+from dpaudit.diagnostics._p_values import (
+    RESOLUTION,
+    Check,
+    bonferroni,
+    sign_correlation,
+    sign_p_value,
+    sure_signs,
+)
+
+SingleArray: TypeAlias = npt.NDArray[np.float32]
+
+MAX_LAG = 16  # largest distance of two steps that are compared
+_FFT_ROWS, _FFT_ERROR = 256, 4.0  # spectra that are summed in single precision; error of a sum, in signs
+_MAX_ROWS = 1024  # steps whose products are all computed
+_LOG_EVIDENCE = 14.0  # at which the test of all products is most sensitive: a p-value of 1e-6
+_SHARES = (2.0, 1.0, 0.5, 1 / 16, 1 / 256)  # of the most sensitive slope
+_MAX_SLOPE = 0.2
+_DRIFT_BLOCK = 32  # steps
+_DRIFT_LEVEL = 1e-4
+
+
+def segments(steps: IntArray) -> list[slice]:
+    """Return the runs of consecutive steps: one, or two if those in between were not kept."""
+    gaps = np.flatnonzero(np.diff(steps) != 1) + 1
+    edges = [0, *gaps.tolist(), len(steps)]
+    return [slice(first, last) for first, last in pairwise(edges)]
+
+
+def shifted_noise(record: NoiseRecord) -> Check | None:
+    """Test how often signs agree at each offset of coordinates, in steps 0 to 16 apart: binomial.
+
+    Pairs with the same offset and distance form paths, on which whether signs agree is independent. Offsets
+    around the end of the vector count together with those inside it as well, as in rolled noise. Coordinates
+    without offset are left to the test of steps.
+    """
+    rows, steps = record.sketches.rows, record.sketches.steps
+    width = rows.shape[1]
+    if width < 2:
+        return None
+    signs = sure_signs(rows, record.resolution).astype(np.float32)
+    unsure = _FFT_ERROR + 2.0 * np.count_nonzero(signs == 0)  # each number is in at most two pairs
+    best, num_tests = _Offset(math.inf, 0, 0, 0.0, 1), 0
+    for lag, sums, num_rows in _products(signs, segments(steps)):
+        for offsets, values, counts in _offsets(sums, lag, width, num_rows):
+            num_tests += values.size
+            best = min(best, _most_extreme(values, counts, unsure, lag, offsets), key=lambda one: one.bound)
+    if num_tests == 0:
+        return None
+    estimate = float(sign_correlation((best.count + best.value) / 2, (best.count - best.value) / 2))
+    agreeing = (best.count - min(unsure, best.count) + abs(best.value)) / 2
+    return Check(
+        name="shifted-noise",
+        p_value=bonferroni(float(sign_p_value(math.ceil(agreeing), 0.0, best.count)), num_tests),
+        sentence=f"Noise is shared between coordinates {abs(best.offset):,} apart"
+        f"{best.when}: the correlation is {estimate:.2g}.",
+        estimate=estimate,
+    )
+
+
+@dataclass(frozen=True)
+class _Offset:
+    """The sum of products of signs at one distance of steps and coordinates."""
+
+    bound: float  # logarithm of Hoeffding's bound
+    lag: int
+    offset: int
+    value: float
+    count: int
+
+    @property
+    def when(self) -> str:
+        if self.lag == 0:
+            return " of the same step"
+        return " in consecutive steps" if self.lag == 1 else f" in steps {self.lag} apart"
+
+
+def _products(signs: SingleArray, parts: list[slice]) -> Iterator[tuple[int, FloatArray, int]]:
+    """Yield the sums of products of signs at every offset, for each distance of steps."""
+    width = signs.shape[1]
+    length = fft.next_fast_len(2 * width, real=True)
+    spectra = [fft.rfft(signs[part], length, axis=1) for part in parts]
+    for lag in range(MAX_LAG + 1):
+        total, num_rows = np.zeros(length // 2 + 1, dtype=np.complex128), 0
+        for spectrum in spectra:
+            later = spectrum[lag:]
+            for start in range(0, len(later), _FFT_ROWS):
+                block = later[start : start + _FFT_ROWS]
+                total += np.einsum("tf,tf->f", spectrum[start : start + len(block)].conj(), block)
+            num_rows += len(later)
+        if num_rows:
+            sums = np.rint(fft.irfft(total, length))
+            # offsets -(width - 1) to width - 1
+            yield lag, np.concatenate([sums[length - width + 1 :], sums[:width]]), num_rows
+
+
+def _offsets(
+    sums: FloatArray, lag: int, width: int, num_rows: int
+) -> Iterator[tuple[IntArray, FloatArray, IntArray]]:
+    """Yield offsets with their sums and numbers of pairs: within the vector, and around its end."""
+    offsets = np.arange(1 - width, width)
+    counts = num_rows * (width - np.abs(offsets))
+    if lag == 0:  # the other half is the same; around the end, pairs would form circles
+        yield offsets[width:], sums[width:], counts[width:]
+        return
+    inside = offsets != 0
+    yield offsets[inside], sums[inside], counts[inside]
+    yield np.arange(1, width), sums[width:] + sums[: width - 1], np.full(width - 1, num_rows * width)
+
+
+def _most_extreme(
+    values: FloatArray, counts: IntArray, unsure: float, lag: int, offsets: IntArray
+) -> _Offset:
+    over = np.maximum(np.abs(values) - unsure, 0.0)
+    bounds = -(over**2) / (2 * counts)
+    best = int(np.argmin(bounds))
+    return _Offset(float(bounds[best]), lag, int(offsets[best]), float(values[best]), int(counts[best]))
+
+
+def low_rank_noise(record: NoiseRecord) -> Check | None:
+    """Test the squared products of the signs of all pairs of steps: too large if steps share directions.
+
+    Given all earlier steps, the squares of a step are a quadratic form A of fair coins, whose mean
+    exp(slope x form) is at most det(1 - 2 slope A)^(-1/2), as for normal variables. The product of the ratios
+    over all steps has a mean of at most 1; by Markov's inequality, the inverse of its average over several
+    slopes is a p-value.
+    """
+    rows = _first_and_last(record.sketches.rows).astype(np.float64)
+    num_rows, width = rows.shape
+    if num_rows < 2 or width < 2:
+        return None
+    signs = sure_signs(rows, record.resolution).astype(np.float32)
+    gram = (signs @ signs.T).astype(np.float64) / width
+    squares = width * np.tril(gram, -1) ** 2
+    num_pairs = num_rows * (num_rows - 1) / 2
+    variance = num_pairs * (1 + 2 * num_rows / (3 * width))
+    best_slope = min(_MAX_SLOPE, math.sqrt(_LOG_EVIDENCE / variance))
+    evidence = [_log_evidence(gram, float(squares.sum()), best_slope * share) for share in _SHARES]
+    log_mean = float(np.logaddexp.reduce(evidence)) - math.log(len(evidence))
+    share = float(squares.sum()) / num_pairs
+    return Check(
+        name="low-rank-noise",
+        p_value=math.exp(min(0.0, -log_mean)),
+        sentence="The noise of different steps shares directions: squared products of steps are "
+        f"{share:.3g} times those of independent noise.",
+        estimate=share,
+    )
+
+
+def _log_evidence(gram: FloatArray, total: float, slope: float) -> float:
+    """Return the logarithm of the product over all steps; minus infinity if it has no finite mean."""
+    try:
+        factor = np.linalg.cholesky(np.eye(len(gram)) - 2 * slope * gram)
+    except np.linalg.LinAlgError:
+        return -math.inf
+    minors = 2 * np.cumsum(np.log(np.diag(factor)))  # log-determinants of the leading blocks
+    return slope * total + float(minors[:-1].sum()) / 2
+
+
+def common_noise(record: NoiseRecord) -> Check | None:
+    """Test the largest singular value of the noise, steps x coordinates, each scaled to the same size.
+
+    That of T x m standard normal numbers exceeds sqrt(T) + sqrt(m) + x with probability at most exp(-x^2/2)
+    (Davidson and Szarek 2001). Scaling makes it smaller (simulated). The mean over all steps is subtracted,
+    because it may be legitimate (:func:`drift_note`).
+    """
+    rows = scaled(_first_and_last(record.sketches.rows).astype(np.float64))
+    if min(rows.shape) < 2:
+        return None
+    rows -= rows.mean(axis=0)
+    small = rows if rows.shape[0] <= rows.shape[1] else rows.T
+    last = len(small) - 1
+    single = small.astype(np.float32)
+    squares = (single @ single.T).astype(np.float64)
+    top = math.sqrt(float(linalg.eigvalsh(squares, subset_by_index=[last, last])[0]))
+    top -= record.resolution * math.sqrt(rows.size)
+    usual = math.sqrt(rows.shape[0]) + math.sqrt(rows.shape[1])
+    return Check(
+        name="common-noise",
+        p_value=math.exp(-(max(0.0, top - usual) ** 2) / 2),
+        sentence="The noise of all steps has a common direction: its largest singular value is "
+        f"{top / usual:.3g} times that of independent noise.",
+        estimate=top / usual,
+    )
+
+
+def drift_note(record: NoiseRecord) -> str | None:
+    """Return a question if the noise has a mean that stays for many steps, which need not be a leak."""
+    rows = record.sketches.rows.astype(np.float64)
+    num_rows, width = rows.shape
+    if num_rows < 2 * _DRIFT_BLOCK:
+        return None
+    rows = scaled(rows)
+    num_blocks = num_rows // _DRIFT_BLOCK
+    blocks = rows[: num_blocks * _DRIFT_BLOCK].reshape(num_blocks, _DRIFT_BLOCK, width)
+    p_values = [
+        _mean_p_value(rows[None], record.resolution),
+        _mean_p_value(blocks, record.resolution),
+    ]
+    if bonferroni(min(p_values), len(p_values)) > _DRIFT_LEVEL:
+        return None
+    return (
+        "The release contains something besides the sum and the noise that stays for many steps: does it "
+        "depend on the data? If not, as with weight decay, it is not a leak: subtract it first."
+    )
+
+
+def _mean_p_value(blocks: FloatArray, resolution: float) -> float:
+    """Return the p-value of an F test of the squared means of blocks (blocks x steps x coordinates)."""
+    num_blocks, num_rows, width = blocks.shape
+    means = np.abs(blocks.mean(axis=1))
+    within = float(blocks.var(axis=1, ddof=1).mean())
+    between = num_rows * float((np.maximum(means - resolution, 0.0) ** 2).mean())
+    freedom = num_blocks * width
+    return float(stats.f.sf(between / max(within, 1e-300), freedom, freedom * (num_rows - 1)))
+
+
+def scaled(rows: FloatArray) -> FloatArray:
+    """Return the noise with each coordinate, then each step, scaled to a mean square of 1.
+
+    What is too small to be more than rounding errors stays small.
+    """
+    columns = np.sqrt((rows * rows).mean(axis=0))
+    rows = rows / np.maximum(columns, RESOLUTION)
+    steps = np.sqrt((rows * rows).mean(axis=1, keepdims=True))
+    result: FloatArray = rows / np.maximum(steps, RESOLUTION)
+    return result
+
+
+def _first_and_last(rows: FloatArray) -> FloatArray:
+    half = _MAX_ROWS // 2
+    return rows if len(rows) <= _MAX_ROWS else np.concatenate([rows[:half], rows[-half:]])
+
+
+DEPENDENCE_TESTS = (shifted_noise, low_rank_noise, common_noise)

@@ -1,0 +1,130 @@
+"""A log of the noise that a library added, for tests at the end of a run.
+
+:class:`NoiseLog` keeps the noise and the sum before it at the coordinates of a :class:`CoordinateSample`, and
+a few numbers of every step. The claim may still be unknown, so all of them are in clipping norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpaudit._types import FloatArray, IntArray
+from dpaudit.diagnostics import Diagnosis, Diagnostics
+from dpaudit.diagnostics._noise_record import COVARIATES
+from dpaudit.diagnostics._number_formats import FLOAT16, FormatCheck
+from dpaudit.diagnostics._p_values import HeadTailBuffer
+from dpaudit.recording._signal_and_noise import UntestedError
+
+_MAX_COORDINATES = 1024  # costs a few microseconds per step
+_ROUNDINGS = 8.0  # error of a difference of sums, in rounding errors of the largest number
+
+
+class NoiseLog:
+    """The noise of the first and last 2,048 steps, in clipping norms; the claim may still be unknown."""
+
+    def __init__(self) -> None:
+        self._rows = HeadTailBuffer()
+        self._sums = HeadTailBuffer()
+        self._numbers = HeadTailBuffer()  # of each step: the largest noise, of how many, and the covariates
+        self._leaves: tuple[int, ...] = ()
+        self._rounding = 0.0
+        self._eps = 0.0
+        self._format = FormatCheck()
+        self._peaks: FloatArray = np.zeros(0)  # the largest release at each coordinate
+
+    def observe(
+        self,
+        released: Any,
+        known: Any,
+        leaves: tuple[int, ...],
+        *,
+        norm: float,
+        eps: float,
+        divisor: float = 1.0,
+        largest: tuple[float, float] | None = None,
+        **covariates: float | None,
+    ) -> None:
+        """Log the release minus the sum before noise (including canaries), both at the same coordinates.
+
+        ``released`` is the noisy sum divided by ``divisor``, exactly as it was released. ``norm`` is the
+        clipping norm to which the noise is calibrated, ``eps`` the relative precision of both arrays.
+        ``largest`` is the largest absolute noise of the sum over all coordinates, and their number;
+        ``covariates`` describe the step (``batch_size``, ``sum_norm``, ``longest``, ``num_canaries``).
+        """
+        raw, sums = np.asarray(released, dtype=np.float64), np.asarray(known, dtype=np.float64)
+        noise = (divisor * raw - sums) / norm
+        self._leaves, self._eps = leaves, max(self._eps, eps)
+        self._rounding = max(self._rounding, _ROUNDINGS * eps * float(np.abs(sums).max(initial=0.0)) / norm)
+        self._format.observe(raw)
+        peaks = np.abs(raw) * (divisor / norm)
+        self._peaks = np.maximum(self._peaks, peaks) if self._peaks.size else peaks
+        top, count = (
+            (float(np.abs(noise).max(initial=0.0)) * norm, noise.size) if largest is None else largest
+        )
+        if covariates.get("sum_norm") is None:
+            covariates["sum_norm"] = float(np.linalg.norm(sums))
+        described = [np.nan if covariates.get(name) is None else covariates[name] for name in COVARIATES]
+        self._numbers.add(np.array([top / norm, count, *described], dtype=np.float64))
+        self._rows.add(noise.astype(np.float32))
+        self._sums.add((sums / norm).astype(np.float32))
+
+    def diagnose(
+        self, *, noise_multiplier: float, confidence: float, has_signal: Callable[[], bool] | None = None
+    ) -> Diagnosis:
+        """Test the noise; canaries cancel, because both arrays contain them."""
+        del has_signal
+        if self._rows.num_seen == 0:
+            raise UntestedError("Expected the noise of at least one step, got none: did training run?")
+        tests = Diagnostics()
+        precision = np.maximum(self._format.precision(self._leaves), self._eps)
+        is_coarse = precision >= FLOAT16
+        coarse = float((precision * self._peaks)[is_coarse].max(initial=0.0)) / 2
+        rounding = max(self._rounding, coarse) / noise_multiplier
+        for row, sums, numbers in zip(self._rows.rows, self._sums.rows, self._numbers.rows, strict=True):
+            covariates = dict(zip(COVARIATES, numbers[2:].tolist(), strict=True))
+            tests.observe_noise(
+                row / noise_multiplier,
+                self._leaves,
+                rounding=rounding,
+                known=sums / noise_multiplier,
+                precision=precision,
+                largest=(float(numbers[0]) / noise_multiplier, float(numbers[1])),
+                **covariates,
+            )
+        return tests.diagnose(confidence)
+
+
+@dataclass(frozen=True, eq=False)
+class CoordinateSample:
+    """Coordinates whose noise is logged: all for a small model, the same ones of each leaf for a large model.
+
+    The sample includes the first coordinates of each leaf (one parameter tensor), where an RNG that is
+    reseeded for each leaf repeats its noise, and some at growing distances.
+    """
+
+    indices: IntArray
+    leaves: tuple[int, ...]
+    """The number of coordinates in each leaf."""
+
+    @classmethod
+    def of(cls, sizes: Sequence[int]) -> CoordinateSample:
+        """Choose from the concatenation of leaves with these sizes."""
+        offsets = np.cumsum([0, *sizes])[:-1]
+        if sum(sizes) <= _MAX_COORDINATES:
+            return cls(np.arange(sum(sizes)), tuple(sizes))
+        inside = _inside(max(1, _MAX_COORDINATES // len(sizes)), max(sizes))
+        num_chosen = min(len(sizes), _MAX_COORDINATES)
+        chosen = np.unique(np.linspace(0, len(sizes) - 1, num_chosen).astype(np.int64))
+        parts = [offsets[leaf] + inside[inside < sizes[leaf]] for leaf in chosen]
+        return cls(np.concatenate(parts), tuple(part.size for part in parts))
+
+
+def _inside(count: int, size: int) -> IntArray:
+    """Choose coordinates within a leaf: half at its beginning, the others at growing distances."""
+    first = np.arange(-(-count // 2))
+    rest = np.geomspace(first.size, max(size - 1, first.size), count - first.size)
+    return np.unique(np.concatenate([first, rest.astype(np.int64)]))
