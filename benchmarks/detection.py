@@ -168,9 +168,9 @@ class Plan:
         self._only = arguments.only
 
     def needed(self) -> list[Task]:
-        """Return unfinished runs, first seeds first."""
+        """Return unfinished runs: first seeds first, so that every part of the page exists early."""
         tasks = dict.fromkeys(task for task in self._all() if self._runs.get(task) is None)
-        return sorted(tasks, key=lambda task: task.seed)
+        return sorted(tasks, key=lambda task: (task.seed, task.size != required_size(KNOWN[task.fault])))
 
     def _all(self) -> Iterator[Task]:
         if "required" in self._parts:

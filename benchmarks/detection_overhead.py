@@ -1,6 +1,6 @@
 """Check that a whole audit with default settings slows training by at most 15 %.
 
-    python benchmarks/detection_overhead.py [--steps 100] [--native-steps 1000]
+    python benchmarks/detection_overhead.py [--steps 100] [--native-steps 2500]
 
 Everything counts: canaries, live records of noise and batches, and audit() with its bound and all tests.
 Times are CPU times of one thread. Audited and plain steps take turns, so that temporary load on the machine
@@ -111,7 +111,7 @@ def measure(plain: Step, audited: Step, judge: Step, num_steps: int) -> tuple[fl
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--native-steps", type=int, default=1000)
+    parser.add_argument("--native-steps", type=int, default=2500)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")  # Opacus warns in every step
     _ = dpaudit.Claim.dpsgd(noise_multiplier=2.0, sample_rate=0.5, num_steps=9, delta=DELTA).epsilon
