@@ -127,7 +127,7 @@ def looked_along(monkeypatch):
     directions, lengths, original = [], [], InputInsertion._note_inputs
 
     def noted(insertion, *given):
-        seen = given[4]
+        seen = given[-1]
         directions.append(np.array(seen.directions))
         lengths.append(np.array(seen.lengths, np.float64) / insertion._host.norm)
         return original(insertion, *given)

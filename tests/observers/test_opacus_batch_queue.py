@@ -37,14 +37,32 @@ def test_a_step_gets_the_canaries_of_the_batches_that_it_used(sizes, passes, can
 
 
 @pytest.mark.parametrize(
-    ("sizes", "passes"),
-    [((10, 7), [7]), ((10, 7), [4]), ((10, 7), [10, 7, 1]), ((0, 10), [10]), ((10,), [0, 10]), ((10,), [0])],
+    ("sizes", "passes", "reason"),
+    [
+        ((10, 7), [7], "skips a batch, but .* every batch in a step, including empty ones"),
+        ((10, 9, 7), [7], "skips 2 batches"),
+        ((0, 10), [10], "skips an empty batch"),
+        ((10, 7), [4], "examples of the batch are left out"),
+        ((10, 7), [10, 7, 1], "more rows than examples were drawn"),
+        ((10, 7), [20], "each example has 2 rows"),
+        ((10,), [0, 10], "backward pass without examples"),
+        ((10,), [0], "backward pass without examples"),
+    ],
 )
-def test_passes_that_no_batches_make_up_are_refused(sizes, passes):
+def test_passes_that_no_batches_make_up_are_refused_for_their_reason(sizes, passes, reason):
     queue = queue_of(*sizes)
     queue.note_backward(passes)
-    with pytest.raises(dpaudit.InputError, match="every batch in a step, including empty ones"):
+    with pytest.raises(dpaudit.InputError, match=reason):
         queue.pop_step(0)
+
+
+def test_a_batch_that_is_used_twice_is_refused():
+    queue = queue_of(10)
+    queue.note_backward([10])
+    queue.pop_step(0)
+    queue.note_backward([10])
+    with pytest.raises(dpaudit.InputError, match=r"before step 1, got none: is a batch used twice"):
+        queue.pop_step(1)
 
 
 def test_an_empty_batch_that_is_filled_up_is_one_of_a_single_example():

@@ -62,7 +62,6 @@ _CAUSE_OF_FINDING = {
     "favoured-example": "is an example in the data more than once, or drawn with a larger weight?",
     "batch-overlap": "are shuffled epochs or weighted draws accounted for as Poisson sampling?",
     "repeated-batches": "is the sampler reseeded in every epoch, or is the data never shuffled?",
-    "duplicate-examples": "are examples drawn with replacement?",
     "failing-step": "does the step require a fixed number of examples, which sampling does not have?",
     "release-count": "are small, empty or unusual batches skipped?",
     "missing-clipping": "is backward() called on a loss that the private criterion did not compute?",
@@ -94,6 +93,11 @@ _CAUSE_OF_FINDING = {
     "private-criterion": "is the original loss used instead of the one that make_private returned?",
     "loss-reduction": "should the loss be the plain mean, as loss_reduction states?",
     "noise-seed": "was noise_generator seeded to make experiments reproducible?",
+    "duplicate-examples": "are examples drawn with replacement, or several batches for one step?",
+    "rows-drawn": "does the loop bypass the private loss, or clip several rows per example, padding, or a "
+    "batch again?",
+    "sum-norm": "are rows added to the sum that are not clipped, or clipped to another norm?",
+    "sum-rebuilt": "is the sum of an earlier step kept, or is something added to the sum after clipping?",
 }
 
 

@@ -18,6 +18,7 @@ from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
 from dpaudit.diagnostics._noise_record import Leaves
+from dpaudit.diagnostics._sum_checks import BatchRecord
 from dpaudit.errors import InputError, ViolationError
 from dpaudit.observers._arrays import (
     as_numpy,
@@ -40,6 +41,10 @@ __all__ = ["Sensitivity", "observe_loss_step", "observe_step", "replay_step"]
 
 
 _DIRAC = Dirac()
+_NO_BATCHES = (
+    "every step gets the same batch: sampling, accumulation over batches and the number of rows per example "
+    "are not tested"
+)
 _OWN_NOISE = 3  # purpose of a random stream, besides those of Draws and of the native audits
 _ROUNDING = 1e-3  # in clipping norms, for sums of many single-precision numbers
 
@@ -121,6 +126,7 @@ def _run_steps(
         confidence=confidence,
         callbacks=callbacks,
         noise=residuals or NoiseLog(),  # an empty log where no Gaussian noise is claimed
+        checks=[BatchRecord(_NO_BATCHES)],
         signal=min(draws.canary.scale, 1.0),
         facts=lambda: TrainingInfo(canary=draws.canary, max_grad_norm=norm, batch_size=batch_size),
     )

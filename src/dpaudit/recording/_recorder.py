@@ -22,13 +22,14 @@ from dpaudit.recording._signal_and_noise import (
     CanaryLengths,
     NoiseTests,
     RunCheck,
-    RunningMoments,
     UntestedError,
     check_signal,
     has_signal,
     joined_checks,
+    moments_of,
     require_alike,
     require_resumable,
+    with_batches,
 )
 from dpaudit.recording._trajectory import LiveBound, PlacedBets, Trajectory
 from dpaudit.stats import (
@@ -118,7 +119,7 @@ class Recorder:
         self._noise, self._signal, self._facts = noise, signal, facts
         self._lengths = CanaryLengths(signal=1.0 if signal is None else signal, reach=reach)
         self.not_covered = not_covered
-        self._checks = tuple(checks)
+        self._checks, self._batches = with_batches(checks)
         self._synchronize = synchronize
         self._peeked = self._closed = self._shown = False
         self._scores: list[FloatArray] = []
@@ -189,6 +190,10 @@ class Recorder:
             self._place_bets()
         if notify:
             self.notify()
+
+    def observe_batch(self, indices: Any, num_examples: int) -> None:
+        """Add the batch of one step, by index in a data set of ``num_examples``, for :meth:`diagnose`."""
+        self._batches.observe(indices, num_examples)
 
     def notify(self) -> None:
         """Pass the live bound to the callbacks, if it is due."""
@@ -318,7 +323,7 @@ class Recorder:
         observations = self.observations  # before the claim, which a run without steps does not have
         claim = claim or self._claims.claim(self.num_done, given)
         if self._signal is not None:
-            check_signal(*_moments(observations), self._signal)
+            check_signal(*moments_of(observations), self._signal)
         method = {"confidence": self.confidence, "tradeoff": self._tradeoff} | method
         self._require_stoppable(inference, method.get("threshold"))
         placed, is_same_curve = self._place_bets(), method["tradeoff"] == self._tradeoff
@@ -358,7 +363,7 @@ class Recorder:
         return joined_checks(found, self._checks, claimed, self._claims.sample_rate())
 
     def _has_signal(self) -> bool:
-        return self._signal is None or has_signal(*_moments(self.observations), self._signal)
+        return self._signal is None or has_signal(*moments_of(self.observations), self._signal)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the recorded state, for ``load_state_dict`` of an identically created recorder."""
@@ -441,9 +446,3 @@ class Recorder:
             f"shown before the end: {problem} num_steps= to the observer and run all of them, or show the "
             "bound only after the end."
         )
-
-
-def _moments(observations: Observations) -> tuple[RunningMoments, RunningMoments]:
-    sides = observations.with_canary, observations.without_canary
-    present, absent = (RunningMoments().add(scores) for scores in sides)
-    return present, absent

@@ -15,7 +15,9 @@ import numpy as np
 
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.diagnostics import CheckResults, Diagnosis
+from dpaudit.diagnostics._sum_checks import BatchRecord
 from dpaudit.errors import InputError
+from dpaudit.stats import Observations
 from dpaudit.stats._power import AuditDesign
 
 _ROUNDING = 1e-3  # in clipping norms
@@ -175,3 +177,19 @@ def joined_checks(
     return found.joined(
         *(part.results(noise_multiplier=noise_multiplier, sample_rate=sample_rate) for part in parts)
     )
+
+
+def with_batches(parts: Sequence[RunCheck]) -> tuple[tuple[RunCheck, ...], BatchRecord]:
+    """Return the parts, among them a record of the batches, and that record."""
+    for part in parts:
+        if isinstance(part, BatchRecord):
+            return tuple(parts), part
+    batches = BatchRecord()
+    return (*parts, batches), batches
+
+
+def moments_of(observations: Observations) -> tuple[RunningMoments, RunningMoments]:
+    """Return the moments of the scores with and without canary."""
+    sides = observations.with_canary, observations.without_canary
+    present, absent = (RunningMoments().add(scores) for scores in sides)
+    return present, absent

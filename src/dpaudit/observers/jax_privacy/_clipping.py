@@ -64,6 +64,20 @@ class JaxClip:
         """The microbatch size, which must divide the number of examples."""
         return self._settings["microbatch_size"] or 1
 
+    def measured(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], total: Any) -> jax.Array:
+        """Return the norm of a sum, its number of rows, and 1 if that is the number of examples, else 0.
+
+        A loop that does not mark its padding may have any number of padding rows.
+        """
+        positions = [position for position in self._settings["batch_argnums"] if position < len(args)]
+        leaves = jax.tree.leaves([args[position] for position in positions])
+        count = leaves[0].shape[0] if leaves and leaves[0].ndim else 0
+        padding = kwargs.get("is_padding_example")
+        rows = count if padding is None else count - jnp.sum(padding)
+        squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(total)]
+        known = 0.0 if padding is None else 1.0
+        return jnp.stack([jnp.sqrt(sum(squares)), jnp.asarray(rows, jnp.float32), jnp.float32(known)])
+
     def total(self, args: tuple[Any, ...], rows: Any) -> Any:
         """Return the clipped sum of ``rows``; arguments other than the batch are those in ``args``."""
         size = jax.tree.leaves(rows)[0].shape[0]

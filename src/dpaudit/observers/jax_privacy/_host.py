@@ -22,6 +22,7 @@ from jax.experimental import io_callback
 
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.canaries import Coins, Draws
+from dpaudit.diagnostics._sum_checks import BatchRecord, StepSum, SumRecord
 from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import flat
 from dpaudit.recording import CoordinateSample, Recorder
@@ -29,6 +30,12 @@ from dpaudit.recording import CoordinateSample, Recorder
 NO_GRADIENT = (
     "Expected the gradient function returned by observe() to be called before each update of the privatizer, "
     "but it was not."
+)
+
+
+NO_BATCHES = (
+    "which examples are in a batch is not known, so participation and overlap are not tested: pass them to "
+    "recorder.observe_batch(indices, num_examples) in each step"
 )
 
 
@@ -66,9 +73,17 @@ class Host:
     """
 
     def __init__(
-        self, recorder: Recorder, draws: Draws | Coins | None, barrier: StepBarrier, num_releases: int = 1
+        self,
+        recorder: Recorder,
+        draws: Draws | Coins | None,
+        barrier: StepBarrier,
+        checks: tuple[SumRecord, BatchRecord],
+        num_releases: int = 1,
     ) -> None:
         self.norm = 0.0  # the largest contribution of one example, set by the first call
+        self.bound = 0.0  # the largest contribution that the gradient function states
+        self._sums, self._batches = checks
+        self._num_rows, self._has_rows = 0, True
         self.scale = SumScale()
         self.raised: Exception | None = None
         self.draws = draws  # None until the first call if the number of canaries depends on the model
@@ -132,8 +147,16 @@ class Host:
         whole = jnp.stack([jnp.abs(after - before).max(), jnp.linalg.norm(before)])
         return after[sample.indices], jnp.concatenate([before[sample.indices], whole])
 
-    def add_pending(self, batch: Any, joined: Any) -> None:
-        """Add the projections of a gradient without and with canaries; called on the host."""
+    def add_pending(self, batch: Any, joined: Any, measured: Any) -> None:
+        """Add the projections of a gradient without and with canaries; called on the host.
+
+        ``measured`` is what ``JaxClip.measured`` returned for the gradient without canaries.
+        """
+        norm, rows, is_known = map(float, measured)
+        self._num_rows, self._has_rows = self._num_rows + int(rows), self._has_rows and is_known > 0
+        if 0 < self.bound < math.inf:
+            step = StepSum(norm=norm, limit=rows * self.bound, rows=int(rows), max_grad_norm=self.bound)
+            self._sums.observe(step, eps=self._precision)
         found = PendingSum.of(batch, joined)
         self._pending = found if self._pending is None else self._pending.plus(found)
 
@@ -147,6 +170,7 @@ class Host:
         except InputError:
             # the interrupted step is discarded
             self._present, self._scores, self._noisy = None, [], []
+            self._num_rows, self._has_rows = 0, True
             raise
         return pending, scale
 
@@ -166,6 +190,8 @@ class Host:
         }
         scores, self._scores = np.sum(self._scores, axis=0), []
         present, self._present = self._present, None
+        self._batches.use(self._num_rows, is_exact=self._has_rows)
+        self._num_rows, self._has_rows = 0, True
         (after, before), self._noisy = np.sum(self._noisy, axis=0), []
         self._recorder.noise.observe(
             after,
@@ -244,6 +270,13 @@ def _fitted(joined: FloatArray, arrived: FloatArray) -> float:
     """Return the best-fitting factor; 1 if the sum is zero."""
     length = float(joined @ joined)
     return float(arrived @ joined) / length if length > 0 else 1.0
+
+
+def new_checks() -> tuple[SumRecord, BatchRecord]:
+    """Return checks of the sums and batches of a loop that marks its padding."""
+    batches = BatchRecord(NO_BATCHES)
+    batches.tests_sizes = True
+    return SumRecord(), batches
 
 
 def shape_of(array: Any) -> jax.ShapeDtypeStruct:

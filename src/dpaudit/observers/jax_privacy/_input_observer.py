@@ -57,7 +57,7 @@ class InputInsertion:
         self._made_at: int | None = None
         self._along: CanaryDirections | None = None
 
-    def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any) -> Any:
+    def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any, measured: Any) -> Any:
         inputs, rows, losses = self._gradients(clip, args)
         joins = self._host.joins()
         summed = partial(_summed, clip=clip, args=args, like=total)
@@ -70,7 +70,7 @@ class InputInsertion:
         off = jnp.max(jnp.abs(along.inserted - joins @ alone))
         stray = off > tolerance_of(total) * jnp.max(jnp.abs(alone))
         batch, both = (along.directions @ flat(tree) for tree in (total, joined))
-        self._host.call(self._note_inputs, None, inputs, batch, both, stray, along)
+        self._host.call(self._note_inputs, None, inputs, (batch, both, measured), stray, along)
         return joined
 
     def _gradients(self, clip: JaxClip, args: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -106,7 +106,7 @@ class InputInsertion:
         inputs, targets = (part.astype(jax.dtypes.canonicalize_dtype(part.dtype)) for part in made)
         return inputs, targets
 
-    def _note_inputs(self, inputs: Any, batch: Any, joined: Any, stray: Any, along: CanaryDirections) -> None:
+    def _note_inputs(self, inputs: Any, sums: Any, stray: Any, along: CanaryDirections) -> None:
         """Keep the projections of a gradient with and without canaries, and the crafted inputs."""
         self._examples = np.asarray(inputs), self._examples[1]
         if stray:
@@ -114,7 +114,7 @@ class InputInsertion:
                 "Expected a gradient function that clips each example separately, got one whose sum of all "
                 "canaries differs from the sum one by one: examples affect each other."
             )
-        self._host.add_pending(batch, joined)
+        self._host.add_pending(*sums)
         if self._host.step == 0:
             self._check_first(np.asarray(along.losses), np.asarray(along.directions))
         if self._along is None:

@@ -13,7 +13,7 @@ from dpaudit.canaries import Dirac, GradientCanary, fresh_seed
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import with_block
 from dpaudit.observers.jax_privacy._clipping import marked, require_unmarked
-from dpaudit.observers.jax_privacy._host import Host, StepBarrier
+from dpaudit.observers.jax_privacy._host import Host, StepBarrier, new_checks
 from dpaudit.observers.jax_privacy._observer import GradientInsertion, JaxObserver
 from dpaudit.recording import DPSGDParams, LiveBound, NoiseLog, ReadClaim, Recorder, TrainingInfo
 
@@ -52,7 +52,7 @@ def observe_model(
     given = DPSGDParams(
         noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
     )
-    barrier = StepBarrier()
+    barrier, checks = StepBarrier(), new_checks()
     recorder = Recorder(
         claim=ReadClaim(lambda: _read_params(model, config), given),
         num_steps=num_steps,
@@ -65,10 +65,11 @@ def observe_model(
             canary=canary, max_grad_norm=config.clipping_norm, batch_size=config.effective_batch_size
         ),
         not_covered=_POISSON if config.poisson_sampling_in_fit else _NOT_POISSON,
+        checks=checks,
         synchronize=barrier.wait,
         num_canaries=num_canaries,
     )
-    host = Host(recorder, None, barrier, num_releases=config.gradient_accumulation_steps)
+    host = Host(recorder, None, barrier, checks, num_releases=config.gradient_accumulation_steps)
     insertion = GradientInsertion(host, canary, num_canaries, fresh_seed(seed))
     with _observed(model, JaxObserver(host, insertion)):
         try:

@@ -16,7 +16,7 @@ from dpaudit.canaries import Coins, Dirac, GradientCanary, InputCanary, fresh_se
 from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import Given, HeldOutArrays, require_examples
 from dpaudit.observers.jax_privacy._clipping import require_unmarked
-from dpaudit.observers.jax_privacy._host import Host, StepBarrier
+from dpaudit.observers.jax_privacy._host import Host, StepBarrier, new_checks
 from dpaudit.observers.jax_privacy._input_observer import InputInsertion
 from dpaudit.observers.jax_privacy._observer import GradientInsertion, Insertion, JaxObserver
 from dpaudit.recording import DPSGDParams, LiveBound, NoiseLog, ReadClaim, Recorder, TrainingInfo
@@ -81,7 +81,7 @@ def observe(
     given = DPSGDParams(
         noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
     )
-    barrier = StepBarrier()
+    barrier, checks = StepBarrier(), new_checks()
     recorder = Recorder(
         claim=ReadClaim(read, given),
         num_steps=num_steps,
@@ -92,6 +92,7 @@ def observe(
         noise=NoiseLog(),
         signal=min(canary.scale, 1.0) if isinstance(canary, GradientCanary) else 1.0,
         facts=lambda: TrainingInfo(canary=canary, max_grad_norm=host.norm),
+        checks=checks,
         synchronize=barrier.wait,
         num_canaries=_num_inputs(canary, num_canaries) if isinstance(canary, InputCanary) else num_canaries,
     )
@@ -99,11 +100,11 @@ def observe(
     if isinstance(canary, InputCanary):
         require_examples(canary, held_out)
         coins = Coins(_num_inputs(canary, num_canaries), fresh_seed(seed))
-        host = Host(recorder, coins, barrier)
+        host = Host(recorder, coins, barrier, checks)
         insertion = InputInsertion(host, coins, canary, held_out)
     else:
         refuse_held_out(canary, held_out)
-        host = Host(recorder, None, barrier)
+        host = Host(recorder, None, barrier, checks)
         insertion = GradientInsertion(host, canary, num_canaries, fresh_seed(seed))
     observer = JaxObserver(host, insertion, max_grad_norm)
     return Observed(observer.gradient(grad_fn), observer.privatizer(privatizer), recorder)

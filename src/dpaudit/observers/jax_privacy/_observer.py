@@ -33,8 +33,11 @@ _TOLERANCE = 1e-4  # orders of magnitude above the rounding error of sums and be
 class Insertion(Protocol):
     """Canaries of one kind; both methods are called inside compiled code."""
 
-    def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any) -> Any:
-        """Return ``total``, the sum computed from these arguments, plus the canaries of this step."""
+    def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any, measured: Any) -> Any:
+        """Return ``total``, the sum computed from these arguments, plus the canaries of this step.
+
+        ``measured`` is what :meth:`JaxClip.measured` returns, to be passed to the host.
+        """
 
     def subtract(self, arrived: Any, released: Any) -> Any:
         """Score the canaries in ``released``; return ``arrived``, the sum before noise, without them."""
@@ -57,13 +60,13 @@ class JaxObserver:
             raise InputError(
                 f"Expected a finite clipping norm, got {bound:g}: pass max_grad_norm=... instead."
             )
-        self._host.norm = bound
+        self._host.norm, self._host.bound = bound, clip.bound
 
         def observed(*args: Any, **kwargs: Any) -> Any:
             result = grad_fn(*args, **kwargs)
             total = result[0] if clip.has_aux else result
             self._shapes = _shapes(total)
-            joined = self._insertion.join(clip, args, total)
+            joined = self._insertion.join(clip, args, total, clip.measured(args, kwargs, total))
             return (joined, *result[1:]) if clip.has_aux else joined
 
         return BoundedSensitivityCallable(marked(observed), clip.bound, clip.has_aux)
@@ -113,7 +116,7 @@ class GradientInsertion:
         self._draws = Draws(canary, _FEW if num_canaries is None else num_canaries, seed)
         host.draws = None if num_canaries is None else self._draws
 
-    def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any) -> Any:
+    def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any, measured: Any) -> Any:
         if self._host.draws is None:  # before the first step
             limit = _FEW if clip.needs_full_rows or self._canary.moving else _DEFAULT_NUM_CANARIES
             # a resumed run has as many canaries as before
@@ -126,17 +129,18 @@ class GradientInsertion:
         canaries = _clipped(clip, args, total, vectors, lengths)
         joined = jax.tree.map(jnp.add, total, canaries)
         stray = _has_strays(vectors, flat(canaries), tolerance_of(total))
-        self._host.call(self._note, None, vectors.project(flat(total)), vectors.project(flat(joined)), stray)
+        batch, both = vectors.project(flat(total)), vectors.project(flat(joined))
+        self._host.call(self._note, None, batch, both, stray, measured)
         return joined
 
-    def _note(self, batch: Any, joined: Any, stray: Any) -> None:
+    def _note(self, batch: Any, joined: Any, stray: Any, measured: Any) -> None:
         if stray:
             raise InputError(
                 "Expected a gradient function that only clips, scales and sums, got one that also adds other "
                 "terms or changes directions, which cannot be distinguished from canaries: apply these after "
                 "the noise."
             )
-        self._host.add_pending(batch, joined)
+        self._host.add_pending(batch, joined, measured)
 
     def subtract(self, arrived: Any, released: Any) -> Any:
         vectors = self._directions(num_entries(arrived))

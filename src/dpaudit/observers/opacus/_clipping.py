@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from dpaudit._torch import SparseRows
 from dpaudit._types import IntArray
 from dpaudit.errors import InputError
-from dpaudit.observers._patching import attribute_restored
+from dpaudit.observers._patching import attribute_restored, replaced
 
 _UNSUPPORTED: dict[type, str] = {
     DistributedPerLayerOptimizer: "it clips and adds noise during the backward pass, one layer at a time; "
@@ -33,6 +33,7 @@ _UNSUPPORTED: dict[type, str] = {
 }
 _CHUNK_ENTRIES = 2**24  # matrix entries of full rows that are in memory together
 _COMPACT_CHUNK = 160  # at which a matrix of one chunk takes as long as a call of the library for one layer
+_WRAPPED = "wrapped_by_dpaudit"  # attribute of wrappers: the attribute of the object that they hide, or None
 _CLIPPING = ("clip_and_accumulate", "_get_flat_grad_sample", "grad_samples", "params", "param_groups")
 
 
@@ -206,9 +207,10 @@ def _compact_chunk(num_layers: int, num_entries: int) -> int:
 
 def _is_of_opacus(optimizer: DPOptimizer, name: str) -> bool:
     """Return whether a method or property is defined by Opacus, not by a subclass or a patch."""
-    found = inspect.getattr_static(optimizer, name)
+    found = inspect.getattr_static(type(optimizer), name)
     function = found.fget if isinstance(found, property) else found
-    if name in vars(optimizer) or not inspect.isfunction(function):
+    own = vars(optimizer).get(name)
+    if getattr(own, _WRAPPED, own) is not None or not inspect.isfunction(function):
         return False
     # the module of the code itself: functools.wraps changes __module__
     return bool(function.__globals__["__name__"].startswith("opacus."))
@@ -272,7 +274,20 @@ def restored(owner: Any) -> Iterator[None]:
 
 
 def _attributes(owner: Any) -> dict[str, Any]:
-    """Return a copy of all attributes; the library's code changes only tensors in place."""
+    """Return a copy of all attributes but wrappers; the library's code changes only tensors in place."""
     return {
-        name: value.clone() if isinstance(value, Tensor) else value for name, value in vars(owner).items()
+        name: value.clone() if isinstance(value, Tensor) else value
+        for name, value in vars(owner).items()
+        if not hasattr(value, _WRAPPED)
     }
+
+
+@contextmanager
+def wrapped(
+    owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Wrap a method of one object; code that inspects or copies the object ignores the wrapper."""
+    new = wrap(getattr(owner, name))
+    setattr(new, _WRAPPED, vars(owner).get(name))
+    with replaced(owner, name, new):
+        yield

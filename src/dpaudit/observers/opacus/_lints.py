@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -125,10 +125,13 @@ def check_prepared(
 
 
 class LintCheck:
-    """The lints as a part of an audit: they are repeated for the settings that the steps really used."""
+    """The lints as a part of an audit: they are repeated for the settings that the steps really used.
 
-    def __init__(self, training: PreparedTraining) -> None:
-        self._training = training
+    ``loader`` returns the loader, which may be found only in the loop.
+    """
+
+    def __init__(self, training: PreparedTraining, loader: Callable[[], Any] = lambda: None) -> None:
+        self._training, self._loader = training, loader
         accounting = attached_accounting(training.optimizer)
         self._accountant = None if accounting is None else accounting.accountant
         self._before = {} if accounting is None else accounting.counts()
@@ -155,7 +158,7 @@ class LintCheck:
         """Return the findings about the steps so far, given the claimed numbers."""
         if not self._noises:
             return CheckResults()
-        training = self._training
+        training = replace(self._training, loader=self._training.loader or self._loader())
         found = [
             *_noise_lints(list(self._noises), noise_multiplier),
             *_noise_adjustment_lints(training.optimizer),

@@ -18,6 +18,7 @@ from dpaudit._torch import HeldOutData, require_fitting
 from dpaudit.canaries import Coins, Dirac, Draws, GradientCanary, InputCanary, fresh_seed, require_held_out
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import with_block
+from dpaudit.observers.opacus._batches import LoaderBatches
 from dpaudit.observers.opacus._clipping import OpacusClip, clip_for
 from dpaudit.observers.opacus._gradient_canaries import (
     GradientCanaries,
@@ -44,6 +45,7 @@ from dpaudit.observers.opacus._observer import (
 )
 from dpaudit.observers.opacus._prepared import PreparedTraining, unwrapped
 from dpaudit.observers.opacus._sampling import CoinMembership, SampledMembership
+from dpaudit.observers.opacus._sums import SumObserver
 from dpaudit.recording import (
     DPSGDParams,
     LiveBound,
@@ -104,12 +106,17 @@ def observe(
     check_unobserved(optimizer)
     _check_canary(canary, held_out, criterion, sampling=sampling, ranks=ranks)
     seed = ranks.agree_on(fresh_seed(seed))
-    lints = LintCheck(PreparedTraining(optimizer=optimizer, module=module, loader=loader))
+    # with sampling=True, canaries need a hook of their own on the sampler
+    batches = LoaderBatches(loader, is_distributed=ranks.world_size > 1, is_followed=not sampling)
+    sums = SumObserver(optimizer, clip, batches, module)
+    prepared = PreparedTraining(optimizer=optimizer, module=module, loader=loader)
+    lints = LintCheck(prepared, lambda: batches.loader)
     shared: dict[str, Any] = {
         "lints": lints,
-        "checks": [lints],
         "loader": loader,
         "ranks": ranks,
+        "sums": sums,
+        "checks": [lints, sums.record, sums.batches],
         "given": DPSGDParams(
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
         ),
@@ -148,6 +155,7 @@ def _setup_gradients(
     loader: Any,
     ranks: Ranks,
     lints: LintCheck,
+    sums: SumObserver,
     given: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
@@ -165,7 +173,7 @@ def _setup_gradients(
     recorder: Recorder | WholeRunRecorder
     if sampling:
         check_norm_share(share, num_canaries)
-        membership = SampledMembership(draws, optimizer, loader, clip)
+        membership = SampledMembership(draws, optimizer, loader, clip, sums.batches)
         # the claimed rate is that of the accountant, if it has one; the loader's rate is audited
         knows_rate = given.sample_rate is not None or accounted_rate(optimizer) is not None
         params = OpacusParamsReader(optimizer, None if knows_rate else loader)
@@ -173,10 +181,12 @@ def _setup_gradients(
         recorder = WholeRunRecorder(draws.entries(), claim=ReadClaim(params, given), **options)
     else:
         membership = CoinMembership(draws)
-        params = OpacusParamsReader(optimizer, loader)
+        params = OpacusParamsReader(optimizer, loader if given.sample_rate is None else None)
         recorder = Recorder(claim=ReadClaim(params, given), num_canaries=num_canaries, **options)
     canaries = GradientCanaries(optimizer, draws, clip)
-    return OpacusObserver(optimizer, recorder, params, canaries, membership, ranks=ranks, lints=lints)
+    return OpacusObserver(
+        optimizer, recorder, params, canaries, membership, ranks=ranks, lints=lints, sums=sums
+    )
 
 
 def _setup_inputs(
@@ -191,6 +201,7 @@ def _setup_inputs(
     loader: Any,
     ranks: Ranks,
     lints: LintCheck,
+    sums: SumObserver,
     given: DPSGDParams,
     **options: Any,
 ) -> OpacusObserver:
@@ -216,8 +227,9 @@ def _setup_inputs(
     params = OpacusParamsReader(optimizer, loader)
     options |= {"signal": 1.0, "coupled": True, "num_canaries": coins.num_canaries}
     recorder = Recorder(claim=ReadClaim(params, given), **options)
+    membership = CoinMembership(coins)
     return OpacusObserver(
-        optimizer, recorder, params, canaries, CoinMembership(coins), ranks=ranks, lints=lints
+        optimizer, recorder, params, canaries, membership, ranks=ranks, lints=lints, sums=sums
     )
 
 

@@ -32,6 +32,7 @@ from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCa
 from dpaudit.observers.opacus._lints import LintCheck
 from dpaudit.observers.opacus._prepared import attached_accounting
 from dpaudit.observers.opacus._sampling import Membership
+from dpaudit.observers.opacus._sums import SumObserver
 from dpaudit.recording import CoordinateSample, DPSGDParams, Recorder, WholeRunRecorder
 
 _MAX_COORDINATES = 2**20  # whose largest noise is logged
@@ -68,9 +69,11 @@ class OpacusObserver:
         *,
         ranks: Ranks,
         lints: LintCheck,
+        sums: SumObserver,
     ) -> None:
         self._optimizer, self.recorder, self._params, self._lints = optimizer, recorder, params, lints
         self._canaries, self._membership, self._ranks = canaries, membership, ranks
+        self._sums = sums
         self._coordinates = CoordinateSample.of([parameter.numel() for parameter in optimizer.params])
         self._indices = torch.as_tensor(self._coordinates.indices, device=optimizer.params[0].device)
         self._step: _Step | None = None
@@ -85,16 +88,19 @@ class OpacusObserver:
             inside = self._optimizer.original_optimizer
             undo.callback(inside.register_step_pre_hook(self._before_update).remove)
             undo.enter_context(self._membership.installed())
+            undo.enter_context(self._sums.installed())
             yield
 
     def _insert_and_add_noise(self) -> None:
         """Replace ``add_noise``, which the optimizer calls once for the sum of a step."""
         parameters = self._optimizer.params
         sums = [_checked_sum(parameter, index) for index, parameter in enumerate(parameters)]
+        self._sums.before_noise(sums)
         for parameter, own in zip(parameters, sums, strict=True):
             parameter.summed_grad = _marked_like(own.clone(), own)
         try:
-            self._step = self._insert(sums)
+            with self._sums.paused():
+                self._step = self._insert(sums)
             self._add_noise()
         except BaseException:
             self._step = None

@@ -27,6 +27,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from dpaudit._types import IntArray
 from dpaudit.canaries import Coins, Draws
+from dpaudit.diagnostics._sum_checks import BatchRecord
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import replaced
 from dpaudit.observers.opacus._clipping import OpacusClip
@@ -79,8 +80,10 @@ class SampledMembership(Membership):
     examples.
     """
 
-    def __init__(self, draws: Draws, optimizer: DPOptimizer, loader: Any, clip: OpacusClip) -> None:
-        self._optimizer, self._loader, self._clip = optimizer, loader, clip
+    def __init__(
+        self, draws: Draws, optimizer: DPOptimizer, loader: Any, clip: OpacusClip, drawn: BatchRecord
+    ) -> None:
+        self._optimizer, self._loader, self._clip, self._drawn = optimizer, loader, clip, drawn
         sampler, canaries = _batch_sampler(loader), np.flatnonzero(draws.entries())
         self._sampler = SamplerWithCanaries.of(sampler, len(canaries))
         total = self._sampler.num_examples + len(canaries)
@@ -137,7 +140,9 @@ class SampledMembership(Membership):
             self._num_added += int((entries >= self._sampler.num_examples).sum())
             num_entries += len(entries)
             self._queue.push(members, len(entries) - len(members))
-            yield self._example[entries[canaries < 0]].tolist()
+            examples = self._example[entries[canaries < 0]]
+            self._drawn.draw(examples, self._sampler.num_examples)
+            yield examples.tolist()
         self._queue.end_epoch()
         self._check_new_entries(num_entries)
 
@@ -188,6 +193,7 @@ class BatchQueue:
         self._num_prefetched, self._min_size = num_prefetched, int(fills_empty)
         self._batches: deque[tuple[IntArray, int]] = deque()  # canaries, and the number of examples
         self._passes: list[int] = []
+        self._num_steps = 0
         self._ended = True
 
     def start_epoch(self, pending: list[int]) -> None:
@@ -213,17 +219,21 @@ class BatchQueue:
         """Return the canaries of all batches used since the last step."""
         passes, self._passes = self._passes, []
         if not passes or not self._batches:
-            raise InputError(
-                f"Expected a batch of the loader before step {index}, got none: pass the loader that the "
-                "loop iterates over as loader=..., and start the loop inside the with block."
+            advice = (
+                "is a batch used twice, or is one drawn by another loader?"
+                if passes and self._num_steps
+                else "pass the loader that the loop iterates over as loader=..., and start the loop inside "
+                "the with block."
             )
+            raise InputError(f"Expected a batch of the loader before step {index}, got none: {advice}")
         count = self._num_used(passes)
         if count is None:
             raise InputError(
                 f"Expected step {index} to use the next batch of the loader, which has "
-                f"{self._batches[0][1]} examples, got gradients of {' + '.join(map(str, passes))}: with "
-                "sampling=True the loop must use every batch in a step, including empty ones."
+                f"{self._batches[0][1]} examples, got gradients of {' + '.join(map(str, passes))}: "
+                f"{_mismatch([size for _, size in self._batches], passes)}."
             )
+        self._num_steps += 1
         return np.concatenate([self._batches.popleft()[0] for _ in range(count)])
 
     def check_consumed(self, pending: list[int]) -> None:
@@ -250,6 +260,25 @@ class BatchQueue:
                 return None
             count += 1
         return None if rest else count
+
+
+def _mismatch(sizes: list[int], passes: list[int]) -> str:
+    """Return the likely reason why no leading batches of these sizes make up the passes of a step."""
+    total = sum(passes)
+    for start in range(1, len(sizes)):
+        if total and total in np.cumsum(sizes[start:]):
+            skipped = f"{start} batches" if start > 1 else "an empty batch" if sizes[0] == 0 else "a batch"
+            return (
+                f"the loop skips {skipped}, but with sampling=True it must use every batch in a step, "
+                "including empty ones"
+            )
+    if 0 in passes:
+        return "a batch that is not empty has a backward pass without examples"
+    if sizes[0] and total > sizes[0] and total % sizes[0] == 0:
+        return f"each example has {total // sizes[0]} rows, or batches have a fixed size"
+    if total > sizes[0]:
+        return "it has more rows than examples were drawn, from padding, another loader or a batch used twice"
+    return "examples of the batch are left out, or batches are cut to a fixed size"
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,24 +323,9 @@ class SamplerWithCanaries:
         """The class name of the sampler."""
         return type(self._sampler).__name__
 
-    @contextmanager
-    def iterated_by(self, batches: Callable[[_Epoch], Iterator[list[int]]]) -> Iterator[None]:
-        """Iterate over the sampler through ``batches``, which receives the sampler's own epochs.
-
-        ``__iter__`` is looked up on the class, so the class is replaced. The object stays the same because a
-        BatchMemoryManager, created before or after this, holds a reference to it.
-        """
-        own = type(self._sampler)
-
-        def iterate(sampler: Any) -> Iterator[list[int]]:
-            return batches(lambda: own.__iter__(sampler))
-
-        names = {"__iter__": iterate, "__module__": own.__module__, _MARK: True}
-        self._sampler.__class__ = type(own.__name__, (own,), names)
-        try:
-            yield
-        finally:
-            self._sampler.__class__ = own
+    def iterated_by(self, batches: Callable[[_Epoch], Iterator[list[int]]]) -> AbstractContextManager[None]:
+        """Iterate over the sampler through ``batches``, which receives the sampler's own epochs."""
+        return iterated_by(self._sampler, batches, **{_MARK: True})
 
     def batches(self, epoch: _Epoch) -> Iterator[list[int]]:
         """Yield the batches of an epoch, including canaries."""
@@ -337,6 +351,28 @@ class SamplerWithCanaries:
                     f"batch, got {len(batch)}: it draws from another number of entries than it states."
                 )
             yield batch
+
+
+@contextmanager
+def iterated_by(
+    sampler: Any, batches: Callable[[_Epoch], Iterator[list[int]]], **attributes: Any
+) -> Iterator[None]:
+    """Iterate over a sampler through ``batches``, which receives the sampler's own epochs.
+
+    ``__iter__`` is looked up on the class, so the class is replaced, by one with these ``attributes``. The
+    object stays the same because a BatchMemoryManager, created before or after this, holds a reference to it.
+    """
+    own = type(sampler)
+
+    def iterate(self: Any) -> Iterator[list[int]]:
+        return batches(lambda: own.__iter__(self))
+
+    names = {"__iter__": iterate, "__module__": own.__module__, **attributes}
+    sampler.__class__ = type(own.__name__, (own,), names)
+    try:
+        yield
+    finally:
+        sampler.__class__ = own
 
 
 @contextmanager

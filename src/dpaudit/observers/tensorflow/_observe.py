@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
+from dpaudit.diagnostics._sum_checks import BatchRecord, SumRecord
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import attribute_restored, replaced, with_block
 from dpaudit.observers.tensorflow._clipping import (
@@ -37,6 +38,11 @@ from dpaudit.recording import (
     TrainingInfo,
 )
 
+_NO_SUMS = "sums are not compared with the clipped rows: TF Privacy computes them in graphs of its own"
+_NO_BATCHES = (
+    "batches are not tested, and rows are not compared with drawn examples: pass the batches to "
+    "recorder.observe_batch(indices, num_examples) in each step"
+)
 _NOT_POISSON = (
     "how batches are drawn is not tested: the claim assumes Poisson sampling, but fit() shuffles the data"
 )
@@ -85,6 +91,7 @@ def observe(
         signal=min(canary.scale, 1.0),
         facts=lambda: TrainingInfo(canary=canary, max_grad_norm=float(clip.norm)),
         not_covered=(_NOT_POISSON,),
+        checks=[SumRecord([_NO_SUMS]), BatchRecord(_NO_BATCHES)],
         confidence=confidence,
         every=every,
         callbacks=callbacks,

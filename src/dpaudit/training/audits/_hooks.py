@@ -26,6 +26,7 @@ from dpaudit.canaries import (
     require_held_out,
 )
 from dpaudit.diagnostics import Diagnosis, Diagnostics
+from dpaudit.diagnostics._sum_checks import StepSum, SumRecord
 from dpaudit.errors import InputError
 from dpaudit.recording import LiveBound, Recorder, WholeRunRecorder
 from dpaudit.training._seeds import Seeds, generator, generators
@@ -321,7 +322,7 @@ class EndToEnd(CanaryAudit[WholeRunRecorder]):
 
 
 class Diagnose(Hook):
-    """Hook that collects the noise and the batches of every step; ``diagnose()`` tests them.
+    """Hook that collects the noise, the sum and the batch of every step; ``diagnose()`` tests them.
 
     The noise is the release minus the sum of examples and canaries, so the hook can be combined with an
     audit. It is compared with the training settings. Attach the hook to several training runs in turn to test
@@ -330,6 +331,7 @@ class Diagnose(Hook):
 
     def __init__(self) -> None:
         self.record = Diagnostics()
+        self.sums = SumRecord()
         self._claimed: tuple[float, float] | None = None  # noise and sample rate
 
     def attach(self, training: Training) -> None:
@@ -340,7 +342,7 @@ class Diagnose(Hook):
             raise InputError("Expected training runs with equal noise and sample rate in one Diagnose.")
         self._claimed = claimed
         self.record.sample_rate = settings.sample_rate
-        self._num_examples = len(training.data)
+        self._num_examples, self._norm = len(training.data), settings.max_grad_norm
         self._leaves = {name: value.numel() for name, value in trainable(training.model).items()}
 
     def observe(self, step: Step) -> None:
@@ -355,10 +357,21 @@ class Diagnose(Hook):
             sum_norm=float(total.norm()),
         )
         self.record.observe_batch(step.indices.cpu().numpy(), self._num_examples)
+        known = StepSum(
+            norm=float(torch.linalg.vector_norm(step.clipped_sum)),
+            limit=step.batch_size * self._norm,
+            rows=step.batch_size,
+            max_grad_norm=self._norm,
+            num_drawn=step.batch_size,
+        )
+        self.sums.observe(known, eps=torch.finfo(step.clipped_sum.dtype).eps)
 
     def diagnose(self, confidence: float = 0.95) -> Diagnosis:
         """Test the steps so far; the false alarm rate holds for a single diagnosis."""
-        return self.record.diagnose(confidence)
+        found = self.record.diagnose(confidence)
+        assert self._claimed is not None  # attached, because there are steps
+        noise = self._claimed[0] / self._norm
+        return found.joined(self.sums.results(noise_multiplier=noise, sample_rate=self._claimed[1]))
 
     def state_dict(self) -> dict[str, Any]:
         return self.record.state_dict()

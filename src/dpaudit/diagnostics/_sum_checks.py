@@ -1,0 +1,354 @@
+"""Checks of sums and batches that need no knowledge of the noise.
+
+:class:`SumRecord` compares the sum of each step with what clipping allows: no statistics are needed.
+:class:`BatchRecord` compares the number of clipped rows with the number of drawn examples, and tests the
+batches against Poisson sampling. Both are parts of a recorder, which joins their results in ``diagnose()``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpaudit._types import IntArray
+from dpaudit.diagnostics._diagnosis import CheckResults
+from dpaudit.diagnostics._p_values import RESOLUTION, Check, Finding
+from dpaudit.diagnostics._participation import ParticipationRecord, batch_sizes, participation_checks
+from dpaudit.errors import InputError
+
+_ROUNDING = 1e-3  # relative to the limit; far above the rounding error of single precision
+_ROUNDINGS = 8.0  # rounding errors of the data type of a sum
+_MAX_PENDING = 64  # drawn batches that wait for their step
+_FEW_TRUNCATED = 8  # steps after which equal sizes of truncated batches are not a coincidence
+_CHANGED, _LEFT = "changed", "left"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSum:
+    """What is known about the sum of one step before the noise."""
+
+    norm: float
+    """The Euclidean norm of the sum of the examples, without canaries."""
+    limit: float
+    """The largest norm that the clipped rows allow."""
+    rows: int
+    """The number of rows that were clipped."""
+    max_grad_norm: float
+    """The clipping norm of the step."""
+    num_drawn: int | None = None
+    """The number of examples that were drawn for the step, if known."""
+
+
+@dataclass
+class _Worst:
+    """How many steps show a fault, and the step that shows it most."""
+
+    count: int = 0
+    size: float = -math.inf
+    sentence: str = ""
+
+    def add(self, size: float, sentence: str) -> None:
+        self.count += 1
+        if size > self.size:
+            self.size, self.sentence = size, sentence
+
+
+class SumRecord:
+    """The sums of all steps, compared with the rows that clipping added to them.
+
+    ``last`` is the sum of the latest step. Nothing here is a statistical test: rounding is allowed for, and
+    any excess is a certain finding.
+    """
+
+    def __init__(self, not_covered: Sequence[str] = ()) -> None:
+        self.last: StepSum | None = None
+        self.num_steps = 0
+        self._not_covered = tuple(not_covered)
+        self._norm, self._bypass = _Worst(), _Worst()
+        self._differences = {_CHANGED: _Worst(), _LEFT: _Worst()}
+        self._shrunk = _Worst()
+        self._num_unknown = 0
+
+    def observe(self, step: StepSum, *, excess: float | None = None, eps: float = 0.0) -> None:
+        """Add the sum of one step; ``eps`` is the relative precision of its data type.
+
+        ``excess`` is the largest ratio of a norm to its limit, if parts of the sum have limits of their own.
+        """
+        self.last, index = step, self.num_steps
+        self.num_steps += 1
+        if not math.isfinite(step.norm):  # gradients that are not finite are another matter
+            return
+        norm, limit = step.norm / step.max_grad_norm, step.limit / step.max_grad_norm
+        if step.rows == 0:
+            if norm > _ROUNDING:
+                self._bypass.add(norm, f"in step {index}, its norm is {norm:.3g} clipping norms")
+            return
+        ratio = norm / max(limit, _ROUNDING) if excess is None else excess
+        if ratio > 1 + _ROUNDING + _ROUNDINGS * eps:
+            self._norm.add(ratio, f"in step {index}, {step.rows} rows have {ratio:.4g} times their limit")
+
+    def observe_change(self, before: float, after: float, *, is_scaled: bool) -> None:
+        """Note that the norm of a sum changed after its rows were added, in clipping norms.
+
+        ``is_scaled`` means that all its parts changed by the same factor.
+        """
+        text = f"in step {self.num_steps}, its norm changes from {before:.3g} to {after:.3g} clipping norms"
+        worst = self._shrunk if is_scaled and after < before else self._differences[_CHANGED]
+        worst.add(abs(after - before), text)
+
+    def observe_remainder(self, norm: float) -> None:
+        """Note that a sum, in clipping norms, was not reset after the previous release."""
+        text = f"in step {self.num_steps}, it starts with {norm:.3g} clipping norms"
+        self._differences[_LEFT].add(norm, text)
+
+    def skip(self) -> None:
+        """Note a step whose rows cannot be counted."""
+        self.last = None
+        self.num_steps += 1
+        self._num_unknown += 1
+
+    def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
+        """Return certain findings about the sums; see ``RunCheck``."""
+        del noise_multiplier, sample_rate
+        not_covered = self._not_covered
+        if self._num_unknown:
+            not_covered += (
+                f"{self._num_unknown} sums were computed without the optimizer's own clipping methods: they "
+                "were not compared with the clipped rows",
+            )
+        return CheckResults(certain=tuple(self._findings()), notes=self._notes(), not_covered=not_covered)
+
+    def _findings(self) -> list[Finding]:
+        total = self.num_steps
+        changed, left = self._differences[_CHANGED], self._differences[_LEFT]
+        found = []
+        if self._bypass.count:
+            found.append(
+                Finding.certain(
+                    "rows-drawn",
+                    f"No row was clipped in {self._bypass.count} of {total} steps, although the sum is not "
+                    f"zero: {self._bypass.sentence}.",
+                )
+            )
+        if left.count:
+            found.append(
+                Finding.certain(
+                    "sum-rebuilt",
+                    f"The sum is not reset before {left.count} of {total} steps: {left.sentence}.",
+                    left.size,
+                )
+            )
+        if changed.count:
+            found.append(
+                Finding.certain(
+                    "sum-rebuilt",
+                    f"The sum changes between clipping and noise in {changed.count} of {total} steps: "
+                    f"{changed.sentence}.",
+                    changed.size,
+                )
+            )
+        if self._norm.count:
+            found.append(
+                Finding.certain(
+                    "sum-norm",
+                    f"The sum is longer than its clipped rows allow in {self._norm.count} of {total} steps: "
+                    f"{self._norm.sentence}.",
+                    self._norm.size,
+                )
+            )
+        return found
+
+    def _notes(self) -> tuple[str, ...]:
+        if not self._shrunk.count:
+            return ()
+        return (
+            f"The sum is scaled down between clipping and noise in {self._shrunk.count} of {self.num_steps} "
+            f"steps: {self._shrunk.sentence}.",
+        )
+
+
+class BatchRecord:
+    """The batches that were drawn, compared with the rows that were clipped and with Poisson sampling.
+
+    A loader may draw batches ahead, a loop may skip batches or split them. So only the totals are compared:
+    at no time may more rows have been clipped than examples have been drawn. For an empty batch a loader may
+    substitute one artificial example. ``unobserved`` is the sentence to report if no batch was observed.
+    """
+
+    def __init__(self, unobserved: str | None = None) -> None:
+        self.participation = ParticipationRecord()
+        self.unobserved = unobserved
+        self.tests_sampling = True
+        """Whether batches are tested against Poisson sampling; if not, ``unobserved`` says why."""
+        self.tests_sizes = False
+        """Whether the number of rows is the size of the batch even if the batch itself is unknown."""
+        self._pending: deque[tuple[IntArray, int]] = deque(maxlen=_MAX_PENDING)
+        self._num_drawn, self._num_rows, self._num_steps = 0, 0, 0
+        self._given: list[int] = []  # sizes of the batches that the loop reports
+        self._rows: list[int | None] = []  # of each step, if known
+        self._more = _Worst()
+        self._fewer = _Worst()
+        self._truncated: set[int] = set()
+        self._largest_whole = 0
+        self._num_joined = 0
+        self._is_active = True
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the loop itself reports its batches."""
+        return bool(self._given)
+
+    def observe(self, indices: Any, num_examples: int) -> None:
+        """Add the batch of one step: the indices of its examples in a data set of ``num_examples``."""
+        if self._num_drawn:
+            raise InputError(
+                "Expected no observe_batch() for a loader that the observer follows, whose batches are "
+                "recorded automatically."
+            )
+        self.participation.observe(indices, num_examples)
+        self._given.append(len(indices))
+
+    def draw(self, indices: Any, num_examples: int) -> None:
+        """Add a batch that some later step will use."""
+        members = np.asarray(indices, dtype=np.int64).reshape(-1)
+        self._pending.append((members, num_examples))
+        self._num_drawn += max(members.size, 1)
+
+    def exceeds(self, rows: int) -> bool:
+        """Return whether ``rows`` more than those of earlier steps are more than were drawn."""
+        return self._is_active and self._num_drawn > 0 and self._num_rows + rows > self._num_drawn
+
+    def use(self, rows: int, *, is_exact: bool = True) -> int | None:
+        """Note a step with this number of rows; return the number of examples drawn for it, if known.
+
+        If not ``is_exact``, ``rows`` may include rows of zeros, which are padding.
+        """
+        self._rows.append(rows if is_exact else None)
+        if self._num_drawn == 0:  # the loop started earlier, or uses another loader
+            self._is_active = self._is_active and rows == 0
+        if not self._is_active:
+            return None
+        index, self._num_steps = self._num_steps, self._num_steps + 1
+        if self.exceeds(rows) and is_exact:
+            left = self._num_drawn - self._num_rows
+            self._more.add(rows - left, f"in step {index}, {rows} rows of at most {left} examples")
+        self._num_rows = min(self._num_rows + rows, self._num_drawn)
+        batches = self._batches_of(rows)
+        if not batches:
+            return None
+        members = np.concatenate([members for members, _ in batches])
+        self._num_joined += sum(part.size > 0 for part, _ in batches) > 1
+        if self.tests_sampling:
+            self.participation.observe(members, batches[0][1])
+        if 0 < rows < members.size:
+            self._fewer.add(members.size - rows, f"in step {index}, {rows} of {members.size}")
+            self._truncated.add(rows)
+        else:
+            self._largest_whole = max(self._largest_whole, rows)
+        return members.size
+
+    def _batches_of(self, rows: int) -> list[tuple[IntArray, int]]:
+        """Return and remove the pending batches of a step, oldest first.
+
+        These are the oldest ones whose sizes add up to ``rows``, or the latest if the loop skipped batches,
+        or else the oldest one.
+        """
+        sizes = [members.size for members, _ in self._pending]
+        sums = np.cumsum(sizes)
+        stops = np.flatnonzero(sums == rows)
+        if stops.size:
+            return [self._pending.popleft() for _ in range(int(stops[0]) + 1)]
+        if sizes and sizes[-1] == rows:
+            last = self._pending.pop()
+            self._pending.clear()
+            return [last]
+        return [self._pending.popleft()] if self._pending else []
+
+    def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
+        """Return findings about rows and batches; see ``RunCheck``."""
+        del noise_multiplier
+        checks, notes, not_covered = [], list[str](), tuple[str, ...]()
+        record = self.participation
+        if record.num_steps:
+            checks, notes = participation_checks(record, sample_rate), _rate_notes(record, sample_rate)
+        elif self.unobserved is not None:
+            checks, not_covered = self._size_checks(sample_rate), (self.unobserved,)
+        if self._num_joined:
+            notes.append(f"{self._num_joined} of {self._num_steps} steps use several draws of the sampler.")
+        if self._fewer.count and not self._is_truncated:
+            notes.append(
+                f"Fewer rows were clipped than examples drawn in {self._fewer.count} of {self._num_steps} "
+                f"steps: {self._fewer.sentence}."
+            )
+        certain = tuple(self._findings())
+        return CheckResults(
+            checks=tuple(checks), certain=certain, notes=tuple(notes), not_covered=not_covered
+        )
+
+    def _size_checks(self, sample_rate: float | None) -> list[Check]:
+        """Test how much the sizes of batches vary, if only the number of rows of each step is known.
+
+        The number of examples is derived from the mean size and the sample rate.
+        """
+        sizes = [rows for rows in self._rows if rows is not None]
+        if not self.tests_sizes or not sample_rate or len(sizes) < len(self._rows) or sum(sizes) == 0:
+            return []
+        record = ParticipationRecord()
+        num_examples = max(round(sum(sizes) / (len(sizes) * sample_rate)), *sizes)
+        for size in sizes:
+            record.observe_size(size, num_examples)
+        found = batch_sizes(record)
+        return [] if found is None else [found]
+
+    @property
+    def _is_truncated(self) -> bool:
+        """Whether batches above a certain size, and only these, lose the rows above it."""
+        if self._fewer.count < _FEW_TRUNCATED or len(self._truncated) > 1:
+            return False
+        return max(self._truncated) >= self._largest_whole
+
+    def _compare_given(self) -> _Worst:
+        """Compare the rows of all steps with the batches that the loop reported, one per step."""
+        found = _Worst()
+        if len(self._given) != len(self._rows):
+            return found
+        for index, (rows, size) in enumerate(zip(self._rows, self._given, strict=True)):
+            if rows is not None and rows > max(size, 1):
+                found.add(rows - size, f"in step {index}, {rows} rows of {size} examples")
+        return found
+
+    def _findings(self) -> list[Finding]:
+        found, more = [], self._compare_given() if self._given else self._more
+        if more.count:
+            found.append(
+                Finding.certain(
+                    "rows-drawn",
+                    f"More rows were clipped than examples drawn in {more.count} of {len(self._rows)} "
+                    f"steps: {more.sentence}.",
+                )
+            )
+        if self._is_truncated:
+            size = max(self._truncated)
+            found.append(
+                Finding.certain(
+                    "rows-drawn",
+                    f"Batches are cut to {size} rows: {self._fewer.count} of {self._num_steps} have more "
+                    "examples, and whether an example is used depends on the others.",
+                )
+            )
+        return found
+
+
+def _rate_notes(record: ParticipationRecord, claimed: float | None) -> list[str]:
+    """Return a note if examples are drawn less often than claimed, which costs accuracy, not privacy."""
+    if claimed is None:
+        return []
+    rate, error = record.drawn_rate, math.sqrt(claimed * (1 - claimed) / record.num_trials)
+    if rate >= claimed * (1 - RESOLUTION) - 4 * error:
+        return []
+    return [f"Examples are drawn at a rate of {rate:.4g}, below the claimed {claimed:.4g}."]

@@ -1,0 +1,167 @@
+"""The batches that the loader of a training loop draws.
+
+:class:`LoaderBatches` follows the batch sampler of a loader. If no loader is given, it follows every loader
+that is iterated while it is installed, and keeps the one that drew the batch of the first step. Workers and
+wrappers may draw ahead: which batch belongs to which step is decided in ``BatchRecord``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+from opacus.utils.batch_memory_manager import BatchSplittingSampler
+from opacus.utils.uniform_sampler import (
+    DistributedUniformWithReplacementSampler,
+    UniformWithReplacementSampler,
+)
+from torch.utils.data import DataLoader, SubsetRandomSampler
+
+from dpaudit._types import IntArray
+from dpaudit.diagnostics._sum_checks import BatchRecord
+from dpaudit.observers.opacus._sampling import iterated_by
+
+_NO_LOADER = (
+    "batches are not tested, and rows are not compared with drawn examples: pass loader=..., the loader that "
+    "make_private returned, and start the loop over it inside the with block"
+)
+_DISTRIBUTED = (
+    "batches of several processes are not tested against Poisson sampling: each process draws from its own "
+    "part of the data"
+)
+_NO_LENGTH = "batches are not tested against Poisson sampling: the data set of the loader has no length"
+_POISSON = UniformWithReplacementSampler, DistributedUniformWithReplacementSampler
+_KEPT = 64  # batches of a loader that may turn out to be that of the loop
+
+
+class LoaderBatches:
+    """The batches of ``loader``, or of the one that the loop turns out to use; ``record`` keeps them."""
+
+    def __init__(self, loader: Any, *, is_distributed: bool, is_followed: bool = True) -> None:
+        self.record = BatchRecord(_NO_LOADER)
+        self.loader, self._is_distributed, self._is_followed = loader, is_distributed, is_followed
+        self._candidates: dict[int, _DrawingLoader] = {}  # by the identity of their samplers
+        self._num_draws = 0
+        self._is_chosen = loader is not None
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Follow the loader inside the block, unless another hook does."""
+        with ExitStack() as self._undo:
+            if self._is_followed and self.loader is not None:
+                self._follow(self.loader)
+            elif self._is_followed:
+                self._undo.enter_context(_iteration_noted(self._follow))
+            yield
+
+    def _follow(self, loader: Any) -> None:
+        """Note the batches that ``loader`` draws, if that is possible."""
+        sampler = getattr(loader, "batch_sampler", None)
+        inner = sampler.sampler if isinstance(sampler, BatchSplittingSampler) else sampler
+        if (
+            not isinstance(loader, DataLoader)
+            or not hasattr(inner, "__dict__")
+            or id(inner) in self._candidates
+        ):
+            return
+        if self._is_chosen and self._candidates:
+            return
+        found = _DrawingLoader(loader, inner)
+        self._candidates[id(inner)] = found
+        if self._is_chosen:
+            self._choose(found)
+
+        def drawn(epoch: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+            for batch in epoch():
+                self._draw(found, np.asarray(batch, dtype=np.int64).reshape(-1))
+                yield batch
+
+        self._undo.enter_context(iterated_by(inner, drawn))
+
+    def _draw(self, loader: _DrawingLoader, indices: IntArray) -> None:
+        self._num_draws += 1
+        if loader.is_chosen:
+            self.record.draw(loader.positions(indices), loader.num_examples or 0)
+        elif not self._is_chosen:
+            loader.drawn.append(indices)
+            loader.last_draw = self._num_draws
+
+    def choose(self, rows: int) -> None:
+        """Choose the loader of the loop when the first rows, this number of them, are clipped.
+
+        If only one loader has Poisson sampling, it is the one; otherwise the one that drew last, if the size
+        of its batch is right.
+        """
+        if self._is_chosen or rows == 0:
+            return
+        self._is_chosen = True
+        drawing = sorted(
+            (one for one in self._candidates.values() if one.drawn), key=lambda one: -one.last_draw
+        )
+        poisson = [one for one in drawing if one.is_poisson]
+        fitting = [one for one in drawing if one.fits(rows)]
+        found = poisson if len(poisson) == 1 else fitting[:1]
+        if not found:
+            return
+        self._choose(found[0])
+        for indices in found[0].drawn:
+            self.record.draw(found[0].positions(indices), found[0].num_examples or 0)
+
+    def _choose(self, loader: _DrawingLoader) -> None:
+        self.loader, loader.is_chosen = loader.loader, True
+        if self._is_distributed or loader.num_examples is None:
+            self.record.tests_sampling = False
+            self.record.unobserved = _DISTRIBUTED if self._is_distributed else _NO_LENGTH
+
+
+class _DrawingLoader:
+    """A loader that draws batches, and the examples that its sampler may draw, numbered from 0."""
+
+    def __init__(self, loader: Any, sampler: Any) -> None:
+        self.loader = loader
+        self.is_poisson, self.is_chosen = isinstance(sampler, _POISSON), False
+        self.drawn: deque[IntArray] = deque(maxlen=_KEPT)
+        self.last_draw = 0
+        self._is_split = isinstance(loader.batch_sampler, BatchSplittingSampler)
+        inside = getattr(sampler, "sampler", sampler)
+        self._subset: IntArray | None = None
+        if isinstance(inside, SubsetRandomSampler):
+            self._subset = np.unique(np.asarray(inside.indices, dtype=np.int64))
+        self.num_examples = _num_examples(loader) if self._subset is None else self._subset.size
+
+    def fits(self, rows: int) -> bool:
+        """Return whether the batch that was drawn last may have this number of rows."""
+        size = self.drawn[-1].size
+        return rows == size or (self._is_split and rows < size)
+
+    def positions(self, indices: IntArray) -> IntArray:
+        """Return the numbers of examples, given by index in the data set."""
+        if self._subset is None:
+            return indices
+        return np.searchsorted(self._subset, indices).astype(np.int64)
+
+
+def _num_examples(loader: Any) -> int | None:
+    try:
+        return len(loader.dataset)
+    except TypeError:  # a data set that is only iterated
+        return None
+
+
+@contextmanager
+def _iteration_noted(note: Callable[[Any], None]) -> Iterator[None]:
+    """Call ``note`` with every loader that starts an epoch inside the block."""
+    own: Any = DataLoader.__iter__
+
+    def iterate(loader: Any) -> Any:
+        note(loader)
+        return own(loader)
+
+    DataLoader.__iter__ = iterate  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DataLoader.__iter__ = own  # type: ignore[method-assign]

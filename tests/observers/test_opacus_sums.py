@@ -1,0 +1,374 @@
+"""Sums, rows and batches of an Opacus loop are compared with what clipping added and the loader drew."""
+
+import itertools
+
+import pytest
+import torch
+from opacus.optimizers import DPOptimizer
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from opacus_runs import DELTA, OTHER_KINDS, run, small_data, without_clipping
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, WeightedRandomSampler
+
+from dpaudit.observers.opacus import observe
+from dpaudit.observers.opacus._clipping import PerSampleClip
+
+STEPS = 40
+CERTAIN = {"rows-drawn", "sum-norm", "sum-rebuilt"}
+SAMPLING = {"batch-sizes", "participation-counts", "batch-overlap", "repeated-batches", "duplicate-examples"}
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Using a non-full backward hook:FutureWarning"),
+]
+
+
+@pytest.fixture
+def diagnosed(private):
+    """The diagnosis of a loop; the loop gets what was made."""
+
+    def go(loop=lambda made: run(made, STEPS), *, observer=None, change=None, **options):
+        made = private(**({"noise_multiplier": 1.0, "num_steps": STEPS} | options))
+        if change is not None:
+            change(made)
+        known = {"loader": made.loader, "delta": DELTA, "seed": 0, "num_canaries": 16}
+        with observe(made.optimizer, module=made.model, **(known | (observer or {}))) as recorder:
+            loop(made)
+        return recorder.diagnose(noise_multiplier=1.0)
+
+    return go
+
+
+def names(diagnosis):
+    return {finding.name for finding in diagnosis.findings}
+
+
+def sentence(diagnosis, name):
+    return next(finding.sentence for finding in diagnosis.findings if finding.name == name)
+
+
+def each(made, change, num_steps=STEPS, loader=None):
+    """A loop whose batches are changed."""
+    for batch in itertools.islice(forever(loader or made.loader), num_steps):
+        made.optimizer.zero_grad()
+        inputs, targets = change(*batch)
+        made.criterion(made.model(inputs), targets).backward()
+        made.optimizer.step()
+
+
+def forever(loader):
+    return itertools.chain.from_iterable(itertools.repeat(loader))
+
+
+MODES = {
+    "flat": {},
+    **OTHER_KINDS,
+    "sum": {"loss_reduction": "sum"},
+    "empty batches": {"num_examples": 40, "batch_size": 1},
+    "filled batches": {"num_examples": 40, "batch_size": 1, "rand_on_empty": True},
+}
+
+
+@pytest.mark.filterwarnings("ignore:First batch is empty")
+@pytest.mark.parametrize("mode", MODES)
+def test_correct_sums_and_batches_of_any_mode_have_no_finding(diagnosed, mode):
+    found = diagnosed(**MODES[mode])
+    assert not names(found) & (CERTAIN | SAMPLING)
+    assert not found.not_covered
+    assert not [note for note in found.notes if "rows" in note or "several draws" in note]
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_split_batches_are_summed_and_counted_together(diagnosed, mode):
+    def loop(made):
+        with BatchMemoryManager(
+            data_loader=made.loader, max_physical_batch_size=4, optimizer=made.optimizer
+        ) as split:
+            run(made, STEPS, split)
+
+    found = diagnosed(loop, grad_sample_mode=mode)
+    assert not names(found) & (CERTAIN | SAMPLING)
+    assert {check.name for check in found.checks} >= SAMPLING
+
+
+def ahead(loader, count=2):
+    """Batches of a loader that draws some of them ahead."""
+    queue = []
+    for batch in forever(loader):
+        queue.append(batch)
+        if len(queue) > count:
+            yield queue.pop(0)
+
+
+@pytest.mark.parametrize("skipped", [0, 3], ids=["all are used", "some are skipped"])
+def test_batches_that_are_drawn_ahead_or_skipped_are_no_finding(diagnosed, skipped):
+    def loop(made):
+        batches = ahead(made.loader)
+        for number in range(STEPS):
+            inputs, targets = next(batches)
+            if skipped and number % skipped == 0:
+                continue
+            made.optimizer.zero_grad()
+            made.criterion(made.model(inputs), targets).backward()
+            made.optimizer.step()
+
+    assert not names(diagnosed(loop)) & (CERTAIN | SAMPLING)
+
+
+def test_epochs_that_end_early_are_no_finding(diagnosed):
+    def loop(made):
+        for _ in range(10):
+            for inputs, targets in itertools.islice(made.loader, 4):
+                made.optimizer.zero_grad()
+                made.criterion(made.model(inputs), targets).backward()
+                made.optimizer.step()
+
+    assert not names(diagnosed(loop)) & (CERTAIN | SAMPLING)
+
+
+def test_a_ghost_loop_that_bypasses_the_private_criterion_is_named(diagnosed):
+    def change(made):
+        made.criterion = nn.CrossEntropyLoss()
+
+    found = diagnosed(grad_sample_mode="ghost", change=change)
+    assert found.findings[0].name == "rows-drawn"
+    assert found.findings[0].sentence.startswith(f"No row was clipped in {STEPS} of {STEPS} steps")
+    assert "bypass the private loss" in found.likely_causes()[0]
+
+
+def test_several_rows_an_example_are_found(diagnosed):
+    def loop(made):
+        each(made, lambda inputs, targets: (inputs.repeat(2, 1), targets.repeat(2)))
+
+    found = diagnosed(loop)
+    assert "rows-drawn" in names(found)
+    assert sentence(found, "rows-drawn").startswith("More rows were clipped than examples drawn")
+
+
+def padded(inputs, targets):
+    missing = -len(inputs) % 16
+    zeros = torch.zeros(missing, *inputs.shape[1:])
+    return torch.cat([inputs, zeros]), torch.cat([targets, targets.new_full((missing,), -100)])
+
+
+def test_padding_that_has_a_gradient_is_found_and_padding_without_is_not(diagnosed):
+    assert not names(diagnosed(lambda made: each(made, padded))) & CERTAIN
+
+    def loop(made):
+        each(made, lambda *batch: (padded(*batch)[0], padded(*batch)[1].clamp(min=0)))
+
+    assert "rows-drawn" in names(diagnosed(loop))
+
+
+def test_batches_cut_to_a_size_are_found_and_rows_dropped_one_by_one_are_a_note(diagnosed):
+    found = diagnosed(lambda made: each(made, lambda *batch: [part[:8] for part in batch]))
+    assert "Batches are cut to 8 rows" in sentence(found, "rows-drawn")
+
+    def keep(inputs, targets):
+        return inputs[inputs[:, 0] > -1], targets[inputs[:, 0] > -1]
+
+    found = diagnosed(lambda made: each(made, keep))
+    assert "rows-drawn" not in names(found)
+    assert any("Fewer rows were clipped" in note for note in found.notes)
+
+
+def test_batches_that_are_used_again_are_found(diagnosed):
+    def loop(made):
+        each(made, lambda *batch: batch, loader=list(made.loader))
+
+    assert "rows-drawn" in names(diagnosed(loop))
+
+
+class Leftover(DPOptimizer):
+    """Leaves a part of a sum for the next step."""
+
+    def zero_grad(self, set_to_none=False):
+        last = [value.summed_grad for value in self.params]
+        super().zero_grad(set_to_none)
+        for value, own in zip(self.params, last, strict=True):
+            value.summed_grad = None if own is None else 0.2 * own.detach()
+
+
+def test_a_sum_that_is_not_reset_is_found(diagnosed):
+    def change(made):
+        made.optimizer.__class__ = Leftover
+
+    found = diagnosed(change=change)
+    assert names(found) & CERTAIN == {"sum-rebuilt"}
+    assert "The sum is not reset before" in sentence(found, "sum-rebuilt")
+
+
+@pytest.mark.parametrize("factor", [None, 0.5, 2.0], ids=["added", "halved", "doubled"])
+def test_a_sum_that_changes_between_clipping_and_noise_is_found_unless_it_shrinks(diagnosed, factor):
+    class Changing(DPOptimizer):
+        def _check_skip_next_step(self, pop_next=True):
+            for value in self.params:
+                value.summed_grad = value.summed_grad + 0.5 if factor is None else factor * value.summed_grad
+            return super()._check_skip_next_step(pop_next)
+
+    def change(made):
+        made.optimizer.__class__ = Changing
+
+    found = diagnosed(change=change)
+    if factor == 0.5:
+        assert not names(found) & CERTAIN
+        assert any("scaled down" in note for note in found.notes)
+    else:
+        assert found.findings[0].name == "sum-rebuilt"
+        assert "The sum changes between clipping and noise" in sentence(found, "sum-rebuilt")
+
+
+def test_a_sum_of_rows_that_are_not_clipped_is_too_long(diagnosed, monkeypatch):
+    def loop(made):
+        each(made, lambda inputs, targets: (100 * inputs, targets))
+
+    assert not names(diagnosed(loop)) & CERTAIN
+    monkeypatch.setattr(DPOptimizer, "clip_and_accumulate", without_clipping)
+    assert "sum-norm" in names(diagnosed(loop))
+
+
+def test_several_draws_for_one_step_are_found_as_duplicates(diagnosed):
+    def loop(made):
+        batches = forever(made.loader)
+        each(made, lambda *batch: [torch.cat(pair) for pair in zip(batch, next(batches), strict=True)])
+
+    found = diagnosed(loop, batch_size=20)
+    assert "duplicate-examples" in names(found)
+    assert "rows-drawn" not in names(found)
+    assert f"{STEPS} of {STEPS} steps use several draws of the sampler." in found.notes
+
+
+def weighted(made):
+    chosen = WeightedRandomSampler(torch.linspace(0.05, 1, 200), 200)
+    return DataLoader(made.loader.dataset, batch_sampler=BatchSampler(chosen, 20, drop_last=False))
+
+
+def same_order(made):
+    return DataLoader(made.loader.dataset, batch_size=20)
+
+
+def shuffled(made):
+    return DataLoader(made.loader.dataset, batch_size=20, shuffle=True)
+
+
+SAMPLERS = {weighted: "duplicate-examples", same_order: "repeated-batches", shuffled: "participation-counts"}
+
+
+@pytest.mark.parametrize("loader", SAMPLERS, ids=lambda loader: loader.__name__)
+def test_other_sampling_than_poisson_is_found_without_sampling_true(private, loader):
+    made = private(noise_multiplier=1.0, batch_size=20, poisson_sampling=False)
+    made.loader = loader(made)
+    known = {"sample_rate": 0.1, "delta": DELTA, "num_canaries": 16, "seed": 0}
+    with observe(made.optimizer, loader=made.loader, **known) as recorder:
+        run(made, 100)
+    found = names(recorder.diagnose())
+    assert SAMPLERS[loader] in found
+    assert not found & CERTAIN
+
+
+def test_a_sampler_of_a_subset_is_tested_on_the_subset(private):
+    made = private(noise_multiplier=1.0, num_examples=400, poisson_sampling=False)
+
+    class Poisson(SubsetRandomSampler):
+        def __iter__(self):
+            kept = torch.as_tensor(self.indices)
+            yield kept[torch.rand(len(kept)) < 0.1].tolist()
+
+        def __len__(self):
+            return 1
+
+    chosen = Poisson(range(1, 400, 2))
+    made.loader = DataLoader(made.loader.dataset, batch_sampler=chosen)
+    known = {"sample_rate": 0.1, "delta": DELTA, "num_canaries": 16, "seed": 0}
+    with observe(made.optimizer, loader=made.loader, **known) as recorder:
+        run(made, 100)
+    assert not names(recorder.diagnose()) & (CERTAIN | SAMPLING)
+
+
+def test_the_batches_of_an_audit_of_the_sampling_are_tested_too(private):
+    made = private(noise_multiplier=1.0, batch_size=20, poisson_sampling=False, loading={"shuffle": True})
+    known = {"num_steps": 100, "delta": DELTA, "seed": 0, "loader": made.loader}
+    with observe(made.optimizer, sampling=True, num_canaries=32, **known) as recorder:
+        run(made, 100)
+    assert "participation-counts" in names(recorder.diagnose())
+
+
+def test_the_loader_is_found_if_it_is_not_given(diagnosed):
+    found = diagnosed(observer={"loader": None})
+    assert not found.not_covered
+    assert not names(found) & (CERTAIN | SAMPLING)
+    assert {check.name for check in found.checks} >= SAMPLING
+
+
+def test_faults_are_found_with_a_loader_that_is_not_given(diagnosed):
+    def loop(made):
+        each(made, lambda inputs, targets: (inputs.repeat(2, 1), targets.repeat(2)))
+
+    assert "rows-drawn" in names(diagnosed(loop, observer={"loader": None}))
+    other = DataLoader(small_data(200), batch_size=20, shuffle=True)
+    found = diagnosed(lambda made: run(made, 100, other), observer={"loader": None}, batch_size=20)
+    assert "participation-counts" in names(found)
+
+
+def test_another_loader_in_the_loop_is_not_mistaken_for_that_of_the_training(diagnosed):
+    public = DataLoader(small_data(30), batch_size=3)
+
+    def loop(made):
+        for inputs, targets in itertools.islice(forever(made.loader), STEPS):
+            with torch.no_grad():
+                for other, _ in public:
+                    made.model(other)
+            made.optimizer.zero_grad()
+            made.criterion(made.model(inputs), targets).backward()
+            made.optimizer.step()
+
+    found = diagnosed(loop, observer={"loader": None})
+    assert not names(found) & (CERTAIN | SAMPLING)
+    assert not found.not_covered
+
+
+def test_without_batches_of_a_loader_the_diagnosis_asks_for_them(diagnosed):
+    other = list(DataLoader(small_data(200), batch_size=10))
+    for loader in ({}, {"loader": None}):
+        found = diagnosed(lambda made: run(made, STEPS, other), observer=loader)
+        assert [text for text in found.not_covered if "pass loader=" in text]
+        assert not names(found) & CERTAIN
+
+
+def test_a_loop_with_batches_of_its_own_can_report_them(private):
+    made = private(noise_multiplier=1.0)
+    data, rng = made.loader.dataset, torch.Generator().manual_seed(0)
+    known = {"sample_rate": 0.05, "delta": DELTA, "num_canaries": 16, "seed": 0}
+    for copies, expected in ((1, set()), (2, {"rows-drawn"})):
+        with observe(made.optimizer, **known) as recorder:
+            for _ in range(STEPS):
+                chosen = torch.nonzero(torch.rand(200, generator=rng) < 0.05).reshape(-1)
+                recorder.observe_batch(chosen.tolist(), 200)
+                made.optimizer.zero_grad()
+                inputs, targets = data[chosen.repeat(copies)]
+                made.criterion(made.model(inputs), targets).backward()
+                made.optimizer.step()
+        assert names(recorder.diagnose(noise_multiplier=1.0)) & CERTAIN == expected
+
+
+def test_everything_is_restored(private):
+    made = private(noise_multiplier=1.0, grad_sample_mode="ghost")
+    sampler, before = type(made.loader.batch_sampler), (dict(vars(made.optimizer)), dict(vars(made.model)))
+    iterate = DataLoader.__iter__
+    for loader in (made.loader, None):
+        with observe(made.optimizer, module=made.model, loader=loader, delta=DELTA):
+            run(made, 3)
+    assert type(made.loader.batch_sampler) is sampler
+    assert DataLoader.__iter__ is iterate
+    assert set(vars(made.optimizer)) == set(before[0])
+    assert set(vars(made.model)) == set(before[1])
+
+
+def test_wrappers_do_not_make_canaries_slow(private):
+    made = private(noise_multiplier=1.0)
+    with observe(made.optimizer, loader=made.loader, delta=DELTA):
+        assert not PerSampleClip(made.optimizer).needs_full_rows
+    made.optimizer.clip_and_accumulate = lambda: without_clipping(made.optimizer)
+    with observe(made.optimizer, loader=made.loader, delta=DELTA):
+        assert PerSampleClip(made.optimizer).needs_full_rows

@@ -1,0 +1,163 @@
+"""Observers besides that of Opacus check sums and batches too, or say that they do not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from jax_runs import DELTA, INPUTS, NUM_EXAMPLES, RATE, TARGETS, private, start, train
+from torch import nn
+
+import dpaudit
+from dpaudit.diagnostics._sum_checks import BatchRecord, StepSum, SumRecord
+from dpaudit.observers import jax_privacy
+from dpaudit.observers.step import observe_step
+from dpaudit.training import DPSGD, SGD, Diagnose, Training
+from dpaudit.training.data import Dataset
+from dpaudit.training.faults import Unclipped
+
+jax_is_new = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
+CLAIMED = {"noise_multiplier": 1.0, "sample_rate": RATE}
+
+
+def names(found):
+    return {finding.name for finding in (found.findings if hasattr(found, "findings") else found.certain)}
+
+
+@jax_is_new
+def test_batches_of_jax_are_tested_by_their_padding_alone():
+    found = train(num_steps=40).recorder.diagnose()
+    assert "batch-sizes" in {check.name for check in found.checks}
+    assert not names(found) & {"sum-norm", "rows-drawn", "batch-sizes"}
+    assert any("observe_batch" in text for text in found.not_covered)
+
+
+def fixed_batches(num_steps, size, rng):
+    for _ in range(num_steps):
+        yield rng.choice(NUM_EXAMPLES, size, replace=False)
+
+
+def observed(chosen, *, copies=1, is_reported=True):
+    """The diagnosis of steps with these batches."""
+    known = {"sample_rate": RATE, "delta": DELTA, "seed": 0, "num_canaries": 8}
+    grad_fn, privatizer, recorder = jax_privacy.observe(*private(), **known)
+    params = start()
+    state = privatizer.init(params)
+
+    @jax.jit
+    def step(state, batch):
+        padding = jnp.zeros(len(batch[0]), bool)
+        return privatizer.update(grad_fn(params, batch, is_padding_example=padding), state)[1]
+
+    for members in chosen:
+        if is_reported:
+            recorder.observe_batch(members, NUM_EXAMPLES)
+        places = np.tile(members, copies)
+        state = step(state, (INPUTS[places], TARGETS[places]))
+    return recorder.diagnose()
+
+
+@jax_is_new
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_batches_of_one_size_are_found_in_jax(is_reported):
+    found = observed(fixed_batches(30, 10, np.random.default_rng(0)), is_reported=is_reported)
+    assert "batch-sizes" in names(found)
+    assert "rows-drawn" not in names(found)
+
+
+@jax_is_new
+def test_several_rows_an_example_are_found_in_jax():
+    found = observed(fixed_batches(3, 10, np.random.default_rng(0)), copies=2)
+    assert "rows-drawn" in names(found)
+
+
+@pytest.fixture
+def diagnosed():
+    def go(**options):
+        torch.manual_seed(0)
+        inputs = torch.randn(200, 8)
+        data = Dataset(10 * inputs, (inputs[:, 0] > 0).long(), num_classes=2)
+        settings = DPSGD(
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            sample_rate=0.1,
+            num_steps=20,
+            optimizer=SGD(learning_rate=0.1),
+        )
+        hook = Diagnose()
+        for _ in Training(nn.Linear(8, 2), data, settings, hooks=[hook], **options).run():
+            pass
+        return hook.diagnose()
+
+    return go
+
+
+def test_sums_of_the_native_engine_are_compared_with_their_limit(diagnosed):
+    assert "sum-norm" not in names(diagnosed())
+    assert "sum-norm" in names(diagnosed(mechanism=Unclipped(noise_multiplier=1.0, max_grad_norm=1.0)))
+
+
+def test_a_step_function_says_that_its_batches_are_not_tested():
+    rng = np.random.default_rng(0)
+    recorder = observe_step(
+        lambda rows: rows.clip(-1, 1).sum(axis=0) + rng.standard_normal(rows.shape[1]),
+        np.zeros((0, 80)),
+        claim=dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=DELTA),
+        max_grad_norm=1.0,
+        num_steps=20,
+        seed=0,
+    )
+    assert any("every step gets the same batch" in text for text in recorder.diagnose().not_covered)
+
+
+def step(norm, rows, **options):
+    return StepSum(norm=norm, limit=float(rows), rows=rows, max_grad_norm=1.0, **options)
+
+
+def test_a_sum_at_its_limit_is_correct_in_any_precision():
+    for eps, norm in [(2.0**-23, 4.002), (2.0**-8, 4.1)]:
+        record = SumRecord()
+        record.observe(step(norm, 4), eps=eps)
+        assert not record.results(**CLAIMED).certain
+        record.observe(step(1.1 * norm, 4), eps=eps)
+        assert names(record.results(**CLAIMED)) == {"sum-norm"}
+
+
+def test_only_as_many_rows_as_were_drawn_are_correct():
+    record = BatchRecord()
+    for drawn in (3, 0, 5):  # an empty batch may be filled
+        record.draw(np.arange(drawn), 10)
+    assert not any(record.exceeds(rows) for rows in range(10))
+    assert record.exceeds(10)
+    assert [record.use(rows) for rows in (3, 1, 5)] == [3, 0, 5]
+    assert not record.results(**CLAIMED).certain
+    record.use(1)
+    assert names(record.results(**CLAIMED)) == {"rows-drawn"}
+
+
+def test_a_loop_that_starts_before_the_observer_is_not_compared():
+    record = BatchRecord("start it inside")
+    record.use(4)
+    record.draw(np.arange(2), 10)
+    record.use(9)
+    assert record.results(**CLAIMED).not_covered == ("start it inside",)
+    assert not record.results(**CLAIMED).certain
+
+
+def test_batches_that_are_followed_and_reported_are_refused():
+    record = BatchRecord()
+    record.draw(np.arange(2), 10)
+    with pytest.raises(dpaudit.InputError, match="Expected no observe_batch"):
+        record.observe(np.arange(2), 10)
+
+
+def test_correct_batches_of_unknown_examples_have_valid_p_values():
+    rng, found = np.random.default_rng(0), []
+    for _ in range(400):
+        record = BatchRecord("unknown")
+        record.tests_sizes = True
+        for size in rng.binomial(NUM_EXAMPLES, RATE, 60):
+            record.use(int(size))
+        found += [check.p_value for check in record.results(**CLAIMED).checks]
+    assert len(found) == 400
+    assert np.mean(np.array(found) < 0.05) < 0.08
