@@ -403,11 +403,14 @@ def run_jax(run: Run) -> Any:
         state, (inputs, targets) = privatizer.init(params), examples(run.seed)
         batches = iter(run.batches())
         for _ in range(run.num_steps):
-            rows, is_padding = _filled(run, next(batches))
-            more = None
+            drawn, more = next(batches), None
+            rows, is_padding = _filled(run, drawn)
             if run.fault.loop in ("doubled", "two batches"):
-                other = (rows, is_padding) if run.fault.loop == "doubled" else _filled(run, next(batches))
-                more = inputs[other[0]], targets[other[0]], other[1]
+                second = drawn if run.fault.loop == "doubled" else next(batches)
+                drawn = drawn if run.fault.loop == "doubled" else np.concatenate([drawn, second])
+                other, is_other_padding = _filled(run, second)
+                more = inputs[other], targets[other], is_other_padding
+            recorder.observe_batch(drawn, NUM_EXAMPLES)
             params, state = step(params, state, (inputs[rows], targets[rows], is_padding), more)
     return recorder
 
