@@ -56,6 +56,52 @@ class SameForAll(DPOptimizer):
             value.grad = value.summed_grad + std * torch.randn(value.shape, generator=own)
 
 
+class Changed(Optimizer):
+    """Adds noise that a method changes."""
+
+    def changed(self, noise):
+        return noise
+
+    def add_noise(self):
+        sums = [value.summed_grad.clone() for value in self.params]
+        super().add_noise()
+        for value, total in zip(self.params, sums, strict=True):
+            value.grad = total + self.changed(value.grad - total)
+
+
+class Half(Changed):
+    def changed(self, noise):
+        return noise.half().float()
+
+
+class Clamped(Changed):
+    def changed(self, noise):
+        return noise.clamp(-3 * NOISE * NORM, 3 * NOISE * NORM)
+
+
+class ByBatch(Changed):
+    def changed(self, noise):
+        return noise * (len(self.params[0].grad_sample) / 8) ** 0.5
+
+
+class OneStream(Changed):
+    """The last weights have the noise of the first."""
+
+    def changed(self, noise):
+        if noise.dim() == 2:
+            vector = noise.view(-1)
+            vector[-200:] = vector[3:203].clone()
+        return noise
+
+
+class LeftOver(Optimizer):
+    def add_noise(self):
+        last, self.last = getattr(self, "last", None), [value.summed_grad.clone() for value in self.params]
+        super().add_noise()
+        for value, total in zip(self.params, last or [], strict=False):
+            value.grad += 0.5 * total
+
+
 def observed(kind, num_steps=120, seed=0, *, is_planned=True, **options):
     """A recorder of steps of an optimizer that gets gradients of random numbers."""
     terms = TERMS if is_planned else {**TERMS, "num_steps": None}
@@ -67,8 +113,9 @@ def observed(kind, num_steps=120, seed=0, *, is_planned=True, **options):
     )
     with opacus.observe(made, seed=seed, **(terms | options)) as recorder:
         for _ in range(num_steps):
+            size = int(torch.randint(4, 13, (), generator=generator))
             for value in model.parameters():
-                value.grad_sample = torch.randn(8, *value.shape, generator=generator)
+                value.grad_sample = torch.randn(size, *value.shape, generator=generator)
             made.step()
             made.zero_grad()
     return made, recorder
@@ -96,6 +143,22 @@ def test_chance_that_is_used_twice_is_found_where_no_score_shows_it(kind, expect
     recorder = observed(kind)[1]
     assert recorder.audit().verdict is not dpaudit.Verdict.VIOLATION
     assert expected in recorder.diagnose().findings[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (Changed, None),
+        (Half, "tied-noise"),
+        (Clamped, "missing-tail"),
+        (ByBatch, "noise-by-batch"),
+        (OneStream, "shifted-noise"),
+        (LeftOver, "noise-by-sum"),
+    ],
+)
+def test_noise_that_no_score_shows_to_be_wrong_is_found_in_opacus(kind, expected):
+    found = [finding.name for finding in observed(kind)[1].diagnose(confidence=1 - LEVEL).findings]
+    assert found[:1] == ([] if expected is None else [expected])
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")

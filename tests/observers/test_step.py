@@ -169,3 +169,55 @@ def test_what_cannot_be_held_against_the_noise_of_a_step_is_refused_in_a_sentenc
     ):
         recorder.diagnose(noise_multiplier=2.0)
     assert recorder.diagnose(noise_multiplier=1.0).findings
+
+
+def changed_step(change):
+    """A correct step in single precision, but for what ``change`` does to the noise, given the rows."""
+    rng, last = np.random.default_rng(1), []
+
+    def step(rows):
+        clipped = rows / np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True) / NORM)
+        total = clipped.sum(axis=0).astype(np.float32)
+        noise = change(NOISE * NORM * rng.standard_normal(rows.shape[1]), rows, last)
+        last.append(total)
+        return total + np.asarray(noise, dtype=np.float32)
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda noise, _rows, _last: noise, None),
+        (lambda noise, _rows, _last: noise.astype(np.float16), "tied-noise"),
+        (lambda noise, _rows, _last: np.rint(noise * 1024) / 1024, "tied-noise"),
+        (lambda noise, rows, _last: noise * np.sqrt(len(rows) / 52), "noise-by-batch"),
+        (lambda noise, _rows, last: noise + 0.2 * (last[-1] if last else 0), "noise-by-sum"),
+    ],
+    ids=["correct", "half precision", "fixed point", "by rows", "left over"],
+)
+def test_noise_that_depends_on_the_data_or_is_on_a_lattice_is_found(change, expected):
+    zeros = np.zeros((20, 200), dtype=np.float32)
+    found = watch(changed_step(change), zeros, num_canaries=64).diagnose(confidence=1 - LEVEL)
+    assert [finding.name for finding in found.findings][:1] == ([] if expected is None else [expected])
+    assert found.not_covered == ()
+
+
+def test_noise_in_single_precision_is_no_lattice_in_a_release_in_double_precision():
+    generator = torch.Generator().manual_seed(0)
+
+    def step(rows):
+        clipped = rows / np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True) / NORM)
+        return clipped.sum(axis=0) + NOISE * NORM * torch.randn(rows.shape[1], generator=generator).numpy()
+
+    assert watch(step, OTHERS.astype(np.float64)).diagnose(confidence=1 - LEVEL).findings == ()
+
+
+def test_a_step_that_releases_in_half_precision_is_not_accused_of_it():
+    def step(rows):
+        return torch_step_of(rows).half()
+
+    torch_step_of = torch_step()
+    diagnosis = watch(step, torch.as_tensor(OTHERS)).diagnose(confidence=1 - LEVEL)
+    assert diagnosis.findings == ()
+    assert "low precision" in diagnosis.not_covered[0]

@@ -14,13 +14,23 @@ from dpaudit._types import FloatArray
 
 BFLOAT16, FLOAT16, SINGLE, DOUBLE = 2.0**-7, 2.0**-10, 2.0**-23, 2.0**-52  # relative precision
 
+_FINER = (
+    16.0  # factor by which the smallest of a few hundred numbers is certainly more precise than the largest
+)
+_SUBNORMAL = 2.0**-24  # the smallest number in float16, where it is a fixed-point format
+
 
 class FormatCheck:
-    """The least precise format, at each coordinate, that can hold all releases so far."""
+    """The least precise format, at each coordinate, that can hold all releases so far.
+
+    Numbers in fixed point may fit into a floating-point format by accident, but do not use its precision: in
+    a floating-point format, small numbers are more precise than large ones.
+    """
 
     def __init__(self) -> None:
         self._is_bfloat16 = self._is_float16 = self._is_single = np.ones(0, dtype=np.bool_)
-        self._has_value = np.zeros(0, dtype=np.bool_)  # zeros are in every format
+        self._largest = np.zeros(0)
+        self._finest = np.zeros(0)  # the lowest bit that is set, where a format of 16 bits is possible
 
     def observe(self, released: Any) -> None:
         """Add a release exactly as the step returned it, before it is multiplied by anything."""
@@ -32,12 +42,16 @@ class FormatCheck:
         is_bfloat16 = is_single & ((single.view(np.uint32) & 0xFFFF) == 0)
         if self.is_empty:
             self._is_single, self._is_float16, self._is_bfloat16 = is_single, is_float16, is_bfloat16
-            self._has_value = values != 0
+            self._largest, self._finest = np.zeros(values.size), np.full(values.size, np.inf)
         else:
-            self._has_value |= values != 0
             self._is_single &= is_single
             self._is_float16 &= is_float16
             self._is_bfloat16 &= is_bfloat16
+        self._largest = np.maximum(self._largest, np.abs(values))
+        is_possible = (self._is_float16 | self._is_bfloat16) & (values != 0)
+        if is_possible.any():
+            finest = _lowest_bits(values[is_possible])
+            self._finest[is_possible] = np.minimum(self._finest[is_possible], finest)
 
     @property
     def is_empty(self) -> bool:
@@ -52,14 +66,14 @@ class FormatCheck:
         """
         sizes = np.asarray([size for size in leaves if size > 0])
         starts = np.cumsum(sizes) - sizes
+        largest = np.maximum.reduceat(self._largest, starts)
+        finest = np.minimum.reduceat(self._finest, starts)
         found = np.full(sizes.size, DOUBLE)
-        for flags, eps in (
-            (self._is_single, SINGLE),
-            (self._is_float16, FLOAT16),
-            (self._is_bfloat16, BFLOAT16),
-        ):
-            found[np.logical_and.reduceat(flags, starts)] = eps
-        found[~np.logical_or.reduceat(self._has_value, starts)] = SINGLE
+        found[np.logical_and.reduceat(self._is_single, starts) | (largest == 0)] = SINGLE
+        for flags, eps in ((self._is_float16, FLOAT16), (self._is_bfloat16, BFLOAT16)):
+            spacing = eps * np.exp2(np.floor(np.log2(np.where(largest > 0, largest, 1.0))))
+            is_floating = (finest < spacing / _FINER) | (finest <= _SUBNORMAL)
+            found[np.logical_and.reduceat(flags, starts) & is_floating] = eps
         return np.repeat(found, sizes)
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,4 +82,12 @@ class FormatCheck:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
-        vars(self).update({name: np.array(value, dtype=np.bool_) for name, value in state.items()})
+        vars(self).update({name: np.array(value) for name, value in state.items()})
+
+
+def _lowest_bits(values: FloatArray) -> FloatArray:
+    """Return the value of the lowest bit that is set in each number of at most 24 bits."""
+    fractions, exponents = np.frexp(values)
+    whole = np.abs(np.ldexp(fractions, 24)).astype(np.int64)
+    found: FloatArray = np.ldexp((whole & -whole).astype(np.float64), exponents - 24)
+    return found
