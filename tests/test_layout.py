@@ -42,6 +42,7 @@ SHORT_MODULES = {
 }
 # concrete classes that others extend
 EXTENDED_CLASSES = {
+    "ObservedFunctions": "a named tuple, whose class itself cannot have other attributes",
     "CanaryAudit": "what the audits of the native engine share, in template methods",
     "DpauditError": "the tree of errors",
     "GaussianSum": "a fault is the correct mechanism with one thing wrong",

@@ -3,11 +3,40 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from functools import wraps
 from numbers import Integral, Real
+from typing import Any, ParamSpec, TypeVar
 
 from dpaudit.errors import InputError
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _MOST_STEPS = 10_000_000
+
+
+def no_epsilon(keywords: Mapping[str, Any], expected: str) -> None:
+    """Reject an epsilon among keywords: many mechanisms share it, and their steps differ."""
+    for name in ("epsilon", "target_epsilon"):
+        if name in keywords:
+            raise InputError(
+                f"Expected {expected}, got {name}={keywords[name]}: an epsilon alone does not determine the "
+                "privacy of a step."
+            )
+
+
+def without_epsilon(expected: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function that is called with an epsilon raise an ``InputError`` that names what to pass."""
+
+    def decorated(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def checked(*args: P.args, **options: P.kwargs) -> R:
+            no_epsilon(options, expected)
+            return function(*args, **options)
+
+        return checked
+
+    return decorated
 
 
 def _number(name: str, value: float) -> float:

@@ -41,7 +41,7 @@ def test_the_exit_status_is_the_verdict(
 def test_only_an_underpowered_verdict_points_to_the_plan(files: Any, run: Any) -> None:
     words = "dpaudit plan computes how many scores are needed."
     few = run("scores", *files.sides(), "--normalized", "--epsilon", "50", "--delta", "0")
-    assert f"\n         {words}" in few.stdout
+    assert f"\n             {words}" in few.stdout
     assert words not in run("scores", *files.sides(), "--normalized", *HONEST).stdout
 
 

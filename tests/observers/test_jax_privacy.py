@@ -192,6 +192,23 @@ def test_a_sum_that_is_scaled_is_refused_if_nobody_said_so():
         train(2, step=scaled_by(0.5))
 
 
+def test_in_a_with_block_a_refusal_is_a_sentence_instead_of_a_traceback(caplog):
+    observed = observe(*private(), **SHORT)
+    with pytest.raises(dpaudit.InputError, match="pass max_grad_norm=") as refused, observed as parts:
+        loop(*parts[:2], **scaled_by(0.5))(2)
+    assert refused.value.__cause__ is None
+    assert refused.value.__suppress_context__
+    assert caplog.text == ""
+    with pytest.raises(ValueError, match="of the user"), observed:
+        raise ValueError("of the user")
+
+
+@pytest.mark.parametrize("name", ["epsilon", "target_epsilon"])
+def test_an_epsilon_is_answered_by_what_to_pass(name):
+    with pytest.raises(dpaudit.InputError, match=rf"Expected noise_multiplier=.*, got {name}=8"):
+        observe(*private(), **{name: 8})
+
+
 def of_norm_one(gradient):
     return optax.tree.scale(1 / optax.tree.norm(gradient), gradient)
 

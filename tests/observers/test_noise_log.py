@@ -141,8 +141,10 @@ def test_a_correct_training_has_no_findings():
 )
 def test_chance_that_is_used_twice_is_found_where_no_score_shows_it(kind, expected):
     recorder = observed(kind)[1]
-    assert recorder.audit().verdict is not dpaudit.Verdict.VIOLATION
-    assert expected in recorder.diagnose().findings[0].sentence
+    result = recorder.audit()
+    assert result.verdict is dpaudit.Verdict.VIOLATION
+    assert result.refuted == ("mechanism",)
+    assert expected in result.findings[0].sentence
 
 
 @pytest.mark.parametrize(

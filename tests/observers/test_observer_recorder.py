@@ -62,11 +62,12 @@ def test_a_sample_rate_that_contradicts_the_training_is_told():
 
 
 def test_a_sample_rate_that_is_rounded_otherwise_is_not_told():
-    assert recorded(20).audit(sample_rate=0.0501).not_covered == ()
-    assert (
-        recorded(20, read=DPSGDParams(noise_multiplier=1.0, delta=1e-5)).audit(sample_rate=0.5).not_covered
-        == ()
-    )
+    nothing_read = DPSGDParams(noise_multiplier=1.0, delta=1e-5)
+    for result in (
+        recorded(20).audit(sample_rate=0.0501),
+        recorded(20, read=nothing_read).audit(sample_rate=0.5),
+    ):
+        assert not any("sample_rate" in text for text in result.not_covered)
 
 
 def test_canaries_that_do_not_arrive_are_no_proof_of_anything():

@@ -482,3 +482,16 @@ def test_a_state_of_fewer_canaries_than_the_default_names_the_number_to_pass(pri
         resumed.load_state_dict(before.state_dict())
         run(made, 1)
     assert resumed.observations.num_steps == 3
+
+
+def test_a_claim_says_what_was_read_from_where(train):
+    result = train(num_steps=20).recorder.audit(delta=1e-6)
+    sources = {part.name: (part.source, part.origin) for part in result.claim.parts}
+    assert sources["noise_multiplier"] == ("read", "the optimizer")
+    assert sources["delta"] == ("given", "")
+    assert "(read from the optimizer)" in str(result)
+
+
+def test_an_epsilon_is_answered_by_what_to_pass():
+    with pytest.raises(dpaudit.InputError, match=r"Expected noise_multiplier=.*, got epsilon=8: an epsilon"):
+        observe(None, epsilon=8)

@@ -200,7 +200,7 @@ def test_noise_that_depends_on_the_data_or_is_on_a_lattice_is_found(change, expe
     zeros = np.zeros((20, 200), dtype=np.float32)
     found = watch(changed_step(change), zeros, num_canaries=64).diagnose(confidence=1 - LEVEL)
     assert [finding.name for finding in found.findings][:1] == ([] if expected is None else [expected])
-    assert found.not_covered == ()
+    assert not [one for one in found.not_covered if "precision" in one]
 
 
 def test_noise_in_single_precision_is_no_lattice_in_a_release_in_double_precision():

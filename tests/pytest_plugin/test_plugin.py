@@ -85,7 +85,7 @@ def test_a_violation_fails_the_test_with_what_a_developer_needs(pytester: pytest
             "  possible cause: the canary reaches the release unclipped: is each gradient clipped before*",
             "dpaudit (call 2 of the test): epsilon >= *",
             "  possible cause: the noise is 0.2* of the claimed level, about 1/max_grad_norm: is it not*",
-            "dpaudit: repeated-noise: the noise does not match the claim.",
+            "dpaudit: repeated-noise: The tests refute that this is the claimed mechanism.*",
             "  finding: repeated-noise * The noise repeats every 100 steps.",
             "  possible cause: is the generator reseeded*",
             "seed 1, budget full, 95 % joint confidence for all audits",

@@ -10,10 +10,11 @@ import pytest
 from scipy import stats
 
 import dpaudit
-from dpaudit.pytest_plugin._fixture import DpAudit
-from dpaudit.pytest_plugin._message import ScoreSummary, _likely_causes
+from dpaudit.diagnostics._diagnosis import joint_causes
+from dpaudit.pytest_plugin._fixture import DpAudit, canary_line, noise_line
 from dpaudit.pytest_plugin._session import AuditSession
 from dpaudit.recording import DPSGDParams, NoiseLog, ReadClaim, Recorder, TrainingInfo, WholeRunRecorder
+from dpaudit.recording._joint_verdict import ScoreSummary
 
 READ = DPSGDParams(noise_multiplier=1.0, sample_rate=0.05, delta=1e-5)
 COUNT = 64
@@ -62,7 +63,9 @@ def test_a_correct_training_passes_and_its_noise_was_tested():
 def test_noise_that_repeats_or_is_the_same_for_all_parameters_fails_where_scores_show_nothing():
     kept = np.random.default_rng(1).standard_normal((100, COUNT))
     periodic = failure(recorded(lambda _, index: kept[index % 100]))
-    assert periodic.startswith("dpaudit: repeated-noise: the noise does not match the claim.")
+    assert periodic.startswith(
+        "dpaudit: repeated-noise: The tests refute that this is the claimed mechanism."
+    )
     assert "The noise repeats every 100 steps." in periodic
     same = failure(recorded(lambda rng, _: np.tile(rng.standard_normal(COUNT // 2), 2)))
     assert "possible cause: does every parameter get the same PRNG key or seed?" in same
@@ -77,7 +80,8 @@ def test_causes_know_the_numbers_of_the_training():
 
 def test_a_summary_of_scores_states_their_noise_with_its_interval_and_the_signal_of_the_canary():
     recorder = recorded(lambda rng, _: 0.5 * rng.standard_normal(COUNT), signal=2.0, num_steps=20)
-    found, state = ScoreSummary.of(recorder), recorder.state_dict()
+    state = recorder.state_dict()
+    found = ScoreSummary.of(state["scores"], state["present"], recorder.facts)
     absent, present = (state["scores"][state["present"] == inserted] for inserted in (False, True))
     energy, count = float((absent**2).sum()), absent.size
     low, high = (math.sqrt(energy / stats.chi2.ppf(level, count)) for level in (0.9995, 0.0005))
@@ -99,17 +103,17 @@ def test_a_summary_of_scores_states_their_noise_with_its_interval_and_the_signal
     }
     assert "noise_ratio" not in found.known(0.5)  # within the interval
     level = f"{2 * found.noise:.3g} of the claimed level ({2 * low:.3g} to {2 * high:.3g})"
-    assert found.noise_line(0.5) == f"noise: {level}"
+    assert noise_line(found, 0.5) == f"noise: {level}"
     size = f"{found.noise:.3g} times the clipping norm ({low:.3g} to {high:.3g})"
-    assert found.noise_line(None) == f"noise: {size}"
-    assert found.canary_line.startswith(f"canary: {found.signal:.3g} times the clipping norm;")
+    assert noise_line(found, None) == f"noise: {size}"
+    assert canary_line(found).startswith(f"canary: {found.signal:.3g} times the clipping norm;")
 
 
 def test_the_amount_of_noise_explains_nothing_once_it_is_known_where_noise_is_missing():
     def causes(*names):
-        findings = [SimpleNamespace(name=name) for name in names]
-        diagnosis = SimpleNamespace(findings=findings, noise=None)
-        return " ".join(_likely_causes(diagnosis, {"noise_ratio": 0.5, "signal": 3.0}))
+        findings = [dpaudit.Finding.certain(name, "It is so.") for name in names]
+        diagnosis = dpaudit.Diagnosis.of([], confidence=0.95, certain=findings)
+        return " ".join(joint_causes(diagnosis, {"noise_ratio": 0.5, "signal": 3.0}))
 
     amount, signal = "0.5 of the claimed level", "3 times the clipping norm"
     assert amount in causes("noise-shape")
@@ -179,6 +183,6 @@ def test_what_an_observer_returns_beside_its_recorder_is_told_apart():
 
 def test_an_epsilon_alone_is_refused_with_a_sentence():
     with pytest.raises(
-        dpaudit.InputError, match=r"and num_steps=.* of the claim, got epsilon=2\.0: an epsilon"
+        dpaudit.InputError, match=r"and num_steps=.* of the claim .*, got epsilon=2\.0: an epsilon"
     ):
         fixture()(recorded(num_steps=20), epsilon=2.0)

@@ -131,7 +131,7 @@ def test_no_seed_and_no_single_score_is_in_a_report(report: Report, runs: dict[s
 def evil(values: Any) -> Any:
     """The same with hostile words for every text but those that have to be one of few."""
     if isinstance(values, dict):
-        kept = ("kind", "verdict", "mode", "tradeoff")
+        kept = ("kind", "verdict", "mode", "tradeoff", "source")
         changed = {key: one if key in kept else evil(one) for key, one in values.items()}
         return {**changed, EVIL: EVIL}
     if isinstance(values, list):

@@ -141,7 +141,33 @@ def test_a_report_says_what_the_tests_of_the_noise_found_or_that_they_were_not_r
     assert "<h3>Diagnostics</h3>" not in report.to_text()
     page = Report.read([runs["correct"]]).to_text()
     assert "<h3>Diagnostics</h3>" in page
+    assert "Bound and tests share one error rate, and the verdict rests on both." in page
+
+
+def test_tests_with_an_error_rate_of_their_own_are_not_said_to_be_behind_the_verdict(copied: Copy) -> None:
+    old = copied(lambda values: values.pop("refuted"))  # as version 0.1 wrote it
+    page = Report.read([old]).to_text()
     assert "These tests have their own error rate, and the verdict does not rest on them." in page
+
+
+def test_findings_without_a_bound_above_the_claim_are_a_violation_of_the_mechanism(
+    runs: dict[str, Path], copied: Copy
+) -> None:
+    found = json.loads((runs["broken"] / "result.json").read_text())["diagnosis"]["findings"]
+
+    def flagged(values: dict[str, Any]) -> None:
+        values["diagnosis"]["findings"], values["verdict"] = found, "VIOLATION"
+
+    run = read_run(copied(flagged, name="correct"))
+    assert run.refuted == ("mechanism",)
+    assert run.sentence.startswith("The tests refute that this is the claimed mechanism.")
+    assert "| noise tests | flagged by noise" in Report(runs=(run,), title="t").to_text(Format.MARKDOWN)
+    assert "The tests refute that this is the claimed mechanism" in headline(run)
+
+    def contradicted(values: dict[str, Any]) -> None:
+        values["verdict"] = "NO_VIOLATION"
+
+    assert "to follow from its bound and its claim" in refused(copied(contradicted, name="broken"))
 
 
 def test_an_unfinished_run_is_said_to_be_unfinished(copied: Copy, tmp_path: Path) -> None:
@@ -251,7 +277,8 @@ def test_a_verdict_is_told_in_its_own_words(copied: Copy) -> None:
     found = read_run(copied(_changed(sentence="All is well. This holds if you trust me."), name="correct"))
     assert found.sentence == found.verdict.value
     found = read_run(copied(_changed(sentence="Broken! This holds if it is a Gaussian."), name="broken"))
-    assert found.sentence == f"{found.verdict.value} This holds if it is a Gaussian."
+    tests = "The tests refute that this is the claimed mechanism."
+    assert found.sentence == f"{found.verdict.value} This holds if it is a Gaussian. {tests}"
 
 
 def test_a_pickle_is_never_opened(copied: Copy, tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -9,7 +12,7 @@ from dpaudit import _validate
 from dpaudit.accounting._pld import epsilon_above, event_curve
 from dpaudit.accounting._subsampled import SubsampledGaussian
 from dpaudit.errors import InputError
-from dpaudit.stats._result import Claimed, Hypothesis
+from dpaudit.stats._result import Claimed, ClaimPart, Hypothesis
 from dpaudit.stats.tradeoffs import ApproximateDP, Gaussian, TradeOff
 
 
@@ -27,19 +30,23 @@ class Claim(Claimed):
         parameter: float,
         delta: float,
         training: SubsampledGaussian | None = None,
+        **numbers: float,
     ) -> None:
         self._description = description
         self._tradeoff = tradeoff
         self._parameter = parameter
         self._delta = _validate.delta(delta)
         self._training = training
+        numbers |= {"delta": self._delta} if numbers else {}
+        self._parts = tuple(ClaimPart(name=name, value=value) for name, value in numbers.items())
 
     @classmethod
     def gaussian(cls, *, noise_multiplier: float, delta: float) -> Claim:
         """Claim one Gaussian step with noise of ``noise_multiplier`` times the sensitivity."""
         noise = _validate.positive("noise_multiplier", noise_multiplier)
         _require_delta(delta)
-        return cls(f"one Gaussian step, noise multiplier {noise:g}", Gaussian(), 1 / noise, delta)
+        text = f"one Gaussian step, noise multiplier {noise:g}"
+        return cls(text, Gaussian(), 1 / noise, delta, noise_multiplier=noise)
 
     @classmethod
     def dpsgd(cls, *, noise_multiplier: float, sample_rate: float, num_steps: int, delta: float) -> Claim:
@@ -55,7 +62,8 @@ class Claim(Claimed):
         training = SubsampledGaussian(sample_rate, num_steps)
         steps = "1 step" if num_steps == 1 else f"{num_steps:,} steps"
         text = f"DP-SGD, noise multiplier {noise:g}, sample rate {sample_rate:g}, {steps}"
-        return cls(text, Gaussian(), 1 / noise, delta, training)
+        numbers = {"noise_multiplier": noise, "sample_rate": sample_rate, "num_steps": num_steps}
+        return cls(text, Gaussian(), 1 / noise, delta, training, **numbers)
 
     @classmethod
     def approximate_dp(cls, *, epsilon: float, delta: float) -> Claim:
@@ -84,6 +92,22 @@ class Claim(Claimed):
     @property
     def delta(self) -> float:
         return self._delta
+
+    @property
+    def parts(self) -> tuple[ClaimPart, ...]:
+        """The numbers of a Gaussian or DP-SGD claim, and who they come from."""
+        return self._parts
+
+    def with_sources(self, sources: Mapping[str, tuple[str, str]]) -> Claim:
+        """Return the same claim whose numbers have these sources and origins; see :class:`ClaimPart`."""
+        claim = copy.copy(self)
+        claim._parts = tuple(
+            replace(part, source=sources[part.name][0], origin=sources[part.name][1])
+            if part.name in sources
+            else part
+            for part in self._parts
+        )
+        return claim
 
     @cached_property
     def epsilon(self) -> float:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from dpaudit.cli._console import print_labelled, print_table, slim_table
 from dpaudit.stats import Bound, Estimate, Kind, Power, ThresholdRule, Verdict
-from dpaudit.stats._result import summary
+from dpaudit.stats._result import ClaimPart, summary
 
 _Values: TypeAlias = Mapping[str, Any]
 
@@ -43,18 +43,33 @@ def print_examined(
 def print_result(console: Console, values: _Values, more: Sequence[tuple[str, str]] = ()) -> None:
     """Print verdict, claim, bound, method, power, estimates and assumptions, then the lines ``more``."""
     bound, claim = Bound.from_dict(values["bound"]), values["claim"]["summary"]
+    parts = [ClaimPart.from_dict(part) for part in values["claim"].get("parts", ())]
     if values["verdict"] is None:  # no claim
         print_labelled(console, [*summary(claim, bound, None), *more])
         return
     verdict = Verdict[values["verdict"]]
     rows: list[tuple[str, str | Text]] = [
         ("verdict", Text.assemble((verdict.name, _STYLE[verdict]), f". {values['sentence']}")),
-        *summary(claim, bound, Power.from_dict(values["power"])),
+        *summary(claim, bound, Power.from_dict(values["power"]), parts=parts),
         *_estimate_lines(values),
         *([("", _MORE)] if verdict is Verdict.UNDERPOWERED else []),
+        *_listed("finding", [f"{one['name']}: {one['sentence']}" for one in _findings(values)]),
+        *_listed("cause", values.get("likely_causes", ())),
+        *_listed("assumes", bound.assumptions),
+        *_listed("not covered", values.get("not_covered", ())),
     ]
-    labels = ["assumes"] + [""] * len(bound.assumptions)
-    print_labelled(console, [*rows, *zip(labels, bound.assumptions, strict=False), *more])
+    print_labelled(console, [*rows, *more])
+
+
+def _listed(label: str, texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Return labeled lines whose label is on the first line only."""
+    return [("" if index else label, text) for index, text in enumerate(texts)]
+
+
+def _findings(values: _Values) -> Sequence[_Values]:
+    """Return the findings that the verdict rests on; those of version 0.1 had an error rate of their own."""
+    is_joint = values.get("refuted") is not None and values.get("diagnosis") is not None
+    return values["diagnosis"]["findings"] if is_joint else ()
 
 
 def _estimate_lines(values: _Values) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ They are guessed from the amount of noise, the findings and the strength of a ca
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 NO_NOISE = 1e-3  # fraction of the claim below which noise counts as absent
 _NO_SIGNAL = 1e-5  # fraction of the clipping norm
@@ -35,6 +35,9 @@ _FOLLOW = {
     "noise-tails": _SHARED | {"tied-noise", "noise-by-batch", "low-rank-noise", "missing-tail"},
     "noise-shape": _SHARED | {"tied-noise", "noise-by-batch", "low-rank-noise", *_TAILS},
 }
+
+SAMPLING = frozenset({"sample-rate", "batch-sizes", "participation-counts", "batch-overlap"})
+"""Findings about how batches are drawn."""
 
 _CAUSE_OF_FINDING = {
     "step-noise": "is a step released without noise, such as one with an empty batch, or a micro-step?",
@@ -113,6 +116,7 @@ def likely_causes(
     noise_multiplier: float | None = None,
     max_grad_norm: float | None = None,
     findings: Iterable[str] = (),
+    own_causes: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
     """Return likely causes, best first: hints for a developer, not part of any proof.
 
@@ -120,8 +124,8 @@ def likely_causes(
     ``signal`` is the difference between the scores of present and absent canaries: 1 if canaries are clipped,
     ``canary_scale`` if not. ``spread_signal`` is the same for canaries that are spread over many coordinates,
     if ``signal`` is not. ``is_crowded`` means that the signal depends on the number of canaries present.
-    ``findings`` are names of findings; if one of them locates missing or repeated noise, no cause is derived
-    from the ratio.
+    ``findings`` are names of findings, and ``own_causes`` the causes that tests found themselves, by name; if
+    a finding locates missing or repeated noise, no cause is derived from the ratio.
 
     >>> print(*likely_causes(0.7071))
     the noise is 0.707 of the claimed level, about 1/sqrt(2): is it added by each of 2 workers, then averaged?
@@ -131,7 +135,8 @@ def likely_causes(
         causes += _signal_causes(signal, spread_signal, is_crowded, canary_scale, batch_size)
     is_silent = noise_ratio is not None and noise_ratio < NO_NOISE
     if not is_silent:  # without noise, findings about the noise add nothing
-        causes += [_CAUSE_OF_FINDING[name] for name in _root_findings(names) if name in _CAUSE_OF_FINDING]
+        known = {**_CAUSE_OF_FINDING, **(own_causes or {})}
+        causes += [known[name] for name in _root_findings(names) if name in known]
     if noise_ratio is not None and (is_silent or not LOCALIZING.intersection(names)):
         low, high = interval or (noise_ratio * (1 - _RATIO_TOLERANCE), noise_ratio * (1 + _RATIO_TOLERANCE))
         own = _own_ratios(batch_size, noise_multiplier, max_grad_norm)

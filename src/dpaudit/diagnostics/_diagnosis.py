@@ -6,15 +6,16 @@ were run, and the findings that remain after Holm's correction.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dpaudit import _validate
 from dpaudit._types import ArrayLike, FloatArray
-from dpaudit.diagnostics._causes import NO_NOISE, likely_causes
+from dpaudit.diagnostics._causes import LOCALIZING, NO_NOISE, SAMPLING, likely_causes
 from dpaudit.diagnostics._dependence_tests import drift_note
 from dpaudit.diagnostics._lattice_tests import is_coarse
 from dpaudit.diagnostics._noise_record import Leaves, NoiseRecord
@@ -22,12 +23,13 @@ from dpaudit.diagnostics._noise_tests import Amount, noise_amount, noise_checks
 from dpaudit.diagnostics._p_values import RESOLUTION, SMALLEST_P_VALUE, Check, Finding
 from dpaudit.diagnostics._participation import ParticipationRecord, participation_checks
 from dpaudit.errors import FindingError, InputError
-from dpaudit.stats import Result, Verdict
 
 _SHARE_OF_TESTS = 0.2  # share of the error rate for the tests; the rest is for the bound
+_MOST_CAUSES = 4  # more of them do not help
 _SHARED = 16.0  # squared sums over a leaf are never this many times too large because of repeated noise
 _SAME = 0.95  # correlation above which noise counts as repeated, not merely correlated
 _WEAK = 0.1  # correlation below which noise of low rank is a likelier cause
+_SCATTER = 1.5  # by accident, the least noise of a coordinate is below that of its leaf, but not by more
 _PARTS = ("step-noise", "leaf-noise", "coordinate-noise")
 # Causes come before their consequences: repeated or shared noise also has unusual amounts, and shuffled
 # batches also have a fixed size.
@@ -251,9 +253,15 @@ class Diagnosis:
     def likely_causes(self, **known: Any) -> tuple[str, ...]:
         """Return likely causes of the findings; keywords are as in :func:`likely_causes`."""
         names = [finding.name for finding in self.findings]
-        if self.noise is not None and "noise-variance" in names:
+        own = {finding.name: finding.cause for finding in self.findings if finding.cause}
+        if self.noise is not None and "noise-variance" in names and "noise-variance" not in own:
             known = {"noise_ratio": self.noise.ratio, "interval": (self.noise.low, self.noise.high), **known}
-        return likely_causes(findings=names, **known)
+        return likely_causes(findings=names, own_causes=own, **known)
+
+    @property
+    def tests_sampling(self) -> bool:
+        """Whether any of the tests is about how batches are drawn."""
+        return any(check.name in SAMPLING for check in self.checks)
 
     def raise_for_findings(self) -> None:
         """Raise :class:`dpaudit.FindingError` if there are findings."""
@@ -282,9 +290,11 @@ class Diagnosis:
         noise = self.noise
         return {
             "confidence": self.confidence,
-            "findings": [vars(finding) for finding in self.findings],
+            "findings": [
+                {**vars(finding), "estimate": _finite(finding.estimate)} for finding in self.findings
+            ],
             "tests": [
-                {"name": check.name, "p_value": check.p_value, "estimate": check.estimate}
+                {"name": check.name, "p_value": check.p_value, "estimate": _finite(check.estimate)}
                 for check in self.checks
             ],
             "notes": list(self.notes),
@@ -292,6 +302,11 @@ class Diagnosis:
             "likely_causes": list(self.likely_causes()),
             "noise": None if noise is None else dict(vars(noise)),
         }
+
+
+def _finite(estimate: float) -> float | None:
+    """Return the estimate for JSON, which has no number for a finding without one."""
+    return estimate if math.isfinite(estimate) else None
 
 
 def findings_sentence(diagnosis: Diagnosis) -> str:
@@ -302,6 +317,24 @@ def findings_sentence(diagnosis: Diagnosis) -> str:
     return f"{found} in {run}, at {100 * diagnosis.confidence:g} % joint confidence."
 
 
+def joint_causes(diagnosis: Diagnosis | None, clues: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a few likely causes, best first, from the findings and from ``clues`` of the scores.
+
+    ``clues`` are keywords of :func:`likely_causes`. The total amount of noise adds nothing once it is known
+    where noise is missing, and scores show the noise of some coordinates only.
+    """
+    if diagnosis is None:
+        return likely_causes(**clues)[:_MOST_CAUSES]
+    names = {finding.name for finding in diagnosis.findings}
+    is_explained = any(finding.cause for finding in diagnosis.findings if finding.name == "noise-variance")
+    if is_explained or LOCALIZING & names or (diagnosis.noise is not None and "noise-variance" in names):
+        clues = {name: clue for name, clue in clues.items() if name not in ("noise_ratio", "interval")}
+    if LOCALIZING & names:
+        located = tuple(one for one in diagnosis.findings if one.name != "noise-variance")
+        diagnosis = replace(diagnosis, findings=located)
+    return diagnosis.likely_causes(**clues)[:_MOST_CAUSES]
+
+
 def share_error(error_rate: float, *, has_bound: bool, has_tests: bool) -> tuple[float, float]:
     """Return the confidence of a bound and of the tests, for a joint error rate of at most ``error_rate``.
 
@@ -309,12 +342,6 @@ def share_error(error_rate: float, *, has_bound: bool, has_tests: bool) -> tuple
     """
     bound, tests = 1 - _SHARE_OF_TESTS if has_tests else 1.0, _SHARE_OF_TESTS if has_bound else 1.0
     return 1 - bound * error_rate, 1 - tests * error_rate
-
-
-def flagged_by(result: Result | None, diagnosis: Diagnosis | None) -> tuple[str, ...]:
-    """Return the names of what refutes the claim: the bound, and the findings of the tests."""
-    found = ["bound"] if result is not None and result.verdict is Verdict.VIOLATION else []
-    return (*found, *(() if diagnosis is None else (finding.name for finding in diagnosis.findings)))
 
 
 def holm(p_values: ArrayLike) -> FloatArray:
@@ -341,7 +368,8 @@ def _by_certainty(finding: Finding) -> tuple[float, float, float, int]:
     order = _ORDER.index(finding.name) if finding.name in _ORDER else len(_ORDER)
     rank, least = float(order), 0.0
     if finding.name in _PARTS:
-        rank, least = float(_ORDER.index(_PARTS[0])), max(finding.estimate, NO_NOISE)
+        scatter = _SCATTER if finding.name == "coordinate-noise" else 1.0
+        rank, least = float(_ORDER.index(_PARTS[0])), scatter * max(finding.estimate, NO_NOISE)
     if finding.name == "coordinate-correlation" and finding.estimate > _SHARED:
         rank = -1.0
     if finding.name == "repeated-noise" and abs(finding.estimate) < _SAME:

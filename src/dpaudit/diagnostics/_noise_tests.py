@@ -39,6 +39,9 @@ from dpaudit.diagnostics._shape_tests import SHAPE_TESTS
 
 _SURE_P_VALUE = 1e-6  # corrected p-value below which a part counts as lacking noise
 _SAME = 0.95  # correlation above which noise counts as the same, if its norm is the same as well
+_MIN_TREND = 30  # steps
+_TREND = 0.05  # smallest relative change of the noise between the first and the last tenth of the steps
+_STEADY = 0.5  # smallest rank correlation of noise and time
 _SUSPICIOUS = 0.05  # p-values above it are not findings at any level in use
 
 
@@ -86,20 +89,45 @@ def noise_variance(record: NoiseRecord, confidence: float) -> Check:
         p_value=float(claim_p_value(record.energy, record.count, record.resolution)),
         sentence="There is no noise at all." if found.high == 0 else f"The noise is {found}.",
         estimate=found.ratio,
+        cause=_trend(record),
     )
 
 
 def step_noise(record: NoiseRecord) -> Check | None:
     """Test the step with the least noise, such as an empty batch that is released without noise."""
     energies = np.asarray(record.step_energies)
-    return _least(record, "step", energies, record.energies.size, str)
+    return _least(record, "step", energies, record.energies.size, str, cause=lambda _: _trend(record))
+
+
+def _trend(record: NoiseRecord) -> str:
+    """Describe how the noise changes over the steps, as a likely cause; empty if it does not clearly."""
+    energies = np.asarray(record.step_energies)
+    size = max(energies.size // 10, 3)
+    ends = energies[:size], energies[-size:]
+    first, last = (float(np.sqrt(part.mean() / record.energies.size)) for part in ends)
+    if energies.size < _MIN_TREND or min(first, last) == 0 or abs(last - first) < _TREND * max(first, last):
+        return ""
+    order = stats.spearmanr(np.arange(energies.size), energies)
+    if abs(order.statistic) < _STEADY:  # single steps, or some of them, lack noise
+        return ""
+    change = "shrinks" if last < first else "grows"
+    return (
+        f"the noise {change} during the run, from {first:.2g} to {last:.2g} of the claimed level: is the "
+        "noise multiplier changed by a scheduler, or does the noise depend on something that changes?"
+    )
 
 
 def leaf_noise(record: NoiseRecord) -> Check | None:
     """Test the leaf with the least noise."""
     energies = np.add.reduceat(record.energies, record.layout.starts)
     counts = record.num_steps * record.layout.sizes
-    return _least(record, "leaf", energies, counts, lambda leaf: record.layout.names[leaf])
+    names = record.layout.names
+
+    def cause(leaf: int) -> str:
+        is_named = names[leaf] != str(leaf)
+        return f"is {names[leaf]} skipped when noise is added, or scaled separately?" if is_named else ""
+
+    return _least(record, "leaf", energies, counts, names.__getitem__, cause=cause)
 
 
 def coordinate_noise(record: NoiseRecord) -> Check | None:
@@ -111,7 +139,13 @@ def coordinate_noise(record: NoiseRecord) -> Check | None:
 
 
 def _least(
-    record: NoiseRecord, part: str, energies: FloatArray, counts: ArrayLike, name: Callable[[int], str]
+    record: NoiseRecord,
+    part: str,
+    energies: FloatArray,
+    counts: ArrayLike,
+    name: Callable[[int], str],
+    *,
+    cause: Callable[[int], str] = lambda _: "",
 ) -> Check | None:
     """Test the part with the least noise, Bonferroni-corrected for all parts.
 
@@ -131,6 +165,7 @@ def _least(
         sentence=f"The noise of {part} {name(least)} is {ratio:.2g} of the claimed level"
         f"{_others(part, p_values)}.",
         estimate=ratio,
+        cause=cause(least),
     )
 
 

@@ -31,13 +31,15 @@ class Check:
     """A test that was run: in a correct training run, its p-value is at most p with probability at most p.
 
     ``sentence`` describes the finding if there is one; ``estimate`` is the number in it that a developer can
-    act on, such as the ratio of the noise to the claim.
+    act on, such as the ratio of the noise to the claim. ``cause`` is the likely cause if the test found one
+    itself.
     """
 
     name: str
     p_value: float
     sentence: str
     estimate: float
+    cause: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,7 @@ class Finding:
     adjusted: float
     sentence: str
     estimate: float
+    cause: str = ""
 
     @classmethod
     def certain(cls, name: str, sentence: str, estimate: float = math.nan) -> Finding:

@@ -161,26 +161,23 @@ def _arrays(experiment: Trainable) -> dict[str, np.ndarray]:
 def _outcome(experiment: Trainable, trained: Trained) -> dict[str, Any]:
     """Return the verdict, all bounds, power, tests of the noise, accuracy and timing."""
     started = time.monotonic()
-    if isinstance(experiment, FinalModel):
-        values = experiment.values()
-    else:
-        values = {**_bounds(experiment, trained), "diagnosis": _diagnosis(experiment, trained)}
+    values = experiment.values() if isinstance(experiment, FinalModel) else _bounds(experiment, trained)
     return {"schema_version": SCHEMA_VERSION, **values, **summary(experiment, trained, started)}
 
 
 def _bounds(experiment: Experiment, trained: Trained) -> dict[str, Any]:
     recorder = experiment.audit.recorder
-    is_whole_run = isinstance(recorder, WholeRunRecorder)
+    result, is_whole_run = recorder.audit(), isinstance(recorder, WholeRunRecorder)
     found = examine(
         recorder.observations,
         delta=recorder.claim.delta,
-        confidence=recorder.confidence,
+        confidence=result.bound.confidence,
         claim=recorder.claim,
         tradeoff=_curve(experiment),
         of_steps=not is_whole_run,
         threshold=0.0 if is_whole_run else None,
         names=_names(experiment, trained),
-        result=recorder.audit(),
+        result=result,
     )
     values = found.to_dict()
     if isinstance(recorder, WholeRunRecorder):
@@ -191,13 +188,6 @@ def _bounds(experiment: Experiment, trained: Trained) -> dict[str, Any]:
     elif _is_coupled(experiment):
         values["notes"].append(_SHARED)
     return values
-
-
-def _diagnosis(experiment: Experiment, trained: Trained) -> dict[str, Any] | None:
-    """Test noise and batches, with their own error rate; return None for a run that stopped early."""
-    if trained.stopped_early:
-        return None
-    return experiment.tests.diagnose(experiment.audit.recorder.confidence).to_dict()
 
 
 def _names(experiment: Experiment, trained: Trained) -> Collection[str] | None:

@@ -45,10 +45,12 @@ _NO_BATCHES = (
     "every step gets the same batch: sampling, accumulation over batches and the number of rows per example "
     "are not tested"
 )
+_STEP_CLAIM = "claim=..., such as Claim.gaussian(noise_multiplier=..., delta=...) for one step"
 _OWN_NOISE = 3  # purpose of a random stream, besides those of Draws and of the native audits
 _ROUNDING = 1e-3  # in clipping norms, for sums of many single-precision numbers
 
 
+@_validate.without_epsilon(_STEP_CLAIM)
 def observe_step(
     step: Callable[[Any], Any],
     gradients: Any,
@@ -61,6 +63,7 @@ def observe_step(
     num_canaries: int = 64,
     leaves: Leaves | None = None,
     confidence: float = 0.95,
+    tests: bool = True,
     seed: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
 ) -> Recorder:
@@ -71,7 +74,9 @@ def observe_step(
     ``gradients`` belong to the other examples; zeros, or no rows at all, reveal the most, because the sum
     of other gradients is known only if they are clipped correctly. The number of rows varies with the coins.
     The claim may be about a single step or about a training run of such steps. ``leaves`` are the sizes of
-    the parameter tensors in a gradient, optionally by name, for ``diagnose()`` of the returned recorder.
+    the parameter tensors in a gradient, optionally by name, for the tests of the noise. Bound and tests share
+    the error rate of ``confidence``; with ``tests=False`` nothing but the scores is tested, and the bound has
+    all of it.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -94,6 +99,7 @@ def observe_step(
         draws=Draws(canary, num_canaries, fresh_seed(seed)),
         leaves=leaves,
         confidence=confidence,
+        tests=tests,
         callbacks=callbacks,
     )
 
@@ -109,6 +115,7 @@ def _run_steps(
     draws: Draws,
     leaves: Leaves | None,
     confidence: float,
+    tests: bool,
     callbacks: Sequence[Callable[[LiveBound], None]],
 ) -> Recorder:
     """Record the releases of all steps; ``release`` takes canaries, one per row, and which are present."""
@@ -124,6 +131,7 @@ def _run_steps(
         claim=claim,
         num_steps=num_steps,
         confidence=confidence,
+        tests=tests,
         callbacks=callbacks,
         noise=residuals or NoiseLog(),  # an empty log where no Gaussian noise is claimed
         checks=[BatchRecord(_NO_BATCHES)],
@@ -147,6 +155,7 @@ def _run_steps(
     return recorder
 
 
+@_validate.without_epsilon(_STEP_CLAIM)
 def observe_loss_step(
     step: Callable[[Callable[[Any, Any], Any], Any, Any], Any],
     loss: Callable[[Any, Any], Any],
@@ -160,6 +169,7 @@ def observe_loss_step(
     canary: GradientCanary = _DIRAC,
     num_canaries: int = 64,
     confidence: float = 0.95,
+    tests: bool = True,
     seed: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
 ) -> Recorder:
@@ -197,6 +207,7 @@ def observe_loss_step(
         num_steps=num_steps,
         draws=Draws(canary, num_canaries, fresh_seed(seed)),
         confidence=confidence,
+        tests=tests,
         callbacks=callbacks,
     )
 

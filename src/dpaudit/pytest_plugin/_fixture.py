@@ -1,12 +1,14 @@
-"""The fixture ``dp_audit``, which audits a step or a recorder, or runs noise tests, and may fail the test."""
+"""The fixture ``dp_audit``, which audits a step or a recorder, or runs noise tests, and may fail the test.
+
+``FailureMessage`` is what the test then says: the claim, the bound, findings and likely causes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, NoReturn, Protocol, TypeVar, cast, overload
+from typing import Any, NoReturn, TypeVar, cast, overload
 
 import numpy as np
 import pytest
@@ -14,18 +16,19 @@ import pytest
 from dpaudit import _validate
 from dpaudit.accounting import Claim
 from dpaudit.canaries import GradientCanary, Mixed
-from dpaudit.diagnostics import Diagnosis, Diagnostics
-from dpaudit.diagnostics._diagnosis import flagged_by, share_error
+from dpaudit.diagnostics import Diagnosis, Diagnostics, Finding, likely_causes
+from dpaudit.diagnostics._diagnosis import joint_causes
 from dpaudit.diagnostics._noise_record import Leaves
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import require_rows
 from dpaudit.observers._residuals import UnknownSumError
 from dpaudit.observers.step import observe_step
-from dpaudit.pytest_plugin._message import FailureMessage, ScoreSummary, claimed_noise
-from dpaudit.pytest_plugin._session import AuditSession
+from dpaudit.pytest_plugin._session import AuditCall, AuditSession
 from dpaudit.pytest_plugin._summary import UnderpoweredWarning, note, note_error
-from dpaudit.recording import ArrivalError, Recorder, UntestedError, WholeRunRecorder
+from dpaudit.recording import ArrivalError, Recorder, TrainingInfo, WholeRunRecorder
+from dpaudit.recording._joint_verdict import ScoreSummary, SupportsDiagnose, claimed_noise
 from dpaudit.stats import Result, Verdict
+from dpaudit.stats._result import PRIVACY
 
 AnyRecorder = Recorder | WholeRunRecorder
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -169,7 +172,7 @@ class DpAudit:
         __tracebackhide__ = True
         gap: float | None = None
         try:
-            outcome = _outcome(recorder, self._report.error_rate, **options)
+            outcome = AuditOutcome(recorder.audit(confidence=1 - self._report.error_rate, **options))
         except ArrivalError as error:
             why, gap = str(error), error.gap
         else:
@@ -190,8 +193,7 @@ class DpAudit:
         result = outcome.result
         note(self._node, self._report.call.number, result, outcome.diagnosis)
         if outcome.is_bad:
-            scores = ScoreSummary.of(recorder) if isinstance(recorder, Recorder) else None
-            pytest.fail(self._report.failure(result, outcome.diagnosis, scores, remarks), pytrace=False)
+            pytest.fail(self._report.failure(result, _summarized(recorder), remarks), pytrace=False)
         if _is_weak(result):
             text = f"{result.verdict.value} Power: {result.power}. Use more steps or canaries."
             self._node.warn(UnderpoweredWarning(text))
@@ -203,36 +205,24 @@ class AuditOutcome:
     """The outcome of an audit that has not failed its test."""
 
     result: Result
-    diagnosis: Diagnosis | None
-    """Tests of the noise; None if only scores are known, or if the bound may have stopped the run."""
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """Tests of the noise; None if only scores are known, or if the bound may have stopped the run."""
+        return self.result.diagnosis
 
     @property
     def is_bad(self) -> bool:
-        """Whether the claim is refuted or a test flags the noise."""
-        return bool(flagged_by(self.result, self.diagnosis))
+        """Whether the bound or the tests refute the claim."""
+        return self.result.verdict is Verdict.VIOLATION
 
 
-class SupportsDiagnose(Protocol):
-    """Tests on data added by the developer, such as ``dpaudit.Diagnostics``."""
-
-    def diagnose(self, confidence: float = ...) -> Diagnosis:
-        """Run the tests."""
-
-
-def _outcome(
-    recorder: AnyRecorder, error_rate: float, tests: SupportsDiagnose | None = None, **claim: Any
-) -> AuditOutcome:
-    """Audit the scores, and test the noise if it is known; both share the error rate."""
-    has_tests = tests is not None or recorder.tests_noise
-    bound_level, tests_level = share_error(error_rate, has_bound=True, has_tests=has_tests)
-    result = recorder.audit(confidence=bound_level, **claim)
-    if tests is not None:
-        return AuditOutcome(result, tests.diagnose(tests_level))
-    claimed = claimed_noise(result)
-    if recorder.tests_noise and claimed is not None:
-        with suppress(UntestedError):  # "not run" in the table
-            return AuditOutcome(result, recorder.diagnose(noise_multiplier=claimed, confidence=tests_level))
-    return AuditOutcome(result, None)
+def _summarized(recorder: AnyRecorder) -> ScoreSummary | None:
+    """Return the noise and signal of scores of single steps."""
+    if not isinstance(recorder, Recorder):
+        return None
+    state = recorder.state_dict()
+    return ScoreSummary.of(state["scores"], state["present"], recorder.facts)
 
 
 def _other_gradients(gradients: Any, num_parameters: int | None) -> Any:
@@ -268,3 +258,91 @@ def _with_numpy_hint(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def _is_weak(result: Result) -> bool:
     claimed = result.hypothesis.parameter
     return result.verdict is Verdict.UNDERPOWERED or result.design.smallest_leak(claimed) > _WEAK * claimed
+
+
+@dataclass(frozen=True)
+class FailureMessage:
+    """The messages of one call: why it failed its test, how the error rate is shared, and how to rerun it."""
+
+    session: AuditSession
+    call: AuditCall
+    own_confidence: float | None = None
+
+    @property
+    def error_rate(self) -> float:
+        """The probability of a false alarm allotted to this call."""
+        confidence = self.session.confidence if self.own_confidence is None else self.own_confidence
+        return self.call.error_share * (1 - confidence)
+
+    def failure(self, result: Result, scores: ScoreSummary | None, remarks: Sequence[str] = ()) -> str:
+        """Return the message for a refuted claim: bound, estimated noise, findings, and likely causes."""
+        claimed = claimed_noise(result.claim)
+        lines = [f"claim: {result.claim.summary}", f"bound: {result.bound.statement}"]
+        if result.estimate.noise is not None:
+            lines.append(f"estimate: {result.estimate.noise}")
+        lines += [self._session_line, *remarks]
+        if scores is not None:
+            lines += [noise_line(scores, claimed), canary_line(scores)]
+        lines += _finding_lines(result.findings)
+        return self._text(_title(result), lines, result.likely_causes())
+
+    def no_verdict(self, why: str, gap: float | None, facts: TrainingInfo | None) -> str:
+        """Return the message for an audit without a verdict, with likely causes."""
+        causes: tuple[str, ...] = ()
+        if gap is not None and facts is not None:
+            scale, batch_size = facts.canary_scale, facts.batch_size
+            causes = likely_causes(signal=gap, canary_scale=scale, batch_size=batch_size)
+        return self._text("no verdict.", [f"reason: {why}"], causes)
+
+    def findings(self, diagnosis: Diagnosis) -> str:
+        """Return the message for findings of tests on data that the developer has added."""
+        lines = [self._session_line, *_finding_lines(diagnosis.findings)]
+        return self._text("the training run does not match its claim.", lines, joint_causes(diagnosis, {}))
+
+    def _text(self, title: str, lines: Sequence[str], causes: Sequence[str]) -> str:
+        call = "" if self.call.number == 1 else f" (call {self.call.number} of the test)"
+        lines = [*lines, *(f"possible cause: {cause}" for cause in causes), *self._rerun_lines]
+        return "\n".join([f"dpaudit{call}: {title}", *(f"  {line}" for line in lines)])
+
+    @property
+    def _session_line(self) -> str:
+        count = self.session.num_tests
+        tests = "1 test that uses" if count == 1 else f"{count} tests that use"
+        return f"session: {100 * self.session.confidence:g} % joint confidence for {tests} dp_audit"
+
+    @property
+    def _rerun_lines(self) -> list[str]:
+        lines = [f"rerun: {self.call.rerun}"]
+        if self.own_confidence is not None and self.session.num_tests > 1:
+            lines.append("(rerun alone, a call with its own confidence= does not share it with other tests)")
+        return lines
+
+
+def _title(result: Result) -> str:
+    if PRIVACY in result.refuted:
+        return (
+            f"epsilon >= {result.bound.epsilon:.3g}, but {result.claim.epsilon:.3g} is claimed. "
+            f"{result.sentence}"
+        )
+    return f"{result.findings[0].name}: {result.sentence}"
+
+
+def _finding_lines(findings: Sequence[Finding]) -> list[str]:
+    return [f"finding: {finding}" for finding in findings]
+
+
+def noise_line(scores: ScoreSummary, claimed: float | None) -> str:
+    """Return the noise in clipping norms, or relative to the claim."""
+    if scores.noise == 0:
+        return "noise: none"
+    low, high = scores.low, scores.high
+    if claimed is None:
+        return f"noise: {scores.noise:.3g} times the clipping norm ({low:.3g} to {high:.3g})"
+    ratio = scores.noise / claimed
+    return f"noise: {ratio:.3g} of the claimed level ({low / claimed:.3g} to {high / claimed:.3g})"
+
+
+def canary_line(scores: ScoreSummary) -> str:
+    """Return the signal of a canary in the scores."""
+    spread = "" if scores.spread_signal is None else f" (spread canaries: {scores.spread_signal:.3g})"
+    return f"canary: {scores.signal:.3g} times the clipping norm{spread}; at most 1 if clipped correctly"

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from dpaudit import _validate
 from dpaudit.accounting import Claim
 from dpaudit.canaries import GradientCanary, InputCanary
 from dpaudit.errors import InputError
 from dpaudit.recording._signal_and_noise import UntestedError
 from dpaudit.stats import Gaussian, TradeOff
+from dpaudit.stats._result import DEFAULT, GIVEN, READ
 
 _MISSING = {
     "noise_multiplier": "the standard deviation of the noise divided by the clipping norm",
@@ -23,6 +25,11 @@ _MISSING = {
     "num_steps": "the planned number of steps",
     "delta": "such as 1e-5",
 }
+CLAIM_PARTS = (
+    "noise_multiplier=..., sample_rate=... and num_steps=... of the claim (noise_for_epsilon() returns the "
+    "noise multiplier of an epsilon)"
+)
+_RECORDED = "the number of recorded steps"
 _SAME_RATE = 0.01  # rates derived from batches and from examples differ by less
 
 
@@ -31,6 +38,7 @@ class DPSGDParams:
     """The four numbers of a claim; None where a number is not known, or not yet known.
 
     ``noises`` are the successive noise multipliers of a run that changed them; none of them is the claim.
+    ``origins`` name what each number was read from, such as "the optimizer".
     """
 
     noise_multiplier: float | None = None
@@ -38,10 +46,11 @@ class DPSGDParams:
     num_steps: int | None = None
     delta: float | None = None
     noises: tuple[float, ...] | None = None
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def overridden(self, other: DPSGDParams) -> DPSGDParams:
         """Return these numbers, replaced by those of ``other`` where known."""
-        known = {field.name: getattr(other, field.name) for field in fields(other)}
+        known = {name: getattr(other, name) for name in (*_MISSING, "noises")}
         return replace(self, **{name: value for name, value in known.items() if value is not None})
 
     def known(self, *names: str) -> dict[str, Any]:
@@ -96,6 +105,10 @@ class ClaimSource(Protocol):
         Raise an ``InputError`` if the run is longer than claimed, unless it ``may_be_longer``.
         """
 
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether the claim is about Gaussian noise, which can be tested."""
+
     def noise_multiplier(self, given: float | None) -> float:
         """Return the noise multiplier to test noise against: the given one, else the claimed one."""
 
@@ -116,7 +129,7 @@ class GivenClaim:
         self._claim = claim
 
     def pop_params(self, keywords: dict[str, Any]) -> DPSGDParams:
-        _require_no_epsilon(
+        _validate.no_epsilon(
             keywords, "claim=Claim.dpsgd(noise_multiplier=..., sample_rate=..., num_steps=..., delta=...)"
         )
         return UNKNOWN
@@ -124,6 +137,10 @@ class GivenClaim:
     def claim(self, num_done: int, given: DPSGDParams = UNKNOWN, *, may_be_longer: bool = False) -> Claim:
         del num_done, given, may_be_longer
         return self._claim
+
+    @property
+    def is_gaussian(self) -> bool:
+        return claimed_mu(self._claim) is not None
 
     def noise_multiplier(self, given: float | None) -> float:
         mu = claimed_mu(self._claim)
@@ -153,10 +170,10 @@ class ReadClaim:
 
     def __init__(self, read: Callable[[], DPSGDParams], given: DPSGDParams = UNKNOWN) -> None:
         self._read, self._given = read, given
-        self._made: dict[DPSGDParams, Claim] = {}  # the epsilon of each is computed once
+        self._made: dict[tuple[DPSGDParams, tuple[str, ...]], Claim] = {}  # epsilons are computed once
 
     def pop_params(self, keywords: dict[str, Any]) -> DPSGDParams:
-        _require_no_epsilon(keywords, "noise_multiplier=..., sample_rate=... and num_steps=... of the claim")
+        _validate.no_epsilon(keywords, CLAIM_PARTS)
         return DPSGDParams(**{name: keywords.pop(name) for name in _MISSING if name in keywords})
 
     def params(self, num_done: int, given: DPSGDParams = UNKNOWN) -> DPSGDParams:
@@ -171,9 +188,28 @@ class ReadClaim:
                 f"Expected at most num_steps={params.num_steps} steps, the number in the claim, got "
                 f"{num_done}: a longer run has a larger epsilon, which the claim does not cover."
             )
-        if params not in self._made:
-            self._made[params] = Claim.dpsgd(**params.known())
-        return self._made[params]
+        sources = self._sources(given)
+        key = params, tuple(source for source, _ in sources.values())
+        if key not in self._made:
+            self._made[key] = Claim.dpsgd(**params.known()).with_sources(sources)
+        return self._made[key]
+
+    def _sources(self, given: DPSGDParams) -> dict[str, tuple[str, str]]:
+        """Return the source of each number: given here or to ``audit()``, read, or the default."""
+        read, known = self._read(), self._given.overridden(given)
+        found = {}
+        for name in _MISSING:
+            if getattr(known, name) is not None:
+                found[name] = GIVEN, ""
+            elif getattr(read, name) is not None:
+                found[name] = READ, read.origins.get(name, "the training run")
+            else:
+                found[name] = DEFAULT, _RECORDED
+        return found
+
+    @property
+    def is_gaussian(self) -> bool:
+        return True
 
     def noise_multiplier(self, given: float | None) -> float:
         known = self.params(0, DPSGDParams(noise_multiplier=given)).known("noise_multiplier")
@@ -208,12 +244,3 @@ def claimed_mu(claim: Claim) -> float | None:
     hypothesis = claim.hypothesis(None)
     is_known = isinstance(hypothesis.tradeoff, Gaussian) and hypothesis.parameter > 0
     return hypothesis.parameter if is_known else None
-
-
-def _require_no_epsilon(keywords: Mapping[str, Any], expected: str) -> None:
-    """Reject an epsilon among the keywords: many mechanisms share it, and their steps differ."""
-    if "epsilon" in keywords:
-        raise InputError(
-            f"Expected {expected}, got epsilon={keywords['epsilon']}: an epsilon alone does not determine "
-            "the privacy of a step."
-        )

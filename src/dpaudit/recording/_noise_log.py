@@ -14,7 +14,7 @@ import numpy as np
 
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.diagnostics import Diagnosis, Diagnostics
-from dpaudit.diagnostics._noise_record import COVARIATES
+from dpaudit.diagnostics._noise_record import COVARIATES, Leaves
 from dpaudit.diagnostics._number_formats import FLOAT16, FormatCheck
 from dpaudit.diagnostics._p_values import HeadTailBuffer
 from dpaudit.recording._signal_and_noise import UntestedError
@@ -31,6 +31,8 @@ class NoiseLog:
         self._sums = HeadTailBuffer()
         self._numbers = HeadTailBuffer()  # of each step: the largest noise, of how many, and the covariates
         self._leaves: tuple[int, ...] = ()
+        self.names: Sequence[str] = ()
+        """The names of the leaves, where an observer knows them."""
         self._rounding = 0.0
         self._eps = 0.0
         self._format = FormatCheck()
@@ -79,7 +81,7 @@ class NoiseLog:
         del has_signal
         if self._rows.num_seen == 0:
             raise UntestedError("Expected the noise of at least one step, got none: did training run?")
-        tests = Diagnostics()
+        tests, leaves = Diagnostics(), self._named_leaves()
         precision = np.maximum(self._format.precision(self._leaves), self._eps)
         is_coarse = precision >= FLOAT16
         coarse = float((precision * self._peaks)[is_coarse].max(initial=0.0)) / 2
@@ -88,7 +90,7 @@ class NoiseLog:
             covariates = dict(zip(COVARIATES, numbers[2:].tolist(), strict=True))
             tests.observe_noise(
                 row / noise_multiplier,
-                self._leaves,
+                leaves,
                 rounding=rounding,
                 known=sums / noise_multiplier,
                 precision=precision,
@@ -96,6 +98,10 @@ class NoiseLog:
                 **covariates,
             )
         return tests.diagnose(confidence)
+
+    def _named_leaves(self) -> Leaves:
+        is_named = len(self.names) == len(set(self.names)) == len(self._leaves)
+        return dict(zip(self.names, self._leaves, strict=True)) if is_named else self._leaves
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,13 @@ from dpaudit.accounting import Claim
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import ClaimSource, GivenClaim, ReadClaim, TrainingInfo
+from dpaudit.recording._joint_verdict import (
+    RunTests,
+    ScoreSummary,
+    SupportsDiagnose,
+    claimed_noise,
+    remaining_level,
+)
 from dpaudit.recording._noise_log import NoiseLog
 from dpaudit.recording._signal_and_noise import (
     NO_NOISE,
@@ -25,28 +32,16 @@ from dpaudit.recording._signal_and_noise import (
     UntestedError,
     check_signal,
     has_signal,
-    joined_checks,
     moments_of,
     require_alike,
     require_resumable,
     with_batches,
 )
-from dpaudit.recording._trajectory import LiveBound, PlacedBets, Trajectory
-from dpaudit.stats import (
-    Betting,
-    Fixed,
-    Inference,
-    Observations,
-    Predictable,
-    Result,
-    ThresholdRule,
-    TradeOff,
-    audit,
-)
+from dpaudit.recording._trajectory import LiveBound, PlacedBets, RunBets, ShownBounds, Trajectory
+from dpaudit.stats import Inference, Observations, Result, TradeOff, Verdict, audit
 from dpaudit.stats._audit import audit_untuned
 from dpaudit.stats._coins import CoinCheck
 from dpaudit.stats._observations import scale_notes, split_by_coins
-from dpaudit.stats.inference import BoundQuery
 
 _PEEKS = 100  # number of times that the bound of a run of known length is computed
 _UNPLANNED_EVERY = 50  # each number of steps needs an epsilon of its own, which is not cheap
@@ -71,12 +66,13 @@ class Recorder:
     canaries that overlap with it.
 
     Observers pass further parts. A ``ReadClaim`` reads the claim from the training run. ``noise`` tests the
-    noise for :meth:`diagnose`. A present canary must score ``signal`` or more, otherwise there is no verdict.
-    Scores are in units of ``reach`` clipping norms, which is less than 1 if canaries do not reach all layers.
-    ``facts`` returns a :class:`TrainingInfo`. ``not_covered`` are sentences that name the parts of the
-    training run that canaries bypass; ``checks`` are further checks for :meth:`diagnose`. ``synchronize``
-    waits for steps that were started but are not yet recorded. ``num_canaries`` is the number of scores per
-    step, if it is fixed before the first step.
+    noise, and ``checks`` are further tests. Bound and tests share the error rate, from the first step on;
+    with ``tests=False`` the bound has all of it. A present canary must score ``signal`` or more, otherwise
+    there is no verdict. Scores are in units of ``reach`` clipping norms, which is less than 1 if canaries do
+    not reach all layers. ``facts`` returns a :class:`TrainingInfo`. ``not_covered`` are sentences that name
+    the parts of the training run that canaries bypass. ``synchronize`` waits for steps that were started but
+    are not yet recorded. ``num_canaries`` is the number of scores per step, if it is fixed before the first
+    step.
 
     >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=200)
     >>> rng = np.random.default_rng(0)
@@ -104,6 +100,7 @@ class Recorder:
         facts: Callable[[], TrainingInfo] | None = None,
         not_covered: tuple[str, ...] = (),
         checks: Sequence[RunCheck] = (),
+        tests: bool = True,
         synchronize: Callable[[], None] | None = None,
         num_canaries: int | None = None,
     ) -> None:
@@ -113,19 +110,22 @@ class Recorder:
         self.callbacks = list(callbacks)
         usual = _UNPLANNED_EVERY if self._planned is None else max(1, self._planned // _PEEKS)
         self._every = usual if every is None else _validate.whole("every", every)
-        self._tradeoff = tradeoff
-        self._paired = paired
-        self._coupled, self._num_canaries = coupled, num_canaries
-        self._noise, self._signal, self._facts = noise, signal, facts
+        self._tradeoff, self._paired, self._coupled = tradeoff, paired, coupled
+        self._num_canaries = num_canaries
+        self._signal, self._facts = signal, facts
+        joined, self._batches = with_batches(checks)
+        has_any = noise is not None or bool(checks)
+        self._tests = RunTests(noise, joined if has_any else (), self._claims, wanted=tests)
+        level, self._tests_level = self._tests.levels(self.confidence)
+        self._bets = RunBets(
+            self._claims, tradeoff, level=level, horizon=self._planned, coupled=coupled, by_coin=not paired
+        )
         self._lengths = CanaryLengths(signal=1.0 if signal is None else signal, reach=reach)
         self.not_covered = not_covered
-        self._checks, self._batches = with_batches(checks)
         self._synchronize = synchronize
-        self._peeked = self._closed = self._shown = False
+        self._shown = ShownBounds(self._planned)
         self._scores: list[FloatArray] = []
         self._present: list[BoolArray] = []
-        self._betting: Betting | None = None  # chosen before the first step
-        self._bets: PlacedBets | None = None
         self._live: LiveBound | None = None
         self._coins = CoinCheck()
 
@@ -158,14 +158,14 @@ class Recorder:
     @property
     def noise(self) -> NoiseLog:
         """The log to which an observer adds the noise of each step."""
-        if not isinstance(self._noise, NoiseLog):
+        if not isinstance(self._tests.noise, NoiseLog):
             raise UntestedError(NO_NOISE)
-        return self._noise
+        return self._tests.noise
 
     @property
     def tests_noise(self) -> bool:
         """Whether noise is logged for :meth:`diagnose`."""
-        return self._noise is not None
+        return self._tests.noise is not None
 
     def record(
         self, scores: Any, present: Any, *, lengths: FloatArray | None = None, notify: bool = True
@@ -178,16 +178,14 @@ class Recorder:
         """
         values, mask = np.array(scores, dtype=np.float64), np.array(present, dtype=np.bool_)
         require_alike(values, mask, step=self.num_done, first=self._scores[0] if self._scores else values)
-        # a run that continues after its bound was shown had not ended, and may continue because of the bound
-        self._peeked, self._closed = self._peeked or self._shown, False
-        if self._bets is None:
-            self._bets = self._start_bets(values.size)
+        self._shown.note_step()
+        self._bets.start(values.size)
         self._scores.append(values)
         self._present.append(mask)
         if lengths is not None:
             self._lengths.add(lengths)
         if len(self._scores) % _PENDING == 0:
-            self._place_bets()
+            self._placed_bets()
         if notify:
             self.notify()
 
@@ -204,7 +202,7 @@ class Recorder:
 
     def close(self) -> None:
         """Mark the run as over: a bound shown from now on cannot have ended it."""
-        self._closed = True
+        self._shown.is_closed = True
 
     def live(self) -> LiveBound:
         """Return the bound from the steps so far."""
@@ -236,41 +234,22 @@ class Recorder:
         return [self._bound_after(count) for count in num_steps]
 
     def _bound_after(self, count: int) -> LiveBound:
-        hypothesis = self.claim.hypothesis(self._tradeoff)
-        parameter = self._place_bets().parameter(count) if count else 0.0
-        return LiveBound(
-            num_done=count,
-            epsilon=hypothesis.epsilon(parameter),
-            claimed_epsilon=self.claim.epsilon,
-            delta=self.claim.delta,
-            confidence=self.confidence,
-            is_violation=parameter > hypothesis.parameter,
-        )
+        return self._bets.bound(self._scores, self._present, count, self.claim)
 
-    def _place_bets(self) -> PlacedBets:
+    def _placed_bets(self) -> PlacedBets:
         """Bet on all recorded steps; a bet that is placed does not change."""
-        if self._bets is None:
-            self._bets = self._start_bets(self._scores[0].size)
-        self._bets.extend(self._scores, self._present)
-        return self._bets
-
-    def _start_bets(self, num_guesses: int) -> PlacedBets:
-        tradeoff, expected = self._claims.step_curve(self._tradeoff)
-        if self._betting is None:  # otherwise that of a state
-            self._betting = Betting(horizon=self._planned, expected=expected, stop_loss=not self._coupled)
-        query = BoundQuery(tradeoff, 0.0, 1 - self.confidence)  # the curve is already the one at delta
-        return PlacedBets(self._betting, query, num_guesses, by_coin=not self._paired)
+        return self._bets.placed(self._scores, self._present)
 
     def trajectory(self) -> Trajectory:
         """Return the live bound at about sixty points, with its band."""
         self._require_steps()
         self._note_peek()
-        placed = self._place_bets()
+        placed = self._placed_bets()
         return Trajectory.of(
             placed.bets,
             placed.advantages,
             hypothesis=self.claim.hypothesis(self._tradeoff),
-            confidence=self.confidence,
+            confidence=self._bets.level,
             horizon=self._planned,
         )
 
@@ -283,8 +262,8 @@ class Recorder:
 
     def _repr_html_(self) -> str:
         """Return the notebook display. It may be implicit, so a bound that was not shown stays hidden."""
-        is_free = self._peeked or self._is_over
-        self._shown = self._shown or is_free
+        is_free = self._shown.early or self._shown.is_over(self.num_done)
+        self._shown.any = self._shown.any or is_free
         rows = [("steps", f"{self.num_done:,}")]
         if self._scores:
             rows.append(("scores per step", f"{self._scores[0].size:,}"))
@@ -307,30 +286,62 @@ class Recorder:
         return split_by_coins(scores, present, normalized=True, coupled=coupled)
 
     def audit(
-        self, *, inference: Inference | None = None, claim: Claim | None = None, **method: Any
+        self,
+        *,
+        inference: Inference | None = None,
+        claim: Claim | None = None,
+        confidence: float | None = None,
+        tests: SupportsDiagnose | None = None,
+        **method: Any,
     ) -> Result:
-        """Return the verdict on the claim; keywords are as in :func:`dpaudit.audit`.
+        """Return one verdict on the claim from bound and tests; keywords are as in :func:`dpaudit.audit`.
 
         The recorder of an observer also accepts any part of the claim: ``noise_multiplier``, ``sample_rate``,
-        ``num_steps`` or ``delta``.
+        ``num_steps`` or ``delta``. ``confidence`` is that of bound and tests together. A recorder without
+        noise accepts ``tests`` of the same run, such as :class:`dpaudit.Diagnostics`.
 
-        By default the verdict rests on the bets behind :meth:`live`: one test, which is valid even if the run
+        By default the bound rests on the bets behind :meth:`live`: one test, which is valid even if the run
         was stopped because of the live bound, and if the canaries of one step are dependent. Another method
         is a second test: if a bound was shown before, the result states that the method was chosen earlier.
-        Counts are refused if the number of steps may depend on the bound.
+        Counts are refused, and tests are not run, if the number of steps may depend on the bound.
         """
         given = self._claims.pop_params(method)
         observations = self.observations  # before the claim, which a run without steps does not have
         claim = claim or self._claims.claim(self.num_done, given)
         if self._signal is not None:
             check_signal(*moments_of(observations), self._signal)
-        method = {"confidence": self.confidence, "tradeoff": self._tradeoff} | method
-        self._require_stoppable(inference, method.get("threshold"))
-        placed, is_same_curve = self._place_bets(), method["tradeoff"] == self._tradeoff
+        level, tests_level = self._bets.level, self._tests_level
+        if confidence is not None or tests is not None:
+            joint = self.confidence if confidence is None else _validate.confidence(confidence)
+            level, tests_level = self._tests.levels(joint, has_more=tests is not None)
+        method = {"confidence": level, "tradeoff": self._tradeoff} | method
+        self._shown.require_stoppable(inference, method.get("threshold"), self.num_done)
+        was_shown, self._shown.any = self._shown.any, True
+        result = self._bounded(observations, claim, inference, method, was_shown=was_shown)
+        return self._clued(
+            self._tests.join(
+                replace(result, not_covered=self.not_covered + self._claims.remarks(given)),
+                tests_level,
+                more=tests,
+                may_have_stopped=self._may_have_stopped,
+                has_signal=self._has_signal,
+            )
+        )
+
+    def _bounded(
+        self,
+        observations: Observations,
+        claim: Claim,
+        inference: Inference | None,
+        method: dict[str, Any],
+        *,
+        was_shown: bool,
+    ) -> Result:
+        """Return the result of the bound alone."""
+        placed, is_same_curve = self._placed_bets(), method["tradeoff"] == self._tradeoff
         chosen = placed.completed(inference, is_same_curve=is_same_curve)
         # bets on another curve are tuned for it, placed bets stay as they are
         judge = audit_untuned if is_same_curve else audit
-        was_shown, self._shown = self._shown, True
         result = judge(observations, claim=claim, inference=chosen, **method)
         if was_shown and not placed.is_behind(result.bound):
             assumptions = *result.bound.assumptions, _CHOSEN
@@ -340,27 +351,28 @@ class Recorder:
         return replace(
             result,
             design=self._lengths.in_design(result.design),
-            not_covered=self.not_covered + self._claims.remarks(given),
             no_estimate=_MAY_HAVE_STOPPED if self._may_have_stopped else None,
         )
 
+    def _clued(self, result: Result) -> Result:
+        """Return the result with clues to the cause of a violation."""
+        if result.verdict is not Verdict.VIOLATION:
+            return result
+        summary = ScoreSummary.of(np.stack(self._scores), np.stack(self._present), self.facts)
+        return replace(result, clues=summary.known(claimed_noise(result.claim)))
+
     def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
-        """Test the noise of all steps against ``noise_multiplier``, by default the claimed one.
+        """Run the tests alone, against ``noise_multiplier``, by default the claimed one.
 
         Raise an ``InputError`` if no noise was logged, or if the run may have been ended because of its
         noise: the tests have their error rate only if the number of steps does not depend on the noise.
         """
-        if self._noise is None:
-            raise UntestedError(NO_NOISE)
-        if self._may_have_stopped:
-            raise UntestedError(
-                self._stopped("tests of the noise would not have their stated error rate. Pass")
-            )
-        self._shown = True
-        claimed = self._claims.noise_multiplier(noise_multiplier)
-        options: dict[str, Any] = {"confidence": confidence, "has_signal": self._has_signal}
-        found = self._noise.diagnose(noise_multiplier=claimed, **options)
-        return joined_checks(found, self._checks, claimed, self._claims.sample_rate())
+        if self.tests_noise and self._may_have_stopped:
+            problem = "tests of the noise would not have their stated error rate. Pass"
+            raise UntestedError(self._shown.stopped(problem, self.num_done))
+        found = self._tests.diagnose(noise_multiplier, confidence, has_signal=self._has_signal)
+        self._shown.any = True
+        return found
 
     def _has_signal(self) -> bool:
         return self._signal is None or has_signal(*moments_of(self.observations), self._signal)
@@ -371,29 +383,26 @@ class Recorder:
         return {
             "scores": np.asarray(self._scores),
             "present": np.asarray(self._present),
-            "looked": self._peeked,
-            "shown": self._shown,
-            **({} if self._betting is None else self._bets_state(self._betting)),
+            "looked": self._shown.early,
+            "shown": self._shown.any,
+            **({"joint_confidence": self.confidence} if self._scores else {}),
+            **self._bets.state_dict(),
             **({"lengths": self._lengths.counts} if self._lengths.counts.any() else {}),
         }
-
-    def _bets_state(self, betting: Betting) -> dict[str, Any]:
-        return {"betting": betting.to_dict(), "confidence": self.confidence}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``, with the bets and the confidence that it was started with."""
         require_resumable(state["scores"], self._num_canaries)
-        betting = Betting.from_dict(state["betting"]) if "betting" in state else None
-        if not isinstance(betting, Betting | None):
-            raise InputError(f"Expected the state of a recorder, which bets, got {betting!r}.")
-        self._betting = betting
-        self.confidence = _validate.confidence(state.get("confidence", self.confidence))
+        self._bets.load_state_dict(state)
+        if "confidence" in state:
+            self.confidence = _validate.confidence(state.get("joint_confidence", self._bets.level))
+            self._tests_level = remaining_level(self._bets.level, self.confidence)
         self._scores = list(state["scores"])
         self._present = list(state["present"])
         # a state that does not record whether the bound was shown counts as shown
-        self._peeked, self._shown = state["looked"], state.get("shown", True)
+        self._shown.early, self._shown.any = state["looked"], state.get("shown", True)
         self._lengths.counts = np.array(state.get("lengths", np.zeros_like(self._lengths.counts)))
-        self._bets = self._live = None
+        self._live = None
         self._coins = CoinCheck()
 
     def _wait(self) -> None:
@@ -404,15 +413,10 @@ class Recorder:
         if self.num_done == 0:
             raise InputError("Expected at least one recorded step, got none: did training run?")
 
-    @property
-    def _is_over(self) -> bool:
-        return self._closed or self.num_done == self._planned
-
     def _note_peek(self) -> None:
-        """Note that the bound is shown; unless the run is over, it may be ended because of that."""
-        self._require_fair(is_over=self._is_over)
-        self._shown = True
-        self._peeked = self._peeked or not self._is_over
+        """Note that the bound is shown."""
+        self._require_fair(is_over=self._shown.is_over(self.num_done))
+        self._shown.note(self.num_done)
 
     def _require_fair(self, *, is_over: bool) -> None:
         """Raise if the coins so far are very unlikely to be fair."""
@@ -424,25 +428,4 @@ class Recorder:
 
     @property
     def _may_have_stopped(self) -> bool:
-        """Whether the number of steps may depend on the scores."""
-        return self._peeked and self.num_done != self._planned
-
-    def _require_stoppable(self, inference: Inference | None, rule: ThresholdRule | None) -> None:
-        """Raise on a method that needs a number of steps that does not depend on the scores."""
-        if not self._may_have_stopped:
-            return
-        is_inference = not isinstance(inference, Betting | None)
-        if is_inference or not isinstance(rule, Fixed | Predictable | None):
-            method = inference if is_inference else rule
-            raise InputError(
-                self._stopped(f"{method!r} would not have its stated error rate. Use Betting(), pass")
-            )
-
-    def _stopped(self, problem: str) -> str:
-        planned = self._planned
-        ends = "a run of unplanned length" if planned is None else f"{self.num_done} of {planned} steps"
-        return (
-            f"Expected a number of steps that does not depend on the scores, got {ends} and a bound that was "
-            f"shown before the end: {problem} num_steps= to the observer and run all of them, or show the "
-            "bound only after the end."
-        )
+        return self._shown.may_have_stopped(self.num_done)

@@ -170,15 +170,6 @@ class RunCheck(Protocol):
         """Return what the steps so far show, given the claimed numbers."""
 
 
-def joined_checks(
-    found: Diagnosis, parts: Sequence[RunCheck], noise_multiplier: float, sample_rate: float | None
-) -> Diagnosis:
-    """Return the diagnosis of the noise with the results of all other checks, at the same confidence."""
-    return found.joined(
-        *(part.results(noise_multiplier=noise_multiplier, sample_rate=sample_rate) for part in parts)
-    )
-
-
 def with_batches(parts: Sequence[RunCheck]) -> tuple[tuple[RunCheck, ...], BatchRecord]:
     """Return the parts, among them a record of the batches, and that record."""
     for part in parts:

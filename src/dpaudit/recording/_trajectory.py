@@ -1,19 +1,25 @@
 """The bound over time, from bets on the errors so far.
 
-:class:`PlacedBets` are the bets of a run; :class:`LiveBound` is the bound after some steps, and
-:class:`Trajectory` the bounds up to the last, with a band.
+:class:`RunBets` starts the bets of a run, :class:`PlacedBets`; :class:`LiveBound` is the bound after some
+steps, and :class:`Trajectory` the bounds up to the last, with a band. :class:`ShownBounds` keeps track of
+whether the run may have ended because of a bound.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray
-from dpaudit.stats import Betting, Bound, Fixed, Inference
+from dpaudit.accounting import Claim
+from dpaudit.errors import InputError
+from dpaudit.recording._claim_source import ClaimSource
+from dpaudit.stats import Betting, Bound, Fixed, Inference, Predictable, ThresholdRule, TradeOff
 from dpaudit.stats._counts import StepErrors, StepScores
 from dpaudit.stats._result import Hypothesis
 from dpaudit.stats.inference import BoundQuery
@@ -82,6 +88,70 @@ class PlacedBets:
         return self.bets.parameter(count)
 
 
+class RunBets:
+    """The bets of a run, which start before its first step, and the bounds with confidence ``level``."""
+
+    def __init__(
+        self,
+        claims: ClaimSource,
+        tradeoff: TradeOff | None,
+        *,
+        level: float,
+        horizon: int | None,
+        coupled: bool,
+        by_coin: bool,
+    ) -> None:
+        self._claims, self._tradeoff, self.level = claims, tradeoff, level
+        self._horizon, self._coupled, self._by_coin = horizon, coupled, by_coin
+        self._betting: Betting | None = None  # chosen before the first step
+        self._placed: PlacedBets | None = None
+
+    def start(self, num_guesses: int) -> PlacedBets:
+        """Start betting on steps with this number of guesses, once."""
+        if self._placed is None:
+            tradeoff, expected = self._claims.step_curve(self._tradeoff)
+            if self._betting is None:  # otherwise that of a state
+                self._betting = Betting(horizon=self._horizon, expected=expected, stop_loss=not self._coupled)
+            query = BoundQuery(tradeoff, 0.0, 1 - self.level)  # the curve is already the one at delta
+            self._placed = PlacedBets(self._betting, query, num_guesses, by_coin=self._by_coin)
+        return self._placed
+
+    def placed(self, scores: Sequence[FloatArray], present: Sequence[BoolArray]) -> PlacedBets:
+        """Bet on all recorded steps; a bet that is placed does not change."""
+        placed = self.start(scores[0].size)
+        placed.extend(scores, present)
+        return placed
+
+    def bound(
+        self, scores: Sequence[FloatArray], present: Sequence[BoolArray], count: int, claim: Claim
+    ) -> LiveBound:
+        """Return the bound after the first ``count`` of the recorded steps."""
+        hypothesis = claim.hypothesis(self._tradeoff)
+        parameter = self.placed(scores, present).parameter(count) if count else 0.0
+        return LiveBound(
+            num_done=count,
+            epsilon=hypothesis.epsilon(parameter),
+            claimed_epsilon=claim.epsilon,
+            delta=claim.delta,
+            confidence=self.level,
+            is_violation=parameter > hypothesis.parameter,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the method and confidence of the bets; empty before the first step."""
+        if self._betting is None:
+            return {}
+        return {"betting": self._betting.to_dict(), "confidence": self.level}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Bet from now on with the method and confidence of a state."""
+        betting = Betting.from_dict(state["betting"]) if "betting" in state else None
+        if not isinstance(betting, Betting | None):
+            raise InputError(f"Expected the state of a recorder, which bets, got {betting!r}.")
+        self._betting, self._placed = betting, None
+        self.level = _validate.confidence(state.get("confidence", self.level))
+
+
 @dataclass(frozen=True, kw_only=True)
 class LiveBound:
     """A lower bound; the bounds after any number of steps hold simultaneously.
@@ -99,6 +169,55 @@ class LiveBound:
     def __str__(self) -> str:
         relation = ">" if self.is_violation else "of"
         return f"epsilon >= {self.epsilon:.3g} {relation} {self.claimed_epsilon:.3g} claimed"
+
+
+class ShownBounds:
+    """Whether bounds of a run were shown, and whether the run may have ended because of one."""
+
+    def __init__(self, planned: int | None) -> None:
+        self._planned = planned
+        self.is_closed = False  # whether the run was marked as over
+        self.any = False
+        self.early = False  # whether one was shown before the end
+
+    def note_step(self) -> None:
+        """Note that the run continues: if a bound was shown, it was before the end, and may be the reason."""
+        self.early, self.is_closed = self.early or self.any, False
+
+    def note(self, num_done: int) -> None:
+        """Note that a bound is shown; unless the run is over, it may be ended because of that."""
+        self.any = True
+        self.early = self.early or not self.is_over(num_done)
+
+    def is_over(self, num_done: int) -> bool:
+        """Return whether the run has ended."""
+        return self.is_closed or num_done == self._planned
+
+    def may_have_stopped(self, num_done: int) -> bool:
+        """Return whether the number of steps may depend on the scores."""
+        return self.early and num_done != self._planned
+
+    def require_stoppable(
+        self, inference: Inference | None, rule: ThresholdRule | None, num_done: int
+    ) -> None:
+        """Raise on a method that needs a number of steps that does not depend on the scores."""
+        if not self.may_have_stopped(num_done):
+            return
+        is_inference = not isinstance(inference, Betting | None)
+        if is_inference or not isinstance(rule, Fixed | Predictable | None):
+            method = inference if is_inference else rule
+            problem = f"{method!r} would not have its stated error rate. Use Betting(), pass"
+            raise InputError(self.stopped(problem, num_done))
+
+    def stopped(self, problem: str, num_done: int) -> str:
+        """Return the message of an error: what the possible end because of a bound makes impossible."""
+        planned = self._planned
+        ends = "a run of unplanned length" if planned is None else f"{num_done} of {planned} steps"
+        return (
+            f"Expected a number of steps that does not depend on the scores, got {ends} and a bound that was "
+            f"shown before the end: {problem} num_steps= to the observer and run all of them, or show the "
+            "bound only after the end."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,14 +16,15 @@ from dpaudit.accounting._log_ratios import log_ratio_attack
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import InputError
 from dpaudit.recording._claim_source import ClaimSource, GivenClaim, ReadClaim, TrainingInfo
+from dpaudit.recording._joint_verdict import RunTests, SupportsDiagnose
 from dpaudit.recording._noise_log import NoiseLog
 from dpaudit.recording._signal_and_noise import (
     NO_NOISE,
+    NoiseTests,
     RunCheck,
     RunningMoments,
     UntestedError,
     check_signal,
-    joined_checks,
     require_resumable,
 )
 from dpaudit.recording._trajectory import LiveBound
@@ -105,7 +106,7 @@ class WholeRunRecorder:
     and the sample rate known before the first step determine how scores are weighted. The norm of a canary is
     ``reach`` times the clipping norm, and a canary that was drawn must score ``signal`` or more. ``finished``
     receives the sample rate and raises if the run cannot be audited. ``noise``, ``facts``,
-    ``not_covered`` and ``checks`` are as for :class:`Recorder`.
+    ``not_covered``, ``checks`` and ``tests`` are as for :class:`Recorder`.
     """
 
     def __init__(
@@ -122,10 +123,11 @@ class WholeRunRecorder:
         reach: float = 1.0,
         signal: float | None = None,
         finished: Callable[[float], None] | None = None,
-        noise: NoiseLog | None = None,
+        noise: NoiseTests | None = None,
         facts: Callable[[], TrainingInfo] | None = None,
         not_covered: tuple[str, ...] = (),
         checks: Sequence[RunCheck] = (),
+        tests: bool = True,
     ) -> None:
         self.confidence = _validate.confidence(confidence)
         self._claims: ClaimSource
@@ -142,9 +144,9 @@ class WholeRunRecorder:
         )
         self._planned = num_steps
         self._signal, self._finished = signal, finished
-        self._noise, self._facts = noise, facts
+        self._facts = facts
         self.not_covered = not_covered
-        self._checks = tuple(checks)
+        self._tests = RunTests(noise, checks, self._claims, wanted=tests)
         self._joined, self._absent = RunningMoments(), RunningMoments()
 
     @property
@@ -180,14 +182,14 @@ class WholeRunRecorder:
     @property
     def noise(self) -> NoiseLog:
         """The log to which an observer adds the noise of each step."""
-        if self._noise is None:
+        if not isinstance(self._tests.noise, NoiseLog):
             raise UntestedError(NO_NOISE)
-        return self._noise
+        return self._tests.noise
 
     @property
     def tests_noise(self) -> bool:
         """Whether noise is logged for :meth:`diagnose`."""
-        return self._noise is not None
+        return self._tests.noise is not None
 
     def record(self, scores: Any, joined: BoolArray | None = None) -> None:
         """Add the scores of all canaries in one step, whether or not they were in the batch.
@@ -213,22 +215,28 @@ class WholeRunRecorder:
         """One score per canary; available after the last step only, because the claim covers all steps."""
         return self._ratios.observations(self.num_steps)
 
-    def audit(self, **method: Any) -> Result:
-        """Return the verdict on the claim; keywords are as in :func:`dpaudit.audit`.
+    def audit(
+        self, *, confidence: float | None = None, tests: SupportsDiagnose | None = None, **method: Any
+    ) -> Result:
+        """Return one verdict on the claim from bound and tests; keywords are as in :func:`dpaudit.audit`.
 
         The recorder of an observer also accepts any part of the claim: ``noise_multiplier``, ``sample_rate``,
-        ``num_steps`` or ``delta``.
+        ``num_steps`` or ``delta``. ``confidence`` and ``tests`` are as for :meth:`Recorder.audit`.
 
-        By default two thresholds share the error probability. One is where presence and absence are equally
-        likely under the claim, which is known before the data; it is the best one for sampling faults. With
-        less noise than claimed, all scores shift and it may be useless, so the other is the best of many.
+        By default two thresholds share the error probability of the bound. One is where presence and absence
+        are equally likely under the claim, which is known before the data; it is the best one for sampling
+        faults. With less noise than claimed, all scores shift and it may be useless, so the other is the best
+        of many.
         """
         claim, observations = self._claim_and_observations(method)
-        usual: dict[str, Any] = {"claim": claim, "confidence": self.confidence, "tradeoff": _curve(claim)}
+        joint = self.confidence if confidence is None else _validate.confidence(confidence)
+        level, tests_level = self._tests.levels(joint, has_more=tests is not None)
+        usual: dict[str, Any] = {"claim": claim, "confidence": level, "tradeoff": _curve(claim)}
         rule = Fixed(0.0) if "inference" in method else _RULE
         result = audit(observations, **(usual | {"threshold": rule} | method))
         design = result.design.for_attack(partial(self._attack, _curve(claim).num_steps))
-        return replace(result, design=design, not_covered=self.not_covered)
+        result = replace(result, design=design, not_covered=self.not_covered)
+        return self._tests.join(result, tests_level, more=tests, covers_sampling=True)
 
     def _attack(self, num_steps: int, parameter: float) -> Attack:
         """Return the attack by these scores, which assume the claimed noise, on a run with another noise."""
@@ -273,11 +281,8 @@ class WholeRunRecorder:
             )
 
     def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
-        """Test the noise of all steps against ``noise_multiplier``, by default the claimed one."""
-        noise = self.noise
-        claimed = self._claims.noise_multiplier(noise_multiplier)
-        found = noise.diagnose(noise_multiplier=claimed, confidence=confidence)
-        return joined_checks(found, self._checks, claimed, self._claims.sample_rate())
+        """Run the tests alone, against ``noise_multiplier``, by default the claimed one."""
+        return self._tests.diagnose(noise_multiplier, confidence)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the recorded state, for ``load_state_dict`` of an identically created recorder."""

@@ -124,7 +124,7 @@ def _run_section(run: Run, index: int, *, alone: bool) -> Html:
         _numbers(run),
         _grounds(run),
         _plots(run),
-        None if run.diagnosis is None else _diagnosis(run.diagnosis, run.likely_causes),
+        None if run.diagnosis is None else _diagnosis(run, run.diagnosis),
         _settings(run),
         class_="run",
         aria_labelledby=None if alone else name,
@@ -149,7 +149,7 @@ def _numbers(run: Run) -> Html:
     entries = [
         ("claimed", f"epsilon {number(run.claim.epsilon)}", f"at delta = {run.claim.delta:g}"),
         ("lower bound", f"epsilon {number(run.bound.epsilon)}", f"{run.bound.kind} bound"),
-        ("confidence", f"{100 * run.bound.confidence:g} %", "for the bound and the verdict"),
+        ("confidence", f"{100 * run.bound.confidence:g} %", "for the bound"),
     ]
     if run.power is not None:
         leak = smallest_leak(run)
@@ -167,6 +167,7 @@ def _grounds(run: Run) -> Html:
     """Return the grounds for the verdict, in full sentences."""
     entries: list[tuple[str, Html]] = [(label, element("p", text)) for label, text in summary(run)]
     lists = (
+        ("possible causes", run.likely_causes),
         ("assumes", run.bound.assumptions),
         ("not covered", run.not_covered),
         ("notes", run.notes),
@@ -204,16 +205,14 @@ def _plot_functions(run: Run) -> Iterator[Callable[..., Html]]:
         yield partial(roc_plot, run.estimate.roc)
 
 
-def _diagnosis(found: Diagnosis, causes: Sequence[str]) -> Html:
+def _diagnosis(run: Run, found: Diagnosis) -> Html:
     flagged = {one.name for one in found.findings}
     rows = [
         (one.name, f"{one.p_value:.2g}", "finding" if one.name in flagged else "") for one in found.checks
     ]
-    parts = [element("h3", "Diagnostics"), element("p", " ".join(diagnosis_sentences(found)))]
+    parts = [element("h3", "Diagnostics"), element("p", " ".join(diagnosis_sentences(run, found)))]
     if found.findings:
         parts.append(_list([f"{one.name}: {one.sentence}" for one in found.findings]))
-    if causes:
-        parts += [element("p", "Possible causes:"), _list(causes)]
     parts += [element("p", f"Note: {note}") for note in found.notes]
     tests = table(("test", "p-value", ""), rows, label="All tests")
     parts.append(element("details", element("summary", "Data: all tests"), tests))

@@ -24,6 +24,7 @@ from dpaudit.report._plot_data import PlotData, drawable, rebuilt_hypothesis
 from dpaudit.report._run import ClaimSummary, MethodBound, Run, flattened, printable
 from dpaudit.stats import Bound, Estimate, Kind, Observations, Power, Verdict
 from dpaudit.stats._bound import LARGEST, number
+from dpaudit.stats._result import MECHANISM, OTHER_MECHANISM, PRIVACY, ClaimPart, verdict_sentence
 from dpaudit.stats._serialization import SCHEMA_VERSION, upgraded
 
 _LONGEST_TEXT = 10_000  # characters
@@ -116,14 +117,21 @@ def _run(name: str, values: Mapping[str, Any], file: Path) -> Run:
         epsilon=number(claimed, "epsilon"),
         delta=number(claimed, "delta", high=1.0),
         parameter=number(claimed, "parameter"),
+        parts=tuple(map(ClaimPart.from_dict, _items(claimed, "parts", Mapping))),
     )
-    verdict = _verdict(values, claim, bound, file)
     tests = {} if values.get("diagnosis") is None else _section(values, "diagnosis")
+    is_joint = values.get("refuted") is not None  # version 0.1 tested at an error rate of its own
+    findings = _items(tests, "findings", Mapping) if is_joint else []
+    verdict = _verdict(values, claim, bound, file, has_findings=bool(findings))
+    refuted = _refuted(claim, bound, has_findings=bool(findings)) if is_joint else None
+    causes = _items(values if is_joint else tests, "likely_causes", str)
     has_estimate = values.get("estimate") is not None
     return Run(
         name=name,
         verdict=verdict,
-        sentence=_NOTHING_CLAIMED if verdict is None else _sentence(verdict, _text(values, "sentence")),
+        sentence=_NOTHING_CLAIMED
+        if verdict is None
+        else _sentence(verdict, refuted, _text(values, "sentence")),
         claim=claim,
         bound=bound,
         power=None if verdict is None else Power.from_dict(_section(values, "power")),
@@ -131,8 +139,9 @@ def _run(name: str, values: Mapping[str, Any], file: Path) -> Run:
         methods=tuple(_methods(_items(values, "methods", Mapping), claim.delta)),
         notes=tuple(_items(values, "notes", str)),
         not_covered=tuple(_items(values, "not_covered", str)),
+        refuted=refuted,
         diagnosis=_diagnosis(tests) if tests else None,
-        likely_causes=tuple(_items(tests, "likely_causes", str)),
+        likely_causes=tuple(causes),
         facts=dict(_facts(values)),
     )
 
@@ -161,7 +170,7 @@ def _diagnosis(values: Mapping[str, Any]) -> Diagnosis:
                 name=_text(one, "name"),
                 p_value=number(one, "p_value", high=1.0),
                 sentence="",
-                estimate=number(one, "estimate", low=-LARGEST, high=LARGEST),
+                estimate=_estimate(one),
             )
             for one in _items(values, "tests", Mapping)
         ),
@@ -171,7 +180,7 @@ def _diagnosis(values: Mapping[str, Any]) -> Diagnosis:
                 p_value=number(one, "p_value", high=1.0),
                 adjusted=number(one, "adjusted", high=LARGEST),
                 sentence=_text(one, "sentence"),
-                estimate=number(one, "estimate", low=-LARGEST, high=LARGEST),
+                estimate=_estimate(one),
             )
             for one in _items(values, "findings", Mapping)
         ),
@@ -179,8 +188,26 @@ def _diagnosis(values: Mapping[str, Any]) -> Diagnosis:
     )
 
 
-def _verdict(values: Mapping[str, Any], claim: ClaimSummary, bound: Bound, file: Path) -> Verdict | None:
-    """Return the stored verdict, None without a claim; raise if its numbers contradict it."""
+def _estimate(values: Mapping[str, Any]) -> float:
+    """Return the estimate of a test; a finding without statistics may have none."""
+    if values.get("estimate") is None:
+        return math.nan
+    return number(values, "estimate", low=-LARGEST, high=LARGEST)
+
+
+def _refuted(claim: ClaimSummary, bound: Bound, *, has_findings: bool) -> tuple[str, ...]:
+    """Return what is refuted, from the numbers: a file cannot say otherwise."""
+    privacy = (PRIVACY,) if bound.parameter > claim.parameter else ()
+    return (*privacy, MECHANISM) if has_findings else privacy
+
+
+def _verdict(
+    values: Mapping[str, Any], claim: ClaimSummary, bound: Bound, file: Path, *, has_findings: bool
+) -> Verdict | None:
+    """Return the stored verdict, None without a claim; raise if its numbers contradict it.
+
+    A violation rests on the bound or, if there are findings that share its error rate, on them.
+    """
     if values.get("verdict") is None and claim.epsilon == math.inf:
         return None
     word = _text(values, "verdict")
@@ -191,8 +218,8 @@ def _verdict(values: Mapping[str, Any], claim: ClaimSummary, bound: Bound, file:
         raise InputError(
             f"Expected the verdict in {file} to rest on a confidence bound, got a {bound.kind} one."
         )
-    refutes = Verdict[word] is Verdict.VIOLATION
-    if refutes is not (bound.parameter > claim.parameter) or _is_wrong_side(refutes, claim, bound):
+    refutes, is_above = Verdict[word] is Verdict.VIOLATION, bound.parameter > claim.parameter
+    if refutes is not (is_above or has_findings) or _is_wrong_side(is_above, claim, bound):
         raise InputError(
             f"Expected the verdict in {file} to follow from its bound and its claim, got {word} "
             f"with a parameter of {bound.parameter:.4g} (epsilon {bound.epsilon:.4g}) where "
@@ -208,10 +235,11 @@ def _is_wrong_side(refutes: bool, claim: ClaimSummary, bound: Bound) -> bool:
     return bound.epsilon > claim.epsilon * (1 + _ROUNDING)
 
 
-def _sentence(verdict: Verdict, stored: str) -> str:
+def _sentence(verdict: Verdict, refuted: tuple[str, ...] | None, stored: str) -> str:
     """Return the verdict's own sentence; only the condition of a violation comes from the file."""
-    _, holds, condition = stored.partition(" This holds if ")
-    return f"{verdict.value}{holds}{condition}" if verdict is Verdict.VIOLATION else verdict.value
+    condition = stored.partition(" This holds if ")[2]
+    condition = condition.removesuffix(f" {OTHER_MECHANISM}").removesuffix(".")
+    return verdict_sentence(verdict, (PRIVACY,) if refuted is None else refuted, condition or None)
 
 
 def _facts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

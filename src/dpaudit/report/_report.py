@@ -138,6 +138,7 @@ def _section(run: Run) -> Iterator[str]:
     yield f"{word}{_plain(run.sentence)}"
     yield _table(("", ""), summary(run))
     lists = (
+        ("Possible causes", run.likely_causes),
         ("Assumes", run.bound.assumptions),
         ("Not covered", run.not_covered),
         ("Notes", run.notes),
@@ -163,7 +164,7 @@ def _diagnosis(run: Run) -> list[str]:
     if run.diagnosis is None:
         return []
     found = [f"{one.name}: {one.sentence}" for one in run.diagnosis.findings]
-    return [*diagnosis_sentences(run.diagnosis), *found, *run.likely_causes, *run.diagnosis.notes]
+    return [*diagnosis_sentences(run, run.diagnosis), *found, *run.diagnosis.notes]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -24,6 +24,7 @@ from dpaudit.stats import (
     Verdict,
 )
 from dpaudit.stats._bound import plain
+from dpaudit.stats._result import PRIVACY, ClaimPart, errors_line
 from dpaudit.stats._result import summary as result_summary
 
 
@@ -35,6 +36,7 @@ class ClaimSummary:
     epsilon: float
     delta: float
     parameter: float
+    parts: tuple[ClaimPart, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -43,6 +45,7 @@ class ClaimSummary:
             "epsilon": plain(self.epsilon),
             "delta": self.delta,
             "parameter": plain(self.parameter),
+            "parts": [part.to_dict() for part in self.parts],
         }
 
 
@@ -87,9 +90,11 @@ class Run:
     methods: tuple[MethodBound, ...] = ()
     notes: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
+    refuted: tuple[str, ...] | None = None
+    """What is refuted, "privacy" or "mechanism"; None if bound and diagnosis do not share an error rate."""
     diagnosis: Diagnosis | None = None
     likely_causes: tuple[str, ...] = ()
-    """Possible causes of the findings of the diagnosis."""
+    """Possible causes of the violation, or of the findings of the diagnosis."""
     facts: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -106,12 +111,18 @@ class Run:
         diagnosis: Diagnosis | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> Run:
-        """Describe an audit that ``dpaudit run`` did not make: by an observer, or from given scores."""
+        """Describe an audit that ``dpaudit run`` did not make: by an observer, or from given scores.
+
+        A ``diagnosis`` that is not part of the result is shown beside it, with its own error rate.
+        """
+        is_joint = diagnosis is None
+        diagnosis = result.diagnosis if diagnosis is None else diagnosis
         claim = ClaimSummary(
             summary=result.claim.summary,
             epsilon=result.claim.epsilon,
             delta=result.claim.delta,
             parameter=result.hypothesis.parameter,
+            parts=result.claim.parts,
         )
         figures = PlotData.of(
             observations,
@@ -131,8 +142,11 @@ class Run:
             notes=result.notes,
             estimate=result.estimate,
             not_covered=result.not_covered,
+            refuted=result.refuted if is_joint else None,
             diagnosis=diagnosis,
-            likely_causes=() if diagnosis is None else diagnosis.likely_causes(),
+            likely_causes=result.likely_causes()
+            if diagnosis is None or is_joint
+            else diagnosis.likely_causes(),
             settings=flattened(settings or {}),
             figures=figures,
             counted="step" if stepped else "observation",
@@ -148,6 +162,7 @@ class Run:
         return {
             "name": self.name,
             "verdict": None if self.verdict is None else self.verdict.name,
+            "refuted": None if self.refuted is None else list(self.refuted),
             "sentence": self.sentence,
             "claim": self.claim.to_dict(),
             "bound": self.verdict_bound.to_dict(),
@@ -157,6 +172,7 @@ class Run:
             "notes": list(self.notes),
             "not_covered": list(self.not_covered),
             "diagnosis": None if self.diagnosis is None else self._diagnosis_values(self.diagnosis),
+            "likely_causes": list(self.likely_causes),
             "facts": dict(self.facts),
             "settings": dict(self.settings),
             "versions": dict(self.versions),
@@ -232,6 +248,11 @@ def headline(run: Run) -> str:
         return f"The claim of epsilon {claimed} could not be tested: there are too few observations."
     if run.verdict is Verdict.NO_VIOLATION:
         return f"The claim of epsilon {claimed} is not refuted: epsilon is at least {least}, {sureness}."
+    if run.refuted is not None and PRIVACY not in run.refuted:
+        return (
+            "The tests refute that this is the claimed mechanism, so its epsilon does not describe this run: "
+            f"{claimed} is claimed, and epsilon is at least {least}, {sureness}."
+        )
     if isinstance(run.bound.tradeoff, ApproximateDP):  # the one curve that assumes no mechanism at any delta
         return f"The claim of epsilon {claimed} is refuted: epsilon is at least {least}, {sureness}."
     # only the claimed curve is refuted: another kind of mechanism might leak as much within its epsilon
@@ -253,19 +274,30 @@ def _sureness(run: Run) -> str:
 
 def summary(run: Run) -> list[tuple[str, str]]:
     """Return the claim, bound, kind, method, power, estimates and noise tests as labels and sentences."""
-    claim, bound, *rest = result_summary(run.claim.summary, run.bound, run.power)
+    lines = result_summary(run.claim.summary, run.bound, run.power, parts=run.claim.parts)
     tests = "not run"
     if run.diagnosis is not None:
         names = ", ".join(one.name for one in run.diagnosis.findings)
         tests = f"flagged by {names}" if names else "no findings"
     kind = f"{run.bound.kind}: {run.bound.kind.meaning}"
     estimates = [] if run.estimate is None else run.estimate.lines(brief=False)
-    return [claim, bound, ("kind", kind), *rest, *estimates, ("noise tests", tests)]
+    after_bound = [label for label, _ in lines].index("bound") + 1
+    lines.insert(after_bound, ("kind", kind))
+    return [*lines, *estimates, ("noise tests", tests), *_errors(run)]
 
 
-def diagnosis_sentences(diagnosis: Diagnosis) -> tuple[str, str]:
+def _errors(run: Run) -> list[tuple[str, str]]:
+    """Return how bound and tests share the error rate, if they do."""
+    if run.refuted is None or run.diagnosis is None:
+        return []
+    return [("errors", errors_line(run.bound, run.diagnosis))]
+
+
+def diagnosis_sentences(run: Run, diagnosis: Diagnosis) -> tuple[str, str]:
     """Return the number of findings, and how they relate to the verdict."""
     meaning = "These tests have their own error rate, and the verdict does not rest on them."
+    if run.refuted is not None:
+        meaning = "Bound and tests share one error rate, and the verdict rests on both."
     if diagnosis.findings:
         meaning += (
             " A finding means that the accounting does not describe this training run; it does not bound "

@@ -1,11 +1,11 @@
-"""The result of an audit: verdict, bound, power and tested hypothesis."""
+"""The result of an audit: verdict, bound, tests, power and tested hypothesis."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,8 @@ import numpy as np
 from dpaudit._html import result_html
 from dpaudit._plotting import draw_tradeoff
 from dpaudit._types import FloatArray
+from dpaudit.diagnostics import Diagnosis, Finding
+from dpaudit.diagnostics._diagnosis import joint_causes
 from dpaudit.errors import InputError, ViolationError
 from dpaudit.stats._binomial import plausible_rate
 from dpaudit.stats._bound import LARGEST, Bound, number, plain
@@ -27,6 +29,11 @@ from dpaudit.stats.tradeoffs import TradeOff
 _POINTS = 121
 _FULL_LENGTH = 0.995  # of canaries, which is printed if they are shorter
 _LEAKIEST = 500.0  # a parameter whose curve coincides with the axes
+PRIVACY, MECHANISM = "privacy", "mechanism"
+_NOT_PRIVACY = (
+    "The bound does not refute the claimed privacy, but the claimed epsilon is not that of this run."
+)
+OTHER_MECHANISM = "The tests refute that this is the claimed mechanism."
 
 
 class Verdict(Enum):
@@ -45,13 +52,26 @@ class Verdict(Enum):
     )
 
 
+def verdict_sentence(verdict: Verdict, refuted: Collection[str], condition: str | None = None) -> str:
+    """Return the sentence of a verdict that says what is refuted, and the condition for it, if any."""
+    if verdict is not Verdict.VIOLATION:
+        return str(verdict.value)
+    if PRIVACY not in refuted:
+        return f"{OTHER_MECHANISM} {_NOT_PRIVACY}"
+    sentence = str(verdict.value) + (f" This holds if {condition}." if condition else "")
+    return f"{sentence} {OTHER_MECHANISM}" if MECHANISM in refuted else sentence
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Claim, bound, verdict and power of one audit.
+    """Claim, bound, tests, verdict and power of one audit.
 
-    ``not_covered`` lists, in sentences, the parts of training that the audit did not exercise. ``notes`` are
-    sentences on scores that do not look as they were described. ``observations`` are the scores, from which
-    :attr:`estimate` is computed, unless ``no_estimate`` is a sentence that says why it would not hold.
+    ``diagnosis`` has the tests of the same run, None if there is nothing to test. Bound and tests share one
+    error rate and give one verdict; :attr:`refuted` says what it rests on. ``not_covered`` lists, in
+    sentences, what the audit did not exercise. ``notes`` are sentences on scores that do not look as they
+    were described. ``observations`` are the scores, from which :attr:`estimate` is computed, unless
+    ``no_estimate`` is a sentence that says why it would not hold. ``clues`` are further keywords for
+    :func:`dpaudit.diagnostics.likely_causes`.
     """
 
     claim: Claimed
@@ -63,6 +83,38 @@ class Result:
     notes: tuple[str, ...] = ()
     observations: Observations | None = field(default=None, repr=False, compare=False)
     no_estimate: str | None = None
+    diagnosis: Diagnosis | None = None
+    clues: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def joined(self, diagnosis: Diagnosis) -> Result:
+        """Return the result with tests of the same run, whose findings refute the claim too."""
+        verdict = Verdict.VIOLATION if diagnosis.findings else self.verdict
+        return replace(self, diagnosis=diagnosis, verdict=verdict)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings of the tests, most certain first."""
+        return () if self.diagnosis is None else self.diagnosis.findings
+
+    @property
+    def refuted(self) -> tuple[str, ...]:
+        """What is refuted: the claimed "privacy", that this is the claimed "mechanism", or both.
+
+        The bound refutes the first; the tests refute the second, after which the claimed epsilon says nothing
+        about this run.
+        """
+        privacy = (PRIVACY,) if self.bound.parameter > self.hypothesis.parameter else ()
+        return (*privacy, MECHANISM) if self.findings else privacy
+
+    @property
+    def confidence(self) -> float:
+        """The joint confidence of bound and tests: a correct run is a violation at most this rarely."""
+        tests = 0.0 if self.diagnosis is None else 1 - self.diagnosis.confidence
+        return round(self.bound.confidence - tests, 12)
+
+    def likely_causes(self) -> tuple[str, ...]:
+        """Return likely causes of a violation, best first: hints for a developer, not proof."""
+        return joint_causes(self.diagnosis, self.clues) if self.verdict is Verdict.VIOLATION else ()
 
     @cached_property
     def power(self) -> Power:
@@ -77,50 +129,47 @@ class Result:
         It assumes normal scores and is not a bound: the verdict does not rest on it.
         """
         if self.no_estimate is not None:
-            return Estimate(confidence=self.bound.confidence, missing=self.no_estimate)
+            return Estimate(confidence=self.confidence, missing=self.no_estimate)
         return Estimate.of(
             self.observations,
             tradeoff=self.hypothesis.tradeoff,
             claimed=self.hypothesis.parameter,
             epsilon=self.hypothesis.epsilon,
-            confidence=self.bound.confidence,
+            confidence=self.confidence,
         )
 
     @property
     def sentence(self) -> str:
-        """The verdict's sentence, including the condition under which it holds, if any."""
-        if self.verdict is Verdict.VIOLATION and self.hypothesis.condition:
-            return f"{self.verdict.value} This holds if {self.hypothesis.condition}."
-        return self.verdict.value
+        """The verdict's sentence: what is refuted, and the condition under which it is, if any."""
+        return verdict_sentence(self.verdict, self.refuted, self.hypothesis.condition)
 
     def raise_for_violation(self) -> None:
-        """Raise :class:`dpaudit.ViolationError` if the claim is refuted."""
+        """Raise :class:`dpaudit.ViolationError` if the claim is refuted, by the bound or by the tests."""
         if self.verdict is Verdict.VIOLATION:
             raise ViolationError(str(self))
 
     def __str__(self) -> str:
         lines = [f"{self.verdict.name}. {self.sentence}"]
         lines += [f"  {label}: {text}" for label, text in self._summary()]
-        lines += [f"  assumes: {text}" for text in self.bound.assumptions]
-        lines += [f"  not covered: {text}" for text in self.not_covered]
-        return "\n".join(lines + [f"  note: {text}" for text in self.notes])
+        return "\n".join(lines + [f"  {label}: {text}" for label, texts in self._lists() for text in texts])
 
     def _repr_html_(self) -> str:
         """Return the HTML that notebooks display."""
-        return result_html(
-            self.verdict.name,
-            self.sentence,
-            self._summary(),
-            [
-                ("assumes", self.bound.assumptions),
-                ("not covered", self.not_covered),
-                ("note", self.notes),
-            ],
-        )
+        return result_html(self.verdict.name, self.sentence, self._summary(), self._lists())
 
     def _summary(self) -> list[tuple[str, str]]:
-        lines = summary(self.claim.summary, self.bound, self.power)
-        return [*lines, *self.estimate.lines(brief=True)]
+        lines = summary(self.claim.summary, self.bound, self.power, parts=self.claim.parts)
+        errors = [] if self.diagnosis is None else [("errors", errors_line(self.bound, self.diagnosis))]
+        return [*lines, *self.estimate.lines(brief=True), *errors]
+
+    def _lists(self) -> list[tuple[str, tuple[str, ...]]]:
+        return [
+            ("finding", tuple(map(str, self.findings))),
+            ("possible cause", self.likely_causes()),
+            ("assumes", self.bound.assumptions),
+            ("not covered", self.not_covered),
+            ("note", (*self.notes, *(() if self.diagnosis is None else self.diagnosis.notes))),
+        ]
 
     def plot(self, *, ax: Any = None) -> Any:
         """Plot the claimed curve, the curve of the bound, and the measured error rates with their region.
@@ -143,16 +192,20 @@ class Result:
         """Return plain values for JSON."""
         return {
             "verdict": self.verdict.name,
+            "refuted": list(self.refuted),
             "sentence": self.sentence,
             "claim": {
                 "summary": self.claim.summary,
                 "epsilon": plain(self.claim.epsilon),
                 "delta": self.claim.delta,
                 "parameter": plain(self.hypothesis.parameter),
+                "parts": [part.to_dict() for part in self.claim.parts],
             },
             "bound": self.bound.to_dict(),
             "power": self.power.to_dict(),
             "estimate": self.estimate.to_dict(),
+            "diagnosis": None if self.diagnosis is None else self.diagnosis.to_dict(),
+            "likely_causes": list(self.likely_causes()),
             "not_covered": list(self.not_covered),
             "notes": list(self.notes),
         }
@@ -222,10 +275,62 @@ class Power:
         )
 
 
-def summary(claim: str, bound: Bound, power: Power | None) -> list[tuple[str, str]]:
-    """Return the labeled lines that every form of a result shows: claim, bound, method and power."""
-    lines = [("claim", claim), ("bound", bound.statement), ("method", bound.label)]
+def summary(
+    claim: str, bound: Bound, power: Power | None, *, parts: Collection[ClaimPart] = ()
+) -> list[tuple[str, str]]:
+    """Return the labeled lines that every form of a result shows: claim, bound, method and power.
+
+    Where the ``parts`` of the claim come from is shown unless all of them were given.
+    """
+    lines = [("claim", claim)]
+    if any(part.source != GIVEN for part in parts):
+        lines.append(("claimed", ", ".join(map(str, parts))))
+    lines += [("bound", bound.statement), ("method", bound.label)]
     return lines if power is None else [*lines, ("power", str(power))]
+
+
+def errors_line(bound: Bound, diagnosis: Diagnosis) -> str:
+    """Return how bound and tests share the probability that a correct run is a violation."""
+    shares = 1 - bound.confidence, 1 - diagnosis.confidence
+    bound_share, tests_share, total = (f"{100 * share:.4g} %" for share in (*shares, sum(shares)))
+    tests = f"{len(diagnosis.checks)} {'test' if len(diagnosis.checks) == 1 else 'tests'}"
+    return f"{total} in total: {bound_share} for the bound, {tests_share} for {tests}"
+
+
+GIVEN, READ, DEFAULT = "given", "read", "default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimPart:
+    """A number of a claim and its source: given by the user, read from the audited code, or a default.
+
+    ``origin`` says where it was read or what the default is, such as "the optimizer". A number that was read
+    is believed: if the code is wrong about it, so is the claim.
+    """
+
+    name: str
+    value: float
+    source: str = GIVEN
+    origin: str = ""
+
+    def __str__(self) -> str:
+        source = {READ: f"read from {self.origin}", DEFAULT: f"by default {self.origin}"}
+        return f"{self.name}={self.value:g} ({source.get(self.source, GIVEN)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ClaimPart:
+        """Restore a part from :meth:`to_dict`; invalid values raise ``InputError``."""
+        for key in ("name", "source", "origin"):
+            if not isinstance(values.get(key), str):
+                raise InputError(f"Expected {key} of a part of the claim to be a string.")
+        if values["source"] not in (GIVEN, READ, DEFAULT):
+            raise InputError(f"Expected source to be {GIVEN}, {READ} or {DEFAULT}, got another word.")
+        texts = {key: values[key] for key in ("name", "source", "origin")}
+        return cls(value=number(values, "value", high=LARGEST), **texts)
 
 
 @dataclass(frozen=True)
@@ -256,6 +361,11 @@ class Claimed(ABC):
     @abstractmethod
     def delta(self) -> float:
         """The claimed delta."""
+
+    @property
+    def parts(self) -> tuple[ClaimPart, ...]:
+        """The numbers of the claim and where they come from; empty if the claim is not made of numbers."""
+        return ()
 
     @abstractmethod
     def hypothesis(self, tradeoff: TradeOff | None) -> Hypothesis:

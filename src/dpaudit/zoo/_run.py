@@ -18,7 +18,7 @@ import dpaudit
 from dpaudit import _io
 from dpaudit._io import JsonCache
 from dpaudit.diagnostics import Diagnosis
-from dpaudit.diagnostics._diagnosis import flagged_by, share_error
+from dpaudit.diagnostics._diagnosis import share_error
 from dpaudit.errors import InputError, MissingExtraError
 from dpaudit.methods import examine
 from dpaudit.stats import Fixed, Gaussian, Result, SameData, Verdict, audit
@@ -167,9 +167,11 @@ class Judged:
     @property
     def caught_by(self) -> tuple[str, ...]:
         """The names of everything that flags the run."""
-        replay = self.evidence.replay
-        found = flagged_by(self.result, self.diagnosis)
-        return (*found, "replay") if replay is not None and replay.is_violation else found
+        result, diagnosis, replay = self.result, self.diagnosis, self.evidence.replay
+        found = ["bound"] if result is not None and result.verdict is Verdict.VIOLATION else []
+        found += [] if diagnosis is None else [finding.name for finding in diagnosis.findings]
+        found += ["replay"] if replay is not None and replay.is_violation else []
+        return tuple(found)
 
     @property
     def steps_needed(self) -> int | None:

@@ -129,6 +129,7 @@ class ManyRunsAnalysis:
             tradeoff=self._curve,
             threshold=self.rule,
         )
+        result = replace(result, not_covered=())  # each score is of a whole training run, made here
         if not failed or result.verdict is Verdict.VIOLATION:
             return result, []
         best = self.bound(_without_errors(observations, failed))

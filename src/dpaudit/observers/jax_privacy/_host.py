@@ -7,6 +7,7 @@ since the last release (:class:`PendingSum`) and the factor by which the loop mu
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Callable, Iterator
@@ -47,6 +48,7 @@ class StepBarrier:
 
     def __init__(self) -> None:
         self._here = threading.local()
+        self.raised: Exception | None = None  # on the host; compiled code raises another error
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
@@ -59,8 +61,30 @@ class StepBarrier:
 
     def wait(self) -> None:
         """Wait until all steps are done; return immediately inside a step."""
-        if not getattr(self._here, "in_step", False):
+        if getattr(self._here, "in_step", False):
+            return
+        with self.own_error():
             jax.effects_barrier()  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def own_error(self) -> Iterator[None]:
+        """Raise the error of the host instead of that of compiled code, which buries it in tracebacks."""
+        log = logging.getLogger("jax._src.callback")
+        log.addFilter(self._is_unknown)
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if self.raised is None or type(self.raised).__name__ not in str(error):
+                raise  # an error that is not ours, or after ours was handled
+            if isinstance(self.raised, InputError):
+                raise self.raised.with_traceback(None) from None
+            raise self.raised from error
+        finally:
+            log.removeFilter(self._is_unknown)
+
+    def _is_unknown(self, record: logging.LogRecord) -> bool:
+        """Return whether a logged error is not the one that will be raised."""
+        return record.exc_info is None or record.exc_info[1] is not self.raised
 
 
 class Host:
@@ -85,7 +109,6 @@ class Host:
         self._sums, self._batches = checks
         self._num_rows, self._has_rows = 0, True
         self.scale = SumScale()
-        self.raised: Exception | None = None
         self.draws = draws  # None until the first call if the number of canaries depends on the model
         self._recorder, self._barrier = recorder, barrier
         self._num_releases = num_releases
@@ -117,8 +140,11 @@ class Host:
         with self._barrier.in_step():
             try:
                 return function(*values)
+            except InputError as error:
+                self._barrier.raised = error
+                raise error.with_traceback(None) from None  # compiled code quotes every frame
             except Exception as error:
-                self.raised = error  # compiled code raises a different error
+                self._barrier.raised = error
                 raise
 
     def joins(self) -> jax.Array:
@@ -142,6 +168,10 @@ class Host:
         """
         sample = CoordinateSample.of([leaf.size for leaf in jax.tree.leaves(arrived)])
         self._leaves, self._precision = sample.leaves, precision_of(arrived)
+        named, _ = jax.tree_util.tree_flatten_with_path(arrived)
+        self._recorder.noise.names = [
+            jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in named
+        ]
         after, before = flat(released), flat(arrived)
         self._num_coordinates = before.size
         whole = jnp.stack([jnp.abs(after - before).max(), jnp.linalg.norm(before)])

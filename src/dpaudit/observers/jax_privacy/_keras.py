@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import jax
 import jax_privacy
 
+from dpaudit import _validate
 from dpaudit.canaries import Dirac, GradientCanary, fresh_seed
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import with_block
@@ -16,6 +16,7 @@ from dpaudit.observers.jax_privacy._clipping import marked, require_unmarked
 from dpaudit.observers.jax_privacy._host import Host, StepBarrier, new_checks
 from dpaudit.observers.jax_privacy._observer import GradientInsertion, JaxObserver
 from dpaudit.recording import DPSGDParams, LiveBound, NoiseLog, ReadClaim, Recorder, TrainingInfo
+from dpaudit.recording._claim_source import CLAIM_PARTS
 
 _DIRAC = Dirac()
 _POISSON = ("how batches are drawn is not tested: fit() is assumed to use Poisson sampling, as claimed",)
@@ -25,6 +26,7 @@ _NOT_POISSON = (
 )
 
 
+@_validate.without_epsilon(CLAIM_PARTS)
 @with_block
 def observe_model(
     model: Any,
@@ -36,6 +38,7 @@ def observe_model(
     num_steps: int | None = None,
     delta: float | None = None,
     confidence: float = 0.95,
+    tests: bool = True,
     seed: int | None = None,
     every: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
@@ -57,6 +60,7 @@ def observe_model(
         claim=ReadClaim(lambda: _read_params(model, config), given),
         num_steps=num_steps,
         confidence=confidence,
+        tests=tests,
         every=every,
         callbacks=callbacks,
         noise=NoiseLog(),
@@ -71,12 +75,9 @@ def observe_model(
     )
     host = Host(recorder, None, barrier, checks, num_releases=config.gradient_accumulation_steps)
     insertion = GradientInsertion(host, canary, num_canaries, fresh_seed(seed))
-    with _observed(model, JaxObserver(host, insertion)):
-        try:
-            yield recorder
-            barrier.wait()  # for the last step
-        except jax.errors.JaxRuntimeError as error:
-            raise host.raised or error from error
+    with _observed(model, JaxObserver(host, insertion)), barrier.own_error():
+        yield recorder
+        barrier.wait()  # for the last step
 
 
 def _config(model: Any) -> Any:
@@ -94,6 +95,7 @@ def _read_params(model: Any, config: Any) -> DPSGDParams:
         noise_multiplier=float(model.get_noise_multiplier()),
         sample_rate=config.effective_batch_size / config.train_size,
         delta=config.delta,
+        origins=dict.fromkeys(("noise_multiplier", "sample_rate", "delta"), "the model's configuration"),
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from contextlib import ExitStack
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import optax
@@ -12,6 +13,7 @@ from jax_privacy.batch_selection import CyclicPoissonSampling
 from jax_privacy.clipping import BoundedSensitivityCallable
 from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
 
+from dpaudit import _validate
 from dpaudit.canaries import Coins, Dirac, GradientCanary, InputCanary, fresh_seed, refuse_held_out
 from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import Given, HeldOutArrays, require_examples
@@ -20,13 +22,14 @@ from dpaudit.observers.jax_privacy._host import Host, StepBarrier, new_checks
 from dpaudit.observers.jax_privacy._input_observer import InputInsertion
 from dpaudit.observers.jax_privacy._observer import GradientInsertion, Insertion, JaxObserver
 from dpaudit.recording import DPSGDParams, LiveBound, NoiseLog, ReadClaim, Recorder, TrainingInfo
+from dpaudit.recording._claim_source import CLAIM_PARTS
 
 _NUM_ROWS = 16  # rows of a noise matrix: enough to detect noise shared between steps
 _DIRAC = Dirac()
 _NUM_INPUTS = 16  # canaries if no number is given
 
 
-class Observed(NamedTuple):
+class ObservedFunctions(NamedTuple):
     """The functions to use in the loop instead of the original ones, and the recorder."""
 
     grad_fn: BoundedSensitivityCallable
@@ -34,6 +37,28 @@ class Observed(NamedTuple):
     recorder: Recorder
 
 
+@final
+class Observed(ObservedFunctions):
+    """The functions to use in the loop instead of the original ones, and the recorder.
+
+    An error inside a compiled step is buried in the traceback of JAX. In a ``with`` block around the loop, it
+    is raised as it is: ``with observe(...) as (grad_fn, privatizer, recorder):``.
+    """
+
+    barrier: StepBarrier
+
+    def __enter__(self) -> Observed:
+        self._block = ExitStack()
+        self._block.enter_context(self.barrier.own_error())
+        self._block.callback(self.barrier.wait)  # for the last step
+        self._block.callback(self.recorder.close)
+        return self
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._block.__exit__(*error)
+
+
+@_validate.without_epsilon(CLAIM_PARTS)
 def observe(
     grad_fn: Any,
     privatizer: optax.GradientTransformation,
@@ -48,11 +73,12 @@ def observe(
     delta: float | None = None,
     sampling: Any = None,
     confidence: float = 0.95,
+    tests: bool = True,
     seed: int | None = None,
     every: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
 ) -> Observed:
-    """Audit the steps that use the two returned functions.
+    """Audit the steps that use the two returned functions; use them in a ``with`` block for short errors.
 
     ``grad_fn`` is the function that ``jax_privacy.clipped_grad`` returned. Canaries pass through its own
     clipping and the noise of ``privatizer``, and are subtracted before the update, so that the weights are
@@ -63,7 +89,8 @@ def observe(
     ``jax_privacy.batch_selection``), unless passed here or to ``audit()``. The default of ``max_grad_norm``
     is the bound that ``grad_fn`` states. ``seed`` is the random seed of the audit, by default from the
     operating system. ``callbacks`` receive the live bound every ``every`` steps; they may raise to end the
-    training run.
+    training run. Bound and tests share the error rate of ``confidence``; with ``tests=False`` nothing but the
+    scores is tested, and the bound has all of it.
 
     By default there are 1,024 gradient canaries, or as many as a smaller model has parameters (64 if they
     move, or if code of others clips or wraps the clipping). With ``held_out``, the examples that
@@ -76,7 +103,8 @@ def observe(
 
     def read() -> DPSGDParams:
         multiplier = None if noise is None else noise / host.norm
-        return DPSGDParams(noise_multiplier=multiplier, sample_rate=rate)
+        origins = {"noise_multiplier": "the privatizer", "sample_rate": "sampling="}
+        return DPSGDParams(noise_multiplier=multiplier, sample_rate=rate, origins=origins)
 
     given = DPSGDParams(
         noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
@@ -86,6 +114,7 @@ def observe(
         claim=ReadClaim(read, given),
         num_steps=num_steps,
         confidence=confidence,
+        tests=tests,
         coupled=isinstance(canary, InputCanary),
         every=every,
         callbacks=callbacks,
@@ -107,7 +136,9 @@ def observe(
         host = Host(recorder, None, barrier, checks)
         insertion = GradientInsertion(host, canary, num_canaries, fresh_seed(seed))
     observer = JaxObserver(host, insertion, max_grad_norm)
-    return Observed(observer.gradient(grad_fn), observer.privatizer(privatizer), recorder)
+    observed = Observed(observer.gradient(grad_fn), observer.privatizer(privatizer), recorder)
+    observed.barrier = barrier
+    return observed
 
 
 def _num_inputs(canary: InputCanary, count: int | None) -> int:

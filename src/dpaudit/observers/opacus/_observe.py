@@ -14,6 +14,7 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 
+from dpaudit import _validate
 from dpaudit._torch import HeldOutData, require_fitting
 from dpaudit.canaries import Coins, Dirac, Draws, GradientCanary, InputCanary, fresh_seed, require_held_out
 from dpaudit.errors import InputError
@@ -55,11 +56,13 @@ from dpaudit.recording import (
     TrainingInfo,
     WholeRunRecorder,
 )
+from dpaudit.recording._claim_source import CLAIM_PARTS
 
 _NUM_INPUTS = 16  # canaries if no number is given
 _DIRAC = Dirac()
 
 
+@_validate.without_epsilon(CLAIM_PARTS)
 @with_block
 def observe(
     optimizer: DPOptimizer,
@@ -76,6 +79,7 @@ def observe(
     module: Any = None,
     criterion: Callable[..., Any] | None = None,
     confidence: float = 0.95,
+    tests: bool = True,
     seed: int | None = None,
     every: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
@@ -87,7 +91,8 @@ def observe(
     rounding. The parameters of the claim are read from the optimizer, its accountant or ``loader``, unless
     passed here or to ``audit()``. ``module`` is the model, which ghost clipping needs. ``seed`` is the random
     seed of the audit, by default from the operating system. ``callbacks`` receive the live bound every
-    ``every`` steps; they may raise to end the training run.
+    ``every`` steps; they may raise to end the training run. Bound and tests share the error rate of
+    ``confidence``; with ``tests=False`` nothing but the scores is tested, and the bound has all of it.
 
     By default there are 1,024 gradient canaries, or as many as a smaller model has parameters (64 if a
     subclass or a patch replaces the clipping), and fair coins decide which of them are present in each step.
@@ -122,6 +127,7 @@ def observe(
         ),
         "num_steps": num_steps,
         "confidence": confidence,
+        "tests": tests,
         "noise": NoiseLog(),
         "facts": lambda: TrainingInfo(
             canary=canary,
@@ -140,8 +146,17 @@ def observe(
     else:
         shared |= {"clip": clip, "sampling": sampling}
         observer = _setup_gradients(optimizer, canary, num_canaries, seed, **shared)
+    observer.recorder.noise.names = _parameter_names(optimizer, module)
     with observer.installed():
         yield observer.recorder
+
+
+def _parameter_names(optimizer: DPOptimizer, module: Any) -> list[str]:
+    """Return the names of the optimizer's parameters, which only the module knows; empty without one."""
+    if not isinstance(module, nn.Module):
+        return []
+    known = {id(value): name.removeprefix("_module.") for name, value in module.named_parameters()}
+    return [known.get(id(value), f"parameter {index}") for index, value in enumerate(optimizer.params)]
 
 
 def _setup_gradients(

@@ -286,9 +286,13 @@ class OpacusParamsReader:
     def __call__(self) -> DPSGDParams:
         noises = tuple(self._noises) or (float(self._optimizer.noise_multiplier),)
         rate = self._rate if self._rate is not None else accounted_rate(self._optimizer)
+        origins = {
+            "noise_multiplier": "the optimizer",
+            "sample_rate": "the accountant" if self._rate is None else "the loader",
+        }
         if len(noises) > 1:  # steps differ, so the claimed noise multiplier must be given
-            return DPSGDParams(sample_rate=rate, noises=noises)
-        return DPSGDParams(noise_multiplier=noises[0], sample_rate=rate)
+            return DPSGDParams(sample_rate=rate, noises=noises, origins=origins)
+        return DPSGDParams(noise_multiplier=noises[0], sample_rate=rate, origins=origins)
 
 
 def loader_rate(loader: Any) -> float:

@@ -124,7 +124,10 @@ class TensorFlowParamsReader:
     def __call__(self) -> DPSGDParams:
         if len(self._noises) > 1:  # steps differ, so the claimed noise multiplier must be given
             return DPSGDParams()
-        return DPSGDParams(noise_multiplier=math.sqrt(self._calls_per_step) * next(iter(self._noises)))
+        return DPSGDParams(
+            noise_multiplier=math.sqrt(self._calls_per_step) * next(iter(self._noises)),
+            origins={"noise_multiplier": "the optimizer"},
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
 from dpaudit.diagnostics._sum_checks import BatchRecord, SumRecord
@@ -37,6 +38,7 @@ from dpaudit.recording import (
     Recorder,
     TrainingInfo,
 )
+from dpaudit.recording._claim_source import CLAIM_PARTS
 
 _NO_SUMS = "sums are not compared with the clipped rows: TF Privacy computes them in graphs of its own"
 _NO_BATCHES = (
@@ -53,6 +55,7 @@ _SHARED_MICROBATCHES = (
 _DIRAC = Dirac()
 
 
+@_validate.without_epsilon(CLAIM_PARTS)
 @with_block
 def observe(
     optimizer: Any,
@@ -64,6 +67,7 @@ def observe(
     num_steps: int | None = None,
     delta: float | None = None,
     confidence: float = 0.95,
+    tests: bool = True,
     seed: int | None = None,
     every: int | None = None,
     callbacks: Sequence[Callable[[LiveBound], None]] = (),
@@ -75,7 +79,9 @@ def observe(
     subtracted before the update, so that the weights are the same as without the audit, up to rounding. The
     noise multiplier is read from the optimizer, which does not have the sample rate: pass it here or to
     ``audit()``. ``seed`` is the random seed of the audit, by default from the operating system. ``callbacks``
-    receive the live bound every ``every`` steps; they may raise to end the training run.
+    receive the live bound every ``every`` steps; they may raise to end the training run. Bound and tests
+    share the error rate of ``confidence``; with ``tests=False`` nothing but the scores is tested, and the
+    bound has all of it.
     """
     clip = clip_for(optimizer)
     calls_per_step = getattr(optimizer, "gradient_accumulation_steps", 1)
@@ -93,6 +99,7 @@ def observe(
         not_covered=(_NOT_POISSON,),
         checks=[SumRecord([_NO_SUMS]), BatchRecord(_NO_BATCHES)],
         confidence=confidence,
+        tests=tests,
         every=every,
         callbacks=callbacks,
         num_canaries=num_canaries,
@@ -188,7 +195,7 @@ class TensorFlowObserver:
         inserted = [_sum_where(taped.present, part) for part in self._clip.clipped(taped.canary_rows)]
         scores = taped.canaries.project(flat(released) - flat(batch)) / self._clip.norm
         coordinates = CoordinateSample.of([variable.shape.num_elements() for variable in variables])
-        self._host.leaves = coordinates.leaves
+        self._host.name_leaves([variable.name for variable in variables], coordinates.leaves)
         finfo = tf.experimental.numpy.finfo
         self._host.eps = max(float(finfo(part.dtype.as_numpy_dtype).eps) for part in gradients)
         noisy = [tf.gather(flat(parts), coordinates.indices) for parts in (released, batch, inserted)]
@@ -224,6 +231,10 @@ class HostCallbacks:
         self.num_canaries = draws.num_canaries  # present or not
         self.num_calls = 0
         self.is_active = True
+
+    def name_leaves(self, names: Sequence[str], sizes: tuple[int, ...]) -> None:
+        """Note the names of the variables and how many coordinates of each are logged."""
+        self._recorder.noise.names, self.leaves = names, sizes
 
     def begin(self) -> tuple[IntArray, BoolArray]:
         """Return the number of this call and which canaries are present in it."""

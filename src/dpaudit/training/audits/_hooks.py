@@ -6,6 +6,7 @@ run; ``EndToEnd`` obtains one observation of the whole run per canary. ``Diagnos
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -28,7 +29,7 @@ from dpaudit.canaries import (
 from dpaudit.diagnostics import Diagnosis, Diagnostics
 from dpaudit.diagnostics._sum_checks import StepSum, SumRecord
 from dpaudit.errors import InputError
-from dpaudit.recording import LiveBound, Recorder, WholeRunRecorder
+from dpaudit.recording import LiveBound, Recorder, UntestedError, WholeRunRecorder
 from dpaudit.training._seeds import Seeds, generator, generators
 from dpaudit.training._training import Hook, Step, Training
 from dpaudit.training.audits._canaries import (
@@ -50,7 +51,8 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
     ``held_out``, the examples that :func:`dpaudit.training.data.hold_out` splits off. ``notify`` is called in
     each crafting step with the number of finished steps and their total number.
 
-    The claim is derived from the training settings, at ``delta``. All randomness comes from ``seed``, or from
+    The claim is derived from the training settings, at ``delta``. If the same run has a :class:`Diagnose`
+    hook, ``recorder.audit()`` includes its findings. All randomness comes from ``seed``, or from
     the operating system. ``callbacks`` receive the live bound during training; they may raise to stop it.
     """
 
@@ -139,6 +141,7 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         )
         return Recorder(
             claim=claim,
+            noise=_noise_tests(training),
             num_steps=settings.num_steps if first_steps is None else first_steps,
             confidence=self.confidence,
             callbacks=self._callbacks,
@@ -308,6 +311,7 @@ class EndToEnd(CanaryAudit[WholeRunRecorder]):
             num_steps=settings.num_steps,
             delta=self.delta,
             confidence=self.confidence,
+            noise=_noise_tests(training),
         )
 
     @property
@@ -337,6 +341,7 @@ class Diagnose(Hook):
     def attach(self, training: Training) -> None:
         settings = training.settings
         noise = _validate.positive("noise_multiplier", settings.noise_multiplier) * settings.max_grad_norm
+        self._noise_multiplier = settings.noise_multiplier
         claimed = noise, settings.sample_rate
         if self._claimed not in (None, claimed):
             raise InputError("Expected training runs with equal noise and sample rate in one Diagnose.")
@@ -366,15 +371,33 @@ class Diagnose(Hook):
         )
         self.sums.observe(known, eps=torch.finfo(step.clipped_sum.dtype).eps)
 
-    def diagnose(self, confidence: float = 0.95) -> Diagnosis:
-        """Test the steps so far; the false alarm rate holds for a single diagnosis."""
+    def diagnose(
+        self,
+        confidence: float = 0.95,
+        *,
+        noise_multiplier: float | None = None,
+        has_signal: Callable[[], bool] | None = None,  # noqa: ARG002  # canaries cancel
+    ) -> Diagnosis:
+        """Test the steps so far; the false alarm rate holds for a single diagnosis.
+
+        A ``noise_multiplier`` must be the one of the training settings.
+        """
+        if noise_multiplier is not None and not math.isclose(noise_multiplier, self._noise_multiplier):
+            raise UntestedError(
+                f"Expected noise_multiplier={self._noise_multiplier:g}, that of the training settings, got "
+                f"{noise_multiplier:g}."
+            )
         found = self.record.diagnose(confidence)
-        assert self._claimed is not None  # attached, because there are steps
-        noise = self._claimed[0] / self._norm
-        return found.joined(self.sums.results(noise_multiplier=noise, sample_rate=self._claimed[1]))
+        rate = None if self._claimed is None else self._claimed[1]
+        return found.joined(self.sums.results(noise_multiplier=self._noise_multiplier, sample_rate=rate))
 
     def state_dict(self) -> dict[str, Any]:
         return self.record.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.record.load_state_dict(state)
+
+
+def _noise_tests(training: Training) -> Diagnose | None:
+    """Return the hook that tests the noise of the same training run, if there is one."""
+    return next((hook for hook in training.hooks if isinstance(hook, Diagnose)), None)

@@ -1,0 +1,258 @@
+"""One verdict from bound and tests: their shares of the error rate, what is not covered, and likely causes.
+
+:class:`RunTests` are the tests of a recorder. :class:`ScoreSummary` estimates noise and signal from the
+scores, as clues to the cause of a violation; no verdict rests on them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from scipy import stats
+
+from dpaudit._types import BoolArray, FloatArray
+from dpaudit.accounting import Claim
+from dpaudit.canaries import Mixed
+from dpaudit.diagnostics import CheckResults, Diagnosis
+from dpaudit.diagnostics._diagnosis import share_error
+from dpaudit.recording._claim_source import ClaimSource, TrainingInfo, claimed_mu
+from dpaudit.recording._signal_and_noise import NO_NOISE, NoiseTests, RunCheck, UntestedError
+from dpaudit.stats import Result
+
+_LEVELS = 0.9995, 0.0005  # quantiles of the noise interval, which is wide to avoid false hints
+_MIN_STEPS = 30  # needed to decide whether the signal depends on the number of present canaries
+_CERTAIN = 6.0  # standard errors
+_CROWDED = 0.2  # smallest relative change of the signal if the number of present canaries doubles
+_UNTESTED = "the noise is not tested: "
+_NOT_WANTED = _UNTESTED + "the audit was set up with tests=False"
+_NO_LOG = _UNTESTED + "only the scores of this run were recorded"
+_NOT_GAUSSIAN = _UNTESTED + "the claim is not about Gaussian noise"
+_NO_SHARE = _UNTESTED + "the resumed run began with the whole error rate for the bound"
+_STOPPED = _UNTESTED + "a bound was shown before the end, so the run may have ended because of its noise"
+_DRAWN = "how batches are drawn is not tested"
+_SAMPLING = f"{_DRAWN}: the claim assumes Poisson sampling, and scores of single steps do not depend on it"
+_BESIDE = (
+    "what the training run outputs besides its noisy gradients is not tested, such as buffers, metrics, or "
+    "the updates of a second optimizer"
+)
+
+
+class SupportsDiagnose(Protocol):
+    """Tests on data added by the developer, such as ``dpaudit.Diagnostics``."""
+
+    def diagnose(self, confidence: float = ...) -> Diagnosis:
+        """Run the tests."""
+
+
+class RunTests:
+    """The tests of a run besides its bound, with which they share one error rate.
+
+    ``noise`` tests the noise, ``checks`` everything else. The shares are set before the first step, because
+    the live bound has its share from the beginning: a run without anything to test, or with ``tests=False``,
+    gives the whole error rate to the bound.
+    """
+
+    def __init__(
+        self, noise: NoiseTests | None, checks: Sequence[RunCheck], claims: ClaimSource, *, wanted: bool
+    ) -> None:
+        self.noise, self._checks, self._claims, self._wanted = noise, tuple(checks), claims, wanted
+
+    @property
+    def exist(self) -> bool:
+        """Whether there is anything to test, against a claim about Gaussian noise."""
+        return (self.noise is not None or bool(self._checks)) and self._claims.is_gaussian
+
+    def levels(self, confidence: float, *, has_more: bool = False) -> tuple[float, float | None]:
+        """Return the confidence of the bound and of the tests, None if there are none."""
+        has_tests = has_more or (self._wanted and self.exist)
+        bound, tests = share_error(1 - confidence, has_bound=True, has_tests=has_tests)
+        return bound, tests if has_tests else None
+
+    def diagnose(
+        self,
+        noise_multiplier: float | None,
+        confidence: float,
+        *,
+        has_signal: Callable[[], bool] = lambda: True,
+    ) -> Diagnosis:
+        """Run all tests against the noise multiplier, by default the claimed one."""
+        if self.noise is None and not self._checks:
+            raise UntestedError(NO_NOISE)
+        claimed = self._claims.noise_multiplier(noise_multiplier)
+        if self.noise is None:
+            found = Diagnosis.of((), confidence=confidence, not_covered=(_NO_LOG,))
+        else:
+            found = self.noise.diagnose(
+                noise_multiplier=claimed, confidence=confidence, has_signal=has_signal
+            )
+        return found.joined(*self._results(claimed))
+
+    def _certain(self, result: Result, confidence: float) -> Diagnosis | None:
+        """Return findings that need no statistics and hold whenever the run ended; None if there are none."""
+        claimed = claimed_noise(result.claim)
+        certain = [] if claimed is None else [one.certain for one in self._results(claimed) if one.certain]
+        if not certain:
+            return None
+        return Diagnosis.of((), confidence=confidence).joined(*(CheckResults(certain=one) for one in certain))
+
+    def _results(self, noise_multiplier: float) -> list[CheckResults]:
+        rate = self._claims.sample_rate()
+        return [part.results(noise_multiplier=noise_multiplier, sample_rate=rate) for part in self._checks]
+
+    def join(
+        self,
+        result: Result,
+        confidence: float | None,
+        *,
+        more: SupportsDiagnose | None = None,
+        may_have_stopped: bool = False,
+        has_signal: Callable[[], bool] = lambda: True,
+        covers_sampling: bool = False,
+    ) -> Result:
+        """Return the result with the tests at this confidence, and with what is not covered.
+
+        ``more`` are tests that the user adds. If the run ``may_have_stopped`` because of its bound, only
+        findings without statistics hold.
+        """
+        diagnosis, gaps = None, list(result.not_covered)
+        if confidence is None:
+            gaps.append(self._why_untested())
+        elif may_have_stopped:
+            diagnosis = self._certain(result, confidence)
+            gaps.append(_STOPPED)
+        else:
+            try:
+                diagnosis = self._tested(result, confidence, more, has_signal)
+            except UntestedError as error:
+                gaps.append(f"{_UNTESTED}{error}")
+        if diagnosis is not None:
+            result = result.joined(diagnosis)
+            gaps += diagnosis.not_covered
+        covers_sampling = covers_sampling or (diagnosis is not None and diagnosis.tests_sampling)
+        if not covers_sampling and not any(gap.startswith(_DRAWN) for gap in gaps):
+            gaps.append(_SAMPLING)
+        return replace(result, not_covered=tuple(dict.fromkeys([*gaps, _BESIDE])))
+
+    def _why_untested(self) -> str:
+        if self.noise is None and not self._checks:
+            return _NO_LOG
+        if not self._claims.is_gaussian:
+            return _NOT_GAUSSIAN
+        return _NO_SHARE if self._wanted else _NOT_WANTED
+
+    def _tested(
+        self,
+        result: Result,
+        confidence: float,
+        more: SupportsDiagnose | None,
+        has_signal: Callable[[], bool],
+    ) -> Diagnosis:
+        added = None if more is None else more.diagnose(confidence)
+        if not (self._wanted and self.exist) and added is not None:
+            return added
+        claimed = claimed_noise(result.claim)
+        if claimed is None:
+            raise UntestedError(f"Expected a claim about Gaussian noise, got {result.claim.summary}.")
+        found = self.diagnose(claimed, confidence, has_signal=has_signal)
+        if added is None:
+            return found
+        names = {check.name for check in found.checks}  # the same data may be passed twice
+        new = tuple(check for check in added.checks if check.name not in names)
+        return found.joined(CheckResults(checks=new, notes=added.notes, not_covered=added.not_covered))
+
+
+def remaining_level(bound: float, joint: float) -> float | None:
+    """Return the confidence of tests whose error rate a bound leaves; None if it leaves nothing.
+
+    The bound of a run that was begun by version 0.1 has the whole error rate.
+    """
+    return None if bound <= joint else 1 - (bound - joint)
+
+
+def claimed_noise(claim: object) -> float | None:
+    """Return the claimed noise multiplier, if the claim states Gaussian noise."""
+    mu = claimed_mu(claim) if isinstance(claim, Claim) else None
+    return None if mu is None else 1 / mu
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreSummary:
+    """Noise and signal in clipping norms, estimated from the scores; the bound does not rest on them."""
+
+    noise: float
+    low: float  # lower end of the interval for the noise
+    high: float
+    signal: float
+    spread_signal: float | None
+    is_crowded: bool
+    facts: TrainingInfo | None
+
+    @classmethod
+    def of(cls, scores: FloatArray, present: BoolArray, facts: TrainingInfo | None) -> ScoreSummary:
+        """Summarize all scores of a run, steps x canaries."""
+        absent = scores[~present]
+        square, count = float(np.mean(absent**2)), absent.size
+        low, high = (math.sqrt(square * count / stats.chi2.ppf(level, count)) for level in _LEVELS)
+        narrow, spread = _signals(scores, present, facts)
+        return cls(
+            noise=math.sqrt(square),
+            low=low,
+            high=high,
+            signal=narrow,
+            spread_signal=spread,
+            is_crowded=_is_crowded(scores, present),
+            facts=facts,
+        )
+
+    def known(self, claimed: float | None) -> dict[str, Any]:
+        """Return keyword arguments for ``likely_causes``. Too much noise causes no leak."""
+        found: dict[str, Any] = {
+            "signal": self.signal,
+            "spread_signal": self.spread_signal,
+            "is_crowded": self.is_crowded,
+        }
+        if self.facts is not None:
+            found["canary_scale"] = self.facts.canary_scale
+            found["batch_size"], found["max_grad_norm"] = self.facts.batch_size, self.facts.max_grad_norm
+        if self.noise == 0:
+            found["noise_ratio"] = 0.0
+        elif claimed is not None:
+            found["noise_multiplier"] = claimed
+            if self.high < claimed:
+                found["noise_ratio"] = self.noise / claimed
+                found["interval"] = self.low / claimed, self.high / claimed
+        return found
+
+
+def _signals(
+    scores: FloatArray, present: BoolArray, facts: TrainingInfo | None
+) -> tuple[float, float | None]:
+    """Return the mean score excess of present canaries: those on one coordinate, and spread ones."""
+    count = scores.shape[1]
+    narrow = facts.canary.num_narrow(count) if facts and isinstance(facts.canary, Mixed) else 0
+    if narrow == 0:
+        return _signal(scores, present), None
+    return _signal(scores[:, :narrow], present[:, :narrow]), _signal(scores[:, narrow:], present[:, narrow:])
+
+
+def _signal(scores: FloatArray, present: BoolArray) -> float:
+    if present.all() or not present.any():
+        return math.nan
+    return float(scores[present].mean() - scores[~present].mean())
+
+
+def _is_crowded(scores: FloatArray, present: BoolArray) -> bool:
+    """Return whether the signal depends on the number of present canaries, as if clipped together."""
+    numbers = present.sum(axis=1)
+    some = (numbers > 0) & (numbers < present.shape[1])
+    if np.count_nonzero(some) < _MIN_STEPS or np.ptp(numbers[some]) == 0:
+        return False
+    counts = numbers[some].astype(np.float64)
+    means = np.where(present, scores, 0.0).sum(axis=1)[some] / counts
+    found = stats.linregress(counts, means)
+    change = abs(found.slope) * counts.mean()
+    return bool(abs(found.slope) > _CERTAIN * found.stderr and change > _CROWDED * abs(means.mean()))

@@ -1,0 +1,304 @@
+"""One verdict from bound and tests: the shares of the error, what is refuted, and what is not covered."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from statistical_limits import most_flagged
+
+import dpaudit
+from dpaudit.diagnostics import CheckResults, Diagnosis, Finding
+from dpaudit.diagnostics._diagnosis import joint_causes
+from dpaudit.recording import DPSGDParams, NoiseLog, ReadClaim, Recorder, TrainingInfo, WholeRunRecorder
+
+COUNT = 32
+READ = DPSGDParams(
+    noise_multiplier=1.0, sample_rate=0.05, origins={"noise_multiplier": "the optimizer", "sample_rate": "x"}
+)
+GIVEN = DPSGDParams(delta=1e-5)
+CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+
+
+def recorded(
+    level: Any = 1.0, *, num_steps: int = 60, seed: int = 0, planned: int | None = None, **parts: Any
+) -> Recorder:
+    """What an observer would have recorded of steps with this noise, a number or one per step."""
+    options: dict[str, Any] = {"claim": CLAIM, "noise": NoiseLog(), "signal": 1.0}
+    recorder, rng = Recorder(num_steps=planned, **(options | parts)), np.random.default_rng(seed)
+    levels = np.broadcast_to(level, num_steps)
+    for index in range(num_steps):
+        drawn, present = levels[index] * rng.standard_normal(COUNT), rng.random(COUNT) < 0.5
+        if recorder.tests_noise and isinstance(recorder._tests.noise, NoiseLog):
+            recorder.noise.observe(drawn, np.zeros(COUNT), (COUNT // 2, COUNT // 2), norm=1.0, eps=0.0)
+        recorder.record(drawn + present, present)
+    return recorder
+
+
+def one_missing() -> Any:
+    """One step without noise, of which scores show nothing."""
+    return np.where(np.arange(60) == 30, 0.0, 1.0)
+
+
+class Certain:
+    """A check that finds something without statistics."""
+
+    def results(self, **_: Any) -> CheckResults:
+        found = Finding.certain("sum-norm", "The sum is longer than its rows allow.")
+        return CheckResults(certain=(found,), not_covered=("the loader is not tested",))
+
+
+def test_bound_and_tests_share_the_error_and_say_so() -> None:
+    result = recorded().audit()
+    assert result.verdict is not dpaudit.Verdict.VIOLATION
+    assert result.bound.confidence == pytest.approx(0.96)
+    assert result.diagnosis is not None
+    assert result.diagnosis.confidence == pytest.approx(0.99)
+    assert result.confidence == 0.95
+    assert "errors: 5 % in total: 4 % for the bound, 1 % for " in str(result)
+    assert result.refuted == ()
+    assert result.likely_causes() == ()
+    other = recorded().audit(confidence=0.9)
+    assert other.bound.confidence == pytest.approx(0.92)
+    assert other.confidence == 0.9
+
+
+def test_the_live_bound_is_the_bound_of_the_audit() -> None:
+    recorder = recorded(0.5, planned=60)
+    live, result = recorder.live(), recorder.audit()
+    assert live.confidence == result.bound.confidence
+    assert live.epsilon == pytest.approx(result.bound.epsilon)
+    assert not any("chosen before" in text for text in result.bound.assumptions)
+    assert {point.epsilon for point in recorder.trajectory().points[-1:]} == {live.epsilon}
+
+
+def test_the_power_is_that_of_the_bound_with_its_share() -> None:
+    shared, whole = recorded().audit(), recorded(tests=False).audit()
+    assert shared.power.parameter > whole.power.parameter
+    assert recorded().audit(confidence=0.9375).power == whole.power  # a bound of 95 %
+
+
+def test_without_tests_the_bound_has_the_whole_error() -> None:
+    result = recorded(tests=False).audit()
+    assert result.bound.confidence == 0.95
+    assert result.diagnosis is None
+    assert "the noise is not tested: the audit was set up with tests=False" in result.not_covered
+    assert recorded(tests=False).diagnose().checks  # on request
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({"noise": None}, "only the scores of this run were recorded"),
+        ({"claim": dpaudit.Claim.approximate_dp(epsilon=8.0, delta=1e-5)}, "not about Gaussian noise"),
+    ],
+)
+def test_nothing_to_test_costs_no_error(parts: dict[str, Any], expected: str) -> None:
+    result = recorded(**parts).audit()
+    assert result.bound.confidence == 0.95
+    assert any(expected in text for text in result.not_covered)
+
+
+def test_findings_alone_refute_the_mechanism_not_the_privacy() -> None:
+    result = recorded(one_missing()).audit()
+    assert result.verdict is dpaudit.Verdict.VIOLATION
+    assert result.refuted == ("mechanism",)
+    assert result.findings[0].name == "step-noise"
+    assert result.sentence.startswith(
+        "The tests refute that this is the claimed mechanism. The bound does not"
+    )
+    assert f"finding: {result.findings[0]}" in str(result)
+    assert "empty batch" in result.likely_causes()[0]
+    with pytest.raises(dpaudit.ViolationError, match="possible cause: is a step released without noise"):
+        result.raise_for_violation()
+
+
+def test_a_bound_above_the_claim_refutes_the_privacy() -> None:
+    result = recorded(0.5, tests=False, num_steps=200).audit()
+    assert result.refuted == ("privacy",)
+    assert result.sentence == dpaudit.Verdict.VIOLATION.value
+    both = recorded(0.5, num_steps=200).audit()
+    assert both.refuted == ("privacy", "mechanism")
+    assert both.sentence.endswith("The tests refute that this is the claimed mechanism.")
+    assert "the noise is 0.497 of the claimed level" in both.likely_causes()[0]
+
+
+def test_an_unclipped_canary_has_its_cause_in_every_result() -> None:
+    rng, facts = np.random.default_rng(0), TrainingInfo(canary=dpaudit.Dirac(), max_grad_norm=1.0)
+    recorder = Recorder(claim=CLAIM, num_steps=60, facts=lambda: facts)
+    for _ in range(60):
+        present = rng.random(COUNT) < 0.5
+        recorder.record(10 * present + rng.standard_normal(COUNT), present)
+    assert "reaches the release unclipped" in recorder.audit().likely_causes()[0]
+
+
+@pytest.mark.parametrize(("ends", "change"), [((1.0, 0.5), "shrinks"), ((0.5, 1.0), "grows")])
+def test_noise_that_changes_over_time_is_described_by_its_trend(ends: Any, change: str) -> None:
+    first = recorded(np.linspace(*ends, 200), num_steps=200).audit().likely_causes()[0]
+    assert f"the noise {change} during the run, from {ends[0]:.2g}"[:-2] in first
+    assert "empty batch" not in first
+
+
+def test_a_parameter_without_noise_is_named() -> None:
+    rng, tests = np.random.default_rng(0), dpaudit.Diagnostics()
+    for _ in range(60):
+        noise = rng.standard_normal(COUNT) * np.where(np.arange(COUNT) < 8, 0.1, 1.0)
+        tests.observe_noise(noise, {"fc.bias": 8, "fc.weight": 24})
+    assert joint_causes(tests.diagnose(), {})[0].startswith("is fc.bias skipped")
+
+
+def test_names_of_an_observer_reach_the_findings() -> None:
+    log, rng = NoiseLog(), np.random.default_rng(0)
+    log.names = ["fc.bias", "fc.weight"]
+    for _ in range(60):
+        noise = rng.standard_normal(COUNT) * np.where(np.arange(COUNT) < 8, 0.1, 1.0)
+        log.observe(noise, np.zeros(COUNT), (8, COUNT - 8), norm=1.0, eps=0.0)
+    found = log.diagnose(noise_multiplier=1.0, confidence=0.99)
+    assert "The noise of leaf fc.bias is 0." in str(found)
+    log.names = ["the same", "the same"]
+    assert "The noise of leaf 0 is 0." in str(log.diagnose(noise_multiplier=1.0, confidence=0.99))
+
+
+def test_a_run_that_may_have_stopped_because_of_its_bound_has_a_verdict_without_tests() -> None:
+    recorder = recorded(checks=[Certain()])
+    recorder.live()
+    for _ in range(2):
+        present = np.arange(COUNT) % 2 == 0
+        recorder.record(1.0 * present, present)
+    result = recorder.audit()
+    assert result.diagnosis is not None
+    assert result.diagnosis.checks == ()
+    assert [finding.name for finding in result.findings] == ["sum-norm"]  # needs no statistics
+    assert any("may have ended because of its noise" in text for text in result.not_covered)
+    assert result.bound.confidence == pytest.approx(0.96)  # the bets were placed before
+
+
+def test_facts_without_statistics_join_and_are_plain_json() -> None:
+    result = recorded(checks=[Certain()]).audit()
+    assert result.refuted == ("mechanism",)
+    values = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert values["verdict"] == "VIOLATION"
+    assert values["refuted"] == ["mechanism"]
+    assert values["diagnosis"]["findings"][0]["estimate"] is None
+    assert values["diagnosis"]["confidence"] == pytest.approx(0.99)
+    assert "the loader is not tested" in values["not_covered"]
+
+
+def test_what_is_not_covered_is_never_empty() -> None:
+    for result in (recorded().audit(), recorded(noise=None).audit(), recorded(tests=False).audit()):
+        assert any(text.startswith("how batches are drawn is not tested") for text in result.not_covered)
+        assert any("besides its noisy gradients" in text for text in result.not_covered)
+    scores = dpaudit.Observations(with_canary=np.ones(30), without_canary=np.zeros(30))
+    assert dpaudit.audit(scores, claim=CLAIM).not_covered
+
+
+def test_tests_of_the_developer_share_the_error_of_a_recorder_without_noise() -> None:
+    rng, tests = np.random.default_rng(0), dpaudit.Diagnostics(sample_rate=0.05)
+    for _ in range(60):
+        tests.observe_noise(0.5 * rng.standard_normal(COUNT))
+        tests.observe_batch(np.flatnonzero(rng.random(400) < 0.05), num_examples=400)
+    result = recorded(noise=None).audit(tests=tests)
+    assert result.refuted == ("mechanism",)
+    assert result.confidence == 0.95
+    assert result.bound.confidence == pytest.approx(0.96)
+    assert not any("batches are drawn" in text for text in result.not_covered)
+
+
+def test_tests_of_the_developer_join_those_of_the_recorder() -> None:
+    tests = dpaudit.Diagnostics(sample_rate=0.05)
+    for _ in range(60):
+        tests.observe_batch_size(20, num_examples=400)
+    result = recorded().audit(tests=tests)
+    assert result.diagnosis is not None
+    names = [check.name for check in result.diagnosis.checks]
+    assert len(names) == len(set(names))
+    assert {"noise-variance", "batch-sizes"} <= set(names)
+    assert result.refuted == ("mechanism",)
+
+
+def test_a_state_of_version_1_leaves_no_error_for_tests() -> None:
+    recorder = recorded()
+    state = recorder.state_dict()
+    del state["joint_confidence"]
+    resumed = recorded(num_steps=0)
+    resumed.load_state_dict({**state, "confidence": 0.95})
+    result = resumed.audit()
+    assert result.bound.confidence == 0.95
+    assert result.diagnosis is None
+    assert any("began with the whole error rate" in text for text in result.not_covered)
+    again = recorded(num_steps=0)
+    again.load_state_dict(recorder.state_dict())
+    assert again.audit().bound == recorder.audit().bound
+    assert again.confidence == 0.95
+
+
+def test_each_part_of_a_claim_says_where_it_comes_from() -> None:
+    recorder = recorded(claim=ReadClaim(lambda: READ, GIVEN))
+    expected = (
+        "noise_multiplier=1 (read from the optimizer), sample_rate=0.05 (read from x), "
+        "num_steps=60 (by default the number of recorded steps), delta=1e-05 (given)"
+    )
+    assert f"claimed: {expected}" in str(recorder.audit())
+    given = recorder.audit(noise_multiplier=1.0)
+    sources = {part["name"]: part["source"] for part in given.to_dict()["claim"]["parts"]}
+    assert sources == {
+        "noise_multiplier": "given",
+        "sample_rate": "read",
+        "num_steps": "default",
+        "delta": "given",
+    }
+    assert "(given)" not in str(recorded().audit())  # where all is given, nothing needs to be said
+
+
+def test_whole_runs_share_the_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels, bound_alone = [], recorded(tests=False).audit()
+
+    def audit(*_: Any, confidence: float, **__: Any) -> dpaudit.Result:
+        levels.append(confidence)  # the curve of a whole run takes seconds
+        return bound_alone
+
+    monkeypatch.setattr("dpaudit.recording._whole_run.audit", audit)
+    rng, present = np.random.default_rng(0), np.arange(COUNT) % 2 == 0
+    numbers: dict[str, Any] = {"noise_multiplier": 1.0, "sample_rate": 0.5, "num_steps": 40, "delta": 1e-5}
+    for tests in (True, False):
+        recorder = WholeRunRecorder(present, noise=NoiseLog(), tests=tests, **numbers)
+        for index in range(40):
+            noise = (index != 20) * rng.standard_normal(COUNT)
+            recorder.noise.observe(noise, np.zeros(COUNT), (COUNT,), norm=1.0, eps=0.0)
+            recorder.record(noise)
+        result = recorder.audit()
+        assert result.refuted == (("mechanism",) if tests else ())
+        assert not any("batches are drawn" in text for text in result.not_covered)
+    assert levels == pytest.approx([0.96, 0.95])
+
+
+@pytest.mark.parametrize("name", ["epsilon", "target_epsilon"])
+def test_an_epsilon_is_answered_by_what_to_pass(name: str) -> None:
+    from dpaudit.observers.step import observe_loss_step, observe_step  # noqa: PLC0415
+
+    scores = dpaudit.Observations(with_canary=np.ones(30), without_canary=np.zeros(30))
+    calls: list[Any] = [
+        lambda **options: dpaudit.audit(scores, **options),
+        lambda **options: observe_step(lambda rows: rows, np.zeros((1, 4)), **options),
+        lambda **options: observe_loss_step(lambda loss: loss, None, None, None, **options),
+    ]
+    for call in calls:
+        with pytest.raises(dpaudit.InputError, match=rf"Expected claim=.*, such as Claim.*, got {name}=8\.0"):
+            call(**{name: 8.0})
+
+
+def test_correct_runs_are_violations_no_more_often_than_bound_and_tests_allow(is_long: bool) -> None:
+    runs = 1000 if is_long else 60
+    flagged = sum(
+        recorded(seed=seed, num_steps=30).audit().verdict is dpaudit.Verdict.VIOLATION for seed in range(runs)
+    )
+    assert flagged <= most_flagged(runs, 0.05, broken=0.3)
+
+
+def test_a_diagnosis_that_is_joined_makes_a_violation() -> None:
+    result = recorded(tests=False).audit()
+    found = Finding.certain("sum-norm", "It is longer.")
+    assert result.joined(Diagnosis.of((), confidence=0.99)).verdict is result.verdict
+    assert result.joined(Diagnosis.of((), confidence=0.99, certain=[found])).refuted == ("mechanism",)
