@@ -39,6 +39,7 @@ NAMES = [
     "Mislabelled",
     "MissingExtraError",
     "Mixed",
+    "Mixture",
     "Observations",
     "Optimal",
     "PiecewiseLinear",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         Dirac,
         Mislabelled,
         Mixed,
+        Mixture,
         RandomDirection,
         ThreatModel,
     )
@@ -100,6 +101,7 @@ __all__ = [
     "Mislabelled",
     "MissingExtraError",
     "Mixed",
+    "Mixture",
     "Observations",
     "Optimal",
     "PiecewiseLinear",

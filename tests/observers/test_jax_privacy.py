@@ -30,7 +30,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:
 def correct(seeds):
     """The verdicts on correct trainings of 300 steps, all made by one compiled step."""
     usual = {"sample_rate": RATE, "num_steps": 300, "delta": DELTA}
-    *made, recorder = observe(*private(noise_multiplier=NOISE), seed=0, **usual)
+    own = {"canary": dpaudit.Dirac(), "seed": 0}  # recorders without canaries count every step
+    *made, recorder = observe(*private(noise_multiplier=NOISE), **own, **usual)
     run = whole(*made)
     for seed in seeds:
         run(seed)
@@ -422,10 +423,13 @@ def test_a_clipping_norm_that_is_not_the_claimed_one_is_a_violation():
     for norm in (2.0, math.inf):
         grad_fn = clipped_grad(loss, l2_clip_norm=norm)
         privatizer = noise_addition.gaussian_privatizer(stddev=NOISE, prng_key=0)
-        *made, recorder = observe(grad_fn, privatizer, max_grad_norm=1.0, num_steps=300, **SHORT)
-        loop(*made)(60)
-        assert recorder.audit().verdict is VIOLATION
-        require_normal(recorder.observations, noise=NOISE, signal=min(norm, 10.0))
+        for canary in (dpaudit.Dirac(), dpaudit.Mixture()):
+            options = {"canary": canary, "max_grad_norm": 1.0, "num_steps": 300, **SHORT}
+            *made, recorder = observe(grad_fn, privatizer, **options)
+            loop(*made)(60)
+            assert recorder.audit().verdict is VIOLATION
+            if isinstance(canary, dpaudit.Dirac):
+                require_normal(recorder.observations, noise=NOISE, signal=min(norm, 10.0))
 
 
 def test_a_privatizer_of_another_kind_is_refused():

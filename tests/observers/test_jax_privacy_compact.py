@@ -106,13 +106,17 @@ def test_there_are_as_many_canaries_as_parameters_up_to_1024_and_64_if_they_need
         jax.eval_shape(observe(*private(), seed=0, **observer).grad_fn, start(), BATCH)
         return drawn[-1]
 
-    assert number() == 130
+    assert number() == 65
+    assert number(canary=dpaudit.Dirac()) == 130
     assert number(num_canaries=5) == 5
     assert number(canary=dpaudit.Dirac(moving=True)) == 64
-    monkeypatch.setattr(_observer, "_DEFAULT_NUM_CANARIES", 100)
-    assert number() == 100
+    with pytest.raises(dpaudit.InputError, match="canaries that do not move"):
+        number(canary=dpaudit.Mixture(moving=True))
+    monkeypatch.setattr(_observer, "_DEFAULT_NUM_CANARIES", 50)
+    assert number() == 50
+    monkeypatch.setattr(_observer, "_FEW", 40)
     monkeypatch.setattr(JaxClip, "needs_full_rows", True)
-    assert number() == 64
+    assert number() == 40
 
 
 def test_the_cost_does_not_grow_with_canaries_times_parameters(monkeypatch):

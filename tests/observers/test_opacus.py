@@ -148,9 +148,8 @@ def test_canaries_reach_into_every_layer_that_is_clipped_by_itself(train, kind):
 
 
 def test_more_canaries_than_a_layer_has_parameters_leave_that_layer_out(train):
-    made = train(
-        clipping="per_layer", max_grad_norm=NORMS, noise_multiplier=0.5, observer={"num_canaries": 16}
-    )
+    observer = {"num_canaries": 16, "canary": dpaudit.Dirac()}
+    made = train(clipping="per_layer", max_grad_norm=NORMS, noise_multiplier=0.5, observer=observer)
     reach = math.hypot(*NORMS[:3])
     require_normal(made.recorder.observations, noise=0.5 * math.hypot(*NORMS) / reach)
     assert made.recorder.audit(confidence=1 - LEVEL).verdict is not VIOLATION
@@ -443,11 +442,12 @@ def test_a_step_without_noise_being_asked_for_is_refused(private):
         run(made, 1)
 
 
-def test_a_small_model_has_as_many_canaries_as_parameters(private):
+@pytest.mark.parametrize(("canary", "count"), [(dpaudit.Dirac(), 18), (dpaudit.Mixture(), 9)])
+def test_a_small_model_has_as_many_canaries_as_fit(private, canary, count):
     made = private(build=lambda: nn.Linear(8, 2), noise_multiplier=1.0)
-    with observe(made.optimizer, seed=0) as recorder:
+    with observe(made.optimizer, canary=canary, seed=0) as recorder:
         run(made, 2)
-    assert recorder.state_dict()["scores"].shape == (2, 18)
+    assert recorder.state_dict()["scores"].shape == (2, count)
 
 
 def test_who_forgets_the_with_is_told(private):
@@ -473,7 +473,7 @@ def test_a_state_of_fewer_canaries_than_the_default_names_the_number_to_pass(pri
         run(made, 2)
     with observe(made.optimizer, seed=0) as recorder:
         with pytest.raises(
-            dpaudit.InputError, match=r"num_canaries=178, .* got one with 8: pass num_canaries=8"
+            dpaudit.InputError, match=r"num_canaries=89, .* got one with 8: pass num_canaries=8"
         ):
             recorder.load_state_dict(before.state_dict())
         recorder.close()

@@ -91,7 +91,7 @@ def test_diracs_change_the_sum_by_exactly_the_same_numbers(private, monkeypatch)
             own()
 
         made.optimizer.add_noise = noting
-        with observe(made.optimizer, seed=0, num_canaries=100):
+        with observe(made.optimizer, canary=dpaudit.Dirac(), seed=0, num_canaries=100):
             run(made, 5)
         found.append(torch.stack(sums))
     assert torch.equal(*found)
@@ -206,6 +206,23 @@ def test_faults_are_detected_with_compact_canaries_too(train, monkeypatch, name)
     assert train(num_steps=150).recorder.audit().verdict is dpaudit.Verdict.VIOLATION
 
 
+CAUSES = {
+    "no clipping": "gradients are not clipped",
+    "twice the norm": "gradients are clipped at about",
+    "by value": "is the gradient clipped by value?",
+    "without a layer": "the clipping norm leaves out 0.weight",
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_the_first_cause_of_a_fault_names_the_clipping_and_the_parameter(train, monkeypatch, name):
+    trust_any_code(monkeypatch)
+    monkeypatch.setattr(DPOptimizer, *BROKEN[name])
+    found = train(num_steps=100).recorder.diagnose()
+    assert "canary-arrival" in [finding.name for finding in found.findings]
+    assert CAUSES[name] in found.likely_causes()[0]
+
+
 @pytest.mark.parametrize("name", ["no clipping", "twice the norm", "by value", "without a layer"])
 def test_a_fault_scores_the_same_in_compact_and_in_full_rows(train, monkeypatch, name):
     trust_any_code(monkeypatch)
@@ -213,7 +230,8 @@ def test_a_fault_scores_the_same_in_compact_and_in_full_rows(train, monkeypatch,
     compact, full = both(
         train, monkeypatch, num_steps=5, noise_multiplier=0.5, observer={"num_canaries": 100}
     )
-    np.testing.assert_allclose(*(made.recorder.state_dict()["scores"] for made in (compact, full)), atol=1e-4)
+    scores = [made.recorder.state_dict()["scores"] for made in (compact, full)]
+    np.testing.assert_allclose(*scores, atol=1e-4 + 1e-7 * np.abs(scores[0]).max())  # some are a million
 
 
 class Overriding(DPOptimizer):
@@ -251,20 +269,23 @@ def test_only_the_code_of_opacus_itself_gets_compact_rows(monkeypatch):
 
 
 def test_there_are_1024_canaries_or_as_many_as_fit_and_64_if_they_need_full_rows():
-    def default(kind, *sizes, norms=None):
+    def default(kind, *sizes, norms=None, canary=dpaudit.Dirac()):  # noqa: B008
         inside = torch.optim.SGD([nn.Parameter(torch.zeros(size)) for size in sizes], lr=0.1)
         made = kind(inside, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=8)
         if norms is not None:
             made.max_grad_norms = norms
-        return default_num_canaries(made, clip_for(made, None)), made
+        return default_num_canaries(made, clip_for(made, None), canary), made
 
     assert default(DPOptimizer, 5000, 10)[0] == 1024
     assert default(DPOptimizer, 500, 10)[0] == 510
+    assert default(DPOptimizer, 500, 10, canary=dpaudit.Mixture())[0] == 255
+    assert default(DPOptimizer, 5000, 70, 10, norms=[1.0] * 3, canary=dpaudit.Mixture())[0] == 35
     assert default(Overriding, 5000, 10)[0] == 64
     assert default(DPOptimizer, 20, 30, norms=[1.0, 1.0])[0] == 30
     count, made = default(DPOptimizer, 5000, 100, 2000, 10, norms=[1.0, 1.0, 1.0, 1.0])
     assert count == 100
-    assert norm_share(made, count) == norm_share(made, 64)  # a larger number does not leave out layers
+    shares = [norm_share(made, one, dpaudit.Dirac()) for one in (count, 64)]
+    assert shares[0] == shares[1]  # a larger number does not leave out layers
 
 
 def test_the_attributes_and_parameters_of_the_optimizer_are_not_touched(train):

@@ -61,7 +61,9 @@ def test_one_run_on_random_data_finds_95_percent_of_epsilon(train):
 @pytest.mark.parametrize("fault", [faults.NoiseTooSmall, faults.Unclipped, faults.ClippedAfterMean])
 @pytest.mark.parametrize("audit", [OneRun, pytest.param(EndToEnd, marks=pytest.mark.long)])
 def test_broken_steps_are_violations_within_500_steps(train, audit, fault):
-    hook = audit(delta=DELTA, seed=0)
+    # a sum that is clipped as a whole leaves nothing of other canaries beside one of a million norms
+    canary = dpaudit.Dirac() if fault is faults.ClippedAfterMean else None
+    hook = audit(delta=DELTA, canary=canary, seed=0)
     setting = {"num_steps": 400} if audit is EndToEnd else {"num_steps": 300, "noise_multiplier": 0.5}
     train(hook, fault=fault, **setting)
     elsewhere = audit is EndToEnd and fault is faults.NoiseTooSmall
@@ -243,8 +245,8 @@ def test_an_interrupted_audit_goes_on_with_the_same_observations(audit):
     assert first.recorder.num_done == 12
 
 
-def test_there_are_1024_canaries_a_step_or_as_many_as_parameters(train):
-    for build, expected in ((lambda: mlp(64, 128, 10), 1024), (hundred_parameters, 99)):
+def test_there_are_1024_canaries_a_step_or_half_as_many_as_parameters(train):
+    for build, expected in ((lambda: mlp(64, 128, 10), 1024), (hundred_parameters, 49)):
         hook = OneRun(delta=DELTA, seed=0)
         train(hook, num_steps=1, noise_multiplier=1.0, build=build)
         assert hook.num_canaries == expected

@@ -2,10 +2,22 @@
 
 from dpaudit._torch._canaries import (
     CanaryVectors,
+    GradientRows,
     HeldOutData,
+    SharedRows,
     SparseRows,
+    gradient_rows,
     require_fitting,
     tensor_fingerprints,
 )
 
-__all__ = ["CanaryVectors", "HeldOutData", "SparseRows", "require_fitting", "tensor_fingerprints"]
+__all__ = [
+    "CanaryVectors",
+    "GradientRows",
+    "HeldOutData",
+    "SharedRows",
+    "SparseRows",
+    "gradient_rows",
+    "require_fitting",
+    "tensor_fingerprints",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -71,18 +72,29 @@ class CanaryVectors:
     values: Tensor  # entries x canaries
     coordinates: Tensor | None
     num_parameters: int
+    places: Tensor | None = None  # of canaries that share them, which are numbered after the others
+    shared: Tensor | None = None  # places x canaries
 
     @classmethod
     def of(cls, directions: Directions, like: Tensor) -> CanaryVectors:
         """Return the vectors with the dtype and device of the gradient ``like``."""
         values = torch.as_tensor(directions.values, dtype=like.dtype, device=like.device)
-        coordinates = directions.coordinates
+        coordinates, shared = directions.coordinates, directions.shared
         moved = None if coordinates is None else torch.as_tensor(coordinates, device=like.device)
-        return cls(values, moved, directions.num_parameters)
+        if shared is None:
+            return cls(values, moved, directions.num_parameters)
+        places = torch.as_tensor(shared.places, device=like.device)
+        codes = torch.as_tensor(shared.values, dtype=like.dtype, device=like.device)
+        return cls(values, moved, directions.num_parameters, places, codes)
 
     @property
     def num_canaries(self) -> int:
         """The number of canaries."""
+        return self.num_apart + (0 if self.shared is None else self.shared.shape[1])
+
+    @property
+    def num_apart(self) -> int:
+        """The number of canaries that share no coordinate with others; they come first."""
         return self.values.shape[1]
 
     def project(self, vector: Tensor, without: Tensor | None = None) -> Tensor:
@@ -91,7 +103,13 @@ class CanaryVectors:
         if without is not None:
             entries = entries - self._entries(without)
         products = self.values * entries
-        return products[0] if len(products) == 1 else products.sum(dim=0)
+        apart = products[0] if len(products) == 1 else products.sum(dim=0)
+        if self.places is None or self.shared is None:
+            return apart
+        part = vector.index_select(0, self.places)
+        if without is not None:
+            part = part - without.index_select(0, self.places)
+        return torch.cat([apart, part @ self.shared])
 
     def _entries(self, vector: Tensor) -> Tensor:
         """Return the entries of ``vector`` at the coordinates of the values."""
@@ -101,63 +119,138 @@ class CanaryVectors:
         return torch.nn.functional.pad(vector, (0, missing)).view_as(self.values)
 
     def add_some(self, numbers: Tensor, weights: Tensor, out: Tensor) -> None:
-        """Add the directions with these numbers to ``out``, each times its weight."""
+        """Add the directions with these numbers, in increasing order, to ``out``, each times its weight."""
+        if self.places is not None and self.shared is not None:
+            first = int(torch.searchsorted(numbers, self.num_apart))
+            codes = self.shared.index_select(1, numbers[first:] - self.num_apart)
+            out.index_add_(0, self.places, codes @ weights[first:])
+            numbers, weights = numbers[:first], weights[:first]
         if self.coordinates is not None and len(self.coordinates) == 1:  # Dirac canaries
             coordinates = self.coordinates[0].index_select(0, numbers)
             out.index_add_(0, coordinates, self.values[0].index_select(0, numbers) * weights)
             return
-        weighted = (self.values * out.new_zeros(self.num_canaries).index_add_(0, numbers, weights)).view(-1)
+        weighted = (self.values * out.new_zeros(self.num_apart).index_add_(0, numbers, weights)).view(-1)
         if self.coordinates is not None:
             out.index_add_(0, self.coordinates.view(-1), weighted)
         else:
             out.add_(weighted[: self.num_parameters])
 
 
-@dataclass(frozen=True, eq=False)
-class SparseRows:
-    """Canaries as gradients of norm ``length``, one per row, stored without their zeros.
+class GradientRows(ABC):
+    """Canaries as gradients, one per row, stored without coordinates at which all of them are zero.
 
     Numbers stay in the memory of the host, where they decide which parameter tensors have an entry.
     """
 
+    num_parameters: int
+    like: Tensor
+    """A tensor with the dtype and the device of gradients."""
+
+    @property
+    @abstractmethod
+    def num_entries(self) -> int:
+        """The number of coordinates of one row."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def chunks(self, size: int) -> Iterator[GradientRows]:
+        """Yield the rows in groups of at most ``size``."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:
+        """Return the full matrix, rows x parameters."""
+
+    @abstractmethod
+    def entries(self) -> tuple[IntArray, IntArray, Tensor]:
+        """Return the row, the coordinate and the value of each entry, sorted by coordinate; no padding."""
+
+    def _numbers(self, values: FloatArray) -> Tensor:
+        return torch.as_tensor(values, dtype=self.like.dtype, device=self.like.device)
+
+    def _indices(self, numbers: IntArray) -> Tensor:
+        return torch.as_tensor(numbers, device=self.like.device)
+
+
+def gradient_rows(
+    directions: Directions, members: IntArray, lengths: FloatArray, like: Tensor
+) -> Iterator[GradientRows]:
+    """Yield the canaries with the numbers ``members``, in increasing order; ``lengths`` are those of all."""
+    first = int(np.searchsorted(members, directions.num_apart))
+    apart, rest = members[:first], members[first:]
+    if apart.size:
+        coordinates = np.minimum(directions.explicit_coordinates[:, apart], directions.num_parameters - 1)
+        values = directions.values[:, apart] * lengths[apart]
+        yield SparseRows(values, coordinates, directions.num_parameters, like)
+    if rest.size and directions.shared is not None:
+        shared = directions.shared
+        values = shared.values[:, rest - directions.num_apart].T * lengths[rest, None]
+        yield SharedRows(values, shared.places, directions.num_parameters, like)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseRows(GradientRows):
+    """Rows with coordinates of their own."""
+
     values: FloatArray  # entries x rows; zeros are padding
     coordinates: IntArray  # the same shape; those of padding are arbitrary
     num_parameters: int
-    length: float
-    like: Tensor  # has the dtype and the device of gradients
+    like: Tensor
 
-    @classmethod
-    def of(cls, directions: Directions, members: IntArray, length: float, like: Tensor) -> SparseRows:
-        """Return the canaries with the numbers ``members``."""
-        coordinates = np.minimum(directions.explicit_coordinates[:, members], directions.num_parameters - 1)
-        return cls(directions.values[:, members], coordinates, directions.num_parameters, length, like)
+    @property
+    def num_entries(self) -> int:
+        return len(self.values)
 
     def __len__(self) -> int:
         return int(self.values.shape[1])
 
     def chunks(self, size: int) -> Iterator[SparseRows]:
-        """Yield the rows in groups of at most ``size``."""
         for first in range(0, len(self), size):
             part = slice(first, first + size)
             yield replace(self, values=self.values[:, part], coordinates=self.coordinates[:, part])
 
     def dense(self) -> Tensor:
-        """Return the full matrix, rows x parameters."""
         out = self.like.new_zeros(len(self), self.num_parameters)
         return out.scatter_add_(1, self._indices(self.coordinates.T), self._numbers(self.values.T))
 
     def entries(self) -> tuple[IntArray, IntArray, Tensor]:
-        """Return the row, the coordinate and the value of each entry, sorted by coordinate; no padding.
-
-        A coordinate appears more than once only if a canary does.
-        """
+        # a coordinate appears more than once only if a canary does
         coordinates, values = self.coordinates.reshape(-1), self.values.reshape(-1)
         chosen = np.flatnonzero(values)
         chosen = chosen[np.argsort(coordinates[chosen], kind="stable")]
         return chosen % len(self), coordinates[chosen], self._numbers(values[chosen])
 
-    def _numbers(self, values: FloatArray) -> Tensor:
-        return torch.as_tensor(values, dtype=self.like.dtype, device=self.like.device) * self.length
 
-    def _indices(self, numbers: IntArray) -> Tensor:
-        return torch.as_tensor(numbers, device=self.like.device)
+@dataclass(frozen=True, eq=False)
+class SharedRows(GradientRows):
+    """Rows on the same coordinates."""
+
+    values: FloatArray  # rows x places
+    places: IntArray  # in increasing order
+    num_parameters: int
+    like: Tensor
+
+    @property
+    def num_entries(self) -> int:
+        return self.places.size
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def chunks(self, size: int) -> Iterator[SharedRows]:
+        for first in range(0, len(self), size):
+            yield replace(self, values=self.values[first : first + size])
+
+    def dense(self) -> Tensor:
+        out = self.like.new_zeros(len(self), self.num_parameters)
+        out[:, self._indices(self.places)] = self.matrix()
+        return out
+
+    def entries(self) -> tuple[IntArray, IntArray, Tensor]:
+        places, rows = np.nonzero(self.values.T)
+        return rows, self.places[places], self._numbers(self.values.T[places, rows])
+
+    def matrix(self) -> Tensor:
+        """Return the rows at their places only."""
+        return self._numbers(self.values)

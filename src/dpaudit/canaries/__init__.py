@@ -1,6 +1,17 @@
 """Canaries, the examples or gradients that an audit inserts: frozen, framework-independent descriptions."""
 
-from dpaudit.canaries._gradients import Constant, Dirac, Directions, GradientCanary, Mixed, RandomDirection
+from dpaudit.canaries._gradients import (
+    SHAPES,
+    CanaryLabels,
+    Constant,
+    Dirac,
+    Directions,
+    GradientCanary,
+    Mixed,
+    ParameterLayout,
+    RandomDirection,
+    SharedPlaces,
+)
 from dpaudit.canaries._inputs import (
     Adversarial,
     Blank,
@@ -15,11 +26,14 @@ from dpaudit.canaries._inputs import (
     split_indices,
     unseen_indices,
 )
+from dpaudit.canaries._mixture import Mixture
 from dpaudit.canaries._randomness import Coins, Draws, fresh_seed
 
 __all__ = [
+    "SHAPES",
     "Adversarial",
     "Blank",
+    "CanaryLabels",
     "Coins",
     "Constant",
     "Crafted",
@@ -31,7 +45,10 @@ __all__ = [
     "InputCanary",
     "Mislabelled",
     "Mixed",
+    "Mixture",
+    "ParameterLayout",
     "RandomDirection",
+    "SharedPlaces",
     "ThreatModel",
     "fingerprints",
     "fresh_seed",

@@ -4,21 +4,81 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dpaudit import _validate
-from dpaudit._types import FloatArray, IntArray
+from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.errors import InputError
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """The named parameter tensors of a model in the order of a flat gradient.
+
+    ``largest`` is the largest length of a canary that its data type can represent, in clipping norms.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    largest: float = math.inf
+
+    @classmethod
+    def of(cls, sizes: Sequence[int] | Mapping[str, int]) -> ParameterLayout:
+        """Return the layout of vectors with these sizes, with their names if they have any."""
+        named = sizes if isinstance(sizes, Mapping) else {str(i): size for i, size in enumerate(sizes)}
+        return cls(tuple(named), tuple((int(size),) for size in named.values()))
+
+    def only(self, number: int) -> ParameterLayout:
+        """Return the layout of a single parameter."""
+        return ParameterLayout((self.names[number],), (self.shapes[number],), self.largest)
+
+    @property
+    def sizes(self) -> IntArray:
+        """The number of entries of each parameter."""
+        return np.array([math.prod(shape) for shape in self.shapes], dtype=np.int64)
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of entries of a gradient."""
+        return int(self.sizes.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class SharedPlaces:
+    """Unit vectors on the same coordinates, orthogonal because of their signs."""
+
+    places: IntArray
+    """The coordinates, in increasing order."""
+    values: FloatArray
+    """Places x canaries."""
+
+
+@dataclass(frozen=True, eq=False)
+class CanaryLabels:
+    """What distinguishes the canaries of a step, for a table of what arrives of them."""
+
+    shapes: IntArray
+    """The index of each canary's shape in :data:`SHAPES`."""
+    parameters: IntArray
+    """The index of the named parameter that contains each canary; -1 if there are several."""
+
+    def in_several_parameters(self) -> CanaryLabels:
+        """Return the labels of canaries that are in several parameters each."""
+        return CanaryLabels(self.shapes, np.full_like(self.parameters, -1))
+
+
+SHAPES = ("single", "dense", "block", "row")
 
 
 @dataclass(frozen=True, eq=False)
 class Directions:
-    """Unit vectors, one per canary, no two of which share a coordinate, so that they are orthogonal.
+    """Orthogonal unit vectors, one per canary.
 
     Only nonzero coordinates and some padding zeros are stored: at most twice as many numbers as the model
-    has parameters, for any number of canaries.
+    has parameters, for any number of canaries. Vectors do not share a coordinate, except those in ``shared``.
     """
 
     values: FloatArray
@@ -26,10 +86,20 @@ class Directions:
     coordinates: IntArray | None
     """The coordinate of each value; if None, the values cover all parameters in row-major order."""
     num_parameters: int
+    shared: SharedPlaces | None = None
+    """Further canaries, which are numbered after those in ``values``."""
+    lengths: FloatArray | None = None
+    """The norm of each canary before clipping, in clipping norms; None if all have the canary's scale."""
+    labels: CanaryLabels | None = None
 
     @property
     def num_canaries(self) -> int:
         """The number of directions."""
+        return self.num_apart + (0 if self.shared is None else int(self.shared.values.shape[1]))
+
+    @property
+    def num_apart(self) -> int:
+        """The number of directions that share no coordinate with any other; they come first."""
         return int(self.values.shape[1])
 
     def dense(self) -> FloatArray:
@@ -37,8 +107,10 @@ class Directions:
         full = np.zeros((self.num_canaries, self.num_parameters))
         coordinates = self.explicit_coordinates
         inside = coordinates < self.num_parameters
-        canaries = np.broadcast_to(np.arange(self.num_canaries), coordinates.shape)
+        canaries = np.broadcast_to(np.arange(self.num_apart), coordinates.shape)
         np.add.at(full, (canaries[inside], coordinates[inside]), self.values[inside])
+        if self.shared is not None:
+            full[self.num_apart :, self.shared.places] = self.shared.values.T
         return full
 
     def project(self, vector: FloatArray) -> FloatArray:
@@ -46,15 +118,19 @@ class Directions:
         # padding is zero, so its coordinates do not matter
         coordinates = np.minimum(self.explicit_coordinates, self.num_parameters - 1)
         products: FloatArray = (self.values * vector[coordinates]).sum(axis=0)
+        if self.shared is not None:
+            products = np.concatenate([products, vector[self.shared.places] @ self.shared.values])
         return products
 
     def weighted_sum(self, weights: FloatArray) -> FloatArray:
         """Return the sum of all directions, each times its weight."""
-        weighted: FloatArray = (self.values * weights).reshape(-1)
+        weighted: FloatArray = (self.values * weights[: self.num_apart]).reshape(-1)
         if self.coordinates is None:
             return weighted[: self.num_parameters]
-        total = np.bincount(self.coordinates.reshape(-1), weighted, self.num_parameters)
-        return np.asarray(total, dtype=np.float64)
+        total = np.bincount(self.coordinates.reshape(-1), weighted, self.num_parameters).astype(np.float64)
+        if self.shared is not None:
+            total[self.shared.places] += self.shared.values @ weights[self.num_apart :]
+        return total
 
     @property
     def explicit_coordinates(self) -> IntArray:
@@ -63,13 +139,27 @@ class Directions:
             return self.coordinates
         return np.arange(self.values.size).reshape(self.values.shape)
 
+    def padded(self) -> tuple[FloatArray, IntArray]:
+        """Return values and coordinates (entries x canaries) of all canaries, padded with zeros."""
+        coordinates = np.minimum(self.explicit_coordinates, self.num_parameters - 1)
+        if self.shared is None:
+            return self.values, coordinates
+        shared, places = self.shared.values, self.shared.places
+        size = max(len(self.values), len(places))
+        values, where = np.zeros((size, self.num_canaries)), np.zeros((size, self.num_canaries), np.int64)
+        apart = slice(self.num_apart)
+        values[: len(self.values), apart], where[: len(coordinates), apart] = self.values, coordinates
+        values[: len(places), self.num_apart :] = shared
+        where[: len(places), self.num_apart :] = places[:, None]
+        return values, where
+
 
 @dataclass(frozen=True)
 class GradientCanary(ABC):
     """A gradient with norm ``scale`` times the clipping norm, in a new direction in each step if ``moving``.
 
     By default it exceeds the clipping norm, so that missing or late clipping is detected. A shorter one
-    scores less than 1 and reveals less. Canaries of one step never share a coordinate.
+    scores less than 1 and reveals less. Canaries of one step are orthogonal.
     """
 
     scale: float = 10.0
@@ -78,17 +168,65 @@ class GradientCanary(ABC):
     def __post_init__(self) -> None:
         _validate.positive("scale", self.scale)
 
-    def directions(self, num_canaries: int, num_parameters: int, rng: np.random.Generator) -> Directions:
-        """Return unit vectors for ``num_canaries`` canaries."""
+    def directions(
+        self,
+        num_canaries: int,
+        layout: int | ParameterLayout,
+        rng: np.random.Generator,
+        variant: int = 0,
+    ) -> Directions:
+        """Return unit vectors for ``num_canaries`` canaries of a model with this number of parameters."""
+        named = ParameterLayout.of([layout]) if isinstance(layout, int) else layout
+        num_parameters = named.num_parameters
         if _validate.whole("num_canaries", num_canaries) > num_parameters:
             raise InputError(
                 f"Expected num_canaries={num_canaries} to be at most {num_parameters}, the number of model "
                 "parameters: canaries of one step do not share any. Pass a smaller num_canaries."
             )
-        return self._directions(num_canaries, num_parameters, rng)
+        return self._placed(num_canaries, named, rng, variant)
+
+    def _placed(
+        self,
+        num_canaries: int,
+        layout: ParameterLayout,
+        rng: np.random.Generator,
+        variant: int,  # noqa: ARG002
+    ) -> Directions:
+        return self._directions(num_canaries, layout.num_parameters, rng)
 
     @abstractmethod
     def _directions(self, num_canaries: int, num_parameters: int, rng: np.random.Generator) -> Directions: ...
+
+    def lengths(self, directions: Directions) -> FloatArray:
+        """Return the norm of each canary in clipping norms, before clipping."""
+        found = directions.lengths
+        return np.full(directions.num_canaries, self.scale) if found is None else found
+
+    @property
+    def places_per_canary(self) -> int:
+        """How many parameters a model needs for each canary, so that all shapes fit."""
+        return 1
+
+    @property
+    def num_variants(self) -> int:
+        """How many sets of directions there are, which steps take in turn unless the canary moves."""
+        return 1
+
+    def variant(self, index: int) -> int:
+        """Return the number of the directions in step ``index``; equal numbers have equal directions."""
+        return index if self.moving else index % self.num_variants
+
+    def num_uncounted(self, num_canaries: int) -> int:  # noqa: ARG002
+        """Return how many canaries, the last ones, are too short to count for the bound."""
+        return 0
+
+    def is_counted(self, index: int) -> bool:  # noqa: ARG002
+        """Return whether the scores of step ``index`` count for the bound."""
+        return True
+
+    def may_join(self, index: int, num_canaries: int) -> BoolArray | None:  # noqa: ARG002
+        """Return which canaries may be present in step ``index``; None if all may."""
+        return None
 
 
 @dataclass(frozen=True)

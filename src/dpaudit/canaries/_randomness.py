@@ -13,7 +13,7 @@ import numpy as np
 
 from dpaudit import _validate
 from dpaudit._types import BoolArray
-from dpaudit.canaries._gradients import Directions, GradientCanary
+from dpaudit.canaries._gradients import Directions, GradientCanary, ParameterLayout
 from dpaudit.errors import InputError
 
 _AUDIT = 0x617564  # separates the random streams of audit and training, even if both have the same seed
@@ -42,6 +42,9 @@ class _StepRandomness:
 
     def coins(self, index: int) -> BoolArray:
         """Return whether each canary is present in a step: one fair coin per canary."""
+        return self._coins(index)
+
+    def _coins(self, index: int) -> BoolArray:
         block, offset = divmod(index, _AT_ONCE)
         if self._drawn.get(block) is None:
             self._drawn.clear()
@@ -57,7 +60,7 @@ class _StepRandomness:
                 f"Expected num_canaries={self.num_canaries} to be at least {_FEWEST} in an audit of "
                 "the whole run: each canary is one observation, and some must be present and some absent."
             )
-        return self.coins(_WHOLE_RUN)
+        return self._coins(_WHOLE_RUN)
 
 
 @dataclass(frozen=True)
@@ -86,10 +89,17 @@ class Draws(_StepRandomness):
             raise InputError(f"Expected canary to be a gradient canary such as Dirac(), got {self.canary!r}.")
         _validate.whole("num_canaries", self.num_canaries)
 
-    def direction_rng(self, index: int) -> np.random.Generator:
-        """Return the RNG of a step's directions; that of the first step if they do not move."""
-        return self.rng(index if self.canary.moving else 0, _DIRECTIONS)
+    def coins(self, index: int) -> BoolArray:
+        """Return whether each canary is present in a step: a fair coin for each that may be."""
+        coins, may_join = self._coins(index), self.canary.may_join(index, self.num_canaries)
+        return coins if may_join is None else coins & may_join
 
-    def directions(self, index: int, num_parameters: int) -> Directions:
-        """Return the directions of a step's canaries."""
-        return self.canary.directions(self.num_canaries, num_parameters, self.direction_rng(index))
+    def direction_rng(self, index: int) -> np.random.Generator:
+        """Return the RNG of a step's directions; steps with the same variant have the same."""
+        return self.rng(self.canary.variant(index), _DIRECTIONS)
+
+    def directions(self, index: int, layout: int | ParameterLayout) -> Directions:
+        """Return the directions of a step's canaries; ``layout`` may be the number of parameters."""
+        return self.canary.directions(
+            self.num_canaries, layout, self.direction_rng(index), self.canary.variant(index)
+        )

@@ -40,6 +40,8 @@ SAMPLING = frozenset({"sample-rate", "batch-sizes", "participation-counts", "bat
 """Findings about how batches are drawn."""
 
 _CAUSE_OF_FINDING = {
+    "canary-arrival": "is the whole gradient of each example clipped by its L2 norm, before the sum?",
+    "noise-by-canaries": "is the noise scaled by the gradients of the batch, such as their largest norm?",
     "step-noise": "is a step released without noise, such as one with an empty batch, or a micro-step?",
     "leaf-noise": "is a parameter skipped when noise is added, or scaled separately?",
     "coordinate-noise": "are some coordinates, such as a mask or a sparse update, released without noise?",

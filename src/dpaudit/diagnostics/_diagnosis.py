@@ -38,6 +38,8 @@ _ORDER = (
     "leaf-correlation",
     "noise-by-batch",
     "noise-by-sum",
+    "canary-arrival",
+    "noise-by-canaries",
     "step-correlation",
     "shifted-noise",
     "coordinate-correlation",

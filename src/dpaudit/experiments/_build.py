@@ -27,6 +27,7 @@ from dpaudit.canaries import (
     InputCanary,
     Mislabelled,
     Mixed,
+    Mixture,
     RandomDirection,
 )
 from dpaudit.errors import InputError
@@ -96,6 +97,7 @@ _CANARIES: Mapping[str, Callable[..., GradientCanary | InputCanary]] = {
     "dirac": Dirac,
     "constant": Constant,
     "mixed": Mixed,
+    "mixture": Mixture,
     "random-direction": RandomDirection,
     "blank": Blank,
     "mislabelled": Mislabelled,

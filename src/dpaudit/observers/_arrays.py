@@ -5,6 +5,7 @@ Parameters and batches of JAX or torch are trees: arrays in dictionaries, lists 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 
 from dpaudit._types import FloatArray
 from dpaudit.errors import InputError
+
+_ROOM_FOR_SQUARES = 16.0
 
 
 def _library(array: Any) -> str:
@@ -91,6 +94,24 @@ def leaves(tree: Any) -> list[Any]:
             f"Expected arrays in dictionaries, lists and tuples, got a {type(tree).__name__} among them."
         )
     return [tree]
+
+
+def leaf_names(tree: Any, prefix: str = "") -> list[str]:
+    """Return a name for each array of a tree, in the order of :func:`leaves`."""
+    if isinstance(tree, dict):
+        return [name for key in sorted(tree) for name in leaf_names(tree[key], f"{prefix}.{key}")]
+    if isinstance(tree, list | tuple):
+        return [name for i, part in enumerate(tree) for name in leaf_names(part, f"{prefix}.{i}")]
+    return [prefix.removeprefix(".") or "params"]
+
+
+def precision(array: Any) -> tuple[float, float]:
+    """Return the relative precision of a dtype, and the longest vector whose square it represents."""
+    name = str(array.dtype).rpartition(".")[2]
+    if name == "bfloat16":
+        return 2.0**-8, math.sqrt(float(np.finfo(np.float32).max)) / _ROOM_FOR_SQUARES
+    limits = np.finfo(name)
+    return float(limits.eps), math.sqrt(float(limits.max)) / _ROOM_FOR_SQUARES
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -22,6 +22,7 @@ from dpaudit.recording import UntestedError
 
 _MAX_SCALE = 1.5  # times the claim: more is plausible only with very few coordinates
 _MIN_SCORES = 20  # per canary: the mean of fewer is too uncertain
+_MIN_SCORES_EACH = 4  # the same for canaries that share an estimate of the variance
 _ROUNDING = 1e-2  # in clipping norms: tolerance for a step without noise
 _SAFETY = 4.0  # margin for other orders of summation and for the rounding of clipping
 
@@ -71,16 +72,16 @@ class Residuals:
         others: FloatArray,
         directions: Directions,
         present: BoolArray,
-        length: float,
+        lengths: FloatArray,
         *,
         raw: FloatArray,
     ) -> None:
-        """Log a release minus the sum of the ``others``; ``length`` is the norm of a present canary.
+        """Log a release minus the sum of the ``others``; ``lengths`` are the norms of canaries.
 
         ``raw`` is the release exactly as the step returned it.
         """
-        lengths = np.where(present, min(length, self._norm), 0.0)
-        canaries = directions.weighted_sum(lengths)
+        clipped = np.where(present, np.minimum(lengths, self._norm), 0.0)
+        canaries = directions.weighted_sum(clipped)
         noise = (released - canaries) / self._std
         known = (others + canaries) / self._std
         for tests, found in (
@@ -124,19 +125,27 @@ class UnknownSumError(InputError):
     """A step sums something other than clipped gradients."""
 
 
-def require_known_sum(scores: FloatArray, present: BoolArray) -> None:
+def require_known_sum(scores: FloatArray, present: BoolArray, num_variants: int = 1) -> None:
     """Raise if absent canaries certainly do not score 0 on average; arrays are steps x fixed canaries.
+
+    If there are several variants of canaries, steps take them in turn.
 
     In that case the step sums something other than clipped gradients: every score is off by the difference,
     and a clipping fault would hide a canary.
     """
-    absent = np.where(present, np.nan, scores)
-    counts = (~present).sum(axis=0)
-    absent, counts = absent[:, counts >= _MIN_SCORES], counts[counts >= _MIN_SCORES]
+    turns = [slice(first, None, num_variants) for first in range(min(num_variants, len(scores)))]
+    counts = np.concatenate([(~present[turn]).sum(axis=0) for turn in turns])
+    totals = np.concatenate([(~present * scores)[turn].sum(axis=0) for turn in turns])
+    squared = np.concatenate([(~present * scores**2)[turn].sum(axis=0) for turn in turns])
+    is_enough = counts >= (_MIN_SCORES if num_variants == 1 else _MIN_SCORES_EACH)
+    counts, totals, squared = counts[is_enough], totals[is_enough], squared[is_enough]
     if counts.size == 0:
         return
-    means, spreads = np.nanmean(absent, axis=0), np.maximum(np.nanstd(absent, axis=0), _ROUNDING)
-    squares = counts * (means / spreads) ** 2
+    means = totals / counts
+    variances = np.maximum(squared / counts - means**2, 0.0)
+    if num_variants > 1:  # few scores each, so they share an unbiased variance
+        variances = np.full(counts.size, (counts * variances).sum() / (counts - 1).sum())
+    squares = counts * means**2 / np.maximum(variances, _ROUNDING**2)
     if squares.mean() > 2 + 10 * np.sqrt(2 / counts.size):  # the expectation is 1; ten standard errors more
         off = float(np.abs(means).max())
         raise UnknownSumError(

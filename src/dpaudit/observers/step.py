@@ -8,7 +8,7 @@ noise on two batches that differ in one example.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim
-from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
+from dpaudit.canaries import Directions, Draws, GradientCanary, Mixture, ParameterLayout, fresh_seed
 from dpaudit.diagnostics._noise_record import Leaves
 from dpaudit.diagnostics._sum_checks import BatchRecord
 from dpaudit.errors import InputError, ViolationError
@@ -26,21 +26,23 @@ from dpaudit.observers._arrays import (
     flat,
     is_jax,
     is_torch,
+    leaf_names,
     leaves,
     like,
     map_tree,
+    precision,
     require_rows,
     require_vector,
     with_rows,
 )
 from dpaudit.observers._residuals import Residuals, clipped_sum, require_known_sum, sum_rounding
-from dpaudit.recording import LiveBound, NoiseLog, Recorder, TrainingInfo
+from dpaudit.recording import LiveBound, NoiseLog, ObservedCanaries, Recorder, TrainingInfo
 from dpaudit.recording._claim_source import claimed_mu
 
 __all__ = ["Sensitivity", "observe_loss_step", "observe_step", "replay_step"]
 
 
-_DIRAC = Dirac()
+_MIXTURE = Mixture()
 _NO_BATCHES = (
     "every step gets the same batch: sampling, accumulation over batches and the number of rows per example "
     "are not tested"
@@ -59,7 +61,7 @@ def observe_step(
     max_grad_norm: float,
     batch_size: float | None = None,
     num_steps: int = 300,
-    canary: GradientCanary = _DIRAC,
+    canary: GradientCanary = _MIXTURE,
     num_canaries: int = 64,
     leaves: Leaves | None = None,
     confidence: float = 0.95,
@@ -88,10 +90,20 @@ def observe_step(
     >>> recorder.audit().verdict.name
     'VIOLATION'
     """
-    _, num_parameters = require_rows(gradients)
+    num_examples, num_parameters = require_rows(gradients)
+
+    def release(rows: FloatArray, present: BoolArray) -> FloatArray:
+        chosen = rows[present]
+        if num_examples + len(chosen) == 0:  # a step may need at least one example
+            chosen = np.zeros((1, num_parameters))
+        return require_vector(step(with_rows(gradients, chosen)), num_parameters)
+
+    sizes = [num_parameters] if leaves is None else leaves
     return _run_steps(
-        lambda rows, present: require_vector(step(with_rows(gradients, rows[present])), num_parameters),
+        release,
         gradients,
+        like=gradients,
+        layout=ParameterLayout.of(sizes),
         claim=claim,
         max_grad_norm=max_grad_norm,
         batch_size=batch_size,
@@ -108,21 +120,34 @@ def _run_steps(
     release: Callable[[FloatArray, BoolArray], FloatArray],
     gradients: Any,
     *,
+    like: Any,
     claim: Claim,
     max_grad_norm: float,
     batch_size: float | None,
     num_steps: int,
     draws: Draws,
+    layout: ParameterLayout,
     leaves: Leaves | None,
     confidence: float,
     tests: bool,
     callbacks: Sequence[Callable[[LiveBound], None]],
 ) -> Recorder:
-    """Record the releases of all steps; ``release`` takes canaries, one per row, and which are present."""
+    """Record the releases of all steps; ``release`` takes canaries, one per row, and which are present.
+
+    ``like`` has the dtype of gradients.
+    """
     norm = _validate.positive("max_grad_norm", max_grad_norm)
     divisor = 1.0 if batch_size is None else _validate.positive("batch_size", batch_size)
     if not isinstance(claim, Claim):
         raise InputError(f"Expected claim to be a Claim such as Claim.gaussian(...), got {claim!r}.")
+    eps, largest = precision(like)
+    layout = replace(layout, largest=largest / norm)
+    if layout.num_parameters != gradients.shape[1]:
+        raise InputError(
+            f"Expected leaves with {gradients.shape[1]} entries in all, like a gradient, got "
+            f"{layout.num_parameters}."
+        )
+    drawn = _DrawnCanaries(draws, layout)
     mu, residuals = claimed_mu(claim), None
     if mu is not None:
         rounding, own = sum_rounding(gradients, norm), draws.rng(0, _OWN_NOISE)
@@ -137,22 +162,61 @@ def _run_steps(
         checks=[BatchRecord(_NO_BATCHES)],
         signal=min(draws.canary.scale, 1.0),
         facts=lambda: TrainingInfo(canary=draws.canary, max_grad_norm=norm, batch_size=batch_size),
+        canaries=ObservedCanaries(draws.canary, drawn.directions, lambda: layout, lambda: eps),
     )
-    others, length = clipped_sum(as_numpy(gradients), norm), draws.canary.scale * norm
+    others = clipped_sum(as_numpy(gradients), norm)
     for index in range(num_steps):
-        if index == 0 or draws.canary.moving:
-            directions = draws.directions(index, others.size)
-            rows = length * directions.dense()
-        present = draws.coins(index)
-        raw = release(rows, present)
+        directions, present = drawn.directions(index), draws.coins(index)
+        lengths = norm * draws.canary.lengths(directions)
+        raw = release(drawn.rows(index, norm), present)
         released = divisor * raw - others
         recorder.record(directions.project(released) / norm, present)
         if residuals is not None:
-            residuals.observe(released, others, directions, present, length, raw=raw)
+            residuals.observe(released, others, directions, present, lengths, raw=raw)
     if others.any() and not draws.canary.moving:
         recorded = recorder.state_dict()
-        require_known_sum(recorded["scores"], recorded["present"])
+        require_known_sum(recorded["scores"], recorded["present"], draws.canary.num_variants)
     return recorder
+
+
+class _DrawnCanaries:
+    """The canaries of all steps, and those of the current one as rows with an entry for each parameter."""
+
+    def __init__(self, draws: Draws, layout: ParameterLayout) -> None:
+        self._draws, self._layout = draws, layout
+        self._drawn: dict[int, Directions] = {}
+        self._matrix: FloatArray = np.zeros((draws.num_canaries, layout.num_parameters))
+        self._variant = -1
+
+    def directions(self, index: int) -> Directions:
+        """Return the directions of a step's canaries."""
+        variant = self._draws.canary.variant(index)
+        if variant not in self._drawn:
+            self._drawn[variant] = self._draws.directions(index, self._layout)
+        return self._drawn[variant]
+
+    def rows(self, index: int, norm: float) -> FloatArray:
+        """Return the canaries of a step; the array is overwritten in the next one."""
+        variant, made = self._draws.canary.variant(index), self.directions(index)
+        if variant != self._variant:
+            if self._variant >= 0:
+                _write_rows(self._drawn[self._variant], np.zeros(len(self._matrix)), self._matrix)
+            _write_rows(made, norm * self._draws.canary.lengths(made), self._matrix)
+            self._variant = variant
+            if self._draws.canary.moving:
+                self._drawn = {variant: made}
+        return self._matrix
+
+
+def _write_rows(made: Directions, lengths: FloatArray, out: FloatArray) -> None:
+    """Write canaries of these lengths to ``out``, at their own coordinates only."""
+    values, apart = lengths[: made.num_apart] * made.values, np.arange(made.num_apart)
+    coordinates = made.explicit_coordinates
+    for entries, where in zip(values, coordinates, strict=True):
+        inside = where < out.shape[1]
+        out[apart[inside], where[inside]] = entries[inside]
+    if made.shared is not None:
+        out[made.num_apart :, made.shared.places] = (lengths[made.num_apart :] * made.shared.values).T
 
 
 @_validate.without_epsilon(_STEP_CLAIM)
@@ -166,7 +230,7 @@ def observe_loss_step(
     max_grad_norm: float,
     batch_size: float | None = None,
     num_steps: int = 300,
-    canary: GradientCanary = _DIRAC,
+    canary: GradientCanary = _MIXTURE,
     num_canaries: int = 64,
     confidence: float = 0.95,
     tests: bool = True,
@@ -200,6 +264,8 @@ def observe_loss_step(
     return _run_steps(
         release,
         np.empty((0, size)),
+        like=first,
+        layout=ParameterLayout(tuple(leaf_names(params)), tuple(shapes)),
         leaves=[int(np.prod(shape)) for shape in shapes],
         claim=claim,
         max_grad_norm=max_grad_norm,

@@ -8,6 +8,7 @@ run.
 from dpaudit.recording._claim_source import DPSGDParams, ReadClaim, TrainingInfo
 from dpaudit.recording._noise_log import CoordinateSample, NoiseLog
 from dpaudit.recording._recorder import Recorder
+from dpaudit.recording._score_log import ObservedCanaries
 from dpaudit.recording._signal_and_noise import ArrivalError, UntestedError
 from dpaudit.recording._trajectory import LiveBound, Trajectory, TrajectoryPoint
 from dpaudit.recording._whole_run import LikelihoodRatios, WholeRunRecorder
@@ -19,6 +20,7 @@ __all__ = [
     "LikelihoodRatios",
     "LiveBound",
     "NoiseLog",
+    "ObservedCanaries",
     "ReadClaim",
     "Recorder",
     "TrainingInfo",

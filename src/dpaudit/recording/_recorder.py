@@ -11,7 +11,7 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._html import labelled
 from dpaudit._plotting import draw_trajectory
-from dpaudit._types import BoolArray, FloatArray
+from dpaudit._types import FloatArray
 from dpaudit.accounting import Claim
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.errors import InputError
@@ -24,6 +24,7 @@ from dpaudit.recording._joint_verdict import (
     remaining_level,
 )
 from dpaudit.recording._noise_log import NoiseLog
+from dpaudit.recording._score_log import ObservedCanaries, ScoreLog
 from dpaudit.recording._signal_and_noise import (
     NO_NOISE,
     CanaryLengths,
@@ -32,7 +33,6 @@ from dpaudit.recording._signal_and_noise import (
     UntestedError,
     check_signal,
     has_signal,
-    moments_of,
     require_alike,
     require_resumable,
     with_batches,
@@ -72,7 +72,7 @@ class Recorder:
     not reach all layers. ``facts`` returns a :class:`TrainingInfo`. ``not_covered`` are sentences that name
     the parts of the training run that canaries bypass. ``synchronize`` waits for steps that were started but
     are not yet recorded. ``num_canaries`` is the number of scores per step, if it is fixed before the first
-    step.
+    step. What arrives of ``canaries``, which are gradients, is tested; short ones do not count for the bound.
 
     >>> recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=200)
     >>> rng = np.random.default_rng(0)
@@ -103,6 +103,7 @@ class Recorder:
         tests: bool = True,
         synchronize: Callable[[], None] | None = None,
         num_canaries: int | None = None,
+        canaries: ObservedCanaries | None = None,
     ) -> None:
         self._claims: ClaimSource = claim if isinstance(claim, ReadClaim) else GivenClaim(claim)
         self.confidence = _validate.confidence(confidence)
@@ -114,18 +115,22 @@ class Recorder:
         self._num_canaries = num_canaries
         self._signal, self._facts = signal, facts
         joined, self._batches = with_batches(checks)
+        self._log = ScoreLog(canaries)
         has_any = noise is not None or bool(checks)
-        self._tests = RunTests(noise, joined if has_any else (), self._claims, wanted=tests)
+        self._tests = RunTests(noise, (self._log, *joined) if has_any else (), self._claims, wanted=tests)
         level, self._tests_level = self._tests.levels(self.confidence)
         self._bets = RunBets(
-            self._claims, tradeoff, level=level, horizon=self._planned, coupled=coupled, by_coin=not paired
+            self._claims,
+            tradeoff,
+            level=level,
+            horizon=None if self._planned is None else self._log.num_counted(self._planned),
+            coupled=coupled,
+            by_coin=not paired,
         )
         self._lengths = CanaryLengths(signal=1.0 if signal is None else signal, reach=reach)
         self.not_covered = not_covered
         self._synchronize = synchronize
         self._shown = ShownBounds(self._planned)
-        self._scores: list[FloatArray] = []
-        self._present: list[BoolArray] = []
         self._live: LiveBound | None = None
         self._coins = CoinCheck()
 
@@ -138,12 +143,12 @@ class Recorder:
     def num_done(self) -> int:
         """The number of recorded steps."""
         self._wait()
-        return len(self._scores)
+        return len(self._log)
 
     @property
     def scores_per_step(self) -> int | None:
         """The number of scores per recorded step; None before the first step."""
-        return self._scores[0].size if self._scores else None
+        return self._log.scores[0].size if len(self._log) else None
 
     @property
     def num_steps(self) -> int:
@@ -177,14 +182,13 @@ class Recorder:
         call :meth:`notify` later.
         """
         values, mask = np.array(scores, dtype=np.float64), np.array(present, dtype=np.bool_)
-        require_alike(values, mask, step=self.num_done, first=self._scores[0] if self._scores else values)
+        require_alike(values, mask, step=self.num_done, first=next(iter(self._log.scores), values))
         self._shown.note_step()
-        self._bets.start(values.size)
-        self._scores.append(values)
-        self._present.append(mask)
+        self._log.add(values, mask)
+        self._bets.start(self._log.counted_scores[0].size)
         if lengths is not None:
             self._lengths.add(lengths)
-        if len(self._scores) % _PENDING == 0:
+        if len(self._log) % _PENDING == 0:
             self._placed_bets()
         if notify:
             self.notify()
@@ -234,11 +238,13 @@ class Recorder:
         return [self._bound_after(count) for count in num_steps]
 
     def _bound_after(self, count: int) -> LiveBound:
-        return self._bets.bound(self._scores, self._present, count, self.claim)
+        log = self._log
+        counted = log.counted_scores, log.counted_present, log.num_counted(count)
+        return replace(self._bets.bound(*counted, self.claim), num_done=count)
 
     def _placed_bets(self) -> PlacedBets:
         """Bet on all recorded steps; a bet that is placed does not change."""
-        return self._bets.placed(self._scores, self._present)
+        return self._bets.placed(self._log.counted_scores, self._log.counted_present)
 
     def trajectory(self) -> Trajectory:
         """Return the live bound at about sixty points, with its band."""
@@ -250,7 +256,8 @@ class Recorder:
             placed.advantages,
             hypothesis=self.claim.hypothesis(self._tradeoff),
             confidence=self._bets.level,
-            horizon=self._planned,
+            horizon=placed.betting.horizon,
+            num_done=self._log.step_numbers(),
         )
 
     def plot(self, *, ax: Any = None) -> Any:
@@ -265,8 +272,8 @@ class Recorder:
         is_free = self._shown.early or self._shown.is_over(self.num_done)
         self._shown.any = self._shown.any or is_free
         rows = [("steps", f"{self.num_done:,}")]
-        if self._scores:
-            rows.append(("scores per step", f"{self._scores[0].size:,}"))
+        if self.num_done:
+            rows.append(("scores per step", f"{self.scores_per_step:,}"))
         try:
             rows.append(("claim", self.claim.summary))
             rows.append(("bound so far", str(self._bound_after(self.num_done)) if is_free else _NOT_SHOWN))
@@ -278,11 +285,11 @@ class Recorder:
     def observations(self) -> Observations:
         """All scores so far."""
         self._require_steps()
-        scores, present = np.stack(self._scores), np.stack(self._present)
+        scores, present = np.stack(self._log.counted_scores), np.stack(self._log.counted_present)
         if self._paired:
             return Observations.from_presence(scores, present, normalized=True, paired=True)
         self._require_fair(is_over=True)
-        coupled = self._coupled and self._scores[0].size > 1
+        coupled = self._coupled and scores.shape[1] > 1
         return split_by_coins(scores, present, normalized=True, coupled=coupled)
 
     def audit(
@@ -309,7 +316,7 @@ class Recorder:
         observations = self.observations  # before the claim, which a run without steps does not have
         claim = claim or self._claims.claim(self.num_done, given)
         if self._signal is not None:
-            check_signal(*moments_of(observations), self._signal)
+            check_signal(self._log.moments(), self._signal)
         level, tests_level = self._bets.level, self._tests_level
         if confidence is not None or tests is not None:
             joint = self.confidence if confidence is None else _validate.confidence(confidence)
@@ -358,8 +365,11 @@ class Recorder:
         """Return the result with clues to the cause of a violation."""
         if result.verdict is not Verdict.VIOLATION:
             return result
-        summary = ScoreSummary.of(np.stack(self._scores), np.stack(self._present), self.facts)
-        return replace(result, clues=summary.known(claimed_noise(result.claim)))
+        scores, present = np.stack(self._log.counted_scores), np.stack(self._log.counted_present)
+        clues = ScoreSummary.of(scores, present, self.facts).known(claimed_noise(result.claim))
+        if self._log.is_tested:  # a test of each shape and length knows more than the mean over all
+            clues = {name: clue for name, clue in clues.items() if "signal" not in name}
+        return replace(result, clues=clues)
 
     def diagnose(self, *, noise_multiplier: float | None = None, confidence: float = 0.95) -> Diagnosis:
         """Run the tests alone, against ``noise_multiplier``, by default the claimed one.
@@ -375,17 +385,17 @@ class Recorder:
         return found
 
     def _has_signal(self) -> bool:
-        return self._signal is None or has_signal(*moments_of(self.observations), self._signal)
+        return self._signal is None or has_signal(self._log.moments(), self._signal)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the recorded state, for ``load_state_dict`` of an identically created recorder."""
         self._wait()
         return {
-            "scores": np.asarray(self._scores),
-            "present": np.asarray(self._present),
+            "scores": np.asarray(self._log.scores),
+            "present": np.asarray(self._log.present),
             "looked": self._shown.early,
             "shown": self._shown.any,
-            **({"joint_confidence": self.confidence} if self._scores else {}),
+            **({"joint_confidence": self.confidence} if len(self._log) else {}),
             **self._bets.state_dict(),
             **({"lengths": self._lengths.counts} if self._lengths.counts.any() else {}),
         }
@@ -397,8 +407,7 @@ class Recorder:
         if "confidence" in state:
             self.confidence = _validate.confidence(state.get("joint_confidence", self._bets.level))
             self._tests_level = remaining_level(self._bets.level, self.confidence)
-        self._scores = list(state["scores"])
-        self._present = list(state["present"])
+        self._log.load(list(state["scores"]), list(state["present"]))
         # a state that does not record whether the bound was shown counts as shown
         self._shown.early, self._shown.any = state["looked"], state.get("shown", True)
         self._lengths.counts = np.array(state.get("lengths", np.zeros_like(self._lengths.counts)))
@@ -422,7 +431,7 @@ class Recorder:
         """Raise if the coins so far are very unlikely to be fair."""
         if self._paired:
             return
-        if new := self._present[self._coins.num_steps : self.num_done]:
+        if new := self._log.counted_present[self._coins.num_steps :]:
             self._coins.add(np.stack(new))
         self._coins.require_fair(is_over=is_over)
 

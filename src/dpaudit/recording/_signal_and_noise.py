@@ -7,7 +7,7 @@ instead of allowing a verdict. The noise that a library added is logged in ``_no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -17,10 +17,10 @@ from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
 from dpaudit.diagnostics import CheckResults, Diagnosis
 from dpaudit.diagnostics._sum_checks import BatchRecord
 from dpaudit.errors import InputError
-from dpaudit.stats import Observations
 from dpaudit.stats._power import AuditDesign
 
 _ROUNDING = 1e-3  # in clipping norms
+_PROBABLY = 3.0  # standard errors
 _FEW, _SURELY = 10, 6.0  # scores, and standard errors, beyond which a missing canary is certain
 _LENGTH_CLASSES = 1000
 _LENGTHS = 100  # quantiles that stand for the lengths of all canaries
@@ -60,6 +60,16 @@ class RunningMoments:
         return max(self.squares / self.count - self.mean**2, 0.0) / self.count
 
 
+def sum_moments(parts: Iterable[RunningMoments]) -> RunningMoments:
+    """Return the moments of all scores together."""
+    total = RunningMoments()
+    for part in parts:
+        total.count += part.count
+        total.total += part.total
+        total.squares += part.squares
+    return total
+
+
 class CanaryLengths:
     """How often clipped canaries had which length over all steps, for the power of an audit.
 
@@ -90,18 +100,58 @@ class CanaryLengths:
         return replace(design, lengths=lengths, signal=self._signal)
 
 
-def has_signal(present: RunningMoments, absent: RunningMoments, signal: float) -> bool:
+@dataclass(frozen=True)
+class LengthMoments:
+    """The moments of the scores of canaries of the same length; present ones score ``expected``."""
+
+    present: RunningMoments
+    absent: RunningMoments
+    expected: float = 1.0
+
+    @classmethod
+    def of(cls, scores: FloatArray, present: BoolArray, expected: float = 1.0) -> LengthMoments:
+        """Return the moments of these scores."""
+        return cls(RunningMoments().add(scores[present]), RunningMoments().add(scores[~present]), expected)
+
+    @property
+    def fewest(self) -> int:
+        """The smaller number of present and of absent scores."""
+        return min(self.present.count, self.absent.count)
+
+    @property
+    def gap(self) -> float:
+        """By how much present canaries score higher than absent ones."""
+        return self.present.mean - self.absent.mean
+
+    @property
+    def spread(self) -> float:
+        """The standard error of :attr:`gap`."""
+        return math.sqrt(self.present.error + self.absent.error)
+
+
+def has_signal(groups: Sequence[LengthMoments], signal: float) -> bool:
     """Return whether canaries score like clipped ones, up to the uncertainty caused by the noise."""
-    gap, spread = _gap(present, absent)
-    return abs(gap - signal) <= max(_SURELY * spread, _ROUNDING)
+    return all(
+        abs(group.gap - signal * group.expected) <= max(_SURELY * group.spread, _ROUNDING)
+        for group in groups
+        if group.fewest > 0
+    )
 
 
-def check_signal(present: RunningMoments, absent: RunningMoments, signal: float) -> None:
-    """Raise an :class:`ArrivalError` if present canaries certainly score less than half of ``signal``."""
-    if min(present.count, absent.count) < _FEW:
+def check_signal(groups: Sequence[LengthMoments], signal: float) -> None:
+    """Raise an :class:`ArrivalError` if present canaries certainly score less than half of ``signal``.
+
+    If those of one length arrive, there is a verdict, and tests report what happens to the others.
+    """
+    long = [group for group in groups if group.expected == 1.0]
+    joined = LengthMoments(sum_moments(one.present for one in long), sum_moments(one.absent for one in long))
+    if joined.fewest < _FEW or any(
+        group.fewest >= _FEW and group.gap - _PROBABLY * group.spread > signal * group.expected / 2
+        for group in groups
+    ):
         return
-    gap, spread = _gap(present, absent)
-    if gap + _SURELY * spread < signal / 2:
+    gap = joined.gap
+    if gap + _SURELY * joined.spread < signal / 2:
         raise ArrivalError(
             f"Expected scores to increase by {signal:g} where a canary is present, got {gap:.2g}: the "
             "release does not contain the canaries that were added to the sum, or they were clipped together "
@@ -109,11 +159,6 @@ def check_signal(present: RunningMoments, absent: RunningMoments, signal: float)
             "instead of a sum. No verdict can be based on these scores.",
             gap,
         )
-
-
-def _gap(present: RunningMoments, absent: RunningMoments) -> tuple[float, float]:
-    """Return by how much present canaries score higher than absent ones, and its standard error."""
-    return present.mean - absent.mean, math.sqrt(present.error + absent.error)
 
 
 def require_alike(scores: FloatArray, present: BoolArray, *, step: int, first: FloatArray) -> None:
@@ -177,10 +222,3 @@ def with_batches(parts: Sequence[RunCheck]) -> tuple[tuple[RunCheck, ...], Batch
             return tuple(parts), part
     batches = BatchRecord()
     return (*parts, batches), batches
-
-
-def moments_of(observations: Observations) -> tuple[RunningMoments, RunningMoments]:
-    """Return the moments of the scores with and without canary."""
-    sides = observations.with_canary, observations.without_canary
-    present, absent = (RunningMoments().add(scores) for scores in sides)
-    return present, absent

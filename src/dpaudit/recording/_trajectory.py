@@ -255,8 +255,12 @@ class Trajectory:
         confidence: float,
         horizon: int | None,
         num_points: int = _NUM_POINTS,
+        num_done: Sequence[int] | None = None,
     ) -> Trajectory:
-        """Compute the points from the bets on the advantage (right minus wrong guesses) of each step."""
+        """Compute the points from the bets on the advantage (right minus wrong guesses) of each step.
+
+        ``num_done`` are the numbers of steps after each bet, if there were also steps without bets.
+        """
         hypothesis.epsilon(hypothesis.parameter)  # the accountant's table is built around the first query
         wrong = (1 - advantages) / 2
         opposite = AdvantageBets(
@@ -268,7 +272,7 @@ class Trajectory:
             refuted = bets.parameter(count)
             far = _FAR * max(refuted, hypothesis.parameter)
             return TrajectoryPoint(
-                num_done=count,
+                num_done=count if num_done is None else num_done[count - 1],
                 epsilon=hypothesis.epsilon(refuted),
                 estimate=_leak(hypothesis, float(wrong[:count].mean()), far),
                 upper=_leak(hypothesis, opposite.refuted(count), far),

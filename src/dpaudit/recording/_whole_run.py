@@ -20,6 +20,7 @@ from dpaudit.recording._joint_verdict import RunTests, SupportsDiagnose
 from dpaudit.recording._noise_log import NoiseLog
 from dpaudit.recording._signal_and_noise import (
     NO_NOISE,
+    LengthMoments,
     NoiseTests,
     RunCheck,
     RunningMoments,
@@ -268,7 +269,7 @@ class WholeRunRecorder:
         if self._finished is not None:
             self._finished(self._ratios.sample_rate)
         if self._signal is not None:
-            check_signal(self._joined, self._absent, self._signal)
+            check_signal([LengthMoments(self._joined, self._absent)], self._signal)
         claim = self._claims.claim(self.num_done, given, may_be_longer=True)
         return claim, self._ratios.observations(_curve(claim).num_steps)
 

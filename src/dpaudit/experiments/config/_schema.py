@@ -161,7 +161,7 @@ class TrainingConfig(Section):
 class CanaryConfig(Section):
     """Gradient canaries; ``scale`` is their norm relative to the clipping norm."""
 
-    kind: Literal["dirac", "constant", "mixed", "random-direction"] = "dirac"
+    kind: Literal["dirac", "constant", "mixed", "mixture", "random-direction"] = "dirac"
     scale: Positive = 10.0
     moving: bool = False
 

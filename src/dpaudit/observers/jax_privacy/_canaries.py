@@ -23,6 +23,7 @@ from dpaudit.canaries import (
     HeldOutExamples,
     InputCanary,
     Mislabelled,
+    ParameterLayout,
     fingerprints,
     require_held_out,
     split_indices,
@@ -38,17 +39,27 @@ class JaxCanaryVectors:
     values: Any  # entries x canaries
     coordinates: Any  # the same shape; if None, the values cover all parameters in row-major order
     num_parameters: int
+    places: Any = None  # of canaries that share them, which are numbered after the others
+    shared: Any = None  # places x canaries
 
     @classmethod
     def of(cls, directions: Directions) -> JaxCanaryVectors:
         """Return the vectors with the default float and index types of JAX."""
         values, coordinates = directions.values.astype(np.float32), directions.coordinates
         indices = None if coordinates is None else coordinates.astype(np.int32)
-        return cls(values, indices, directions.num_parameters)
+        if directions.shared is None:
+            return cls(values, indices, directions.num_parameters)
+        places, shared = directions.shared.places.astype(np.int32), directions.shared.values
+        return cls(values, indices, directions.num_parameters, places, shared.astype(np.float32))
 
     @property
     def num_canaries(self) -> int:
         """The number of canaries."""
+        return self.num_apart + (0 if self.shared is None else int(self.shared.shape[1]))
+
+    @property
+    def num_apart(self) -> int:
+        """The number of canaries that share no coordinate with others; they come first."""
         return int(self.values.shape[1])
 
     def project(self, vector: jax.Array) -> jax.Array:
@@ -58,14 +69,28 @@ class JaxCanaryVectors:
         else:
             missing = self.values.size - self.num_parameters
             entries = jnp.pad(vector, (0, missing)).reshape(self.values.shape)
-        return jnp.sum(self.values * entries, axis=0)
+        apart = jnp.sum(self.values * entries, axis=0)
+        if self.shared is None:
+            return apart
+        return jnp.concatenate([apart, vector[self.places] @ self.shared])
 
     def weighted_sum(self, weights: jax.Array) -> jax.Array:
         """Return the weighted sum of all directions."""
-        weighted = jnp.ravel(self.values * weights)
+        weighted = jnp.ravel(self.values * weights[: self.num_apart])
         if self.coordinates is None:
             return weighted[: self.num_parameters]
-        return jnp.zeros(self.num_parameters).at[self.coordinates.reshape(-1)].add(weighted)
+        total = jnp.zeros(self.num_parameters).at[self.coordinates.reshape(-1)].add(weighted)
+        if self.shared is None:
+            return total
+        return total.at[self.places].add(self.shared @ weights[self.num_apart :])
+
+    def support(self) -> jax.Array:
+        """Return whether any canary has an entry at each coordinate."""
+        found = jnp.zeros(self.num_parameters, bool)
+        if self.coordinates is None:
+            return ~found
+        found = found.at[self.coordinates.reshape(-1)].set(True)
+        return found if self.places is None else found.at[self.places].set(True)
 
     def rows(self, numbers: jax.Array, lengths: jax.Array) -> jax.Array:
         """Return the canaries with these numbers as dense gradients with norms ``lengths``, one per row."""
@@ -93,7 +118,7 @@ class CompactLeaf:
             coordinates = np.arange(vectors.values.size).reshape(vectors.values.shape)
         entries, numbers = np.nonzero(vectors.values)
         found, values = coordinates[entries, numbers], vectors.values[entries, numbers]
-        leaves, num_chunks = [], math.ceil(vectors.num_canaries / chunk)
+        leaves, num_chunks = [], math.ceil(vectors.num_apart / chunk)
         for first, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
             inside = np.flatnonzero((found >= first) & (found < first + size))
             inside = inside[np.argsort(numbers[inside] // chunk, kind="stable")]
@@ -109,6 +134,51 @@ class CompactLeaf:
     def chunk(self, number: int) -> CompactLeaf:
         """Return the entries of one chunk."""
         return CompactLeaf(self.values[number], self.numbers[number], self.coordinates[number])
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False)
+class SharedLeaf:
+    """The places in one leaf that several canaries share, and the values there."""
+
+    values: Any  # places x canaries
+    coordinates: Any  # within the leaf; its size for padding
+
+    @classmethod
+    def of(cls, vectors: JaxCanaryVectors, sizes: Sequence[int]) -> list[SharedLeaf]:
+        """Return the places in leaves with these sizes, at least one of each, which may be padding."""
+        leaves = []
+        for first, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
+            inside = (vectors.places >= first) & (vectors.places < first + size)
+            values, where = vectors.shared[inside], (vectors.places[inside] - first).astype(np.int32)
+            if where.size == 0:
+                values, where = np.zeros((1, vectors.shared.shape[1]), np.float32), np.array([size], np.int32)
+            leaves.append(cls(values, where))
+        return leaves
+
+
+def stacked(variants: Sequence[Any], padding: int = 0) -> Any:
+    """Return trees of arrays with a new first axis; shorter arrays are padded at their end.
+
+    Integers are padded with ``padding``, other numbers with 0.
+    """
+
+    def join(*arrays: np.ndarray) -> np.ndarray:
+        shape = np.max([array.shape for array in arrays], axis=0)
+        filled = padding if np.issubdtype(arrays[0].dtype, np.integer) else 0
+        total = np.full((len(arrays), *shape), filled, arrays[0].dtype)
+        for row, array in zip(total, arrays, strict=True):
+            row[tuple(slice(size) for size in array.shape)] = array
+        return total
+
+    return jax.tree.map(join, *variants)
+
+
+def layout_of(tree: Any, largest: float) -> ParameterLayout:
+    """Return the named parameters of a gradient."""
+    found = jax.tree_util.tree_flatten_with_path(tree)[0]
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") or "params" for path, _ in found]
+    return ParameterLayout(tuple(names), tuple(tuple(leaf.shape) for _, leaf in found), largest)
 
 
 def flat(tree: Any) -> jax.Array:

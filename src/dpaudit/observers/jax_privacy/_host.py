@@ -127,6 +127,16 @@ class Host:
         return self._recorder.num_done
 
     @property
+    def precision(self) -> float:
+        """The relative precision of gradients, known after the first release."""
+        return self._precision
+
+    def note_not_covered(self, sentence: str) -> None:
+        """Add a sentence to what the recorder does not cover, once."""
+        if sentence not in self._recorder.not_covered:
+            self._recorder.not_covered += (sentence,)
+
+    @property
     def scores_per_step(self) -> int | None:
         """The number of scores per recorded step; None before the first step."""
         return self._recorder.scores_per_step

@@ -9,16 +9,16 @@ from typing import Any
 import jax_privacy
 
 from dpaudit import _validate
-from dpaudit.canaries import Dirac, GradientCanary, fresh_seed
+from dpaudit.canaries import GradientCanary, Mixture, fresh_seed
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import with_block
 from dpaudit.observers.jax_privacy._clipping import marked, require_unmarked
 from dpaudit.observers.jax_privacy._host import Host, StepBarrier, new_checks
-from dpaudit.observers.jax_privacy._observer import GradientInsertion, JaxObserver
+from dpaudit.observers.jax_privacy._observer import GradientInsertion, JaxObserver, observed_canaries
 from dpaudit.recording import DPSGDParams, LiveBound, NoiseLog, ReadClaim, Recorder, TrainingInfo
 from dpaudit.recording._claim_source import CLAIM_PARTS
 
-_DIRAC = Dirac()
+_MIXTURE = Mixture()
 _POISSON = ("how batches are drawn is not tested: fit() is assumed to use Poisson sampling, as claimed",)
 _NOT_POISSON = (
     "how batches are drawn is not tested: the claim assumes Poisson sampling, but fit() uses the given "
@@ -31,7 +31,7 @@ _NOT_POISSON = (
 def observe_model(
     model: Any,
     *,
-    canary: GradientCanary = _DIRAC,
+    canary: GradientCanary = _MIXTURE,
     num_canaries: int | None = None,
     noise_multiplier: float | None = None,
     sample_rate: float | None = None,
@@ -72,6 +72,7 @@ def observe_model(
         checks=checks,
         synchronize=barrier.wait,
         num_canaries=num_canaries,
+        canaries=observed_canaries(canary, lambda: insertion),
     )
     host = Host(recorder, None, barrier, checks, num_releases=config.gradient_accumulation_steps)
     insertion = GradientInsertion(host, canary, num_canaries, fresh_seed(seed))

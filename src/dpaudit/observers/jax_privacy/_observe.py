@@ -14,18 +14,30 @@ from jax_privacy.clipping import BoundedSensitivityCallable
 from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
 
 from dpaudit import _validate
-from dpaudit.canaries import Coins, Dirac, GradientCanary, InputCanary, fresh_seed, refuse_held_out
+from dpaudit.canaries import Coins, GradientCanary, InputCanary, Mixture, fresh_seed, refuse_held_out
 from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import Given, HeldOutArrays, require_examples
 from dpaudit.observers.jax_privacy._clipping import require_unmarked
 from dpaudit.observers.jax_privacy._host import Host, StepBarrier, new_checks
 from dpaudit.observers.jax_privacy._input_observer import InputInsertion
-from dpaudit.observers.jax_privacy._observer import GradientInsertion, Insertion, JaxObserver
-from dpaudit.recording import DPSGDParams, LiveBound, NoiseLog, ReadClaim, Recorder, TrainingInfo
+from dpaudit.observers.jax_privacy._observer import (
+    GradientInsertion,
+    Insertion,
+    JaxObserver,
+    observed_canaries,
+)
+from dpaudit.recording import (
+    DPSGDParams,
+    LiveBound,
+    NoiseLog,
+    ReadClaim,
+    Recorder,
+    TrainingInfo,
+)
 from dpaudit.recording._claim_source import CLAIM_PARTS
 
 _NUM_ROWS = 16  # rows of a noise matrix: enough to detect noise shared between steps
-_DIRAC = Dirac()
+_MIXTURE = Mixture()
 _NUM_INPUTS = 16  # canaries if no number is given
 
 
@@ -63,7 +75,7 @@ def observe(
     grad_fn: Any,
     privatizer: optax.GradientTransformation,
     *,
-    canary: GradientCanary | InputCanary = _DIRAC,
+    canary: GradientCanary | InputCanary = _MIXTURE,
     held_out: HeldOutArrays | None = None,
     num_canaries: int | None = None,
     noise_multiplier: float | None = None,
@@ -124,6 +136,7 @@ def observe(
         checks=checks,
         synchronize=barrier.wait,
         num_canaries=_num_inputs(canary, num_canaries) if isinstance(canary, InputCanary) else num_canaries,
+        canaries=observed_canaries(canary, lambda: insertion) if isinstance(canary, GradientCanary) else None,
     )
     insertion: Insertion
     if isinstance(canary, InputCanary):

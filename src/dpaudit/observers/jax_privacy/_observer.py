@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
@@ -18,15 +20,29 @@ from jax_privacy.clipping import BoundedSensitivityCallable
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray
-from dpaudit.canaries import Draws, GradientCanary
+from dpaudit.canaries import Directions, Draws, GradientCanary, ParameterLayout
 from dpaudit.errors import InputError
-from dpaudit.observers.jax_privacy._canaries import CompactLeaf, JaxCanaryVectors, flat, unflat
+from dpaudit.observers.jax_privacy._canaries import (
+    CompactLeaf,
+    JaxCanaryVectors,
+    SharedLeaf,
+    flat,
+    layout_of,
+    stacked,
+    unflat,
+)
 from dpaudit.observers.jax_privacy._clipping import JaxClip, marked
 from dpaudit.observers.jax_privacy._host import Host, precision_of, shape_of
+from dpaudit.recording import ObservedCanaries
 
 _CHUNK_ENTRIES = 2**24  # matrix entries of canary rows that are in memory together
 _COMPACT_CHUNK = 128  # Dirac canaries to clip together on their own coordinates
 _DEFAULT_NUM_CANARIES, _FEW = 1024, 64  # if there are as many parameters; if canaries need full rows
+_ROOM_FOR_SQUARES = 16.0  # between the square root of the largest number and the longest canary
+_TURNED = (
+    "clipping changes the direction of canaries, so that they are not subtracted completely and the weights "
+    "differ from those without the audit"
+)
 _TOLERANCE = 1e-4  # orders of magnitude above the rounding error of sums and below the noise
 
 
@@ -111,30 +127,73 @@ class GradientInsertion:
     """Gradient canaries, which pass only through the library's clipping."""
 
     def __init__(self, host: Host, canary: GradientCanary, num_canaries: int | None, seed: int) -> None:
+        if canary.moving and canary.num_variants > 1:
+            raise InputError(f"Expected canaries that do not move, got {canary!r}: pass moving=False.")
         self._host, self._canary, self._seed = host, canary, seed
-        self._vectors: JaxCanaryVectors | None = None
+        self._layout: ParameterLayout | None = None
+        self._plans: CanaryPlans | None = None
         self._draws = Draws(canary, _FEW if num_canaries is None else num_canaries, seed)
         host.draws = None if num_canaries is None else self._draws
+
+    @property
+    def layout(self) -> ParameterLayout:
+        """The named parameters of a gradient, known after the first call of the gradient function."""
+        assert self._layout is not None
+        return self._layout
+
+    @property
+    def precision(self) -> float:
+        """The relative precision of gradients."""
+        return self._host.precision
+
+    def directions(self, index: int) -> Directions:
+        """Return the directions of a step's canaries."""
+        assert self._plans is not None
+        return self._plans.directions(index)
 
     def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any, measured: Any) -> Any:
         if self._host.draws is None:  # before the first step
             limit = _FEW if clip.needs_full_rows or self._canary.moving else _DEFAULT_NUM_CANARIES
             # a resumed run has as many canaries as before
-            count = self._host.scores_per_step or min(limit, num_entries(total))
+            fitting = max(1, num_entries(total) // self._canary.places_per_canary)
+            count = self._host.scores_per_step or min(limit, fitting)
             self._draws = Draws(self._canary, count, self._seed)
             self._host.draws = self._draws
-        length = self._canary.scale * clip.norm(self._host.norm)
-        vectors = self._directions(num_entries(total))
-        lengths = length * self._host.joins()
-        canaries = _clipped(clip, args, total, vectors, lengths)
+        norm = clip.norm(self._host.norm)
+        if self._layout is None:
+            self._layout = layout_of(total, _longest(total) / norm)
+            self._plans = CanaryPlans(self._draws, self._layout)
+        vectors, variant = self._vectors(num_entries(total))
+        lengths = norm * self._plans_made.lengths(variant) * self._host.joins()
+        canaries = self._clipped(_ClipCall(clip, args, total), vectors, lengths, variant)
         joined = jax.tree.map(jnp.add, total, canaries)
-        stray = _has_strays(vectors, flat(canaries), tolerance_of(total))
+        strays = _strays(vectors, flat(canaries), tolerance_of(total))
         batch, both = vectors.project(flat(total)), vectors.project(flat(joined))
-        self._host.call(self._note, None, batch, both, stray, measured)
+        self._host.call(self._note, None, batch, both, *strays, measured)
         return joined
 
-    def _note(self, batch: Any, joined: Any, stray: Any, measured: Any) -> None:
-        if stray:
+    @property
+    def _plans_made(self) -> CanaryPlans:
+        assert self._plans is not None  # since the first call of the gradient function
+        return self._plans
+
+    def _clipped(self, call: _ClipCall, vectors: JaxCanaryVectors, lengths: jax.Array, variant: Any) -> Any:
+        """Return the clipped sum of canaries of these lengths."""
+        clip = call.clip
+        if clip.needs_full_rows or self._canary.moving:  # whose coordinates are not known yet
+            return _clipped_rows(call, vectors, lengths)
+        size = max(1, round(_COMPACT_CHUNK / math.sqrt(len(vectors.values))))
+        size = clip.multiple * math.ceil(min(size, vectors.num_apart) / clip.multiple)
+        apart, shared = self._plans_made.compact(variant, size)
+        total = _clipped_compact(call, apart, lengths[: vectors.num_apart], size)
+        if shared is None:
+            return total
+        return _plus_shared(total, call, shared, lengths[vectors.num_apart :])
+
+    def _note(self, batch: Any, joined: Any, outside: Any, inside: Any, measured: Any) -> None:
+        if inside and not outside and self._canary.num_variants > 1:  # what arrives is tested
+            self._host.note_not_covered(_TURNED)
+        elif outside or inside:
             raise InputError(
                 "Expected a gradient function that only clips, scales and sums, got one that also adds other "
                 "terms or changes directions, which cannot be distinguished from canaries: apply these after "
@@ -143,7 +202,7 @@ class GradientInsertion:
         self._host.add_pending(batch, joined, measured)
 
     def subtract(self, arrived: Any, released: Any) -> Any:
-        vectors = self._directions(num_entries(arrived))
+        vectors, _ = self._vectors(num_entries(arrived))
         products, given = (vectors.project(flat(tree)) for tree in (released, arrived))
         noisy = self._host.sampled(released, arrived)
         room = np.float32(tolerance_of(arrived))
@@ -157,25 +216,89 @@ class GradientInsertion:
         self._host.keep(scores, after, before)
         return (scale * pending.inserted).astype(np.float32)
 
-    def _directions(self, num_parameters: int) -> JaxCanaryVectors:
-        """Return the directions of this step's canaries; called inside compiled code."""
-        if self._vectors is None:
-            self._vectors = JaxCanaryVectors.of(self._draws.directions(0, num_parameters))
-        if num_parameters != self._vectors.num_parameters:
+    def _vectors(self, num_parameters: int) -> tuple[JaxCanaryVectors, Any]:
+        """Return the directions of this step's canaries and their variant; called inside compiled code."""
+        plans = self._plans_made
+        if num_parameters != self.layout.num_parameters:
             raise InputError(
-                f"Expected gradients with {self._vectors.num_parameters} entries in every step, got "
+                f"Expected gradients with {self.layout.num_parameters} entries in every step, got "
                 f"{num_parameters}."
             )
-        if not self._canary.moving:
-            return self._vectors
-        shapes = jax.tree.map(shape_of, (self._vectors.values, self._vectors.coordinates))
-        values, coordinates = self._host.call(self._moved, shapes)
-        return JaxCanaryVectors(values, coordinates, num_parameters)
+        if self._canary.moving:
+            first = plans.vectors(0)
+            shapes = jax.tree.map(shape_of, (first.values, first.coordinates))
+            values, coordinates = self._host.call(self._moved, shapes)
+            return JaxCanaryVectors(values, coordinates, num_parameters), 0
+        variant: Any = 0
+        if self._canary.num_variants > 1:
+            variant = self._host.call(self._variant, shape_of(np.zeros((), np.int32)))
+        return plans.vectors(variant), variant
+
+    def _variant(self) -> np.ndarray:
+        return np.asarray(self._canary.variant(self._host.step), np.int32)
 
     def _moved(self) -> tuple[Any, Any]:
-        assert self._vectors is not None
-        found = JaxCanaryVectors.of(self._draws.directions(self._host.step, self._vectors.num_parameters))
+        found = JaxCanaryVectors.of(self._draws.directions(self._host.step, self.layout))
         return found.values, found.coordinates
+
+
+def observed_canaries(canary: GradientCanary, insertion: Callable[[], Any]) -> ObservedCanaries:
+    """Return the canaries that an insertion, which is set up later, will add, for tests of what arrives."""
+    return ObservedCanaries(
+        canary,
+        lambda index: insertion().directions(index),
+        lambda: insertion().layout,
+        lambda: insertion().precision,
+    )
+
+
+class CanaryPlans:
+    """All sets of directions that steps take in turn, in arrays from which compiled code selects one."""
+
+    def __init__(self, draws: Draws, layout: ParameterLayout) -> None:
+        self._draws, self._layout = draws, layout
+        count = 1 if draws.canary.moving else draws.canary.num_variants
+        self._directions = [draws.directions(variant, layout) for variant in range(count)]
+        self._each = [JaxCanaryVectors.of(one) for one in self._directions]
+        self._lengths = np.stack([draws.canary.lengths(one) for one in self._directions]).astype(np.float32)
+        self._arrays = stacked([(one.values, one.coordinates, one.places, one.shared) for one in self._each])
+        self._compact: dict[int, Any] = {}
+
+    def directions(self, index: int) -> Directions:
+        """Return the directions of a step's canaries."""
+        if self._draws.canary.moving:
+            return self._draws.directions(index, self._layout)
+        return self._directions[self._draws.canary.variant(index)]
+
+    def vectors(self, variant: Any) -> JaxCanaryVectors:
+        """Return one set of directions."""
+        if len(self._each) == 1:
+            return self._each[0]
+        values, coordinates, places, shared = jax.tree.map(
+            lambda one: jnp.asarray(one)[variant], self._arrays
+        )
+        return JaxCanaryVectors(values, coordinates, self._layout.num_parameters, places, shared)
+
+    def lengths(self, variant: Any) -> Any:
+        """Return the norm of each canary in clipping norms."""
+        return self._lengths[0] if len(self._each) == 1 else jnp.asarray(self._lengths)[variant]
+
+    def compact(self, variant: Any, chunk: int) -> tuple[list[CompactLeaf], list[SharedLeaf] | None]:
+        """Return the entries of one set in each leaf, for chunks of this many canaries."""
+        if chunk not in self._compact:
+            sizes = [int(size) for size in self._layout.sizes]
+            apart = [CompactLeaf.of(one, sizes, chunk) for one in self._each]
+            shared = [SharedLeaf.of(one, sizes) for one in self._each if one.shared is not None]
+            # padding has a coordinate past the last one of its leaf
+            self._compact[chunk] = [
+                [stacked([one[i] for one in variants], size) for i, size in enumerate(sizes)]
+                for variants in (apart, shared)
+                if variants
+            ]
+        chosen = jax.tree.map(
+            lambda one: one[0] if len(self._each) == 1 else jnp.asarray(one)[variant], self._compact[chunk]
+        )
+        return chosen[0], chosen[1] if len(chosen) > 1 else None
 
 
 def num_entries(tree: Any) -> int:
@@ -188,16 +311,46 @@ def tolerance_of(tree: Any) -> float:
     return max(_TOLERANCE, 4 * precision_of(tree))
 
 
-def _clipped(
-    clip: JaxClip, args: tuple[Any, ...], like: Any, vectors: JaxCanaryVectors, lengths: jax.Array
-) -> Any:
-    """Return the clipped sum of canaries of these lengths."""
-    if clip.needs_full_rows or isinstance(vectors.values, jax.Array):  # whose coordinates are not known yet
-        return _clipped_rows(clip, args, like, vectors, lengths)
-    size = max(1, round(_COMPACT_CHUNK / math.sqrt(len(vectors.values))))
-    size = clip.multiple * math.ceil(min(size, vectors.num_canaries) / clip.multiple)
-    leaves, structure = jax.tree.flatten(like)
-    compact = CompactLeaf.of(vectors, [leaf.size for leaf in leaves], size)
+@dataclass(frozen=True, eq=False)
+class _ClipCall:
+    """A call of the gradient function, in which canaries are clipped like its examples."""
+
+    clip: JaxClip
+    args: tuple[Any, ...]
+    like: Any  # structured like a gradient
+
+    def total(self, rows: Any) -> Any:
+        """Return the clipped sum of ``rows``."""
+        return self.clip.total(self.args, rows)
+
+
+def _longest(tree: Any) -> float:
+    """Return the longest vector whose square every leaf can represent, with some room."""
+    largest = min(float(jnp.finfo(leaf.dtype).max) for leaf in jax.tree.leaves(tree))  # type: ignore[no-untyped-call]
+    return math.sqrt(largest) / _ROOM_FOR_SQUARES
+
+
+def _plus_shared(total: Any, call: _ClipCall, shared: list[SharedLeaf], lengths: jax.Array) -> Any:
+    """Return ``total`` plus the clipped sum of canaries that share their places."""
+    leaves, structure = jax.tree.flatten(call.like)
+    count = call.clip.multiple * math.ceil(lengths.size / call.clip.multiple)
+    rows = [
+        jnp.pad((own.values * lengths).T, ((0, count - lengths.size), (0, 0)))
+        .reshape(_narrow(leaf, count))
+        .astype(leaf.dtype)
+        for leaf, own in zip(leaves, shared, strict=True)
+    ]
+    sums = jax.tree.leaves(call.total(jax.tree.unflatten(structure, rows)))
+    parts = [
+        jnp.ravel(before).at[own.coordinates].add(jnp.ravel(part), mode="drop").reshape(leaf.shape)
+        for before, leaf, own, part in zip(jax.tree.leaves(total), leaves, shared, sums, strict=True)
+    ]
+    return jax.tree.unflatten(structure, parts)
+
+
+def _clipped_compact(call: _ClipCall, compact: list[CompactLeaf], lengths: jax.Array, size: int) -> Any:
+    """Return the clipped sum of canaries of these lengths, which share no coordinate, ``size`` at a time."""
+    leaves, structure = jax.tree.flatten(call.like)
 
     def clipped(chunk: Any) -> list[jax.Array]:
         rows = [
@@ -206,7 +359,7 @@ def _clipped(
             .astype(leaf.dtype)
             for leaf, own in zip(leaves, chunk, strict=True)
         ]
-        total = clip.total(args, jax.tree.unflatten(structure, rows))
+        total = call.total(jax.tree.unflatten(structure, rows))
         return [jnp.ravel(part) for part in jax.tree.leaves(total)]
 
     if len(compact[0].values) > 1 and isinstance(lengths, jax.core.Tracer):  # otherwise compiled in each step
@@ -231,17 +384,15 @@ def _narrow(leaf: Any, num_rows: int) -> tuple[int, ...]:
     return (num_rows, -1, *[1] * (leaf.ndim - 1)) if leaf.ndim else (num_rows,)
 
 
-def _clipped_rows(
-    clip: JaxClip, args: tuple[Any, ...], like: Any, vectors: JaxCanaryVectors, lengths: jax.Array
-) -> Any:
+def _clipped_rows(call: _ClipCall, vectors: JaxCanaryVectors, lengths: jax.Array) -> Any:
     """Return the clipped sum of canaries, from rows with an entry for each parameter."""
 
     def clipped(numbers: jax.Array) -> Any:
         inside = jnp.minimum(numbers, vectors.num_canaries - 1)
         rows = vectors.rows(inside, jnp.where(numbers == inside, lengths[inside], 0.0))
-        return clip.total(args, unflat(rows, like))
+        return call.total(unflat(rows, call.like))
 
-    chunks = _chunks(vectors, clip.multiple)
+    chunks = _chunks(vectors, call.clip.multiple)
     first = clipped(chunks[0])
     if len(chunks) == 1:
         return first
@@ -249,10 +400,11 @@ def _clipped_rows(
     return jax.lax.scan(add, first, chunks[1:])[0]
 
 
-def _has_strays(vectors: JaxCanaryVectors, canaries: jax.Array, tolerance: float) -> jax.Array:
-    """Return whether a sum of canaries is not a linear combination of them."""
+def _strays(vectors: JaxCanaryVectors, canaries: jax.Array, tolerance: float) -> tuple[jax.Array, jax.Array]:
+    """Return whether a sum is not a linear combination of canaries, outside and at their coordinates."""
     strays = jnp.abs(canaries - vectors.weighted_sum(vectors.project(canaries)))
-    return jnp.max(strays) > tolerance * jnp.max(jnp.abs(canaries))
+    room, inside = tolerance * jnp.max(jnp.abs(canaries)), vectors.support()
+    return jnp.max(jnp.where(inside, 0.0, strays)) > room, jnp.max(jnp.where(inside, strays, 0.0)) > room
 
 
 def _chunks(vectors: JaxCanaryVectors, multiple: int) -> jax.Array:

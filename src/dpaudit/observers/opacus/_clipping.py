@@ -20,7 +20,7 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping, FSDP
 from opacus.optimizers.ddp_perlayeroptimizer import DistributedPerLayerOptimizer
 from torch import Tensor, nn
 
-from dpaudit._torch import SparseRows
+from dpaudit._torch import GradientRows, SharedRows
 from dpaudit._types import IntArray
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import attribute_restored, replaced
@@ -51,7 +51,7 @@ class OpacusClip(ABC):
         """Whether canaries must be clipped as rows with an entry for each parameter, which is slower."""
 
     @abstractmethod
-    def add_canaries(self, rows: SparseRows) -> None:
+    def add_canaries(self, rows: GradientRows) -> None:
         """Clip and add ``rows``, of which there is at least one."""
 
     @abstractmethod
@@ -78,13 +78,13 @@ class PerSampleClip(OpacusClip):
     def needs_full_rows(self) -> bool:
         return not all(_is_of_opacus(self._optimizer, name) for name in _CLIPPING)
 
-    def add_canaries(self, rows: SparseRows) -> None:
+    def add_canaries(self, rows: GradientRows) -> None:
         if self.needs_full_rows:
             for chunk in rows.chunks(max(1, _CHUNK_ENTRIES // rows.num_parameters)):
                 self.add_to_sum(chunk.dense())
             return
         compact = _CompactOptimizer(self._optimizer)
-        for chunk in rows.chunks(_compact_chunk(len(self._optimizer.params), len(rows.values))):
+        for chunk in rows.chunks(_compact_chunk(len(self._optimizer.params), rows)):
             compact.add_to_sum(chunk)
 
     def add_to_sum(self, rows: Tensor) -> None:
@@ -119,7 +119,7 @@ class GhostClip(OpacusClip):
     def needs_full_rows(self) -> bool:
         return False
 
-    def add_canaries(self, rows: SparseRows) -> None:
+    def add_canaries(self, rows: GradientRows) -> None:
         own, trainable = self._optimizer.params, self._module.trainable_parameters
         numbers, coordinates, values = rows.entries()
         where = torch.as_tensor(numbers, device=values.device)
@@ -159,8 +159,25 @@ class _CompactOptimizer:
         self._inside: Any = object.__new__(type(optimizer))
         vars(self._inside).update(_attributes(optimizer))
 
-    def add_to_sum(self, rows: SparseRows) -> None:
+    def add_to_sum(self, rows: GradientRows) -> None:
         """Clip ``rows`` and add them to ``p.summed_grad``."""
+        stand_ins, indices = [], []
+        for parameter, index, matrix in self._parts(rows):
+            indices.append(index)
+            stand_ins.append(_stand_in(parameter, index, matrix))
+        self._inside.original_optimizer = SimpleNamespace(param_groups=[{"params": stand_ins}])
+        self._inside.clip_and_accumulate()
+        for parameter, index, stand_in in zip(self._parameters, indices, stand_ins, strict=True):
+            _write(parameter.summed_grad, index, stand_in.summed_grad)
+
+    def _parts(self, rows: GradientRows) -> Iterator[tuple[Any, Tensor, Tensor]]:
+        """Yield each parameter with the coordinates that rows have in it, and the rows at these."""
+        if isinstance(rows, SharedRows):
+            values, places = rows.matrix(), torch.as_tensor(rows.places, device=rows.like.device)
+            for parameter, own, offset in layer_slices(rows.places, self._parameters):
+                matrix = values[:, own] if own.stop > own.start else values.new_zeros(len(rows), 1)
+                yield parameter, places[own] - offset, matrix.to(parameter.dtype)
+            return
         numbers, coordinates, values = rows.entries()
         used, columns = np.unique(coordinates, return_inverse=True)  # a canary may be there twice
         parts = zip(
@@ -168,16 +185,11 @@ class _CompactOptimizer:
         )
         where = torch.as_tensor(np.stack([numbers, columns]), device=values.device)
         used_there = torch.as_tensor(used, device=values.device)
-        stand_ins, indices = [], []
         for (parameter, part, _), (_, own, offset) in parts:
-            indices.append(used_there[own] - offset)
-            matrix = values.new_zeros(len(rows), max(len(indices[-1]), 1), dtype=parameter.dtype)
+            index = used_there[own] - offset
+            matrix = values.new_zeros(len(rows), max(len(index), 1), dtype=parameter.dtype)
             matrix[where[0, part], where[1, part] - own.start] = values[part].to(parameter.dtype)
-            stand_ins.append(_stand_in(parameter, indices[-1], matrix))
-        self._inside.original_optimizer = SimpleNamespace(param_groups=[{"params": stand_ins}])
-        self._inside.clip_and_accumulate()
-        for parameter, index, stand_in in zip(self._parameters, indices, stand_ins, strict=True):
-            _write(parameter.summed_grad, index, stand_in.summed_grad)
+            yield parameter, index, matrix
 
 
 def _stand_in(parameter: Any, index: Tensor, rows: Tensor) -> Any:
@@ -186,7 +198,7 @@ def _stand_in(parameter: Any, index: Tensor, rows: Tensor) -> Any:
     total = parameter.summed_grad.reshape(-1).index_select(0, index)
     stand_in: Any = nn.Parameter(parameter.detach().new_zeros(shape))
     stand_in.summed_grad = total.view(shape) if len(index) else total.new_zeros(shape)
-    stand_in.grad_sample = rows.view(-1, *shape)
+    stand_in.grad_sample = rows.reshape(-1, *shape)
     return stand_in
 
 
@@ -200,9 +212,11 @@ def _write(total: Tensor, index: Tensor, values: Tensor) -> None:
         total.copy_(vector.view(total.shape))
 
 
-def _compact_chunk(num_layers: int, num_entries: int) -> int:
+def _compact_chunk(num_layers: int, rows: GradientRows) -> int:
     """Return the number of canaries to clip together: fewer calls against smaller matrices."""
-    return max(1, round(_COMPACT_CHUNK * math.sqrt(num_layers / num_entries)))
+    if isinstance(rows, SharedRows):  # the matrix does not grow with the square of their number
+        return len(rows)
+    return max(1, round(_COMPACT_CHUNK * math.sqrt(num_layers / rows.num_entries)))
 
 
 def _is_of_opacus(optimizer: DPOptimizer, name: str) -> bool:

@@ -8,17 +8,20 @@ release. ``_observer.py`` calls both in each step and subtracts the canaries aga
 
 from __future__ import annotations
 
+import gc
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from opacus.optimizers import DPOptimizer
-from torch import Tensor
+from torch import Tensor, nn
 
-from dpaudit._torch import CanaryVectors, SparseRows
+from dpaudit._torch import CanaryVectors, gradient_rows
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.canaries import Directions, Draws
+from dpaudit.canaries import Directions, Draws, GradientCanary, ParameterLayout, SharedPlaces
 from dpaudit.errors import InputError
 from dpaudit.observers.opacus._clipping import OpacusClip
 
@@ -26,6 +29,7 @@ _MIN_NORM_SHARE = 0.85  # one of four layers with equal norms may be left out
 _FULL_NORM_SHARE = 0.99
 _MIN_SAMPLED = 32  # canaries that are entries of a data set
 _DEFAULT_NUM_CANARIES, _DEFAULT_NUM_SAMPLED = 1024, 8192  # if the model has at least as many parameters
+_ROOM_FOR_SQUARES = 16.0  # between the square root of the largest number and the longest canary
 _FEW = 64  # canaries whose cost is small even as full rows
 
 
@@ -62,26 +66,34 @@ class StepCanaries(ABC):
 
 
 class GradientCanaries(StepCanaries):
-    """Orthogonal gradients of known norm, redrawn in each step only if the canaries move.
+    """Orthogonal gradients of known norm, drawn again only if the canaries move.
 
     Flat clipping does not change a canary's direction, but per-layer clipping does. With per-layer clipping a
     canary has a component in each layer with that layer's norm, so that the whole canary reaches the norm
     that the noise is calibrated to.
     """
 
-    def __init__(self, optimizer: DPOptimizer, draws: Draws, clip: OpacusClip) -> None:
+    def __init__(
+        self, optimizer: DPOptimizer, draws: Draws, clip: OpacusClip, layout: ParameterLayout | None = None
+    ) -> None:
         self._optimizer, self._draws, self._clip = optimizer, draws, clip
+        self._layout = parameter_layout(optimizer) if layout is None else layout
         self.num_canaries = draws.num_canaries
+        self._drawn: dict[int, tuple[Directions, CanaryVectors]] = {}
         self._draw(0)
 
     def add_to_sum(self, index: int, members: IntArray, *, inserts: bool) -> CanaryProjection:
-        if self._draws.canary.moving and index != self._index:
-            self._draw(index)
+        directions, vectors = self._draw(index)
         norm, like = self._norm(), self._optimizer.params[0].detach()
         if inserts and len(members):
-            length = self._draws.canary.scale * norm
-            self._clip.add_canaries(SparseRows.of(self._directions, members, length, like))
-        return ClippedCanaries(self._vectors, norm)
+            lengths = norm * self._draws.canary.lengths(directions)
+            for rows in gradient_rows(directions, members, lengths, like):
+                self._clip.add_canaries(rows)
+        return ClippedCanaries(vectors, norm)
+
+    def directions(self, index: int) -> Directions:
+        """Return the directions of the canaries of a step."""
+        return self._draw(index)[0]
 
     def _norm(self) -> float:
         """Return the current clipping norm over the layers in which canaries have a component."""
@@ -89,25 +101,30 @@ class GradientCanaries(StepCanaries):
         return float(self._optimizer.max_grad_norm) if norms is None else math.hypot(*norms)
 
     def _layer_norms(self) -> list[float] | None:
-        count, largest = self._draws.num_canaries, max(_sizes(self._optimizer))
-        norms = _layer_norms(self._optimizer, count)
+        count, canary = self._draws.num_canaries, self._draws.canary
+        largest = max(_sizes(self._optimizer)) // canary.places_per_canary
+        norms = _layer_norms(self._optimizer, count, canary)
         if norms is not None and count > largest:
             raise InputError(
-                f"Expected num_canaries={count} to be at most {largest}, the size of the largest layer: with "
-                "per-layer clipping, canaries do not share parameters."
+                f"Expected num_canaries={count} to be at most {largest}, as many as the largest layer has "
+                "room for: with per-layer clipping, canaries do not share parameters."
             )
         return norms
 
-    def _draw(self, index: int) -> None:
-        """Draw the directions of a step."""
-        sizes, norms = _sizes(self._optimizer), self._layer_norms()
+    def _draw(self, index: int) -> tuple[Directions, CanaryVectors]:
+        """Draw the directions of a step, or return those of an earlier one with the same."""
+        variant, norms = self._draws.canary.variant(index), self._layer_norms()
+        if variant in self._drawn:
+            return self._drawn[variant]
+        if self._draws.canary.moving:
+            self._drawn.clear()
         if norms is None:
-            self._directions = self._draws.directions(index, sum(sizes))
+            made = self._draws.directions(index, self._layout)
         else:
-            shares = np.asarray(norms) / self._norm()
-            self._directions = _layer_directions(self._draws, index, sizes, shares)
-        self._index = index
-        self._vectors = CanaryVectors.of(self._directions, self._optimizer.params[0].detach())
+            made = _layer_directions(self._draws, index, self._layout, np.asarray(norms) / self._norm())
+        found = made, CanaryVectors.of(made, self._optimizer.params[0].detach())
+        self._drawn[variant] = found
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,16 +138,29 @@ class ClippedCanaries(CanaryProjection):
         return self.vectors.project(vector) / self.norm
 
 
-def _layer_directions(draws: Draws, index: int, sizes: list[int], shares: FloatArray) -> Directions:
+def _layer_directions(draws: Draws, index: int, layout: ParameterLayout, shares: FloatArray) -> Directions:
     """Draw canaries with a component in every layer whose share is not 0."""
-    rng = draws.direction_rng(index)
-    values, coordinates = [], []
-    for start, size, share in zip(np.cumsum([0, *sizes]), sizes, shares, strict=False):
+    rng, variant, canary = draws.direction_rng(index), draws.canary.variant(index), draws.canary
+    values, coordinates, places, codes = [], [], [], []
+    starts = np.cumsum(layout.sizes) - layout.sizes
+    for number, (start, share) in enumerate(zip(starts, shares, strict=True)):
         if share > 0:
-            part = draws.canary.directions(draws.num_canaries, size, rng)
+            part = canary.directions(draws.num_canaries, layout.only(number), rng, variant)
             values.append(share * part.values)
-            coordinates.append(start + _layer_coordinates(part, size))
-    return Directions(np.concatenate(values), np.concatenate(coordinates), sum(sizes))
+            coordinates.append(start + _layer_coordinates(part, int(layout.sizes[number])))
+            if part.shared is not None:
+                places.append(start + part.shared.places)
+                codes.append(share * part.shared.values)
+    shared = SharedPlaces(np.concatenate(places), np.concatenate(codes)) if places else None
+    labels = None if part.labels is None else part.labels.in_several_parameters()
+    return Directions(
+        np.concatenate(values),
+        np.concatenate(coordinates),
+        layout.num_parameters,
+        shared=shared,
+        lengths=part.lengths,
+        labels=labels,
+    )
 
 
 def _layer_coordinates(part: Directions, size: int) -> IntArray:
@@ -140,29 +170,31 @@ def _layer_coordinates(part: Directions, size: int) -> IntArray:
     return np.minimum(np.arange(part.values.size).reshape(part.values.shape), size - 1)
 
 
-def default_num_canaries(optimizer: DPOptimizer, clip: OpacusClip) -> int:
+def default_num_canaries(optimizer: DPOptimizer, clip: OpacusClip, canary: GradientCanary) -> int:
     """Return 1,024, or as many as fit in a smaller model; 64 if they are clipped as full rows.
 
     With per-layer clipping, they fit in every layer of at least 64 parameters.
     """
-    limit, sizes = _FEW if clip.needs_full_rows else _DEFAULT_NUM_CANARIES, _sizes(optimizer)
+    limit = _FEW if clip.needs_full_rows else _DEFAULT_NUM_CANARIES
+    rooms = _rooms(optimizer, canary)
     if not hasattr(optimizer, "max_grad_norms"):
-        return min(limit, sum(sizes))
-    return min(limit, min((size for size in sizes if size >= _FEW), default=max(sizes)))
+        return max(1, min(limit, sum(_sizes(optimizer)) // canary.places_per_canary))
+    fewest = _FEW // canary.places_per_canary
+    return max(1, min(limit, min((room for room in rooms if room >= fewest), default=max(rooms))))
 
 
-def default_num_sampled(optimizer: DPOptimizer) -> int:
-    """Return the number of parameters, at most 8,192, or fewer so that canaries reach enough layers."""
-    sizes, limit = _sizes(optimizer), _DEFAULT_NUM_SAMPLED
+def default_num_sampled(optimizer: DPOptimizer, canary: GradientCanary) -> int:
+    """Return the number of canaries that fit, at most 8,192, or fewer so that they reach enough layers."""
+    rooms, limit = _rooms(optimizer, canary), _DEFAULT_NUM_SAMPLED
     if not hasattr(optimizer, "max_grad_norms"):
-        return min(limit, sum(sizes))
-    counts = {min(limit, size) for size in sizes if size >= _MIN_SAMPLED}
-    return max((n for n in counts if norm_share(optimizer, n) >= _MIN_NORM_SHARE), default=max(sizes))
+        return min(limit, sum(_sizes(optimizer)) // canary.places_per_canary)
+    counts = {min(limit, room) for room in rooms if room >= _MIN_SAMPLED}
+    return max((n for n in counts if norm_share(optimizer, n, canary) >= _MIN_NORM_SHARE), default=max(rooms))
 
 
-def norm_share(optimizer: DPOptimizer, num_canaries: int) -> float:
+def norm_share(optimizer: DPOptimizer, num_canaries: int, canary: GradientCanary) -> float:
     """Return the fraction of the clipping norm that a canary reaches without layers that are too small."""
-    norms = _layer_norms(optimizer, num_canaries)
+    norms = _layer_norms(optimizer, num_canaries, canary)
     return 1.0 if norms is None else math.hypot(*norms) / math.hypot(*map(float, optimizer.max_grad_norms))
 
 
@@ -172,27 +204,59 @@ def check_norm_share(share: float, num_canaries: int) -> None:
         raise InputError(
             f"Expected canaries to reach layers with {100 * _MIN_NORM_SHARE:.0f} % of the clipping norm, got "
             f"{100 * share:.0f} % with num_canaries={num_canaries}: with per-layer clipping, a layer needs "
-            "one parameter per canary. Pass fewer canaries, or audit single steps, without sampling=True."
+            "its own parameters for each canary. Pass fewer canaries, or audit single steps, without "
+            "sampling=True."
         )
 
 
-def uncovered_layers(share: float, num_canaries: int) -> tuple[str, ...]:
+def uncovered_layers(share: float, num_canaries: int, canary: GradientCanary) -> tuple[str, ...]:
     """Return the limitation to report if canaries do not reach some layers."""
     if share >= _FULL_NORM_SHARE:
         return ()
     return (
-        f"layers with fewer than {num_canaries} parameters contain no canary: canaries reach only "
+        f"layers with fewer than {num_canaries * canary.places_per_canary} parameters contain no canary: "
+        "canaries reach only "
         f"{100 * share:.0f} % of the clipping norm",
     )
 
 
-def _layer_norms(optimizer: DPOptimizer, num_canaries: int) -> list[float] | None:
-    """Return each layer's clipping norm, 0 if it has fewer parameters than canaries; None if flat."""
+def _layer_norms(optimizer: DPOptimizer, num_canaries: int, canary: GradientCanary) -> list[float] | None:
+    """Return each layer's clipping norm, 0 if it has no room for all canaries; None if flat."""
     norms = getattr(optimizer, "max_grad_norms", None)
     if norms is None:
         return None
-    layers = zip(norms, _sizes(optimizer), strict=True)
-    return [float(norm) if size >= num_canaries else 0.0 for norm, size in layers]
+    layers = zip(norms, _rooms(optimizer, canary), strict=True)
+    return [float(norm) if room >= num_canaries else 0.0 for norm, room in layers]
+
+
+def _rooms(optimizer: DPOptimizer, canary: GradientCanary) -> list[int]:
+    """Return the number of canaries for which each layer has room."""
+    return [size // canary.places_per_canary for size in _sizes(optimizer)]
+
+
+def parameter_layout(optimizer: DPOptimizer, module: Any = None) -> ParameterLayout:
+    """Return the named parameters of the optimizer; names are those in ``module``, if it has them."""
+    known = {} if module is None else {id(value): name for name, value in module.named_parameters()}
+    parameters = optimizer.params
+    names = [known.get(id(value), f"parameter {i}") for i, value in enumerate(parameters)]
+    limits = torch.finfo(parameters[0].dtype)
+    return ParameterLayout(
+        tuple(name.removeprefix("_module.") for name in names),
+        tuple(tuple(value.shape) for value in parameters),
+        math.sqrt(limits.max) / _ROOM_FOR_SQUARES / float(optimizer.max_grad_norm),
+    )
+
+
+def owning_module(optimizer: DPOptimizer) -> nn.Module | None:
+    """Return the model of the parameters, if it is in memory: the optimizer has no reference to it."""
+    wanted, found = {id(value) for value in optimizer.params}, None
+    for candidate in gc.get_objects():
+        if not issubclass(type(candidate), nn.Module):
+            continue
+        if wanted <= {id(value) for value in candidate.parameters()}:
+            size = sum(1 for _ in candidate.modules())
+            found = min((size, id(candidate), candidate), found or (math.inf, 0, None))
+    return None if found is None else found[2]
 
 
 def _sizes(optimizer: DPOptimizer) -> list[int]:

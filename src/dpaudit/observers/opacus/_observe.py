@@ -8,15 +8,25 @@ sampler. ``_observer.py`` implements a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
 
 from dpaudit import _validate
 from dpaudit._torch import HeldOutData, require_fitting
-from dpaudit.canaries import Coins, Dirac, Draws, GradientCanary, InputCanary, fresh_seed, require_held_out
+from dpaudit.canaries import (
+    Coins,
+    Draws,
+    GradientCanary,
+    InputCanary,
+    Mixture,
+    fresh_seed,
+    require_held_out,
+)
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import with_block
 from dpaudit.observers.opacus._batches import LoaderBatches
@@ -27,6 +37,8 @@ from dpaudit.observers.opacus._gradient_canaries import (
     default_num_canaries,
     default_num_sampled,
     norm_share,
+    owning_module,
+    parameter_layout,
     uncovered_layers,
 )
 from dpaudit.observers.opacus._input_canaries import (
@@ -51,6 +63,7 @@ from dpaudit.recording import (
     DPSGDParams,
     LiveBound,
     NoiseLog,
+    ObservedCanaries,
     ReadClaim,
     Recorder,
     TrainingInfo,
@@ -59,7 +72,7 @@ from dpaudit.recording import (
 from dpaudit.recording._claim_source import CLAIM_PARTS
 
 _NUM_INPUTS = 16  # canaries if no number is given
-_DIRAC = Dirac()
+_MIXTURE = Mixture()
 
 
 @_validate.without_epsilon(CLAIM_PARTS)
@@ -67,7 +80,7 @@ _DIRAC = Dirac()
 def observe(
     optimizer: DPOptimizer,
     *,
-    canary: GradientCanary | InputCanary = _DIRAC,
+    canary: GradientCanary | InputCanary = _MIXTURE,
     held_out: HeldOutData | None = None,
     num_canaries: int | None = None,
     sampling: bool = False,
@@ -144,7 +157,7 @@ def observe(
         shared |= {"module": module, "criterion": criterion, "held_out": held_out}
         observer = _setup_inputs(optimizer, canary, num_canaries, seed, **shared)
     else:
-        shared |= {"clip": clip, "sampling": sampling}
+        shared |= {"clip": clip, "sampling": sampling, "module": module}
         observer = _setup_gradients(optimizer, canary, num_canaries, seed, **shared)
     observer.recorder.noise.names = _parameter_names(optimizer, module)
     with observer.installed():
@@ -167,6 +180,7 @@ def _setup_gradients(
     *,
     clip: OpacusClip,
     sampling: bool,
+    module: Any,
     loader: Any,
     ranks: Ranks,
     lints: LintCheck,
@@ -178,12 +192,18 @@ def _setup_gradients(
 
     ``options`` are passed to the recorder.
     """
-    if num_canaries is None:
-        num_canaries = default_num_sampled(optimizer) if sampling else default_num_canaries(optimizer, clip)
+    if sampling and isinstance(canary, Mixture):  # all entries of a data set are long, and in every step
+        canary = replace(canary, short=False)
+    if num_canaries is None and sampling:
+        num_canaries = default_num_sampled(optimizer, canary)
+    elif num_canaries is None:
+        num_canaries = default_num_canaries(optimizer, clip, canary)
     draws = Draws(canary, num_canaries, seed)
-    share = norm_share(optimizer, num_canaries)
+    share = norm_share(optimizer, num_canaries, canary)
     options |= {"signal": min(canary.scale, 1.0), "reach": share}
-    options["not_covered"] = clip.not_covered + uncovered_layers(share, num_canaries)
+    options["not_covered"] = clip.not_covered + uncovered_layers(share, num_canaries, canary)
+    layout = parameter_layout(optimizer, owning_module(optimizer) if module is None else module)
+    canaries = GradientCanaries(optimizer, draws, clip, layout)
     membership: CoinMembership | SampledMembership
     recorder: Recorder | WholeRunRecorder
     if sampling:
@@ -197,8 +217,10 @@ def _setup_gradients(
     else:
         membership = CoinMembership(draws)
         params = OpacusParamsReader(optimizer, loader if given.sample_rate is None else None)
-        recorder = Recorder(claim=ReadClaim(params, given), num_canaries=num_canaries, **options)
-    canaries = GradientCanaries(optimizer, draws, clip)
+        eps = float(torch.finfo(optimizer.params[0].dtype).eps)
+        observed = ObservedCanaries(canary, canaries.directions, lambda: layout, lambda: eps, share)
+        options |= {"canaries": observed, "num_canaries": num_canaries}
+        recorder = Recorder(claim=ReadClaim(params, given), **options)
     return OpacusObserver(
         optimizer, recorder, params, canaries, membership, ranks=ranks, lints=lints, sums=sums
     )

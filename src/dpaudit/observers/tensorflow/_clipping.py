@@ -136,14 +136,15 @@ class CanaryTensors:
 
     values: Any  # entries x canaries
     coordinates: Any  # the position of each value among all parameters
+    lengths: Any  # of each canary before clipping, in clipping norms
     num_parameters: int
 
-    def rows(self, length: Any) -> Any:
-        """Return a matrix (canaries x parameters) whose rows have norm ``length``."""
+    def rows(self, norm: Any) -> Any:
+        """Return a matrix (canaries x parameters), with the clipping norm ``norm``."""
         num_canaries = tf.shape(self.coordinates)[1]
         numbers = tf.broadcast_to(tf.range(num_canaries), tf.shape(self.coordinates))
         where = tf.stack([numbers, self.coordinates], axis=-1)
-        return tf.scatter_nd(where, length * self.values, [num_canaries, self.num_parameters])
+        return tf.scatter_nd(where, norm * self.lengths * self.values, [num_canaries, self.num_parameters])
 
     def project(self, vector: Any) -> Any:
         """Return the dot product of each direction with ``vector``."""
@@ -154,11 +155,13 @@ class CanaryTape:
     """A tape whose gradients are those of the microbatches, followed by those of the canaries.
 
     The losses of canaries are placeholders that depend on nothing and cost no pass through the model.
-    ``draw`` returns all canaries, present or not, for a number of parameters; each has norm ``length``.
+    ``draw`` returns all canaries, present or not, in the gradients of some variables.
     """
 
-    def __init__(self, tape: Any, *, present: Any, length: Any, draw: Callable[[int], CanaryTensors]) -> None:
-        self._tape, self._length, self._draw = tape, length, draw
+    def __init__(
+        self, tape: Any, *, present: Any, norm: Any, draw: Callable[[list[Any]], CanaryTensors]
+    ) -> None:
+        self._tape, self._norm, self._draw = tape, norm, draw
         self.present = present
         self.num_present = tf.reduce_sum(tf.cast(present, tf.int32))
 
@@ -192,8 +195,8 @@ class CanaryTape:
         with self._tape:
             own = target[: self.num_microbatches]
         self.rows = self._tape.jacobian(own, sources, **options)
-        self.canaries = self._draw(sum(source.shape.num_elements() for source in sources))
-        self.canary_rows = _split_like(self.canaries.rows(self._length), sources)
+        self.canaries = self._draw(sources)
+        self.canary_rows = _split_like(self.canaries.rows(self._norm), sources)
         pairs = zip(self.rows, self.canary_rows, strict=True)
         return [self._appended(rows, canaries) for rows, canaries in pairs]
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray
-from dpaudit.canaries import Dirac, Draws, GradientCanary, fresh_seed
+from dpaudit.canaries import Directions, Draws, GradientCanary, Mixture, ParameterLayout, fresh_seed
 from dpaudit.diagnostics._sum_checks import BatchRecord, SumRecord
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import attribute_restored, replaced, with_block
@@ -34,6 +34,7 @@ from dpaudit.recording import (
     DPSGDParams,
     LiveBound,
     NoiseLog,
+    ObservedCanaries,
     ReadClaim,
     Recorder,
     TrainingInfo,
@@ -52,7 +53,7 @@ _SHARED_MICROBATCHES = (
     "microbatches contain several examples, but each canary is a microbatch of its own: the audit does not "
     "show that one of several examples can move a clipped mean by up to twice the clipping norm"
 )
-_DIRAC = Dirac()
+_MIXTURE = Mixture()
 
 
 @_validate.without_epsilon(CLAIM_PARTS)
@@ -60,7 +61,7 @@ _DIRAC = Dirac()
 def observe(
     optimizer: Any,
     *,
-    canary: GradientCanary = _DIRAC,
+    canary: GradientCanary = _MIXTURE,
     num_canaries: int = 64,
     noise_multiplier: float | None = None,
     sample_rate: float | None = None,
@@ -103,10 +104,13 @@ def observe(
         every=every,
         callbacks=callbacks,
         num_canaries=num_canaries,
+        canaries=ObservedCanaries(
+            canary, lambda index: host.made(int(index)), lambda: host.layout, lambda: host.eps
+        ),
     )
     num_before = int(optimizer.iterations.numpy())
     host = HostCallbacks(recorder, draws, calls_per_step=calls_per_step, calls_before=num_before)
-    observer = TensorFlowObserver(optimizer, clip=clip, scale=canary.scale, host=host, params=params)
+    observer = TensorFlowObserver(optimizer, clip=clip, host=host, params=params)
     try:
         with observer.installed():
             yield recorder
@@ -129,11 +133,10 @@ class TensorFlowObserver:
         optimizer: Any,
         *,
         clip: TensorFlowClip,
-        scale: float,
         host: HostCallbacks,
         params: TensorFlowParamsReader,
     ) -> None:
-        self._optimizer, self._clip, self._scale = optimizer, clip, scale
+        self._optimizer, self._clip = optimizer, clip
         self._host, self._params = host, params
         self.raised: Exception | None = None
         self._own = optimizer._compute_gradients
@@ -171,9 +174,7 @@ class TensorFlowObserver:
     def _observed(self, loss: Any, var_list: Any, grad_loss: Any, tape: Any) -> list[tuple[Any, Any]]:
         self._params.note_call()
         call = _GraphCall(self._host, self._keeping_first_error)
-        taped = CanaryTape(
-            tape, present=call.present, length=self._scale * self._clip.norm, draw=call.canaries
-        )
+        taped = CanaryTape(tape, present=call.present, norm=self._clip.norm, draw=call.canaries)
         number = self._optimizer._num_microbatches
         with attribute_restored([self._optimizer], "_num_microbatches"):
             if number is not None:
@@ -228,6 +229,8 @@ class HostCallbacks:
         self._step: tuple[BoolArray, FloatArray, FloatArray] | None = None
         self.leaves: tuple[int, ...] = ()  # coordinates per leaf whose noise is logged
         self.eps = 0.0
+        self.layout = ParameterLayout((), ())  # of the gradients, known when the step is traced
+        self._made: dict[int, Directions] = {}
         self.num_canaries = draws.num_canaries  # present or not
         self.num_calls = 0
         self.is_active = True
@@ -245,14 +248,21 @@ class HostCallbacks:
         self._step = coins, np.zeros(coins.size), np.zeros((2, 1))
         return number, coins
 
-    def directions(self, _: int, num_parameters: int) -> tuple[FloatArray, IntArray]:
-        """Return values and coordinates of the canaries of this call."""
-        found = self._draws.directions(self._recorder.num_done, int(num_parameters))
-        coordinates = found.coordinates
-        if coordinates is None:
-            coordinates = np.arange(found.values.size).reshape(found.values.shape)
-        coordinates = np.minimum(coordinates, num_parameters - 1)  # those of padding zeros are arbitrary
-        return found.values.astype(np.float32), coordinates.astype(np.int32)
+    def made(self, index: int) -> Directions:
+        """Return the directions of the canaries of a step."""
+        variant = self._draws.canary.variant(index)
+        if variant not in self._made:
+            if self._draws.canary.moving:
+                self._made.clear()
+            self._made[variant] = self._draws.directions(index, self.layout)
+        return self._made[variant]
+
+    def directions(self, _: int) -> tuple[Any, Any, Any]:
+        """Return values, coordinates and lengths, in clipping norms, of the canaries of this call."""
+        found = self.made(self._recorder.num_done)
+        values, coordinates = found.padded()
+        lengths = self._draws.canary.lengths(found).astype(np.float32)
+        return values.astype(np.float32), coordinates.astype(np.int32), lengths
 
     def end(self, number: int, scores: FloatArray, microbatch_size: int, noisy: FloatArray) -> None:
         """Add the scores of this call; record them if it is the last call of its step.
@@ -290,14 +300,19 @@ class _GraphCall:
         self._number, self.present = self._callback(host.begin, [], [tf.int64, tf.bool])
         self.present.set_shape([host.num_canaries])
 
-    def canaries(self, num_parameters: int) -> CanaryTensors:
-        """Return the canaries of this call."""
-        self._host.directions(0, num_parameters)  # to raise any error before tracing
-        inputs, dtypes = [self._number, num_parameters], [tf.float32, tf.int32]
-        values, coordinates = self._callback(self._host.directions, inputs, dtypes)
+    def canaries(self, variables: list[Any]) -> CanaryTensors:
+        """Return the canaries of this call, in the gradients of these variables."""
+        self._host.layout = ParameterLayout(
+            tuple(variable.name.removesuffix(":0") for variable in variables),
+            tuple(tuple(variable.shape.as_list()) for variable in variables),
+        )
+        self._host.directions(0)  # to raise any error before tracing
+        dtypes = [tf.float32, tf.int32, tf.float32]
+        values, coordinates, lengths = self._callback(self._host.directions, [self._number], dtypes)
         for part in (values, coordinates):
             part.set_shape([None, self._host.num_canaries])
-        return CanaryTensors(values, coordinates, num_parameters)
+        lengths.set_shape([self._host.num_canaries])
+        return CanaryTensors(values, coordinates, lengths, self._host.layout.num_parameters)
 
     def end(self, scores: Any, microbatch_size: Any, noisy: Any) -> None:
         """Pass on the scores, the release and the sum before the noise."""

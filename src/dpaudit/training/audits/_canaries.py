@@ -6,6 +6,7 @@ examples, which are scored along their gradients at the weights of the step.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ from torch import Tensor
 from dpaudit._torch import CanaryVectors, HeldOutData, require_fitting
 from dpaudit._torch._crafting import CanarySequence, Crafting, Examples, ProgressCallback
 from dpaudit._types import FloatArray
-from dpaudit.canaries import Coins, Draws, GradientCanary, InputCanary
+from dpaudit.canaries import Coins, Directions, Draws, GradientCanary, InputCanary, ParameterLayout
+from dpaudit.recording import ObservedCanaries
 from dpaudit.training._seeds import generator
 from dpaudit.training._settings import Batch
 from dpaudit.training._training import Step, Training
@@ -27,6 +29,7 @@ from dpaudit.training.gradients import Rows, per_example, refuse_batch_norm, tra
 
 # purposes of random streams, besides those of Draws
 SECOND_BATCH, CRAFTING, AUGMENTING, DROPPING = 2, 3, 4, 5
+_ROOM_FOR_SQUARES = 16.0  # between the square root of the largest number and the longest canary
 _MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no usable direction
 
 
@@ -67,26 +70,44 @@ class GradientInserter(CanaryInserter):
 
     def __init__(self, training: Training, canary: GradientCanary, num_canaries: int, seed: int) -> None:
         self.draws: Draws = Draws(canary, num_canaries, seed)
-        self._canary, self._size = canary, training.num_parameters
-        self._norm = training.settings.max_grad_norm
-        self._like = next(iter(trainable(training.model).values())).detach()
-        self._index = -1
-        self._vectors = self._draw(0)
+        self._canary, self._norm = canary, training.settings.max_grad_norm
+        parameters = trainable(training.model)
+        shapes = tuple(tuple(value.shape) for value in parameters.values())
+        self._like = next(iter(parameters.values())).detach()
+        largest = math.sqrt(torch.finfo(self._like.dtype).max) / _ROOM_FOR_SQUARES / self._norm
+        self._layout = ParameterLayout(tuple(parameters), shapes, largest)
+        self._drawn: dict[int, tuple[Directions, CanaryVectors, Tensor]] = {}
+        self._draw(0)
+
+    @property
+    def observed(self) -> ObservedCanaries:
+        """The canaries, for tests of what arrives of them."""
+        eps = float(torch.finfo(self._like.dtype).eps)
+        return ObservedCanaries(
+            self._canary, lambda index: self._draw(index)[0], lambda: self._layout, lambda: eps
+        )
 
     def vectors(self, index: int) -> CanaryVectors:
         """Return the directions of a step's canaries."""
-        if self._canary.moving and index != self._index:
-            self._index, self._vectors = index, self._draw(index)
-        return self._vectors
+        return self._draw(index)[1]
 
-    def _draw(self, index: int) -> CanaryVectors:
-        return CanaryVectors.of(self.draws.directions(index, self._size), self._like)
+    def _draw(self, index: int) -> tuple[Directions, CanaryVectors, Tensor]:
+        """Return the directions of a step's canaries, also as tensors, and their lengths."""
+        variant = self._canary.variant(index)
+        if variant not in self._drawn:
+            if self._canary.moving:
+                self._drawn.clear()
+            made = self.draws.directions(index, self._layout)
+            lengths = self._like.new_tensor(self._norm * self._canary.lengths(made))
+            self._drawn[variant] = made, CanaryVectors.of(made, self._like), lengths
+        return self._drawn[variant]
 
     def rows(self, index: int, present: Sequence[int] | np.ndarray) -> list[CanaryRows]:
         numbers = torch.as_tensor(np.asarray(present, dtype=np.int64), device=self._like.device)
         if len(numbers) == 0:
             return []
-        return [CanaryRows(self.vectors(index), numbers, self._canary.scale * self._norm)]
+        _, vectors, lengths = self._draw(index)
+        return [CanaryRows(vectors, numbers, lengths.index_select(0, numbers))]
 
     def scores(self, step: Step, *, residual: bool = True) -> FloatArray:
         known = step.clipped_sum if residual else None
@@ -99,17 +120,17 @@ class GradientInserter(CanaryInserter):
 
 @dataclass(frozen=True, eq=False)
 class CanaryRows:
-    """Present gradient canaries as sparse rows of norm ``length``."""
+    """Present gradient canaries as sparse rows with norms ``lengths``."""
 
     vectors: CanaryVectors
     present: Tensor  # canary numbers
-    length: float
+    lengths: Tensor
 
     def norms(self) -> Tensor:
-        return self.vectors.values.new_full(self.present.shape, self.length)
+        return self.lengths.clone()
 
     def add_weighted(self, weights: Tensor, out: Tensor) -> None:
-        self.vectors.add_some(self.present, weights * self.length, out)
+        self.vectors.add_some(self.present, weights * self.lengths, out)
 
 
 class InputInserter(CanaryInserter):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from dpaudit.canaries import (
     Dirac,
     GradientCanary,
     InputCanary,
+    Mixture,
     fresh_seed,
     refuse_held_out,
     require_held_out,
@@ -56,6 +58,7 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
     the operating system. ``callbacks`` receive the live bound during training; they may raise to stop it.
     """
 
+    default_gradient: ClassVar[GradientCanary] = Dirac()
     default_num_gradients: ClassVar[int]
     default_num_inputs: ClassVar[int] = 1
 
@@ -71,7 +74,7 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         callbacks: Sequence[Callable[[LiveBound], None]] = (),
         notify: ProgressCallback | None = None,
     ) -> None:
-        default = Dirac() if held_out is None else Crafted()
+        default = self.default_gradient if held_out is None else Crafted()
         self.canary = default if canary is None else canary
         if isinstance(self.canary, GradientCanary):
             refuse_held_out(self.canary, held_out)
@@ -122,7 +125,8 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
                 training, self.canary, count, self.seed, data=self._held_out, on_step=self._on_step
             )
         if count is None:
-            count = min(self.default_num_gradients, training.num_parameters)
+            fitting = max(1, training.num_parameters // self.canary.places_per_canary)
+            count = min(self.default_num_gradients, fitting)
         return GradientInserter(training, self.canary, count, self.seed)
 
     def _step_recorder(self, training: Training, first_steps: int | None, **options: Any) -> Recorder:
@@ -172,6 +176,7 @@ class OneRun(CanaryAudit[Recorder]):
     the whole training run.
     """
 
+    default_gradient: ClassVar[GradientCanary] = Mixture()
     default_num_gradients: ClassVar[int] = 1024
     default_num_inputs: ClassVar[int] = 16
 
@@ -181,7 +186,10 @@ class OneRun(CanaryAudit[Recorder]):
 
     def attach(self, training: Training) -> None:
         super().attach(training)
-        self._recorder = self._step_recorder(training, self._first_steps, coupled=self._inserter.coupled)
+        canaries = self._inserter.observed if isinstance(self._inserter, GradientInserter) else None
+        self._recorder = self._step_recorder(
+            training, self._first_steps, coupled=self._inserter.coupled, canaries=canaries
+        )
 
     def joining(self, index: int, entries: Sequence[int]) -> Iterable[Rows]:  # noqa: ARG002
         if not self._is_audited(index):
@@ -296,6 +304,8 @@ class EndToEnd(CanaryAudit[WholeRunRecorder]):
             raise InputError(
                 f"Expected a gradient canary such as Dirac() with EndToEnd, got {self.canary!r}."
             )
+        if isinstance(self.canary, Mixture):  # all entries of a data set are long, and in every step
+            self.canary = replace(self.canary, short=False)
         if self._callbacks:
             raise InputError("Expected no callbacks with EndToEnd: there is no bound before the last step.")
 

@@ -1,0 +1,270 @@
+"""What arrives of canaries in the release: more than clipping allows, or noise that depends on them.
+
+A present canary scores as much as its clipped length, so the mean score of many of the same shape, length or
+parameter is known up to the noise. Orthogonal canaries have independent scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from scipy import stats
+
+from dpaudit._types import BoolArray, FloatArray, IntArray
+from dpaudit.diagnostics._clipping_causes import CanaryBatch, clipping_cause
+from dpaudit.diagnostics._diagnosis import CheckResults
+from dpaudit.diagnostics._p_values import Check
+
+_ROUNDING = 1e-3  # in clipping norms
+_ROUNDINGS = 4.0  # rounding errors of a clipped canary, in units of the precision of gradients
+_SUSPICIOUS = 0.05  # p-value below which a cause is looked for
+_MISSING = 0.5  # of the expected length, below which canaries do not arrive
+_SURELY = 6.0  # standard errors
+_SHORTER = 1.0  # canaries below this length do not share a cell with the others
+_MIN_STEPS = 3  # of a kind, so that their energies have a variance
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ArrivedCanaries:
+    """Labels of canaries, and the moments of their scores where they were present and absent."""
+
+    shapes: IntArray
+    lengths: FloatArray
+    parameters: IntArray
+    counts: FloatArray
+    totals: FloatArray
+    absent_counts: FloatArray
+    absent_totals: FloatArray
+    absent_squares: FloatArray
+
+    @classmethod
+    def of(
+        cls,
+        scores: FloatArray,
+        present: BoolArray,
+        *,
+        shapes: IntArray,
+        lengths: FloatArray,
+        parameters: IntArray,
+    ) -> ArrivedCanaries:
+        """Sum the scores of canaries over steps in which they had the same directions."""
+        where, absent = present * scores, ~present * scores
+        return cls(
+            shapes=shapes,
+            lengths=lengths,
+            parameters=parameters,
+            counts=present.sum(axis=0).astype(np.float64),
+            totals=where.sum(axis=0),
+            absent_counts=(~present).sum(axis=0).astype(np.float64),
+            absent_totals=absent.sum(axis=0),
+            absent_squares=(absent * absent).sum(axis=0),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[ArrivedCanaries]) -> ArrivedCanaries:
+        """Return all canaries of several sets."""
+        names = [field.name for field in fields(cls)]
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+    @property
+    def expected(self) -> FloatArray:
+        """The clipped length of each canary."""
+        return np.minimum(self.lengths, 1.0)
+
+    def absent_std(self, chosen: BoolArray) -> float:
+        """Return the standard deviation of the scores of absent canaries."""
+        count = max(float(self.absent_counts[chosen].sum()), 1.0)
+        mean = float(self.absent_totals[chosen].sum()) / count
+        return float(max(float(self.absent_squares[chosen].sum()) / count - mean**2, 0.0) ** 0.5)
+
+
+@dataclass(frozen=True)
+class ArrivalCell:
+    """The mean score of present canaries that have something in common."""
+
+    shape: int | None
+    length: float | None
+    parameter: int | None
+    count: float
+    mean: float
+    expected: float
+    std: float
+
+    @property
+    def z(self) -> float:
+        """By how many standard errors more arrived than expected."""
+        return float((self.mean - self.expected) * self.count**0.5 / self.std)
+
+    def sentence(self, shapes: Sequence[str], names: Sequence[str]) -> str:
+        """Describe what arrived."""
+        what = "canaries" if self.shape is None else f"{_ADJECTIVES[shapes[self.shape]]} canaries"
+        is_short = round(self.expected, 6) < _SHORTER
+        long = f"{'shorter' if is_short else 'longer'} than the clipping norm"
+        if self.length is not None:
+            long = f"of {self.length:,g} clipping norms"
+        where = "" if self.parameter is None else f" in {names[self.parameter]}"
+        return (
+            f"{what} {long}{where} reach the release at {self.mean:.3g} clipping norms on average, more than "
+            f"the {self.expected:g} that clipping allows."
+        )
+
+
+_ADJECTIVES = {
+    "single": "single-coordinate",
+    "dense": "spread",
+    "block": "one-parameter",
+    "row": "one-row",
+}
+
+
+def arrival_cells(found: ArrivedCanaries, std: float) -> list[ArrivalCell]:
+    """Return the cells: shape x length, length, and shape x parameter, short canaries apart.
+
+    ``std`` is the claimed standard deviation of a score; if the noise is larger, so is that of a cell.
+    """
+    is_short = found.lengths < _SHORTER
+    std = max(std, found.absent_std(np.ones(found.lengths.size, dtype=np.bool_)))
+    cells = []
+    for length in np.unique(found.lengths):
+        of_length = found.lengths == length
+        cells.append(_cell(found, of_length, std, length=float(length)))
+        for shape in np.unique(found.shapes[of_length]):
+            of_both = of_length & (found.shapes == shape)
+            cells.append(_cell(found, of_both, std, shape=int(shape), length=float(length)))
+    for parameter in np.unique(found.parameters[found.parameters >= 0]):
+        inside = found.parameters == parameter
+        own = max(std, found.absent_std(inside))  # noise may differ between parameters
+        for shape in np.unique(found.shapes[inside]):
+            for short in (False, True):
+                chosen = inside & (found.shapes == shape) & (is_short == short)
+                cells.append(_cell(found, chosen, own, shape=int(shape), parameter=int(parameter)))
+    return [cell for cell in cells if cell.count]
+
+
+def _cell(
+    found: ArrivedCanaries,
+    chosen: BoolArray,
+    std: float,
+    *,
+    shape: int | None = None,
+    length: float | None = None,
+    parameter: int | None = None,
+) -> ArrivalCell:
+    count = float(found.counts[chosen].sum())
+    weights = found.counts[chosen] / max(count, 1.0)
+    return ArrivalCell(
+        shape=shape,
+        length=length,
+        parameter=parameter,
+        count=count,
+        mean=float(found.totals[chosen].sum()) / max(count, 1.0),
+        expected=float(weights @ found.expected[chosen]),
+        std=std,
+    )
+
+
+def arrival_results(
+    found: ArrivedCanaries,
+    energies: StepEnergies,
+    *,
+    std: float,
+    eps: float,
+    shapes: Sequence[str],
+    names: Sequence[str],
+    is_vector: BoolArray,
+    batches: Callable[[], list[CanaryBatch]],
+) -> CheckResults:
+    """Test whether more of a canary arrives than clipping allows, and whether the noise depends on canaries.
+
+    ``std`` is the claimed standard deviation of a score, ``eps`` the relative precision of gradients.
+    ``batches`` returns the canaries, to find the clipping that explains what arrived.
+    """
+    cells = arrival_cells(found, std)
+    checks = list(energies.checks())
+    notes = []
+    if cells:
+        slack = max(_ROUNDING, _ROUNDINGS * eps)
+        worst = max(cells, key=lambda cell: _exceeding(cell, slack))
+        p_value = min(1.0, len(cells) * float(stats.norm.sf(_exceeding(worst, slack))))
+        sentence = worst.sentence(shapes, names)
+        cause = ""
+        if p_value <= _SUSPICIOUS:
+            fitted = clipping_cause(found, batches(), std=std, names=names, is_vector=is_vector)
+            cause = fitted or sentence.rstrip(".")
+        found_more = {"p_value": p_value, "estimate": worst.mean}
+        checks.insert(0, Check(name="canary-arrival", sentence=sentence, cause=cause, **found_more))
+        notes += list(_missing(cells, shapes, names))[:1]
+    return CheckResults(checks=tuple(checks), notes=tuple(notes))
+
+
+def _exceeding(cell: ArrivalCell, slack: float) -> float:
+    """Return the standard errors by which a cell exceeds its limit, given rounding."""
+    return float(cell.z - slack * cell.expected * cell.count**0.5 / cell.std)
+
+
+def _missing(cells: Sequence[ArrivalCell], shapes: Sequence[str], names: Sequence[str]) -> Iterator[str]:
+    """Yield notes about canaries that do not arrive, which costs power but no privacy."""
+    for cell in cells:
+        error = cell.std / cell.count**0.5
+        if cell.mean + _SURELY * error < _MISSING * cell.expected:
+            text = cell.sentence(shapes, names).partition(", more")[0]
+            yield f"Not all canaries arrive: {text}, less than the {cell.expected:g} expected."
+
+
+@dataclass(frozen=True, eq=False)
+class StepEnergies:
+    """The mean square of the scores of absent canaries in each step, which is the noise alone."""
+
+    means: FloatArray
+    counts: FloatArray
+    kinds: IntArray  # 0: usual, 1: without canaries, 2: with short ones only
+
+    @classmethod
+    def of(cls, scores: FloatArray, present: BoolArray, kinds: IntArray) -> StepEnergies:
+        """Compute the energy of each step (steps x canaries)."""
+        counts = (~present).sum(axis=1).astype(np.float64)
+        squares = np.where(present, 0.0, scores * scores).sum(axis=1)
+        return cls(squares / np.maximum(counts, 1.0), counts, kinds)
+
+    def checks(self) -> Iterator[Check]:
+        """Yield the test of the noise with and without canaries."""
+        rest = self.kinds == 0
+        found = [
+            (self._p_value(self.kinds == kind, rest), kind)
+            for kind in (1, 2)
+            if min(np.count_nonzero(self.kinds == kind), np.count_nonzero(rest)) >= _MIN_STEPS
+        ]
+        if not found:
+            return
+        p_value, kind = min(found)
+        ratio = float(np.sqrt(self._mean(self.kinds == kind) / max(self._mean(rest), 1e-300)))
+        which = "without canaries" if kind == 1 else "in which all canaries are short"
+        yield Check(
+            name="noise-by-canaries",
+            p_value=min(1.0, len(found) * p_value),
+            sentence=f"the noise of steps {which} is {ratio:.3g} of the noise of the other steps.",
+            estimate=ratio,
+        )
+
+    def _mean(self, chosen: BoolArray) -> float:
+        return float(self.means[chosen] @ self.counts[chosen] / self.counts[chosen].sum())
+
+    def _p_value(self, chosen: BoolArray, rest: BoolArray) -> float:
+        """Return the two-sided p-value of an F test; noise that varies has fewer degrees of freedom."""
+        one, other = self._mean(chosen), self._mean(rest)
+        freedom = self._freedom(chosen), self._freedom(rest)
+        if min(one, other) <= 0:
+            return 0.0 if max(one, other) > 0 else 1.0
+        ratio = one / other
+        tail = stats.f.sf(ratio, *freedom), stats.f.cdf(ratio, *freedom)
+        return min(1.0, 2 * float(min(tail)))
+
+    def _freedom(self, chosen: BoolArray) -> float:
+        """Return the degrees of freedom of the mean energy, at most the number of scores."""
+        counts, means = self.counts[chosen], self.means[chosen]
+        number = float(counts.sum())
+        own = self._mean(chosen)
+        varying = float(np.mean(counts * (means - own) ** 2))  # 2 own^2 if noise is the same in all steps
+        return number / max(1.0, varying / (2 * own**2)) if own > 0 else number

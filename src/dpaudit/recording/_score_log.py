@@ -1,0 +1,198 @@
+"""The scores of all canaries in every step, those that count for the bound, and what arrived of each canary.
+
+Canaries that are shorter than the clipping norm, and steps that have no others, do not count for the bound:
+they are compared with the rest by the tests in ``diagnostics/_arrival.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpaudit._types import BoolArray, FloatArray
+from dpaudit.canaries import SHAPES, Directions, GradientCanary, ParameterLayout
+from dpaudit.diagnostics import CheckResults
+from dpaudit.diagnostics._arrival import ArrivedCanaries, StepEnergies, arrival_results
+from dpaudit.diagnostics._clipping_causes import CanaryBatch
+from dpaudit.recording._signal_and_noise import LengthMoments
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedCanaries:
+    """The gradient canaries of a run, for tests of what arrives of them.
+
+    ``directions`` returns those of a step, ``layout`` the parameters that they are in. ``eps`` is the
+    relative precision of gradients. Scores are in units of ``reach`` clipping norms.
+    """
+
+    canary: GradientCanary
+    directions: Callable[[int], Directions]
+    layout: Callable[[], ParameterLayout]
+    eps: Callable[[], float] = lambda: 0.0
+    reach: float = 1.0
+
+
+class ScoreLog:
+    """Scores and presence of all canaries, by step; with ``canaries``, some may not count for the bound."""
+
+    def __init__(self, canaries: ObservedCanaries | None = None) -> None:
+        self._canaries = canaries
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all steps."""
+        self.scores: list[FloatArray] = []
+        self.present: list[BoolArray] = []
+        self.counted_scores: list[FloatArray] = []
+        self.counted_present: list[BoolArray] = []
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def add(self, scores: FloatArray, present: BoolArray) -> None:
+        """Add a step."""
+        if self._is_counted(len(self)):
+            counted = slice(scores.size - self._num_uncounted(scores.size))
+            self.counted_scores.append(scores[counted])
+            self.counted_present.append(present[counted])
+        self.scores.append(scores)
+        self.present.append(present)
+
+    def load(self, scores: Sequence[FloatArray], present: Sequence[BoolArray]) -> None:
+        """Replace all steps."""
+        self.clear()
+        for values, mask in zip(scores, present, strict=True):
+            self.add(values, mask)
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether what arrives of canaries is tested."""
+        return self._canaries is not None and self._canaries.canary.num_variants > 1
+
+    def num_counted(self, num_steps: int) -> int:
+        """Return how many of the first steps count for the bound."""
+        if self._canaries is None:
+            return num_steps
+        return sum(map(self._canaries.canary.is_counted, range(num_steps)))
+
+    def step_numbers(self) -> list[int]:
+        """Return the number of steps up to and including each step that counts."""
+        return [index + 1 for index in range(len(self)) if self._is_counted(index)]
+
+    def _is_counted(self, index: int) -> bool:
+        return self._canaries is None or self._canaries.canary.is_counted(index)
+
+    def _num_uncounted(self, num_canaries: int) -> int:
+        return 0 if self._canaries is None else self._canaries.canary.num_uncounted(num_canaries)
+
+    def moments(self) -> list[LengthMoments]:
+        """Return the moments of present and absent scores, for each length of canaries apart."""
+        scores, present = np.stack(self.scores), np.stack(self.present)
+        if self._canaries is None or not self.is_tested:
+            return [LengthMoments.of(scores, present)]
+        lengths = np.empty_like(scores)
+        for steps in self._steps_by_variant().values():
+            lengths[steps] = self._canaries.directions(steps[0]).lengths
+        return [
+            LengthMoments.of(scores[chosen], present[chosen], min(float(length), 1.0))
+            for length in np.unique(lengths)
+            for chosen in (lengths == length,)
+        ]
+
+    def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
+        """Return the tests of what arrived, given the claimed noise multiplier."""
+        del sample_rate
+        if self._canaries is None or not self.is_tested or not self.scores:
+            return CheckResults()
+        canaries, std = self._canaries, noise_multiplier / self._canaries.reach
+        arrived = [self._arrived(steps) for steps in self._steps_by_variant().values()]
+        return arrival_results(
+            ArrivedCanaries.joined(arrived),
+            self._energies(),
+            std=std,
+            eps=canaries.eps(),
+            shapes=SHAPES,
+            names=canaries.layout().names,
+            is_vector=np.array([len(shape) <= 1 for shape in canaries.layout().shapes]),
+            batches=self._batches,
+        )
+
+    def _steps_by_variant(self) -> dict[int, list[int]]:
+        assert self._canaries is not None
+        found: dict[int, list[int]] = {}
+        for index in range(len(self)):
+            found.setdefault(self._canaries.canary.variant(index), []).append(index)
+        return found
+
+    def _arrived(self, steps: list[int]) -> ArrivedCanaries:
+        assert self._canaries is not None
+        made = self._canaries.directions(steps[0])
+        assert made.lengths is not None
+        assert made.labels is not None
+        return ArrivedCanaries.of(
+            np.stack([self.scores[one] for one in steps]),
+            np.stack([self.present[one] for one in steps]),
+            shapes=made.labels.shapes,
+            lengths=made.lengths,
+            parameters=made.labels.parameters,
+        )
+
+    def _energies(self) -> StepEnergies:
+        assert self._canaries is not None
+        canary, num_canaries = self._canaries.canary, self.scores[0].size
+        kinds = np.zeros(len(self), dtype=np.int64)
+        for index in range(len(self)):
+            may_join = canary.may_join(index, num_canaries)
+            kinds[index] = 0 if may_join is None else 2 if may_join.any() else 1
+        return StepEnergies.of(np.stack(self.scores), np.stack(self.present), kinds)
+
+    def _batches(self) -> list[CanaryBatch]:
+        """Return all canaries, by variant, in a form to which other kinds of clipping can be applied."""
+        assert self._canaries is not None
+        layout, found = self._canaries.layout(), []
+        for steps in self._steps_by_variant().values():
+            made = self._canaries.directions(steps[0])
+            found += _batches_of(made, layout)
+        return found
+
+
+def _batches_of(made: Directions, layout: ParameterLayout) -> list[CanaryBatch]:
+    assert made.lengths is not None
+    apart, where = made.num_apart, made.explicit_coordinates
+    found = [
+        CanaryBatch(
+            coordinates=where.T,
+            values=(made.values * made.lengths[:apart]).T,
+            parameters=_owners(where, layout).T,
+            rows=_rows(where, layout).T,
+        )
+    ]
+    if made.shared is not None:
+        places = made.shared.places
+        found.append(
+            CanaryBatch(
+                coordinates=places[None, :],
+                values=(made.shared.values * made.lengths[apart:]).T,
+                parameters=_owners(places, layout)[None, :],
+                rows=_rows(places, layout)[None, :],
+            )
+        )
+    return found
+
+
+def _owners(coordinates: np.ndarray, layout: ParameterLayout) -> np.ndarray:
+    """Return the parameter of each coordinate."""
+    return np.searchsorted(np.cumsum(layout.sizes), coordinates, side="right")
+
+
+def _rows(coordinates: np.ndarray, layout: ParameterLayout) -> np.ndarray:
+    """Return a number for each coordinate that is the same for those in one row of one parameter."""
+    sizes = layout.sizes
+    counts = np.array([shape[0] if len(shape) > 1 else 1 for shape in layout.shapes])
+    owners = _owners(coordinates, layout)
+    inside = coordinates - (np.cumsum(sizes) - sizes)[owners]
+    first = np.cumsum(counts) - counts
+    rows: np.ndarray = first[owners] + inside // np.maximum(sizes // counts, 1)[owners]
+    return rows
