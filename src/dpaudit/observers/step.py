@@ -212,9 +212,10 @@ def _write_rows(made: Directions, lengths: FloatArray, out: FloatArray) -> None:
     """Write canaries of these lengths to ``out``, at their own coordinates only."""
     values, apart = lengths[: made.num_apart] * made.values, np.arange(made.num_apart)
     coordinates = made.explicit_coordinates
-    for entries, where in zip(values, coordinates, strict=True):
-        inside = where < out.shape[1]
-        out[apart[inside], where[inside]] = entries[inside]
+    places = np.minimum(coordinates, out.shape[1] - 1)
+    out[apart, places] = 0.0
+    for entries, where in zip(values, places, strict=True):  # padding zeros may be at the place of a value
+        out[apart, where] += entries
     if made.shared is not None:
         out[made.num_apart :, made.shared.places] = (lengths[made.num_apart :] * made.shared.values).T
 
