@@ -172,7 +172,7 @@ def test_correct_batches_of_unknown_examples_have_valid_p_values():
         (lambda size: 2 * size, "always a multiple of 2: does an example become 2 rows"),
         (lambda size: max(size, 20), "filled up to 20 rows with padding"),
         (lambda size: 3 * size + 1, "does an example become several rows"),
-        (lambda size: 20, "batches of a fixed size"),
+        (lambda _: 20, "batches of a fixed size"),
     ],
     ids=["correct", "doubled", "padded", "tripled", "fixed"],
 )
