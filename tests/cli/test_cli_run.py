@@ -259,7 +259,7 @@ def test_an_old_run_says_that_its_noise_was_not_tested(config: Path, run: Any) -
     run("run", config, *SHORT)
     path = config.parent / "run" / "result.json"
     values = json.loads(path.read_text())
-    assert len(values.pop("diagnosis")["tests"]) == 16
+    assert len(values.pop("diagnosis")["tests"]) == 25
     path.write_text(json.dumps(values))
     assert "noise tests: not run" in run("run", config, *SHORT).stdout
 

@@ -134,8 +134,8 @@ def test_all_mistakes_are_told_at_once_each_with_its_line() -> None:
         (["audit.canary.kind=dirc"], "got 'dirc'; did you mean 'dirac'?"),
         (
             ["audit.canary.kind=crafted"],
-            "audit: Expected canary.kind to be one of 'dirac', 'constant', 'mixed', 'random-direction' with "
-            "threat_model = 'gradient', got 'crafted'.",
+            "audit: Expected canary.kind to be one of 'dirac', 'constant', 'mixed', 'mixture', "
+            "'random-direction' with threat_model = 'gradient', got 'crafted'.",
         ),
         (
             ["audit.held_out=9"],

@@ -58,7 +58,9 @@ def test_the_course_ends_at_the_verdicts_bound_and_passes_the_live_ones() -> Non
     assert points[-1].epsilon == made.audit().bound.epsilon
     again = recorder(120, noise=0.7)
     early = dpaudit.Recorder(claim=CLAIM, num_steps=120)
-    for scores, present in zip(again._scores[: points[20].num_done], again._present, strict=False):
+    for scores, present in zip(
+        *(again.state_dict()[side][: points[20].num_done] for side in ("scores", "present")), strict=True
+    ):
         early.record(scores, present)
     assert points[20].epsilon == early.live().epsilon
     lower = [one.epsilon for one in points]

@@ -140,7 +140,7 @@ class SumObserver:
             samples: Any = parameter.grad_sample
             parts = samples if isinstance(samples, list) else [samples]
             rows = torch.cat([part.detach() for part in parts if not hasattr(part, "_processed")])
-            yield rows.reshape(len(rows), parameter.numel())
+            yield rows.reshape(len(rows), rows[0].numel() if len(rows) else parameter.numel())
 
     def _before_adding(self) -> None:
         """Compare the sum with what was added so far in this step."""
