@@ -13,10 +13,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dpaudit import _validate
 from dpaudit._torch import HeldOutData
 from dpaudit._torch._crafting import ProgressCallback
+from dpaudit._types import FloatArray
 from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.canaries import (
     Crafted,
@@ -29,9 +31,10 @@ from dpaudit.canaries import (
     require_held_out,
 )
 from dpaudit.diagnostics import Diagnosis, Diagnostics
+from dpaudit.diagnostics._noise_record import Leaves
 from dpaudit.diagnostics._sum_checks import StepSum, SumRecord
 from dpaudit.errors import InputError
-from dpaudit.recording import LiveBound, Recorder, UntestedError, WholeRunRecorder
+from dpaudit.recording import CoordinateSample, LiveBound, Recorder, UntestedError, WholeRunRecorder
 from dpaudit.training._seeds import Seeds, generator, generators
 from dpaudit.training._training import Hook, Step, Training
 from dpaudit.training.audits._canaries import (
@@ -339,8 +342,9 @@ class Diagnose(Hook):
     """Hook that collects the noise, the sum and the batch of every step; ``diagnose()`` tests them.
 
     The noise is the release minus the sum of examples and canaries, so the hook can be combined with an
-    audit. It is compared with the training settings. Attach the hook to several training runs in turn to test
-    whether they share their noise.
+    audit. It is compared with the training settings. Of a large model, the noise of about a thousand
+    coordinates is kept, and the largest noise of all. Attach the hook to several training runs in turn to
+    test whether they share their noise.
     """
 
     def __init__(self) -> None:
@@ -358,28 +362,48 @@ class Diagnose(Hook):
         self._claimed = claimed
         self.record.sample_rate = settings.sample_rate
         self._num_examples, self._norm = len(training.data), settings.max_grad_norm
-        self._leaves = {name: value.numel() for name, value in trainable(training.model).items()}
+        sizes = {name: value.numel() for name, value in trainable(training.model).items()}
+        sample = CoordinateSample.of(list(sizes.values()))
+        is_named = len(sample.leaves) == len(sizes)
+        self._sizes = sizes
+        self._leaves: Leaves = dict(zip(sizes, sample.leaves, strict=True)) if is_named else sample.leaves
+        self._indices: Tensor | None = torch.as_tensor(sample.indices, device=training.device)
 
     def observe(self, step: Step) -> None:
         assert self._claimed is not None  # attached, because a step is being observed
         std, total = self._claimed[0], step.joined_sum
+        norm = torch.linalg.vector_norm
+        # one transfer from the device
+        numbers = torch.stack([norm(step.noise, math.inf), norm(total), norm(step.clipped_sum)])
+        largest, sum_norm, own_norm = numbers.tolist()
+        if not math.isfinite(largest):
+            raise InputError(
+                f"Expected finite noise in step {step.index}, got {largest}: did training diverge?"
+            )
         self.record.observe_noise(
-            (step.noise / std).cpu().numpy(),
+            self._kept(step.noise) / std,
             self._leaves,
-            known=(total / std).cpu().numpy(),
-            released=step.noisy_sum.cpu().numpy(),
+            known=self._kept(total) / std,
+            released=self._kept(step.noisy_sum),
+            largest=(largest / std, float(total.numel())),
             batch_size=len(step.indices),
-            sum_norm=float(total.norm()),
+            sum_norm=sum_norm,
         )
         self.record.observe_batch(step.indices.cpu().numpy(), self._num_examples)
         known = StepSum(
-            norm=float(torch.linalg.vector_norm(step.clipped_sum)),
+            norm=own_norm,
             limit=step.batch_size * self._norm,
             rows=step.batch_size,
             max_grad_norm=self._norm,
             num_drawn=step.batch_size,
         )
         self.sums.observe(known, eps=torch.finfo(step.clipped_sum.dtype).eps)
+
+    def _kept(self, vector: Tensor) -> FloatArray:
+        """Return the numbers at the coordinates that are kept."""
+        kept = vector if self._indices is None else vector.index_select(0, self._indices)
+        numbers: FloatArray = kept.cpu().numpy()
+        return numbers
 
     def diagnose(
         self,
@@ -406,6 +430,8 @@ class Diagnose(Hook):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.record.load_state_dict(state)
+        if state["noise"].get("num_parameters") == sum(self._sizes.values()):  # as in version 0.1
+            self._leaves, self._indices = self._sizes, None
 
 
 def _noise_tests(training: Training) -> Diagnose | None:
