@@ -65,6 +65,12 @@ def require_fitting(model: nn.Module, loss: Callable[..., Any], data: HeldOutDat
         model.train(was_training)
 
 
+def largest_absolute(vector: Tensor) -> Tensor:
+    """Return the largest absolute value, NaN if there is one; the norm of order infinity is much slower."""
+    low, high = vector.aminmax()
+    return torch.maximum(-low, high)
+
+
 @dataclass(frozen=True, eq=False)
 class CanaryVectors:
     """The directions of a step's canaries, on the device of the model."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpaudit import _validate
-from dpaudit._torch import HeldOutData
+from dpaudit._torch import HeldOutData, largest_absolute
 from dpaudit._torch._crafting import ProgressCallback
 from dpaudit._types import FloatArray
 from dpaudit.accounting import Claim, SubsampledGaussian
@@ -371,27 +371,25 @@ class Diagnose(Hook):
 
     def observe(self, step: Step) -> None:
         assert self._claimed is not None  # attached, because a step is being observed
-        std, total = self._claimed[0], step.joined_sum
-        norm = torch.linalg.vector_norm
-        # one transfer from the device
-        numbers = torch.stack([norm(step.noise, math.inf), norm(total), norm(step.clipped_sum)])
-        largest, sum_norm, own_norm = numbers.tolist()
+        std, noise, released = self._claimed[0], self._kept(step.noise), self._kept(step.noisy_sum)
+        numbers = largest_absolute(step.noise), torch.linalg.vector_norm(step.clipped_sum)
+        largest, norm = torch.stack(numbers).tolist()  # one transfer from the device
         if not math.isfinite(largest):
             raise InputError(
                 f"Expected finite noise in step {step.index}, got {largest}: did training diverge?"
             )
         self.record.observe_noise(
-            self._kept(step.noise) / std,
+            noise / std,
             self._leaves,
-            known=self._kept(total) / std,
-            released=self._kept(step.noisy_sum),
-            largest=(largest / std, float(total.numel())),
+            known=(released - noise) / std,
+            released=released,
+            largest=(largest / std, float(step.noise.numel())),
             batch_size=len(step.indices),
-            sum_norm=sum_norm,
+            sum_norm=norm,
         )
         self.record.observe_batch(step.indices.cpu().numpy(), self._num_examples)
         known = StepSum(
-            norm=own_norm,
+            norm=norm,
             limit=step.batch_size * self._norm,
             rows=step.batch_size,
             max_grad_norm=self._norm,
