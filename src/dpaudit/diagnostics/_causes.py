@@ -21,7 +21,12 @@ LOCALIZING = frozenset({"step-noise", "leaf-noise", "coordinate-noise", "repeate
 _SHARED = frozenset({"repeated-noise", "leaf-correlation", "shifted-noise", "step-correlation"})
 _TAILS = ("missing-tail", "noise-tails", "noise-shape")
 # Findings that follow from others: numbers that are used twice are equal, even if that is more certain.
-_ALWAYS_FOLLOW = {"tied-noise": _SHARED, "tied-pairs": _SHARED | {"tied-noise"}}
+_ALWAYS_FOLLOW = {
+    "tied-noise": _SHARED,
+    "tied-pairs": _SHARED | {"tied-noise"},
+    "noise-by-sum": {"canary-arrival"},  # the sum is known only if it is clipped correctly
+    "noise-by-canaries": {"canary-arrival"},
+}
 # The same, if the others are more certain.
 _FOLLOW = {
     "low-rank-noise": _SHARED | {"noise-by-sum"},
