@@ -128,8 +128,10 @@ class CanaryVectors:
         """Add the directions with these numbers, in increasing order, to ``out``, each times its weight."""
         if self.places is not None and self.shared is not None:
             first = int(torch.searchsorted(numbers, self.num_apart))
-            codes = self.shared.index_select(1, numbers[first:] - self.num_apart)
-            out.index_add_(0, self.places, codes @ weights[first:])
+            # zeros for the others: selecting columns would take longer than multiplying all
+            all_weights = weights.new_zeros(self.shared.shape[1])
+            all_weights.index_add_(0, numbers[first:] - self.num_apart, weights[first:])
+            out.index_add_(0, self.places, self.shared @ all_weights)
             numbers, weights = numbers[:first], weights[:first]
         if self.coordinates is not None and len(self.coordinates) == 1:  # Dirac canaries
             coordinates = self.coordinates[0].index_select(0, numbers)
