@@ -46,6 +46,7 @@ from dpaudit.training.audits._canaries import (
 )
 from dpaudit.training.gradients import Rows, trainable
 
+_PENDING = 64  # steps that are recorded together, which takes less time than one at a time
 AuditRecorder = TypeVar("AuditRecorder", Recorder, WholeRunRecorder)
 
 
@@ -348,9 +349,20 @@ class Diagnose(Hook):
     """
 
     def __init__(self) -> None:
-        self.record = Diagnostics()
+        self._record = Diagnostics()
+        self._pending: list[tuple[FloatArray, FloatArray, FloatArray, dict[str, Any]]] = []
         self.sums = SumRecord()
         self._claimed: tuple[float, float] | None = None  # noise and sample rate
+
+    @property
+    def record(self) -> Diagnostics:
+        """The noise and the batches of all steps so far."""
+        std, pending, self._pending = (self._claimed or (1.0, 1.0))[0], self._pending, []
+        for noise, released, indices, described in pending:
+            known = (released - noise) / std
+            self._record.observe_noise(noise / std, self._leaves, known=known, released=released, **described)
+            self._record.observe_batch(indices, self._num_examples)
+        return self._record
 
     def attach(self, training: Training) -> None:
         settings = training.settings
@@ -361,6 +373,7 @@ class Diagnose(Hook):
             raise InputError("Expected training runs with equal noise and sample rate in one Diagnose.")
         self._claimed = claimed
         self.record.sample_rate = settings.sample_rate
+        self._is_first = True
         self._num_examples, self._norm = len(training.data), settings.max_grad_norm
         sizes = {name: value.numel() for name, value in trainable(training.model).items()}
         sample = CoordinateSample.of(list(sizes.values()))
@@ -371,23 +384,21 @@ class Diagnose(Hook):
 
     def observe(self, step: Step) -> None:
         assert self._claimed is not None  # attached, because a step is being observed
-        std, noise, released = self._claimed[0], self._kept(step.noise), self._kept(step.noisy_sum)
         numbers = largest_absolute(step.noise), torch.linalg.vector_norm(step.clipped_sum)
         largest, norm = torch.stack(numbers).tolist()  # one transfer from the device
         if not math.isfinite(largest):
             raise InputError(
                 f"Expected finite noise in step {step.index}, got {largest}: did training diverge?"
             )
-        self.record.observe_noise(
-            noise / std,
-            self._leaves,
-            known=(released - noise) / std,
-            released=released,
-            largest=(largest / std, float(step.noise.numel())),
-            batch_size=len(step.indices),
-            sum_norm=norm,
-        )
-        self.record.observe_batch(step.indices.cpu().numpy(), self._num_examples)
+        described = {
+            "largest": (largest / self._claimed[0], float(step.noise.numel())),
+            "batch_size": len(step.indices),
+            "sum_norm": norm,
+        }
+        indices = step.indices.cpu().numpy().copy()
+        self._pending.append((self._kept(step.noise), self._kept(step.noisy_sum), indices, described))
+        if self._is_first or self._indices is None or len(self._pending) == _PENDING:
+            _, self._is_first = self.record, False
         known = StepSum(
             norm=norm,
             limit=step.batch_size * self._norm,
@@ -427,7 +438,8 @@ class Diagnose(Hook):
         return self.record.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.record.load_state_dict(state)
+        self._pending.clear()
+        self._record.load_state_dict(state)
         if state["noise"].get("num_parameters") == sum(self._sizes.values()):  # as in version 0.1
             self._leaves, self._indices = self._sizes, None
 
