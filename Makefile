@@ -12,7 +12,7 @@ checks := $(bin)/ruff check && $(bin)/ruff format --check && $(bin)/mypy && $(bi
 distributed := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-long test-tensorflow bench soundness zoo docs dist clean
+.PHONY: help demo test check test-long test-tensorflow bench soundness zoo detection docs dist clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 24
@@ -44,6 +44,9 @@ soundness: .venv/.installed-dev ## simulate the coverage of every bound; write d
 
 zoo: .venv/.installed-dev ## run the faults in the zoo and their correct twins with many seeds; write docs/zoo.md
 	$(bin)/python benchmarks/zoo.py
+
+detection: .venv/.installed-dev ## measure which faults default settings detect; write docs/detection.md
+	$(bin)/python benchmarks/detection.py
 
 docs: .venv/.installed-dev ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict --quiet

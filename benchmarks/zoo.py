@@ -21,13 +21,14 @@ from typing import Any
 import torch
 from _violations import CASES, HEAD
 
-from dpaudit.training import GaussianSum
-from dpaudit.zoo import ENTRIES, Entry, chosen, judge, run_zoo
+from dpaudit.zoo import ENTRIES, FIRST_HALL, SECOND_HALL, Entry, chosen, judge, run_zoo
 
 ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".zoo-cache"
 PAGE = ROOT / "docs" / "zoo.md"
 BEGIN, END = "<!-- written by benchmarks/zoo.py: {} -->", "<!-- end -->"
+HALLS = {"first-hall": FIRST_HALL, "second-hall": SECOND_HALL}
+NUM_MEASURED = 4  # columns at the end of a row
 METHODS = (
     "f-DP(CP)",
     "f-DP(ZB)",
@@ -76,31 +77,40 @@ def same_twin(entry: Entry) -> Entry:
 
 
 def twin(entry: Entry) -> object:
-    """Return a value that identifies the twin of an entry."""
+    """Return a value that identifies the twin of an entry: its specimen without the fault."""
     specimen: Any = entry.specimen
-    return replace(specimen, mechanism=GaussianSum) if hasattr(specimen, "mechanism") else entry.name
+    fault = next((name for name in ("mechanism", "broken") if hasattr(specimen, name)), None)
+    return entry.name if fault is None else replace(specimen, **{fault: None})
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *rows])
 
 
-def faults_table(entries: list[dict[str, Any]], counts: dict[str, dict[bool, str]]) -> str:
-    rows = [
-        [
-            f"`{entry['name']}`",
-            entry["wrong"],
-            entry["public"],
-            entry["kind"],
+def measured_cells(entries: list[dict[str, Any]], counts: dict[str, dict[bool, str]]) -> dict[str, list[str]]:
+    """Return the last cells of each row, which are measured."""
+    return {
+        entry["name"]: [
             ", ".join(entry["broken"]["caught_by"]) or f"not caught: {entry['not_caught']}",
-            str(entry["broken"]["steps_needed"] or ""),
+            "" if entry["broken"]["steps_needed"] is None else str(entry["broken"]["steps_needed"]),
             counts[entry["name"]][True],
             counts[entry["name"]][False],
         ]
         for entry in entries
+    }
+
+
+def faults_table(hall: str, new: dict[str, list[str]]) -> str:
+    """Return the rows of a hall: new cells, or those on the page, with the current descriptions."""
+    head = ["", "fault", "what was wrong", "fix", "where", "injected into"]
+    old = {row_name(line): cells(line)[-NUM_MEASURED:] for line in lines_of(hall)}
+    names = {entry.name for entry in HALLS[hall]}
+    rows = [
+        [str(place), f"`{entry.name}`", entry.wrong, entry.fix or "", entry.public, entry.kind, *known]
+        for place, entry in enumerate(ENTRIES, 1)
+        if entry.name in names and (known := new.get(entry.name) or old.get(entry.name))
     ]
-    head = ["fault", "what was wrong", "where", "injected into", "caught by", "steps"]
-    return table([*head, "caught", "twin flagged"], rows)
+    return table([*head, "caught by", "steps", "caught", "twin flagged"], rows)
 
 
 def methods_table(entries: list[dict[str, Any]]) -> str:
@@ -109,12 +119,12 @@ def methods_table(entries: list[dict[str, Any]]) -> str:
         broken = entry["broken"]
         found = {method["name"]: method for method in broken["methods"]}
         if found:
-            cells = [cell(found.get(name)) for name in METHODS]
+            bounds = [cell(found.get(name)) for name in METHODS]
             tests, bound = broken["tests"], broken["bound"]
             findings = "" if tests is None else steps(bool(tests["findings"]), "found", tests["steps_needed"])
             verdict = steps(bound["verdict"] == "VIOLATION", number(bound["epsilon"]), bound["steps_needed"])
             name, claim = f"`{entry['name']}`", number(broken["claimed_epsilon"])
-            rows.append([name, claim, *cells, verdict, findings])
+            rows.append([name, claim, *bounds, verdict, findings])
     return table(["fault", "claim", *METHODS, "verdict", "tests"], rows)
 
 
@@ -141,31 +151,33 @@ def write(name: str, text: str) -> None:
     PAGE.write_text(pattern(name).sub(lambda _: f"{begin}\n\n{text}\n\n{END}", page, count=1))
 
 
+def lines_of(name: str) -> list[str]:
+    """Return the rows of a table on the page."""
+    found = pattern(name).search(PAGE.read_text())
+    return [line for line in (found[1] if found else "").split("\n") if "`" in line]
+
+
+def row_name(line: str) -> str:
+    """Return the entry of a row, which is its first name in backquotes."""
+    return line.split("`")[1]
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
 def merged(name: str, new: str) -> str:
     """Return the table of the page, with new rows in place of old ones."""
-    old = pattern(name).search(PAGE.read_text())
-    rows = {
-        line.split(" | ")[0]: line for line in (old[1] if old else "").split("\n") if line.startswith("| `")
-    }
     head, rule, *lines = new.split("\n")
-    rows |= {line.split(" | ")[0]: line for line in lines}
-    found = [(entry, rows.get(f"| `{entry.name}`")) for entry in ENTRIES]
-    return "\n".join([head, rule, *(reworded(name, entry, row) for entry, row in found if row)])
-
-
-def reworded(name: str, entry: Entry, row: str) -> str:
-    """Return the row with the current description of its fault, which is not measured."""
-    cells = row.split(" | ")
-    said = [entry.wrong, entry.public, entry.kind]
-    return " | ".join([cells[0], *said, *cells[4:]]) if name == "faults" else row
+    rows = {row_name(line): line for line in [*lines_of(name), *lines]}
+    return "\n".join([head, rule, *(rows[entry.name] for entry in ENTRIES if entry.name in rows)])
 
 
 def runs(only: list[str]) -> str:
-    """Return a sentence with the number of runs, read from the table on the page."""
-    found = pattern("faults").search(PAGE.read_text())
-    lines = [line.split(" | ") for line in (found[1] if found else "").split("\n") if line.startswith("| `")]
+    """Return a sentence with the number of runs, read from the tables on the page."""
+    rows = {f"`{row_name(line)}`": cells(line) for hall in HALLS for line in lines_of(hall)}
     said = [
-        f"{what} were run with {grouped({row[0].strip('| '): row[place].strip(' |') for row in lines})}."
+        f"{what} were run with {grouped({name: row[place] for name, row in rows.items()})}."
         for what, place in (("Faults", -2), ("Twins", -1))
     ]
     if only:
@@ -212,7 +224,9 @@ def main() -> None:
     num_seeds = {False: 0, True: 0} if options.as_is else {False: options.seeds, True: options.broken_seeds}
     counts = counted(entries, num_seeds)
     found = run_zoo(entries, seed=0, output=CACHE / "matrix", watch=lambda *args: print(*args, flush=True))
-    write("faults", merged("faults", faults_table(found["entries"], counts)))
+    new = measured_cells(found["entries"], counts)
+    for hall in HALLS:
+        write(hall, faults_table(hall, new))
     write("methods", merged("methods", methods_table(found["entries"])))
     write("runs", runs(options.only))
     if not options.only:

@@ -270,7 +270,23 @@ def test_long_runs_are_compared_on_both_sides_of_the_gap_only():
     assert record.diagnose(1 - LEVEL).findings == ()
 
 
-@pytest.mark.parametrize("name", ["known", "released"])
+@pytest.mark.parametrize(("share", "expected"), [(0.0, []), (0.1, ["noise-by-sum"])])
+def test_canaries_do_not_hide_a_part_of_the_sum_of_the_examples(share, expected):
+    rng, found = np.random.default_rng(4), {}
+    records = {"with examples": Diagnostics(), "without": Diagnostics()}
+    for step in range(150):
+        sums = (8 if step < 75 else 2) * rng.standard_normal(300) / np.sqrt(300)
+        known, noise = sums + 2 * rng.integers(2, size=300), rng.standard_normal(300) + share * sums
+        records["with examples"].observe_noise(noise, known=known, examples=sums)
+        records["without"].observe_noise(noise, known=known)
+    found = {name: record.diagnose(1 - LEVEL) for name, record in records.items()}
+    assert [finding.name for finding in found["with examples"].findings] == expected
+    assert found["without"].findings == ()
+    if expected:
+        assert "times the sum of the examples of the same step" in found["with examples"].findings[0].sentence
+
+
+@pytest.mark.parametrize("name", ["known", "examples", "released"])
 @pytest.mark.parametrize("bad", [np.zeros(4), np.full(5, np.nan)])
 def test_sums_and_releases_of_another_shape_are_refused(name, bad):
     with pytest.raises(InputError, match=f"Expected {name}=... of step 0 as 5 finite numbers"):
@@ -282,7 +298,8 @@ def test_a_state_holds_what_was_given_besides_the_noise():
         rng = np.random.default_rng(seed)
         for _ in range(steps):
             noise, known = rng.standard_normal((2, 80)).astype(np.float32)
-            record.observe_noise(noise, known=known, released=known + noise, batch_size=rng.poisson(9))
+            given = {"known": known, "examples": known / 2, "released": known + noise}
+            record.observe_noise(noise, **given, batch_size=rng.poisson(9))
 
     whole, first, second = (Diagnostics() for _ in range(3))
     observe(whole, 30, 0)

@@ -28,11 +28,13 @@ def loss(params, example):
     return ((inputs @ params["weight"] + params["bias"] - targets) ** 2).sum()
 
 
-def torch_step(noise=NOISE, clip=True, seed=0):
+def torch_step(noise=NOISE, clip=True, seed=0, of_size=None):
+    of_size = (lambda _: noise) if of_size is None else of_size
     generator = torch.Generator().manual_seed(seed)
 
     def step(loss, params, batch):
         rows = vmap(grad(loss), in_dims=(None, 0))(params, batch)
+        noise = of_size(len(batch[0][0]))
         norms = torch.stack([row.flatten(1).norm(dim=1) for row in rows.values()]).norm(dim=0)
         weights = (NORM / norms).clamp(max=1.0) if clip else torch.ones_like(norms)
         return {
@@ -74,6 +76,19 @@ def test_a_correct_step_of_torch_is_not_flagged_and_tight():
 @pytest.mark.parametrize("broken", [{"noise": 0.8 * NOISE}, {"noise": 0.0}, {"clip": False}], ids=str)
 def test_a_broken_step_of_torch_is_a_violation(broken):
     assert watch(torch_step(**broken), "torch").audit().verdict is VIOLATION
+
+
+@pytest.mark.parametrize("is_by_size", [False, True])
+def test_noise_that_depends_on_the_number_of_examples_is_found(is_by_size):
+    sizes = []
+
+    def of_size(size):
+        sizes.append(size)
+        return NOISE * (size / 40) ** 0.5 if is_by_size else NOISE
+
+    diagnosis = watch(torch_step(of_size=of_size), "torch").diagnose(confidence=0.999)
+    assert [finding.name for finding in diagnosis.findings][:1] == (["noise-by-batch"] if is_by_size else [])
+    assert 2 <= len(set(sizes)) <= 3  # a compiled step is compiled for each size
 
 
 def test_a_step_of_jax_that_returns_a_mean_is_scored():

@@ -14,6 +14,7 @@ from torch import nn
 
 import dpaudit
 from dpaudit.observers import jax_privacy, opacus
+from dpaudit.observers.jax_privacy._canaries import flat
 from dpaudit.recording import CoordinateSample, DPSGDParams, NoiseLog, ReadClaim, Recorder
 
 NOISE, NORM = 0.8, 2.0
@@ -84,6 +85,12 @@ class ByBatch(Changed):
         return noise * (len(self.params[0].grad_sample) / 8) ** 0.5
 
 
+class ByLongest(Changed):
+    def changed(self, noise):
+        norms = torch.cat([value.grad_sample.flatten(1) for value in self.params], dim=1).norm(dim=1)
+        return noise * float(norms.max() / 23.3 - 0.5) * 2
+
+
 class OneStream(Changed):
     """The last weights have the noise of the first."""
 
@@ -100,6 +107,15 @@ class LeftOver(Optimizer):
         super().add_noise()
         for value, total in zip(self.params, last or [], strict=False):
             value.grad += 0.5 * total
+
+
+class AddedGradient(Optimizer):
+    """Adds a part of the gradient of the batch after the noise; it contains no canary."""
+
+    def add_noise(self):
+        super().add_noise()
+        for value in self.params:
+            value.grad += 0.02 * value.grad_sample.sum(0)
 
 
 def observed(kind, num_steps=120, seed=0, *, is_planned=True, **options):
@@ -154,8 +170,10 @@ def test_chance_that_is_used_twice_is_found_where_no_score_shows_it(kind, expect
         (Half, "tied-noise"),
         (Clamped, "missing-tail"),
         (ByBatch, "noise-by-batch"),
+        (ByLongest, "noise-by-batch"),
         (OneStream, "shifted-noise"),
         (LeftOver, "noise-by-sum"),
+        (AddedGradient, "noise-by-sum"),
     ],
 )
 def test_noise_that_no_score_shows_to_be_wrong_is_found_in_opacus(kind, expected):
@@ -194,6 +212,23 @@ def test_noise_of_jax_is_kept_as_the_privatizer_added_it(same_key):
         assert diagnosis.noise.low < 1 < diagnosis.noise.high
     names = [finding.name for finding in diagnosis.findings]
     assert names[:1] == (["repeated-noise"] if same_key else [])
+
+
+@jax_is_new
+def test_sums_of_jax_are_kept_without_canaries():
+    grad_fn, privatizer = private_in_jax()
+    usual = {"sample_rate": 0.05, "num_steps": 3, "delta": 1e-5, "canary": dpaudit.Dirac(), "seed": 0}
+    own, made = [], jax_privacy.observe(grad_fn, privatizer, **usual)
+
+    def noted(params, *args, **options):
+        own.append(flat(grad_fn(params, *args, **options)))
+        return made.grad_fn(params, *args, **options)
+
+    noted.has_aux = False
+    loop(noted, made.privatizer, compiled=False)(3)
+    kept = made.recorder.noise._examples.rows * grad_fn.sensitivity()
+    np.testing.assert_allclose(kept, np.stack(own), atol=1e-5)
+    assert np.linalg.norm(made.recorder.noise._sums.rows[0]) > 2 * np.linalg.norm(kept[0])
 
 
 def test_coordinates_are_all_of_a_small_model_and_the_same_ones_of_each_parameter_of_a_large_one():

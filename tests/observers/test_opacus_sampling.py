@@ -144,10 +144,10 @@ def test_canaries_are_drawn_at_the_sample_rate_and_score_1_whatever_the_training
     assert 0.5 * low < (absent.error * absent.count) ** 0.5 < 0.5 * high
 
 
-def test_by_default_half_of_as_many_canaries_as_there_are_parameters_are_entries(sampled):
+def test_by_default_half_of_the_canaries_one_per_two_parameters_are_entries(sampled):
     recorder = sampled(num_steps=1).recorder
-    assert recorder.present.size == 2037
-    fewest, most = count_range(2037, 0.5)
+    assert recorder.present.size == 1018
+    fewest, most = count_range(1018, 0.5)
     assert fewest <= recorder.present.sum() <= most
 
 
@@ -240,9 +240,9 @@ def test_shuffled_batches_stay_as_many_and_draw_as_large_a_share(made, examples,
             built.optimizer.step()
     assert recorder.num_done == len(built.loader)
     used = recorder.num_done * 20 / examples
-    if used < 1:
-        fewest, most = count_range(recorder.present.sum(), used)
-        assert fewest <= recorder._joined.count <= most
+    if used < 1:  # nearly all, so that too many could not be told
+        assert least_caught(recorder.present.sum(), used, broken=used / 2) <= recorder._joined.count
+        assert recorder._joined.count <= recorder.present.sum()
     else:
         assert recorder._joined.count == recorder.present.sum()
 
@@ -441,9 +441,9 @@ def per_layer(*norms):
 @pytest.mark.parametrize(
     ("norms", "count", "reach"),
     [
-        ((0.5, 0.5, 0.5, 0.5), 185, 0.75**0.5),
-        ((0.7, 0.1, 0.7, 0.1), 370, (0.98 / 1.0) ** 0.5),
-        ((1.0, 0.01, 0.01, 0.01), 1480, 1.0),
+        ((0.5, 0.5, 0.5, 0.5), 92, 0.75**0.5),
+        ((0.7, 0.1, 0.7, 0.1), 185, (0.98 / 1.0) ** 0.5),
+        ((1.0, 0.01, 0.01, 0.01), 740, 1.0),
     ],
 )
 def test_so_many_canaries_that_most_of_the_norm_of_layers_is_theirs(sampled, norms, count, reach):
@@ -554,7 +554,7 @@ def never(built):
 
 def test_a_sampler_that_never_draws_canaries_gets_no_verdict(sampled):
     recorder = sampled(spoil=never, num_steps=10).recorder
-    with pytest.raises(dpaudit.InputError, match=r"to draw canaries about 4\d\d times, got none"):
+    with pytest.raises(dpaudit.InputError, match=r"to draw canaries about 2\d\d times, got none"):
         recorder.audit()
 
 

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 from jax_runs import DELTA, INPUTS, NUM_EXAMPLES, RATE, TARGETS, private, start, train
+from statistical_limits import LEVEL
 from torch import nn
 
 import dpaudit
+from dpaudit.diagnostics import Diagnosis
 from dpaudit.diagnostics._sum_checks import BatchRecord, StepSum, SumRecord
 from dpaudit.observers import jax_privacy
 from dpaudit.observers.step import observe_step
@@ -161,3 +163,25 @@ def test_correct_batches_of_unknown_examples_have_valid_p_values():
         found += [check.p_value for check in record.results(**CLAIMED).checks]
     assert len(found) == 400
     assert np.mean(np.array(found) < 0.05) < 0.08
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda size: size, None),
+        (lambda size: 2 * size, "always a multiple of 2: does an example become 2 rows"),
+        (lambda size: max(size, 20), "filled up to 20 rows with padding"),
+        (lambda size: 3 * size + 1, "does an example become several rows"),
+        (lambda _: 20, "batches of a fixed size"),
+    ],
+    ids=["correct", "doubled", "padded", "tripled", "fixed"],
+)
+def test_the_cause_of_numbers_of_rows_that_poisson_sampling_does_not_have(change, expected):
+    rng, record = np.random.default_rng(0), BatchRecord("unknown")
+    record.tests_sizes = True
+    for size in rng.binomial(200, 0.1, 300):
+        record.use(change(int(size)))
+    found = record.results(noise_multiplier=1.0, sample_rate=0.1)
+    diagnosis = Diagnosis.of(found.checks, confidence=1 - LEVEL)
+    assert [finding.name for finding in diagnosis.findings] == ([] if expected is None else ["batch-sizes"])
+    assert expected is None or expected in diagnosis.likely_causes()[0]

@@ -1,15 +1,29 @@
 """Entries are judged with one error rate, kept when they are done, and taken up again."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dpaudit import Claim
-from dpaudit.diagnostics import Diagnostics
+from dpaudit.diagnostics import Diagnostics, Finding
 from dpaudit.errors import InputError, MissingExtraError
-from dpaudit.zoo import ENTRIES, Entry, Evidence, Replay, Scores, chosen, examine_entry, judge, run_zoo
+from dpaudit.observers.step import observe_step
+from dpaudit.zoo import (
+    ENTRIES,
+    FIRST_HALL,
+    SECOND_HALL,
+    Entry,
+    Evidence,
+    Replay,
+    Scores,
+    chosen,
+    examine_entry,
+    judge,
+    run_zoo,
+)
 
 CLAIM = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
 STEPS = 60
@@ -90,6 +104,59 @@ def test_a_replay_needs_one_step():
     judged = judge(Evidence(claim=CLAIM, num_steps=1, replay=Replay("It moves by 2.", True)))
     assert judged.caught_by == ("replay",)
     assert judged.steps_needed == 1
+
+
+def observed(noise, seed=0):
+    """A step that claims a noise multiplier of 1, as its observer recorded it."""
+    rng = np.random.default_rng(seed)
+
+    def step(rows):
+        norms = np.linalg.norm(rows, axis=1, keepdims=True)
+        return (rows / np.maximum(1.0, norms)).sum(axis=0) + noise * rng.standard_normal(rows.shape[1])
+
+    recorder = observe_step(
+        step, np.zeros((0, 128)), claim=CLAIM, max_grad_norm=1.0, num_steps=STEPS, seed=seed
+    )
+    return Evidence(claim=CLAIM, num_steps=STEPS, recorder=recorder)
+
+
+def test_the_record_of_an_observer_is_judged_with_its_tests_at_one_error_rate():
+    judged = judge(observed(0.5), in_depth=True)
+    assert judged.caught_by[0] == "bound"
+    assert "noise-variance" in judged.caught_by
+    assert judged.bound_steps <= 50
+    assert judged.tests_steps == STEPS
+    assert judged.steps_needed == judged.bound_steps
+    assert judged.methods == ()
+    errors = 1 - judged.result.bound.confidence, 1 - judged.diagnosis.confidence
+    assert errors == (pytest.approx(0.04), pytest.approx(0.01))
+    json.dumps(judged.to_dict(), allow_nan=False)
+
+
+def test_the_record_of_a_correct_step_is_not_flagged():
+    judged = judge(observed(1.0), in_depth=True)
+    assert judged.caught_by == ()
+    assert judged.steps_needed is None
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_a_fact_has_a_name_and_needs_no_statistics(num_steps):
+    fact = Finding.certain("batch-sampler", "Batches have one size.")
+    judged = judge(Evidence(claim=CLAIM, num_steps=num_steps, certain=(fact,)))
+    assert judged.caught_by == ("batch-sampler",)
+    assert judged.steps_needed == num_steps
+    assert judged.to_dict()["certain"] == [{"name": fact.name, "sentence": fact.sentence}]
+    assert judge(Evidence(claim=CLAIM, num_steps=num_steps)).caught_by == ()
+
+
+def test_every_entry_has_a_fix_and_those_of_the_second_hall_a_family():
+    for one in ENTRIES:
+        assert one.fix.endswith("."), one.name
+        assert one.wrong.endswith("."), one.name
+        assert (one.family is None) is (one in FIRST_HALL)
+    families = Counter(one.family for one in SECOND_HALL)
+    assert len(families) == 10
+    assert min(families.values()) >= 2
 
 
 def test_a_finished_entry_is_taken_up_and_an_unfinished_one_is_run(tmp_path):

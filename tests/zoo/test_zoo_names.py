@@ -1,9 +1,20 @@
 """The public names, so that none comes or goes unnoticed."""
 
+import re
+from pathlib import Path
+
 from dpaudit import zoo
+from dpaudit.diagnostics import likely_causes
 from dpaudit.training import faults
 
-ZOO = "ENTRIES Entry Evidence Judged Replay Scores Specimen chosen examine_entry judge run_zoo"
+PITFALLS = Path(__file__).parent.parent.parent / "docs" / "pitfalls.md"
+# not findings, or with causes that depend on what was measured
+WITHOUT_CAUSE = {"bound", "noise-variance", "canary-arrival"}
+
+ZOO = """
+    ENTRIES FIRST_HALL SECOND_HALL Entry Evidence Judged Replay Scores Specimen chosen examine_entry judge
+    run_zoo
+"""
 FAULTS = """
     AveragedNoise ClippedAfterMean ConstantSeed FewSeeds NoNoiseWhenEmpty NoiseForTheMean NoiseTooSmall
     Noiseless RawMeanMixed SameSeedForLeaves ShuffledBatches Silent Unclipped UnnoisedCoordinates
@@ -15,3 +26,15 @@ def test_public_names():
     assert faults.__all__ == FAULTS.split()
     for module in (zoo, faults):
         assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_the_page_of_pitfalls_names_findings_and_entries_that_exist():
+    rows = [line.split("|") for line in PITFALLS.read_text().splitlines() if line.count("|") == 6]
+    quoted = [[set(re.findall("`([a-z-]+)`", cell)) for cell in row[3:5]] for row in rows]
+    findings, entries = (set().union(*column) for column in zip(*quoted, strict=True))
+    findings.discard("check")  # the function
+    assert len(findings) > 40
+    assert [name for name in findings - WITHOUT_CAUSE if not likely_causes(findings=[name])] == []
+    assert entries - {one.name for one in zoo.ENTRIES} == set()
+    named = entries & {one.name for one in zoo.SECOND_HALL}
+    assert len(named) > 25

@@ -184,7 +184,8 @@ class GradientRows(ABC):
 def gradient_rows(
     directions: Directions, members: IntArray, lengths: FloatArray, like: Tensor
 ) -> Iterator[GradientRows]:
-    """Yield the canaries with the numbers ``members``, in increasing order; ``lengths`` are those of all."""
+    """Yield the canaries with the numbers ``members``; ``lengths`` are those of all canaries."""
+    members = np.sort(members)  # a sampler draws them in any order
     first = int(np.searchsorted(members, directions.num_apart))
     apart, rest = members[:first], members[first:]
     if apart.size:

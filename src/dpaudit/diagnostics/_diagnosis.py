@@ -97,6 +97,7 @@ class Diagnostics:
         *,
         rounding: float = 0.0,
         known: Any = None,
+        examples: Any = None,
         released: Any = None,
         precision: Any = None,
         largest: tuple[float, float] | None = None,
@@ -113,18 +114,20 @@ class Diagnostics:
         in sums of many single-precision numbers.
 
         More can be tested if more is known. ``known`` is the sum that was subtracted, at the same coordinates
-        and in the same units, given in all steps or in none. ``released`` is the release at the same
-        coordinates, exactly as it was returned, in any units: its numbers show its precision. If it is not
-        available, ``precision`` is the relative precision of these numbers, one or one per coordinate; the
-        default is single precision. ``largest`` is the largest absolute noise over all coordinates of the
-        model, in the units of the noise, and their number. The others describe the step: the size of its
-        batch, the norm of its sum, its longest gradient, and the number of canaries in it.
+        and in the same units, given in all steps or in none; ``examples`` is the same without canaries, which
+        may be much longer. ``released`` is the release at the same coordinates, exactly as it was returned,
+        in any units: its numbers show its precision. If it is not available, ``precision`` is the relative
+        precision of these numbers, one or one per coordinate; the default is single precision. ``largest`` is
+        the largest absolute noise over all coordinates of the model, in the units of the noise, and their
+        number. The others describe the step: the size of its batch, the norm of its sum, its longest
+        gradient, and the number of canaries in it.
         """
         self._noise.observe(
             residual,
             leaves,
             _validate.at_least("rounding", rounding, 0.0),
             known=known,
+            examples=examples,
             released=released,
             precision=precision,
             largest=largest,

@@ -58,6 +58,8 @@ class NoiseRecord:
         self.sketches = HeadTailBuffer()
         self.sums = HeadTailBuffer()
         """The known sums of the same steps and coordinates, if all were given."""
+        self.examples = HeadTailBuffer()
+        """The same without canaries."""
         self.formats = FormatCheck()
         self.precision: FloatArray | None = None
         """The relative precision of the release at each coordinate of a sketch, where it was given."""
@@ -86,8 +88,15 @@ class NoiseRecord:
     @property
     def known(self) -> npt.NDArray[np.float32] | None:
         """The known sums of the steps of the sketches, in claimed standard deviations; None if unknown."""
-        is_complete = self.sums.num_seen == self.num_steps
-        return self.sums.rows if is_complete and self.num_steps else None
+        return self._complete(self.sums)
+
+    @property
+    def known_examples(self) -> npt.NDArray[np.float32] | None:
+        """The part of the known sums that examples contribute; None if unknown."""
+        return self._complete(self.examples)
+
+    def _complete(self, rows: HeadTailBuffer) -> npt.NDArray[np.float32] | None:
+        return rows.rows if self.num_steps and rows.num_seen == self.num_steps else None
 
     @property
     def release_precision(self) -> FloatArray:
@@ -105,6 +114,7 @@ class NoiseRecord:
         rounding: float = 0.0,
         *,
         known: Any = None,
+        examples: Any = None,
         released: Any = None,
         precision: Any = None,
         largest: tuple[float, float] | None = None,
@@ -120,6 +130,7 @@ class NoiseRecord:
             self._start(Layout.of(vector.size, leaves))
         layout = self.layout
         sums = None if known is None else self._sketch(known, vector, "known")
+        own = None if examples is None else self._sketch(examples, vector, "examples")
         raw = None if released is None else self._sketch(released, vector, "released")
         noise = np.asarray(vector if layout.kept is None else vector[layout.kept], dtype=np.float64)
         squares = noise * noise
@@ -139,6 +150,8 @@ class NoiseRecord:
         self.sketches.add(noise[layout.sketch].astype(np.float32))
         if sums is not None:
             self.sums.add(sums.astype(np.float32))
+        if own is not None:
+            self.examples.add(own.astype(np.float32))
         if raw is not None:
             self.formats.observe(raw)
         elif precision is None:
@@ -207,6 +220,7 @@ class NoiseRecord:
             **{name: deepcopy(getattr(self, name)) for name in _LATER},
             "sketches": self.sketches.state_dict(),
             "sums": self.sums.state_dict(),
+            "examples": self.examples.state_dict(),
             "formats": self.formats.state_dict(),
         }
 
@@ -223,6 +237,8 @@ class NoiseRecord:
         if "sums" in state:
             self.sums.load_state_dict(state["sums"])
             self.formats.load_state_dict(state["formats"])
+            if "examples" in state:
+                self.examples.load_state_dict(state["examples"])
             for name in _LATER:
                 setattr(self, name, deepcopy(state[name]))
         else:  # of version 0.1, where nothing else was kept

@@ -39,6 +39,11 @@ from dpaudit.diagnostics._shape_tests import SHAPE_TESTS
 
 _SURE_P_VALUE = 1e-6  # corrected p-value below which a part counts as lacking noise
 _SAME = 0.95  # correlation above which noise counts as the same, if its norm is the same as well
+_SOME_NOISE = 0.1  # of the claim: a step with less may have none
+_VARYING = (
+    "is the standard deviation of the noise computed from the batch, or changed from step to step in another "
+    "way?"
+)
 _MIN_TREND = 30  # steps
 _TREND = 0.05  # smallest relative change of the noise between the first and the last tenth of the steps
 _STEADY = 0.5  # smallest rank correlation of noise and time
@@ -95,8 +100,13 @@ def noise_variance(record: NoiseRecord, confidence: float) -> Check:
 
 def step_noise(record: NoiseRecord) -> Check | None:
     """Test the step with the least noise, such as an empty batch that is released without noise."""
-    energies = np.asarray(record.step_energies)
-    return _least(record, "step", energies, record.energies.size, str, cause=lambda _: _trend(record))
+    energies, size = np.asarray(record.step_energies), record.energies.size
+
+    def cause(step: int) -> str:
+        has_noise = energies[step] > _SOME_NOISE**2 * size
+        return _trend(record) or (_VARYING if has_noise else "")
+
+    return _least(record, "step", energies, size, str, cause=cause)
 
 
 def _trend(record: NoiseRecord) -> str:

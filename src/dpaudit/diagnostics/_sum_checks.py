@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ _ROUNDING = 1e-3  # relative to the limit; far above the rounding error of singl
 _ROUNDINGS = 8.0  # rounding errors of the data type of a sum
 _MAX_PENDING = 64  # drawn batches that wait for their step
 _FEW_TRUNCATED = 8  # steps after which equal sizes of truncated batches are not a coincidence
+_PADDED_SHARE = 0.2  # of the steps have the same smallest number of rows
 _CHANGED, _LEFT = "changed", "left"
 
 
@@ -42,6 +43,8 @@ class StepSum:
     """The clipping norm of the step."""
     num_drawn: int | None = None
     """The number of examples that were drawn for the step, if known."""
+    longest: float | None = None
+    """The norm of the longest row before clipping, if known."""
 
 
 @dataclass
@@ -303,7 +306,7 @@ class BatchRecord:
         for size in sizes:
             record.observe_size(size, num_examples)
         found = batch_sizes(record)
-        return [] if found is None else [found]
+        return [] if found is None else [replace(found, cause=_cause_of_sizes(sizes, found.estimate))]
 
     @property
     def _is_truncated(self) -> bool:
@@ -342,6 +345,23 @@ class BatchRecord:
                 )
             )
         return found
+
+
+def _cause_of_sizes(sizes: Sequence[int], spread: float) -> str:
+    """Return the likely cause of numbers of rows that do not vary like Poisson batches; empty if usual."""
+    unit, least = math.gcd(*sizes), min(sizes)
+    if least == max(sizes):
+        return ""
+    if unit > 1:
+        return (
+            f"the number of rows is always a multiple of {unit}: does an example become {unit} rows, or is a "
+            "batch used again?"
+        )
+    if sizes.count(least) >= max(_FEW_TRUNCATED, _PADDED_SHARE * len(sizes)):
+        return f"are batches filled up to {least} rows with padding that is not marked as such?"
+    if spread > 1:
+        return "does an example become several rows, is there padding, or is a batch used again?"
+    return ""
 
 
 def _rate_notes(record: ParticipationRecord, claimed: float | None) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dpaudit import _validate
-from dpaudit._types import BoolArray, FloatArray
+from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.accounting import Claim
 from dpaudit.canaries import Directions, Draws, GradientCanary, Mixture, ParameterLayout, fresh_seed
 from dpaudit.diagnostics._noise_record import Leaves
@@ -242,10 +242,12 @@ def observe_loss_step(
 
     ``step`` computes the gradient of ``loss(params, example)`` for every example of a batch, with JAX or
     ``torch.func``, and returns the noisy sum of the clipped gradients, structured like ``params`` (or that
-    sum divided by ``batch_size`` if given). It is called with a different loss and a batch of as many
+    sum divided by ``batch_size`` if given). It is called with a different loss and a batch of at most as many
     examples as there are canaries, cycling through ``batch``. Each example is paired with a canary, whose dot
     product with the parameters replaces the loss: its gradient is the canary, or zero if the canary is
-    absent. So the step must pass the batch to the loss unchanged. ``params`` are the same in all steps.
+    absent. So the step must pass the batch to the loss unchanged. Batches have one of three sizes, so that
+    noise that depends on the size is detected and a compiled step is compiled three times at most. ``params``
+    are the same in all steps.
     """
     shapes = [tuple(leaf.shape) for leaf in leaves(params)]
     if not shapes:
@@ -259,8 +261,10 @@ def observe_loss_step(
     examples, observed = _repeated(batch, num_canaries), _with_canaries(loss)
 
     def release(rows: FloatArray, present: BoolArray) -> FloatArray:
-        canaries = like(first, rows * present[:, None])
-        return _flat_gradient(step(observed, params, (examples, canaries)), shapes)
+        chosen = _chosen(present)
+        canaries = like(first, (rows * present[:, None])[chosen])
+        own = map_tree(lambda leaf: leaf[chosen], examples)
+        return _flat_gradient(step(observed, params, (own, canaries)), shapes)
 
     return _run_steps(
         release,
@@ -288,6 +292,14 @@ def _with_canaries(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
         return 0.0 * loss(params, own) + dot(vector, params)
 
     return observed
+
+
+def _chosen(present: BoolArray) -> IntArray:
+    """Return the numbers of the present canaries and of a few absent ones, so that few sizes occur."""
+    quarter = -(-present.size // 4)
+    needed = max(2 * quarter, quarter * -(-int(np.count_nonzero(present)) // quarter))
+    first = np.argsort(~present, kind="stable")  # the present ones
+    return np.sort(first[:needed])
 
 
 def _repeated(batch: Any, count: int) -> Any:

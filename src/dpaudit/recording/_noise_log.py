@@ -29,6 +29,7 @@ class NoiseLog:
     def __init__(self) -> None:
         self._rows = HeadTailBuffer()
         self._sums = HeadTailBuffer()
+        self._examples = HeadTailBuffer()
         self._numbers = HeadTailBuffer()  # of each step: the largest noise, of how many, and the covariates
         self._leaves: tuple[int, ...] = ()
         self.names: Sequence[str] = ()
@@ -47,6 +48,7 @@ class NoiseLog:
         norm: float,
         eps: float,
         divisor: float = 1.0,
+        examples: Any = None,
         largest: tuple[float, float] | None = None,
         **covariates: float | None,
     ) -> None:
@@ -54,7 +56,8 @@ class NoiseLog:
 
         ``released`` is the noisy sum divided by ``divisor``, exactly as it was released. ``norm`` is the
         clipping norm to which the noise is calibrated, ``eps`` the relative precision of both arrays.
-        ``largest`` is the largest absolute noise of the sum over all coordinates, and their number;
+        ``examples`` is the sum before noise without canaries, given in all steps or in none. ``largest`` is
+        the largest absolute noise of the sum over all coordinates, and their number;
         ``covariates`` describe the step (``batch_size``, ``sum_norm``, ``longest``, ``num_canaries``).
         """
         raw, sums = np.asarray(released, dtype=np.float64), np.asarray(known, dtype=np.float64)
@@ -73,6 +76,8 @@ class NoiseLog:
         self._numbers.add(np.array([top / norm, count, *described], dtype=np.float64))
         self._rows.add(noise.astype(np.float32))
         self._sums.add((sums / norm).astype(np.float32))
+        if examples is not None:
+            self._examples.add((np.asarray(examples, dtype=np.float64) / norm).astype(np.float32))
 
     def diagnose(
         self, *, noise_multiplier: float, confidence: float, has_signal: Callable[[], bool] | None = None
@@ -86,13 +91,17 @@ class NoiseLog:
         is_coarse = precision >= FLOAT16
         coarse = float((precision * self._peaks)[is_coarse].max(initial=0.0)) / 2
         rounding = max(self._rounding, coarse) / noise_multiplier
-        for row, sums, numbers in zip(self._rows.rows, self._sums.rows, self._numbers.rows, strict=True):
+        is_complete = self._examples.num_seen == self._rows.num_seen
+        examples = self._examples.rows if is_complete else None
+        rows = zip(self._rows.rows, self._sums.rows, self._numbers.rows, strict=True)
+        for index, (row, sums, numbers) in enumerate(rows):
             covariates = dict(zip(COVARIATES, numbers[2:].tolist(), strict=True))
             tests.observe_noise(
                 row / noise_multiplier,
                 leaves,
                 rounding=rounding,
                 known=sums / noise_multiplier,
+                examples=None if examples is None else examples[index] / noise_multiplier,
                 precision=precision,
                 largest=(float(numbers[0]) / noise_multiplier, float(numbers[1])),
                 **covariates,

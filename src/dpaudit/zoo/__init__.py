@@ -10,12 +10,15 @@ try:
 except ImportError as _error:
     raise MissingExtraError("The zoo", "torch") from _error
 
-from dpaudit.zoo._entries import ENTRIES
+from dpaudit.zoo._entries import ENTRIES, FIRST_HALL
 from dpaudit.zoo._entry import Entry, Evidence, Replay, Scores, Specimen
 from dpaudit.zoo._run import Judged, chosen, examine_entry, judge, run_zoo
+from dpaudit.zoo._second_hall import SECOND_HALL
 
 __all__ = [
     "ENTRIES",
+    "FIRST_HALL",
+    "SECOND_HALL",
     "Entry",
     "Evidence",
     "Judged",

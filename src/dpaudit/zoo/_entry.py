@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim
-from dpaudit.diagnostics import Diagnostics
+from dpaudit.diagnostics import Diagnostics, Finding
 from dpaudit.recording import Recorder
 from dpaudit.stats import Betting, Gaussian, Inference, Observations, ThresholdRule, TradeOff
 
@@ -42,7 +42,7 @@ class Scores:
 
     @classmethod
     def of(cls, recorder: Recorder) -> Scores:
-        """Return the scores that an observer recorded."""
+        """Return the scores that an observer recorded of canaries that are alike."""
         state = recorder.state_dict()
         return cls(values=state["scores"], present=state["present"])
 
@@ -76,7 +76,7 @@ class Replay:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evidence:
-    """Evidence from one run: any of scores, observed noise and a replay."""
+    """Evidence from one run: any of scores, observed noise, a replay, an observer's record and facts."""
 
     claim: Claim
     """The claim about what one score observes: a step or an entire training run."""
@@ -85,6 +85,10 @@ class Evidence:
     diagnostics: Mapping[int, Diagnostics] = field(default_factory=dict)
     """The diagnostics of noise and batches after each checkpoint; the last covers all steps."""
     replay: Replay | None = None
+    recorder: Recorder | None = None
+    """The record of an observer with default settings, which judges bound and tests together."""
+    certain: tuple[Finding, ...] = ()
+    """Findings without statistics: about the settings, or of a replay from the examples."""
 
 
 Specimen: TypeAlias = Callable[[bool, int], Evidence]
@@ -105,10 +109,15 @@ class Entry:
     specimen: Specimen
     not_caught: str | None = None
     """Why the fault is not expected to be caught; None if it is."""
+    fix: str | None = None
+    """How the fault is repaired, in one sentence; the twin does so."""
+    family: str | None = None
+    """The family of faults that the entry stands for."""
 
     def described(self) -> dict[str, str | None]:
         """Return the description as plain values."""
-        return {name: getattr(self, name) for name in ("name", "public", "wrong", "kind", "not_caught")}
+        names = "name", "public", "wrong", "kind", "not_caught", "fix", "family"
+        return {name: getattr(self, name) for name in names}
 
     def observe(self, *, is_broken: bool, seed: int) -> Evidence:
         """Run the specimen or its twin, with a seed that does not depend on other entries."""

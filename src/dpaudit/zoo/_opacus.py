@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpaudit.canaries import Dirac
 from dpaudit.observers.opacus import observe  # first: its error message explains how to install Opacus
 from dpaudit.recording import Recorder
 from dpaudit.zoo._entry import DELTA, NOISE, Evidence, Scores, paper_claim
@@ -25,8 +26,8 @@ _BATCH = 8
 
 @contextmanager
 def recorded(optimizer: Any, **options: Any) -> Iterator[Recorder]:
-    """Observe the steps of an optimizer under the paper's claim."""
-    with observe(optimizer, noise_multiplier=NOISE, delta=DELTA, **options) as recorder:
+    """Observe the steps of an optimizer under the paper's claim; all canaries are alike."""
+    with observe(optimizer, canary=Dirac(), noise_multiplier=NOISE, delta=DELTA, **options) as recorder:
         assert isinstance(recorder, Recorder)  # a recorder of steps, not of sampled canaries
         yield recorder
 

@@ -21,13 +21,15 @@ from dpaudit.diagnostics import Diagnosis
 from dpaudit.diagnostics._diagnosis import share_error
 from dpaudit.errors import InputError, MissingExtraError
 from dpaudit.methods import examine
+from dpaudit.recording import Recorder
 from dpaudit.stats import Fixed, Gaussian, Result, SameData, Verdict, audit
 from dpaudit.stats._bound import plain
 from dpaudit.zoo._entries import ENTRIES
 from dpaudit.zoo._entry import Entry, Evidence, Scores, checkpoints
 
 _SCHEMA_VERSION = 2
-_KEYS = {"name", "public", "wrong", "kind", "not_caught", "left_out", "is_as_expected", "broken", "correct"}
+_DESCRIPTION = {"name", "public", "wrong", "kind", "not_caught", "fix", "family"}
+_KEYS = _DESCRIPTION | {"left_out", "is_as_expected", "broken", "correct"}
 
 
 def run_zoo(
@@ -128,6 +130,8 @@ def judge(evidence: Evidence, *, confidence: float = 0.95, in_depth: bool = Fals
 
     ``in_depth`` also compares every method with the claim and finds the smallest sufficient number of steps.
     """
+    if evidence.recorder is not None:
+        return _judge_record(evidence, evidence.recorder, confidence, in_depth=in_depth)
     scores, tests = evidence.scores, evidence.diagnostics
     bound_level, tests_level = share_error(
         1 - confidence, has_bound=scores is not None, has_tests=bool(tests)
@@ -150,6 +154,20 @@ def judge(evidence: Evidence, *, confidence: float = 0.95, in_depth: bool = Fals
     )
 
 
+def _judge_record(evidence: Evidence, recorder: Recorder, confidence: float, *, in_depth: bool) -> Judged:
+    """Judge the record of an observer as its user would; all tests use all steps."""
+    result = recorder.audit(confidence=confidence)
+    judged = Judged(evidence=evidence, result=result, diagnosis=result.diagnosis)
+    if not in_depth:
+        return judged
+    bounds = recorder.curve(checkpoints(evidence.num_steps))
+    return replace(
+        judged,
+        bound_steps=next((bound.num_done for bound in bounds if bound.is_violation), None),
+        tests_steps=evidence.num_steps if result.findings else None,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judged:
     """The results of bound, tests and replay for one run.
@@ -168,16 +186,18 @@ class Judged:
     def caught_by(self) -> tuple[str, ...]:
         """The names of everything that flags the run."""
         result, diagnosis, replay = self.result, self.diagnosis, self.evidence.replay
-        found = ["bound"] if result is not None and result.verdict is Verdict.VIOLATION else []
+        found = ["bound"] if result is not None and "privacy" in result.refuted else []
         found += [] if diagnosis is None else [finding.name for finding in diagnosis.findings]
         found += ["replay"] if replay is not None and replay.is_violation else []
-        return tuple(found)
+        return tuple(dict.fromkeys([*found, *(finding.name for finding in self.evidence.certain)]))
 
     @property
     def steps_needed(self) -> int | None:
         """The smallest number of steps with which anything flags the run; a replay takes one."""
         if "replay" in self.caught_by:
             return 1
+        if self.evidence.certain:
+            return self.evidence.num_steps
         return min((n for n in (self.bound_steps, self.tests_steps) if n is not None), default=None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -193,6 +213,7 @@ class Judged:
             "bound": None if self.result is None else self._bound(self.result),
             "tests": None if self.diagnosis is None else self._tests(self.diagnosis),
             "replay": None if replay is None else dict(vars(replay)),
+            "certain": [{"name": one.name, "sentence": one.sentence} for one in self.evidence.certain],
             "methods": [method.to_dict() for method in self.methods],
         }
 

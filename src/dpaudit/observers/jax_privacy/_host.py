@@ -34,6 +34,7 @@ NO_GRADIENT = (
 )
 
 
+_NUM_MEASURED = 3  # numbers that ``JaxClip.measured`` returns
 NO_BATCHES = (
     "which examples are in a batch is not known, so participation and overlap are not tested: pass them to "
     "recorder.observe_batch(indices, num_examples) in each step"
@@ -115,7 +116,8 @@ class Host:
         self._pending: PendingSum | None = None
         self._present: BoolArray | None = None
         self._scores: list[FloatArray] = []
-        self._noisy: list[tuple[FloatArray, FloatArray]] = []
+        self._noisy: list[tuple[FloatArray, FloatArray, FloatArray]] = []
+        self._examples: FloatArray = np.zeros(0)  # of the latest release, as in ``PendingSum.sample``
         self._leaves: tuple[int, ...] = ()  # coordinates per leaf whose noise is logged
         self._num_coordinates = 0
         self._precision = 0.0
@@ -187,17 +189,25 @@ class Host:
         whole = jnp.stack([jnp.abs(after - before).max(), jnp.linalg.norm(before)])
         return after[sample.indices], jnp.concatenate([before[sample.indices], whole])
 
+    def with_sample(self, measured: jax.Array, total: Any) -> jax.Array:
+        """Return ``measured``, followed by the gradient at the coordinates whose noise is logged.
+
+        Both belong to the gradient without canaries, and ``measured`` is what ``JaxClip.measured`` returned.
+        """
+        sample = CoordinateSample.of([leaf.size for leaf in jax.tree.leaves(total)])
+        return jnp.concatenate([measured, flat(total)[sample.indices].astype(measured.dtype)])
+
     def add_pending(self, batch: Any, joined: Any, measured: Any) -> None:
         """Add the projections of a gradient without and with canaries; called on the host.
 
-        ``measured`` is what ``JaxClip.measured`` returned for the gradient without canaries.
+        ``measured`` is what :meth:`with_sample` returned.
         """
-        norm, rows, is_known = map(float, measured)
+        norm, rows, is_known = map(float, measured[:_NUM_MEASURED])
         self._num_rows, self._has_rows = self._num_rows + int(rows), self._has_rows and is_known > 0
         if 0 < self.bound < math.inf:
             step = StepSum(norm=norm, limit=rows * self.bound, rows=int(rows), max_grad_norm=self.bound)
             self._sums.observe(step, eps=self._precision)
-        found = PendingSum.of(batch, joined)
+        found = PendingSum.of(batch, joined, measured[_NUM_MEASURED:])
         self._pending = found if self._pending is None else self._pending.plus(found)
 
     def pop_pending(self, arrived: Any, tolerance: Any) -> tuple[PendingSum, float]:
@@ -212,6 +222,7 @@ class Host:
             self._present, self._scores, self._noisy = None, [], []
             self._num_rows, self._has_rows = 0, True
             raise
+        self._examples = scale * pending.sample
         return pending, scale
 
     def keep(self, scores: FloatArray, after: Any, before: Any, *, lengths: FloatArray | None = None) -> None:
@@ -221,7 +232,7 @@ class Host:
         """
         self._scores.append(scores)
         sums = np.asarray(before, np.float64)
-        self._noisy.append((np.asarray(after, np.float64), sums[:-2]))
+        self._noisy.append((np.asarray(after, np.float64), sums[:-2], self._examples))
         if len(self._scores) < self._num_releases:
             return
         whole: dict[str, Any] = {
@@ -231,14 +242,16 @@ class Host:
         scores, self._scores = np.sum(self._scores, axis=0), []
         present, self._present = self._present, None
         self._batches.use(self._num_rows, is_exact=self._has_rows)
-        self._num_rows, self._has_rows = 0, True
-        (after, before), self._noisy = np.sum(self._noisy, axis=0), []
+        rows, self._num_rows, self._has_rows = self._num_rows, 0, True
+        (after, before, examples), self._noisy = np.sum(self._noisy, axis=0), []
         self._recorder.noise.observe(
             after,
             before,
             self._leaves,
             norm=self.norm,
             eps=self._precision,
+            examples=examples,
+            batch_size=float(rows),
             num_canaries=None if present is None else float(present.sum()),
             **(whole if self._num_releases == 1 else {}),  # maxima of several releases do not add up
         )
@@ -251,15 +264,16 @@ class PendingSum:
 
     batch: FloatArray
     joined: FloatArray  # the batch and the present canaries
+    sample: FloatArray  # the sum of the batch at the coordinates whose noise is logged
 
     @classmethod
-    def of(cls, batch: object, joined: object) -> PendingSum:
+    def of(cls, batch: object, joined: object, sample: object = ()) -> PendingSum:
         """Convert to double precision, which sums of many gradients need."""
-        return cls(np.asarray(batch, dtype=np.float64), np.asarray(joined, dtype=np.float64))
+        return cls(*(np.asarray(values, dtype=np.float64) for values in (batch, joined, sample)))
 
     def plus(self, other: PendingSum) -> PendingSum:
         """Return the sum of the two."""
-        return PendingSum(self.batch + other.batch, self.joined + other.joined)
+        return PendingSum(self.batch + other.batch, self.joined + other.joined, self.sample + other.sample)
 
     @property
     def inserted(self) -> FloatArray:

@@ -104,8 +104,8 @@ def observe(
     training run. Bound and tests share the error rate of ``confidence``; with ``tests=False`` nothing but the
     scores is tested, and the bound has all of it.
 
-    By default there are 1,024 gradient canaries, or as many as a smaller model has parameters (64 if they
-    move, or if code of others clips or wraps the clipping). With ``held_out``, the examples that
+    By default there are 1,024 gradient canaries, or half as many as a smaller model has parameters (64 if
+    they move, or if code of others clips or wraps the clipping). With ``held_out``, the examples that
     :func:`hold_out` split off, ``canary`` may be an input canary such as ``Crafted()``: by default 16, which
     also pass through the loss. :class:`Given` holds examples of your own. A batch must consist of inputs with
     one class each.

@@ -52,7 +52,7 @@ class Insertion(Protocol):
     def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any, measured: Any) -> Any:
         """Return ``total``, the sum computed from these arguments, plus the canaries of this step.
 
-        ``measured`` is what :meth:`JaxClip.measured` returns, to be passed to the host.
+        ``measured`` is what :meth:`Host.with_sample` returns, to be passed to the host.
         """
 
     def subtract(self, arrived: Any, released: Any) -> Any:
@@ -82,7 +82,8 @@ class JaxObserver:
             result = grad_fn(*args, **kwargs)
             total = result[0] if clip.has_aux else result
             self._shapes = _shapes(total)
-            joined = self._insertion.join(clip, args, total, clip.measured(args, kwargs, total))
+            measured = self._host.with_sample(clip.measured(args, kwargs, total), total)
+            joined = self._insertion.join(clip, args, total, measured)
             return (joined, *result[1:]) if clip.has_aux else joined
 
         return BoundedSensitivityCallable(marked(observed), clip.bound, clip.has_aux)

@@ -107,7 +107,7 @@ def observe(
     ``every`` steps; they may raise to end the training run. Bound and tests share the error rate of
     ``confidence``; with ``tests=False`` nothing but the scores is tested, and the bound has all of it.
 
-    By default there are 1,024 gradient canaries, or as many as a smaller model has parameters (64 if a
+    By default there are 1,024 gradient canaries, or half as many as a smaller model has parameters (64 if a
     subclass or a patch replaces the clipping), and fair coins decide which of them are present in each step.
     With ``held_out``, the examples that :func:`hold_out` split off, ``canary`` may be an input canary such as
     ``Crafted()``. By default there are 16 of them; they also pass through the model and the loss. They need
@@ -117,7 +117,7 @@ def observe(
     With ``sampling``, half of the gradient canaries are entries of the data set of ``loader``, and its own
     sampler draws them like examples. So the sampling is audited too, after the last step. The batches then
     differ from those without the audit, because canaries consume random numbers of the sampler. By default
-    there are as many canaries as the model has parameters, but at most 8,192.
+    there are half as many canaries as the model has parameters, but at most 8,192.
     """
     optimizer = unwrapped(optimizer)
     clip, ranks = clip_for(optimizer, module), Ranks(optimizer, sampling=sampling)

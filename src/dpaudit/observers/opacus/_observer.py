@@ -150,15 +150,19 @@ class OpacusObserver:
             self.recorder.record(scores, step.present, lengths=lengths)
 
     def _keep_noise(self, released: Tensor, divisor: float, step: _Step) -> None:
-        known = self._ranks.sum(step.total.index_select(0, self._indices))
+        own = self._sums.record.last
+        both = torch.stack([one.index_select(0, self._indices) for one in (step.total, step.inserted)])
+        known, inserted = self._ranks.sum(both).double().cpu().numpy()
         self.recorder.noise.observe(
             released.index_select(0, self._indices).double().cpu().numpy(),
-            known.double().cpu().numpy(),
+            known,
             self._coordinates.leaves,
+            examples=known - inserted,
             norm=step.noise_norm,
-            eps=torch.finfo(known.dtype).eps,
+            eps=torch.finfo(both.dtype).eps,
             divisor=divisor,
-            batch_size=_num_rows(self._optimizer),
+            batch_size=None if own is None else float(own.rows),
+            longest=None if own is None else own.longest,
             num_canaries=float(np.count_nonzero(step.present)),
             **self._of_all_coordinates(released, divisor, step.total),
         )
@@ -199,14 +203,6 @@ def noise_norm(optimizer: DPOptimizer) -> float:
     """
     norms = getattr(optimizer, "max_grad_norms", None)
     return float(optimizer.max_grad_norm) if norms is None else math.hypot(*map(float, norms))
-
-
-def _num_rows(optimizer: DPOptimizer) -> float | None:
-    """Return the number of examples in the latest backward pass; None if their gradients are not kept."""
-    samples = getattr(optimizer.params[0], "grad_sample", None)
-    if samples is None:
-        return None
-    return float(sum(map(len, samples)) if isinstance(samples, list) else len(samples))
 
 
 def check_unobserved(optimizer: DPOptimizer) -> None:

@@ -22,6 +22,7 @@ from dpaudit.diagnostics._sum_checks import StepSum, SumRecord
 from dpaudit.observers.opacus._batches import LoaderBatches
 from dpaudit.observers.opacus._clipping import GhostClip, OpacusClip, wrapped
 
+_FEW_NUMBERS = 2**18  # whose norms are computed again in less than a millisecond
 _TOLERANCE = 1e-3  # change of a norm, relative to it and to the clipping norm
 
 
@@ -34,6 +35,7 @@ class SumObserver:
         self._optimizer, self._clip, self._loader = optimizer, clip, loader
         self._module = module if isinstance(clip, GhostClip) else None
         self.record, self.batches = SumRecord(), loader.record
+        self._num_parameters = sum(parameter.numel() for parameter in optimizer.params)
         self._is_paused, self._was_reset = False, False
         self._counts_nonzero = False
         self._norm_sample: Tensor | None = None  # of the latest pass, with ghost clipping
@@ -41,6 +43,7 @@ class SumObserver:
 
     def _start_step(self) -> None:
         self._rows, self._limit, self._is_exact = 0, 0.0, True
+        self._longest: float | None = 0.0
         self._was_clipped = False
         self._sums: list[tuple[Tensor, int]] | None = None  # tensors and versions after the latest addition
         self._norms: FloatArray = np.zeros(0)
@@ -94,12 +97,15 @@ class SumObserver:
         if self._module is None:
             rows = sum(self._clip.batch_sizes())
             limit = rows * norm
+            if rows:
+                self._note_longest(self._row_norms(rows))
             count = self._num_nonzero
         else:
             norms, self._norm_sample = self._norm_sample, None
             if norms is None:
                 return 0, 0.0
             rows, limit = len(norms), float(norms.detach().double().clamp(max=norm).sum())
+            self._note_longest(norms.detach())
             count = lambda: int((norms > 0).sum())  # noqa: E731
         self._loader.choose(rows)
         if self._counts_nonzero or self.batches.is_given:
@@ -108,15 +114,33 @@ class SumObserver:
             self._counts_nonzero, self._is_exact = True, False
         return rows, limit
 
+    def _note_longest(self, norms: Tensor | None) -> None:
+        """Note the norms of rows before clipping; None if they are unknown."""
+        if norms is None or self._longest is None:
+            self._longest = None
+        elif len(norms):
+            self._longest = max(self._longest, float(norms.max()))
+
+    def _row_norms(self, count: int) -> Tensor | None:
+        """Return the norms of the rows that are about to be clipped; None if that would take too long."""
+        if count * self._num_parameters > _FEW_NUMBERS:
+            return None
+        if any(getattr(parameter, "grad_sample", None) is None for parameter in self._optimizer.params):
+            return None  # the optimizer raises an error about it
+        found = [torch.linalg.vector_norm(rows.float(), dim=1).cpu() for rows in self._flat_rows()]
+        return torch.stack(found).norm(dim=0) if {len(norms) for norms in found} == {count} else None
+
     def _num_nonzero(self) -> int:
         """Return the number of rows that are about to be clipped and not zero."""
-        found: list[Tensor] = []
+        return int(torch.stack([rows.ne(0).any(dim=1) for rows in self._flat_rows()]).any(dim=0).sum())
+
+    def _flat_rows(self) -> Iterator[Tensor]:
+        """Yield the rows that are about to be clipped, rows x numbers for each parameter."""
         for parameter in self._optimizer.params:
             samples: Any = parameter.grad_sample
             parts = samples if isinstance(samples, list) else [samples]
             rows = torch.cat([part.detach() for part in parts if not hasattr(part, "_processed")])
-            found.append(rows.reshape(len(rows), -1).ne(0).any(dim=1))
-        return int(torch.stack(found).any(dim=0).sum())
+            yield rows.reshape(len(rows), parameter.numel())
 
     def _before_adding(self) -> None:
         """Compare the sum with what was added so far in this step."""
@@ -176,6 +200,7 @@ class SumObserver:
             rows=self._rows,
             max_grad_norm=norm,
             num_drawn=drawn,
+            longest=self._longest if self._was_clipped else None,
         )
         excess = None
         if layers is not None and self._rows:
