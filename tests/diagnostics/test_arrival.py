@@ -59,6 +59,7 @@ FAULTS = {
     "C^2 / norm": (lambda rows: rows / norms(rows) ** 2, "divided by their squared norm"),
     "at 1.5 C": (by(lambda rows: norms(rows) / 1.5), "gradients are clipped at about 1."),
     "not at all": (lambda rows: rows, "gradients are not clipped"),
+    "the sum": (lambda rows: 5e-5 * rows, "the sum of the batch clipped instead of each gradient?"),
 }
 
 

@@ -30,6 +30,14 @@ def poisson(num_steps, num_examples, sample_rate, seed=0):
     return [np.flatnonzero(rng.random(num_examples) < sample_rate) for _ in range(num_steps)]
 
 
+def test_the_same_batch_in_many_steps_is_found_without_a_warning():
+    """Some numbers of participations are so unlikely that their probabilities underflow."""
+    with np.errstate(all="raise", under="ignore"):
+        found = checks([np.arange(256)] * 2500, 1024, 0.25)
+    assert found["participation-counts"].p_value < 1e-100
+    assert found["batch-overlap"].p_value < 1e-100
+
+
 @pytest.fixture(scope="module")
 def all_trainings():
     """Every training of 2 steps and 4 examples: its probability, and all p-values."""

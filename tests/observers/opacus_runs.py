@@ -60,6 +60,16 @@ def without_clipping(optimizer):
         value.summed_grad = rows.sum(0) if value.summed_grad is None else value.summed_grad + rows.sum(0)
 
 
+def clipping_the_mean(optimizer):
+    rows = [optimizer._get_flat_grad_sample(value) for value in optimizer.params]
+    sums = [one.sum(0) for one in rows]
+    norm = float(torch.stack([one.norm() for one in sums]).norm()) / max(len(rows[0]), 1)
+    factor = min(1.0, optimizer.max_grad_norm / max(norm, 1e-9))
+    for value, own in zip(optimizer.params, sums, strict=True):
+        before = 0.0 if value.summed_grad is None else value.summed_grad
+        value.summed_grad = before + factor * own
+
+
 def without_noise(optimizer):
     for value in optimizer.params:
         value.grad = value.summed_grad.view_as(value)
@@ -74,6 +84,7 @@ def with_less_noise(optimizer, original=DPOptimizer.add_noise):
 
 FAULTS = {
     "no clipping": ("clip_and_accumulate", without_clipping),
+    "clipping of the mean": ("clip_and_accumulate", clipping_the_mean),
     "no noise": ("add_noise", without_noise),
     "noise times 0.8": ("add_noise", with_less_noise),
 }

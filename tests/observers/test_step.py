@@ -55,6 +55,19 @@ def test_a_broken_step_is_a_violation(broken):
     assert watch(numpy_step(**broken), gradients).audit().verdict is VIOLATION
 
 
+def test_a_step_that_clips_the_mean_is_a_violation_with_its_cause():
+    rng = np.random.default_rng(0)
+
+    def step(rows):
+        total = rows.sum(axis=0)
+        limit = NORM * len(rows) / max(np.linalg.norm(total), 1e-9)
+        return total * min(1.0, limit) + NOISE * NORM * rng.standard_normal(rows.shape[1])
+
+    result = watch(step, np.zeros((4, 100))).audit()
+    assert result.verdict is VIOLATION
+    assert "is the mean or the sum of the batch clipped" in result.likely_causes()[0]
+
+
 def test_a_step_of_torch_gets_and_gives_tensors():
     recorder = watch(torch_step(), torch.as_tensor(OTHERS))
     assert recorder.audit(confidence=1 - LEVEL).verdict is not VIOLATION

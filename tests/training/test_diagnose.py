@@ -104,6 +104,45 @@ def test_a_diagnosis_goes_on_after_a_checkpoint(train):
     assert second.diagnose() == whole.diagnose() != first.diagnose()
 
 
+def test_of_a_large_model_a_thousand_coordinates_are_kept_and_the_largest_noise_of_all(train):
+    hook = Diagnose()
+    training = train(hook, num_steps=5, build=small, **NOISE)
+    noise = hook.record.state_dict()["noise"]
+    assert training.num_parameters > 1100 > noise["num_parameters"]
+    assert list(noise["leaves"]) == [name for name, _ in training.model.named_parameters()]
+    assert {count for _, count in noise["largest"]} == {training.num_parameters}
+
+
+def test_noise_that_is_not_finite_is_refused_at_any_coordinate(train):
+    @dataclass(frozen=True, kw_only=True)
+    class OneInfinite(GaussianSum):
+        def noise(self, like, generator):
+            noise = super().noise(like, generator)
+            noise[1] = torch.inf
+            return noise
+
+    with pytest.raises(InputError, match="finite noise in step 0, got inf"):
+        train(Diagnose(), num_steps=1, fault=OneInfinite, build=small, **NOISE)
+
+
+def test_a_diagnosis_of_all_coordinates_goes_on_with_all(train):
+    """Version 0.1 kept all coordinates of a model of this size."""
+    first, second = Diagnose(), Diagnose()
+    training = train(num_steps=1, build=small, **NOISE)
+
+    def again(hook):
+        return dpsgd_training(hook, build=small, data=training.data, num_steps=4, **NOISE)
+
+    stopped, resumed = again(first), again(second)
+    first._leaves, first._indices = first._sizes, None
+    stopped.step()
+    resumed.load_state_dict(stopped.state_dict())
+    finished(resumed)
+    noise = second.record.state_dict()["noise"]
+    assert noise["num_parameters"] == training.num_parameters
+    assert len(noise["step_energies"]) == 4
+
+
 def test_a_step_tells_which_examples_were_in_it(train):
     steps = []
 

@@ -7,6 +7,7 @@ from dpaudit._torch._canaries import (
     SharedRows,
     SparseRows,
     gradient_rows,
+    largest_absolute,
     require_fitting,
     tensor_fingerprints,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "SharedRows",
     "SparseRows",
     "gradient_rows",
+    "largest_absolute",
     "require_fitting",
     "tensor_fingerprints",
 ]

@@ -191,7 +191,8 @@ def arrival_results(
         sentence = worst.sentence(shapes, names)
         cause = ""
         if p_value <= _SUSPICIOUS:
-            fitted = clipping_cause(found, batches(), std=std, names=names, is_vector=is_vector)
+            error = max(std, found.absent_std(np.ones(found.lengths.size, dtype=np.bool_)))
+            fitted = clipping_cause(found, batches(), std=error, names=names, is_vector=is_vector)
             cause = fitted or sentence.rstrip(".")
         found_more = {"p_value": p_value, "estimate": worst.mean}
         checks.insert(0, Check(name="canary-arrival", sentence=sentence, cause=cause, **found_more))

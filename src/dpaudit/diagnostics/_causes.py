@@ -26,6 +26,8 @@ _ALWAYS_FOLLOW = {
     "tied-pairs": _SHARED | {"tied-noise"},
     "common-noise": {"coordinate-noise", "leaf-noise"},
     "sum-norm": {"canary-arrival"},
+    "noise-by-sum": {"canary-arrival"},  # the sum is known only if it is clipped correctly
+    "noise-by-canaries": {"canary-arrival"},
 }
 # The same, if the others are more certain.
 _FOLLOW = {

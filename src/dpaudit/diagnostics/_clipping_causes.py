@@ -26,6 +26,7 @@ _TINY = 1e-30
 _CAPS = tuple(np.geomspace(2.0, 5e5, 40).tolist())
 _NORMS = tuple(np.geomspace(1.05, 60.0, 24).tolist())
 _VALUES = tuple(np.geomspace(0.01, 8.0, 20).tolist())
+_FACTORS = tuple(np.geomspace(1e-6, 0.5, 40).tolist())
 _POWERS = (1.5, 3.0, 4.0, 6.0)
 _EXPONENTS = (0.25, 0.5, 0.75, 0.9, 2.0)
 _CHUNKS = (100.0, 128.0, 256.0, 500.0, 512.0, 1000.0, 1024.0, 4096.0, 10_000.0)
@@ -289,6 +290,14 @@ def _ranges() -> Iterator[Candidate]:
     yield Candidate(
         _always("gradients are not clipped: is each gradient clipped before the sum?"),
         _fixed(lambda batch: np.ones((len(batch.values), 1))),
+    )
+    yield Candidate(
+        lambda factor: (
+            f"all gradients are multiplied by about {factor:.2g}, however long they are: is the mean or the "
+            "sum of the batch clipped instead of each gradient?"
+        ),
+        lambda factor: lambda batch: np.full((len(batch.values), 1), factor),
+        _FACTORS,
     )
     yield Candidate(
         lambda cap: (

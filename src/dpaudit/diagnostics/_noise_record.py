@@ -68,6 +68,7 @@ class NoiseRecord:
         self.largest: list[tuple[float, float]] = []
         """The largest absolute noise of each step, and of how many coordinates."""
         self.covariates: dict[str, list[float]] = {name: [] for name in COVARIATES}
+        self._leaves: Leaves | None = None  # of the latest step
 
     @property
     def num_steps(self) -> int:
@@ -183,8 +184,10 @@ class NoiseRecord:
                 f"Expected the noise of step {self.num_steps} as a vector of {expected or 'some'} numbers, "
                 f"got shape {vector.shape} of {vector.dtype}."
             )
-        if self.num_steps and leaves is not None and not self.layout.is_like(leaves):
-            raise InputError(f"Expected the same leaves in step {self.num_steps} as in the first step.")
+        if self.num_steps and leaves is not self._leaves and leaves is not None:
+            if not self.layout.is_like(leaves):
+                raise InputError(f"Expected the same leaves in step {self.num_steps} as in the first step.")
+            self._leaves = leaves
 
     def _start(self, layout: Layout) -> None:
         self.layout = layout
@@ -200,9 +203,9 @@ class NoiseRecord:
 
     def _add_pairs(self, signs: FloatArray) -> None:
         if self.layout.compared.size > 1:
-            heads = self.layout.heads
-            values = np.where(heads >= 0, signs[heads], 0.0)
-            sure, product = np.abs(values) @ np.abs(values).T, values @ values.T
+            values = np.append(signs, 0.0)[self.layout.heads].astype(np.float32)  # counts are exact
+            sizes = np.abs(values)
+            sure, product = sizes @ sizes.T, values @ values.T
             self.agreeing += (sure + product) / 2
             self.differing += (sure - product) / 2
 

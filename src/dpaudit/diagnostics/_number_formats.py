@@ -35,6 +35,9 @@ class FormatCheck:
     def observe(self, released: Any) -> None:
         """Add a release exactly as the step returned it, before it is multiplied by anything."""
         values = np.asarray(released, dtype=np.float64)
+        if not self.is_empty and not (self._is_float16.any() or self._is_bfloat16.any()):
+            self._observe_precise(values)
+            return
         with np.errstate(over="ignore"):
             single = values.astype(np.float32)
             is_single = single == values
@@ -52,6 +55,12 @@ class FormatCheck:
         if is_possible.any():
             finest = _lowest_bits(values[is_possible])
             self._finest[is_possible] = np.minimum(self._finest[is_possible], finest)
+
+    def _observe_precise(self, values: FloatArray) -> None:
+        """Add a release at coordinates that have no format of 16 bits: nearly all, after one step."""
+        self._largest = np.maximum(self._largest, np.abs(values))
+        with np.errstate(over="ignore"):
+            self._is_single &= values.astype(np.float32) == values
 
     @property
     def is_empty(self) -> bool:

@@ -337,8 +337,9 @@ def hypergeometric(total: int, marked: int, drawn: int) -> tuple[IntArray, Float
     values = np.arange(low, high + 1)
     logs = _log_choose(marked, values) + _log_choose(total - marked, drawn - values)
     probabilities = np.exp(logs - logs.max())
-    likely = probabilities > 0
-    return values[likely], probabilities[likely] / probabilities.sum()
+    probabilities /= probabilities.sum()
+    likely = probabilities > 0  # after the division, in which the smallest underflow
+    return values[likely], probabilities[likely]
 
 
 def hypergeometric_tail(total: int, marked: int, drawn: int, observed: int) -> float:

@@ -116,7 +116,7 @@ class Recorder:
         self._signal, self._facts = signal, facts
         joined, self._batches = with_batches(checks)
         self._log = ScoreLog(canaries)
-        has_any = noise is not None or bool(checks)
+        has_any = noise is not None or bool(checks) or self._log.is_tested
         self._tests = RunTests(noise, (self._log, *joined) if has_any else (), self._claims, wanted=tests)
         level, self._tests_level = self._tests.levels(self.confidence)
         self._bets = RunBets(

@@ -24,6 +24,7 @@ from opacus.optimizers import DPOptimizer
 from torch import Tensor, distributed
 from torch.utils.data import BatchSampler
 
+from dpaudit._torch import largest_absolute
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import replaced
@@ -172,7 +173,7 @@ class OpacusObserver:
             return {}
         stride = -(-total.numel() // _MAX_COORDINATES)
         noise = torch.add(total[::stride], released[::stride], alpha=-divisor)
-        top, norm = torch.stack([torch.linalg.vector_norm(noise, math.inf), total.norm()]).tolist()
+        top, norm = torch.stack([largest_absolute(noise), total.norm()]).tolist()
         return {"largest": (top, float(noise.numel())), "sum_norm": norm}
 
     def _divisor(self) -> float:
