@@ -49,15 +49,16 @@ class AccountantTable:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput[_OUTPUT] = self.missing
-        elif IS_UPDATE:
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        # workers send what they miss only after the session of this process has finished
+        if self.missing and IS_UPDATE:
             found = {
                 name: value for name, value in (self.known | self.missing).items() if math.isfinite(value)
             }
             lines = {"dp-accounting": version("dp-accounting"), "epsilons": dict(sorted(found.items()))}
             PATH.write_text(json.dumps(lines, indent=0) + "\n")
-
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if self.missing and not IS_UPDATE:
+        elif self.missing:
             terminalreporter.write_line(f"{len(self.missing)} epsilons are not in {PATH.name}.")
 
 
