@@ -103,10 +103,10 @@ def noise_by_sum(record: NoiseRecord) -> Check | None:
     num_likely = sum(is_likely for *_, is_likely in found)
     numbers = {True: 2 * num_likely, False: 2 * (len(found) - num_likely)}
     # less of the sum than claimed, as after clipping at a smaller norm, reveals less
-    found = [one for one in found if one[2] > 0 or not -_LOST <= one[1] < 0]
-    if not found:
-        return None
-    found = [(bonferroni(one[0], numbers[one[-1]]), *one[1:]) for one in found]
+    found = [
+        (1.0 if one[2] == 0 and -_LOST <= one[1] < 0 else bonferroni(one[0], numbers[one[-1]]), *one[1:])
+        for one in found
+    ]
     p_value, estimate, lag, words, _ = min(found, key=lambda one: one[0])
     when = {0: "the same step", 1: "the step before", _OLDER: f"more than {MAX_LAG} steps before"}
     return Check(
