@@ -22,7 +22,6 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -229,14 +228,16 @@ def cause_tasks() -> list[Task]:
     return [Task(one.fault.name, None, one.observer, 1.0, STEPS[0], 0) for one in UNSEEN]
 
 
+def run_task(task: Task) -> tuple[Task, dict[str, Any]]:
+    return task, task.run()
+
+
 def execute(tasks: list[Task], runs: Runs, num_processes: int) -> None:
     """Run tasks in processes of their own, and keep each result."""
     context = get_context("spawn")
     last = time.monotonic()
-    with ProcessPoolExecutor(num_processes, mp_context=context, max_tasks_per_child=60) as pool:
-        futures = {pool.submit(task.run): task for task in tasks}
-        for number, future in enumerate(as_completed(futures), 1):
-            task, found = futures[future], future.result()
+    with context.Pool(num_processes, maxtasksperchild=60) as pool:
+        for number, (task, found) in enumerate(pool.imap_unordered(run_task, tasks), 1):
             runs.add(task, found)
             print(f"{number}/{len(tasks)} {task.key}: {found['caught']} {found['seconds']} s", flush=True)
             if time.monotonic() - last > 5:

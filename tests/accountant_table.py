@@ -39,7 +39,7 @@ class AccountantTable:
         """Return what ``_pld._epsilon`` returns."""
         name = ",".join(map(repr, map(float, setting)))
         if name not in self.known:
-            self.known[name] = self.missing[name] = compute(*setting)
+            self.known[name] = self.missing[name] = float(compute(*setting))
         return self.known[name]
 
     @pytest.hookimpl(optionalhook=True)

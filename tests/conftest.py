@@ -1,5 +1,6 @@
 """Settings of the whole test run."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -58,6 +59,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not IS_LONG:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
         items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector, which each observer of Opacus asks for all objects, what was imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -250,9 +250,9 @@ def parameter_layout(optimizer: DPOptimizer, module: Any = None) -> ParameterLay
 def owning_module(optimizer: DPOptimizer) -> nn.Module | None:
     """Return the model of the parameters, if it is in memory: the optimizer has no reference to it."""
     wanted, found = {id(value) for value in optimizer.params}, None
-    for candidate in gc.get_objects():
-        if not issubclass(type(candidate), nn.Module):
-            continue
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, nn.Module)}  # a million objects
+    for candidate in (one for one in objects if type(one) in kinds):
         if wanted <= {id(value) for value in candidate.parameters()}:
             size = sum(1 for _ in candidate.modules())
             found = min((size, id(candidate), candidate), found or (math.inf, 0, None))
