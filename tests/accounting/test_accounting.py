@@ -204,6 +204,7 @@ def test_whole_runs_are_tested_against_the_composed_curve(inference):
     assert 0 < found.epsilon < dpaudit.training_epsilon(1.05, 0.1, 50, DELTA)
 
 
+@pytest.mark.long
 def test_a_whole_run_claim_is_refuted_by_a_leakier_training():
     rng = np.random.default_rng(1)
     claim = dpaudit.Claim.dpsgd(noise_multiplier=1.5, sample_rate=0.1, num_steps=50, delta=DELTA)

@@ -22,6 +22,7 @@ def _plans(result: Any) -> list[tuple[str, int | None, int | None]]:
     return [(plan["inference"]["type"], plan["num_canaries"], plan["num_steps"]) for plan in plans]
 
 
+@pytest.mark.long
 def test_a_leak_gives_the_sizes_that_find_it(run: Any) -> None:
     plans = _plans(run("plan", *DPSGD, "--noise-factor", "0.6", "--json"))
     leak = Leak(noise_factor=0.6)
@@ -71,6 +72,7 @@ def test_the_smallest_leak_needs_just_the_planned_size() -> None:
         assert plan.num_steps == pytest.approx(500, rel=0.06)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "plan",
     [

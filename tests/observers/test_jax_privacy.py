@@ -56,6 +56,7 @@ def test_the_bound_of_correct_training_is_tight(correct):
     assert tight >= least_caught(len(correct), 0.95, broken=0.1)  # with 1.1 times the noise none is
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_broken_training_is_a_violation_within_300_steps(fault, monkeypatch):
     FAULTS[fault](monkeypatch)
@@ -157,6 +158,7 @@ def with_dropout(params, batch, key):
     return loss(params, (inputs * jax.random.bernoulli(key, 0.8, inputs.shape), targets))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -226,6 +228,7 @@ def negative(gradient):
     return optax.tree.scale(-1.0, gradient)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("between", [of_norm_one, with_regulariser, one_layer, negative])
 def test_a_loop_whose_canaries_cannot_be_told_from_the_rest_is_refused(between):
     with pytest.raises(
@@ -307,6 +310,7 @@ def test_a_privatizer_that_somebody_wrote_may_use_any_names():
         recorder.claim  # noqa: B018
 
 
+@pytest.mark.long
 def test_scores_and_weights_are_right_if_nothing_is_compiled():
     recorder = same_weights(5, step={"compiled": False})
     assert recorder.num_done == 5

@@ -75,6 +75,7 @@ def vector(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]).astype(np.float64)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("canary", "options"),
     [
@@ -186,6 +187,7 @@ def test_scores_of_a_step_are_not_counted_as_independent():
     assert "Betting" in recorder.audit().bound.method
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", ["no clipping", "noise times 0.8"])
 def test_broken_training_is_caught_with_a_crafted_canary(fault, monkeypatch):
     FAULTS[fault](monkeypatch)

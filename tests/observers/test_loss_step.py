@@ -73,6 +73,7 @@ def test_a_correct_step_of_torch_is_not_flagged_and_tight():
     require_normal(recorder.observations, noise=NOISE)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("broken", [{"noise": 0.8 * NOISE}, {"noise": 0.0}, {"clip": False}], ids=str)
 def test_a_broken_step_of_torch_is_a_violation(broken):
     assert watch(torch_step(**broken), "torch").audit().verdict is VIOLATION

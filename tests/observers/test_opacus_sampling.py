@@ -105,6 +105,7 @@ def half_the_noise(built):
     built.optimizer.add_noise = quiet
 
 
+@pytest.mark.long
 def test_a_larger_sample_rate_than_accounted_is_a_violation(sampled):
     result = sampled(spoil=more_often).recorder.audit()
     assert "sample rate 0.04" in result.claim.summary
@@ -122,6 +123,7 @@ def test_gradients_that_are_not_clipped_are_a_violation(sampled, monkeypatch):
     assert sampled().recorder.audit().verdict is VIOLATION
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -227,6 +229,7 @@ def test_nobody_sees_another_sampler_and_everything_is_put_back_also_if_the_loop
     assert recorder.num_done == 4
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("examples", [99, 100, 101, 119])
 def test_shuffled_batches_stay_as_many_and_draw_as_large_a_share(made, examples, drop_last):

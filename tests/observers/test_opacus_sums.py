@@ -74,6 +74,7 @@ MODES = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.filterwarnings("ignore:First batch is empty")
 @pytest.mark.parametrize("mode", MODES)
 def test_correct_sums_and_batches_of_any_mode_have_no_finding(diagnosed, mode):
