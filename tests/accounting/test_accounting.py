@@ -54,7 +54,14 @@ def test_epsilon_is_bracketed_by_a_value_above_and_one_below_the_truth(noise, ra
 
 @pytest.mark.parametrize(
     ("noise", "rate", "steps"),
-    [(2.577, RATE, STEPS), (0.4, 0.3, 5), (0.8, 1.0, 4), (3.0, 0.999, 2), (0.05, 0.01, 100), (20.0, 1e-4, 1000)],
+    [
+        (2.577, RATE, STEPS),
+        (0.4, 0.3, 5),
+        (0.8, 1.0, 4),
+        (3.0, 0.999, 2),
+        (0.05, 0.01, 100),
+        (20.0, 1e-4, 1000),
+    ],
 )
 def test_arrays_give_what_the_loops_of_dp_accounting_give(noise, rate, steps):
     made, interval = _pld.composed(noise, rate, steps), _pld._interval(noise, rate, steps)
@@ -246,6 +253,7 @@ def test_the_search_for_the_noise_starts_near_it(noise, epsilon):
     assert 1 / _epsilon._limit_guess(epsilon, RATE, STEPS) == pytest.approx(noise, rel=0.1)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "event",
     [

@@ -323,6 +323,7 @@ def test_where_every_trial_fails_the_first_error_is_the_answer(of_function: Make
         run(of_function("train_never"))
 
 
+@pytest.mark.long
 def test_too_many_failures_leave_no_verdict_but_a_violation(tiny: Make) -> None:
     config = tiny(CLAIM)
     analysis = ManyRunsAnalysis(config, runs(config).resolved)

@@ -159,6 +159,7 @@ def test_a_simulated_figure_runs_and_its_picture_holds_finite_numbers(name: str,
     json.dumps(found.to_dict(), allow_nan=False)
 
 
+@pytest.mark.long
 def test_lines_lie_below_the_exact_curve_beside_them(tmp_path: Path) -> None:
     for panel in tiny("pld", tmp_path).picture.panels:
         exact, *lines = panel.series
@@ -273,7 +274,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("trained")
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", [*map(_slow_apart, TRAINED)])
 def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, folder: Path) -> None:
     found = tiny(name, folder)
@@ -292,6 +293,7 @@ def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, folder: Path
     assert again.to_dict() == found.to_dict()
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", [*map(_slow_apart, NAMES)])
 def test_a_figure_shows_the_recorded_series_axes_and_tables(name: str, folder: Path) -> None:
     found, expected = tiny(name, folder), reproduction_record.recorded(name)

@@ -56,7 +56,7 @@ def test_the_bound_of_correct_training_is_tight(correct):
     assert tight >= least_caught(len(correct), 0.95, broken=0.1)  # with 1.1 times the noise none is
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_broken_training_is_a_violation_within_300_steps(fault, monkeypatch):
     FAULTS[fault](monkeypatch)
@@ -69,6 +69,7 @@ def test_broken_training_is_a_violation_within_300_steps(fault, monkeypatch):
         result.raise_for_violation()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_a_sum_that_is_scaled_between_the_clipping_and_the_noise_is_seen(factor):
     observer = {"max_grad_norm": 0.1, "num_steps": 300}
@@ -179,6 +180,7 @@ def halves(dtype):
     return lambda gradient: jax.tree.map(lambda leaf: (leaf / 2).astype(dtype), gradient)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_scores_and_weights_are_right_if_the_loop_divides_the_sum(dtype):
     options = {"normalize_by": 5.0, "noise_multiplier": 0.25, "step": {"between": halves(dtype)}}

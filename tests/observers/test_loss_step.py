@@ -92,6 +92,7 @@ def test_noise_that_depends_on_the_number_of_examples_is_found(is_by_size):
     assert 2 <= len(set(sizes)) <= 3  # a compiled step is compiled for each size
 
 
+@pytest.mark.long
 def test_a_step_of_jax_that_returns_a_mean_is_scored():
     seen = watch(jax_step(normalize_by=12.0), "jax", batch_size=12, num_steps=40).observations
     require_normal(seen, noise=NOISE)

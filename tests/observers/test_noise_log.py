@@ -196,6 +196,7 @@ def test_sampled_recorders_have_tests_too(private):
     assert recorder.facts.max_grad_norm == NORM
 
 
+@pytest.mark.few(1)
 @jax_is_new
 @pytest.mark.parametrize("same_key", [False, True])
 def test_noise_of_jax_is_kept_as_the_privatizer_added_it(same_key):

@@ -136,7 +136,7 @@ def test_scores_and_weights_are_right_for_tied_and_for_frozen_weights(train, bui
 NORMS = [0.2, 0.3, 0.6, 0.7]  # of the four layers of the small model; their norm is 0.99
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_canaries_reach_into_every_layer_that_is_clipped_by_itself(train, kind):
     observer = {"canary": kind(), "num_canaries": 2}
@@ -166,6 +166,7 @@ def test_a_clipping_norm_that_adapts_is_read_in_every_step(train):
     assert made.recorder.audit(confidence=1 - LEVEL).verdict is not VIOLATION
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_a_step_of_several_physical_batches_is_recorded_once(private, mode):
     found = []

@@ -40,7 +40,7 @@ CASES = {
 }
 
 # A training of its own for each: `make test-long` runs them.
-LONG = {"sum", "per layer", "per layer plain"}
+LONG = {"sum", "sampled", "ghost", "ghost plain", "per layer", "per layer plain"}
 RUN = {
     name: options for name, options in CASES.items() if "DPAUDIT_TEST_LONG" in os.environ or name not in LONG
 }
@@ -139,7 +139,7 @@ def test_correct_training_on_two_processes_is_not_flagged(found):
     [
         ("observed", "DistributedDPOptimizer", 1.0),
         long("sum", "DistributedDPOptimizer", 1.0),
-        ("ghost", "DistributedDPOptimizerFastGradientClipping", 1.0),
+        long("ghost", "DistributedDPOptimizerFastGradientClipping", 1.0),
         # 128 canaries do not fit into the layers with 16 and with 2 parameters nor into that with 32
         long("per layer", "SimpleDistributedPerLayerOptimizer", math.hypot(*NORMS) / NORMS[0]),
     ],
@@ -159,12 +159,14 @@ def test_both_processes_record_the_same_and_keep_the_same_weights(found):
 
 
 @pytest.mark.parametrize(
-    ("case", "plain"), [("observed", "plain"), ("ghost", "ghost plain"), long("per layer", "per layer plain")]
+    ("case", "plain"),
+    [("observed", "plain"), long("ghost", "ghost plain"), long("per layer", "per layer plain")],
 )
 def test_the_weights_are_those_without_an_observer(found, case, plain):
     torch.testing.assert_close(found[0][case][1], found[0][plain][1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_canaries_join_where_they_are_drawn_and_are_seen_by_all_processes(found):
     joined = [found[rank]["sampled"][0]["joined"] for rank in (0, 1)]
     tries = found[0]["sampled"][0]["present"] * 60

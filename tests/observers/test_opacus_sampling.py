@@ -112,6 +112,7 @@ def test_a_larger_sample_rate_than_accounted_is_a_violation(sampled):
     assert result.verdict is VIOLATION
 
 
+@pytest.mark.long
 def test_noise_that_is_too_small_is_a_violation_at_a_threshold_that_is_looked_for(sampled):
     result = sampled(spoil=half_the_noise).recorder.audit(threshold=dpaudit.HeldOut(0.2))
     assert result.verdict is VIOLATION
@@ -471,6 +472,7 @@ def test_canaries_that_leave_out_much_of_the_norm_are_refused(sampled, options):
         sampled(num_steps=1, **options)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("order", ["manager first", "observer first"])
 def test_batches_that_a_memory_manager_splits_are_one_step_with_the_same_canaries(made, order):
     found = []
@@ -538,6 +540,7 @@ def test_every_part_of_the_claim_can_be_given(sampled):
     assert recorder.audit(delta=1e-6).verdict is NO_VIOLATION
 
 
+@pytest.mark.long
 def test_a_bound_without_independent_canaries_is_looser(sampled):
     recorder = sampled(observer={"delta": None}).recorder
     assert 0 < recorder.one_run_bound(delta=DELTA).epsilon < recorder.audit(delta=DELTA).bound.epsilon

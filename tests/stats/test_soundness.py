@@ -21,7 +21,7 @@ QUICK = [
 quick = pytest.mark.parametrize(("inference", "rule", "repetitions"), QUICK, ids=str)
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(5)
 @quick
 @pytest.mark.parametrize("mu", [0.39, *(pytest.param(mu, marks=pytest.mark.long) for mu in (0.0, 3.0))])
 @pytest.mark.parametrize("size", [50, 500])

@@ -134,6 +134,7 @@ def test_every_fault_is_expected_by_some_name():
     assert list(CAUGHT_BY) == list(BY_NAME)
 
 
+@pytest.mark.few(26)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CAUGHT_BY]
 )
