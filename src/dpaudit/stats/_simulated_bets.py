@@ -73,7 +73,8 @@ class SimulatedBets:
         groups = self._groups(start)
         choices = [self._choice(group, start) for group in groups]
         tested = np.empty(len(self._advantages))
-        for group, reachable in zip(groups, self._reachable(groups, choices, start, length), strict=True):
+        for group, choice in zip(groups, choices, strict=True):
+            reachable = choice.reachable(AIM * target / length)
             tested[group] = np.clip(reachable + self._shifts(group, start), LEAST, MOST)
         growth = wanted_growth(self._logs(tested, start).sum(axis=1), target, length - start)
         bets = np.empty((3, tested.size))
@@ -85,17 +86,6 @@ class SimulatedBets:
                     stakes = _stakes(bet, float(tested[middle]), growth[band] / growth[middle])
                     bets[:, band] = np.full_like(stakes, bet.stop), np.full_like(stakes, bet.loss), stakes
         return bets
-
-    def _reachable(
-        self, groups: list[IntArray], choices: list[StakeChoice], start: int, length: int
-    ) -> FloatArray:
-        """Return what each group can reach, which is nearly linear in the group's mean."""
-        growth = AIM * self._design.target / length
-        if start == 0:
-            return np.asarray([choices[0].reachable(growth)])
-        means = np.asarray([self._sums[group[group.size // 2], start - 1] for group in groups])
-        known = [0, len(groups) - 1]
-        return np.asarray(np.interp(means, means[known], [choices[one].reachable(growth) for one in known]))
 
     def _groups(self, start: int) -> list[IntArray]:
         """Return runs with similar means before ``start``, in ascending order of their means."""
