@@ -50,7 +50,7 @@ def digest(values: object) -> str:
 
 
 def seed_digest(name: str, seed: int) -> str:
-    """Return a digest that tells two seeds apart; short seeds can be guessed from it, drawn ones cannot."""
+    """Return a digest that identifies a seed; a short seed can be guessed from it, a drawn one cannot."""
     return digest(["dpaudit seed", name, seed])
 
 

@@ -71,7 +71,7 @@ def derive(folder: Path, values: Mapping[str, Any]) -> tuple[str, ...]:
     """
     path, writer = folder / "result.json", _version(folder, values)
     try:
-        scores = StoredScores.read(folder, values)
+        scores = _scores(folder, values)
         if scores is None:
             return (_NO_SCORES,)
         differences = [*_differences(values, scores), *_verdict_differences(values, scores)]
@@ -94,6 +94,19 @@ def derive(folder: Path, values: Mapping[str, Any]) -> tuple[str, ...]:
                 f"the run, got {one.stored!s:.200}: one of them has changed."
             )
     return _remarks(differences, "another version" if writer is None else f"version {writer}")
+
+
+def _scores(folder: Path, values: Mapping[str, Any]) -> StoredScores | None:
+    """Return the scores, after checking that they can be counted or guessed from."""
+    try:
+        found = StoredScores.read(folder, values)
+        if found is not None and not found.are_guessed:
+            _ = found.observations
+    except InputError as error:
+        if str(folder) in str(error):
+            raise
+        raise InputError(f"The observations in {folder} are damaged. {error}") from error
+    return found
 
 
 @dataclass(frozen=True)
@@ -152,6 +165,11 @@ class StoredScores:
             found.update(np.ascontiguousarray(array).data)
         keys = "mode", "threat_model", "noise_multiplier", "sample_rate", "num_steps", "delta"
         return found.hexdigest() + digest([self.canary, [self.values.get(key) for key in keys]])
+
+    @property
+    def are_guessed(self) -> bool:
+        """Whether there is one score per canary of a final model, and presence is guessed from them."""
+        return "scores" in self.arrays and self.arrays["scores"].ndim == 1
 
     @cached_property
     def claim(self) -> Claim | None:

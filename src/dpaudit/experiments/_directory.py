@@ -110,7 +110,7 @@ class RunDirectory:
 
     def result(self) -> Verified | None:
         """Return the result of a finished run, checked and derived again; None if the run is not finished."""
-        return verify_finished(self.path)
+        return verify_finished(self.path) if self._json.path("result").exists() else None
 
     def finish(
         self,
@@ -157,10 +157,10 @@ def save(path: Path, training: Training, seconds: float, run: str | None = None)
     """Write a checkpoint, with private permissions: it reveals seeds and canary membership."""
     state = _as_tensors({"training": training.state_dict(), "seconds": seconds, "run": run})
 
-    def fill(file: BinaryIO) -> None:
-        writer = HashingWriter(file)
-        torch.save(state, writer)  # type: ignore[arg-type]  # all that torch needs of a file
-        writer.finish()
+    def fill(raw: BinaryIO) -> None:
+        file = HashingWriter(raw)
+        torch.save(state, file)  # type: ignore[arg-type]  # all that torch needs of a file
+        file.finish()
 
     _io.write(path, fill, private=True)
 
