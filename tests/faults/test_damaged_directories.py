@@ -94,7 +94,7 @@ class Runs:
         return name
 
     def printed(self, _: str = "") -> dict[str, tuple[int, Any, str]]:
-        """The status, the numbers and the sentences of each command, in the order in which they are called."""
+        """The status, the numbers and the sentences of each command, one after another."""
         page = self.folder / "page.json"
         words = {
             "verify": ("verify", self.at),
@@ -284,7 +284,7 @@ FORGED = {
     "verdict": lambda values: values.update(verdict="NO_VIOLATION", refuted=[]),
     "bound.epsilon": lambda values: values["bound"].update(epsilon=0.5),
     "bound.parameter": lambda values: values["bound"].update(parameter=0.4),
-    "bound.counts": lambda values: values["bound"]["counts"].update(false_positives=1),
+    "bound.counts": lambda values: values["bound"]["counts"].update(false_positives=0, false_negatives=0),
     "bound.confidence": lambda values: [
         values["bound"].update(confidence=0.9),
         values.update(confidence=0.9),

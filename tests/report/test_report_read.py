@@ -84,8 +84,8 @@ def test_scores_of_trainings_with_and_without_the_canary_are_drawn(of_version_1:
     found = read_run(of_version_1("many-runs"))
     assert found.counted == "trial"
     assert found.figures.course is not None
-    assert found.figures.course.points[-1].num_done == 31  # a score is bet on at a threshold from those
-    before assert found.figures.scores is not None
+    assert found.figures.course.points[-1].num_done == 31  # the first pair determines a threshold
+    assert found.figures.scores is not None
     assert found.figures.scores.with_canary.sum() == 32
 
 
