@@ -214,7 +214,8 @@ def damage(rng: np.random.Generator, runs: Runs, state: str) -> str:
     names = sorted(path.name for path in runs.at.iterdir() if path.name != ".lock")
     kind = str(rng.choice([*DAMAGES, "flip", "edit", "swap", "add"]))
     name = str(rng.choice(ADDED if kind == "add" else names))
-    path, before = runs.at / name, (runs.at / name).read_bytes() if kind != "add" else b""
+    path = runs.at / name
+    before = path.read_bytes() if path.exists() else None
     if kind == "swap":
         other = runs.folder / "other" / name
         if other.exists():
@@ -265,6 +266,19 @@ def test_an_unfinished_run_does_not_go_on_with_a_file_of_another_run(name: str, 
     status, printed, text = small.printed()["run"]
     assert (status, printed) == (2, None)
     assert name in text or "instead of the stored" in text
+
+
+def test_a_config_that_was_edited_before_the_first_checkpoint_is_refused(small: Runs) -> None:
+    small.restored("unfinished")
+    (small.at / "checkpoint.pt").unlink()
+    path = small.at / "config.json"
+    values = json.loads(path.read_text())
+    values["resolved"]["noise_multiplier"] = 2.0
+    path.write_text(json.dumps(values))
+    found = small.printed()
+    for command in ("verify", "run"):
+        assert found[command][0] == 2
+        assert f"Expected {path} to be as the run wrote it" in found[command][2]
 
 
 @pytest.mark.long
