@@ -16,6 +16,7 @@ import pytest
 import dpaudit
 from dpaudit.errors import InputError
 from dpaudit.report import Format, Report, Run, read_run
+from dpaudit.report._read import _observations
 from dpaudit.report._run import headline, summary
 
 Copy = Callable[..., Path]
@@ -63,6 +64,17 @@ def of_version_1(tmp_path: Path) -> Callable[[str], Path]:
     return copy
 
 
+@pytest.mark.parametrize(
+    ("name", "counted", "count"), [("end-to-end", "canary", 17), ("many-runs", "trial", 32)]
+)
+def test_scores_of_whole_trainings_are_read(name: str, counted: str, count: int) -> None:
+    observations, found = _observations(VERSION_1 / name, paired=False)
+    assert found == counted
+    assert observations is not None
+    assert observations.with_canary.size == count
+
+
+@pytest.mark.long
 def test_one_observation_a_canary_has_no_order_in_time(of_version_1: Copy) -> None:
     found = read_run(of_version_1("end-to-end"))
     assert (found.counted, found.figures.course) == ("canary", None)

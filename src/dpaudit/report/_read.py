@@ -8,7 +8,7 @@ built from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,15 @@ def read_run(path: str | Path, *, name: str | None = None) -> Run:
     Untrusted files can be read: nothing in them is executed, and invalid values raise ``InputError``. So do
     files that have changed since the run was sealed, and numbers that do not follow from the scores.
     """
-    folder = _io.expanded(path)
+    return _read(_io.expanded(path), name, remarks_on)
+
+
+def read_own_run(path: Path, *, name: str) -> Run:
+    """Read a run that this process has just finished: there is no need to derive its numbers again."""
+    return _read(path, name, lambda *_: ())
+
+
+def _read(folder: Path, name: str | None, remarks_on: Callable[..., tuple[str, ...]]) -> Run:
     seal = check_seal(folder)
     values, run = read_result(folder, printable(name or folder.resolve().name))
     remarks = remarks_on(folder, values, seal)
