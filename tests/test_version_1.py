@@ -21,7 +21,8 @@ from dpaudit.report import Report
 
 STORED = Path(__file__).parent / "fixtures" / "version_1"
 MANY_RUNS = "many-runs"
-FINISHED = "one-run", "paper", "end-to-end", "stopped", "input", "final-model", MANY_RUNS
+FINISHED = "one-run", "paper", "stopped", "input", "final-model", "end-to-end", MANY_RUNS
+SLOW = "final-model", "end-to-end", MANY_RUNS  # curves of whole runs take seconds
 FUNCTION = 'model={name="function", function="old_training:train"}'
 
 
@@ -44,18 +45,22 @@ def stored_result(name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def report(is_long: bool) -> Report:
-    """Of all finished runs; without the one whose curve takes seconds in `make test`."""
-    return Report.read([STORED / name for name in FINISHED if is_long or name != MANY_RUNS])
+    """Of all finished runs; in `make test` without those whose curves take seconds."""
+    return Report.read([STORED / name for name in FINISHED if is_long or name not in SLOW])
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("name", [*FINISHED[:-1], pytest.param(MANY_RUNS, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in SLOW else []) for name in FINISHED]
+)
 def test_a_finished_run_is_reported_with_its_numbers(name: str, report: Report) -> None:
     values = report.to_dict()["runs"][FINISHED.index(name)]
     stored = stored_result(name)
     assert values["verdict"] == stored["verdict"]
     assert values["bound"]["epsilon"] == stored["bound"]["epsilon"]
     assert [row["epsilon"] for row in values["methods"]] == [row["epsilon"] for row in stored["methods"]]
+    assert any(note.startswith("This run is not sealed") for note in values["notes"])
+    assert values["seal"] is None
 
 
 def test_finished_runs_are_shown_on_one_page(report: Report) -> None:
@@ -78,6 +83,8 @@ def test_a_report_of_a_finished_run_says_what_it_said(report: Report) -> None:
 def test_a_finished_run_is_not_trained_again() -> None:
     outcome = run(config("base"))
     assert outcome.was_finished
+    assert outcome.seal is None
+    assert outcome.remarks[0].startswith("This run is not sealed")
     assert outcome.values["verdict"] == stored_result("one-run")["verdict"]
 
 

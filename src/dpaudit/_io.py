@@ -168,6 +168,25 @@ def map_array(path: Path) -> npt.NDArray[Any]:
     return found
 
 
+def read_array(path: Path, kinds: str) -> npt.NDArray[Any] | None:
+    """Return an array of one of these dtype kinds; None if there is no such file."""
+    if not path.exists():
+        return None
+    try:
+        mapped = map_array(path)
+    except InputError:
+        raise
+    except (OSError, *NOT_AN_ARRAY) as error:
+        raise InputError(f"Expected an array in {path}, but it cannot be read.") from error
+    if not isinstance(mapped, np.ndarray) or mapped.dtype.kind not in kinds:
+        raise InputError(f"Expected numbers in {path}, got something else.")
+    if mapped.nbytes > LARGEST_ARRAY:  # a sparse file may be larger than the disk
+        raise InputError(
+            f"Expected an array of at most {LARGEST_ARRAY:,} bytes in {path}, got {mapped.nbytes:,}."
+        )
+    return np.array(mapped)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file."""
     try:

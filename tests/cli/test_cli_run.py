@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from damage import as_before_seals
 from digits_config import digits_config
 
 MODES = {"one-run": 32, "paper": 1, "end-to-end": 32}
@@ -105,7 +106,8 @@ def test_a_run_that_was_killed_has_each_observation_once_when_it_goes_on(
     assert names == {path.name for path in folder.glob("*.npy")}
     for name in names:
         assert np.load(folder / name).tobytes() == np.load(whole / name).tobytes()
-    found = [{**json.loads(done.stdout), "timing": 0} for done in (resumed, straight)]
+    clock = dict.fromkeys(("timing", "provenance", "seal"))
+    found = [json.loads(done.stdout) | clock for done in (resumed, straight)]
     assert found[0] == found[1]
     assert resumed.exit_code == straight.exit_code == 0
 
@@ -258,11 +260,13 @@ def test_a_run_tells_its_progress_in_about_ten_lines(config: Path, run: Any) -> 
 
 def test_an_old_run_says_that_its_noise_was_not_tested(config: Path, run: Any) -> None:
     run("run", config, *SHORT)
-    path = config.parent / "run" / "result.json"
+    path = as_before_seals(config.parent / "run") / "result.json"
     values = json.loads(path.read_text())
     assert len(values.pop("diagnosis")["tests"]) == 25
     path.write_text(json.dumps(values))
-    assert "noise tests: not run" in run("run", config, *SHORT).stdout
+    again = run("run", config, *SHORT).stdout
+    assert "noise tests: not run" in again
+    assert "Note: This run is not sealed" in again
 
 
 def test_a_finished_run_prints_its_result_again(config: Path, run: Any) -> None:
@@ -274,7 +278,9 @@ def test_a_finished_run_prints_its_result_again(config: Path, run: Any) -> None:
     assert "step" not in again.stderr
     assert again.exit_code == first.exit_code == 0
     values = json.loads(run("run", config, *SHORT, *methods, "--json").stdout)
-    assert values == json.loads((config.parent / "run" / "result.json").read_text())
+    stored = json.loads((config.parent / "run" / "result.json").read_text())
+    seal = json.loads((config.parent / "run" / "manifest.json").read_text())["seal"]
+    assert values == {**stored, "seal": seal, "remarks": []}
 
 
 @pytest.mark.long

@@ -52,6 +52,7 @@ def test_help_groups_the_commands(run: Any) -> None:
         "zoo",
         "Other commands",
         "report",
+        "verify",
         "demo",
         "completion",
     )

@@ -96,7 +96,7 @@ def test_a_run_keeps_its_scores_and_its_result(tiny: Make) -> None:
     config, seen = tiny(CLAIM), list[Running]()
     found = run(config, trials=seen.append)
     folder = Path(config.output)
-    assert {path.name for path in folder.iterdir()} >= {"config.json", "versions.json", "trials.sqlite3"}
+    assert {path.name for path in folder.iterdir()} >= {"config.json", "manifest.json", "trials.sqlite3"}
     assert found.values == json.loads((folder / "result.json").read_text())
     assert found.values["verdict"] == "NO_VIOLATION"
     assert found.values["threat_model"] == "black-box"

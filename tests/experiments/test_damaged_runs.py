@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from damage import altered, damaged, examples
+from damage import altered, as_before_seals, damaged, examples
 from digits_config import digits_config
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,12 +28,13 @@ AUDIT = 'num_canaries = 4\nmethods = ["f-DP(CP)"]'
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a config and its finished run."""
+    """The folder of a config and its finished run, whose content is not protected by a seal."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "c.toml").write_text(
         digits_config(folder / "run", hidden=4, num_examples=100, num_steps=2, audit=AUDIT)
     )
     run(load_config(folder / "c.toml"))
+    as_before_seals(folder / "run")
     shutil.copytree(folder / "run", folder / "kept")
     return folder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage import altered, damaged, examples
+from damage import altered, as_before_seals, damaged, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +24,8 @@ def _without_accountant(values: dict[str, Any]) -> dict[str, Any]:
 def _fresh(runs: dict[str, Path], tmp_path: Path) -> Path:
     """A copy of a correct run, in the place of the last one."""
     shutil.rmtree(tmp_path / "run", ignore_errors=True)
-    folder = Path(shutil.copytree(runs["correct"], tmp_path / "run"))
+    folder = as_before_seals(Path(shutil.copytree(runs["correct"], tmp_path / "run")))
+    (folder / "versions.json").write_text('{"dpaudit": "0.1.0", "python": "3.11.7"}')
     result = folder / "result.json"
     result.write_text(json.dumps(_without_accountant(json.loads(result.read_text()))))
     return folder

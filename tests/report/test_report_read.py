@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ import pytest
 import dpaudit
 from dpaudit.errors import InputError
 from dpaudit.report import Format, Report, Run, read_run
+from dpaudit.report._read import _observations
 from dpaudit.report._run import headline, summary
 
 Copy = Callable[..., Path]
+VERSION_1 = Path(__file__).parent.parent / "fixtures" / "version_1"
 
 
 def refused(folder: Path) -> str:
@@ -48,12 +51,32 @@ def test_each_run_has_the_pictures_that_it_holds_the_numbers_for(
     assert read_run(runs["paper"]).figures.course is not None
 
 
-def test_one_observation_a_canary_has_no_order_in_time(copied: Copy) -> None:
-    folder = copied()
-    (folder / "scores.npy").unlink()
-    np.save(folder / "log_likelihood_ratios.npy", np.linspace(-1.0, 1.0, 64))
-    np.save(folder / "present.npy", np.arange(64) > 30)
-    found = read_run(folder)
+@pytest.fixture
+def of_version_1(tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of a run of version 0.1, with the bound of its verdict alone: the others take seconds."""
+
+    def copy(name: str) -> Path:
+        folder = Path(shutil.copytree(VERSION_1 / name, tmp_path / name))
+        values = json.loads((folder / "result.json").read_text())
+        (folder / "result.json").write_text(json.dumps(values | {"methods": []}))
+        return folder
+
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("name", "counted", "count"), [("end-to-end", "canary", 17), ("many-runs", "trial", 32)]
+)
+def test_scores_of_whole_trainings_are_read(name: str, counted: str, count: int) -> None:
+    observations, found = _observations(VERSION_1 / name, paired=False)
+    assert found == counted
+    assert observations is not None
+    assert observations.with_canary.size == count
+
+
+@pytest.mark.long
+def test_one_observation_a_canary_has_no_order_in_time(of_version_1: Copy) -> None:
+    found = read_run(of_version_1("end-to-end"))
     assert (found.counted, found.figures.course) == ("canary", None)
     assert found.figures.scores is not None
 
@@ -68,18 +91,14 @@ def test_a_run_without_its_observations_still_has_its_verdict(copied: Copy) -> N
     assert "Scores" not in Report(runs=(found,), title="t").to_text()
 
 
-def test_scores_of_trainings_with_and_without_the_canary_are_drawn(copied: Copy) -> None:
-    folder, rng = copied(), np.random.default_rng(0)
-    for name in ("scores", "present"):
-        (folder / f"{name}.npy").unlink()
-    np.save(folder / "with_canary.npy", rng.normal(1.0, 1.0, 60))
-    np.save(folder / "without_canary.npy", rng.normal(0.0, 1.0, 50))
-    found = read_run(folder)
+@pytest.mark.long
+def test_scores_of_trainings_with_and_without_the_canary_are_drawn(of_version_1: Copy) -> None:
+    found = read_run(of_version_1("many-runs"))
     assert found.counted == "trial"
     assert found.figures.course is not None
-    assert found.figures.course.points[-1].num_done == 50
+    assert found.figures.course.points[-1].num_done == 31  # the first pair determines a threshold
     assert found.figures.scores is not None
-    assert found.figures.scores.with_canary.sum() == 60
+    assert found.figures.scores.with_canary.sum() == 32
 
 
 def test_a_result_of_a_training_of_ones_own_has_a_report_as_well() -> None:
@@ -153,10 +172,10 @@ def test_tests_with_an_error_rate_of_their_own_are_not_said_to_be_behind_the_ver
 def test_findings_without_a_bound_above_the_claim_are_a_violation_of_the_mechanism(
     runs: dict[str, Path], copied: Copy
 ) -> None:
-    found = json.loads((runs["broken"] / "result.json").read_text())["diagnosis"]["findings"]
+    found = json.loads((runs["broken"] / "result.json").read_text())["diagnosis"]
 
     def flagged(values: dict[str, Any]) -> None:
-        values["diagnosis"]["findings"], values["verdict"] = found, "VIOLATION"
+        values["diagnosis"], values["verdict"] = found, "VIOLATION"
 
     run = read_run(copied(flagged, name="correct"))
     assert run.refuted == ("mechanism",)
@@ -306,7 +325,7 @@ def test_an_array_that_claims_to_be_huge_takes_no_memory(copied: Copy) -> None:
 @pytest.mark.usefixtures("no_waiting")
 def test_a_pipe_in_the_place_of_a_file_is_refused(copied: Copy, name: str) -> None:
     path = copied() / name
-    path.unlink()
+    path.unlink(missing_ok=True)
     os.mkfifo(path)
     assert refused(path.parent) == f"Expected {path} to be a file, but it is a pipe or a device."
 
@@ -348,9 +367,10 @@ def test_a_curve_of_an_unknown_name_is_not_drawn_and_not_evaluated(
     assert not (tmp_path / "sprung").exists()
 
 
-def test_another_claim_than_the_stored_one_is_not_drawn(copied: Copy) -> None:
-    found = read_run(copied(lambda values: values.update(noise_multiplier=3.0)))
-    assert found.figures.course is None
+def test_another_claim_than_that_of_the_config_is_refused(copied: Copy) -> None:
+    text = refused(copied(lambda values: values.update(noise_multiplier=3.0)))
+    assert text.startswith("Expected noise_multiplier = 1.0 in ")
+    assert "as in config.json, got 3.0" in text
 
 
 def test_runs_of_the_same_name_are_told_apart(runs: dict[str, Path], copied: Copy) -> None:

@@ -21,6 +21,7 @@ from dpaudit.cli._report_command import report
 from dpaudit.cli._reproduce_command import reproduce
 from dpaudit.cli._run_command import run
 from dpaudit.cli._scores_command import scores
+from dpaudit.cli._verify_command import verify
 from dpaudit.cli._zoo_command import zoo
 
 _PROGRAM = "dpaudit"
@@ -65,7 +66,7 @@ app = typer.Typer(
 _GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     "Audit": (run, scores, check),
     "Plan and compare": (plan, zoo, reproduce),
-    "Other commands": (report, demo, completion),
+    "Other commands": (report, verify, demo, completion),
 }
 for group, commands in _GROUPS.items():
     for command in commands:

@@ -131,7 +131,8 @@ def _conclusion(trainings: list[DemoTraining]) -> str:
 
 
 def _report(trainings: list[DemoTraining]) -> Report:
-    from dpaudit.report import Report, read_run  # noqa: PLC0415
+    from dpaudit.report import Report  # noqa: PLC0415
+    from dpaudit.report._read import read_own_run  # noqa: PLC0415
 
-    runs = tuple(read_run(one.folder, name=one.name.capitalize()) for one in trainings)
+    runs = tuple(read_own_run(one.folder, name=one.name.capitalize()) for one in trainings)
     return Report(runs=runs, title="The dpaudit demo", notice=f"{NOTICE} {_conclusion(trainings)}")

@@ -79,7 +79,7 @@ def run(
     if found.was_finished:
         _require_intact(loaded, found)
     if as_json:
-        print_json(found.values)
+        print_json({**found.values, "seal": found.seal, "remarks": list(found.remarks)})
     else:
         _print(output(), loaded, found)
     verdict = found.values["verdict"]  # None without a claim
@@ -130,4 +130,6 @@ def _print(console: Console, config: Config, found: Outcome) -> None:
     console.print()
     console.print(tests_of_noise(found.values))
     console.print()
+    for remark in found.remarks:
+        console.print(f"Note: {remark}", soft_wrap=True)
     console.print(f"Written: {config.output}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The directory of one run: config, versions, checkpoint, observations and result.
+"""The directory of one run: config, provenance, checkpoint, observations, result and seal.
 
 ``save`` and ``restore`` write and read the checkpoint of a training run.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import pickle  # only for its exception: nothing is unpickled here
-import platform
 import struct
 import warnings
 import zipfile
@@ -19,13 +18,23 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-import dpaudit
-from dpaudit import _io
+from dpaudit import _io, _provenance
 from dpaudit._io import JsonCache, difference, open_file
 from dpaudit.errors import InputError
 from dpaudit.experiments._resolved import Resolved
+from dpaudit.experiments._seal import (
+    MANIFEST,
+    RUN_FILES,
+    HashingWriter,
+    require_checksum,
+    seal,
+    unhashed_size,
+    unseal,
+    with_checksum,
+)
+from dpaudit.experiments._verification import PROVENANCE, Verified, verify_finished
 from dpaudit.experiments.config import Config
-from dpaudit.stats._serialization import SCHEMA_VERSION, upgraded
+from dpaudit.stats._serialization import SCHEMA_VERSION
 from dpaudit.training import Training
 
 _ARRAY = "numpy array"  # key that marks a tensor as a converted array
@@ -67,6 +76,7 @@ class RunDirectory:
         if stored is None:
             self._require_no_other()
             return None
+        stored = require_checksum(self._json.path("config"), stored)
         found = difference(stored.get("config"), config.identity())
         if found is not None:
             raise InputError(
@@ -75,32 +85,59 @@ class RunDirectory:
             )
         return Resolved.from_dict(stored.get("resolved"), str(self._json.path("config")))
 
-    def begin(self, config: Config, resolved: Resolved) -> None:
-        """Write the config and the versions before the first step."""
-        self._json.write("versions", _versions())
+    def start(self, config: Config, resolved: Resolved) -> None:
+        """Write the provenance and the config of a new run before its first step."""
+        self.note_start()
         values = {"config": config.identity(), "resolved": resolved.to_dict()}
         # private: it contains the seeds
-        self._json.write("config", {"schema_version": SCHEMA_VERSION, **values}, private=True)
+        self._json.write("config", with_checksum({"schema_version": SCHEMA_VERSION, **values}), private=True)
 
-    def result(self) -> dict[str, Any] | None:
-        """Return the result of the run; None if it is not finished."""
-        values = self._json.read("result")
-        return None if values is None else upgraded(values)
+    def note_start(self) -> None:
+        """Remove the seal and the result of an earlier end, and add this process to the provenance."""
+        unseal(self.path)
+        _io.remove(self._json.path("result"))
+        self._json.write(PROVENANCE, with_checksum({"starts": _provenance.with_start(self._starts())}))
 
-    def finish(self, arrays: Mapping[str, np.ndarray], result: Mapping[str, Any]) -> None:
-        """Write the observations first and the result last: a directory with a result is complete."""
+    def seal_digest(self) -> str | None:
+        """Return the digest of the manifest; None if the run is not sealed."""
+        found = self._json.read(MANIFEST)
+        return None if found is None else str(found.get("seal"))
+
+    def _starts(self) -> list[Any]:
+        stored = self._json.read(PROVENANCE)
+        starts = {} if stored is None else require_checksum(self._json.path(PROVENANCE), stored, "delete it")
+        return list(starts.get("starts", []))
+
+    def result(self) -> Verified | None:
+        """Return the result of a finished run, checked and derived again; None if the run is not finished."""
+        return verify_finished(self.path) if self._json.path("result").exists() else None
+
+    def finish(
+        self,
+        config: Config,
+        resolved: Resolved,
+        arrays: Mapping[str, np.ndarray],
+        result: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Write the observations, then the result with its provenance, and seal them; return the result."""
         for name, array in arrays.items():
             _io.write(self.path / f"{name}.npy", lambda file, array=array: np.save(file, array))  # type: ignore[misc]
-        self._json.write("result", result)
+        known = _provenance.of_run(self._starts(), resolved.digests(config))
+        values = {**result, PROVENANCE: known}
+        self._json.write("result", values)
+        seal(self.path)
+        return values
 
     def replace(
         self, config: Config, resolved: Resolved, arrays: Mapping[str, np.ndarray], result: Mapping[str, Any]
-    ) -> None:
-        """Replace another run with a finished one; the old result is removed first."""
+    ) -> dict[str, Any]:
+        """Replace another run with a finished one; its files are removed first, the seal before others."""
         with self.locked():
-            _io.remove(self._json.path("result"))
-            self.begin(config, resolved)
-            self.finish(arrays, result)
+            unseal(self.path)
+            for name in RUN_FILES:
+                _io.remove(self.path / name)
+            self.start(config, resolved)
+            return self.finish(config, resolved, arrays, result)
 
     def _require_no_other(self) -> None:
         for path in (self._json.path("result"), self.checkpoint):
@@ -111,37 +148,52 @@ class RunDirectory:
                 )
 
 
-def _versions() -> dict[str, str]:
-    """Return the versions of the software on which the numbers depend."""
-    return {
-        "dpaudit": dpaudit.__version__,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "platform": platform.platform(),
-    }
+def run_digest(config: Config, resolved: Resolved) -> str:
+    """Return the digest by which a checkpoint knows its run: of the config, the data and the seeds."""
+    return _provenance.digest([config.identity(), resolved.to_dict()])
 
 
-def save(path: Path, training: Training, seconds: float) -> None:
+def save(path: Path, training: Training, seconds: float, run: str | None = None) -> None:
     """Write a checkpoint, with private permissions: it reveals seeds and canary membership."""
-    state = _as_tensors({"training": training.state_dict(), "seconds": seconds})
-    _io.write(path, lambda file: torch.save(state, file), private=True)
+    state = _as_tensors({"training": training.state_dict(), "seconds": seconds, "run": run})
+
+    def fill(raw: BinaryIO) -> None:
+        file = HashingWriter(raw)
+        torch.save(state, file)  # type: ignore[arg-type]  # all that torch needs of a file
+        file.finish()
+
+    _io.write(path, fill, private=True)
 
 
-def restore(path: Path, training: Training) -> float:
-    """Restore the state of a training run; return the seconds that it had taken."""
+def restore(path: Path, training: Training, run: str | None = None) -> float:
+    """Restore the state of a training run; return the seconds that it had taken. ``run`` is its digest."""
     try:
         with open_file(path) as file:
+            size = unhashed_size(file)
             _require_undamaged(file)
             state = _as_arrays(_loaded(file))
+        _require("run" not in state or size is not None)  # written by a version that appends a digest
+        if state.get("run") not in (None, run):
+            raise InputError(  # noqa: TRY301
+                f"Expected a checkpoint of this run in {path}, got that of another run; restore it, or "
+                "delete it to restart the run from its first step with the same seeds."
+            )
         training.load_state_dict(state["training"])
         _require(math.isfinite(state["seconds"]))
         return float(state["seconds"])
+    except InputError as error:
+        if str(path) in str(error):
+            raise
+        raise _damaged(path) from error
     except _DAMAGED as error:
-        raise InputError(
-            f"Expected an intact checkpoint in {path}, but it is damaged; delete it to restart the run from "
-            "its first step with the same seeds."
-        ) from error
+        raise _damaged(path) from error
+
+
+def _damaged(path: Path) -> InputError:
+    return InputError(
+        f"Expected an intact checkpoint in {path}, but it is damaged; delete it to restart the run from "
+        "its first step with the same seeds."
+    )
 
 
 def _require_undamaged(file: BinaryIO) -> None:

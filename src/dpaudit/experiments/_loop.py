@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, TypeAlias
 
 from dpaudit.experiments._build import Experiment
-from dpaudit.experiments._directory import restore, save
+from dpaudit.experiments._directory import restore, run_digest, save
 from dpaudit.experiments._listener import Listener, Progress
 from dpaudit.experiments.black_box import FinalModel
 from dpaudit.recording import Recorder
@@ -76,6 +76,8 @@ def summary(experiment: Trainable, trained: Trained, audit_started: float) -> di
         "stopped_early": trained.stopped_early,
         "num_parameters": training.num_parameters,
         "num_canaries": experiment.num_canaries,
+        # decides which scores count, where they are derived again without the config, which holds the seeds
+        "canary": experiment.config.audit.model_dump(mode="json").get("canary"),
         "accuracy": accuracy(training.model, experiment.test.to(training.device)),
         "timing": {
             "training_seconds": round(trained.seconds, 3),
@@ -98,9 +100,9 @@ class _Clock:
 
     def __init__(self, experiment: Trainable, path: Path | None) -> None:
         self._experiment, self._training, self._path = experiment, experiment.training, path
-        self._before = 0.0
+        self._before, self._run = 0.0, run_digest(experiment.config, experiment.resolved)
         if path is not None and path.exists():
-            self._before = restore(path, self._training)
+            self._before = restore(path, self._training, self._run)
         self._first = self._training.num_done
         self._started = self._saved = time.monotonic()
 
@@ -124,7 +126,7 @@ class _Clock:
 
     def save(self) -> None:
         if self._path is not None:
-            save(self._path, self._training, self.seconds)
+            save(self._path, self._training, self.seconds, self._run)
             self._saved = time.monotonic()
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from types import UnionType
 from typing import Any
 
+from dpaudit._provenance import digest, seed_digest
 from dpaudit.accounting import noise_for_epsilon
 from dpaudit.errors import InputError
 from dpaudit.experiments.config import Config, FunctionModel, TrainingConfig
@@ -51,6 +52,17 @@ class Resolved:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return {**asdict(self), "seeds": {**asdict(self.training_seeds), "audit": self.audit_seed}}
+
+    def digests(self, config: Config) -> dict[str, Any]:
+        """Return digests of what the numbers depend on; seeds are never stored outside private files."""
+        values = {key: value for key, value in config.identity().items() if key != "seed"}
+        seeds = {"run": self.seed, **asdict(self.training_seeds), "audit": self.audit_seed}
+        return {
+            "data": self.data_digest,
+            "configuration": digest(values),
+            **({"code": self.code_digest} if self.code_digest else {}),
+            "seeds": {name: seed_digest(name, seed) for name, seed in seeds.items()},
+        }
 
     @classmethod
     def from_dict(cls, values: object, source: str = "the config.json of the run") -> Resolved:
@@ -110,11 +122,11 @@ def _code_digest(config: Config) -> str:
 
 def _digest(data: Dataset) -> str:
     """Return a hash of the examples."""
-    digest = hashlib.sha256()
+    found = hashlib.sha256()
     for part in (data.inputs, data.targets):
-        digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
-        digest.update(part.contiguous().numpy().data)
-    return digest.hexdigest()
+        found.update(f"{part.dtype} {tuple(part.shape)}".encode())
+        found.update(part.contiguous().numpy().data)
+    return found.hexdigest()
 
 
 def _sample_rate(training: TrainingConfig, num_examples: int) -> float:

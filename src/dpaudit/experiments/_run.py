@@ -43,10 +43,16 @@ _STOPPED = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Plain values of ``result.json``, and whether the run had been finished before."""
+    """Plain values of ``result.json``, and whether the run had been finished before.
+
+    ``seal`` is the digest of the manifest, None for a run of a version without one; ``remarks`` are sentences
+    on what could not be checked or derived again.
+    """
 
     values: dict[str, Any]
     was_finished: bool
+    seal: str | None = None
+    remarks: tuple[str, ...] = ()
 
 
 def run(
@@ -73,10 +79,10 @@ def run(
         if resolved is not None:
             require_same_code(resolved, config)
         stored = None if resolved is None else directory.result()
-        if stored is not None and not (retry_failed and stored.get("num_failed")):
-            return Outcome(stored, was_finished=True)
+        if stored is not None and not (retry_failed and stored.values.get("num_failed")):
+            return Outcome(stored.values, was_finished=True, seal=stored.digest, remarks=stored.remarks)
         values = _run_training(config, directory, resolved, listener, retry_failed=retry_failed)
-        return Outcome(values, was_finished=False)
+        return Outcome(values, was_finished=False, seal=directory.seal_digest())
 
 
 def rehearse(
@@ -101,7 +107,7 @@ def rehearse(
     experiment = build(config, resolved, data, listener)
     values = _outcome(experiment, train(experiment, None, listener))
     if keep:
-        RunDirectory(config.output).replace(config, resolved, _arrays(experiment), values)
+        return RunDirectory(config.output).replace(config, resolved, _arrays(experiment), values)
     return values
 
 
@@ -122,13 +128,13 @@ def _run_training(
     data = load_data(config.data)
     if resolved is not None:
         require_same_data(resolved, data[0])
-        begin: Callable[[], None] = ignore
+        begin: Callable[[], None] = directory.note_start
     else:
         if config.training.target_epsilon is not None:
             listener.message("Calibrating the noise")
         resolved = resolve(config, data[0])
         # the config is written only after all checks have passed
-        begin = partial(directory.begin, config, resolved)
+        begin = partial(directory.start, config, resolved)
     if isinstance(config.audit, ManyRunsConfig):
         runs = ManyRuns(config=config, resolved=resolved, data=data)
         return run_many(runs, directory, begin=begin, listener=listener, retry_failed=retry_failed)
@@ -143,9 +149,7 @@ def _run_training(
     if trained.stopped_early:
         listener.message(f"Stopped at step {experiment.training.num_done:,}: the claim is refuted")
     listener.message(f"Computing the bounds{methods}")
-    values = _outcome(experiment, trained)
-    directory.finish(_arrays(experiment), values)
-    return values
+    return directory.finish(config, resolved, _arrays(experiment), _outcome(experiment, trained))
 
 
 def _arrays(experiment: Trainable) -> dict[str, np.ndarray]:

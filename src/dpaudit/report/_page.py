@@ -29,6 +29,7 @@ from dpaudit.report._run import (
     comparison_row,
     diagnosis_sentences,
     headline,
+    provenance_lines,
     smallest_leak,
     summary,
     verdict_mark,
@@ -220,14 +221,18 @@ def _diagnosis(run: Run, found: Diagnosis) -> Html:
 
 
 def _settings(run: Run) -> Html | None:
-    """Return facts about the training run, its configuration (long, hence collapsed), and the versions."""
+    """Return facts about the training run; its configuration and provenance are long, hence collapsed."""
     parts: list[Html] = []
     if run.facts:
         parts += [element("h3", "Training"), _lines(run.facts)]
     if run.settings:
         folded = element("summary", element("h3", "Configuration"))
         parts.append(element("details", folded, _lines(run.settings)))
-    if run.versions:
+    origin = provenance_lines(run)
+    if origin:
+        folded = element("summary", element("h3", "Provenance"))
+        parts.append(element("details", folded, _lines(origin)))
+    elif run.versions:
         parts += [element("h3", "Versions"), _lines(run.versions)]
     return element("div", joined(parts), class_="part") if parts else None
 

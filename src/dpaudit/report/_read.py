@@ -8,18 +8,19 @@ built from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dpaudit import _io
-from dpaudit._io import LARGEST_ARRAY, NOT_AN_ARRAY, map_array, read_json
+from dpaudit._io import read_array, read_json
 from dpaudit.diagnostics import Check, Diagnosis, Finding
 from dpaudit.errors import InputError
+from dpaudit.experiments._derivation import SCORE_FILES
+from dpaudit.experiments._seal import check_seal, require_checksum
+from dpaudit.experiments._verification import PROVENANCE, remarks_on
 from dpaudit.report._plot_data import PlotData, drawable, rebuilt_hypothesis
 from dpaudit.report._run import ClaimSummary, MethodBound, Run, flattened, printable
 from dpaudit.stats import Bound, Estimate, Kind, Observations, Power, Verdict
@@ -32,24 +33,27 @@ _LARGEST_INTEGER = 2**63
 _DEEPEST = 32  # nested objects and lists
 _MOST_NAMES = 10  # quoted in one message
 _ROUNDING = 0.01  # tolerance for epsilon, which is rounded up in a claim and down in a bound
-# the files of observations, and their dtype kinds
-_ARRAYS = {
-    "scores": "f",
-    "present": "b",
-    "with_canary": "f",
-    "without_canary": "f",
-    "log_likelihood_ratios": "f",
-}
 _NOTHING_CLAIMED = "No verdict: without a claim, there is nothing to refute."
 
 
 def read_run(path: str | Path, *, name: str | None = None) -> Run:
     """Read the directory of a finished ``dpaudit run``; it is named after the directory by default.
 
-    Untrusted files can be read: nothing in them is executed, and invalid values raise ``InputError``.
+    Untrusted files can be read: nothing in them is executed, and invalid values raise ``InputError``. So do
+    files that have changed since the run was sealed, and numbers that do not follow from the scores.
     """
-    folder = _io.expanded(path)
+    return _read(_io.expanded(path), name, remarks_on)
+
+
+def read_own_run(path: Path, *, name: str) -> Run:
+    """Read a run that this process has just finished: there is no need to derive its numbers again."""
+    return _read(path, name, lambda *_: ())
+
+
+def _read(folder: Path, name: str | None, remarks_on: Callable[..., tuple[str, ...]]) -> Run:
+    seal = check_seal(folder)
     values, run = read_result(folder, printable(name or folder.resolve().name))
+    remarks = remarks_on(folder, values, seal)
     observations, counted = _observations(folder, paired=values.get("mode") == "paper")
     tradeoff = drawable(run.bound)
     with _naming(folder / "result.json"):
@@ -61,8 +65,17 @@ def read_run(path: str | Path, *, name: str | None = None) -> Run:
             hypothesis=rebuilt_hypothesis(values, tradeoff, run.claim.parameter),
             in_order=counted != "canary",  # canaries of one run have no order in time
         )
-    settings, versions = _settings(folder), _versions(folder)
-    return replace(run, settings=settings, versions=versions, figures=figures, counted=counted)
+    provenance = {} if values.get(PROVENANCE) is None else flattened(_section(values, PROVENANCE), hidden=())
+    return replace(
+        run,
+        notes=(*run.notes, *remarks),
+        settings=_settings(folder),
+        versions=_versions(folder, values),
+        provenance=provenance,
+        seal=None if seal is None else seal.digest,
+        figures=figures,
+        counted=counted,
+    )
 
 
 @contextmanager
@@ -268,14 +281,20 @@ def _settings(folder: Path) -> dict[str, str]:
     path = folder / "config.json"
     if not path.exists():
         return {}
-    stored = read_json(path)
+    stored = require_checksum(path, read_json(path))
     with _naming(path):
         resolved = {} if stored.get("resolved") is None else _section(stored, "resolved")
         lines = {f"resolved.{label}": value for label, value in flattened(resolved).items()}
         return flattened(_section(stored, "config")) | lines
 
 
-def _versions(folder: Path) -> dict[str, str]:
+def _versions(folder: Path, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the versions of the software, from the provenance or from the file of version 0.1."""
+    if values.get(PROVENANCE) is not None:
+        known = _section(values, PROVENANCE)
+        with _naming(folder / "result.json"):
+            packages = flattened(_section(known, "packages"))
+        return packages | flattened({key: known.get(key) for key in ("python", "platform")})
     path = folder / "versions.json"
     return flattened(read_json(path)) if path.exists() else {}
 
@@ -286,7 +305,7 @@ def _observations(folder: Path, *, paired: bool) -> tuple[Observations | None, s
     ``paired`` states that each step has one score without and one with the canary, and no coins.
     """
     try:
-        found = {name: read_array(folder / f"{name}.npy", kinds) for name, kinds in _ARRAYS.items()}
+        found = {name: read_array(folder / f"{name}.npy", kinds) for name, kinds in SCORE_FILES.items()}
         scores, present, with_canary, without_canary, ratios = found.values()
         if scores is not None and present is not None:
             return Observations.from_presence(scores, present, paired=paired), "step"
@@ -299,25 +318,6 @@ def _observations(folder: Path, *, paired: bool) -> tuple[Observations | None, s
             raise
         raise InputError(f"The observations in {folder} are damaged. {error}") from error
     return None, "observation"
-
-
-def read_array(path: Path, kinds: str) -> np.ndarray | None:
-    """Return an array of one of these dtype kinds; None if there is no such file."""
-    if not path.exists():
-        return None
-    try:
-        mapped = map_array(path)
-    except InputError:
-        raise
-    except (OSError, *NOT_AN_ARRAY) as error:
-        raise InputError(f"Expected an array in {path}, but it cannot be read.") from error
-    if not isinstance(mapped, np.ndarray) or mapped.dtype.kind not in kinds:
-        raise InputError(f"Expected numbers in {path}, got something else.")
-    if mapped.nbytes > LARGEST_ARRAY:  # a sparse file may be larger than the disk
-        raise InputError(
-            f"Expected an array of at most {LARGEST_ARRAY:,} bytes in {path}, got {mapped.nbytes:,}."
-        )
-    return np.array(mapped)
 
 
 def _checked(value: Any, path: str = "", depth: int = 0) -> Any:

@@ -24,6 +24,7 @@ from dpaudit.report._run import (
     diagnosis_sentences,
     headline,
     method_row,
+    provenance_lines,
     summary,
 )
 
@@ -153,7 +154,8 @@ def _section(run: Run) -> Iterator[str]:
     for label, lines in (
         ("Training", run.facts),
         ("Configuration", run.settings),
-        ("Versions", run.versions),
+        ("Provenance", provenance_lines(run)),
+        ("Versions", {} if run.provenance else run.versions),
     ):
         if lines:
             yield f"### {label}"

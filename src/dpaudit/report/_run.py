@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,8 +74,9 @@ class MethodBound:
 class Run:
     """One audit: the claim, the result, and the method.
 
-    ``facts``, ``settings`` and ``versions`` are labeled lines about the training run, its configuration and
-    its software. ``counted`` names the source of one observation, such as "step" or "trial".
+    ``facts``, ``settings``, ``versions`` and ``provenance`` are labeled lines about the training run, its
+    configuration, its software and its origin. ``seal`` is the digest of its manifest, if it has one.
+    ``counted`` names the source of one observation, such as "step" or "trial".
     """
 
     name: str
@@ -98,6 +99,8 @@ class Run:
     facts: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    seal: str | None = None
     figures: PlotData = field(default_factory=PlotData)
     counted: str = "step"
 
@@ -176,6 +179,8 @@ class Run:
             "facts": dict(self.facts),
             "settings": dict(self.settings),
             "versions": dict(self.versions),
+            "provenance": dict(self.provenance),
+            "seal": self.seal,
             "counted": self.counted,
             "figures": self.figures.to_dict(),
         }
@@ -306,28 +311,36 @@ def diagnosis_sentences(run: Run, diagnosis: Diagnosis) -> tuple[str, str]:
     return findings_sentence(diagnosis), meaning
 
 
+def provenance_lines(run: Run) -> dict[str, str]:
+    """Return where the numbers come from, and the seal of the run's directory; empty if neither is known."""
+    seal = {} if run.seal is None else {"seal": f"{run.seal} (digest of manifest.json)"}
+    return {**run.provenance, **seal}
+
+
 # A seed determines the noise, and reports are shared.
 _SECRET = ("seed", "seeds")
 _DEEPEST_SETTING = 8
 _LONGEST_SETTING = 400  # characters of one value
 
 
-def flattened(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return nested settings as text, with keys joined by dots, without seeds and unset values.
+def flattened(values: Mapping[str, Any], *, hidden: Container[str] = _SECRET) -> dict[str, str]:
+    """Return nested settings as text, with keys joined by dots, without ``hidden`` keys and unset values.
 
     >>> flattened({"seed": 7, "model": {"name": "mlp", "hidden": [128, 64], "bias": None}})
     {'model.name': 'mlp', 'model.hidden': '128, 64'}
     """
-    return dict(_lines(values, "", 0))
+    return dict(_lines(values, "", 0, hidden))
 
 
-def _lines(values: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple[str, str]]:
+def _lines(
+    values: Mapping[str, Any], prefix: str, depth: int, hidden: Container[str]
+) -> Iterator[tuple[str, str]]:
     for key, value in values.items():
-        if key in _SECRET or value is None:
+        if key in hidden or value is None:
             continue
         label = f"{prefix}.{key}" if prefix else str(key)
         if isinstance(value, Mapping) and depth < _DEEPEST_SETTING:
-            yield from _lines(value, label, depth + 1)
+            yield from _lines(value, label, depth + 1, hidden)
         else:
             yield printable(label[:_LONGEST_SETTING]), printable(_formatted(value))
 
@@ -335,6 +348,8 @@ def _lines(values: Mapping[str, Any], prefix: str, depth: int) -> Iterator[tuple
 def _formatted(value: object) -> str:
     if isinstance(value, list):
         text = ", ".join(map(_formatted, value[:50]))
+    elif isinstance(value, Mapping):
+        text = "; ".join(f"{key} {_formatted(one)}" for key, one in value.items())
     elif isinstance(value, bool):
         text = "yes" if value else "no"
     else:

@@ -103,8 +103,7 @@ def run_many(
         raise InputError(f"Expected at least one training run to return a score: {done.failure_summary}")
     values = _outcome(runs, analysis, observations, done, estimates.progress)
     arrays = {"with_canary": observations.with_canary, "without_canary": observations.without_canary}
-    directory.finish(arrays, values)
-    return values
+    return directory.finish(runs.config, runs.resolved, arrays, values)
 
 
 class _RunningBound:

@@ -11,7 +11,7 @@ import math
 import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
@@ -318,6 +318,31 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def count_rows(path: Path) -> int:
+    """Return the number of trials in a store, without its plan; raise if a row is damaged."""
+    _require_database(path)
+    with (
+        _reading(path),
+        closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection,
+    ):
+        connection.text_factory = lambda data: data.decode(errors="replace")
+        found = connection.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
+        if [sql for (sql,) in found] != list(_TABLES) or not _is_sound(connection):
+            raise sqlite3.DatabaseError("it is damaged")
+        [identity] = connection.execute("SELECT identity FROM about").fetchone()
+        digest, rows = (
+            hashlib.sha256(str(identity).encode()).hexdigest(),
+            connection.execute(_READ).fetchall(),
+        )
+    for *values, checksum in rows:
+        if checksum != _checksum(tuple(values), digest):
+            raise InputError(
+                f"Expected intact trials in {path}, but the row of trial {values[0]!s:.20} is damaged; run "
+                "the same command again to repeat the trial."
+            )
+    return len(rows)
 
 
 def _require_database(path: Path) -> None:

@@ -1,0 +1,175 @@
+"""Where the numbers of a run come from: software, machine, code, time, and digests of what went in.
+
+Everything is read from this process and from ``git``; nothing is imported, and a machine without ``git`` gets
+no commit. Seeds appear only as digests: whoever knows a seed knows the noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+# name of the imported module, and of the distribution that it belongs to
+_PACKAGES: Final = {
+    "dpaudit": "dpaudit",
+    "torch": "torch",
+    "opacus": "opacus",
+    "jax": "jax",
+    "jax_privacy": "jax-privacy",
+    "tensorflow": "tensorflow",
+    "tensorflow_privacy": "tensorflow-privacy",
+    "dp_accounting": "dp-accounting",
+    "numpy": "numpy",
+    "scipy": "scipy",
+    "ray": "ray",
+}
+_GIT_SECONDS = 5.0  # a repository on a slow network drive must not delay a run any longer
+_GIT = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--no-renames")
+_COMMIT = "# branch.oid "
+_MOST_STARTS = 100  # of one run, as listed in its provenance
+
+
+def digest(values: object) -> str:
+    """Return the SHA-256 of plain values, which does not depend on the order of keys.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    True
+    """
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def seed_digest(name: str, seed: int) -> str:
+    """Return a digest that identifies a seed; a short seed can be guessed from it, a drawn one cannot."""
+    return digest(["dpaudit seed", name, seed])
+
+
+def now() -> str:
+    """Return the time in UTC, to the second.
+
+    >>> now().endswith("+00:00")
+    True
+    """
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def seconds_since(start: object) -> float | None:
+    """Return the seconds since a time that :func:`now` returned; None if it cannot be read."""
+    try:
+        began = datetime.fromisoformat(str(start))
+        return max(0.0, round((datetime.now(UTC) - began).total_seconds(), 3))
+    except (TypeError, ValueError):  # the latter for another form, the former for a time without a zone
+        return None
+
+
+def environment(folder: Path | None = None) -> dict[str, Any]:
+    """Describe this process: versions of the packages that it has imported, Python, platform and code.
+
+    ``folder`` is that of the user's project, by default the current directory.
+    """
+    return {
+        "packages": packages(),
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "platform": platform.platform(),
+        "git": git_state(folder),
+    }
+
+
+def packages() -> dict[str, str]:
+    """Return the versions of the known packages that were imported so far.
+
+    >>> {"dpaudit", "numpy"} <= set(packages())
+    True
+    """
+    return dict(_versions())
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for module, distribution in _PACKAGES.items():
+        loaded = sys.modules.get(module)
+        if loaded is None:
+            continue
+        # that of the imported code: the installed package may be another one
+        version = getattr(loaded, "__version__", None)
+        if not isinstance(version, str):
+            try:
+                version = importlib.metadata.version(distribution)
+            except importlib.metadata.PackageNotFoundError:
+                version = "unknown"
+        yield distribution, str(version)
+
+
+def git_state(folder: Path | None = None) -> dict[str, Any] | None:
+    """Return the commit of the folder, and whether tracked files differ from it; None outside a repository.
+
+    Untracked files do not count, because the outputs of runs are among them. A ``git`` that is missing, fails
+    or takes longer than a few seconds is the same as none.
+    """
+    program = shutil.which("git")
+    if program is None:
+        return None
+    quiet = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    try:
+        found = subprocess.run(
+            [program, "-c", "core.fsmonitor=false", *_GIT],
+            cwd=folder,
+            env={**os.environ, **quiet},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_GIT_SECONDS,
+            check=True,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    lines = found.stdout.decode(errors="replace").splitlines()
+    commit = next((line.removeprefix(_COMMIT) for line in lines if line.startswith(_COMMIT)), "")
+    if not commit.isalnum():  # "(initial)" before the first commit
+        return None
+    return {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}
+
+
+def with_start(starts: list[Any]) -> list[Any]:
+    """Return the starts of a run with this one: the first in full, later ones as far as they differ.
+
+    A run that is resumed after an update has numbers of two versions.
+    """
+    here = environment()
+    if not starts:
+        return [{"at": now(), **here}]
+    before: dict[str, Any] = {}
+    for one in starts:
+        before |= one if isinstance(one, Mapping) else {}
+    changed = {key: value for key, value in here.items() if not _is_same(before.get(key), value)}
+    return [*starts[: _MOST_STARTS - 1], {"at": now(), **changed}]
+
+
+def _is_same(before: object, value: object) -> bool:
+    """Return whether a start has nothing new; a package that is imported later is not new."""
+    if isinstance(before, Mapping) and isinstance(value, Mapping) and "commit" not in value:
+        return all(before.get(key, one) == one for key, one in value.items())
+    return before == value
+
+
+def of_run(starts: list[Any], digests: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the provenance of a finished run, given its starts and digests of what went in."""
+    first = dict(starts[0]) if starts and isinstance(starts[0], Mapping) else environment()
+    started, before = first.pop("at", None), first.get("packages")
+    # some are imported only at the end
+    first["packages"] = {**packages(), **(before if isinstance(before, Mapping) else {})}
+    return {
+        **first,
+        **digests,
+        "started": started,
+        "seconds": seconds_since(started),
+        **({"resumed": starts[1:]} if len(starts) > 1 else {}),
+    }

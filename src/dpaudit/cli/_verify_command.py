@@ -1,0 +1,59 @@
+"""``dpaudit verify``: check the files of runs, and derive their numbers again from the scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dpaudit.cli._console import BAD_INPUT, output, print_json, working
+from dpaudit.cli._options import Json
+
+if TYPE_CHECKING:  # imported when the command is called, so that the others start faster
+    from dpaudit.experiments._verification import Verification
+
+
+_Runs = Annotated[list[Path], typer.Argument(metavar="DIR", help="Directories of runs.")]
+_Unsealed = Annotated[
+    bool,
+    typer.Option(
+        "--allow-unsealed",
+        help="Accept runs of versions before 0.2, which have no manifest, if they are consistent.",
+    ),
+]
+
+
+def verify(*, runs: _Runs, allow_unsealed: _Unsealed = False, as_json: Json = False) -> None:
+    """Check that runs are as they were when they were sealed.
+
+    Compares every file with the manifest, and derives counts, bounds and
+    verdict again from the stored scores. The verdict does not matter.
+
+    Exit status: 0 if all runs are sealed and consistent, 2 if a file has
+    changed, a number does not follow, or a run is unfinished or unsealed.
+    """
+    from dpaudit.experiments import _verification  # noqa: PLC0415
+
+    with working(f"Checking {len(runs)} {'run' if len(runs) == 1 else 'runs'}"):
+        found = [_verification.verify(path) for path in runs]
+    accepted = {"sealed", "unsealed"} if allow_unsealed else {"sealed"}
+    is_accepted = all(one.status in accepted for one in found)
+    if as_json:
+        print_json({"accepted": is_accepted, "runs": [one.to_dict() for one in found]})
+    else:
+        for one in found:
+            _print(one)
+    if not is_accepted:
+        raise typer.Exit(BAD_INPUT)
+
+
+def _print(found: Verification) -> None:
+    """Print the status of a run, and the sentences that belong to it."""
+    console = output()
+    verdict = "" if found.seal is None and found.verdict is None else f", {found.verdict or 'no claim'}"
+    seal = "" if found.seal is None else f", seal {found.seal}"
+    console.print(f"{found.directory}: {found.status}{verdict}{seal}", soft_wrap=True)
+    sentences = found.remarks if found.error is None else (found.error, *found.remarks)
+    for text in sentences:
+        console.print(f"  {text}", soft_wrap=True)

@@ -1,0 +1,217 @@
+"""The seal of a finished run: a manifest with the SHA-256 of every file of the run, written last.
+
+``seal`` writes it, ``check_seal`` compares the files with it. Files of an unfinished run carry their own
+checksum: :func:`with_checksum` for JSON, :class:`HashingWriter` for a checkpoint. A seal detects damage and
+careless edits. Whoever edits a file can also write a new manifest, so the numbers are derived again from the
+scores (``_derivation.py``), and the digest of the seal can be published with a result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import dpaudit
+from dpaudit import _io
+from dpaudit._io import JsonCache, open_file, read_json
+from dpaudit._provenance import digest
+from dpaudit.errors import InputError
+
+MANIFEST: Final = "manifest"
+SCHEMA_VERSION = 1
+CHECKSUM: Final = "checksum"  # key of a JSON file that was written by with_checksum
+# files that hold seeds, which are removed before a run is published
+PRIVATE_FILES: Final = ("config.json", "checkpoint.pt", "trials.sqlite3")
+# all files that dpaudit reads from the directory of a run; reports are made from them and not sealed
+RUN_FILES: Final = (
+    "config.json",
+    "versions.json",
+    "provenance.json",
+    "canary.json",
+    "checkpoint.pt",
+    "trials.sqlite3",
+    "trials.sqlite3-journal",
+    "scores.npy",
+    "present.npy",
+    "with_canary.npy",
+    "without_canary.npy",
+    "log_likelihood_ratios.npy",
+    "result.json",
+)
+_REPORTS = ("report.html", "report.md", "report.json")
+_HEX = 64  # digits of a SHA-256
+_CHUNK = 1 << 20
+_TRAILER: Final = b"\ndpaudit sha256 "  # followed by the digest of everything before it
+_AGAIN = "restore it, or delete result.json and run the same command again to derive it again"
+
+
+@dataclass(frozen=True)
+class Seal:
+    """The digest of a manifest, sealed files that were removed since, and files that are not sealed."""
+
+    digest: str
+    absent: tuple[str, ...] = ()
+    uncovered: tuple[str, ...] = ()
+
+
+def is_sealed(folder: Path) -> bool:
+    """Return whether there is a manifest, intact or not."""
+    return os.path.lexists(_manifest(folder))
+
+
+def _manifest(folder: Path) -> Path:
+    return folder / f"{MANIFEST}.json"
+
+
+def seal(folder: Path) -> None:
+    """Write the manifest atomically, after all other files of the run."""
+    files = {name: _digest_of(folder / name) for name in RUN_FILES if os.path.lexists(folder / name)}
+    values = {"schema_version": SCHEMA_VERSION, "dpaudit_version": dpaudit.__version__, "files": files}
+    JsonCache(folder).write(MANIFEST, {**values, "seal": digest(values)})
+
+
+def unseal(folder: Path) -> None:
+    """Remove the manifest before anything changes: a directory without one has no finished result."""
+    _io.remove(_manifest(folder))
+
+
+def check_seal(folder: Path) -> Seal | None:
+    """Compare all files with the manifest; return None if there is none. Raise on the first that differs."""
+    if not is_sealed(folder):
+        return None
+    files, found = _read_manifest(folder)
+    absent = []
+    for name in RUN_FILES:
+        path = folder / name
+        if name in files and name in PRIVATE_FILES and not os.path.lexists(path):
+            absent.append(name)
+        elif name in files:
+            _require_unchanged(path, files[name])
+        elif os.path.lexists(path):
+            raise InputError(
+                f"Expected no {name} in {folder}, because the run was sealed without it, but it was added "
+                "later; remove it."
+            )
+    known = {*RUN_FILES, *_REPORTS, f"{MANIFEST}.json"}
+    names = [one.name for one in folder.iterdir()]
+    uncovered = sorted(one for one in names if one not in known and not one.startswith("."))
+    return Seal(found, tuple(absent), tuple(uncovered))
+
+
+def _read_manifest(folder: Path) -> tuple[Mapping[str, Any], str]:
+    """Return the digests of the files and that of the manifest itself."""
+    path = _manifest(folder)
+    _require_file(path)
+    values = read_json(path)
+    stored = values.pop("seal", None)
+    files = values.get("files")
+    if values.get("schema_version") not in (None, SCHEMA_VERSION):
+        raise InputError(
+            f"Expected schema_version={SCHEMA_VERSION} in {path}, got {values['schema_version']!a:.60}: it "
+            "was written by another version of dpaudit, or damaged."
+        )
+    if not isinstance(files, Mapping) or "result.json" not in files or stored != digest(values):
+        raise InputError(f"Expected {path} to be as the run left it, but it has changed; {_AGAIN}.")
+    return files, str(stored)
+
+
+def _require_unchanged(path: Path, expected: object) -> None:
+    if not os.path.lexists(path):
+        raise InputError(f"Expected {path}, which manifest.json lists, but it is missing; {_AGAIN}.")
+    _require_file(path)
+    if _digest_of(path) != expected:
+        raise InputError(
+            f"Expected {path} to be as the run left it, but its SHA-256 is not that in manifest.json; "
+            f"{_AGAIN}."
+        )
+
+
+def _require_file(path: Path) -> None:
+    """Raise for a link: its target can change without the directory."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
+    if not stat.S_ISREG(mode):
+        kind = "a link" if stat.S_ISLNK(mode) else "not a file"
+        raise InputError(f"Expected {path} to be a file of the run, but it is {kind}; {_AGAIN}.")
+
+
+def _digest_of(path: Path) -> str:
+    found = hashlib.sha256()
+    try:
+        with open_file(path) as file:
+            while piece := file.read(_CHUNK):
+                found.update(piece)
+    except OSError as error:
+        raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
+    return found.hexdigest()
+
+
+def with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plain values of a JSON file with a checksum of them.
+
+    >>> require_checksum(Path("a.json"), with_checksum({"a": 1}))
+    {'a': 1}
+    """
+    return {**values, CHECKSUM: digest(values)}
+
+
+def require_checksum(
+    path: Path, values: Mapping[str, Any], otherwise: str = "choose another output directory"
+) -> dict[str, Any]:
+    """Return the values without their checksum; raise if it differs. Version 0.1 wrote none."""
+    kept = {key: value for key, value in values.items() if key != CHECKSUM}
+    is_first_version = CHECKSUM not in values and values.get("schema_version") == 1
+    if not is_first_version and values.get(CHECKSUM) != digest(kept):
+        raise InputError(
+            f"Expected {path} to be as the run wrote it, but its checksum differs; restore it or {otherwise}."
+        )
+    return kept
+
+
+class HashingWriter:
+    """A file to write to, which ends with the digest of what was written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._digest = file, hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        """Write some bytes."""
+        self._digest.update(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        """Flush the file."""
+        self._file.flush()
+
+    def finish(self) -> None:
+        """Append the digest."""
+        self._file.write(_TRAILER + self._digest.hexdigest().encode())
+
+
+def unhashed_size(file: BinaryIO) -> int | None:
+    """Return the size of a file without its digest, None if it has none; raise ``ValueError`` if it differs.
+
+    Versions before 0.2 wrote none.
+    """
+    length = len(_TRAILER) + _HEX
+    size = file.seek(0, os.SEEK_END) - length
+    file.seek(max(size, 0))
+    end = file.read(length)
+    file.seek(0)
+    if size < 0 or not end.startswith(_TRAILER):
+        return None
+    found, left = hashlib.sha256(), size
+    while piece := file.read(min(_CHUNK, left)):
+        found.update(piece)
+        left -= len(piece)
+    file.seek(0)
+    if found.hexdigest().encode() != end.removeprefix(_TRAILER):
+        raise ValueError("the digest differs")
+    return size

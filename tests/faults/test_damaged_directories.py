@@ -1,0 +1,344 @@
+"""Random damage to the directories of runs: no number or verdict changes without being told.
+
+A damage is a flipped bit, a file that is cut, edited, emptied, removed, added, or swapped with that of
+another run. After it, `verify`, `report` and `run` print what they print of the whole directory, or refuse in
+a sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from digits_config import digits_config
+from typer.testing import CliRunner
+
+from dpaudit.cli._app import app
+from dpaudit.experiments import Progress, Running, parse_config, run
+from dpaudit.experiments._seal import seal
+
+SMALL = digits_config(
+    "{output}",
+    hidden=4,
+    num_examples=100,
+    num_steps=3,
+    top="checkpoint_seconds = 0",
+    audit='num_canaries = 4\nmethods = ["f-DP(CP)"]',
+)
+MANY = """
+output = "{output}"
+seed = 3
+threat_model = "black-box"
+pool = "serial"
+[model]
+name = "logistic-regression"
+[data]
+name = "digits"
+num_examples = 100
+[training]
+noise_multiplier = 0
+sample_rate = 1.0
+num_steps = 2
+[audit]
+num_models = 40
+held_out = 64
+methods = []
+"""
+PRIVATE = ("config.json", "checkpoint.pt", "trials.sqlite3")
+# depend on the clock, or on the place of the directory
+NOT_NUMBERS = ("timing", "provenance", "seal", "remarks", "name", "notes", "settings", "facts", "sealed")
+
+
+class StoppedError(Exception):
+    """Stands for a power failure."""
+
+
+class Runs:
+    """Directories of a run, as they were left, and what is printed of them."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        self.folder, self.text = folder, text
+        self.at = folder / "run"  # always in the same place: its path is part of what is printed
+        self.config = folder / "run.toml"
+        self.config.write_text(text.replace("{output}", str(self.at)))
+        self._make("other", "seed=4")
+        self._make("finished")
+        self._make("unfinished", stops=True)
+        self.expected = {name: self.printed(self.restored(name)) for name in ("finished", "unfinished")}
+
+    def _make(self, name: str, *changes: str, stops: bool = False) -> None:
+        def stop(progress: Progress | Running) -> None:
+            done = progress.num_done if isinstance(progress, Progress) else progress.progress.num_done
+            if done >= 2:
+                raise StoppedError
+
+        config = parse_config(self.config.read_text(), "run.toml", changes)
+        if stops:
+            with pytest.raises(StoppedError):
+                run(config, watch=stop, trials=stop)
+        else:
+            run(config)
+        self.at.rename(self.folder / name)
+
+    def restored(self, name: str) -> str:
+        """Put the directory in its place, whole."""
+        shutil.rmtree(self.at, ignore_errors=True)
+        shutil.copytree(self.folder / name, self.at)
+        return name
+
+    def printed(self, _: str = "") -> dict[str, tuple[int, Any, str]]:
+        """The status, the numbers and the sentences of each command, one after another."""
+        page = self.folder / "page.json"
+        words = {
+            "verify": ("verify", self.at),
+            "report": ("report", self.at, "--output", page),
+            "run": ("run", self.config),
+            "verify again": ("verify", self.at),
+        }
+        return {name: self._call(*words[name]) for name in words}
+
+    @staticmethod
+    def _call(*words: object) -> tuple[int, Any, str]:
+        arguments = [*map(str, words), "--json"]
+        found = CliRunner().invoke(app, arguments, env={"DPAUDIT_ENVIRONMENT": "as-is"})
+        assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+        assert "Traceback" not in found.output
+        printed = numbers(json.loads(found.stdout)) if found.stdout else None
+        return found.exit_code, printed, found.stderr + found.stdout
+
+
+def numbers(values: Any) -> Any:
+    """What is printed, without what depends on the clock or the place."""
+    if isinstance(values, dict):
+        return {key: numbers(one) for key, one in values.items() if key not in NOT_NUMBERS}
+    return [numbers(one) for one in values] if isinstance(values, list) else values
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Of one training run of three steps."""
+    return Runs(tmp_path_factory.mktemp("small"), SMALL)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """Of forty models in a store."""
+    return Runs(tmp_path_factory.mktemp("many"), MANY)
+
+
+Damage = Callable[[np.random.Generator, Path], None]
+
+
+def _flip(rng: np.random.Generator, path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
+    path.write_bytes(content)
+
+
+def _cut(rng: np.random.Generator, path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: rng.integers(len(content))])
+
+
+def _empty(_: np.random.Generator, path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _remove(_: np.random.Generator, path: Path) -> None:
+    path.unlink()
+
+
+def _link(_: np.random.Generator, path: Path) -> None:
+    target = path.parent.parent / f"target of {path.name}"
+    shutil.copy(path, target)
+    path.unlink()
+    path.symlink_to(target)
+
+
+def _edit(rng: np.random.Generator, path: Path) -> None:
+    """Change one value and leave the file valid."""
+    if path.suffix == ".npy":
+        values = np.load(path)
+        place = np.unravel_index(rng.integers(values.size), values.shape)
+        values[place] = not values[place] if values.dtype == np.bool_ else values[place] + 3.0
+        np.save(path, values)
+    elif path.suffix == ".json":
+        edited = json.loads(path.read_text())
+        leaves = list(_leaves(edited))
+        inner, key = leaves[rng.integers(len(leaves))]
+        inner[key] = _other(inner[key])
+        path.write_text(json.dumps(edited))
+    elif path.suffix == ".sqlite3":
+        with closing(sqlite3.connect(path)) as store, store:
+            store.execute("UPDATE trials SET score = score + 3 WHERE number = 1")
+    else:
+        _flip(rng, path)
+
+
+def _leaves(values: Any) -> Iterator[tuple[Any, Any]]:
+    for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+        if isinstance(value, dict | list):
+            yield from _leaves(value)
+        else:
+            yield values, key
+
+
+def _other(value: Any) -> Any:
+    if isinstance(value, bool) or value is None:
+        return not value
+    if isinstance(value, int | float):
+        return value * 2 + 1
+    return {"NO_VIOLATION": "VIOLATION", "VIOLATION": "NO_VIOLATION"}.get(value, f"{value}0")
+
+
+DAMAGES: dict[str, Damage] = {
+    "flip": _flip,
+    "cut": _cut,
+    "edit": _edit,
+    "empty": _empty,
+    "remove": _remove,
+    "link": _link,
+}
+ADDED = ("log_likelihood_ratios.npy", "with_canary.npy", "versions.json", "trials.sqlite3-journal")
+
+
+def damage(rng: np.random.Generator, runs: Runs, state: str) -> str:
+    """Damage the directory in one way; returns what was done, empty if nothing has changed."""
+    names = sorted(path.name for path in runs.at.iterdir() if path.name != ".lock")
+    kind = str(rng.choice([*DAMAGES, "flip", "edit", "swap", "add"]))
+    name = str(rng.choice(ADDED if kind == "add" else names))
+    path = runs.at / name
+    before = path.read_bytes() if path.exists() else None
+    if kind == "swap":
+        other = runs.folder / "other" / name
+        if other.exists():
+            shutil.copy(other, path)
+    elif kind == "add":
+        if not path.exists():
+            np.save(runs.at / "added.npy", np.linspace(-1, 1, 12))
+            (runs.at / "added.npy").rename(path)
+    else:
+        DAMAGES[kind](rng, path)
+    is_same = path.exists() and not path.is_symlink() and path.read_bytes() == before
+    return "" if is_same else f"{kind} {name} of the {state} run"
+
+
+def is_told(found: tuple[int, Any, str], runs: Runs, name: str) -> bool:
+    """Refused, in sentences that name the directory or one of its files."""
+    status, _, text = found
+    return status == 2 and (str(runs.at) in text or name in text) and len(text) < 3000
+
+
+def check(runs: Runs, state: str, seed: int) -> str:
+    """Damage the directory, and compare what is printed with what is printed of the whole one."""
+    runs.restored(state)
+    done = damage(np.random.default_rng([seed, len(state)]), runs, state)
+    if not done:
+        return ""
+    kind, name = done.split()[:2]
+    expected = runs.expected[state]
+    for command, found in runs.printed().items():
+        is_equal = found[:2] == expected[command][:2]
+        assert is_equal or is_told(found, runs, name), (seed, done, command, found)
+        # a file with seeds may be removed, and the manifest may lose the end of its last line
+        is_harmless = (kind == "remove" and name in PRIVATE) or (name == "manifest.json" and kind == "cut")
+        if state == "finished" and command == "verify" and not is_harmless:
+            assert found[0] == 2, (seed, done)
+    return done
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_damage_to_a_finished_run_is_told(seed: int, small: Runs) -> None:
+    check(small, "finished", seed)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.pt", "config.json"])
+def test_an_unfinished_run_does_not_go_on_with_a_file_of_another_run(name: str, small: Runs) -> None:
+    small.restored("unfinished")
+    shutil.copy(small.folder / "other" / name, small.at / name)
+    status, printed, text = small.printed()["run"]
+    assert (status, printed) == (2, None)
+    assert name in text or "instead of the stored" in text
+
+
+def test_a_config_that_was_edited_before_the_first_checkpoint_is_refused(small: Runs) -> None:
+    small.restored("unfinished")
+    (small.at / "checkpoint.pt").unlink()
+    path = small.at / "config.json"
+    values = json.loads(path.read_text())
+    values["resolved"]["noise_multiplier"] = 2.0
+    path.write_text(json.dumps(values))
+    found = small.printed()
+    for command in ("verify", "run"):
+        assert found[command][0] == 2
+        assert f"Expected {path} to be as the run wrote it" in found[command][2]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("state", ["finished", "unfinished"])
+@pytest.mark.parametrize("name", ["small", "many"])
+def test_no_number_changes_without_being_told(name: str, state: str, request: pytest.FixtureRequest) -> None:
+    """75 damages of each kind of directory, 300 in all."""
+    runs, done, seed = request.getfixturevalue(name), [], 1000
+    while len(done) < 75:
+        found = check(runs, state, seed)
+        done += [found] if found else []
+        seed += 1
+    assert {one.split()[0] for one in done} >= {*DAMAGES, "swap"}
+
+
+FORGED = {
+    "verdict": lambda values: values.update(verdict="NO_VIOLATION", refuted=[]),
+    "bound.epsilon": lambda values: values["bound"].update(epsilon=0.5),
+    "bound.parameter": lambda values: values["bound"].update(parameter=0.4),
+    "bound.counts": lambda values: values["bound"]["counts"].update(false_positives=0, false_negatives=0),
+    "bound.confidence": lambda values: [
+        values["bound"].update(confidence=0.9),
+        values.update(confidence=0.9),
+    ],
+    "claim.epsilon": lambda values: values["claim"].update(epsilon=50.0),
+    "noise_multiplier": lambda values: values.update(noise_multiplier=0.5),
+    "methods.f-DP(CP).epsilon": lambda values: values["methods"][0].update(epsilon=0.25),
+    "findings": lambda values: values["diagnosis"]["tests"][0].update(p_value=1e-12),
+}
+
+
+@pytest.mark.parametrize("key", FORGED)
+def test_a_number_that_was_edited_together_with_the_manifest_is_derived_again(key: str, small: Runs) -> None:
+    small.restored("finished")
+    path = small.at / "result.json"
+    values = json.loads(path.read_text())
+    FORGED[key](values)
+    path.write_text(json.dumps(values))
+    seal(small.at)
+    found = small.printed()
+    for command in ("verify", "report", "run"):
+        assert found[command][0] == 2
+        assert "result.json" in found[command][2]
+
+
+def test_a_run_that_ended_before_it_was_sealed_is_sealed_by_the_next_one(small: Runs) -> None:
+    small.restored("finished")
+    (small.at / "manifest.json").unlink()
+    found = small.printed()
+    assert [found[one][0] for one in ("verify", "report")] == [2, 2]
+    assert "manifest.json" in found["report"][2]
+    assert found["run"][:2] == small.expected["finished"]["run"][:2]
+    assert found["verify again"][:2] == small.expected["finished"]["verify"][:2]
+
+
+def test_a_report_and_notes_of_the_user_are_not_part_of_the_seal(small: Runs) -> None:
+    small.restored("finished")
+    for name in ("report.html", "notes.txt"):
+        (small.at / name).write_text("mine")
+    status, printed, text = small._call("verify", small.at)
+    assert (status, printed) == small.expected["finished"]["verify"][:2]
+    assert "notes.txt" in text
+    assert "report.html" not in text
