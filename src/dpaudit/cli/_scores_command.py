@@ -251,7 +251,8 @@ def scores(
     if as_json:
         print_json(values)
     else:
-        print_examined(output(), values, left_out=is_large(examined.observations))
+        left_out = is_large(examined.observations, is_fixed=threshold is not None)
+        print_examined(output(), values, left_out=left_out)
     if examined.result is not None:
         raise typer.Exit(EXIT_STATUS[examined.result.verdict])
 

@@ -17,7 +17,7 @@ import numpy as np
 from dpaudit.errors import InputError
 from dpaudit.stats._bound import LARGEST, number, plain
 from dpaudit.stats._effective_noise import MIN_STEPS, Interval, ScoreSpread, Shape
-from dpaudit.stats._observations import Observations, is_on_disk
+from dpaudit.stats._observations import Observations
 from dpaudit.stats._roc_band import RocBand, RocPoint, attack_band
 from dpaudit.stats.tradeoffs import Gaussian, TradeOff
 
@@ -89,7 +89,7 @@ class Estimate:
 
     @cached_property
     def roc(self) -> RocBand | None:
-        """The attack's ROC with a simultaneous band; None for few steps, or scores on disk."""
+        """The attack's ROC with a simultaneous band; None for few steps."""
         return self.roc_source.band() if isinstance(self.roc_source, BandSource) else self.roc_source
 
     @property
@@ -181,11 +181,9 @@ class BandSource:
     confidence: float
 
     def band(self) -> RocBand | None:
-        """Return the band; None if there are too few steps, or if the scores are on disk."""
+        """Return the band; None if there are too few steps."""
         observations = self.observations
         if observations.is_stepped and observations.num_steps < MIN_STEPS:
-            return None
-        if is_on_disk(observations.with_canary) or is_on_disk(observations.without_canary):
             return None
         fpr, reached, low, high = attack_band(observations, self.confidence)
         fnr = self.tradeoff.fnr(min(self.claimed, LARGEST), fpr)

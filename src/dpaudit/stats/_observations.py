@@ -285,23 +285,29 @@ def is_on_disk(scores: ScoreArray) -> bool:
     return isinstance(scores, np.memmap) and isinstance(scores.base, mmap.mmap)
 
 
-def chunks(scores: ScoreArray) -> Iterator[tuple[int, ScoreArray]]:
-    """Yield (start index, chunk) in flat order; a chunk is valid until the next one is requested."""
+def chunks(
+    scores: ScoreArray, first: int = 0, last: int | None = None
+) -> Iterator[tuple[int, ScoreArray]]:
+    """Yield (start index, chunk) from ``first`` to ``last`` in flat order.
+
+    A chunk is valid until the next one is requested.
+    """
+    end = scores.size if last is None else last
     if isinstance(scores, np.memmap) and is_on_disk(scores) and scores.flags.c_contiguous:
-        yield from _from_file(scores)
+        yield from _from_file(scores, first, end)
         return
     flat = scores.reshape(-1)
-    for start in range(0, flat.size, _CHUNK):
-        yield start, flat[start : start + _CHUNK]
+    for start in range(first, end, _CHUNK):
+        yield start, flat[start : min(start + _CHUNK, end)]
 
 
-def _from_file(scores: np.memmap) -> Iterator[tuple[int, ScoreArray]]:
+def _from_file(scores: np.memmap, first: int, end: int) -> Iterator[tuple[int, ScoreArray]]:
     assert scores.filename is not None  # whole memory-mapped files have one
-    buffer = np.empty(min(_CHUNK, scores.size), scores.dtype)
+    buffer = np.empty(min(_CHUNK, end - first), scores.dtype)
     with open_file(scores.filename) as file:
-        file.seek(scores.offset)
-        for start in range(0, scores.size, _CHUNK):
-            piece = buffer[: scores.size - start]
+        file.seek(scores.offset + first * scores.itemsize)
+        for start in range(first, end, _CHUNK):
+            piece = buffer[: end - start]
             if file.readinto(piece.data) != piece.nbytes:
                 raise InputError(f"Expected {scores.size:,} scores in {scores.filename}, got fewer.")
             yield start, piece
