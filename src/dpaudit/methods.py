@@ -97,7 +97,7 @@ class Method:
 
 
 def is_large(observations: Observations, *, is_fixed: bool = False) -> bool:
-    """Return whether the scores should stay on disk, where a fixed threshold lets most methods stream them."""
+    """Return whether the scores should stay on disk: at a fixed threshold, most methods stream them."""
     sides = observations.with_canary, observations.without_canary
     most = _STREAMED if is_fixed or observations.normalized else _LARGE
     return any(is_on_disk(side) and side.size > most for side in sides)
@@ -170,7 +170,11 @@ class CountedOnce(ThresholdRule):
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         if isinstance(inference, CountInference):
             return ThresholdResult(inference.parameter(self.counts, query), self.fixed.threshold, self.counts)
-        if isinstance(inference, Betting) and self.errors is not None and is_large(observations, is_fixed=True):
+        if (
+            isinstance(inference, Betting)
+            and self.errors is not None
+            and is_large(observations, is_fixed=True)
+        ):
             found = inference.from_errors(self.errors, query)
             return ThresholdResult(found, self.fixed.threshold, self.counts)
         return self.fixed.apply(observations, inference, query)

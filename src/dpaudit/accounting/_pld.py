@@ -32,7 +32,7 @@ def composed(noise_multiplier: float, sample_rate: float, num_steps: int, finer:
     adjacencies = [kinds.REMOVE] if sample_rate == 1 else [kinds.REMOVE, kinds.ADD]
     try:
         steps = [_step(noise_multiplier, sample_rate, interval, adjacency) for adjacency in adjacencies]
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         raise InputError(
             "Expected a noise multiplier and sample rate that dp-accounting supports, got "
             f"noise_multiplier={noise_multiplier:g} and sample_rate={sample_rate:g}."

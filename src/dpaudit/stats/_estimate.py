@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dpaudit import _validate
 from dpaudit.errors import InputError
 from dpaudit.stats._bound import LARGEST, number, plain
 from dpaudit.stats._effective_noise import MIN_STEPS, Interval, ScoreSpread, Shape
@@ -160,6 +161,7 @@ class Estimate:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Estimate:
         """Restore an estimate from :meth:`to_dict`; invalid values raise ``InputError``."""
+        _validate.mapping("the values of an estimate", values)
         has_roc, has_gap = values.get("roc") is not None, values.get("missing") is not None
         return cls(
             confidence=number(values, "confidence", low=0.5, high=1.0),

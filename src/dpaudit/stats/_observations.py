@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+from dpaudit import _validate
 from dpaudit._io import open_file
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IdArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
@@ -72,6 +73,8 @@ class Observations:
     _coins_were_checked: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
+        for name in ("normalized", "paired", "coupled"):
+            object.__setattr__(self, name, _validate.flag(name, getattr(self, name)))
         for name in ("with_canary", "without_canary"):
             object.__setattr__(self, name, _as_scores(name, getattr(self, name)))
         present, absent = self.with_canary.shape, self.without_canary.shape
@@ -123,9 +126,11 @@ class Observations:
         >>> joined.with_canary, joined.with_ids
         (array([0.9]), array(['b'], dtype='<U1'))
         """
+        for name, given in (("paired", paired), ("normalized", normalized), ("coupled", coupled)):
+            _validate.flag(name, given)
         values = _as_scores("scores", scores)
         names = None if ids is None else as_ids("ids", ids, values.shape[-1])
-        mask = _as_mask(joined_presence(present, names, present_ids, paired=paired), values.shape)
+        mask = as_mask(joined_presence(present, names, present_ids, paired=paired), values.shape)
         if paired:
             return replace(_from_pairs(values, mask, names, normalized), coupled=coupled)
         if values.ndim == 2:
@@ -251,10 +256,7 @@ def _from_pairs(
 
 
 def _as_scores(name: str, values: ArrayLike) -> ScoreArray:
-    try:
-        array = values if isinstance(values, np.memmap) else np.asarray(values)
-    except ValueError:  # numpy's own message is about inhomogeneous shapes
-        raise InputError(f"Expected {name} to be one array, got rows of different lengths.") from None
+    array = values if isinstance(values, np.memmap) else plain_array(name, values)
     if array.dtype.kind in "iub":
         array = array.astype(np.float64)
     if array.dtype.kind != "f":
@@ -271,11 +273,33 @@ def _as_scores(name: str, values: ArrayLike) -> ScoreArray:
     return array
 
 
-def _as_mask(present: ArrayLike, shape: tuple[int, ...]) -> BoolArray:
-    mask = np.asarray(present)
+def plain_array(name: str, values: ArrayLike) -> np.ndarray[Any, Any]:
+    """Return an array of numbers or booleans; a masked array, whose mask would be lost, is rejected."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise InputError(
+            f"Expected {name} to be a plain array, got a masked array: pass only the values that are not "
+            f"masked, as {name}.compressed() returns them."
+        )
+    try:
+        array = np.asarray(values)
+    except ValueError:  # numpy's own message is about inhomogeneous shapes
+        raise InputError(f"Expected {name} to be one array, got rows of different lengths.") from None
+    except Exception as error:  # an object that converts itself, such as a tensor on another device
+        raise InputError(
+            f"Expected {name} to be an array, but {type(values).__name__} is not convertible to one: "
+            f"{error!s:.200}."
+        ) from error
+    if array.dtype.kind not in "iufb":
+        raise InputError(f"Expected {name} to be numbers, got an array of type {array.dtype!s:.60}.")
+    return array
+
+
+def as_mask(present: ArrayLike, shape: tuple[int, ...]) -> BoolArray:
+    """Return the presence of each score as booleans; only False, True, 0 and 1 are accepted."""
+    mask = plain_array("present", present)
     if mask.shape != shape:
         raise InputError(f"Expected present of shape {shape}, got {mask.shape}.")
-    if mask.dtype != np.bool_ and not np.isin(mask, (0, 1)).all():
+    if mask.dtype != np.bool_ and not ((mask == 0) | (mask == 1)).all():
         raise InputError("Expected present to hold only 0 and 1 (or False and True).")
     return mask.astype(np.bool_)
 
@@ -285,9 +309,7 @@ def is_on_disk(scores: ScoreArray) -> bool:
     return isinstance(scores, np.memmap) and isinstance(scores.base, mmap.mmap)
 
 
-def chunks(
-    scores: ScoreArray, first: int = 0, last: int | None = None
-) -> Iterator[tuple[int, ScoreArray]]:
+def chunks(scores: ScoreArray, first: int = 0, last: int | None = None) -> Iterator[tuple[int, ScoreArray]]:
     """Yield (start index, chunk) from ``first`` to ``last`` in flat order.
 
     A chunk is valid until the next one is requested.

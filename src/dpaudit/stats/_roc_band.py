@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from dpaudit import _validate
 from dpaudit._plotting import draw_roc
 from dpaudit._types import FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
@@ -87,6 +88,7 @@ class RocBand:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RocBand:
         """Restore a band from :meth:`to_dict`; invalid values raise ``InputError``."""
+        _validate.mapping("the values of a band", values)
         columns = {name: _rates(values, name) for name in ("fpr", "claimed", "reached", "low", "high")}
         sizes = {column.size for column in columns.values()}
         fpr = columns["fpr"]
