@@ -15,7 +15,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 import numpy as np
 
-from dpaudit.errors import InputError
+from dpaudit.errors import InputError, quoted
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,7 +50,7 @@ def without_epsilon(expected: str) -> Callable[[Callable[P, R]], Callable[P, R]]
 
 def _number(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise InputError(f"Expected {name}={value!r} to be a number.")
+        raise InputError(f"Expected {name}={quoted(value)} to be a number.")
     try:
         return float(value)
     except OverflowError as error:
@@ -108,14 +108,14 @@ def noise_multiplier(value: float) -> float:
 def flag(name: str, value: bool) -> bool:
     """Require True or False: a string or an array that is taken for one states what nobody meant."""
     if not isinstance(value, bool | np.bool_):
-        raise InputError(f"Expected {name}={value!r:.60} to be True or False.")
+        raise InputError(f"Expected {name}={quoted(value)} to be True or False.")
     return bool(value)
 
 
 def mapping(name: str, value: Any) -> Mapping[str, Any]:
     """Require a dictionary, such as one that was read from a file."""
     if not isinstance(value, Mapping):
-        raise InputError(f"Expected {name} to be a dictionary, got {value!a:.60}.")
+        raise InputError(f"Expected {name} to be a dictionary, got {quoted(value)}.")
     return value
 
 
@@ -136,9 +136,9 @@ def restoring(kind: str, state: Any) -> Iterator[None]:
         OverflowError,
         RuntimeError,
     ) as error:
-        reason = f"{type(error).__name__}: {error!s:.200}"
         raise InputError(
-            f"Expected the state_dict of {kind} that was created in the same way, got a damaged one ({reason})."
+            f"Expected the state_dict of {kind} that was created in the same way, got a damaged one "
+            f"({type(error).__name__}: {quoted(str(error))})."
         ) from error
 
 
@@ -182,7 +182,7 @@ def num_steps(value: int) -> int:
 def whole(name: str, value: int, low: int = 1, high: int | None = None) -> int:
     """Require an integer of at least ``low`` and at most ``high``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"Expected {name}={value!r} to be a whole number.")
+        raise InputError(f"Expected {name}={quoted(value)} to be a whole number.")
     if value < low:
         raise InputError(f"Expected {name}={value} to be at least {low}.")
     if high is not None and value > high:

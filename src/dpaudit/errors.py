@@ -31,6 +31,11 @@ def shortened(message: str) -> str:
     return f"{message[: _LONGEST - _END - 5]} ... {message[-_END:]}"
 
 
+def quoted(value: object) -> str:
+    """Return the beginning of a value for an error message: short, on one line and in ASCII."""
+    return " ".join(f"{value!a:.80}".split())
+
+
 class InputError(DpauditError, ValueError):
     """A value is invalid; the message, of at most 1,000 characters, names it and states what was expected."""
 

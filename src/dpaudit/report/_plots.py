@@ -221,9 +221,10 @@ class TradeoffPlot:
             *self._marks(canvas),
             label="Trade-off between the two error rates, close-up of the measured rates",
         )
+        level = _validate.percent(self.plane.confidence)
         text = (
-            f"The box contains both true rates with {_validate.percent(self.plane.confidence)} confidence, if "
-            "all observations are independent (Clopper-Pearson, with half of the error for each rate). The curve "
+            f"The box contains both true rates with {level} confidence, if all "
+            "observations are independent (Clopper-Pearson, with half of the error for each rate). The curve "
             "of the bound is the leakiest curve that is refuted."
         )
         title = "Trade-off, close-up"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from dpaudit import _validate
-from dpaudit.errors import InputError
+from dpaudit.errors import InputError, quoted
 from dpaudit.stats._counts import ErrorCounts, Guesses
 from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import Inference, Kind
@@ -161,5 +161,5 @@ def _texts(values: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _refused(name: str, expected: str, value: object) -> InputError:
-    shown = "nothing" if value is None else f"{value!a:.60}"  # short and ASCII: it is printed to a terminal
+    shown = "nothing" if value is None else quoted(value)
     return InputError(f"Expected {name} {expected}, got {shown}.")

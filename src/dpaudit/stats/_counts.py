@@ -294,7 +294,7 @@ def _scores_and_presence(
 ) -> tuple[FloatArray, BoolArray]:
     values = np.asarray(plain_array("scores", scores), dtype=np.float64)
     names = None if ids is None else as_ids("ids", ids, values.size)
-    truth = plain_array("present", joined_presence(present, names, present_ids))
+    truth = np.asarray(joined_presence(plain_array("present", present), names, present_ids))
     if values.ndim != 1 or values.shape != truth.shape:
         raise InputError(
             "Expected scores and present to be one-dimensional and of the same length, got shapes "

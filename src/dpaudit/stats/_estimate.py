@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpaudit import _validate
-from dpaudit.errors import InputError
+from dpaudit.errors import InputError, quoted
 from dpaudit.stats._bound import LARGEST, number, plain
 from dpaudit.stats._effective_noise import MIN_STEPS, Interval, ScoreSpread, Shape
 from dpaudit.stats._observations import Observations
@@ -241,12 +241,12 @@ def _shape(values: Mapping[str, Any]) -> Shape | None:
 def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = values.get(name)
     if not isinstance(found, Mapping):
-        raise InputError(f"Expected {name} to be an object, got {found!a:.60}.")
+        raise InputError(f"Expected {name} to be an object, got {quoted(found)}.")
     return found
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
     found = values.get(name)
     if not isinstance(found, str):
-        raise InputError(f"Expected {name} to be a string, got {found!a:.60}.")
+        raise InputError(f"Expected {name} to be a string, got {quoted(found)}.")
     return found

@@ -130,7 +130,8 @@ class Observations:
             _validate.flag(name, given)
         values = _as_scores("scores", scores)
         names = None if ids is None else as_ids("ids", ids, values.shape[-1])
-        mask = as_mask(joined_presence(present, names, present_ids, paired=paired), values.shape)
+        flags = plain_array("present", present)
+        mask = as_mask(joined_presence(flags, names, present_ids, paired=paired), values.shape)
         if paired:
             return replace(_from_pairs(values, mask, names, normalized), coupled=coupled)
         if values.ndim == 2:
