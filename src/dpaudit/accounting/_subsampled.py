@@ -175,7 +175,7 @@ def _interpolated(levels: FloatArray, positions: FloatArray) -> FloatArray:
 @lru_cache(maxsize=512)
 def _exact_curve(noise: float, sample_rate: float, num_steps: int) -> LineEnvelope:
     """Return lines at evenly spaced epsilons from 0 to where delta vanishes: slopes grow geometrically."""
-    pld = composed(noise, sample_rate, num_steps, 0.5)
+    pld = composed(noise, sample_rate, num_steps)
     largest = pld.get_epsilon_for_delta(1e-12)
     if not 0 < largest < math.inf:
         largest = max(pld.get_epsilon_for_delta(1e-9), 1e-6)
