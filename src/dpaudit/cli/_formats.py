@@ -23,7 +23,7 @@ from typing import Any, TextIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dpaudit._io import LARGEST_ARRAY, NOT_AN_ARRAY, map_array, open_file
+from dpaudit._io import LARGEST_ARRAY, NOT_AN_ARRAY, map_array, open_file, without_warnings
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.errors import InputError, MissingExtraError
 
@@ -274,7 +274,8 @@ class NpzArchive:
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         self._unpacked += self._sizes.get(f"{name}.npy", 0)
         _require_moderate(self._path, self._unpacked)
-        array = self._arrays[name]
+        with without_warnings():
+            array = self._arrays[name]
         if not isinstance(array, np.ndarray) or array.dtype.itemsize == 0:
             raise InputError(f"Expected {name!r} in {self._path} to be an array, got something else.")
         return array

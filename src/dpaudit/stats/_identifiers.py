@@ -17,17 +17,16 @@ def as_ids(name: str, ids: ArrayLike, size: int) -> IdArray:
     """Return identifiers, integers or strings, as an array of this size."""
     if isinstance(ids, np.ma.MaskedArray):
         raise InputError(f"Expected {name} to be a plain array, got a masked array.")
+    words: set[bool] = set()
     try:
         array = np.asarray(ids)
         if not isinstance(ids, np.ndarray) or array.dtype == object:  # numpy turns 1 and "a" into "1" and "a"
             words = {isinstance(one, str) for one in np.asarray(ids, dtype=object).flat}
-            if len(words) > 1:
-                raise InputError(f"Expected {name} to be all integers or all strings, got both.")
             array = np.asarray(array.tolist())
-    except InputError:
-        raise
     except ValueError:  # rows of different lengths
         raise InputError(f"Expected {name} to be a one-dimensional array of integers or strings.") from None
+    if len(words) > 1:
+        raise InputError(f"Expected {name} to be all integers or all strings, got both.")
     if array.ndim != 1 or array.dtype.kind not in "iuUS":
         raise InputError(
             f"Expected {name} to be a one-dimensional array of integers or strings, got shape {array.shape} "

@@ -376,9 +376,10 @@ def _likely_cause(gap: float, error: float, expected: float) -> str:
 
 def _mean_and_error(scores: ScoreArray, steps: IntArray | None) -> tuple[float, float]:
     """Return the mean, and by how much it may differ from its expectation; infinity for few scores."""
-    sums, sizes = _sums(scores, steps)
-    mean, number = float(sums.sum() / sizes.sum()), sums.size
-    if number < _FEW_MEANS:
+    with np.errstate(over="ignore", invalid="ignore"):  # of scores at the end of the range of floats
+        sums, sizes = _sums(scores, steps)
+        mean, number = float(sums.sum() / sizes.sum()), sums.size
+    if number < _FEW_MEANS or not math.isfinite(mean):
         return mean, math.inf
     with np.errstate(over="ignore"):  # an infinite error says nothing about the mean
         squares = float(((sums - mean * sizes) ** 2).sum())
