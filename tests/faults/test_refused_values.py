@@ -110,6 +110,12 @@ def test_an_accountant_that_overflows_is_quoted() -> None:
         _ = claim.epsilon
 
 
+def test_a_sample_rate_whose_losses_do_not_fit_into_memory_is_refused() -> None:
+    claim = Claim.dpsgd(noise_multiplier=1.0, sample_rate=1e-160, num_steps=100, delta=1e-5)
+    with pytest.raises(InputError, match="that dp-accounting supports, got .* and sample_rate=1e-160"):
+        _ = claim.epsilon
+
+
 def test_curves_at_the_end_of_the_range_of_floats_have_an_infinite_epsilon() -> None:
     assert Gaussian().epsilon(1e308, 1e-5) == float("inf")
     observations = Observations(

@@ -19,6 +19,7 @@ _FINE = 1e-3
 _HUGE = 1e12  # an epsilon above any of interest
 _ROUNDING = 1e-5  # the relative error of epsilon from truncating tails at delta = 1e-10
 _TRUNCATED, _ORDERS = 1e-15, 20  # mass outside of a composition, and moments that bound it: dp-accounting's
+_MOST_LOSSES = 10_000_000
 _NUM_LINES = 200  # each line costs a pass over the privacy loss distribution
 
 
@@ -53,6 +54,8 @@ def _step(noise_multiplier: float, sample_rate: float, interval: float, adjacenc
     )
     bounds = loss.connect_dots_bounds()
     first, last = math.floor(bounds.epsilon_lower / interval), math.ceil(bounds.epsilon_upper / interval)
+    if last - first > _MOST_LOSSES:  # of a tiny sample rate, whose losses are tiny too
+        raise ValueError("too many losses for the memory")
     is_removed = adjacency == privacy_loss_mechanism.AdjacencyType.REMOVE
     epsilons = np.arange(first, last + 1) * interval
     deltas = _step_deltas(noise_multiplier, sample_rate, epsilons, is_removed=is_removed)
