@@ -106,7 +106,7 @@ def noise_multiplier(value: float) -> float:
 
 
 def flag(name: str, value: bool) -> bool:
-    """Require True or False: a string or an array that is taken for one states what nobody meant."""
+    """Require True or False: a string or an array would silently count as one of them."""
     if not isinstance(value, bool | np.bool_):
         raise InputError(f"Expected {name}={quoted(value)} to be True or False.")
     return bool(value)
@@ -153,7 +153,7 @@ def fits_memory(what: str, num_bytes: float) -> None:
 
 
 def percent(share: float) -> str:
-    """Return a share as a percentage with as many digits as tell it from 100 %.
+    """Return a share as a percentage with as many digits as distinguish it from 100 %.
 
     >>> percent(0.95), percent(1 - 1e-12)
     ('95 %', '99.9999999999 %')

@@ -79,7 +79,7 @@ def _repeated(pmf: Any, num_steps: int) -> Any:
 
 
 def _sum_range(probs: FloatArray, num_steps: int) -> tuple[int, int]:
-    """Return the ends outside of which the sum of so many draws has a mass of at most 1e-15, by Chernoff.
+    """Return ends outside of which the sum of ``num_steps`` draws has a mass of at most 1e-15, by Chernoff.
 
     dp-accounting's orders are multiples of 1 / size, so their moments follow from each other.
     """

@@ -193,7 +193,7 @@ def _moments(scores: ScoreArray) -> tuple[float, float]:
     for _, piece in chunks(scores):
         if center is None:
             center = float(np.mean(piece, dtype=np.float64))
-        with np.errstate(over="ignore", invalid="ignore"):  # an infinite deviation is told apart by callers
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller handles an infinite deviation
             distance = np.subtract(piece, center, dtype=np.float64)
             total, squares = total + float(distance.sum()), squares + float(distance @ distance)
     assert center is not None  # there is at least one score
