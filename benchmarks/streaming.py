@@ -1,8 +1,12 @@
-"""Check that score files are counted in bounded memory, in at most twice the time of reading them.
+"""Check that score files are counted and audited in bounded memory, in time that grows with their size.
 
 With 250 million float32 scores per side and a fixed threshold, counting must use less than 1 GB of memory and
 at most twice the time of a program that only reads both files in pieces and compares every score. Both run
 alternately, each in a separate process.
+
+``dpaudit scores --normalized`` with a claim must use at most 300 MB for 1, 10 and 100 million scores per
+side and, if ``--before`` names the sources of another version, at most a quarter more processor time than
+those. Both run one after the other.
 """
 
 from __future__ import annotations
@@ -14,12 +18,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from _measure import ONE_THREAD, Table, finish, milliseconds
 
 MEMORY, RATIO = 1e9, 2.0
+SIZES, AUDIT_MEMORY, AUDIT_RATIO = (1_000_000, 10_000_000, 100_000_000), 3e8, 1.25
 PIECE = 1 << 22
 
 # The first and last lines of both programs. A process inherits the peak memory of its parent, which is
@@ -58,18 +65,71 @@ counts = dpaudit.lower_bound(
 above = [counts.false_positives, counts.num_present - counts.false_negatives]
 """
 
+# Processor time of the whole command without imports, and its peak memory.
+AUDIT = """
+import json, os, resource, sys
+sys.path.insert(0, sys.argv.pop(1))
+from dpaudit.cli._app import app
+start = resource.getrusage(resource.RUSAGE_SELF)
+output, sys.stdout = sys.stdout, open(os.devnull, "w")
+paths = ["--without", sys.argv[1], "--with", sys.argv[2]]
+try:
+    app(["scores", *paths, "--normalized", "--noise-multiplier", "1.0", "--delta", "1e-5"])
+except SystemExit as exit:
+    status = exit.code
+end = resource.getrusage(resource.RUSAGE_SELF)
+taken = end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime
+print(json.dumps({"seconds": taken, "bytes": 1024 * end.ru_maxrss, "status": status}), file=output)
+"""
+
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--size", type=int, default=250_000_000, help="scores per side")
     arguments.add_argument("--repetitions", type=int, default=5)
+    arguments.add_argument("--before", type=Path, help="the src folder of another version to compare with")
+    arguments.add_argument("--audits", type=int, nargs="*", default=SIZES, help="scores per side of audits")
     options = arguments.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, f"{name}.npy") for name in ("absent", "present")]
         for mean, path in enumerate(paths):
             _write(path, options.size, mean)
         found = _run_alternately(paths, options.repetitions)
-    return finish(_table(options.size, found))
+    return finish(_table(options.size, found), _audits(options.audits, options.before))
+
+
+def _audits(sizes: Sequence[int], before: Path | None) -> Table:
+    """Audit files of each size, also with the sources before, if they are given."""
+    table = Table(
+        "dpaudit scores --normalized, float32 scores in files",
+        ("scores per side", "time before", "time", "ratio", "limit", "peak memory", "limit"),
+    )
+    ours = Path(__file__).parent.parent / "src"
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder, f"{name}.npy") for name in ("absent", "present")]
+        for size in sizes:
+            for mean, path in enumerate(paths):
+                _write(path, size, mean)
+            then = None if before is None else _run_audit(before, paths)
+            now = _run_audit(ours, paths)
+            ratio = 0.0 if then is None else now["seconds"] / then["seconds"]
+            table.add(
+                f"{size:,}",
+                "" if then is None else milliseconds(then["seconds"]),
+                milliseconds(now["seconds"]),
+                "" if then is None else f"{ratio:.2f}",
+                f"{AUDIT_RATIO:g}",
+                f"{now['bytes'] / 1e6:,.0f} MB",
+                f"{AUDIT_MEMORY / 1e6:,.0f} MB",
+                met=ratio <= AUDIT_RATIO and now["bytes"] <= AUDIT_MEMORY and now["status"] == 0,
+            )
+    return table
+
+
+def _run_audit(source: Path, paths: list[Path]) -> dict[str, Any]:
+    command = [sys.executable, "-c", AUDIT, str(source), *map(str, paths)]
+    done = subprocess.run(command, check=True, capture_output=True, env={**os.environ, **ONE_THREAD})
+    return dict(json.loads(done.stdout))
 
 
 def _write(path: Path, size: int, mean: float) -> None:

@@ -12,6 +12,7 @@ import os
 import secrets
 import stat
 import tokenize
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedReader
@@ -164,7 +165,8 @@ def map_array(path: Path) -> npt.NDArray[Any]:
     """Memory-map the array of a .npy file, after checking its size against that of the file."""
     with open_file(path):
         pass
-    found: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    with without_warnings():
+        found: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     return found
 
 
@@ -185,6 +187,14 @@ def read_array(path: Path, kinds: str) -> npt.NDArray[Any] | None:
             f"Expected an array of at most {LARGEST_ARRAY:,} bytes in {path}, got {mapped.nbytes:,}."
         )
     return np.array(mapped)
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Silence numpy and its header parser, which warn about old and damaged headers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from itertools import cycle
 from textwrap import fill
 from typing import Any, BinaryIO
 
+from dpaudit import _validate
 from dpaudit.errors import MissingExtraError
 
 # distinct for color-blind readers as well (Okabe and Ito)
@@ -31,7 +32,7 @@ def draw_tradeoff(plane: Any, ax: Any = None) -> Any:
     """Draw the two error rates of a :class:`dpaudit.stats._result.ErrorRatePlane`."""
     ax = _axes(ax)
     (left, right), (low, high) = plane.region
-    level = f"{100 * plane.confidence:g} %"
+    level = _validate.percent(plane.confidence)
     ax.fill_between(plane.fpr, plane.claimed, color="#f1f2f4", linewidth=0)
     ax.plot([0, 1], [1, 0], color=_MUTED, linewidth=1, linestyle=":")
     ax.plot(plane.fpr, plane.claimed, color=_INK, label="claimed curve")
@@ -51,7 +52,7 @@ def draw_roc(roc: Any, ax: Any = None) -> Any:
     # a rate between two of the grid has the wider end of both
     corners = [float(rate) for rate in roc.fpr for _ in range(2)][1:-1]
     low, high = ([float(end) for end in ends for _ in range(2)] for ends in (roc.low[:-1], roc.high[1:]))
-    level = f"{100 * roc.confidence:g} %"
+    level = _validate.percent(roc.confidence)
     ax.fill_between(corners, low, high, color=_SOFT, linewidth=0, label=f"{level} band")
     ax.plot(roc.fpr, roc.fpr, color=_MUTED, linewidth=1, linestyle=":")
     ax.plot(roc.fpr, roc.claimed, color=_INK, label="claimed curve")
@@ -72,7 +73,7 @@ def draw_trajectory(trajectory: Any, claimed: float, ax: Any = None) -> Any:
     # infinite values are drawn above the picture
     upper = [min(one.upper, 2 * top) for one in trajectory.points]
     ax.fill_between(steps, lower, upper, color=_SOFT, linewidth=0, label="band")
-    ax.plot(steps, lower, color=_ACCENT, label=f"lower bound, {100 * trajectory.confidence:g} %")
+    ax.plot(steps, lower, color=_ACCENT, label=f"lower bound, {_validate.percent(trajectory.confidence)}")
     ax.axhline(claimed, color=_INK, linestyle="--", label="claim")
     ax.set(xlabel="steps", ylabel="epsilon", ylim=(0, top))
     ax.legend(frameon=False)

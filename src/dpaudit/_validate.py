@@ -1,18 +1,27 @@
-"""Checks that return a valid value or raise an error such as "Expected confidence=1.2 in [0.5, 1)."."""
+"""Checks that return a valid value or raise an error such as "Expected confidence=1.2 in [0.5, 1).".
+
+:func:`percent` prints a level that was checked.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from numbers import Integral, Real
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
-from dpaudit.errors import InputError
+import numpy as np
+
+from dpaudit.errors import InputError, quoted
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _MOST_STEPS = 10_000_000
+_NOISES = 1e-9, 1e9  # smallest and largest noise multipliers: squares and exponentials of others overflow
+MOST_CONFIDENT: Final = 1 - 1e-12
 
 
 def no_epsilon(keywords: Mapping[str, Any], expected: str) -> None:
@@ -41,7 +50,7 @@ def without_epsilon(expected: str) -> Callable[[Callable[P, R]], Callable[P, R]]
 
 def _number(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise InputError(f"Expected {name}={value!r} to be a number.")
+        raise InputError(f"Expected {name}={quoted(value)} to be a number.")
     try:
         return float(value)
     except OverflowError as error:
@@ -79,9 +88,78 @@ def fraction(name: str, value: float) -> float:
 
 
 def confidence(value: float) -> float:
-    """Require a confidence level of at least one half, below which a "bound" would exceed the estimate."""
+    """Require a confidence level of at least one half, below which a "bound" would exceed the estimate.
+
+    Error rates below 1e-12 are lost in rounding, here and in files.
+    """
     number = _number("confidence", value)
+    if MOST_CONFIDENT < number < 1:
+        raise InputError(f"Expected confidence={number!r} to be at most 1 - 1e-12.")
     return _inside("confidence", number, 0.5 <= number < 1, "[0.5, 1)")
+
+
+def noise_multiplier(value: float) -> float:
+    """Require a noise multiplier whose privacy can be computed in floating point."""
+    number = positive("noise_multiplier", value)
+    low, high = _NOISES
+    return _inside("noise_multiplier", number, low <= number <= high, f"[{low:g}, {high:g}]")
+
+
+def flag(name: str, value: bool) -> bool:
+    """Require True or False: a string or an array would silently count as one of them."""
+    if not isinstance(value, bool | np.bool_):
+        raise InputError(f"Expected {name}={quoted(value)} to be True or False.")
+    return bool(value)
+
+
+def mapping(name: str, value: Any) -> Mapping[str, Any]:
+    """Require a dictionary, such as one that was read from a file."""
+    if not isinstance(value, Mapping):
+        raise InputError(f"Expected {name} to be a dictionary, got {quoted(value)}.")
+    return value
+
+
+@contextmanager
+def restoring(kind: str, state: Any) -> Iterator[None]:
+    """Turn what a damaged ``state_dict`` raises into an ``InputError``."""
+    mapping(f"the state of {kind}", state)
+    try:
+        yield
+    except InputError:
+        raise
+    except (
+        KeyError,
+        IndexError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+        RuntimeError,
+    ) as error:
+        raise InputError(
+            f"Expected the state_dict of {kind} that was created in the same way, got a damaged one "
+            f"({type(error).__name__}: {quoted(str(error))})."
+        ) from error
+
+
+def fits_memory(what: str, num_bytes: float) -> None:
+    """Require that an allocation fits into the memory of this machine, before anything is allocated."""
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_bytes > available:
+        raise InputError(
+            f"Expected {what} to fit into memory, but they need about {num_bytes / 1e9:,.3g} GB and this "
+            f"machine has {available / 1e9:,.3g} GB; choose smaller numbers."
+        )
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage with as many digits as distinguish it from 100 %.
+
+    >>> percent(0.95), percent(1 - 1e-12)
+    ('95 %', '99.9999999999 %')
+    """
+    texts = (f"{100 * share:.{digits}g}" for digits in range(6, 17))
+    return next((text for text in texts if share >= 1 or float(text) < 100), f"{100 * share!r}") + " %"
 
 
 def delta(value: float) -> float:
@@ -104,7 +182,7 @@ def num_steps(value: int) -> int:
 def whole(name: str, value: int, low: int = 1, high: int | None = None) -> int:
     """Require an integer of at least ``low`` and at most ``high``."""
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise InputError(f"Expected {name}={value!r} to be a whole number.")
+        raise InputError(f"Expected {name}={quoted(value)} to be a whole number.")
     if value < low:
         raise InputError(f"Expected {name}={value} to be at least {low}.")
     if high is not None and value > high:

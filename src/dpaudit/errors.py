@@ -20,8 +20,27 @@ class FindingError(DpauditError, AssertionError):
     """Tests of the noise or the batches found deviations that are very unlikely in correct training."""
 
 
+_LONGEST = 1_000  # characters of a message
+_END = 300  # characters kept at the end of a longer one, where sentences say what to do
+
+
+def shortened(message: str) -> str:
+    """Return a message of at most 1,000 characters: what it quotes is usually in the middle, which is cut."""
+    if len(message) <= _LONGEST:
+        return message
+    return f"{message[: _LONGEST - _END - 5]} ... {message[-_END:]}"
+
+
+def quoted(value: object) -> str:
+    """Return the beginning of a value for an error message: short, on one line and in ASCII."""
+    return " ".join(f"{value!a:.80}".split())
+
+
 class InputError(DpauditError, ValueError):
-    """A value is invalid; the message names it and states what was expected."""
+    """A value is invalid; the message, of at most 1,000 characters, names it and states what was expected."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(shortened(message))
 
 
 class MissingExtraError(DpauditError, ImportError):

@@ -67,7 +67,8 @@ COUNT_METHODS = {
 }  # need only error counts
 
 NAMES = tuple(name.split()[0] for name in (*_PAPERS, *_OURS, *_BETS))  # without the remark on delta
-_LARGE = 20_000_000  # scores per side above which files are not read into memory
+_STREAMED = 1 << 18  # scores per side above which files stay on disk if the threshold is fixed
+_LARGE = 20_000_000  # the same if the threshold is chosen on scores, which mostly needs all of them
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,11 @@ class Method:
         )
 
 
-def is_large(observations: Observations) -> bool:
-    """Return whether the scores should stay on disk."""
+def is_large(observations: Observations, *, is_fixed: bool = False) -> bool:
+    """Return whether the scores should stay on disk: at a fixed threshold, most methods stream them."""
     sides = observations.with_canary, observations.without_canary
-    return any(is_on_disk(side) and side.size > _LARGE for side in sides)
+    most = _STREAMED if is_fixed or observations.normalized else _LARGE
+    return any(is_on_disk(side) and side.size > most for side in sides)
 
 
 def methods(observations: Observations, fixed: ThresholdRule | None, curve: TradeOff) -> list[Method]:
@@ -110,7 +112,7 @@ def methods(observations: Observations, fixed: ThresholdRule | None, curve: Trad
     if observations.coupled and observations.is_stepped:
         rule = fixed or default_method(observations, curve, Betting())[1]
         return [_method(name, parts, curve, rule) for name, parts in _BETS.items()]
-    large = is_large(observations)
+    large = is_large(observations, is_fixed=fixed is not None)
     if fixed is not None:
         chosen = _PAPERS | _OURS if large and not observations.is_stepped else _PAPERS | _OURS | _BETS
         sound = [_method(name, parts, curve, fixed) for name, parts in chosen.items()]
@@ -168,7 +170,11 @@ class CountedOnce(ThresholdRule):
     def apply(self, observations: Observations, inference: Inference, query: BoundQuery) -> ThresholdResult:
         if isinstance(inference, CountInference):
             return ThresholdResult(inference.parameter(self.counts, query), self.fixed.threshold, self.counts)
-        if isinstance(inference, Betting) and self.errors is not None and is_large(observations):
+        if (
+            isinstance(inference, Betting)
+            and self.errors is not None
+            and is_large(observations, is_fixed=True)
+        ):
             found = inference.from_errors(self.errors, query)
             return ThresholdResult(found, self.fixed.threshold, self.counts)
         return self.fixed.apply(observations, inference, query)
@@ -280,13 +286,14 @@ def examine(
     ``tradeoff`` is the curve of one observation if it is not the claim's own. ``of_steps`` states that each
     observation covers one step of the claimed training run, over which bounds are composed.
     """
-    if not is_large(observations):
+    large = is_large(observations, is_fixed=threshold is not None)
+    if not large:
         observations = observations.in_memory()
     fixed = _fixed(observations, threshold)
     if result is None and claim is not None:
         rule = _verdict_rule(observations, fixed, threshold)
         # far scores of a large file would need another pass
-        bets = Betting(tails=0.0) if is_large(observations) and observations.is_stepped else None
+        bets = Betting(tails=0.0) if large and observations.is_stepped else None
         result = audit(
             observations,
             claim=claim,

@@ -152,12 +152,13 @@ def small_is_large(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     read: list[int] = []
     original = _observations._from_file
 
-    def counted(scores: np.memmap) -> Any:
-        for start, piece in original(scores):
+    def counted(scores: np.memmap, first: int, end: int) -> Any:
+        for start, piece in original(scores, first, end):
             read.append(piece.size)
             yield start, piece
 
-    monkeypatch.setattr("dpaudit.methods._LARGE", 10)
+    monkeypatch.setattr("dpaudit.methods._STREAMED", 10)
+    monkeypatch.setattr("dpaudit.stats._roc_band._SORTED", 10)
     monkeypatch.setattr(_observations, "_from_file", counted)
     monkeypatch.setattr(dpaudit.Observations, "in_memory", lambda _: pytest.fail("read into memory"))
     return read
@@ -167,8 +168,9 @@ def test_large_files_are_never_read_into_memory(files: Any, run: Any, small_is_l
     result = run("scores", *files.sides(), "--normalized", *HONEST, "--json")
     assert result.exit_code == 0, result.output
     # for the counts at the midpoint, for the tails (extremes of one side, counts of the other), for the mean
-    # of the beginning (here all), and for the estimate
-    assert sum(small_is_large) == 5 * files.scores.size
+    # of the beginning (here all), for the estimate, and for the rates (with one more pass over the absent
+    # scores, for the bins)
+    assert sum(small_is_large) == 6 * files.scores.size + files.absent.size
     names = [row["name"] for row in json.loads(result.stdout)["methods"]]
     assert names == [*PAPER, "f-DP(joint)", "(eps,delta)(joint)"]
 
@@ -180,8 +182,8 @@ def test_large_files_of_steps_are_bet_on_in_the_pass_of_the_counts(
     sides = ["--with", files.npy("w.npy", present), "--without", files.npy("o.npy", absent)]
     result = run("scores", *sides, "--normalized", *HONEST, "--json")
     assert result.exit_code == 0, result.output
-    # also for the mean of the beginning, and the estimate
-    assert sum(small_is_large) == 3 * files.scores.size
+    # also for the mean of the beginning, the estimate, and the rates: in all and per step, and the bins
+    assert sum(small_is_large) == 5 * files.scores.size + files.absent.size
     monkeypatch.undo()
     observations = dpaudit.Observations(with_canary=present, without_canary=absent, normalized=True)
     expected = dpaudit.audit(
@@ -190,6 +192,22 @@ def test_large_files_of_steps_are_bet_on_in_the_pass_of_the_counts(
         inference=dpaudit.Betting(tails=0.0),  # far scores would need another pass
     ).bound
     assert json.loads(result.stdout)["bound"] == expected.to_dict()
+
+
+def test_streamed_files_have_the_result_of_scores_in_memory(
+    files: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Including ROC band and estimate; the bins of the band are those of many scores in both."""
+    monkeypatch.setattr("dpaudit.stats._roc_band._SORTED", 10)
+    monkeypatch.setattr(_observations, "_CHUNK", 64)
+    words = ["scores", *files.sides(), "--normalized", *HONEST, "--json"]
+    whole = json.loads(run(*words).stdout)
+    monkeypatch.setattr("dpaudit.methods._STREAMED", 10)
+    streamed = json.loads(run(*words).stdout)
+    rows = whole.pop("methods")
+    assert [row for row in rows if row in streamed["methods"]] == streamed.pop("methods")
+    assert streamed == whole
+    assert streamed["estimate"]["roc"] is not None
 
 
 def test_large_files_without_a_fixed_threshold_are_audited_all_the_same(
@@ -204,7 +222,7 @@ def test_large_files_without_a_fixed_threshold_are_audited_all_the_same(
 def test_a_bad_score_in_a_large_file_is_named(
     files: Any, refused: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dpaudit.methods._LARGE", 10)
+    monkeypatch.setattr("dpaudit.methods._STREAMED", 10)
     files.absent[17] = np.nan
     sentence = refused("scores", *files.sides(), "--normalized")
     assert sentence == "Expected finite scores, got without_canary[17]=nan."

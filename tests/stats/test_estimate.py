@@ -425,7 +425,7 @@ class TestResult:
         assert "at a false positive rate of 0.1 %, this attack has a true positive rate of" in found.rates
         assert found.rates.endswith("; the intervals assume independent scores of a number fixed before")
 
-    def test_has_no_band_of_few_steps_or_of_files(self, tmp_path):
+    def test_has_no_band_of_few_steps_but_one_of_files(self, tmp_path):
         rng = np.random.default_rng(0)
         few = dpaudit.audit(in_steps(rng, 1.0, 9, 64), claim=CLAIM).estimate
         assert few.roc is None
@@ -434,7 +434,9 @@ class TestResult:
         mapped = np.load(tmp_path / "scores.npy", mmap_mode="r")
         large = dpaudit.audit(dpaudit.Observations(with_canary=mapped, without_canary=mapped), claim=CLAIM)
         assert large.estimate.noise_multiplier is not None
-        assert large.estimate.roc is None
+        whole = dpaudit.Observations(with_canary=np.array(mapped), without_canary=np.array(mapped))
+        assert large.estimate.roc is not None
+        assert large.estimate.roc.to_dict() == dpaudit.audit(whole, claim=CLAIM).estimate.roc.to_dict()
 
     def test_is_restored_from_json(self):
         result = dpaudit.audit(in_steps(np.random.default_rng(0), 1.0, 50, 8), claim=CLAIM)

@@ -43,7 +43,7 @@ class Claim(Claimed):
     @classmethod
     def gaussian(cls, *, noise_multiplier: float, delta: float) -> Claim:
         """Claim one Gaussian step with noise of ``noise_multiplier`` times the sensitivity."""
-        noise = _validate.positive("noise_multiplier", noise_multiplier)
+        noise = _validate.noise_multiplier(noise_multiplier)
         _require_delta(delta)
         text = f"one Gaussian step, noise multiplier {noise:g}"
         return cls(text, Gaussian(), 1 / noise, delta, noise_multiplier=noise)
@@ -57,7 +57,7 @@ class Claim(Claimed):
         covers a whole run, and ``SubsampledGaussian(canary_rate, 1)`` if the batch of the observed step
         contains the canary with that probability.
         """
-        noise = _validate.positive("noise_multiplier", noise_multiplier)
+        noise = _validate.noise_multiplier(noise_multiplier)
         _require_delta(delta)
         training = SubsampledGaussian(sample_rate, num_steps)
         steps = "1 step" if num_steps == 1 else f"{num_steps:,} steps"

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy import special
+from scipy import fft, special
 
 from dpaudit._types import FloatArray
 from dpaudit.errors import InputError
@@ -18,6 +18,8 @@ from dpaudit.stats.tradeoffs import PiecewiseLinear
 _FINE = 1e-3
 _HUGE = 1e12  # an epsilon above any of interest
 _ROUNDING = 1e-5  # the relative error of epsilon from truncating tails at delta = 1e-10
+_TRUNCATED, _ORDERS = 1e-15, 20  # mass outside of a composition, and moments that bound it: dp-accounting's
+_MOST_LOSSES = 10_000_000
 _NUM_LINES = 200  # each line costs a pass over the privacy loss distribution
 
 
@@ -32,12 +34,12 @@ def composed(noise_multiplier: float, sample_rate: float, num_steps: int, finer:
     adjacencies = [kinds.REMOVE] if sample_rate == 1 else [kinds.REMOVE, kinds.ADD]
     try:
         steps = [_step(noise_multiplier, sample_rate, interval, adjacency) for adjacency in adjacencies]
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         raise InputError(
             "Expected a noise multiplier and sample rate that dp-accounting supports, got "
             f"noise_multiplier={noise_multiplier:g} and sample_rate={sample_rate:g}."
         ) from error
-    return privacy_loss_distribution.PrivacyLossDistribution(*steps).self_compose(num_steps)
+    return privacy_loss_distribution.PrivacyLossDistribution(*(_repeated(one, num_steps) for one in steps))
 
 
 def _step(noise_multiplier: float, sample_rate: float, interval: float, adjacency: Any) -> Any:
@@ -52,10 +54,50 @@ def _step(noise_multiplier: float, sample_rate: float, interval: float, adjacenc
     )
     bounds = loss.connect_dots_bounds()
     first, last = math.floor(bounds.epsilon_lower / interval), math.ceil(bounds.epsilon_upper / interval)
+    if last - first > _MOST_LOSSES:  # of a tiny sample rate, whose losses are tiny too
+        raise ValueError("too many losses for the memory")
     is_removed = adjacency == privacy_loss_mechanism.AdjacencyType.REMOVE
     epsilons = np.arange(first, last + 1) * interval
     deltas = _step_deltas(noise_multiplier, sample_rate, epsilons, is_removed=is_removed)
     return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, first, last, deltas)
+
+
+def _repeated(pmf: Any, num_steps: int) -> Any:
+    """Return what dp-accounting's ``self_compose`` returns, in half of the time."""
+    from dp_accounting.pld import pld_pmf  # noqa: PLC0415
+
+    if num_steps == 1 or not isinstance(pmf, pld_pmf.DensePLDPmf):
+        return pmf.self_compose(num_steps)
+    probs = pmf._probs
+    first, last = _sum_range(probs, num_steps)
+    size = fft.next_fast_len(max(last - first + 1, probs.size), real=True)
+    wrapped = fft.irfft(fft.rfft(probs, size) ** num_steps, size)
+    total = np.roll(wrapped, -first)[: last - first + 1]
+    infinity_mass = _TRUNCATED - math.expm1(num_steps * math.log1p(-pmf._infinity_mass))
+    lower = pmf._lower_loss * num_steps + first
+    return pld_pmf.DensePLDPmf(pmf._discretization, lower, total, infinity_mass, True)
+
+
+def _sum_range(probs: FloatArray, num_steps: int) -> tuple[int, int]:
+    """Return ends outside of which the sum of ``num_steps`` draws has a mass of at most 1e-15, by Chernoff.
+
+    dp-accounting's orders are multiples of 1 / size, so their moments follow from each other.
+    """
+    lower, upper = 0, (probs.size - 1) * num_steps
+    growth = np.exp(np.arange(probs.size) / probs.size)
+    for sign in (-1, 1):
+        factor, weights = (growth if sign > 0 else 1 / growth), probs
+        for order in range(1, _ORDERS + 1):
+            weights = weights * factor
+            moment = float(weights.sum())
+            if not moment > 0:
+                continue
+            bound = (num_steps * math.log(moment) + math.log(2 / _TRUNCATED)) * probs.size / (sign * order)
+            if sign > 0:
+                upper = min(upper, math.ceil(bound))
+            else:
+                lower = max(lower, math.floor(bound))
+    return lower, upper
 
 
 def _step_deltas(noise: float, sample_rate: float, epsilons: FloatArray, *, is_removed: bool) -> FloatArray:

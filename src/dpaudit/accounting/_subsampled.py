@@ -97,18 +97,36 @@ class SubsampledGaussian(TradeOff):
 
     def _invert(self, fpr: FloatArray, mu: FloatArray) -> FloatArray:
         """Return the parameter at which the interpolated curve passes through each point, by bisection."""
-        guesses = np.log(self._clt_guess(mu)) / _STEP
-        # far below the largest, the exact parameter does not matter and 0 is returned
-        first = max(math.floor(guesses.min() - 8), math.floor(guesses.max()) - _RANGE)
-        last = min(math.ceil(guesses.max() + 4), math.floor(math.log(_LEAKIEST) / _STEP))
-        last = max(last, first + 5)
-        levels, target = self._levels(fpr, first, last), np.log(mu)
+        target = np.log(mu)
+        first, levels = self._enclosing(fpr, target, np.log(self._clt_guess(mu)) / _STEP)
+        last = first + len(levels) - 1
         low, high = np.ones(fpr.size), np.full(fpr.size, float(last - first - 1))
         for _ in range(50):
             middle = (low + high) / 2
             below = _interpolated(levels, middle) < target
             low, high = np.where(below, middle, low), np.where(below, high, middle)
         return np.where(target > levels[1], np.exp((first + low) * _STEP), 0.0)
+
+    def _enclosing(self, fpr: FloatArray, target: FloatArray, guesses: FloatArray) -> tuple[int, FloatArray]:
+        """Return the first of a range of curves with their levels, between which all targets are.
+
+        A curve takes two compositions, so the range starts where the guesses are, and grows at an end only
+        if a target is beyond it.
+        """
+        # far below the largest, the exact parameter does not matter and 0 is returned
+        lowest = max(math.floor(guesses.min() - 8), math.floor(guesses.max()) - _RANGE)
+        highest = min(math.ceil(guesses.max() + 4), math.floor(math.log(_LEAKIEST) / _STEP))
+        highest = max(highest, lowest + 5)
+        first = min(max(math.floor(guesses.min()) - 1, lowest), highest - 5)
+        last = min(max(math.ceil(guesses.max()) + 1, first + 5), highest)
+        levels = list(self._levels(fpr, first, last))
+        while first > lowest and (target <= levels[1]).any():
+            first -= 1
+            levels.insert(0, self._levels(fpr, first, first)[0])
+        while last < highest and (target >= levels[-2]).any():
+            last += 1
+            levels.append(self._levels(fpr, last, last)[0])
+        return first, np.stack(levels)
 
     def _clt_guess(self, mu: FloatArray) -> FloatArray:
         """Invert the central limit theorem: mu_total = rate sqrt(steps (exp(mu^2) - 1))."""
@@ -157,7 +175,7 @@ def _interpolated(levels: FloatArray, positions: FloatArray) -> FloatArray:
 @lru_cache(maxsize=512)
 def _exact_curve(noise: float, sample_rate: float, num_steps: int) -> LineEnvelope:
     """Return lines at evenly spaced epsilons from 0 to where delta vanishes: slopes grow geometrically."""
-    pld = composed(noise, sample_rate, num_steps, 0.5)
+    pld = composed(noise, sample_rate, num_steps)
     largest = pld.get_epsilon_for_delta(1e-12)
     if not 0 < largest < math.inf:
         largest = max(pld.get_epsilon_for_delta(1e-9), 1e-6)

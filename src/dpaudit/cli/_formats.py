@@ -23,7 +23,7 @@ from typing import Any, TextIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dpaudit._io import LARGEST_ARRAY, NOT_AN_ARRAY, map_array, open_file
+from dpaudit._io import LARGEST_ARRAY, NOT_AN_ARRAY, map_array, open_file, without_warnings
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.errors import InputError, MissingExtraError
 
@@ -38,7 +38,7 @@ _MOST_LINES = 1_000  # lines per row, whose cells may span several
 _NPY, _ZIP = b"\x93NUMPY", b"PK"
 # what numpy, zipfile and zlib raise for damaged files
 _DAMAGED = *NOT_AN_ARRAY, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error
-_WIDEST_SCORE = 8  # bytes in memory
+_WIDEST_SCORE, _WIDEST_CHARACTER = 8, 4  # bytes in memory
 
 _Row: TypeAlias = tuple[int, list[str]]
 
@@ -268,11 +268,14 @@ class NpzArchive:
 
     def __init__(self, path: Path, arrays: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
         self._path, self._arrays, self._sizes = path, arrays, sizes
+        self._unpacked = 0
         self.names = list(arrays)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        _require_moderate(self._path, self._sizes.get(f"{name}.npy", 0))
-        array = self._arrays[name]
+        self._unpacked += self._sizes.get(f"{name}.npy", 0)
+        _require_moderate(self._path, self._unpacked)
+        with without_warnings():
+            array = self._arrays[name]
         if not isinstance(array, np.ndarray) or array.dtype.itemsize == 0:
             raise InputError(f"Expected {name!r} in {self._path} to be an array, got something else.")
         return array
@@ -311,7 +314,9 @@ def _intact(path: Path, magic: bytes, kind: str) -> Iterator[None]:
 def read_parquet_side(path: Path, columns: Columns) -> npt.NDArray[Any]:
     """Return the scores of one side: the single column, or the named one."""
     with _opened(path) as file:
-        return _numbers(path, file, columns.side(path, file.schema_arrow.names))
+        name = columns.side(path, file.schema_arrow.names)
+        _require_moderate(path, _unpacked_size(file, [name]))
+        return _numbers(path, file, name)
 
 
 def read_parquet_table(path: Path, columns: Columns) -> tuple[npt.NDArray[Any], BoolArray]:
@@ -319,6 +324,7 @@ def read_parquet_table(path: Path, columns: Columns) -> tuple[npt.NDArray[Any], 
     with _opened(path) as file:
         score, presence = columns.table(path, file.schema_arrow.names)
     with _opened(path, words=[presence]) as file:
+        _require_moderate(path, _unpacked_size(file, [score, presence, *filter(None, [columns.identifier])]))
         scores = _numbers(path, file, score)
         return scores, as_presence(path, presence, _words_or_numbers(path, file, presence))
 
@@ -328,7 +334,8 @@ def read_parquet_words(path: Path, name: str) -> npt.NDArray[Any]:
     with _opened(path) as file:
         if name not in file.schema_arrow.names:
             raise InputError(f"Expected a column {name!r} in {path}, got {listed(file.schema_arrow.names)}.")
-        return np.asarray(_column(path, file, name).to_pylist())
+        _require_moderate(path, _unpacked_size(file, [name]))
+        return as_words(path, _column(path, file, name).to_pylist())
 
 
 @contextmanager
@@ -379,18 +386,33 @@ def _kind(path: Path, file: Any, name: str) -> Any:
 
 
 def _column(path: Path, file: Any, name: str) -> Any:
-    _require_moderate(path, file.metadata.num_rows * _WIDEST_SCORE)
     column = file.read(columns=[name]).column(name)
     if empty := column.null_count:
         raise InputError(f"Expected a value in every row of {name!r} of {path}, got {empty} empty ones.")
     return column
 
 
+def _unpacked_size(file: Any, names: Sequence[str]) -> int:
+    """Return about how many bytes these columns have in memory: a few bytes may stand for many rows."""
+    metadata = file.metadata
+    groups = (metadata.row_group(index) for index in range(metadata.num_row_groups))
+    columns = (group.column(index) for group in groups for index in range(group.num_columns))
+    stored = sum(one.total_uncompressed_size for one in columns if one.path_in_schema in names)
+    return max(int(stored), int(metadata.num_rows) * _WIDEST_SCORE * len(names))
+
+
+def as_words(path: Path, words: list[Any]) -> npt.NDArray[Any]:
+    """Return an array of the values of a column, in which each has as much room as the longest one."""
+    longest = max((len(word) for word in words if isinstance(word, str | bytes)), default=0)
+    _require_moderate(path, _WIDEST_CHARACTER * longest * len(words))
+    return np.asarray(words)
+
+
 def _require_moderate(path: Path, size: int) -> None:
-    """Raise if an array is too large, before it is unpacked."""
+    """Raise if all arrays that are read from a file are too large, before they are unpacked."""
     if size > LARGEST_ARRAY:
         raise InputError(
-            f"Expected arrays of at most {LARGEST_ARRAY:,} bytes in {path}, got one of {size:,} bytes; .npy "
+            f"Expected arrays of at most {LARGEST_ARRAY:,} bytes in all in {path}, got {size:,} bytes; .npy "
             "files may have any size."
         )
 

@@ -204,7 +204,8 @@ _TRY = (
 
 def print_planned(console: Console, planned: PlanResult) -> None:
     """Print the claim, the leak if one was given, and one row per method."""
-    level = f"with {100 * planned.power:g} % probability, at {100 * planned.confidence:g} % confidence"
+    power, confidence = map(_validate.percent, (planned.power, planned.confidence))
+    level = f"with {power} probability, at {confidence} confidence"
     rows = [("claim", planned.claim.summary)]
     if planned.plans:
         rows.append(("to detect", f"{_leak(planned.plans[0].leak)}, {level}"))
@@ -261,7 +262,8 @@ def _leaks(leaks: tuple[MethodLeak, ...]) -> Table:
 
 def _nothing(planned: PlanResult) -> str:
     if planned.leaks:
-        return f"With this few scores, no leak is detected with {100 * planned.power:g} % probability. {_TRY}"
+        power = _validate.percent(planned.power)
+        return f"With this few scores, no leak is detected with {power} probability. {_TRY}"
     return "No method detects this leak within the sizes that were tried."
 
 

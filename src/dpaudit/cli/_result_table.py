@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dpaudit import _validate
 from dpaudit.cli._console import print_labelled, print_table, slim_table
 from dpaudit.stats import Bound, Estimate, Kind, Power, ThresholdRule, Verdict
 from dpaudit.stats._result import ClaimPart, summary
@@ -95,7 +96,7 @@ def tests_of_noise(values: _Values) -> str:
     if found is None:
         return "noise tests: not run"
     names = ", ".join(one["name"] for one in found["findings"])
-    level = f"{len(found['tests'])} tests, at {100 * found['confidence']:g} % joint confidence"
+    level = f"{len(found['tests'])} tests, at {_validate.percent(found['confidence'])} joint confidence"
     return f"noise tests: {'flagged by ' + names if names else 'no findings'} ({level})"
 
 
@@ -140,9 +141,10 @@ def _print_methods(console: Console, values: _Values, left_out: bool) -> None:
 def _heading(values: _Values, left_out: bool) -> str:
     sides = values["shapes"]["with_canary"], values["shapes"]["without_canary"]
     present, absent = (" x ".join(f"{size:,}" for size in side) for side in sides)
+    level = _validate.percent(values["confidence"])
     lines = [
         f"scores: {present} with the canary, {absent} without it",
-        f"lower bounds at the {100 * values['confidence']:g} % level, epsilon at delta = {values['delta']:g}",
+        f"lower bounds at the {level} level, epsilon at delta = {values['delta']:g}",
     ]
     if left_out:
         lines.append("files of this size stay on disk; methods that need them in memory are skipped")

@@ -18,6 +18,7 @@ from dpaudit.cli._formats import (
     Columns,
     NpzArchive,
     as_presence,
+    as_words,
     listed,
     open_npz,
     read_csv_side,
@@ -100,12 +101,16 @@ def _read_column(path: Path, name: str) -> npt.NDArray[Any]:
             raise InputError(f"Expected a .csv, .parquet or .npz table with {name!r}, got {path}.")
         if suffix == ".npz":
             with open_npz(path) as arrays:
-                if name not in arrays.names:
-                    raise InputError(f"Expected an array {name!r} in {path}, got {listed(arrays.names)}.")
-                return arrays[name]
+                return _named(path, arrays, name)
         if suffix == ".csv":
-            return np.asarray(read_csv_words(path, name))
+            return as_words(path, read_csv_words(path, name))
         return read_parquet_words(path, name)
+
+
+def _named(path: Path, arrays: NpzArchive, name: str) -> npt.NDArray[Any]:
+    if name not in arrays.names:
+        raise InputError(f"Expected an array {name!r} in {path}, got {listed(arrays.names)}.")
+    return arrays[name]
 
 
 def _read_presence(path: Path, columns: Columns) -> npt.NDArray[Any]:
@@ -139,7 +144,7 @@ def _from_npz(
             f"{columns.presence!r}, in {path}, got {listed(arrays.names)}."
         )
     present = as_presence(path, columns.presence, arrays[columns.presence])
-    ids = None if columns.identifier is None else _read_column(path, columns.identifier)
+    ids = None if columns.identifier is None else _named(path, arrays, columns.identifier)
     scores = arrays[columns.score]
     return Observations.from_presence(scores, present, ids=ids, paired=paired, **design)
 
@@ -251,7 +256,8 @@ def scores(
     if as_json:
         print_json(values)
     else:
-        print_examined(output(), values, left_out=is_large(examined.observations))
+        left_out = is_large(examined.observations, is_fixed=threshold is not None)
+        print_examined(output(), values, left_out=left_out)
     if examined.result is not None:
         raise typer.Exit(EXIT_STATUS[examined.result.verdict])
 

@@ -193,8 +193,9 @@ class Diagnostics:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
-        self._noise.load_state_dict(state["noise"])
-        self._participation.load_state_dict(state["participation"])
+        with _validate.restoring("Diagnostics()", state):
+            self._noise.load_state_dict(state["noise"])
+            self._participation.load_state_dict(state["participation"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +320,7 @@ def findings_sentence(diagnosis: Diagnosis) -> str:
     findings, tests = len(diagnosis.findings), len(diagnosis.checks)
     found = f"{findings or 'No'} {'finding' if findings == 1 else 'findings'}"
     run = f"{tests} {'test' if tests == 1 else 'tests'}"
-    return f"{found} in {run}, at {100 * diagnosis.confidence:g} % joint confidence."
+    return f"{found} in {run}, at {_validate.percent(diagnosis.confidence)} joint confidence."
 
 
 def joint_causes(diagnosis: Diagnosis | None, clues: Mapping[str, Any]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from dpaudit import _validate
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
 from dpaudit.diagnostics._data_tests import DATA_TESTS
 from dpaudit.diagnostics._dependence_tests import DEPENDENCE_TESTS, MAX_LAG, segments
@@ -69,7 +70,7 @@ class Amount:
 
     def __str__(self) -> str:
         return (
-            f"{self.ratio:.4g} of the claimed level ({100 * self.confidence:g} % interval "
+            f"{self.ratio:.4g} of the claimed level ({_validate.percent(self.confidence)} interval "
             f"{self.low:.4g} to {self.high:.4g})"
         )
 

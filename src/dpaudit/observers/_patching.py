@@ -8,6 +8,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 
+from dpaudit.errors import InputError
 from dpaudit.recording import Recorder, WholeRunRecorder
 
 T = TypeVar("T", bound=Recorder | WholeRunRecorder)
@@ -21,9 +22,15 @@ class WithBlock(AbstractContextManager[T], Generic[T]):
     _given: T
 
     def __init__(self, name: str, inside: AbstractContextManager[T]) -> None:
-        self._name, self._inside = name, inside
+        self._name, self._inside, self._was_entered = name, inside, False
 
     def __enter__(self) -> T:
+        if self._was_entered:
+            raise InputError(
+                f"Expected a new {self._name}(...) for each with block, got one that was already used: its "
+                "recorder holds the steps of that block."
+            )
+        self._was_entered = True
         self._given = self._inside.__enter__()
         return self._given
 

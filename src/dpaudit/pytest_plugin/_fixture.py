@@ -308,7 +308,7 @@ class FailureMessage:
     def _session_line(self) -> str:
         count = self.session.num_tests
         tests = "1 test that uses" if count == 1 else f"{count} tests that use"
-        return f"session: {100 * self.session.confidence:g} % joint confidence for {tests} dp_audit"
+        return f"session: {_validate.percent(self.session.confidence)} joint confidence for {tests} dp_audit"
 
     @property
     def _rerun_lines(self) -> list[str]:

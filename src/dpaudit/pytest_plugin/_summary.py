@@ -92,11 +92,13 @@ class Summary:
         """Write the seed, which is needed to repeat the session, and one line per audit."""
         if not self._is_used:
             return
+        from dpaudit import _validate  # noqa: PLC0415  # sessions without audits do not load dpaudit
+
         terminalreporter.section("dp audits")
         session = self._session
         terminalreporter.line(
             f"seed {session.seed}, budget {session.budget}, "
-            f"{100 * session.confidence:g} % joint confidence for all audits"
+            f"{_validate.percent(session.confidence)} joint confidence for all audits"
         )
         rows = [
             (

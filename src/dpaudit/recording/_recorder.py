@@ -24,7 +24,7 @@ from dpaudit.recording._joint_verdict import (
     remaining_level,
 )
 from dpaudit.recording._noise_log import NoiseLog
-from dpaudit.recording._score_log import ObservedCanaries, ScoreLog
+from dpaudit.recording._score_log import ObservedCanaries, ScoreLog, recorded_steps
 from dpaudit.recording._signal_and_noise import (
     NO_NOISE,
     CanaryLengths,
@@ -402,15 +402,18 @@ class Recorder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``, with the bets and the confidence that it was started with."""
-        require_resumable(state["scores"], self._num_canaries)
-        self._bets.load_state_dict(state)
-        if "confidence" in state:
-            self.confidence = _validate.confidence(state.get("joint_confidence", self._bets.level))
-            self._tests_level = remaining_level(self._bets.level, self.confidence)
-        self._log.load(list(state["scores"]), list(state["present"]))
-        # a state that does not record whether the bound was shown counts as shown
-        self._shown.early, self._shown.any = state["looked"], state.get("shown", True)
-        self._lengths.counts = np.array(state.get("lengths", np.zeros_like(self._lengths.counts)))
+        with _validate.restoring("a recorder", state):
+            scores, present = recorded_steps(state["scores"], state["present"])
+            require_resumable(scores, self._num_canaries)
+            self._bets.load_state_dict(state)
+            if "confidence" in state:
+                self.confidence = _validate.confidence(state.get("joint_confidence", self._bets.level))
+                self._tests_level = remaining_level(self._bets.level, self.confidence)
+            self._log.load(scores, present)
+            # a state that does not record whether the bound was shown counts as shown
+            self._shown.early = _validate.flag("looked", state["looked"])
+            self._shown.any = _validate.flag("shown", state.get("shown", True))
+            self._lengths.counts = np.array(state.get("lengths", np.zeros_like(self._lengths.counts)))
         self._live = None
         self._coins = CoinCheck()
 

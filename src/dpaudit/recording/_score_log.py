@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,9 @@ from dpaudit.canaries import SHAPES, Directions, GradientCanary, ParameterLayout
 from dpaudit.diagnostics import CheckResults
 from dpaudit.diagnostics._arrival import ArrivedCanaries, StepEnergies, arrival_results
 from dpaudit.diagnostics._clipping_causes import CanaryBatch
+from dpaudit.errors import InputError
 from dpaudit.recording._signal_and_noise import LengthMoments
+from dpaudit.stats._observations import as_mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,3 +199,16 @@ def _rows(coordinates: np.ndarray, layout: ParameterLayout) -> np.ndarray:
     first = np.cumsum(counts) - counts
     rows: np.ndarray = first[owners] + inside // np.maximum(sizes // counts, 1)[owners]
     return rows
+
+
+def recorded_steps(scores: Any, present: Any) -> tuple[list[FloatArray], list[BoolArray]]:
+    """Return scores and presence of each step from a stored state, after checking them."""
+    values, mask = (np.asarray(one) for one in (scores, present))
+    if not values.size and not mask.size:
+        return [], []
+    if values.ndim != 2 or values.dtype.kind != "f" or not np.isfinite(values).all():
+        raise InputError(
+            f"Expected scores of steps x canaries in the state, all finite, got shape {values.shape} of type "
+            f"{values.dtype!s:.60}."
+        )
+    return list(values), list(as_mask(mask, values.shape))

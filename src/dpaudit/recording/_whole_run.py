@@ -40,6 +40,7 @@ from dpaudit.stats import (
     audit,
     one_run_fdp_bound,
 )
+from dpaudit.stats._observations import as_mask
 from dpaudit.stats.tradeoffs._attack import Attack
 
 # Sampling faults need most of the error probability; too little noise is detected with less.
@@ -90,8 +91,14 @@ class LikelihoodRatios:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
-        self.num_done, self.present = state["num_done"], state["present"]
-        self.values = np.array(state["ratios"])
+        with _validate.restoring("likelihood ratios", state):
+            values, present = np.array(state["ratios"], dtype=np.float64), state["present"]
+            if values.shape != self.present.shape or not np.isfinite(values).all():
+                raise InputError(
+                    f"Expected {self.present.size} finite ratios in the state, got shape {values.shape}."
+                )
+            self.num_done = _validate.whole("num_done", state["num_done"], low=0)
+            self.present, self.values = as_mask(present, values.shape), values
 
 
 @final
@@ -292,10 +299,11 @@ class WholeRunRecorder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
-        require_resumable([state["present"]], self.present.size)
-        self._ratios.load_state_dict(state)
-        if "joined" in state:
-            self._joined, self._absent = (RunningMoments(*state[side]) for side in ("joined", "absent"))
+        with _validate.restoring("a recorder", state):
+            require_resumable([state["present"]], self.present.size)
+            self._ratios.load_state_dict(state)
+            if "joined" in state:
+                self._joined, self._absent = (RunningMoments(*state[side]) for side in ("joined", "absent"))
 
 
 def _curve(claim: Claim) -> SubsampledGaussian:

@@ -13,6 +13,7 @@ from functools import partial
 from importlib import resources
 
 import dpaudit
+from dpaudit import _validate
 from dpaudit._html import Html, element, joined
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.report._plots import (
@@ -150,12 +151,12 @@ def _numbers(run: Run) -> Html:
     entries = [
         ("claimed", f"epsilon {number(run.claim.epsilon)}", f"at delta = {run.claim.delta:g}"),
         ("lower bound", f"epsilon {number(run.bound.epsilon)}", f"{run.bound.kind} bound"),
-        ("confidence", f"{100 * run.bound.confidence:g} %", "for the bound"),
+        ("confidence", _validate.percent(run.bound.confidence), "for the bound"),
     ]
     if run.power is not None:
         leak = smallest_leak(run)
         seen = leak if leak == "none" else f"epsilon {leak}"
-        below = f"with {100 * run.power.probability:g} % probability"
+        below = f"with {_validate.percent(run.power.probability)} probability"
         entries.append(("smallest detectable leak", seen, below))
     parts = [
         element("div", element("dt", label), element("dd", element("strong", value), element("small", below)))

@@ -17,6 +17,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from dpaudit import _validate
 from dpaudit._html import Html, element, joined
 from dpaudit._types import IntArray
 from dpaudit.recording import Trajectory
@@ -113,7 +114,7 @@ def trajectory_plot(run: Run, trajectory: Trajectory, *, wide: bool = False) -> 
 
 
 def _trajectory_text(run: Run, trajectory: Trajectory) -> str:
-    level = f"{100 * trajectory.confidence:g} %"
+    level = _validate.percent(trajectory.confidence)
     text = (
         f"Betting on the errors gives a lower bound that holds at every {run.counted} simultaneously, with "
         f"{level} confidence: it may be used to stop a run early. The top of the band bounds the leak that "
@@ -220,8 +221,9 @@ class TradeoffPlot:
             *self._marks(canvas),
             label="Trade-off between the two error rates, close-up of the measured rates",
         )
+        level = _validate.percent(self.plane.confidence)
         text = (
-            f"The box contains both true rates with {100 * self.plane.confidence:g} % confidence, if all "
+            f"The box contains both true rates with {level} confidence, if all "
             "observations are independent (Clopper-Pearson, with half of the error for each rate). The curve "
             "of the bound is the leakiest curve that is refuted."
         )
@@ -321,7 +323,7 @@ def roc_plot(roc: RocBand, *, wide: bool = False) -> Html:
         canvas.strips(list(fpr), tips),
         label="True positive rates of the attack",
     )
-    level = f"{100 * roc.confidence:g} %"
+    level = _validate.percent(roc.confidence)
     text = (
         "How many of the present canaries this attack recognizes if it may be wrong about some of the absent "
         f"ones. The band contains its whole curve with {level} confidence, if scores, or steps that canaries "

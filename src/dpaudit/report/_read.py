@@ -8,14 +8,14 @@ built from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dpaudit import _io
-from dpaudit._io import read_array, read_json
+from dpaudit._io import LARGEST_ARRAY, read_array, read_json
 from dpaudit.diagnostics import Check, Diagnosis, Finding
 from dpaudit.errors import InputError
 from dpaudit.experiments._derivation import SCORE_FILES
@@ -305,6 +305,7 @@ def _observations(folder: Path, *, paired: bool) -> tuple[Observations | None, s
     ``paired`` states that each step has one score without and one with the canary, and no coins.
     """
     try:
+        require_moderate_sum(folder, [folder / f"{name}.npy" for name in SCORE_FILES])
         found = {name: read_array(folder / f"{name}.npy", kinds) for name, kinds in SCORE_FILES.items()}
         scores, present, with_canary, without_canary, ratios = found.values()
         if scores is not None and present is not None:
@@ -318,6 +319,15 @@ def _observations(folder: Path, *, paired: bool) -> tuple[Observations | None, s
             raise
         raise InputError(f"The observations in {folder} are damaged. {error}") from error
     return None, "observation"
+
+
+def require_moderate_sum(folder: Path, paths: Iterable[Path]) -> None:
+    """Raise if all arrays of a folder together are too large to read."""
+    total = sum(path.stat().st_size for path in paths if path.is_file())
+    if total > LARGEST_ARRAY:
+        raise InputError(
+            f"Expected arrays of at most {LARGEST_ARRAY:,} bytes in all in {folder}, got {total:,}."
+        )
 
 
 def _checked(value: Any, path: str = "", depth: int = 0) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpaudit import _validate
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.diagnostics._diagnosis import findings_sentence
 from dpaudit.report._plot_data import PlotData
@@ -230,7 +231,7 @@ def comparison_row(run: Run) -> list[str]:
         verdict_mark(run.verdict)[1],
         number(run.claim.epsilon),
         number(run.bound.epsilon),
-        f"{100 * run.bound.confidence:g} %",
+        _validate.percent(run.bound.confidence),
         smallest_leak(run),
     ]
 
@@ -269,7 +270,7 @@ def headline(run: Run) -> str:
 
 def _sureness(run: Run) -> str:
     """Return the certainty of the bound, with the meaning of a kind that gives no confidence."""
-    level, kind = f"{100 * run.bound.confidence:g} %", run.bound.kind
+    level, kind = _validate.percent(run.bound.confidence), run.bound.kind
     return {
         Kind.CONFIDENCE: f"with {level} confidence",
         Kind.CREDIBLE: f"with {level} credibility ({kind.meaning})",

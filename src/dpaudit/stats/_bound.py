@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from dpaudit.errors import InputError
+from dpaudit import _validate
+from dpaudit.errors import InputError, quoted
 from dpaudit.stats._counts import ErrorCounts, Guesses
 from dpaudit.stats._serialization import NamedPart
 from dpaudit.stats.inference import Inference, Kind
@@ -56,7 +57,7 @@ class Bound:
         text = f"epsilon >= {self.epsilon:.4g} at delta = {self.delta:g}"
         if self.tradeoff.symbol != "epsilon":
             text = f"{self.tradeoff.symbol} >= {self.parameter:.4g}, {text}"
-        level = f"{100 * self.confidence:g} %"
+        level = _validate.percent(self.confidence)
         return {
             Kind.CONFIDENCE: f"{text}, with {level} confidence",
             Kind.CREDIBLE: f"{text}, with {level} posterior probability (not a confidence bound)",
@@ -89,11 +90,11 @@ class Bound:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Bound:
         """Restore a bound from :meth:`to_dict`; invalid values raise ``InputError``."""
-        threshold = values.get("threshold")
+        threshold = _validate.mapping("the values of a bound", values).get("threshold")
         return cls(
             epsilon=number(values, "epsilon"),
             delta=number(values, "delta", high=1.0),
-            confidence=number(values, "confidence", low=0.5, high=1 - 1e-12),
+            confidence=number(values, "confidence", low=0.5, high=_validate.MOST_CONFIDENT),
             parameter=number(values, "parameter"),
             tradeoff=TradeOff.from_dict(_part(values, "tradeoff")),
             inference=Inference.from_dict(_part(values, "inference")),
@@ -160,5 +161,5 @@ def _texts(values: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _refused(name: str, expected: str, value: object) -> InputError:
-    shown = "nothing" if value is None else f"{value!a:.60}"  # short and ASCII: it is printed to a terminal
+    shown = "nothing" if value is None else quoted(value)
     return InputError(f"Expected {name} {expected}, got {shown}.")

@@ -11,7 +11,7 @@ from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray, ScoreArra
 from dpaudit.errors import InputError
 from dpaudit.stats._coins import require_fair_share
 from dpaudit.stats._identifiers import as_ids, joined_presence
-from dpaudit.stats._observations import Observations, chunks, require_finite
+from dpaudit.stats._observations import Observations, as_mask, chunks, plain_array, require_finite
 
 _TIES = 0x71E5  # the seed of the order of equal scores
 
@@ -292,16 +292,15 @@ class Guesses:
 def _scores_and_presence(
     scores: ArrayLike, present: ArrayLike, ids: ArrayLike | None, present_ids: ArrayLike | None
 ) -> tuple[FloatArray, BoolArray]:
-    values = np.asarray(scores, dtype=np.float64)
+    values = np.asarray(plain_array("scores", scores), dtype=np.float64)
     names = None if ids is None else as_ids("ids", ids, values.size)
-    truth = np.asarray(joined_presence(present, names, present_ids))
+    truth = np.asarray(joined_presence(plain_array("present", present), names, present_ids))
     if values.ndim != 1 or values.shape != truth.shape:
         raise InputError(
             "Expected scores and present to be one-dimensional and of the same length, got shapes "
             f"{values.shape} and {truth.shape}."
         )
     require_finite("scores", 0, values)
-    if truth.dtype != np.bool_ and not np.isin(truth, (0, 1)).all():
-        raise InputError("Expected present to hold only 0 and 1 (or False and True).")
+    truth = as_mask(truth, values.shape)
     require_fair_share(int(np.count_nonzero(truth)), truth.size)
-    return values, truth.astype(np.bool_)
+    return values, truth

@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dpaudit.errors import InputError
+from dpaudit import _validate
+from dpaudit.errors import InputError, quoted
 from dpaudit.stats._bound import LARGEST, number, plain
 from dpaudit.stats._effective_noise import MIN_STEPS, Interval, ScoreSpread, Shape
-from dpaudit.stats._observations import Observations, is_on_disk
+from dpaudit.stats._observations import Observations
 from dpaudit.stats._roc_band import RocBand, RocPoint, attack_band
 from dpaudit.stats.tradeoffs import Gaussian, TradeOff
 
@@ -89,7 +90,7 @@ class Estimate:
 
     @cached_property
     def roc(self) -> RocBand | None:
-        """The attack's ROC with a simultaneous band; None for few steps, or scores on disk."""
+        """The attack's ROC with a simultaneous band; None for few steps."""
         return self.roc_source.band() if isinstance(self.roc_source, BandSource) else self.roc_source
 
     @property
@@ -160,6 +161,7 @@ class Estimate:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Estimate:
         """Restore an estimate from :meth:`to_dict`; invalid values raise ``InputError``."""
+        _validate.mapping("the values of an estimate", values)
         has_roc, has_gap = values.get("roc") is not None, values.get("missing") is not None
         return cls(
             confidence=number(values, "confidence", low=0.5, high=1.0),
@@ -181,11 +183,9 @@ class BandSource:
     confidence: float
 
     def band(self) -> RocBand | None:
-        """Return the band; None if there are too few steps, or if the scores are on disk."""
+        """Return the band; None if there are too few steps."""
         observations = self.observations
         if observations.is_stepped and observations.num_steps < MIN_STEPS:
-            return None
-        if is_on_disk(observations.with_canary) or is_on_disk(observations.without_canary):
             return None
         fpr, reached, low, high = attack_band(observations, self.confidence)
         fnr = self.tradeoff.fnr(min(self.claimed, LARGEST), fpr)
@@ -241,12 +241,12 @@ def _shape(values: Mapping[str, Any]) -> Shape | None:
 def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = values.get(name)
     if not isinstance(found, Mapping):
-        raise InputError(f"Expected {name} to be an object, got {found!a:.60}.")
+        raise InputError(f"Expected {name} to be an object, got {quoted(found)}.")
     return found
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
     found = values.get(name)
     if not isinstance(found, str):
-        raise InputError(f"Expected {name} to be a string, got {found!a:.60}.")
+        raise InputError(f"Expected {name} to be a string, got {quoted(found)}.")
     return found

@@ -15,12 +15,18 @@ _FEW, _LONGEST = 3, 60  # identifiers quoted in one message, and their length
 
 def as_ids(name: str, ids: ArrayLike, size: int) -> IdArray:
     """Return identifiers, integers or strings, as an array of this size."""
-    array = np.asarray(ids)
-    if not isinstance(ids, np.ndarray) or array.dtype == object:  # numpy turns 1 and "a" into "1" and "a"
-        words = {isinstance(one, str) for one in np.asarray(ids, dtype=object).flat}
-        if len(words) > 1:
-            raise InputError(f"Expected {name} to be all integers or all strings, got both.")
-        array = np.asarray(array.tolist())
+    if isinstance(ids, np.ma.MaskedArray):
+        raise InputError(f"Expected {name} to be a plain array, got a masked array.")
+    words: set[bool] = set()
+    try:
+        array = np.asarray(ids)
+        if not isinstance(ids, np.ndarray) or array.dtype == object:  # numpy turns 1 and "a" into "1" and "a"
+            words = {isinstance(one, str) for one in np.asarray(ids, dtype=object).flat}
+            array = np.asarray(array.tolist())
+    except ValueError:  # rows of different lengths
+        raise InputError(f"Expected {name} to be a one-dimensional array of integers or strings.") from None
+    if len(words) > 1:
+        raise InputError(f"Expected {name} to be all integers or all strings, got both.")
     if array.ndim != 1 or array.dtype.kind not in "iuUS":
         raise InputError(
             f"Expected {name} to be a one-dimensional array of integers or strings, got shape {array.shape} "
@@ -41,7 +47,7 @@ def joined_presence(
         return present
     if ids is None or paired:
         raise InputError("Expected present_ids= only together with ids= and without paired=True.")
-    flags = np.asarray(present)
+    flags = np.asarray(present)  # checked by the caller
     names = as_ids("present_ids", present_ids, flags.shape[-1] if flags.ndim else 0)
     _require_once("present_ids", names)
     if (names.dtype.kind in "iu") != (ids.dtype.kind in "iu"):

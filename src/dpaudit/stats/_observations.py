@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+from dpaudit import _validate
 from dpaudit._io import open_file
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IdArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
@@ -72,6 +73,8 @@ class Observations:
     _coins_were_checked: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
+        for name in ("normalized", "paired", "coupled"):
+            object.__setattr__(self, name, _validate.flag(name, getattr(self, name)))
         for name in ("with_canary", "without_canary"):
             object.__setattr__(self, name, _as_scores(name, getattr(self, name)))
         present, absent = self.with_canary.shape, self.without_canary.shape
@@ -123,9 +126,12 @@ class Observations:
         >>> joined.with_canary, joined.with_ids
         (array([0.9]), array(['b'], dtype='<U1'))
         """
+        for name, given in (("paired", paired), ("normalized", normalized), ("coupled", coupled)):
+            _validate.flag(name, given)
         values = _as_scores("scores", scores)
         names = None if ids is None else as_ids("ids", ids, values.shape[-1])
-        mask = _as_mask(joined_presence(present, names, present_ids, paired=paired), values.shape)
+        flags = plain_array("present", present)
+        mask = as_mask(joined_presence(flags, names, present_ids, paired=paired), values.shape)
         if paired:
             return replace(_from_pairs(values, mask, names, normalized), coupled=coupled)
         if values.ndim == 2:
@@ -251,10 +257,7 @@ def _from_pairs(
 
 
 def _as_scores(name: str, values: ArrayLike) -> ScoreArray:
-    try:
-        array = values if isinstance(values, np.memmap) else np.asarray(values)
-    except ValueError:  # numpy's own message is about inhomogeneous shapes
-        raise InputError(f"Expected {name} to be one array, got rows of different lengths.") from None
+    array = values if isinstance(values, np.memmap) else plain_array(name, values)
     if array.dtype.kind in "iub":
         array = array.astype(np.float64)
     if array.dtype.kind != "f":
@@ -271,11 +274,33 @@ def _as_scores(name: str, values: ArrayLike) -> ScoreArray:
     return array
 
 
-def _as_mask(present: ArrayLike, shape: tuple[int, ...]) -> BoolArray:
-    mask = np.asarray(present)
+def plain_array(name: str, values: ArrayLike) -> np.ndarray[Any, Any]:
+    """Return an array of numbers or booleans; a masked array, whose mask would be lost, is rejected."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise InputError(
+            f"Expected {name} to be a plain array, got a masked array: pass only the values that are not "
+            f"masked, as {name}.compressed() returns them."
+        )
+    try:
+        array = np.asarray(values)
+    except ValueError:  # numpy's own message is about inhomogeneous shapes
+        raise InputError(f"Expected {name} to be one array, got rows of different lengths.") from None
+    except Exception as error:  # an object that converts itself, such as a tensor on another device
+        raise InputError(
+            f"Expected {name} to be an array, but {type(values).__name__} is not convertible to one: "
+            f"{error!s:.200}."
+        ) from error
+    if array.dtype.kind not in "iufb":
+        raise InputError(f"Expected {name} to be numbers, got an array of type {array.dtype!s:.60}.")
+    return array
+
+
+def as_mask(present: ArrayLike, shape: tuple[int, ...]) -> BoolArray:
+    """Return the presence of each score as booleans; only False, True, 0 and 1 are accepted."""
+    mask = plain_array("present", present)
     if mask.shape != shape:
         raise InputError(f"Expected present of shape {shape}, got {mask.shape}.")
-    if mask.dtype != np.bool_ and not np.isin(mask, (0, 1)).all():
+    if mask.dtype != np.bool_ and not ((mask == 0) | (mask == 1)).all():
         raise InputError("Expected present to hold only 0 and 1 (or False and True).")
     return mask.astype(np.bool_)
 
@@ -285,23 +310,27 @@ def is_on_disk(scores: ScoreArray) -> bool:
     return isinstance(scores, np.memmap) and isinstance(scores.base, mmap.mmap)
 
 
-def chunks(scores: ScoreArray) -> Iterator[tuple[int, ScoreArray]]:
-    """Yield (start index, chunk) in flat order; a chunk is valid until the next one is requested."""
+def chunks(scores: ScoreArray, first: int = 0, last: int | None = None) -> Iterator[tuple[int, ScoreArray]]:
+    """Yield (start index, chunk) from ``first`` to ``last`` in flat order.
+
+    A chunk is valid until the next one is requested.
+    """
+    end = scores.size if last is None else last
     if isinstance(scores, np.memmap) and is_on_disk(scores) and scores.flags.c_contiguous:
-        yield from _from_file(scores)
+        yield from _from_file(scores, first, end)
         return
     flat = scores.reshape(-1)
-    for start in range(0, flat.size, _CHUNK):
-        yield start, flat[start : start + _CHUNK]
+    for start in range(first, end, _CHUNK):
+        yield start, flat[start : min(start + _CHUNK, end)]
 
 
-def _from_file(scores: np.memmap) -> Iterator[tuple[int, ScoreArray]]:
+def _from_file(scores: np.memmap, first: int, end: int) -> Iterator[tuple[int, ScoreArray]]:
     assert scores.filename is not None  # whole memory-mapped files have one
-    buffer = np.empty(min(_CHUNK, scores.size), scores.dtype)
+    buffer = np.empty(min(_CHUNK, end - first), scores.dtype)
     with open_file(scores.filename) as file:
-        file.seek(scores.offset)
-        for start in range(0, scores.size, _CHUNK):
-            piece = buffer[: scores.size - start]
+        file.seek(scores.offset + first * scores.itemsize)
+        for start in range(first, end, _CHUNK):
+            piece = buffer[: end - start]
             if file.readinto(piece.data) != piece.nbytes:
                 raise InputError(f"Expected {scores.size:,} scores in {scores.filename}, got fewer.")
             yield start, piece
@@ -347,9 +376,10 @@ def _likely_cause(gap: float, error: float, expected: float) -> str:
 
 def _mean_and_error(scores: ScoreArray, steps: IntArray | None) -> tuple[float, float]:
     """Return the mean, and by how much it may differ from its expectation; infinity for few scores."""
-    sums, sizes = _sums(scores, steps)
-    mean, number = float(sums.sum() / sizes.sum()), sums.size
-    if number < _FEW_MEANS:
+    with np.errstate(over="ignore", invalid="ignore"):  # of scores at the end of the range of floats
+        sums, sizes = _sums(scores, steps)
+        mean, number = float(sums.sum() / sizes.sum()), sums.size
+    if number < _FEW_MEANS or not math.isfinite(mean):
         return mean, math.inf
     with np.errstate(over="ignore"):  # an infinite error says nothing about the mean
         squares = float(((sums - mean * sizes) ** 2).sum())

@@ -94,7 +94,7 @@ class Plan:
         steps = f"in {self.num_steps:,} steps" if self.num_steps else f"within {self.most:,} steps"
         scores = f"{self.num_canaries:,}" if self.num_canaries else f"up to {self.most:,}"
         return (
-            f"{self.inference.label} {verb} {leak} with {100 * self.leak.probability:g} % "
+            f"{self.inference.label} {verb} {leak} with {_validate.percent(self.leak.probability)} "
             f"probability {steps} (canaries per step and side: {scores})."
         )
 

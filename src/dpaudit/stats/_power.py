@@ -24,7 +24,9 @@ from dpaudit.stats.thresholds._placement import step_rates
 from dpaudit.stats.tradeoffs._attack import Attack
 
 _IMPLAUSIBLE = 1e-3  # the error of the interval of plausible false positive rates
-_LOGITS = 2  # ends of that interval per unit of the logit
+# Ends of that interval are on a lattice of the logit, so that calls share regions: this many per unit, and
+# more for many scores, whose plausible rates are close together.
+_LOGITS, _ROOT_PER_LOGIT = 2, 64
 _INDEPENDENT = 0.25  # what several rules add to the best one, relative to independent rules (in simulations)
 _MOST_STEPS = 2048  # of a simulated run
 _RUNS = 48, 192  # fewest and most simulated runs
@@ -201,13 +203,14 @@ class AuditDesign:
             plausible_rate(round(rate * self.num_absent), self.num_absent, _IMPLAUSIBLE)[end]
             for end, rate in enumerate((float(fpr.min()), float(fpr.max())))
         ]
-        low = math.floor(_LOGITS * float(special.logit(max(ends[0], 1e-9))))
-        high = math.ceil(_LOGITS * float(special.logit(min(ends[1], 1 - 1e-9))))
+        per_unit = max(_LOGITS, math.isqrt(self.num_absent) // _ROOT_PER_LOGIT)
+        low = math.floor(per_unit * float(special.logit(max(ends[0], 1e-9))))
+        high = math.ceil(per_unit * float(special.logit(min(ends[1], 1 - 1e-9))))
         key = claimed, low, high
         if key not in self._regions:
             interval = (
-                0.0 if ends[0] < 1e-9 else float(special.expit(low / _LOGITS)),
-                float(special.expit(high / _LOGITS)),
+                0.0 if ends[0] < 1e-9 else float(special.expit(low / per_unit)),
+                float(special.expit(high / per_unit)),
             )
             assert isinstance(self.inference, ExactInference)
             self._regions[key] = self.inference.refuting_region(claimed, self._sizes, interval, self.query)

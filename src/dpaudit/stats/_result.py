@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dpaudit import _validate
 from dpaudit._html import result_html
 from dpaudit._plotting import draw_tradeoff
 from dpaudit._types import FloatArray
@@ -240,11 +241,11 @@ class Power:
 
     def __str__(self) -> str:
         if math.isinf(self.parameter):
-            return f"no leak would have been detected with {100 * self.probability:g} % probability"
+            return f"no leak would have been detected with {_validate.percent(self.probability)} probability"
         text = f"a true epsilon of {self.epsilon:.4g}"
         if self.noise_factor is not None:
             text += f" (noise at {self.noise_factor:.4g} of the claimed level)"
-        percent = f"{100 * self.probability:g} %"
+        percent = _validate.percent(self.probability)
         text += f" would have been detected with {percent} probability by an attack of this design"
         if self.canary_length is not None:
             text += f" (canaries reach {self.canary_length:.2g} of the clipping norm)"
@@ -263,7 +264,7 @@ class Power:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Power:
         """Restore a power from :meth:`to_dict`; invalid values raise ``InputError``."""
-        scales = values.get("noise_factor") is not None
+        scales = _validate.mapping("the values of a power", values).get("noise_factor") is not None
         return cls(
             probability=number(values, "probability", high=1.0),
             epsilon=number(values, "epsilon"),
@@ -324,6 +325,7 @@ class ClaimPart:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ClaimPart:
         """Restore a part from :meth:`to_dict`; invalid values raise ``InputError``."""
+        _validate.mapping("a part of the claim", values)
         for key in ("name", "source", "origin"):
             if not isinstance(values.get(key), str):
                 raise InputError(f"Expected {key} of a part of the claim to be a string.")

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from scipy import special
 
+from dpaudit import _validate
 from dpaudit._plotting import draw_roc
 from dpaudit._types import FloatArray, IntArray, ScoreArray
 from dpaudit.errors import InputError
@@ -87,6 +88,7 @@ class RocBand:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RocBand:
         """Restore a band from :meth:`to_dict`; invalid values raise ``InputError``."""
+        _validate.mapping("the values of a band", values)
         columns = {name: _rates(values, name) for name in ("fpr", "claimed", "reached", "low", "high")}
         sizes = {column.size for column in columns.values()}
         fpr = columns["fpr"]
@@ -117,7 +119,6 @@ def attack_band(
     observations: Observations, confidence: float
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Return the grid, the rates that were reached, and the lower and upper ends of the band."""
-    observations = observations.in_memory()
     absent = _SideScores.of(observations, present=False)
     thresholds = _Thresholds.of(absent.scores)
     above = thresholds.count(absent.scores)
@@ -185,6 +186,21 @@ def _rate_end(shares: FloatArray, sizes: FloatArray, error: float, sign: int) ->
     return np.where(hits < sizes, special.betaincinv(hits + 1, misses, 1 - error), 1.0)
 
 
+def _moments(scores: ScoreArray) -> tuple[float, float]:
+    """Return mean and standard deviation, in one pass around the mean of the first chunk."""
+    center: float | None = None
+    total, squares = 0.0, 0.0
+    for _, piece in chunks(scores):
+        if center is None:
+            center = float(np.mean(piece, dtype=np.float64))
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller handles an infinite deviation
+            distance = np.subtract(piece, center, dtype=np.float64)
+            total, squares = total + float(distance.sum()), squares + float(distance @ distance)
+    assert center is not None  # there is at least one score
+    shift = total / scores.size
+    return center + shift, math.sqrt(max(squares / scores.size - shift * shift, 0.0))
+
+
 @dataclass(frozen=True, eq=False)
 class _Thresholds:
     """Ascending thresholds: at and above each absent score or, for very many scores, the edges of equal bins.
@@ -201,8 +217,8 @@ class _Thresholds:
     @classmethod
     def of(cls, absent: ScoreArray) -> _Thresholds:
         if absent.size <= _SORTED:
-            return cls(np.sort(absent), 0.0, 0.0, 2 * absent.size)
-        mean, deviation = float(absent.mean(dtype=np.float64)), float(absent.std(dtype=np.float64))
+            return cls(np.sort(np.array(absent), axis=None), 0.0, 0.0, 2 * absent.size)
+        mean, deviation = _moments(absent)
         reach = _REACH * deviation if 0 < deviation < math.inf else 1.0
         return cls(None, mean - reach, _BINS / (2 * reach), _BINS)
 
@@ -223,7 +239,7 @@ class _Thresholds:
 
 @dataclass(frozen=True, eq=False)
 class _SideScores:
-    """The scores of one side in flat order, and where their steps end, if they have steps."""
+    """The scores of one side, in memory or on disk, and where their steps end, if they have steps."""
 
     scores: ScoreArray
     ends: IntArray | None
@@ -232,7 +248,7 @@ class _SideScores:
     def of(cls, observations: Observations, *, present: bool) -> _SideScores:
         scores = observations.with_canary if present else observations.without_canary
         ends = step_ends(observations, present=present) if observations.is_stepped else None
-        return cls(scores.reshape(-1), ends)
+        return cls(scores, ends)
 
     @property
     def size(self) -> int:
@@ -277,9 +293,9 @@ class _SideScores:
             start = int(ends[0] - counts[0])
             cells = np.zeros(ends.size * width, dtype=np.int64)
             offsets = np.repeat(np.arange(ends.size) * width, counts)
-            for offset, piece in chunks(self.scores[start : ends[-1]]):
+            for position, piece in chunks(self.scores, start, int(ends[-1])):
                 place = groups[thresholds.numbers(piece)]
-                place += offsets[offset : offset + piece.size]
+                place += offsets[position - start : position - start + piece.size]
                 cells += np.bincount(place, minlength=cells.size)
             reverse = cells.reshape(ends.size, width)[:, ::-1].astype(np.float64)
             yield slice(first, first + block), np.cumsum(reverse, axis=1)[:, ::-1][:, 1:]

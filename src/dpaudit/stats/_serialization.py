@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Self
 
-from dpaudit.errors import InputError
+from dpaudit.errors import InputError, quoted
 
 _KNOWN: dict[str, type[Serializable]] = {}
 _DEEPEST = 8  # levels of nested parts
@@ -163,7 +163,7 @@ def _plain(value: Any) -> Any:
 def _read(values: Any, depth: int) -> Any:
     """Restore objects of known types from the inside out; keep the fields of others."""
     if not isinstance(values, Mapping) or not isinstance(values.get("type"), str) or depth > _DEEPEST:
-        raise InputError(f"Expected an object with a type, got {values!a:.80}.")
+        raise InputError(f"Expected an object with a type, got {quoted(values)}.")
     rest = {name: _field(value, depth) for name, value in values.items() if name != "type"}
     kind = _KNOWN.get(values["type"])
     if kind is None:
@@ -175,7 +175,7 @@ def _read(values: Any, depth: int) -> Any:
         raise
     # fields of another version, or edited ones
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"Expected the fields of {kind.__name__}, got {values!a:.80}.") from error
+        raise InputError(f"Expected the fields of {kind.__name__}, got {quoted(values)}.") from error
     return found
 
 

@@ -7,6 +7,7 @@ result.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ from dpaudit.training.gradients import (
     set_flat_gradient,
     trainable,
 )
+
+_FLOAT, _VECTORS = 4, 4  # bytes; weights, sum, noise and update
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,6 +118,7 @@ class Training:
         mechanism: Mechanism | None = None,
         expected_batch_size: float | None = None,
     ) -> None:
+        _require_memory(data, settings, model)
         seeds = seeds or Seeds()
         self.model = model.to(device).train()
         self.data = data.to(device)
@@ -240,15 +244,27 @@ class Training:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state returned by ``state_dict``."""
-        self.num_done = _validate.whole("num_done", state["num_done"], low=0)
-        self.model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        for name, made in self._generators.items():
-            made.set_state(state["generators"][name])
-        if isinstance(self._sampling, Stateful):
-            self._sampling.load_state_dict(state["sampling"])
-        for hook, kept in zip(self.hooks, state["hooks"], strict=True):
-            hook.load_state_dict(kept)
+        with _validate.restoring("a Training", state):
+            self.num_done = _validate.whole("num_done", state["num_done"], low=0)
+            self.model.load_state_dict(state["model"])
+            self._optimizer.load_state_dict(state["optimizer"])
+            for name, made in self._generators.items():
+                made.set_state(state["generators"][name])
+            if isinstance(self._sampling, Stateful):
+                self._sampling.load_state_dict(state["sampling"])
+            for hook, kept in zip(self.hooks, state["hooks"], strict=True):
+                hook.load_state_dict(kept)
+
+
+def _require_memory(data: Dataset, settings: DPSGD, model: nn.Module) -> None:
+    """Raise if the inputs of one batch, with all augmentations, or the vectors of a step are too large."""
+    batch = max(settings.sample_rate * len(data), 1.0)
+    inputs = batch * settings.multiplicity * math.prod(data.shape)
+    copies = 3 if settings.augmentation is not None else 1  # padded, cropped and flipped
+    _validate.fits_memory(
+        f"batches of {batch:,.0f} examples with multiplicity={settings.multiplicity} and {data!r}",
+        _FLOAT * (inputs * copies + _VECTORS * num_parameters(model)),
+    )
 
 
 def accuracy(model: nn.Module, data: Dataset) -> float:

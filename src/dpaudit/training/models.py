@@ -46,6 +46,9 @@ def mlp(*sizes: int) -> nn.Sequential:
         raise InputError(f"Expected at least the sizes of the input and the output, got {sizes}.")
     for size in sizes:
         _validate.whole("sizes", size)
+    weights = sum(before * after for before, after in pairwise(sizes))
+    # the weights, their gradient, the noise and the update
+    _validate.fits_memory(f"the weights of layers of sizes {', '.join(map(str, sizes))}", 4 * 4.0 * weights)
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
 from dpaudit import _io
-from dpaudit._io import difference, open_file
+from dpaudit._io import LARGEST_ARRAY, difference, open_file
 from dpaudit.errors import InputError
 from dpaudit.experiments.trials._task import Finished
 from dpaudit.experiments.trials._trial_plan import Group, Trial, TrialPlan, with_stable_targets
@@ -42,6 +42,7 @@ _WRITE = (
 _DAMAGED: Final = sqlite3.DatabaseError, UnicodeDecodeError  # the latter if an error message quotes the file
 
 _MAGIC = b"SQLite format 3\0"
+_LONGEST_VALUE = 10_000_000  # bytes of a text or number in the file
 _BUSY_SECONDS = 60.0  # how long to wait for another process that reads the file
 
 _Values: TypeAlias = tuple[Any, ...]
@@ -309,6 +310,7 @@ def connect(path: Path) -> sqlite3.Connection:
             path.touch(mode=0o600)  # it will contain seeds; SQLite gives its journal the same mode
         connection = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
     # damaged text must be readable so that it can be reported
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
     connection.text_factory = lambda data: data.decode(errors="replace")
     try:
         with _reading(path):
@@ -352,6 +354,8 @@ def _require_database(path: Path) -> None:
         if path.exists():
             with open_file(path) as file:
                 start = file.read(len(_MAGIC))
+            if path.stat().st_size > LARGEST_ARRAY:  # of all values together: they are stored as they are
+                raise sqlite3.DatabaseError(f"it has more than {LARGEST_ARRAY:,} bytes")
         if start not in (b"", _MAGIC):
             raise sqlite3.DatabaseError("file is not a database")
 

@@ -58,8 +58,14 @@ class Observed(ObservedFunctions):
     """
 
     barrier: StepBarrier
+    _block: ExitStack | None = None
 
     def __enter__(self) -> Observed:
+        if self._block is not None:
+            raise InputError(
+                "Expected a new observe(...) for each with block, got one that was already used: its "
+                "recorder holds the steps of that block."
+            )
         self._block = ExitStack()
         self._block.enter_context(self.barrier.own_error())
         self._block.callback(self.barrier.wait)  # for the last step
@@ -67,6 +73,7 @@ class Observed(ObservedFunctions):
         return self
 
     def __exit__(self, *error: Any) -> bool | None:
+        assert self._block is not None  # the block was entered
         return self._block.__exit__(*error)
 
 

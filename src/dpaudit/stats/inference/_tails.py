@@ -27,6 +27,8 @@ from dpaudit.stats.tradeoffs import Gaussian
 # How far from the other side's mean a score is, in standard deviations of the noise: just outside noise that
 # is cut off at 2 or 3 standard deviations with its variance restored, and where hardly any score is expected.
 _DISTANCES = 2.3, 3.1, 4.5
+# mu up to which its inverse is finite, and from which on differences of its squares would be rounding errors
+_TINIEST, _LEAKIEST = 1e-100, 1e6
 _LEAST_RATIO = 1.1  # of a right to a wrong far guess under the claim
 # Fractions of the wealth that a step may lose, among which the stake is chosen; the largest of a first bet.
 _FRACTIONS = np.asarray([0.8, 0.4, 0.2, 0.08, 0.03, 0.01, 0.003])
@@ -54,6 +56,7 @@ class FarGuess:
         >>> [round(one.ratio, 2) for one in FarGuess.levels(1.0)]
         [6.05, 13.46, 54.6]
         """
+        expected = min(max(expected, _TINIEST), _LEAKIEST)
         least = expected / 2 + math.log(_LEAST_RATIO) / expected
         distances = sorted({max(distance, least) for distance in _DISTANCES})
         return tuple(cls(one, math.exp(expected * one - expected**2 / 2)) for one in distances)

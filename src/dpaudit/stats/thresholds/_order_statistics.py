@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -208,14 +209,19 @@ def _largest_bound(
 
 def _extremes(name: str, scores: ScoreArray, ranks: IntArray, *, sign: int) -> ScoreArray:
     """Return the scores with as many others above (``sign`` 1) or below (-1) as ``ranks`` says, in chunks."""
-    kept = np.empty(0, dtype=scores.dtype)
+    most, size = int(ranks[-1]) + 1, 0
+    kept: list[ScoreArray] = []
+    least: Any = None  # the smallest score that may still be among the extreme ones
     for start, piece in chunks(scores):
         require_finite(name, start, piece)
         values = sign * piece
-        if kept.size > ranks[-1]:
-            values = values[values > kept[0]]
-        kept = np.sort(np.concatenate([kept, values]))[-(int(ranks[-1]) + 1) :]
-    return np.asarray(sign * kept[kept.size - 1 - ranks])
+        kept.append(values if least is None else values[values > least])
+        size += kept[-1].size
+        if size >= 2 * most + piece.size:  # rarely, so that the time grows with the number of scores only
+            kept = [np.partition(np.concatenate(kept), size - most)[size - most :]]
+            least, size = kept[0][0], most
+    ordered = np.sort(np.concatenate(kept))
+    return np.asarray(sign * ordered[ordered.size - 1 - ranks])
 
 
 def _count_up_to(name: str, scores: ScoreArray, thresholds: ScoreArray, *, sign: int) -> IntArray:

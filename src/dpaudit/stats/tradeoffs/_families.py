@@ -54,6 +54,8 @@ class Gaussian(TradeOff):
             return math.inf
         # delta(eps) <= Phi(mu/2 - eps/mu), so this is an upper bound on the answer
         high = parameter * (parameter / 2 - float(special.ndtri(delta)))
+        if math.isinf(high):
+            return math.inf
         # search for a fraction of it, so that the limits of the search do not truncate the answer
         return high * last_true(lambda part: self.delta(parameter, part * high) > delta, 1.0, tolerance=1e-12)
 

@@ -5,6 +5,7 @@ Two data sets need no files: ``digits``, which ships with dpaudit, and the paper
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -138,6 +139,8 @@ def random_images(
     Dataset(100 examples of 3 x 32 x 32, 10 classes)
     """
     _validate.whole("num_examples", num_examples)
+    sizes = " x ".join(map(str, shape))
+    _validate.fits_memory(f"{num_examples} examples of shape {sizes}", num_examples * math.prod(shape))
     rng = np.random.default_rng(seed)
     inputs = rng.integers(0, 256, size=(num_examples, *shape), dtype=np.uint8)
     targets = rng.integers(0, num_classes, size=num_examples)

@@ -1,0 +1,231 @@
+"""Values that are refused in a sentence before they can do harm; each was accepted once, or raised."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpaudit import Claim, Gaussian, Guesses, Observations, Recorder, audit
+from dpaudit._validate import percent
+from dpaudit.accounting import _pld
+from dpaudit.cli import _formats
+from dpaudit.cli._formats import Columns
+from dpaudit.cli._scores_command import ScoreFiles
+from dpaudit.diagnostics import Diagnostics
+from dpaudit.errors import InputError
+from dpaudit.observers._patching import WithBlock
+from dpaudit.recording import LikelihoodRatios
+from dpaudit.stats import Bound, Estimate, Power, ThresholdRule
+from dpaudit.stats._result import ClaimPart
+from dpaudit.stats._roc_band import RocBand
+from dpaudit.training import DPSGD, SGD, FlipAndCrop, Training
+from dpaudit.training.data import Dataset, random_images
+from dpaudit.training.models import mlp
+
+RNG = np.random.default_rng(0)
+PRESENT, ABSENT = 1 + RNG.normal(size=30), RNG.normal(size=30)
+
+
+@pytest.mark.parametrize("value", ["false", 1, None, np.array([True]), []])
+@pytest.mark.parametrize("name", ["normalized", "paired", "coupled"])
+def test_a_flag_is_true_or_false(name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=rf"Expected {name}=.* to be True or False"):
+        Observations(with_canary=PRESENT, without_canary=ABSENT, **{name: value})
+    with pytest.raises(InputError, match=rf"Expected {name}=.* to be True or False"):
+        Observations.from_presence(PRESENT, PRESENT > 1, **{name: value})
+
+
+REFUSED_ARRAYS = {
+    "masked": np.ma.masked_array(PRESENT, PRESENT > 1),
+    "structured": np.zeros(30, dtype=[("a", "f8")]),
+    "object": np.array([1.0] * 29 + [None]),
+    "words": np.array(["0", "1"] * 15),
+    "complex": PRESENT + 0j,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_ARRAYS)
+def test_an_array_holds_plain_numbers(name: str) -> None:
+    array = REFUSED_ARRAYS[name]
+    with pytest.raises(InputError, match="Expected with_canary to be"):
+        Observations(with_canary=array, without_canary=ABSENT)
+    for make in (Observations.from_presence, lambda *both: Guesses.from_scores(*both, num_guesses=2)):
+        with pytest.raises(InputError, match="Expected scores to be"):
+            make(array, PRESENT > 1)
+        with pytest.raises(InputError, match="Expected present to be"):
+            make(PRESENT, array)
+
+
+def test_what_an_archive_unpacks_to_is_limited_in_all(tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "t.npz"
+    np.savez_compressed(path, score=np.zeros(40), present=np.zeros(40), id=np.arange(40))
+    files = ScoreFiles(path, None, None, Columns(identifier="id"))
+    sizes = [one.file_size for one in zipfile.ZipFile(path).infolist()]
+    monkeypatch.setattr(_formats, "LARGEST_ARRAY", sum(sizes) - 1)  # more than any two of them
+    with pytest.raises(InputError, match=r"bytes in all in .*t.npz, got"):
+        files.read(normalized=False)
+    monkeypatch.setattr(_formats, "LARGEST_ARRAY", sum(sizes))
+    with pytest.raises(InputError, match="at least one score"):
+        files.read(normalized=False)
+
+
+def test_what_columns_unpack_to_is_limited_in_all(tmp_path: Path, monkeypatch: Any) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet  # noqa: PLC0415
+
+    path = tmp_path / "t.parquet"
+    parquet.write_table(arrow.table({"score": np.zeros(1000), "present": np.arange(1000) % 2}), path)
+    monkeypatch.setattr(_formats, "LARGEST_ARRAY", 2 * 8 * 1000 - 1)
+    with pytest.raises(InputError, match="bytes in all"):
+        ScoreFiles(path, None, None, Columns()).read(normalized=False)
+    monkeypatch.setattr(_formats, "LARGEST_ARRAY", 2 * 8 * 1000)
+    assert ScoreFiles(path, None, None, Columns()).read(normalized=False).with_canary.size == 500
+
+
+def test_one_long_word_does_not_make_room_for_all(tmp_path: Path, monkeypatch: Any) -> None:
+    rows = [f"0.{number},{number % 2},{'a' * 50 if number == 3 else number}" for number in range(10, 40)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["score,present,id", *rows, f"1,1,{'a' * 500}"]))
+    monkeypatch.setattr(_formats, "LARGEST_ARRAY", 10_000)
+    with pytest.raises(InputError, match="bytes in all"):
+        ScoreFiles(path, None, None, Columns(identifier="id")).read(normalized=False)
+
+
+@pytest.mark.parametrize("noise", [1e-320, 1e-160, 1e-10, 1e10, 1e308])
+def test_a_noise_multiplier_whose_square_overflows_is_refused(noise: float) -> None:
+    for make in (Claim.gaussian, lambda **both: Claim.dpsgd(**both, sample_rate=0.1, num_steps=10)):
+        with pytest.raises(InputError, match=r"noise_multiplier=.* in \[1e-09, 1e\+09\]"):
+            make(noise_multiplier=noise, delta=1e-5)
+
+
+def test_an_accountant_that_overflows_is_quoted() -> None:
+    claim = Claim.dpsgd(noise_multiplier=1e-4, sample_rate=0.01, num_steps=100, delta=1e-5)
+    with pytest.raises(InputError, match=r"that dp-accounting supports, got noise_multiplier=0\.0001"):
+        _ = claim.epsilon
+
+
+def test_a_claim_whose_losses_do_not_fit_into_memory_is_refused(monkeypatch: Any) -> None:
+    monkeypatch.setattr(_pld, "_MOST_LOSSES", 1_000)
+    claim = Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.0123, num_steps=100, delta=1e-5)
+    with pytest.raises(InputError, match=r"that dp-accounting supports, got .* and sample_rate=0\.0123"):
+        _ = claim.epsilon
+
+
+def test_curves_at_the_end_of_the_range_of_floats_have_an_infinite_epsilon() -> None:
+    assert Gaussian().epsilon(1e308, 1e-5) == float("inf")
+    observations = Observations(
+        with_canary=1e300 * PRESENT, without_canary=np.full(30, 1e308), normalized=True
+    )
+    assert audit(observations, claim=Claim.curve(Gaussian(), parameter=1e300, delta=1e-5)).notes == ()
+
+
+def test_a_confidence_is_not_rounded_to_all_of_it() -> None:
+    observations = Observations(with_canary=PRESENT, without_canary=ABSENT)
+    result = audit(observations, claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), confidence=1 - 1e-12)
+    assert "99.9999999999 % confidence" in str(result)
+    assert Bound.from_dict(result.bound.to_dict()) == result.bound
+    with pytest.raises(InputError, match="at most 1 - 1e-12"):
+        audit(observations, claim=result.claim, confidence=1 - 1e-15)
+    assert percent(1.0) == "100 %"
+
+
+@pytest.mark.parametrize("kind", [Bound, Power, Estimate, ClaimPart, RocBand, ThresholdRule])
+@pytest.mark.parametrize("values", [None, [], "x", 3, {}])
+def test_values_that_are_no_dictionary_are_refused(kind: Any, values: Any) -> None:
+    with pytest.raises(InputError):
+        kind.from_dict(values)
+
+
+def test_a_message_is_short() -> None:
+    error = InputError(f"Expected a word, got {'a' * 5_000}; use another.")
+    assert len(str(error)) == 1_000
+    assert str(error).startswith("Expected a word, got aaa")
+    assert str(error).endswith("a; use another.")
+    with pytest.raises(InputError) as caught:
+        Claim.gaussian(noise_multiplier="9" * 5_000, delta=1e-5)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 200
+
+
+def test_an_observer_that_was_used_says_so() -> None:
+    recorder = Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=2)
+    block = WithBlock("observe", nullcontext(recorder))
+    with block:
+        pass
+    with pytest.raises(InputError, match=r"Expected a new observe\(...\) for each with block"), block:
+        pass
+
+
+def _recorder() -> Recorder:
+    return Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"scores": 3}, {"scores": [[1.0, "x"]]}, {"scores": [[np.nan] * 6] * 3}, {"present": [[2] * 6] * 3},
+     {"present": None}, {"looked": "no"}, {"betting": {"type": "Fixed"}}, {"confidence": 7}],
+)  # fmt: skip
+def test_a_damaged_state_of_a_recorder_is_refused(change: dict[str, Any]) -> None:
+    recorder = _recorder()
+    for step in range(3):
+        present = np.arange(6) % 2 == step % 2
+        recorder.record(present + 0.1 * np.arange(6.0), present)
+    state = recorder.state_dict()
+    again = _recorder()
+    again.load_state_dict(state)
+    assert again.num_done == 3
+    with pytest.raises(InputError):
+        _recorder().load_state_dict(state | change)
+    for key in ("scores", "present", "looked"):
+        with pytest.raises(InputError, match="Expected the state_dict of a recorder"):
+            _recorder().load_state_dict({name: value for name, value in state.items() if name != key})
+
+
+@pytest.mark.parametrize("state", [None, {}, [], {"num_done": "x", "ratios": [1.0], "present": [True]}])
+def test_other_damaged_states_are_refused(state: Any) -> None:
+    data = Dataset(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long), 2)
+    settings = DPSGD(
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        sample_rate=0.5,
+        num_steps=2,
+        optimizer=SGD(learning_rate=1.0),
+    )
+    ratios = LikelihoodRatios(np.array([True, False]), noise_multiplier=1.0, sample_rate=0.5)
+    for one in (_recorder(), ratios, Diagnostics(), Training(mlp(2, 2), data, settings)):
+        with pytest.raises(InputError):
+            one.load_state_dict(state)
+
+
+def test_training_that_does_not_fit_into_memory_is_refused_before_it_starts() -> None:
+    images = Dataset(torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.long), 2)
+    settings = DPSGD(
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        sample_rate=0.5,
+        num_steps=2,
+        optimizer=SGD(learning_rate=1.0),
+        multiplicity=10**12,
+        augmentation=FlipAndCrop(),
+    )
+    with pytest.raises(InputError, match=r"multiplicity=1000000000000 .* to fit into memory"):
+        Training(mlp(64, 2), images, settings)
+    with pytest.raises(InputError, match="to fit into memory"):
+        random_images(10**12)
+    with pytest.raises(InputError, match="weights of layers of sizes 10, 10000000000, 2 to fit into memory"):
+        mlp(10, 10**10, 2)
+
+
+def test_a_python_2_header_is_read_without_a_warning(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    np.save(file, PRESENT)
+    path = tmp_path / "old.npy"
+    path.write_bytes(file.getvalue().replace(b"(30,), }  ", b"(30L,), } "))
+    sides = ScoreFiles(None, path, path, Columns())
+    assert sides.read(normalized=False).with_canary.size == 30
