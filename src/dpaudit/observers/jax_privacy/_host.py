@@ -320,7 +320,8 @@ class SumScale:
         if not (0 < scale < math.inf and (np.abs(arrived - scale * joined) <= room).all()):
             raise InputError(
                 "Expected the input of the privatizer to be the sum of all gradients since its last update, "
-                "or the same multiple of it in every step, got something else. For gradients that are not "
+                "or the same multiple of it in every step, got something else, such as a sum that is clipped "
+                "again. For gradients that are not "
                 "part of the update (for logging, or a warm-up call), use the function that was passed to "
                 "observe(); add anything that is not a gradient of examples after the noise."
             )
