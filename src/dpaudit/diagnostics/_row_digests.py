@@ -118,7 +118,7 @@ class RowRecord:
             missing.append(_NOT_THE_EXAMPLES)
         else:
             found += [
-                favoured_row(self, self.num_examples, sample_rate),
+                most_frequent_row(self, self.num_examples, sample_rate),
                 copied_rows(self, self.num_examples),
             ]
         return [check for check in found if check is not None], missing
@@ -231,7 +231,7 @@ def repeated_rows(present: BoolArray, steps: IntArray) -> Check | None:
     )
 
 
-def favoured_row(record: RowRecord, num_examples: int, claimed: float) -> Check | None:
+def most_frequent_row(record: RowRecord, num_examples: int, claimed: float) -> Check | None:
     """Test the row that occurs most often: binomial, Bonferroni-corrected for all examples.
 
     Identical examples are one row, which occurs more often. At most as many rows can be of several examples
