@@ -59,6 +59,11 @@ FAULTS = {
     "C^2 / norm": (lambda rows: rows / norms(rows) ** 2, "divided by their squared norm"),
     "at 1.5 C": (by(lambda rows: norms(rows) / 1.5), "gradients are clipped at about 1."),
     "not at all": (lambda rows: rows, "gradients are not clipped"),
+    "every fourth": (
+        lambda rows: np.where(np.arange(len(rows))[:, None] % 4 == 3, rows, CORRECT(rows)),
+        "of the gradients is not clipped, the others are",
+    ),
+    "raw gradient": (lambda rows: CORRECT(rows) + 0.1 * rows, "the raw gradient times about 0."),
     "the sum": (lambda rows: 5e-5 * rows, "the sum of the batch clipped instead of each gradient?"),
 }
 
@@ -81,11 +86,11 @@ class Run:
         return found
 
     def results(
-        self, seed: int, *, steps: int = 300, noise: float = 1.0, scale: Clip | None = None
+        self, seed: int, *, steps: int = 300, noise: float = 1.0, mean: float = 0.0, scale: Clip | None = None
     ) -> CheckResults:
         rng, log = np.random.default_rng(seed), ScoreLog(self._observed)
         coins = rng.integers(0, 2, (steps, NUM_CANARIES), dtype=np.bool_)
-        added = noise * rng.standard_normal((steps, NUM_CANARIES))
+        added = noise * rng.standard_normal((steps, NUM_CANARIES)) + mean
         for index in range(steps):
             may = self._draws.canary.may_join(index, NUM_CANARIES)
             present = coins[index] if may is None else coins[index] & may
@@ -164,6 +169,13 @@ def test_a_canary_that_does_not_arrive_is_a_note_and_no_finding() -> None:
     found = Run(lambda rows: np.where(norms(rows) > 100, 0.0, CORRECT(rows))).results(0)
     assert check(found, "canary-arrival").p_value > 1e-3
     assert "Not all canaries arrive: canaries of 1,000 clipping norms" in found.notes[0]
+
+
+def test_a_mean_of_the_noise_is_not_taken_for_wrong_clipping() -> None:
+    found = check(Run(CORRECT).results(0, mean=0.5), "canary-arrival")
+    assert found.p_value < 1e-6
+    assert "absent canaries score 0.5" in found.cause
+    assert "is the mean of the noise not zero" in found.cause
 
 
 def test_a_finding_brings_its_own_cause() -> None:

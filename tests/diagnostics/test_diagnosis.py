@@ -3,10 +3,11 @@
 import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import SIZE, correct_noise, diagnostics
+from simulated import SIZE, correct_noise, diagnostics, names
 from statistical_limits import spread_range
 
 import dpaudit
@@ -193,3 +194,13 @@ def test_joined_checks_shares_one_error_rate_and_certain_findings_come_first():
     assert both.not_covered == ("the loader",)
     assert str(both.findings[0]) == "sum-norm: The sum is too long."
     assert [finding.name for finding in both.joined().findings] == ["sum-norm"]
+
+
+def test_a_mean_of_the_noise_comes_before_the_correlations_that_follow_from_it():
+    found = diagnostics(lambda rng, _: rng.random(SIZE), num_steps=60).diagnose()
+    assert {"step-correlation", "repeated-noise", "coordinate-correlation"} <= set(names(found))
+    first, *others = found.likely_causes()
+    assert first.startswith("the mean of the noise is 0.5")
+    assert not any("reseeded" in one or "reused" in one for one in others)
+    shared = diagnostics(lambda rng, _: np.full(SIZE, rng.standard_normal()), num_steps=60).diagnose()
+    assert shared.likely_causes()[0].startswith("is noise of a smaller shape broadcast")

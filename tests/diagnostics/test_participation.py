@@ -10,7 +10,8 @@ from scipy import stats
 from statistical_limits import LEVEL
 
 from dpaudit import InputError
-from dpaudit.diagnostics import Diagnostics
+from dpaudit.diagnostics import Diagnostics, _row_digests
+from dpaudit.diagnostics._row_digests import RowRecord
 
 
 def record_of(batches, num_examples, sample_rate=0.2):
@@ -168,3 +169,99 @@ def test_sizes_and_examples_are_not_mixed_and_the_data_set_stays():
         sizes.observe_batch_size(6, 5)
     with pytest.raises(InputError, match=r"sample_rate=0 in \(0, 1\]"):
         Diagnostics(sample_rate=0.0)
+
+
+def digests(rows):
+    """Different numbers for different rows, in no order."""
+    mixed = np.asarray(rows).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+
+
+def found_by_rows(batches, num_examples, sample_rate=0.1):
+    """The p-values of batches of which only the rows are known, and what is not tested."""
+    record = RowRecord(num_examples)
+    for batch in batches:
+        record.observe(digests(batch))
+    made, missing = record.checks(sample_rate)
+    return {check.name: check.p_value for check in made}, missing
+
+
+def shuffled(num_steps, num_examples, size, *, is_fixed):
+    rng = np.random.default_rng(0)
+    orders = [rng.permutation(num_examples) for _ in range(-(-num_steps * size // num_examples))]
+    if is_fixed:
+        orders = orders[:1] * len(orders)
+    return np.concatenate(orders)[: num_steps * size].reshape(num_steps, size)
+
+
+def favouring(num_steps, num_examples, rate):
+    rng = np.random.default_rng(0)
+    rates = np.where(np.arange(num_examples) < num_examples // 10, 3, 7 / 9) * rate
+    return [np.flatnonzero(rng.random(num_examples) < rates) for _ in range(num_steps)]
+
+
+@pytest.mark.parametrize(
+    ("batches", "name"),
+    [
+        (shuffled(200, 300, 30, is_fixed=False), "batch-overlap"),
+        (shuffled(200, 300, 30, is_fixed=True), "repeated-batches"),
+        (np.random.default_rng(0).integers(0, 300, (200, 30)), "duplicate-examples"),
+        ([np.tile(batch, 2) for batch in poisson(200, 300, 0.1)], "duplicate-examples"),
+        (favouring(200, 300, 0.1), "favoured-example"),
+    ],
+    ids=["shuffled", "same order", "replacement", "two rows an example", "weights"],
+)
+def test_batches_that_are_not_poisson_are_found_by_their_rows(batches, name):
+    p_values, missing = found_by_rows(batches, 300)
+    assert p_values[name] < 1e-6
+    assert not missing
+
+
+@pytest.mark.parametrize("num_different", [300, 250, 100, 10])
+def test_identical_examples_are_no_finding(num_different):
+    rng = np.random.default_rng(0)
+    for seed in range(3):
+        rows = rng.integers(0, num_different, 300) if num_different < 300 else np.arange(300)
+        p_values, _ = found_by_rows([rows[batch] for batch in poisson(200, 300, 0.1, seed)], 300)
+        assert min(p_values.values(), default=1.0) > 0.001
+
+
+def test_augmented_examples_are_no_finding_and_named():
+    rng = np.random.default_rng(0)
+    batches = poisson(200, 300, 0.1)
+    flipped = [2 * batch + (rng.random(batch.size) < 0.5) for batch in batches]
+    p_values, missing = found_by_rows(flipped, 300)
+    assert set(p_values) == {"batch-overlap", "repeated-batches"}
+    assert min(p_values.values()) > 0.001
+    assert ["augmented" in text for text in missing] == [True]
+    p_values, missing = found_by_rows([rng.integers(0, 2**60, batch.size) for batch in batches], 300)
+    assert p_values == {}
+    assert ["augmentation" in text for text in missing] == [True]
+
+
+def test_a_claim_without_sampling_allows_any_batches():
+    assert found_by_rows(shuffled(200, 300, 30, is_fixed=True), 300, 1.0) == ({}, [])
+
+
+def test_a_part_of_many_rows_shows_shuffled_epochs_too(monkeypatch):
+    monkeypatch.setattr(_row_digests, "_MAX_DIGESTS", 200)
+    p_values, missing = found_by_rows(shuffled(100, 300, 30, is_fixed=False), 300)
+    assert p_values["batch-overlap"] < 1e-6
+    assert ["more than" in text for text in missing] == [True]
+    p_values, _ = found_by_rows(poisson(100, 300, 0.1), 300)
+    assert p_values["batch-overlap"] > 0.001
+
+
+def test_the_overlap_of_rows_is_valid_over_all_placements(monkeypatch):
+    """Every way to place two rows in 3 and 2 of 5 steps, all equally likely."""
+    monkeypatch.setattr(_row_digests, "_FEWEST_SHARED", 0.0)
+    found = []
+    for first, second in itertools.product(
+        itertools.combinations(range(5), 3), itertools.combinations(range(5), 2)
+    ):
+        batches = [[row for row, steps in enumerate((first, second)) if step in steps] for step in range(5)]
+        found.append(found_by_rows(batches, None)[0])
+    for name in ("batch-overlap", "repeated-batches"):
+        values = np.array([p_values[name] for p_values in found])
+        assert values.min() < 1
+        assert all(np.mean(values <= level) <= level + 1e-12 for level in values)

@@ -225,6 +225,37 @@ def test_a_fault_of_the_step_has_its_name(made, step, name):
         result.raise_for_violation()
 
 
+def bare_step(one, source, *, has_optimizer):
+    """A step that also trains a number that belongs to no module, on ``source(inputs)``."""
+    scale = torch.nn.Parameter(torch.ones(()))
+    optimizers = [torch.optim.SGD([scale], lr=0.1)]
+
+    def with_optimizer(batch):
+        (optimizers[0].param_groups[0]["params"][0] * source(batch[0])).backward()
+        optimizers[0].step()
+        private_step(one, *batch)
+
+    def by_hand(batch):
+        (gradient,) = torch.autograd.grad(scale * source(batch[0]), scale)
+        scale.data.sub_(0.1 * gradient)
+        private_step(one, *batch)
+
+    return scale, with_optimizer if has_optimizer else by_hand
+
+
+@pytest.mark.parametrize("has_optimizer", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_a_parameter_of_no_module_is_compared(made, has_optimizer):
+    one = made()
+    options = {"optimizer": one.optimizer, "model": one.model}
+    scale, step = bare_step(one, torch.mean, has_optimizer=has_optimizer)
+    assert names(replay(step, one.batch, **options)) == ["weights"]
+    assert scale.item() == 1.0
+    _, public = bare_step(one, lambda _: 0.5, has_optimizer=has_optimizer)
+    assert names(replay(public, one.batch, **options)) == []
+    if not has_optimizer:
+        assert names(replay(step, one.batch, **options, unreleased=[scale])) == []
+
+
 def std_of_largest(self):
     norms = torch.stack([rows.flatten(1).norm(dim=1) for rows in self.grad_samples]).norm(dim=0)
     std = self.noise_multiplier * min(float(norms.max()), self.max_grad_norm)

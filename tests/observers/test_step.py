@@ -1,5 +1,7 @@
 """Any step can be audited, in any library; a replay of it proves a sensitivity that is too large."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -54,6 +56,28 @@ def test_a_correct_step_is_not_flagged_in_95_percent_of_seeds_and_tight(is_long)
 def test_a_broken_step_is_a_violation(broken):
     gradients = np.zeros((1, 100)) if "clip" in broken else OTHERS
     assert watch(numpy_step(**broken), gradients).audit().verdict is VIOLATION
+
+
+def clipped_again(rows, *, is_noisy, rng=np.random.default_rng(0)):  # noqa: B008
+    noise = NOISE * NORM * rng.standard_normal(rows.shape[1])
+    total = (rows / np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True) / NORM)).sum(axis=0)
+    total = total + noise if is_noisy else total
+    total = total / max(1.0, np.linalg.norm(total) / NORM)
+    return total if is_noisy else total + noise
+
+
+@pytest.mark.parametrize(
+    ("is_noisy", "cause"), [(False, "it is clipped again"), (True, "the noisy sum is clipped")]
+)
+def test_a_sum_that_is_clipped_again_is_named_in_the_refusal(is_noisy, cause):
+    step = partial(clipped_again, is_noisy=is_noisy)
+    with pytest.raises(dpaudit.InputError, match=cause):
+        watch(step, np.zeros((20, 100))).audit()
+
+
+def test_a_noisy_sum_that_is_clipped_is_named_if_the_sum_is_not_zero():
+    with pytest.raises(dpaudit.InputError, match="is the sum or the noisy sum clipped again"):
+        watch(partial(clipped_again, is_noisy=True))
 
 
 def test_a_step_that_clips_the_mean_is_a_violation_with_its_cause():

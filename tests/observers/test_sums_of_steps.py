@@ -13,6 +13,7 @@ import dpaudit
 from dpaudit.diagnostics import Diagnosis
 from dpaudit.diagnostics._sum_checks import BatchRecord, StepSum, SumRecord
 from dpaudit.observers import jax_privacy
+from dpaudit.observers.jax_privacy._clipping import JaxClip
 from dpaudit.observers.step import observe_step
 from dpaudit.training import DPSGD, SGD, Diagnose, Training
 from dpaudit.training.data import Dataset
@@ -27,11 +28,11 @@ def names(found):
 
 
 @jax_is_new
-def test_batches_of_jax_are_tested_by_their_padding_alone():
+def test_batches_of_jax_are_tested_by_their_padding_and_rows_alone():
     found = train(num_steps=40).recorder.diagnose()
-    assert "batch-sizes" in {check.name for check in found.checks}
-    assert not names(found) & {"sum-norm", "rows-drawn", "batch-sizes"}
-    assert any("observe_batch" in text for text in found.not_covered)
+    assert {"batch-sizes", "batch-overlap", "repeated-batches"} <= {check.name for check in found.checks}
+    assert not names(found)
+    assert any("pass num_examples=" in text for text in found.not_covered)
 
 
 def fixed_batches(num_steps, size, rng):
@@ -39,9 +40,14 @@ def fixed_batches(num_steps, size, rng):
         yield rng.choice(NUM_EXAMPLES, size, replace=False)
 
 
-def observed(chosen, *, copies=1, is_reported=True):
+def shuffled_batches(num_steps, size, rng):
+    orders = [rng.permutation(NUM_EXAMPLES) for _ in range(num_steps * size // NUM_EXAMPLES)]
+    return np.concatenate(orders).reshape(num_steps, size)
+
+
+def observed(chosen, *, copies=1, is_reported=True, **more):
     """The diagnosis of steps with these batches."""
-    known = {"sample_rate": RATE, "delta": DELTA, "seed": 0, "num_canaries": 8}
+    known = {"sample_rate": RATE, "delta": DELTA, "seed": 0, "num_canaries": 8, **more}
     grad_fn, privatizer, recorder = jax_privacy.observe(*private(), **known)
     params = start()
     state = privatizer.init(params)
@@ -60,17 +66,41 @@ def observed(chosen, *, copies=1, is_reported=True):
 
 
 @jax_is_new
-@pytest.mark.parametrize("is_reported", [True, False])
-def test_batches_of_one_size_are_found_in_jax(is_reported):
-    found = observed(fixed_batches(30, 10, np.random.default_rng(0)), is_reported=is_reported)
+def test_batches_of_one_size_are_found_in_jax():
+    found = observed(fixed_batches(30, 10, np.random.default_rng(0)))
     assert "batch-sizes" in names(found)
     assert "rows-drawn" not in names(found)
+
+
+@jax_is_new
+def test_shuffled_epochs_are_found_in_jax_by_the_rows_of_batches():
+    chosen = shuffled_batches(60, 10, np.random.default_rng(0))
+    found = observed(chosen, is_reported=False, num_examples=NUM_EXAMPLES)
+    assert {"batch-sizes", "batch-overlap"} <= names(found)
+    assert {"favoured-example", "duplicate-examples", "sample-rate"} <= {one.name for one in found.checks}
+    assert not found.not_covered
 
 
 @jax_is_new
 def test_several_rows_an_example_are_found_in_jax():
     found = observed(fixed_batches(3, 10, np.random.default_rng(0)), copies=2)
     assert "rows-drawn" in names(found)
+
+
+@jax_is_new
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint8, np.int32, bool, np.complex64])
+def test_digests_of_rows_are_equal_for_equal_rows_only(dtype):
+    rows = np.random.default_rng(0).integers(0, 2, (40, 12))
+    rows = np.concatenate([np.unique(rows, axis=0)[:30], rows[:1] * 0 + 1])[[*range(31), 3, 7, 7]]
+    clip = JaxClip(private()[0])
+    padding = np.arange(34) == 33
+    found = np.asarray(clip.digests(({}, (rows.astype(dtype), np.ones(34))), {"is_padding_example": padding}))
+    assert len(np.unique(found[:31], axis=0)) == len(np.unique(rows[:31], axis=0))
+    assert (found[[31, 32]] == found[[3, 7]]).all()
+    assert not found[33].any()
+    assert found[:33].any(axis=1).all()
+    other = clip.digests(({}, (rows.astype(dtype), np.zeros(34))), {})
+    assert (np.asarray(other) != found).any(axis=1).all()  # targets belong to the row
 
 
 @pytest.fixture

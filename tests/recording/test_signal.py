@@ -54,6 +54,23 @@ def test_canaries_are_missing_only_beyond_six_standard_errors(errors: float, is_
         check_signal([LengthMoments(present, absent)], 1.0)
 
 
+@pytest.mark.parametrize(
+    ("gap", "noise", "cause"),
+    [
+        (0.1, 2.0, "so it is clipped again after its rows were added"),
+        (0.1, 0.1, "so the noisy sum is clipped"),
+        (0.0, 2.0, "does not contain the canaries"),
+        (0.0, 0.1, "does not contain the canaries"),
+    ],
+)
+def test_canaries_that_are_scaled_down_have_a_cause_that_depends_on_the_noise(
+    gap: float, noise: float, cause: str
+) -> None:
+    found = LengthMoments(moments(gap, noise, count=10_000), moments(0.0, noise, count=10_000))
+    with pytest.raises(ArrivalError, match=cause):
+        check_signal([found], 1.0, claimed_noise=2.0)
+
+
 @pytest.mark.parametrize("sides", [(9, 100), (100, 9)])
 def test_few_scores_are_not_judged(sides: tuple[int, int]) -> None:
     check_signal([LengthMoments(moments(0.0, count=sides[0]), moments(0.0, count=sides[1]))], 1.0)

@@ -62,6 +62,7 @@ CAUGHT_BY = {
     "sum-not-cleared": {"noise-by-sum"},
     "shortcut-after-noise": {"canary-arrival"},
     "ghost-plain-loss": {"rows-drawn"},
+    "ghost-adaptive": {"sum-norm"},
     "rows-per-example": {"rows-drawn"},
     "weighted-sampler": {"duplicate-examples"},
     "same-order": {"repeated-batches"},
@@ -95,6 +96,7 @@ LONG = {
     "noise-by-batch-size",
     "clip-each-leaf",
     "shortcut-after-noise",
+    "ghost-adaptive",  # a test of the observer has the same fault
     "same-order",
     "contrastive-loss",
     "rate-from-loss",
@@ -121,6 +123,7 @@ TWINS = [
     "noise-half-precision",
     "noise-seed-in-code",
     "ghost-plain-loss",
+    pytest.param("ghost-adaptive", marks=pytest.mark.long),
     "weighted-sampler",
     "divisor-from-size",
     "running-statistics",

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import stats
 
 from dpaudit._types import BoolArray, FloatArray, IntArray
-from dpaudit.diagnostics._clipping_causes import CanaryBatch, clipping_cause
+from dpaudit.diagnostics._clipping_causes import CanaryBatch, clipping_cause, skipped_rows
 from dpaudit.diagnostics._diagnosis import CheckResults
 from dpaudit.diagnostics._p_values import Check
 
@@ -23,6 +23,8 @@ _SUSPICIOUS = 0.05  # p-value below which a cause is looked for
 _MISSING = 0.5  # of the expected length, below which canaries do not arrive
 _SURELY = 6.0  # standard errors
 _SHORTER = 1.0  # canaries below this length do not share a cell with the others
+_LONG = 10.0  # clipping norms, from which on it is clear whether a canary is clipped
+_ALL_SHARE, _ALIKE = 0.95, 3.0  # largest share of canaries that are not clipped, and ratio of two of them
 _MIN_STEPS = 3  # of a kind, so that their energies have a variance
 
 
@@ -35,6 +37,7 @@ class ArrivedCanaries:
     parameters: IntArray
     counts: FloatArray
     totals: FloatArray
+    squares: FloatArray
     absent_counts: FloatArray
     absent_totals: FloatArray
     absent_squares: FloatArray
@@ -57,6 +60,7 @@ class ArrivedCanaries:
             parameters=parameters,
             counts=present.sum(axis=0).astype(np.float64),
             totals=where.sum(axis=0),
+            squares=(where * where).sum(axis=0),
             absent_counts=(~present).sum(axis=0).astype(np.float64),
             absent_totals=absent.sum(axis=0),
             absent_squares=(absent * absent).sum(axis=0),
@@ -91,11 +95,19 @@ class ArrivalCell:
     mean: float
     expected: float
     std: float
+    absent_mean: float = 0.0
+    absent_count: float = 0.0
 
     @property
     def z(self) -> float:
         """By how many standard errors more arrived than expected."""
         return float((self.mean - self.expected) * self.count**0.5 / self.std)
+
+    @property
+    def has_shift(self) -> bool:
+        """Whether absent canaries score too much as well, so that no clipping explains what arrived."""
+        is_sure = self.absent_mean * self.absent_count**0.5 > _SURELY * self.std
+        return is_sure and self.absent_mean > (self.mean - self.expected) / 2
 
     def sentence(self, shapes: Sequence[str], names: Sequence[str]) -> str:
         """Describe what arrived."""
@@ -158,6 +170,7 @@ def _cell(
 ) -> ArrivalCell:
     count = float(found.counts[chosen].sum())
     weights = found.counts[chosen] / max(count, 1.0)
+    absent = float(found.absent_counts[chosen].sum())
     return ArrivalCell(
         shape=shape,
         length=length,
@@ -166,6 +179,8 @@ def _cell(
         mean=float(found.totals[chosen].sum()) / max(count, 1.0),
         expected=float(weights @ found.expected[chosen]),
         std=std,
+        absent_mean=float(found.absent_totals[chosen].sum()) / max(absent, 1.0),
+        absent_count=absent,
     )
 
 
@@ -194,14 +209,34 @@ def arrival_results(
         p_value = min(1.0, len(cells) * float(stats.norm.sf(_exceeding(worst, slack))))
         sentence = worst.sentence(shapes, names)
         cause = ""
-        if p_value <= _SUSPICIOUS:
+        if p_value <= _SUSPICIOUS and worst.has_shift:
+            cause = (
+                f"absent canaries score {worst.absent_mean:.3g} clipping norms on average, too: is the mean "
+                "of the noise not zero, as of uniform numbers, or is something else added to the release?"
+            )
+        elif p_value <= _SUSPICIOUS:
             error = max(std, found.absent_std(np.ones(found.lengths.size, dtype=np.bool_)))
             fitted = clipping_cause(found, batches(), std=error, names=names, is_vector=is_vector)
-            cause = fitted or sentence.rstrip(".")
+            cause = fitted or _cause_of_skipping(found) or sentence.rstrip(".")
         found_more = {"p_value": p_value, "estimate": worst.mean}
         checks.insert(0, Check(name="canary-arrival", sentence=sentence, cause=cause, **found_more))
         notes += list(_missing(cells, shapes, names))[:1]
     return CheckResults(checks=tuple(checks), notes=tuple(notes))
+
+
+def _cause_of_skipping(found: ArrivedCanaries) -> str:
+    """Return the cause if the same share of canaries of all lengths arrives unclipped; empty if not.
+
+    If the same rows are skipped in every step, no kind of clipping explains what arrived of each canary.
+    """
+    shares = []
+    for length in np.unique(found.lengths[found.lengths >= _LONG]):
+        chosen = found.lengths == length
+        count = max(float(found.counts[chosen].sum()), 1.0)
+        shares.append((float(found.totals[chosen].sum()) / count - 1) / (float(length) - 1))
+    if not shares or not 0 < max(shares) <= _ALL_SHARE or min(shares) < max(shares) / _ALIKE:
+        return ""
+    return skipped_rows(float(np.mean(shares)))
 
 
 def _exceeding(cell: ArrivalCell, slack: float) -> float:

@@ -43,6 +43,8 @@ _FOLLOW = {
     "noise-shape": _SHARED | {"tied-noise", "noise-by-batch", "low-rank-noise", *_TAILS},
 }
 
+_OF_MEAN = _SHARED | {"low-rank-noise", "common-noise", "noise-by-sum"}
+
 SAMPLING = frozenset({"sample-rate", "batch-sizes", "participation-counts", "batch-overlap"})
 """Findings about how batches are drawn."""
 
@@ -140,6 +142,8 @@ def likely_causes(
     the noise is 0.707 of the claimed level, about 1/sqrt(2): is it added by each of 2 workers, then averaged?
     """
     names, causes = list(findings), list[str]()
+    if "coordinate-correlation" in (own_causes or {}):  # a common mean, from which correlations follow
+        names = [name for name in names if name not in _OF_MEAN]
     if signal is not None:
         causes += _signal_causes(signal, spread_signal, is_crowded, canary_scale, batch_size)
     is_silent = noise_ratio is not None and noise_ratio < NO_NOISE

@@ -27,6 +27,8 @@ _CAPS = tuple(np.geomspace(2.0, 5e5, 40).tolist())
 _NORMS = tuple(np.geomspace(1.05, 60.0, 24).tolist())
 _VALUES = tuple(np.geomspace(0.01, 8.0, 20).tolist())
 _FACTORS = tuple(np.geomspace(1e-6, 0.5, 40).tolist())
+_UNEVEN = 1.5  # ratio of the mean square to the squared mean of scores that are not all alike
+_PARTS = tuple(np.geomspace(1e-4, 0.95, 40).tolist())
 _POWERS = (1.5, 3.0, 4.0, 6.0)
 _EXPONENTS = (0.25, 0.5, 0.75, 0.9, 2.0)
 _CHUNKS = (100.0, 128.0, 256.0, 500.0, 512.0, 1000.0, 1024.0, 4096.0, 10_000.0)
@@ -86,6 +88,8 @@ class ArrivedScores(Protocol):
     def counts(self) -> FloatArray: ...
     @property
     def totals(self) -> FloatArray: ...
+    @property
+    def squares(self) -> FloatArray: ...
 
 
 def clipping_cause(
@@ -101,7 +105,8 @@ def clipping_cause(
     ``std`` is the standard deviation of a score. ``is_vector`` marks parameters with one dimension.
     """
     fit = _Fit(found, batches, std)
-    tried = [_tried(fit, candidate, candidate.numbers) for candidate in candidates(names, is_vector)]
+    known = [*candidates(names, is_vector), _mixture(found)]
+    tried = [_tried(fit, candidate, candidate.numbers) for candidate in known]
     tried.sort(key=lambda one: one.score)
     tried += [
         _tried(fit, one.candidate, one.neighbors())
@@ -324,6 +329,35 @@ def _ranges() -> Iterator[Candidate]:
         lambda power: f"gradients are divided by their norm to the power of about {power:.2g}",
         lambda power: lambda batch: _limit(batch.norms() ** power),
         _EXPONENTS,
+    )
+
+
+def skipped_rows(share: float) -> str:
+    """Return the cause if this share of the rows is not clipped."""
+    return f"a share of about {share:.2g} of the gradients is not clipped, the others are: are rows skipped?"
+
+
+def _mixture(found: ArrivedScores) -> Candidate:
+    """Return the kind in which one part of what arrives is clipped correctly, and another is not clipped.
+
+    If rows are skipped, a long canary arrives either as it is or clipped, so that its scores vary.
+    """
+    longest = found.lengths == found.lengths.max()
+    count = max(float(found.counts[longest].sum()), 1.0)
+    mean, square = (float(part[longest].sum()) / count for part in (found.totals, found.squares))
+    if square > _UNEVEN * mean**2:
+        return Candidate(
+            skipped_rows,
+            lambda share: lambda batch: (1 - share) * _limit(batch.norms()) + share,
+            _PARTS,
+        )
+    return Candidate(
+        lambda share: (
+            f"the raw gradient times about {share:.2g} is added to the clipped one: is something added to "
+            "the sum or to the release that is not clipped?"
+        ),
+        lambda share: lambda batch: _limit(batch.norms()) + share,
+        _PARTS,
     )
 
 

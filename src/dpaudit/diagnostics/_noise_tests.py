@@ -48,6 +48,7 @@ _VARYING = (
 _MIN_TREND = 30  # steps
 _TREND = 0.05  # smallest relative change of the noise between the first and the last tenth of the steps
 _STEADY = 0.5  # smallest rank correlation of noise and time
+_SHIFT, _SURELY = 0.02, 6.0  # smallest mean of the noise that is a cause, and standard errors
 _SUSPICIOUS = 0.05  # p-values above it are not findings at any level in use
 
 
@@ -347,6 +348,18 @@ def coordinate_correlation(record: NoiseRecord) -> Check | None:
         sentence="Coordinates share noise, or its mean is nonzero: squared sums of signs "
         f"over a leaf are {share:.3g} times those of independent coordinates.",
         estimate=share,
+        cause=_cause_of_mean(record.sketches.rows.mean(axis=1, dtype=np.float64)),
+    )
+
+
+def _cause_of_mean(means: FloatArray) -> str:
+    """Return the cause if the means of all steps are off in the same direction; empty if they are not."""
+    mean = float(means.mean())
+    if abs(mean) < _SHIFT or abs(mean) * math.sqrt(means.size) < _SURELY * float(means.std()):
+        return ""
+    return (
+        f"the mean of the noise is {mean:.3g} claimed standard deviations instead of 0: is it drawn from "
+        "another distribution, such as uniform numbers, or is the same vector added in every step?"
     )
 
 

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 
 from dpaudit._types import IntArray
+from dpaudit.diagnostics import _participation
 from dpaudit.diagnostics._diagnosis import CheckResults
 from dpaudit.diagnostics._p_values import RESOLUTION, Check, Finding
 from dpaudit.diagnostics._participation import ParticipationRecord, batch_sizes, participation_checks
+from dpaudit.diagnostics._row_digests import RowRecord
 from dpaudit.errors import InputError
 
 _ROUNDING = 1e-3  # relative to the limit; far above the rounding error of single precision
@@ -190,6 +192,8 @@ class BatchRecord:
         """Whether batches are tested against Poisson sampling; if not, ``unobserved`` says why."""
         self.tests_sizes = False
         """Whether the number of rows is the size of the batch even if the batch itself is unknown."""
+        self.rows: RowRecord | None = None
+        """Digests of the rows of each step, for tests if the batch itself is unknown."""
         self._pending: deque[tuple[IntArray, int]] = deque(maxlen=_MAX_PENDING)
         self._num_drawn, self._num_rows, self._num_steps = 0, 0, 0
         self._given: list[int] = []  # sizes of the batches that the loop reports
@@ -275,12 +279,12 @@ class BatchRecord:
     def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
         """Return findings about rows and batches; see ``RunCheck``."""
         del noise_multiplier
-        checks, notes, not_covered = [], list[str](), tuple[str, ...]()
+        checks, notes, not_covered = list[Check](), list[str](), tuple[str, ...]()
         record = self.participation
         if record.num_steps:
             checks, notes = participation_checks(record, sample_rate), _rate_notes(record, sample_rate)
         elif self.unobserved is not None:
-            checks, not_covered = self._size_checks(sample_rate), (self.unobserved,)
+            checks, not_covered = self._row_checks(self.unobserved, sample_rate)
         if self._num_joined:
             notes.append(f"{self._num_joined} of {self._num_steps} steps use several draws of the sampler.")
         if self._fewer.count and not self._is_truncated:
@@ -293,20 +297,27 @@ class BatchRecord:
             checks=tuple(checks), certain=certain, notes=tuple(notes), not_covered=not_covered
         )
 
-    def _size_checks(self, sample_rate: float | None) -> list[Check]:
+    def _row_checks(self, unobserved: str, sample_rate: float | None) -> tuple[list[Check], tuple[str, ...]]:
+        """Test batches of which only the rows are known; return what is not tested, too."""
+        checks, missing = ([], []) if self.rows is None else self.rows.checks(sample_rate)
+        return self._size_checks(sample_rate) + checks, tuple(missing) or (() if checks else (unobserved,))
+
+    def _size_checks(self, claimed: float | None) -> list[Check]:
         """Test how much the sizes of batches vary, if only the number of rows of each step is known.
 
-        The number of examples is derived from the mean size and the sample rate.
+        The number of examples, if not given, is derived from the mean size and the sample rate.
         """
         sizes = [rows for rows in self._rows if rows is not None]
-        if not self.tests_sizes or not sample_rate or len(sizes) < len(self._rows) or sum(sizes) == 0:
+        if not self.tests_sizes or not claimed or len(sizes) < len(self._rows) or sum(sizes) == 0:
             return []
-        record = ParticipationRecord()
-        num_examples = max(round(sum(sizes) / (len(sizes) * sample_rate)), *sizes)
+        record, given = ParticipationRecord(), None if self.rows is None else self.rows.num_examples
+        is_given = given is not None and given >= max(sizes)
+        num_examples = max(round(sum(sizes) / (len(sizes) * claimed)), *sizes)
         for size in sizes:
-            record.observe_size(size, num_examples)
+            record.observe_size(size, given if is_given and given is not None else num_examples)
         found = batch_sizes(record)
-        return [] if found is None else [replace(found, cause=_cause_of_sizes(sizes, found.estimate))]
+        checks = [] if found is None else [replace(found, cause=_cause_of_sizes(sizes, found.estimate))]
+        return [*checks, _participation.sample_rate(record, claimed)] if is_given else checks
 
     @property
     def _is_truncated(self) -> bool:

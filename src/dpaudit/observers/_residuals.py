@@ -150,8 +150,8 @@ def require_known_sum(scores: FloatArray, present: BoolArray, num_variants: int 
         off = float(np.abs(means).max())
         raise UnknownSumError(
             "Expected the step to release the sum of the clipped gradients plus noise, got a sum that "
-            f"differs by {off:.3g} clipping norms where no canary is present. Pass gradients of zeros "
-            "instead: no clipping changes them."
+            f"differs by {off:.3g} clipping norms where no canary is present: is the sum or the noisy sum "
+            "clipped again, or divided? Pass gradients of zeros instead, which no clipping changes."
         )
 
 

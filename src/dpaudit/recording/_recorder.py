@@ -316,7 +316,7 @@ class Recorder:
         observations = self.observations  # before the claim, which a run without steps does not have
         claim = claim or self._claims.claim(self.num_done, given)
         if self._signal is not None:
-            check_signal(self._log.moments(), self._signal)
+            check_signal(self._log.moments(), self._signal, claimed_noise=claimed_noise(claim))
         level, tests_level = self._bets.level, self._tests_level
         if confidence is not None or tests is not None:
             joint = self.confidence if confidence is None else _validate.confidence(confidence)

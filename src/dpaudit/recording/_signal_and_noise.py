@@ -22,6 +22,7 @@ from dpaudit.stats._power import AuditDesign
 _ROUNDING = 1e-3  # in clipping norms
 _PROBABLY = 3.0  # standard errors
 _FEW, _SURELY = 10, 6.0  # scores, and standard errors, beyond which a missing canary is certain
+_MUCH_LESS = 0.5  # of the claimed noise: the noise is scaled down like the canaries
 _LENGTH_CLASSES = 1000
 _LENGTHS = 100  # quantiles that stand for the lengths of all canaries
 
@@ -138,10 +139,13 @@ def has_signal(groups: Sequence[LengthMoments], signal: float) -> bool:
     )
 
 
-def check_signal(groups: Sequence[LengthMoments], signal: float) -> None:
+def check_signal(
+    groups: Sequence[LengthMoments], signal: float, *, claimed_noise: float | None = None
+) -> None:
     """Raise an :class:`ArrivalError` if present canaries certainly score less than half of ``signal``.
 
-    If those of one length arrive, there is a verdict, and tests report what happens to the others.
+    If those of one length arrive, there is a verdict, and tests report what happens to the others. The error
+    names a likely cause, which depends on how much of ``claimed_noise`` the scores have.
     """
     long = [group for group in groups if group.expected == 1.0]
     joined = LengthMoments(sum_moments(one.present for one in long), sum_moments(one.absent for one in long))
@@ -153,12 +157,35 @@ def check_signal(groups: Sequence[LengthMoments], signal: float) -> None:
     gap = joined.gap
     if gap + _SURELY * joined.spread < signal / 2:
         raise ArrivalError(
-            f"Expected scores to increase by {signal:g} where a canary is present, got {gap:.2g}: the "
-            "release does not contain the canaries that were added to the sum, or they were clipped together "
-            "with other gradients instead of one by one (check with replay_step), or the release is a mean "
-            "instead of a sum. No verdict can be based on these scores.",
+            f"Expected scores to increase by {signal:g} where a canary is present, got {gap:.2g}: "
+            f"{_cause_of_loss(joined, claimed_noise)}. No verdict can be based on these scores.",
             gap,
         )
+
+
+def _cause_of_loss(moments: LengthMoments, claimed_noise: float | None) -> str:
+    """Return what makes canaries arrive at a fraction of their length: a smaller sum, with or without noise.
+
+    A sum that is clipped again, or a noisy sum that is clipped, may be as private as claimed, so it is not a
+    finding; but its canaries do not show that it is.
+    """
+    is_part = moments.gap > max(_PROBABLY * moments.spread, _ROUNDING)
+    if claimed_noise is None or not is_part:
+        return (
+            "the release does not contain the canaries that were added to the sum, or they were clipped "
+            "together with other gradients instead of one by one (check with replay_step), or the release is "
+            "a mean instead of a sum"
+        )
+    ratio = math.sqrt(moments.absent.error * moments.absent.count) / claimed_noise
+    if ratio < _MUCH_LESS:
+        return (
+            f"the release is scaled down together with its noise, which is {ratio:.2g} of the claim, so the "
+            "noisy sum is clipped (noise is added before clipping), or the release is a mean instead of a sum"
+        )
+    return (
+        "the sum is scaled down before the noise, so it is clipped again after its rows were added, or "
+        "gradients are clipped together instead of one by one (check with replay_step), or the sum is divided"
+    )
 
 
 def require_alike(scores: FloatArray, present: BoolArray, *, step: int, first: FloatArray) -> None:

@@ -26,9 +26,11 @@ from dpaudit.zoo._entry import DELTA, NOISE, Evidence, paper_claim
 # isort: split
 from opacus import PrivacyEngine
 from opacus.optimizers import DPOptimizer
+from opacus.utils.adaptive_clipping import PrivacyEngineAdaptiveClipping
 
 _FEATURES, _CLASSES = 8, 2
 _NUM_EXAMPLES, _BATCH = 400, 20
+_LARGE_BATCH = 100  # adaptive clipping needs ten times the noise multiplier
 _NUM_STEPS = 120
 _NUM_REPLAYED = 8
 _Batch = tuple[Tensor, Tensor]
@@ -72,12 +74,13 @@ def _private(
     data: Callable[[], Dataset[Any]] = lambda: _examples(_NUM_EXAMPLES),
     model: Callable[[], nn.Module] = _model,
     loading: dict[str, Any] | None = None,
+    engine: Callable[[], PrivacyEngine] = PrivacyEngine,
     **options: Any,
 ) -> _Private:
     """Prepare a small training run."""
     torch.manual_seed(seed)
     network, criterion = model(), nn.CrossEntropyLoss()
-    made = PrivacyEngine().make_private(
+    made = engine().make_private(
         module=network,
         optimizer=torch.optim.SGD(network.parameters(), lr=0.1),
         data_loader=DataLoader(data(), **({"batch_size": _BATCH} | (loading or {}))),
@@ -93,12 +96,14 @@ def _private(
 # observed loops
 
 
-def _observed(private: _Private, seed: int, step: _Step | None = None) -> Evidence:
+def _observed(
+    private: _Private, seed: int, step: _Step | None = None, *, batch_size: int = _BATCH
+) -> Evidence:
     """Run a loop, by default a correct one, and return what its observer recorded."""
     with observe(
         private.optimizer,
         noise_multiplier=NOISE,
-        sample_rate=_BATCH / _NUM_EXAMPLES,
+        sample_rate=batch_size / _NUM_EXAMPLES,
         num_steps=_NUM_STEPS,
         delta=DELTA,
         loader=private.loader,
@@ -170,6 +175,33 @@ def plain_loss(is_broken: bool, seed: int) -> Evidence:
     if is_broken:
         private.criterion = nn.CrossEntropyLoss()
     return _observed(private, seed)
+
+
+@_quietly
+def adaptive_ghost(is_broken: bool, seed: int) -> Evidence:
+    """Use adaptive ghost clipping of Opacus 1.6.0, which multiplies the mean loss by clipping coefficients.
+
+    ``DPLossFastGradientAdaptiveClipping`` does not ask the criterion for the losses of single examples, as
+    the loss of ghost clipping does. The twin does. Some examples have long gradients.
+    """
+
+    def data() -> Dataset[Any]:
+        inputs, targets = _examples(_NUM_EXAMPLES).tensors
+        inputs[::_BATCH] *= 100
+        targets[::_BATCH] = torch.arange(_NUM_EXAMPLES // _BATCH) % _CLASSES
+        return TensorDataset(inputs, targets)
+
+    private = _private(
+        seed,
+        data=data,
+        engine=PrivacyEngineAdaptiveClipping,
+        loading={"batch_size": _LARGE_BATCH},
+        grad_sample_mode="ghost",
+        min_clipbound=0.01,
+    )
+    if not is_broken:
+        private.criterion.criterion.reduction = "none"
+    return _observed(private, seed, batch_size=_LARGE_BATCH)
 
 
 @_quietly

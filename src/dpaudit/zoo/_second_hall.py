@@ -198,6 +198,16 @@ SECOND_HALL: tuple[Entry, ...] = (
         specimen=_loop("plain_loss"),
     ),
     _sums(
+        name="ghost-adaptive",
+        public="no report; Opacus 1.6.0, `utils/adaptive_clipping/adaptive_clipping_utils.py`, lines 117 and "
+        "222",
+        wrong="Adaptive ghost clipping multiplies the mean loss by the clipping coefficients of examples, "
+        "so that no example is clipped.",
+        fix='Compute the losses of single examples (`reduction="none"`) before they are multiplied.',
+        kind="Opacus",
+        specimen=_loop("adaptive_ghost"),
+    ),
+    _sums(
         name="rows-per-example",
         public="Opacus issues 455 and 461",
         wrong="An example passes through the model twice, as two rows that are clipped separately.",

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax_privacy.clipping import BoundedSensitivityCallable
 
 from dpaudit.errors import InputError
@@ -69,14 +70,26 @@ class JaxClip:
 
         A loop that does not mark its padding may have any number of padding rows.
         """
-        positions = [position for position in self._settings["batch_argnums"] if position < len(args)]
-        leaves = jax.tree.leaves([args[position] for position in positions])
-        count = leaves[0].shape[0] if leaves and leaves[0].ndim else 0
-        padding = kwargs.get("is_padding_example")
+        leaves, padding = self._batch(args), kwargs.get("is_padding_example")
+        count = leaves[0].shape[0] if leaves else 0
         rows = count if padding is None else count - jnp.sum(padding)
         squares = [jnp.sum(jnp.square(leaf.astype(jnp.float32))) for leaf in jax.tree.leaves(total)]
         known = 0.0 if padding is None else 1.0
         return jnp.stack([jnp.sqrt(sum(squares)), jnp.asarray(rows, jnp.float32), jnp.float32(known)])
+
+    def _batch(self, args: tuple[Any, ...]) -> list[Any]:
+        """Return the arrays of the batch, whose first axis is that of the examples."""
+        positions = [position for position in self._settings["batch_argnums"] if position < len(args)]
+        leaves = jax.tree.leaves([args[position] for position in positions])
+        return [jnp.asarray(leaf) for leaf in leaves] if all(jnp.ndim(leaf) for leaf in leaves) else []
+
+    def digests(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> jax.Array:
+        """Return a digest of each row of the batch, rows x 2; zeros for padding that is marked."""
+        leaves, padding = self._batch(args), kwargs.get("is_padding_example")
+        if not leaves:
+            return jnp.zeros((0, 2), jnp.uint32)
+        found: jax.Array = _digests(leaves, jnp.zeros(len(leaves[0]), bool) if padding is None else padding)
+        return found
 
     def total(self, args: tuple[Any, ...], rows: Any) -> Any:
         """Return the clipped sum of ``rows``; arguments other than the batch are those in ``args``."""
@@ -172,6 +185,35 @@ class JaxClip:
         if self._settings["keep_batch_dim"]:
             row = jax.tree.map(lambda leaf: leaf[0], row)
         return row, ()
+
+
+@jax.jit
+def _digests(leaves: list[jax.Array], padding: jax.Array) -> jax.Array:
+    """Return 64 bits per row, from products of all its words with random odd numbers."""
+    first = second = jnp.ones(len(leaves[0]), jnp.uint32)
+    for number, leaf in enumerate(leaves):
+        words = _words(leaf)
+        odd = np.random.default_rng(number).integers(0, 2**31, (2, words.shape[1]), np.uint32) * 2 + 1
+        mixed = words * odd[0]
+        mixed = (mixed ^ (mixed >> 15)) * np.uint32(0x85EBCA6B)
+        first = first * np.uint32(31) + jnp.sum(mixed, axis=1, dtype=jnp.uint32)
+        second = second * np.uint32(37) + jnp.sum((mixed ^ (mixed >> 13)) * odd[1], axis=1, dtype=jnp.uint32)
+    both = jnp.stack([first | 1, second], axis=1)  # never zero
+    return jnp.where(jnp.asarray(padding, bool)[:, None], jnp.uint32(0), both)
+
+
+def _words(leaf: jax.Array) -> jax.Array:
+    """Return the bits of each row as 32-bit numbers, rows x words."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    if jnp.iscomplexobj(leaf):
+        leaf = jnp.stack([leaf.real, leaf.imag], axis=-1)
+    if leaf.dtype == bool:
+        leaf = leaf.astype(jnp.uint8)
+    bits = 8 * leaf.dtype.itemsize
+    unsigned = jnp.uint32 if bits > 32 else jnp.dtype(f"uint{bits}")
+    words = jax.lax.bitcast_convert_type(leaf, unsigned)
+    return words.reshape(len(leaf), -1).astype(jnp.uint32)
 
 
 def _with_arguments(args: Sequence[Any], new: Mapping[int, Any]) -> list[Any]:

@@ -23,6 +23,7 @@ from jax.experimental import io_callback
 
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.canaries import Coins, Draws
+from dpaudit.diagnostics._row_digests import RowRecord
 from dpaudit.diagnostics._sum_checks import BatchRecord, StepSum, SumRecord
 from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import flat
@@ -109,6 +110,7 @@ class Host:
         self.bound = 0.0  # the largest contribution that the gradient function states
         self._sums, self._batches = checks
         self._num_rows, self._has_rows = 0, True
+        self._digests: list[Any] = []  # of the rows since the last step
         self.scale = SumScale()
         self.draws = draws  # None until the first call if the number of canaries depends on the model
         self._recorder, self._barrier = recorder, barrier
@@ -127,6 +129,11 @@ class Host:
     def step(self) -> int:
         """The number of the current step."""
         return self._recorder.num_done
+
+    @property
+    def tests_rows(self) -> bool:
+        """Whether rows of the batches are recognized by their digests."""
+        return self._batches.rows is not None
 
     @property
     def precision(self) -> float:
@@ -200,8 +207,10 @@ class Host:
     def add_pending(self, batch: Any, joined: Any, measured: Any) -> None:
         """Add the projections of a gradient without and with canaries; called on the host.
 
-        ``measured`` is what :meth:`with_sample` returned.
+        ``measured`` is what :meth:`with_sample` returned, and digests of the rows.
         """
+        measured, digests = measured
+        self._digests.append(digests)
         norm, rows, is_known = map(float, measured[:_NUM_MEASURED])
         self._num_rows, self._has_rows = self._num_rows + int(rows), self._has_rows and is_known > 0
         if 0 < self.bound < math.inf:
@@ -220,7 +229,7 @@ class Host:
         except InputError:
             # the interrupted step is discarded
             self._present, self._scores, self._noisy = None, [], []
-            self._num_rows, self._has_rows = 0, True
+            self._num_rows, self._has_rows, self._digests = 0, True, []
             raise
         self._examples = scale * pending.sample
         return pending, scale
@@ -243,6 +252,7 @@ class Host:
         present, self._present = self._present, None
         self._batches.use(self._num_rows, is_exact=self._has_rows)
         rows, self._num_rows, self._has_rows = self._num_rows, 0, True
+        self._observe_digests()
         (after, before, examples), self._noisy = np.sum(self._noisy, axis=0), []
         self._recorder.noise.observe(
             after,
@@ -256,6 +266,13 @@ class Host:
             **(whole if self._num_releases == 1 else {}),  # maxima of several releases do not add up
         )
         self._recorder.record(scores, present, lengths=lengths)
+
+    def _observe_digests(self) -> None:
+        digests, self._digests = self._digests, []
+        if self._batches.rows is not None and not self._batches.is_given:
+            parts = np.concatenate([np.asarray(part, np.uint64) for part in digests])
+            joined = (parts[:, 0] << np.uint64(32)) | parts[:, 1]
+            self._batches.rows.observe(joined[joined != 0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,7 +320,8 @@ class SumScale:
         if not (0 < scale < math.inf and (np.abs(arrived - scale * joined) <= room).all()):
             raise InputError(
                 "Expected the input of the privatizer to be the sum of all gradients since its last update, "
-                "or the same multiple of it in every step, got something else. For gradients that are not "
+                "or the same multiple of it in every step, got something else, such as a sum that is clipped "
+                "again. For gradients that are not "
                 "part of the update (for logging, or a warm-up call), use the function that was passed to "
                 "observe(); add anything that is not a gradient of examples after the noise."
             )
@@ -326,10 +344,10 @@ def _fitted(joined: FloatArray, arrived: FloatArray) -> float:
     return float(arrived @ joined) / length if length > 0 else 1.0
 
 
-def new_checks() -> tuple[SumRecord, BatchRecord]:
-    """Return checks of the sums and batches of a loop that marks its padding."""
+def new_checks(rows: RowRecord | None = None) -> tuple[SumRecord, BatchRecord]:
+    """Return checks of the sums and batches of a loop that marks its padding, by digests of ``rows`` too."""
     batches = BatchRecord(NO_BATCHES)
-    batches.tests_sizes = True
+    batches.tests_sizes, batches.rows = True, rows
     return SumRecord(), batches
 
 

@@ -15,6 +15,7 @@ from jax_privacy.matrix_factorization.streaming_matrix import StreamingMatrix
 
 from dpaudit import _validate
 from dpaudit.canaries import Coins, GradientCanary, InputCanary, Mixture, fresh_seed, refuse_held_out
+from dpaudit.diagnostics._row_digests import RowRecord
 from dpaudit.errors import InputError
 from dpaudit.observers.jax_privacy._canaries import Given, HeldOutArrays, require_examples
 from dpaudit.observers.jax_privacy._clipping import require_unmarked
@@ -91,6 +92,7 @@ def observe(
     num_steps: int | None = None,
     delta: float | None = None,
     sampling: Any = None,
+    num_examples: int | None = None,
     confidence: float = 0.95,
     tests: bool = True,
     seed: int | None = None,
@@ -106,10 +108,11 @@ def observe(
     same multiple of it in every step; anything else raises an error. The step may be compiled or not. The
     noise multiplier is read from both functions, and the sample rate from ``sampling`` (a strategy of
     ``jax_privacy.batch_selection``), unless passed here or to ``audit()``. The default of ``max_grad_norm``
-    is the bound that ``grad_fn`` states. ``seed`` is the random seed of the audit, by default from the
-    operating system. ``callbacks`` receive the live bound every ``every`` steps; they may raise to end the
-    training run. Bound and tests share the error rate of ``confidence``; with ``tests=False`` nothing but the
-    scores is tested, and the bound has all of it.
+    is the bound that ``grad_fn`` states. Rows of the batches are recognized by their digests; if
+    ``num_examples`` is the number of examples in the data set, more is tested. ``seed`` is the random seed
+    of the audit, by default from the operating system. ``callbacks`` receive the live bound every ``every``
+    steps; they may raise to end the training run. Bound and tests share the error rate of ``confidence``;
+    with ``tests=False`` nothing but the scores is tested, and the bound has all of it.
 
     By default there are 1,024 gradient canaries, or half as many as a smaller model has parameters (64 if
     they move, or if code of others clips or wraps the clipping). With ``held_out``, the examples that
@@ -128,7 +131,7 @@ def observe(
     given = DPSGDParams(
         noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
     )
-    barrier, checks = StepBarrier(), new_checks()
+    barrier, checks = StepBarrier(), new_checks(RowRecord(num_examples))
     recorder = Recorder(
         claim=ReadClaim(read, given),
         num_steps=num_steps,

@@ -52,7 +52,7 @@ class Insertion(Protocol):
     def join(self, clip: JaxClip, args: tuple[Any, ...], total: Any, measured: Any) -> Any:
         """Return ``total``, the sum computed from these arguments, plus the canaries of this step.
 
-        ``measured`` is what :meth:`Host.with_sample` returns, to be passed to the host.
+        ``measured`` is to be passed to :meth:`Host.add_pending`.
         """
 
     def subtract(self, arrived: Any, released: Any) -> Any:
@@ -83,7 +83,8 @@ class JaxObserver:
             total = result[0] if clip.has_aux else result
             self._shapes = _shapes(total)
             measured = self._host.with_sample(clip.measured(args, kwargs, total), total)
-            joined = self._insertion.join(clip, args, total, measured)
+            digests = clip.digests(args, kwargs) if self._host.tests_rows else ()
+            joined = self._insertion.join(clip, args, total, (measured, digests))
             return (joined, *result[1:]) if clip.has_aux else joined
 
         return BoundedSensitivityCallable(marked(observed), clip.bound, clip.has_aux)

@@ -41,6 +41,7 @@ from dpaudit.observers.opacus._snapshot import (
     is_plain_object,
     state_digests,
     step_objects,
+    step_weights,
     variables,
 )
 
@@ -63,9 +64,10 @@ def replay(
     ``step`` does one whole training step on a batch of examples: forward and backward pass,
     ``optimizer.step()``, ``zero_grad()`` and whatever else the loop does. ``batch`` consists of tensors with
     one row per example, in tuples, lists or dictionaries, as a loader yields it; a few examples are enough.
-    ``optimizer`` and ``model`` are what ``make_private`` returned. Models, optimizers, schedulers and other
-    objects with a ``state_dict`` that the step refers to are found; name others that it writes to and that
-    are published in ``also``, and those that are never published, such as a metric, in ``unreleased``.
+    ``optimizer`` and ``model`` are what ``make_private`` returned. Models, optimizers with the tensors that
+    they update, schedulers and other objects with a ``state_dict`` that the step refers to are found; name
+    others that it writes to and that are published in ``also``, and those that are never published, such as a
+    metric, in ``unreleased``.
 
     The step runs about 40 times. Afterwards all of these objects, the accountant and the random number
     generators are as before. Adaptive clipping, ``secure_mode`` and several processes raise an error, and so
@@ -126,8 +128,23 @@ class _OpacusStep(ReplayedStep):
         self._snapshot = TorchSnapshot(roots, step)
         self._is_ghost = self.must_clip = isinstance(clip_for(optimizer, model), GhostClip)
         self._private = {id(parameter): index for index, parameter in enumerate(optimizer.params)}
+        self._more_weights = self._bare_weights(unreleased)
         self._names = _parameter_names(optimizer, model)
         self.not_covered = self._uncovered(step, model)
+
+    def _bare_weights(self, unreleased: Sequence[Any]) -> dict[str, Tensor]:
+        """Return trained tensors that are neither private nor in the state of an object, each once."""
+        hidden = step_weights(lambda: None, {str(index): value for index, value in enumerate(unreleased)})
+        known = {*self._private, *map(id, unreleased), *map(id, hidden.values())}
+        modules = [value for value in (self._model, *self._others.values()) if isinstance(value, nn.Module)]
+        known |= {id(value) for module in modules for value in module.parameters()}
+        found = dict[str, Tensor]()
+        optimizers = {**self._others, "optimizer": self._optimizer.original_optimizer}
+        for name, value in step_weights(self._step, optimizers).items():
+            if id(value) not in known:
+                found[name] = value
+                known.add(id(value))
+        return found
 
     def restore(self) -> None:
         """Restore everything that the step wrote to."""
@@ -172,6 +189,7 @@ class _OpacusStep(ReplayedStep):
                 if isinstance(value, Tensor) and id(value) not in self._private:
                     kind = "weights" if isinstance(value, nn.Parameter) else "buffers"
                     found[kind, name.removeprefix("_module.")] = digest(value)
+        found |= {("weights", name): digest(value) for name, value in self._more_weights.items()}
         for name, value in self._others.items():
             found |= {("other-state", key): text for key, text in state_digests(name, value)}
         return found

@@ -226,7 +226,31 @@ def _is_filled(cell: CellType) -> bool:
 
 def step_objects(step: Callable[..., Any]) -> dict[str, Any]:
     """Return the objects with a state that the step refers to: models, optimizers, schedulers, averages."""
-    return {name: value for name, value in variables(step).items() if has_state_dict(value)}
+    return {name: value for name, value in _nested(variables(step)) if has_state_dict(value)}
+
+
+def step_weights(step: Callable[..., Any], objects: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return trained tensors that the step refers to, or that optimizers among ``objects`` update.
+
+    They need not belong to a module.
+    """
+    found = {name: value for name, value in _nested(variables(step)) if isinstance(value, Tensor)}
+    found = {name: value for name, value in found.items() if value.requires_grad and value.is_leaf}
+    for name, value in objects.items():
+        for number, group in enumerate(getattr(value, "param_groups", ())):
+            parts = enumerate(group["params"])
+            found |= {f"{name}.param_groups.{number}.{index}": part for index, part in parts}
+    return found
+
+
+def _nested(found: Mapping[Any, Any], prefix: str = "", depth: int = 2) -> Iterator[tuple[str, Any]]:
+    """Yield named values, and those in dictionaries, lists and tuples."""
+    for key, value in found.items():
+        name = f"{prefix}{key}"
+        yield name, value
+        if depth and isinstance(value, dict | list | tuple):
+            parts = value if isinstance(value, dict) else dict(enumerate(value))
+            yield from _nested(parts, f"{name}.", depth - 1)
 
 
 def state_digests(name: str, value: Any) -> Iterator[tuple[str, str]]:

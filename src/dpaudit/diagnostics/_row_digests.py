@@ -1,0 +1,273 @@
+"""Tests of batches of which only the rows are known, not which examples they are.
+
+A row is recognized by a digest of its numbers. Identical examples have the same digest, and augmentation
+gives an example several. Two tests therefore hold for any of these: under Poisson sampling, a digest is in
+every batch independently with the same unknown probability. Given how often it occurs, the steps in which it
+occurs are a uniformly random set, independently for all digests. The others need the number of examples in
+the data set, which limits how many of them can be identical.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from dpaudit import _validate
+from dpaudit._types import BoolArray, FloatArray, IntArray
+from dpaudit.diagnostics._p_values import RESOLUTION, Check, HeadTailBuffer, bonferroni, pairwise_products
+from dpaudit.diagnostics._participation import chernoff_p_value, hypergeometric
+
+_MAX_DIGESTS = 2**18  # that are followed; if there are more, every second one is dropped
+_NUM_BUCKETS = 1024  # whose presence is kept for every step
+_BUCKETS_PER_ROW = 4  # so that most buckets are empty
+_FEWEST_SHARED = 10.0  # expected number of shared rows below which a test shows nothing
+_COPIES_SHARE, _MORE_COPIES = 0.01, 16  # digests beyond the number of examples, for rare coincidences
+_CALL = "pass the batches to recorder.observe_batch(indices, num_examples) in each step"
+_TOO_RARE = (
+    "participation and overlap are not tested, because rows of the batches occur again too rarely, as in a "
+    f"single pass over the data or with augmentation, or in every step: {_CALL}"
+)
+_NOT_THE_EXAMPLES = (
+    "participation is not tested, because the batches have more different rows than the data set has "
+    f"examples (is num_examples right, or is the data augmented?): {_CALL}"
+)
+_TOO_MANY = (
+    f"participation is not tested, because there are more than {_MAX_DIGESTS:,} different rows: {_CALL}"
+)
+_UNKNOWN_NUMBER = (
+    "whether some examples are drawn more often than others is not tested: pass num_examples=, the number of "
+    "examples in the data set, to observe()"
+)
+
+
+class RowRecord:
+    """The digests of the rows of each step; ``num_examples`` is the size of the data set, if known."""
+
+    def __init__(self, num_examples: int | None = None) -> None:
+        self.num_examples = None if num_examples is None else _validate.whole("num_examples", num_examples)
+        self.num_steps = 0
+        self._found: dict[int, int] = {}  # places of digests in the arrays
+        self._arrays = _DigestCounts.empty(_NUM_BUCKETS)
+        self._highest = 2**64  # digests from here on are not followed
+        self._num_classes = 0  # buckets, of which the first are kept
+        self._presences = HeadTailBuffer()
+
+    @property
+    def counts(self) -> _DigestCounts:
+        """What is known of each digest that is followed."""
+        return self._arrays.first(len(self._found))
+
+    @property
+    def has_all(self) -> bool:
+        """Whether all digests are followed."""
+        return self._highest == 2**64
+
+    def observe(self, digests: npt.NDArray[np.uint64]) -> None:
+        """Add the digests of all rows of one step, without its padding."""
+        values, copies = np.unique(digests, return_counts=True)
+        self._keep_presence(values)
+        if not self.has_all:
+            followed = values < np.uint64(self._highest)
+            values, copies = values[followed], copies[followed]
+        found, start = self._found, len(self._found)
+        places = np.array([found.setdefault(value, len(found)) for value in values.tolist()], dtype=np.int64)
+        self._arrays = self._arrays.grown(len(found))
+        arrays = self._arrays
+        arrays.last[start : len(found)] = -2
+        arrays.next_to[places] += arrays.last[places] == self.num_steps - 1
+        arrays.steps[places] += 1
+        arrays.last[places] = self.num_steps
+        arrays.has_copies[places] |= copies > 1
+        self.num_steps += 1
+        while len(found) > _MAX_DIGESTS:
+            self._thin_out()
+            found = self._found
+
+    def _keep_presence(self, values: npt.NDArray[np.uint64]) -> None:
+        if self._num_classes == 0:  # set by the first batch alone
+            self._num_classes = max(_NUM_BUCKETS, _BUCKETS_PER_ROW * len(values))
+        buckets = (values % np.uint64(self._num_classes)).astype(np.int64)
+        present = np.zeros(_NUM_BUCKETS, dtype=np.bool_)
+        present[buckets[buckets < _NUM_BUCKETS]] = True
+        self._presences.add(present)
+
+    def _thin_out(self) -> None:
+        """Drop half of the digests, by their values, which say nothing about the steps."""
+        self._highest //= 2
+        kept = [(value, place) for value, place in self._found.items() if value < self._highest]
+        self._arrays = self._arrays.at([place for _, place in kept])
+        self._found = {value: place for place, (value, _) in enumerate(kept)}
+
+    def checks(self, sample_rate: float | None) -> tuple[list[Check], list[str]]:
+        """Run all tests for which rows and claim suffice; return what is not tested, too."""
+        if not sample_rate or sample_rate >= 1 or self.num_steps == 0:
+            return [], []
+        overlap = batch_overlap_of_rows(self)
+        if overlap is None:
+            return [], [_TOO_RARE]
+        found, missing = [overlap, repeated_rows(self._presences.rows, self._presences.steps)], list[str]()
+        if self.num_examples is None:
+            missing.append(_UNKNOWN_NUMBER)
+        elif not self.has_all:
+            missing.append(_TOO_MANY)
+        elif len(self._found) > self.num_examples:
+            missing.append(_NOT_THE_EXAMPLES)
+        else:
+            found += [
+                most_frequent_row(self, self.num_examples, sample_rate),
+                copied_rows(self, self.num_examples),
+            ]
+        return [check for check in found if check is not None], missing
+
+
+@dataclass(frozen=True, eq=False)
+class _DigestCounts:
+    """One entry per digest."""
+
+    steps: IntArray
+    """The number of steps in which it occurs."""
+    next_to: IntArray
+    """The number of these steps that follow another of them."""
+    last: IntArray
+    """The latest of them."""
+    has_copies: BoolArray
+    """Whether it occurs several times in a step."""
+
+    @classmethod
+    def empty(cls, size: int) -> _DigestCounts:
+        steps, next_to, last = (np.zeros(size, dtype=np.int64) for _ in range(3))
+        return cls(steps, next_to, last, np.zeros(size, dtype=np.bool_))
+
+    def _each(self) -> tuple[npt.NDArray[Any], ...]:
+        return self.steps, self.next_to, self.last, self.has_copies
+
+    def at(self, places: Any) -> _DigestCounts:
+        return _DigestCounts(*(part[places] for part in self._each()))
+
+    def first(self, size: int) -> _DigestCounts:
+        return _DigestCounts(*(part[:size] for part in self._each()))
+
+    def grown(self, size: int) -> _DigestCounts:
+        """Return arrays with room for at least this many digests."""
+        if size <= len(self.steps):
+            return self
+        more = _DigestCounts.empty(max(size, 2 * len(self.steps)) - len(self.steps))
+        return _DigestCounts(*map(np.concatenate, zip(self._each(), more._each(), strict=True)))
+
+
+def batch_overlap_of_rows(record: RowRecord) -> Check | None:
+    """Test how many rows consecutive batches share, given how often each row occurs.
+
+    Of a uniformly random set of k out of T steps, the number that follow another one is hypergeometric.
+    Return None if hardly any are expected.
+    """
+    counts, total = record.counts, record.num_steps
+    numbers, multiplicities = np.unique(counts.steps[counts.steps > 1], return_counts=True)
+    expected = float(multiplicities @ (numbers * (numbers - 1.0))) / total
+    variances = _overlap_variance(numbers.astype(np.float64), total)
+    variance = float(multiplicities @ variances)
+    if min(expected, variance) < _FEWEST_SHARED:
+        return None
+    parts = [hypergeometric(total, int(number) - 1, int(number)) for number in numbers]
+
+    def log_mgf(slopes: FloatArray) -> FloatArray:
+        logs = []
+        for values, probabilities in parts:
+            each = slopes[:, None] * values + np.log(probabilities)
+            top = each.max(axis=1)
+            logs.append(top + np.log(np.exp(each - top[:, None]).sum(axis=1)))
+        return np.asarray(np.asarray(logs).T @ multiplicities.astype(np.float64))
+
+    observed = float(counts.next_to.sum())
+    ratio = observed / expected
+    return Check(
+        name="batch-overlap",
+        p_value=chernoff_p_value(log_mgf, observed, variance),
+        sentence=f"Consecutive batches share {ratio:.2g} times as many rows as random batches.",
+        estimate=ratio,
+    )
+
+
+def _overlap_variance(numbers: FloatArray, total: int) -> FloatArray:
+    """Return the variance of a hypergeometric number: of k drawn from ``total``, k - 1 of which count."""
+    share = (numbers - 1) / total
+    return numbers * share * (1 - share) * (total - numbers) / max(total - 1, 1)
+
+
+def repeated_rows(present: BoolArray, steps: IntArray) -> Check | None:
+    """Test the pair of batches that share most rows: epochs in a fixed order repeat their batches.
+
+    A bucket is a set of digests. Given in how many steps it occurs, it is in both batches of a pair with a
+    known probability, independently for all buckets.
+    """
+    total = len(present)
+    if total < 2:
+        return None
+    sums = present.sum(axis=0).astype(np.float64)
+    both = sums * (sums - 1) / (total * (total - 1))
+    most, pair = 0.0, (0, 1)
+    for block, shared, is_earlier in pairwise_products(present.astype(np.float32)):
+        masked = np.where(is_earlier, shared, -1.0)
+        later, earlier = np.unravel_index(int(np.argmax(masked)), masked.shape)
+        if masked[later, earlier] > most:
+            most, pair = float(masked[later, earlier]), (int(earlier), int(block[later]))
+    smaller = float(min(present[list(pair)].sum(axis=1)))
+    share = most / smaller if smaller else 0.0
+
+    def log_mgf(slopes: FloatArray) -> FloatArray:
+        return np.asarray(np.log1p(np.expm1(slopes)[:, None] * both).sum(axis=1))
+
+    p_value = 1.0 if most <= both.sum() else chernoff_p_value(log_mgf, most, float((both * (1 - both)).sum()))
+    return Check(
+        name="repeated-batches",
+        p_value=bonferroni(p_value, total * (total - 1) / 2),
+        sentence=f"The batches of steps {steps[pair[0]]} and {steps[pair[1]]} share {100 * share:.3g} % "
+        "of the rows of the smaller one.",
+        estimate=share,
+    )
+
+
+def most_frequent_row(record: RowRecord, num_examples: int, claimed: float) -> Check | None:
+    """Test the row that occurs most often: binomial, Bonferroni-corrected for all examples.
+
+    Identical examples are one row, which occurs more often. At most as many rows can be of several examples
+    as there are examples without a row of their own, so that the next one is tested.
+    """
+    counts, total = record.counts, record.num_steps
+    single = np.sort(counts.steps[~counts.has_copies])[::-1]
+    num_identical = num_examples - len(counts.steps)
+    if single.size <= num_identical:
+        return None
+    count = int(single[num_identical])
+    rate = min(1.0, claimed * (1 + RESOLUTION))
+    return Check(
+        name="favoured-example",
+        p_value=bonferroni(float(stats.binom.sf(count - 1, total, rate)), num_examples),
+        sentence=f"A row is in {count} of {total} batches; {claimed * total:.4g} are expected.",
+        estimate=count / (claimed * total),
+    )
+
+
+def copied_rows(record: RowRecord, num_examples: int) -> Check:
+    """Test for examples that are in a batch several times: too many for identical examples.
+
+    Each row that occurs several times in a batch is that of at least two examples, if none is drawn twice. A
+    few more are allowed for, such as padding that is not marked.
+    """
+    copied = int(np.count_nonzero(record.counts.has_copies))
+    surplus = len(record.counts.steps) + copied - num_examples
+    is_found = surplus > _COPIES_SHARE * num_examples + _MORE_COPIES
+    return Check(
+        name="duplicate-examples",
+        p_value=0.0 if is_found else 1.0,
+        sentence=f"{copied} of {len(record.counts.steps)} different rows are in a batch several times, more "
+        f"than a data set of {num_examples} examples can have identical ones.",
+        estimate=float(copied),
+        cause="is an example drawn several times into a batch, used in several rows, or repeated as padding?"
+        if is_found
+        else "",
+    )
