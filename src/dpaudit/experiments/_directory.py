@@ -21,6 +21,7 @@ import torch
 
 import dpaudit
 from dpaudit import _io
+from dpaudit._faults import raise_if_machine
 from dpaudit._io import JsonCache, difference, open_file
 from dpaudit.errors import InputError
 from dpaudit.experiments._resolved import Resolved
@@ -138,6 +139,7 @@ def restore(path: Path, training: Training) -> float:
         _require(math.isfinite(state["seconds"]))
         return float(state["seconds"])
     except _DAMAGED as error:
+        raise_if_machine(error, f"Cannot read {path}")  # deleting an intact checkpoint would lose it
         raise InputError(
             f"Expected an intact checkpoint in {path}, but it is damaged; delete it to restart the run from "
             "its first step with the same seeds."
