@@ -30,12 +30,13 @@ NOT_ATOMIC = {("_io.py", "_lock_file"), ("_io.py", "write"), ("zoo/_opacus_distr
 # look at what they open, and read nothing that is no file
 OPEN_SAFELY = {("_io.py", "open_file"), ("_io.py", "map_array")}
 OPENERS = {"open", "read_text", "read_bytes", "fromfile", "genfromtxt", "loadtxt", "memmap", "ZipFile"}
-# write; the data that come with dpaudit; the standard output, which is closed
+# write; the data that come with dpaudit; the standard output, which is closed; the kernel's list of processes
 OPEN_NOTHING = {
     ("_io.py", "_lock_file"),
     ("_io.py", "write"),
     ("training/data/_dataset.py", "digits"),
-    ("cli/_console.py", "_errors_as_sentences"),
+    ("cli/_exit_status.py", "_discard_output"),
+    ("experiments/trials/_worker.py", "_descendants"),
 }
 WRITERS = {
     "write_text",

@@ -118,7 +118,7 @@ def _incomplete(error: BaseException, path: Path | None) -> str:
 
 
 def _interrupted(error: BaseException, number: int) -> str:
-    """Return what is kept after a signal, and how to go on."""
+    """Return what is kept after a signal, and how to resume."""
     folder, progress = _faults.work_folder(), ""
     if isinstance(error, KeyboardInterrupt | IncompleteError):  # others have notes for the traceback
         progress = "".join(getattr(error, "__notes__", ()))

@@ -52,6 +52,19 @@ def killing(number: int, folder: str, times: int) -> Scorer:
     return scorer
 
 
+def out_of_memory(number: int, folder: str, times: int) -> Scorer:
+    """Has no memory the first ``times`` times that it gets the trial, and notes its process each time."""
+
+    def scorer(trials: Sequence[Trial]) -> list[float]:
+        marks = len(list(Path(folder).iterdir()))
+        if any(trial.number == number for trial in trials) and marks < times:
+            (Path(folder) / f"{marks}").write_text(f"{os.getpid()}")
+            raise MemoryError
+        return [score(trial) for trial in trials]
+
+    return scorer
+
+
 def waiting(number: int, fifo: str, released: str) -> Scorer:
     """Says its process id to whoever reads the pipe, and never ends that trial, unless released."""
 

@@ -185,7 +185,7 @@ class _RayTasks:
                 if not ended:
                     self._require_alive()
         except IncompleteError:
-            self._running.clear()  # there is no cluster to tell
+            self._running.clear()  # there may be no cluster left
             raise
         finally:
             for reference, (_, note) in self._running.items():  # leave nothing on a shared cluster
