@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 # Two threads of torch that share one core wait for each other; tests run in parallel processes instead. Set
@@ -57,8 +58,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave long tests, of further settings, to `make test-long`, and begin with the slowest files."""
     items.sort(key=lambda item: not item.nodeid.startswith(SLOWEST))
     if not IS_LONG:
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        short = [item for item in items if not item.get_closest_marker("long")]
+        kept = set(few(short))
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+
+
+def few(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the items; of a test marked ``few(n)`` only n settings, spread evenly over all of them."""
+    for _, group in groupby(items, key=lambda item: item.nodeid.split("[")[0]):
+        settings_of_one = list(group)
+        mark = settings_of_one[0].get_closest_marker("few")
+        count = len(settings_of_one) if mark is None else min(mark.args[0], len(settings_of_one))
+        yield from (settings_of_one[place * len(settings_of_one) // count] for place in range(count))
 
 
 def pytest_collection_finish() -> None:

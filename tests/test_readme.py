@@ -5,7 +5,6 @@ import io
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -65,16 +64,16 @@ def run_python(block: Block, page: Path, module: ModuleType) -> str:
 
 
 def run_command(words: list[str]) -> tuple[int, str, str]:
-    """Return the exit status and both outputs; ``dpaudit`` runs in this process, which is faster."""
+    """Return the exit status and both outputs; the commands run in this process, which is faster."""
     if words[0] == "dpaudit":
         result = CliRunner().invoke(app, words[1:], env={"COLUMNS": "80"})
         if not isinstance(result.exception, SystemExit | None):
             raise result.exception
         return result.exit_code, result.stdout, result.stderr
-    done = subprocess.run(
-        [sys.executable, "-m", *words], capture_output=True, text=True, check=False, timeout=300
-    )
-    return done.returncode, done.stdout, done.stderr
+    outputs = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(outputs[0]), contextlib.redirect_stderr(outputs[1]):
+        status = pytest.main([*words[1:], "-p", "no:cacheprovider"])
+    return int(status), outputs[0].getvalue(), outputs[1].getvalue()
 
 
 def run_shell(block: Block) -> str:

@@ -48,6 +48,7 @@ def report(is_long: bool) -> Report:
     return Report.read([STORED / name for name in FINISHED if is_long or name != MANY_RUNS])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", [*FINISHED[:-1], pytest.param(MANY_RUNS, marks=pytest.mark.long)])
 def test_a_finished_run_is_reported_with_its_numbers(name: str, report: Report) -> None:
     values = report.to_dict()["runs"][FINISHED.index(name)]

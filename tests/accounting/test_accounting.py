@@ -52,6 +52,31 @@ def test_epsilon_is_bracketed_by_a_value_above_and_one_below_the_truth(noise, ra
     assert above - below < 3e-3 * max(above, 1)
 
 
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps"),
+    [
+        (2.577, RATE, STEPS),
+        (0.4, 0.3, 5),
+        (0.8, 1.0, 4),
+        (3.0, 0.999, 2),
+        (0.05, 0.01, 100),
+        (20.0, 1e-4, 1000),
+    ],
+)
+def test_arrays_give_what_the_loops_of_dp_accounting_give(noise, rate, steps):
+    made, interval = _pld.composed(noise, rate, steps), _pld._interval(noise, rate, steps)
+    own = privacy_loss_distribution.from_gaussian_mechanism(
+        noise, sampling_prob=rate, value_discretization_interval=interval
+    ).self_compose(steps)
+    for delta in (1e-2, 1e-4, 1e-6):
+        assert made.get_epsilon_for_delta(delta) == pytest.approx(own.get_epsilon_for_delta(delta), rel=1e-5)
+    epsilons = np.linspace(0.0, min(own.get_epsilon_for_delta(1e-9), 700.0), 50)
+    deltas = _pld.profile(noise, rate, steps, epsilons)
+    np.testing.assert_allclose(deltas, own.get_delta_for_epsilon(epsilons), rtol=1e-6, atol=1e-8)
+    # of the same distribution, they differ by the order of a sum
+    np.testing.assert_allclose(deltas, made.get_delta_for_epsilon(epsilons), rtol=0, atol=1e-13)
+
+
 SETTINGS = [
     (RATE, 300, 1e-5),
     pytest.param(3e-3, 300, 1e-5, marks=pytest.mark.long),
@@ -204,6 +229,7 @@ def test_whole_runs_are_tested_against_the_composed_curve(inference):
     assert 0 < found.epsilon < dpaudit.training_epsilon(1.05, 0.1, 50, DELTA)
 
 
+@pytest.mark.long
 def test_a_whole_run_claim_is_refuted_by_a_leakier_training():
     rng = np.random.default_rng(1)
     claim = dpaudit.Claim.dpsgd(noise_multiplier=1.5, sample_rate=0.1, num_steps=50, delta=DELTA)
@@ -227,6 +253,7 @@ def test_the_search_for_the_noise_starts_near_it(noise, epsilon):
     assert 1 / _epsilon._limit_guess(epsilon, RATE, STEPS) == pytest.approx(noise, rel=0.1)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "event",
     [

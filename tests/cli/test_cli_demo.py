@@ -15,6 +15,7 @@ from dpaudit import Verdict
 from dpaudit.cli._demo_command import DemoTraining
 
 
+@pytest.mark.long  # the page on commands shows its output, which is compared
 def test_the_demo_tells_the_trainings_apart(run: Any, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "demo"
     result = run("demo", "--output", folder)

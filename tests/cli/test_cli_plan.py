@@ -22,6 +22,7 @@ def _plans(result: Any) -> list[tuple[str, int | None, int | None]]:
     return [(plan["inference"]["type"], plan["num_canaries"], plan["num_steps"]) for plan in plans]
 
 
+@pytest.mark.long
 def test_a_leak_gives_the_sizes_that_find_it(run: Any) -> None:
     plans = _plans(run("plan", *DPSGD, "--noise-factor", "0.6", "--json"))
     leak = Leak(noise_factor=0.6)
@@ -37,6 +38,7 @@ def test_a_leak_gives_the_sizes_that_find_it(run: Any) -> None:
     assert plans[7] == ("Betting", dpaudit.plan_canaries(CLAIM, leak, num_steps=20).num_canaries, 20)
 
 
+@pytest.mark.long
 def test_a_true_epsilon_is_the_noise_that_has_it(run: Any) -> None:
     epsilon = Claim.dpsgd(noise_multiplier=0.6, sample_rate=0.1, num_steps=20, delta=1e-5).epsilon
     result = run("plan", *DPSGD, "--true-epsilon", epsilon, "--json")
@@ -71,6 +73,7 @@ def test_the_smallest_leak_needs_just_the_planned_size() -> None:
         assert plan.num_steps == pytest.approx(500, rel=0.06)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "plan",
     [
@@ -103,6 +106,7 @@ def test_the_table_names_the_claim_and_the_leak(run: Any) -> None:
     assert "noise factor" in reverse.stdout
 
 
+@pytest.mark.long
 def test_a_claim_without_noise_is_planned_by_epsilon(run: Any) -> None:
     claim = ["--epsilon", "1", "--delta", "1e-5"]
     found = _plans(run("plan", *claim, "--true-epsilon", "3", "--json"))

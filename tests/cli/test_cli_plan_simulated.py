@@ -56,6 +56,7 @@ def test_counts_have_the_planned_power(
     assert fewest <= found <= most
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("num_canaries", "noise_factor"), [(1, 0.7), (8, 0.8), (64, 0.8)])
 def test_betting_has_the_planned_power(num_canaries: int, noise_factor: float) -> None:
     claim = Claim.gaussian(noise_multiplier=2.577, delta=1e-5)

@@ -109,6 +109,7 @@ def test_all_goes_on_after_a_figure_that_cannot_be_made_and_names_it_at_the_end(
     assert result.stderr.endswith("Expected 3 figures, but 1 failed: flagship.\n")
 
 
+@pytest.mark.long
 def test_more_workers_write_the_same_data(run: Any, tmp_path: Path) -> None:
     for workers in (1, 2):
         words = "--scale", "tiny", "--output", tmp_path / str(workers), "--workers", workers

@@ -129,6 +129,7 @@ def test_a_table_is_whole_or_becomes_a_block_for_each_row(width: int) -> None:
     assert max(map(len, lines)) <= width
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_a_verdict_has_colours_only_where_they_are_wanted(name: str, files: Any) -> None:
     claim = ["--noise-multiplier", "2", "--delta", "1e-5"]
@@ -214,6 +215,7 @@ ask completion z
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
 def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
     program = tmp_path / "dpaudit"

@@ -99,6 +99,7 @@ def check(results: CheckResults, name: str) -> Check:
     return next(one for one in results.checks if one.name == name)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_wrong_clip_is_found_with_its_cause(name: str) -> None:
     clip, cause = FAULTS[name]

@@ -21,6 +21,7 @@ def correct(seed, num_steps, leaves, examples, grid):
     return record.diagnose()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("size", "repetitions"),
     [

@@ -198,6 +198,7 @@ def test_pretrained_models_start_from_the_shared_weights(tiny: Make) -> None:
         assert not runs(tiny(other)).shared.weights.equal(found.shared.weights)
 
 
+@pytest.mark.long
 def test_a_run_keeps_its_canary_whatever_becomes_of_its_file(tiny: Make, tmp_path: Path) -> None:
     np.save(tmp_path / "mine.npy", np.full((1, 8, 8), 0.25))
     config = tiny(f"audit.canary={{kind='example', file='{tmp_path / 'mine.npy'}', target=7}}", CLAIM)
@@ -322,6 +323,7 @@ def test_where_every_trial_fails_the_first_error_is_the_answer(of_function: Make
         run(of_function("train_never"))
 
 
+@pytest.mark.long
 def test_too_many_failures_leave_no_verdict_but_a_violation(tiny: Make) -> None:
     config = tiny(CLAIM)
     analysis = ManyRunsAnalysis(config, runs(config).resolved)

@@ -324,6 +324,7 @@ def test_a_canary_that_is_sometimes_in_is_judged_by_the_curve_of_such_a_step(
     assert (curve["type"], curve["sample_rate"], curve["num_steps"]) == ("SubsampledGaussian", 0.5, 1)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["dirac", "constant", "random-direction"])
 @pytest.mark.parametrize("moving", ["true", "false"])
 def test_every_canary_can_be_asked_for(small: Small, kind: str, moving: str) -> None:
@@ -376,6 +377,7 @@ def test_more_held_out_examples_than_there_are_for_test_get_a_sentence(small: Sm
         rehearse(small(*INPUT, "audit.held_out=5000"))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("model", "data"),
     [
@@ -461,6 +463,7 @@ def test_what_a_killed_process_left_half_written_is_removed(small: Small) -> Non
     assert not left.exists()
 
 
+@pytest.mark.long
 def test_a_whole_run_has_its_looser_bound_beside_the_verdict(small: Small) -> None:
     values = run(small("audit.mode=end-to-end", "audit.num_canaries=1000")).values
     assert values["num_canaries"] == 1000

@@ -144,6 +144,7 @@ def test_a_bound_by_each_method_of_table_1_stands_beside_the_papers(folder: Path
     }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", SIMULATED)
 def test_a_simulated_figure_runs_and_its_picture_holds_finite_numbers(name: str, folder: Path) -> None:
     found = tiny(name, folder)
@@ -158,6 +159,7 @@ def test_a_simulated_figure_runs_and_its_picture_holds_finite_numbers(name: str,
     json.dumps(found.to_dict(), allow_nan=False)
 
 
+@pytest.mark.long
 def test_lines_lie_below_the_exact_curve_beside_them(tmp_path: Path) -> None:
     for panel in tiny("pld", tmp_path).picture.panels:
         exact, *lines = panel.series
@@ -272,6 +274,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("trained")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", [*map(_slow_apart, TRAINED)])
 def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, folder: Path) -> None:
     found = tiny(name, folder)
@@ -290,6 +293,7 @@ def test_a_figure_of_trainings_runs_on_the_embedded_data(name: str, folder: Path
     assert again.to_dict() == found.to_dict()
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", [*map(_slow_apart, NAMES)])
 def test_a_figure_shows_the_recorded_series_axes_and_tables(name: str, folder: Path) -> None:
     found, expected = tiny(name, folder), reproduction_record.recorded(name)
@@ -374,6 +378,7 @@ def test_table_1_has_all_its_cells_and_two_steps_refute_no_claim(folder: Path) -
     assert len(only(rows, method=OURS)) == len(columns)
 
 
+@pytest.mark.long
 def test_data_that_are_not_the_papers_are_called_by_their_own_name(folder: Path, tmp_path: Path) -> None:
     found = tiny("black-box", folder)
     names = ["digits for CIFAR-10 MLP", "digits for Purchase"]
@@ -406,6 +411,7 @@ def test_thirty_steps_show_a_missing_clip_best_by_the_gaussian_curve_and_a_corre
     assert seen["f-DP(CP), t = 1/2"] == ("yes",)
 
 
+@pytest.mark.long
 def test_cells_in_processes_have_the_rows_of_cells_in_this_one(tmp_path: Path) -> None:
     told: list[tuple[int, int, str]] = []
     pooled = tiny(

@@ -96,6 +96,7 @@ MOVED = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("canary", MOVED, ids=repr)
 @pytest.mark.parametrize("name", ["table", "bits", "negative and positive"])
 def test_canaries_that_are_moved_are_the_same(canary, name):

@@ -56,6 +56,7 @@ def test_the_bound_of_correct_training_is_tight(correct):
     assert tight >= least_caught(len(correct), 0.95, broken=0.1)  # with 1.1 times the noise none is
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_broken_training_is_a_violation_within_300_steps(fault, monkeypatch):
     FAULTS[fault](monkeypatch)
@@ -68,6 +69,7 @@ def test_broken_training_is_a_violation_within_300_steps(fault, monkeypatch):
         result.raise_for_violation()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("factor", [0.5, 2.0])
 def test_a_sum_that_is_scaled_between_the_clipping_and_the_noise_is_seen(factor):
     observer = {"max_grad_norm": 0.1, "num_steps": 300}
@@ -157,6 +159,7 @@ def with_dropout(params, batch, key):
     return loss(params, (inputs * jax.random.bernoulli(key, 0.8, inputs.shape), targets))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -177,6 +180,7 @@ def halves(dtype):
     return lambda gradient: jax.tree.map(lambda leaf: (leaf / 2).astype(dtype), gradient)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_scores_and_weights_are_right_if_the_loop_divides_the_sum(dtype):
     options = {"normalize_by": 5.0, "noise_multiplier": 0.25, "step": {"between": halves(dtype)}}
@@ -226,6 +230,7 @@ def negative(gradient):
     return optax.tree.scale(-1.0, gradient)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("between", [of_norm_one, with_regulariser, one_layer, negative])
 def test_a_loop_whose_canaries_cannot_be_told_from_the_rest_is_refused(between):
     with pytest.raises(
@@ -307,6 +312,7 @@ def test_a_privatizer_that_somebody_wrote_may_use_any_names():
         recorder.claim  # noqa: B018
 
 
+@pytest.mark.long
 def test_scores_and_weights_are_right_if_nothing_is_compiled():
     recorder = same_weights(5, step={"compiled": False})
     assert recorder.num_done == 5

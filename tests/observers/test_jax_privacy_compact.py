@@ -31,6 +31,7 @@ def require_equal(monkeypatch, **options):
         np.testing.assert_allclose(compact, full, atol=2e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_compact_canaries_score_like_full_rows(monkeypatch, kind):
     monkeypatch.setattr(_observer, "_COMPACT_CHUNK", 7)  # several chunks, the last not full
@@ -44,6 +45,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "setting", ["microbatches", "unit norm", pytest.param("not compiled", marks=pytest.mark.long)]
 )
@@ -76,6 +78,7 @@ def clipped_to_twice_the_norm(monkeypatch):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [*FAULTS, "twice the norm"])
 def test_faults_are_detected_with_compact_canaries_too(monkeypatch, name):
     (FAULTS | {"twice the norm": clipped_to_twice_the_norm})[name](monkeypatch)

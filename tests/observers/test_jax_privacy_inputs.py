@@ -75,6 +75,7 @@ def vector(tree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]).astype(np.float64)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("canary", "options"),
     [
@@ -112,6 +113,7 @@ def plain():
     return train(12, observed=False)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("canary", [GIVEN, dpaudit.Crafted(num_steps=3, every=5, long=True)], ids=named)
 def test_weights_are_those_without_an_observer(plain, canary):
     observed = train(12, observer=inputs(canary))
@@ -186,6 +188,7 @@ def test_scores_of_a_step_are_not_counted_as_independent():
     assert "Betting" in recorder.audit().bound.method
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", ["no clipping", "noise times 0.8"])
 def test_broken_training_is_caught_with_a_crafted_canary(fault, monkeypatch):
     FAULTS[fault](monkeypatch)
@@ -198,6 +201,7 @@ def test_broken_training_is_caught_with_a_crafted_canary(fault, monkeypatch):
         assert recorder.observations.with_canary.mean() > 1.5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("canary", [PGD, QUICK], ids=named)
 def test_binary_canaries_stay_binary_in_a_compiled_training(canary, monkeypatch):
     slow = Slow(monkeypatch)

@@ -76,6 +76,7 @@ def test_correct_training_is_tight_and_unchanged():
     assert "Poisson" in recorder.not_covered[0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_broken_training_is_a_violation_within_300_steps(fault, monkeypatch):
     FAULTS[fault](monkeypatch)

@@ -98,6 +98,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("step", "name"), FAULTS.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_a_fault_of_the_step_has_its_name(step, name):
     result = replayed(step)
@@ -166,6 +167,7 @@ def with_dropout(grad_fn, privatizer, state, batch):
 CORRECT = [private_step, compiled, with_loss, flat_with_loss, two_halves, with_dropout]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("step", CORRECT, ids=lambda step: step.__name__)
 def test_a_correct_step_has_no_finding(step):
     result = replayed(step)

@@ -73,6 +73,7 @@ def test_a_correct_step_of_torch_is_not_flagged_and_tight():
     require_normal(recorder.observations, noise=NOISE)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("broken", [{"noise": 0.8 * NOISE}, {"noise": 0.0}, {"clip": False}], ids=str)
 def test_a_broken_step_of_torch_is_a_violation(broken):
     assert watch(torch_step(**broken), "torch").audit().verdict is VIOLATION
@@ -91,6 +92,7 @@ def test_noise_that_depends_on_the_number_of_examples_is_found(is_by_size):
     assert 2 <= len(set(sizes)) <= 3  # a compiled step is compiled for each size
 
 
+@pytest.mark.long
 def test_a_step_of_jax_that_returns_a_mean_is_scored():
     seen = watch(jax_step(normalize_by=12.0), "jax", batch_size=12, num_steps=40).observations
     require_normal(seen, noise=NOISE)

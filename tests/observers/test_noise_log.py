@@ -152,6 +152,7 @@ def test_a_correct_training_has_no_findings():
         assert diagnosis.noise.low < 1 < diagnosis.noise.high
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "expected"), [(Periodic, "repeats every 50 steps"), (SameForAll, "The noise of leaves 0 and 1")]
 )
@@ -163,6 +164,7 @@ def test_chance_that_is_used_twice_is_found_where_no_score_shows_it(kind, expect
     assert expected in result.findings[0].sentence
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
@@ -194,6 +196,7 @@ def test_sampled_recorders_have_tests_too(private):
     assert recorder.facts.max_grad_norm == NORM
 
 
+@pytest.mark.few(1)
 @jax_is_new
 @pytest.mark.parametrize("same_key", [False, True])
 def test_noise_of_jax_is_kept_as_the_privatizer_added_it(same_key):
@@ -306,6 +309,7 @@ def test_a_finished_training_of_opacus_is_judged_and_tested_alike_after_a_look()
 UNITS = {None: {}, **OTHER_KINDS}
 
 
+@pytest.mark.few(5)
 @pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 @pytest.mark.parametrize("factor", [1.0, 0.6])

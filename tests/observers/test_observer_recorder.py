@@ -82,6 +82,7 @@ LOOKS = [lambda seen: seen.live(), lambda seen: seen.curve([10]), lambda seen: s
 NAMES = ["live", "curve", "trajectory"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("look", LOOKS, ids=NAMES)
 def test_whoever_sees_the_bound_before_the_end_may_have_ended_the_run(look):
     recorder = recorded(20)

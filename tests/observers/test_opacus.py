@@ -40,6 +40,7 @@ def test_correct_training_is_not_flagged_in_95_percent_of_seeds_and_tight_in_mos
     assert tight >= least_caught(len(seeds), 0.95, broken=0.1)  # with 1.1 times the noise none is
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "kind",
     [pytest.param(kind, marks=[pytest.mark.long] * (kind in ("functorch", "ew"))) for kind in OTHER_KINDS],
@@ -52,6 +53,7 @@ def test_correct_training_of_any_kind_is_not_flagged(train, kind):
     assert max(result.bound.parameter for result in found) > 0
 
 
+@pytest.mark.few(2)
 def test_broken_training_is_a_violation_within_300_steps(train, fault):
     result = train(num_steps=300).recorder.audit()
     assert result.verdict is VIOLATION, fault
@@ -83,6 +85,7 @@ def test_scores_and_weights_are_right_in_every_mode(train, mode):
     require_normal(made.recorder.observations, noise=0.5)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("moving", [False, True], ids=["static", "moving"])
 def test_scores_and_weights_are_right_for_every_canary(train, kind, moving):
@@ -133,6 +136,7 @@ def test_scores_and_weights_are_right_for_tied_and_for_frozen_weights(train, bui
 NORMS = [0.2, 0.3, 0.6, 0.7]  # of the four layers of the small model; their norm is 0.99
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_canaries_reach_into_every_layer_that_is_clipped_by_itself(train, kind):
     observer = {"canary": kind(), "num_canaries": 2}
@@ -162,6 +166,7 @@ def test_a_clipping_norm_that_adapts_is_read_in_every_step(train):
     assert made.recorder.audit(confidence=1 - LEVEL).verdict is not VIOLATION
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_a_step_of_several_physical_batches_is_recorded_once(private, mode):
     found = []

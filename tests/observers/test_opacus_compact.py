@@ -70,6 +70,7 @@ def require_equal(compact, full):
     torch.testing.assert_close(compact.weights, full.weights, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_compact_canaries_score_like_full_rows(train, monkeypatch, kind, setting):
@@ -199,6 +200,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", BROKEN)
 def test_faults_are_detected_with_compact_canaries_too(train, monkeypatch, name):
     trust_any_code(monkeypatch)
@@ -214,6 +216,7 @@ CAUSES = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CAUSES)
 def test_the_first_cause_of_a_fault_names_the_clipping_and_the_parameter(train, monkeypatch, name):
     trust_any_code(monkeypatch)

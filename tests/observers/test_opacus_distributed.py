@@ -1,6 +1,7 @@
 """Opacus on two real processes: canaries join on one of them, scores are read after the reduction."""
 
 import math
+import os
 import pickle
 
 import pytest
@@ -37,6 +38,16 @@ CASES = {
         "observed": False,
     },
 }
+
+# A training of its own for each: `make test-long` runs them.
+LONG = {"sum", "sampled", "ghost", "ghost plain", "per layer", "per layer plain"}
+RUN = {
+    name: options for name, options in CASES.items() if "DPAUDIT_TEST_LONG" in os.environ or name not in LONG
+}
+
+
+def long(case, *arguments):
+    return pytest.param(case, *arguments, marks=[pytest.mark.long] * (case in LONG))
 
 
 def noise_on_every_rank(optimizer):
@@ -102,7 +113,7 @@ def train(rank, *, observed=True, broken=False, sampling=False, num_steps=STEPS,
 def work(rank, folder):
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    found = {case: train(rank, **options) for case, options in CASES.items()}
+    found = {case: train(rank, **options) for case, options in RUN.items()}
     with open(f"{folder}/{rank}.pickle", "wb") as file:  # noqa: PTH123
         pickle.dump(found, file)
     distributed.destroy_process_group()
@@ -117,7 +128,7 @@ def found(tmp_path_factory):
 
 @pytest.mark.slow
 def test_correct_training_on_two_processes_is_not_flagged(found):
-    for case in ("observed", "sum"):
+    for case in {"observed", "sum"} & {*RUN}:
         seen, _ = found[0][case]
         assert seen["verdict"] == dpaudit.Verdict.NO_VIOLATION.name
         assert seen["claim"].startswith("DP-SGD, noise multiplier 1, sample rate 0.1, 100 steps")
@@ -127,10 +138,10 @@ def test_correct_training_on_two_processes_is_not_flagged(found):
     ("case", "kind", "noise"),
     [
         ("observed", "DistributedDPOptimizer", 1.0),
-        ("sum", "DistributedDPOptimizer", 1.0),
-        ("ghost", "DistributedDPOptimizerFastGradientClipping", 1.0),
+        long("sum", "DistributedDPOptimizer", 1.0),
+        long("ghost", "DistributedDPOptimizerFastGradientClipping", 1.0),
         # 128 canaries do not fit into the layers with 16 and with 2 parameters nor into that with 32
-        ("per layer", "SimpleDistributedPerLayerOptimizer", math.hypot(*NORMS) / NORMS[0]),
+        long("per layer", "SimpleDistributedPerLayerOptimizer", math.hypot(*NORMS) / NORMS[0]),
     ],
 )
 def test_scores_are_right_for_every_optimizer_of_several_processes(found, case, kind, noise):
@@ -141,19 +152,21 @@ def test_scores_are_right_for_every_optimizer_of_several_processes(found, case, 
 
 
 def test_both_processes_record_the_same_and_keep_the_same_weights(found):
-    for case in CASES:
+    for case in RUN:
         (first, weights_0), (second, weights_1) = found[0][case], found[1][case]
         assert torch.equal(weights_0, weights_1)
         assert first is second is None or (first["with"] == second["with"]).all()
 
 
 @pytest.mark.parametrize(
-    ("case", "plain"), [("observed", "plain"), ("ghost", "ghost plain"), ("per layer", "per layer plain")]
+    ("case", "plain"),
+    [("observed", "plain"), long("ghost", "ghost plain"), long("per layer", "per layer plain")],
 )
 def test_the_weights_are_those_without_an_observer(found, case, plain):
     torch.testing.assert_close(found[0][case][1], found[0][plain][1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 def test_canaries_join_where_they_are_drawn_and_are_seen_by_all_processes(found):
     joined = [found[rank]["sampled"][0]["joined"] for rank in (0, 1)]
     tries = found[0]["sampled"][0]["present"] * 60
@@ -170,7 +183,7 @@ def test_noise_that_every_process_adds_before_an_average_is_a_violation(found):
 
 
 def test_the_settings_of_every_rank_have_no_finding(found):
-    observed = [case for case, options in CASES.items() if options.get("observed", True)]
+    observed = [case for case, options in RUN.items() if options.get("observed", True)]
     for case in observed:
         assert [rank[case][0]["lints"] for rank in found] == [[], []], case
         divides = any("with 399, it divides by 39" in note for note in found[0][case][0]["notes"])

@@ -148,6 +148,7 @@ def test_scores_are_those_of_a_slow_computation_in_every_mode(audited, monkeypat
     np.testing.assert_allclose(scores(made), slow.scores, rtol=5e-3, atol=5e-3)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [None, *(kind for kind in OTHER_KINDS if kind != "adaptive clipping")])
 def test_weights_are_those_without_an_observer(audited, kind):
     options = {"canary": dpaudit.Crafted(num_steps=3, every=10), "num_steps": 30, **OTHER_KINDS.get(kind, {})}

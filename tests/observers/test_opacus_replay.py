@@ -210,6 +210,7 @@ def with_parts(made):
     return made
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize(
     ("step", "name"), STEP_FAULTS.items(), ids=lambda value: getattr(value, "__name__", "")
 )
@@ -325,6 +326,7 @@ CORRECT_STEPS = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("step", CORRECT_STEPS, ids=lambda step: step.__name__)
 def test_a_correct_step_has_no_finding(made, step):
     one = made(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1))
@@ -338,6 +340,7 @@ def test_a_correct_step_has_no_finding(made, step):
     assert one.meter.value == 0.0
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", ["ghost", "functorch", "ew", "per-layer clipping"])
 @pytest.mark.parametrize("step", [private_step, class_weights])
 def test_every_clipping_mode_is_replayed(made, kind, step):

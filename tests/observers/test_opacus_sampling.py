@@ -105,12 +105,14 @@ def half_the_noise(built):
     built.optimizer.add_noise = quiet
 
 
+@pytest.mark.long
 def test_a_larger_sample_rate_than_accounted_is_a_violation(sampled):
     result = sampled(spoil=more_often).recorder.audit()
     assert "sample rate 0.04" in result.claim.summary
     assert result.verdict is VIOLATION
 
 
+@pytest.mark.long
 def test_noise_that_is_too_small_is_a_violation_at_a_threshold_that_is_looked_for(sampled):
     result = sampled(spoil=half_the_noise).recorder.audit(threshold=dpaudit.HeldOut(0.2))
     assert result.verdict is VIOLATION
@@ -122,6 +124,7 @@ def test_gradients_that_are_not_clipped_are_a_violation(sampled, monkeypatch):
     assert sampled().recorder.audit().verdict is VIOLATION
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -227,6 +230,7 @@ def test_nobody_sees_another_sampler_and_everything_is_put_back_also_if_the_loop
     assert recorder.num_done == 4
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize("examples", [99, 100, 101, 119])
 def test_shuffled_batches_stay_as_many_and_draw_as_large_a_share(made, examples, drop_last):
@@ -468,6 +472,7 @@ def test_canaries_that_leave_out_much_of_the_norm_are_refused(sampled, options):
         sampled(num_steps=1, **options)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("order", ["manager first", "observer first"])
 def test_batches_that_a_memory_manager_splits_are_one_step_with_the_same_canaries(made, order):
     found = []
@@ -535,6 +540,7 @@ def test_every_part_of_the_claim_can_be_given(sampled):
     assert recorder.audit(delta=1e-6).verdict is NO_VIOLATION
 
 
+@pytest.mark.long
 def test_a_bound_without_independent_canaries_is_looser(sampled):
     recorder = sampled(observer={"delta": None}).recorder
     assert 0 < recorder.one_run_bound(delta=DELTA).epsilon < recorder.audit(delta=DELTA).bound.epsilon

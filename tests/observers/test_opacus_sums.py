@@ -74,6 +74,7 @@ MODES = {
 }
 
 
+@pytest.mark.few(5)
 @pytest.mark.filterwarnings("ignore:First batch is empty")
 @pytest.mark.parametrize("mode", MODES)
 def test_correct_sums_and_batches_of_any_mode_have_no_finding(diagnosed, mode):
@@ -262,6 +263,7 @@ def shuffled(made):
 SAMPLERS = {weighted: "duplicate-examples", same_order: "repeated-batches", shuffled: "participation-counts"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("loader", SAMPLERS, ids=lambda loader: loader.__name__)
 def test_other_sampling_than_poisson_is_found_without_sampling_true(private, loader):
     made = private(noise_multiplier=1.0, batch_size=20, poisson_sampling=False)

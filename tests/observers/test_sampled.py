@@ -26,6 +26,7 @@ def recorded(seed, *, rate=0.04, reach=1.0):
     return recorder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("reach", "runs"), [pytest.param(1.0, 60, marks=pytest.mark.long), (0.87, 20)])
 def test_correct_runs_are_flagged_in_5_percent_at_most(reach, runs):
     flagged = sum(recorded(seed, reach=reach).audit().verdict is VIOLATION for seed in range(runs))

@@ -107,6 +107,7 @@ def test_a_violation_fails_the_test_with_what_a_developer_needs(pytester: pytest
     assert [test.partition("::")[2] for test in epsilons(done.outlines)] == list(properties)
 
 
+@pytest.mark.long
 def test_workers_order_and_choice_do_not_change_an_audit(pytester: pytest.Pytester) -> None:
     path = pytester.makepyfile(STEPS + "\n".join(f"def test_{n}(dp_audit): audit(dp_audit)" for n in "abc"))
     options = ("--dp-audit-seed=1", "--dp-audit-budget=quick")

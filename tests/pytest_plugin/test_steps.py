@@ -198,6 +198,7 @@ CAREFUL = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("clip", "noise", "canary"),
     [

@@ -76,6 +76,7 @@ def test_the_course_of_a_stored_run_is_that_of_its_verdict(report: Report, runs:
     assert read_run(runs["paper"]).figures.of_verdict
 
 
+@pytest.mark.long
 def test_either_end_of_the_band_misses_the_truth_as_seldom_as_it_says() -> None:
     rng, repetitions, error = np.random.default_rng(1), 300, 0.4
     hypothesis = CLAIM.hypothesis(None)

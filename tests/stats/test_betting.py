@@ -232,6 +232,7 @@ def adaptive(rng, steps, coins, mu):
     return right
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("horizon", [60, None], ids=["planned", "unplanned"])
 @pytest.mark.parametrize("mechanism", [independent, one_shared_draw, total_reveal, adaptive])
 @pytest.mark.parametrize(("coins", "mu"), [(16, 1.0), pytest.param(512, 0.39, marks=pytest.mark.long)])

@@ -134,6 +134,7 @@ def test_tiny_and_huge_leaks_stay_below_the_truth_or_at_zero(inference, rule, mu
     assert found.parameter < max(mu, 0.3)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("inference", "rule"),
     [p for p in PAIRS if not isinstance(p[1], dpaudit.Predictable) or isinstance(p[0], dpaudit.Betting)],

@@ -71,6 +71,7 @@ def bets(epsilon, canaries, repetitions, steps=STEPS):
         yield placed.parameter()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("epsilon", "canaries", "share"),
     [

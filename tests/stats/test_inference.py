@@ -51,6 +51,7 @@ def test_clopper_pearson_plugs_exact_binomial_ends_into_the_family(family, error
     assert parameter(dpaudit.ClopperPearson(), family, errors) == pytest.approx(slow, rel=1e-9, abs=1e-9)
 
 
+@pytest.mark.few(8)
 @families
 @pytest.mark.parametrize(
     "errors",
@@ -117,6 +118,7 @@ def slow_joint_exact(family, errors, error=0.05):
     return low
 
 
+@pytest.mark.few(10)
 @families
 @pytest.mark.parametrize(
     "errors",

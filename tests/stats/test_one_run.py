@@ -76,6 +76,7 @@ def one_run(epsilon, kind):
     return once
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["steinke", "fdp"])
 @pytest.mark.parametrize("epsilon", [0.0, pytest.param(1.0, marks=pytest.mark.long), 2.5])
 def test_one_run_bounds_are_sound_for_randomised_response(kind, epsilon):

@@ -61,6 +61,7 @@ def test_the_most_refuting_errors_are_those_whose_bound_exceeds_the_claim(
         assert (bound > claimed * (1 - 1e-5)) if misses == most else (bound <= claimed * (1 + 1e-5))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rule", [dpaudit.Tails(), dpaudit.Simultaneous(), DEFAULT], ids=str)
 @pytest.mark.parametrize("family", [dpaudit.Gaussian(), dpaudit.ApproximateDP()], ids=repr)
 @pytest.mark.parametrize("size", [pytest.param(30, marks=pytest.mark.long), 400])

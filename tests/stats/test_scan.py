@@ -65,6 +65,7 @@ def test_the_scan_finds_the_best_threshold(method, sides, confidence):
     assert found.parameter == best_of_all_thresholds(observations, method, confidence)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("mu", [-1.0, 0.0, 0.39, 1.0, 3.0, 20.0])
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_the_scan_finds_the_best_of_many_thresholds(method, mu):

@@ -21,6 +21,7 @@ QUICK = [
 quick = pytest.mark.parametrize(("inference", "rule", "repetitions"), QUICK, ids=str)
 
 
+@pytest.mark.few(5)
 @quick
 @pytest.mark.parametrize("mu", [0.39, *(pytest.param(mu, marks=pytest.mark.long) for mu in (0.0, 3.0))])
 @pytest.mark.parametrize("size", [50, 500])
@@ -37,6 +38,7 @@ def test_confidence_bounds_cover(inference, rule, repetitions, mu, size):
     assert covers(found), found
 
 
+@pytest.mark.few(6)
 @quick
 @pytest.mark.parametrize("size", [50, 1000, pytest.param(5000, marks=pytest.mark.long)])
 def test_identical_distributions_leak_nothing_in_95_of_100_audits(inference, rule, repetitions, size):
@@ -51,6 +53,7 @@ def test_identical_distributions_leak_nothing_in_95_of_100_audits(inference, rul
     assert covers(tally(once, 0.0, repetitions=min(repetitions, 100), seed=size))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "family",
     [
@@ -161,6 +164,7 @@ def same_distance(rng, present, mu):
     return 0.5 + np.where(is_right == present, 1.0, -1.0) * distance / mu
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("planned", "steps"),
     [(20, 40), pytest.param(40, 40, marks=pytest.mark.long), pytest.param(None, 40, marks=pytest.mark.long)],
@@ -241,6 +245,7 @@ def drifting(rng, size=400):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rule", [dpaudit.Fixed(0.0), dpaudit.Predictable(), dpaudit.HeldOut(0.3)], ids=repr)
 def test_betting_covers_when_scores_drift(rule):
     def once(rng):

@@ -108,6 +108,7 @@ SLOW_DESIGNS: dict[str, tuple[float, Audit]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name", [*DESIGNS, *(pytest.param(name, marks=pytest.mark.long) for name in SLOW_DESIGNS)]
 )

@@ -58,6 +58,7 @@ def test_one_run_on_random_data_finds_95_percent_of_epsilon(train):
     assert result.bound.epsilon > 0.95 * result.claim.epsilon
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fault", [faults.NoiseTooSmall, faults.Unclipped, faults.ClippedAfterMean])
 @pytest.mark.parametrize("audit", [OneRun, pytest.param(EndToEnd, marks=pytest.mark.long)])
 def test_broken_steps_are_violations_within_500_steps(train, audit, fault):
@@ -118,6 +119,7 @@ MODES_AND_CANARIES = [
 ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("mode", "canary"), MODES_AND_CANARIES)
 def test_every_canary_works_in_every_mode_also_on_a_hundred_parameters(train, mode, canary):
     residual = {"residual": True} if mode is TwoBatches else {}
@@ -129,6 +131,7 @@ def test_every_canary_works_in_every_mode_also_on_a_hundred_parameters(train, mo
     assert (0.5 if mode is EndToEnd else 1.5) < result.bound.parameter < 2.1  # of 2
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("moving", [False, True], ids=["static", "moving"])
 def test_scores_have_the_claimed_means_and_noise_whatever_the_model_does(train, kind, moving):

@@ -99,6 +99,7 @@ def test_scores_of_convolutions_are_those_of_a_slow_computation():
     np.testing.assert_allclose(audit.recorder.state_dict()["scores"], slow.scores, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("canary", KINDS, ids=lambda canary: type(canary).__name__)
 def test_without_noise_a_score_is_one_where_the_canary_is_and_zero_where_it_is_not(canary):
     audit = one_run(canary)
@@ -147,18 +148,21 @@ known = partial(paper, residual=True)
 MODES = [pytest.param(one_run, id="one run"), pytest.param(known, id="known batches")]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("canary", KINDS, ids=lambda canary: type(canary).__name__)
 def test_scores_are_presence_and_noise_of_the_canarys_length(canary, mode):
     assert off(noise_of(mode(canary), num_steps=100)) == {}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_scores_of_less_noise_than_claimed_are_told_apart(mode):
     found = noise_of(mode(dpaudit.Mislabelled()), num_steps=200, fault=faults.NoiseTooSmall)
     assert found["spread"] < -MOST
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("canary", HALF_LONG, ids=lambda canary: type(canary).__name__)
 def test_plain_scores_of_two_batches_differ_by_the_canary(canary):
     """The batches have the same mean, whatever it is along the canary."""
@@ -200,6 +204,7 @@ def test_too_little_noise_is_caught_with_a_crafted_canary():
     assert audit.recorder.audit().verdict is VIOLATION
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", [faults.Unclipped, faults.ClippedAfterMean, faults.RawMeanMixed])
 def test_a_missing_clip_is_caught_with_a_crafted_canary(fault):
     audit = one_run(dpaudit.Crafted(), num_canaries=16)
@@ -207,6 +212,8 @@ def test_a_missing_clip_is_caught_with_a_crafted_canary(fault):
     assert audit.recorder.audit().verdict is VIOLATION
 
 
+@pytest.mark.long
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", [partial(faults.NoiseTooSmall, factor=0.6), faults.Unclipped])
 def test_the_papers_audit_with_known_batches_catches_them_too(fault):
     audit = paper(dpaudit.Crafted(long=True), residual=True)
@@ -271,6 +278,7 @@ def test_a_second_batch_is_dropped_out_by_chance_that_no_step_has(monkeypatch):
     assert len(set(states)) == len(states) == 12
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", [one_run, paper])
 @pytest.mark.parametrize("every", [None, 4])
 def test_an_interrupted_audit_goes_on_with_the_same_canaries_and_scores(mode, every):
@@ -316,6 +324,7 @@ def test_an_audit_that_took_its_seed_from_chance_goes_on_with_it():
     np.testing.assert_array_equal(first_scores, second_scores)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", [one_run, paper])
 def test_only_the_first_steps_are_looked_at_and_the_claim_stays_that_of_all(mode):
     audit, whole = mode(first_steps=7), mode()
@@ -346,6 +355,7 @@ class Constant(nn.Module):
         return (self.weight**2).sum() * torch.ones(len(inputs), 10)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", [one_run, paper])
 def test_a_gradient_of_no_length_gives_a_finite_score_and_no_violation(mode):
     for canary in (dpaudit.Blank(), QUICK):

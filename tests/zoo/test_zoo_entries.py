@@ -134,6 +134,7 @@ def test_every_fault_is_expected_by_some_name():
     assert list(CAUGHT_BY) == list(BY_NAME)
 
 
+@pytest.mark.few(26)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in CAUGHT_BY]
 )
@@ -143,12 +144,14 @@ def test_a_fault_is_caught_within_500_steps(name):
     assert set(judge(evidence).caught_by) >= CAUGHT_BY[name]
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", TWINS)
 def test_a_correct_twin_is_not_flagged(name):
     evidence = BY_NAME[name].observe(is_broken=False, seed=SEED)
     assert judge(evidence, confidence=1 - LEVEL).caught_by == ()
 
 
+@pytest.mark.long
 def test_correct_twins_of_steps_are_not_flagged_in_95_percent_of_seeds():
     twin = PlainStep(broken=correct_step, leaves=(64,) * 4, num_steps=100)
     assert sum(bool(judge(twin(False, seed)).caught_by) for seed in range(40)) <= most_flagged(40)

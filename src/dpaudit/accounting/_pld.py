@@ -149,8 +149,10 @@ def profile(noise: float, sample_rate: float, num_steps: int, epsilons: FloatArr
 
 def _deltas(pmf: Any, epsilons: FloatArray) -> FloatArray:
     """Return what dp-accounting's ``get_delta_for_epsilon`` returns, which loops over losses in Python."""
-    losses = (np.arange(pmf.size) + pmf._lower_loss) * pmf._discretization
-    weights = np.stack([pmf._probs, pmf._probs * np.exp(-losses)])[:, ::-1]
+    first = max(math.floor(epsilons[0] / pmf._discretization) - pmf._lower_loss, 0)  # losses below do not count
+    probs = pmf._probs[first:]
+    losses = (np.arange(first, pmf.size) + pmf._lower_loss) * pmf._discretization
+    weights = np.stack([probs, probs * np.exp(-losses)])[:, ::-1]
     above = np.concatenate([[[pmf._infinity_mass], [0.0]], weights], axis=1).cumsum(axis=1)
     upper, lower = above[:, losses.size - np.searchsorted(losses, epsilons, side="right")]
     return np.asarray(upper - np.exp(epsilons) * lower)

@@ -50,6 +50,7 @@ def test_processes_give_the_scores_of_one_after_another(tmp_path: Path, num_work
     assert dict(finish(plan, tmp_path / "processes", pool).scores) == dict(serial.scores)
 
 
+@pytest.mark.long
 def test_real_trainings_have_the_same_scores_in_processes(tmp_path: Path) -> None:
     serial = finish(torch_plan(), tmp_path / "serial")
     assert serial.failures == {}
