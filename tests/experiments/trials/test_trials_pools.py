@@ -96,7 +96,9 @@ def test_trials_that_lose_their_worker_too_often_are_not_stored_and_stop_no_othe
 
 def test_trials_without_memory_are_tried_again_by_another_worker(tmp_path: Path) -> None:
     plan = plan_of("out_of_memory", number=4, folder=folder_in(tmp_path, "marks"), times=2)
-    assert dict(finish(plan, tmp_path / "run", Processes(num_workers=1)).scores) == undisturbed(plan, tmp_path)
+    assert dict(finish(plan, tmp_path / "run", Processes(num_workers=1)).scores) == undisturbed(
+        plan, tmp_path
+    )
     workers = [path.read_text() for path in (tmp_path / "marks").iterdir()]
     assert len(set(workers)) == len(workers) == 2
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, BinaryIO
 
 from dpaudit import _validate
 from dpaudit._faults import requested
@@ -28,8 +29,9 @@ _ENTRY = "dpaudit.experiments.trials._ray:driver_main"
 _QUEUED = 4  # tasks per CPU, so that the next one is ready when a task ends
 _OBJECT_STORE = 128 * 2**20  # bytes; messages are small, and Ray's default is a third of the memory
 _WAIT_SECONDS = 0.5  # between checks for an interrupt
-_HEALTH_SECONDS = 5.0  # between checks that the cluster is alive
-_STOP_SECONDS = 8.0  # grace period for Ray to end its processes
+_HEALTH_SECONDS = 2.0  # between checks that the cluster is alive
+_STOP_SECONDS = 3.0  # grace period for Ray to end its processes
+_LONGEST_LOG = 20_000  # bytes kept of what Ray prints
 _PLACES = "dpaudit"  # namespace of the notes on which node a task was started
 # By default, Ray waits for a minute before it ends a process that has lost its cluster.
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_gcs_rpc_server_reconnect_timeout_s": "20"}
@@ -67,7 +69,12 @@ class Ray:
             return
         if find_spec("ray") is None:
             raise MissingExtraError("Training on Ray", "ray")
-        yield from _driven(self, task, groups)
+        with tempfile.TemporaryFile() as log:
+            try:
+                yield from _driven(self, task, groups, log)
+            except IncompleteError as error:
+                error.__cause__ = error.__cause__ or RuntimeError(f"Ray printed:\n{_tail(log)}")
+                raise
 
     def _require_resources(self, found: Mapping[str, float]) -> None:
         """Raise if the cluster can never run a task, which would otherwise wait forever."""
@@ -79,9 +86,16 @@ class Ray:
                 )
 
 
-def _driven(pool: Ray, task: Task, groups: Sequence[Group]) -> Iterator[tuple[Group, Finished]]:
-    """Yield the results of a process that drives Ray."""
-    process, has_ended, is_draining = WorkerProcess(_ENTRY, task.search_path), False, False
+def _tail(log: BinaryIO) -> str:
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _LONGEST_LOG))
+    return log.read().decode(errors="replace")
+
+
+def _driven(
+    pool: Ray, task: Task, groups: Sequence[Group], log: BinaryIO
+) -> Iterator[tuple[Group, Finished]]:
+    """Yield the results of a process that drives Ray, whose messages go to ``log``."""
+    process, has_ended, is_draining = WorkerProcess(_ENTRY, task.search_path, log), False, False
     try:
         plain = [[astuple(trial) for trial in group] for group in groups]
         process.send({"recipe": task.recipe.to_json(), "path": task.search_path, "pool": asdict(pool)})

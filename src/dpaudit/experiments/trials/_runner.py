@@ -27,7 +27,7 @@ from dpaudit.experiments.trials.pools import Pool, Processes, Ray
 if TYPE_CHECKING:  # needs scipy, which would slow down the start of workers
     from dpaudit.stats import Observations
 
-_GRACE_SECONDS = 5.0  # for trials in progress, after a signal; those that take longer are repeated
+_GRACE_SECONDS = 4.0  # for trials in progress, after a signal; those that take longer are repeated
 
 
 def run_trials(

@@ -18,7 +18,7 @@ from contextlib import suppress
 from multiprocessing import connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, BinaryIO
 
 from dpaudit.experiments.trials._task import ONE_THREAD
 
@@ -38,7 +38,7 @@ class WorkerProcess:
     the socket closes.
     """
 
-    def __init__(self, entry: str, search_path: Sequence[str]) -> None:
+    def __init__(self, entry: str, search_path: Sequence[str], log: BinaryIO | None = None) -> None:
         mine, theirs = socket.socketpair()
         module, _, function = entry.partition(":")
         with theirs:
@@ -51,7 +51,8 @@ class WorkerProcess:
                     str(theirs.fileno()),
                 ],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # a training function may print: standard output is reserved for the result
+                stdout=log or 2,  # a training function may print: standard output is reserved for the result
+                stderr=log,
                 env={**os.environ, **ONE_THREAD},
                 pass_fds=[theirs.fileno()],
                 process_group=0,
@@ -82,34 +83,27 @@ class WorkerProcess:
         return message
 
     def end(self, seconds: float) -> str:
-        """Wait for a worker that was asked to stop, then kill it; return how it ended, for a sentence."""
+        """Wait for a worker that was asked to stop, then kill it; return how it ended, for a sentence.
+
+        Everything that it started is killed, including processes that have left its group, as those of Ray.
+        """
         if self._ended:
             return self._ended
-        if seconds <= 0:
-            self._kill()
+        started = _open_descendants(self._process.pid)
         try:
-            status = self._process.wait(max(seconds, 0.0) or None)
-        except subprocess.TimeoutExpired:
-            self._kill()
-            status = self._process.wait()
-        except BaseException:  # a second signal
-            self._kill()
-            raise
-        self._kill()  # processes that the worker left behind
+            with suppress(subprocess.TimeoutExpired):
+                if seconds > 0:
+                    self._process.wait(seconds)
+        finally:  # also after a second signal
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            _kill(started)
+        status = self._process.wait()
         self._lines.close()
         self.channel.close()
         killed, left = f"was killed by {_signal_name(-status)}", f"ended with status {status}"
         self._ended = killed if status < 0 else left
         return self._ended
-
-    def _kill(self) -> None:
-        """Kill the process, its group, and descendants that have left the group, as those of Ray."""
-        started = _descendants(self._process.pid)
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        for number in started:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(number, signal.SIGKILL)
 
 
 def poll(workers: Sequence[WorkerProcess]) -> list[tuple[WorkerProcess, dict[str, Any] | None]]:
@@ -130,6 +124,22 @@ def _descendants(process: int) -> list[int]:
         for path in Path(f"/proc/{process}/task").glob("*/children"):
             found += map(int, path.read_text().split())
     return found + [one for child in found for one in _descendants(child)]
+
+
+def _open_descendants(process: int) -> list[int]:
+    """Return descriptors of these processes, because their numbers may be used again."""
+    found = []
+    for number in _descendants(process):
+        with suppress(OSError):
+            found.append(os.pidfd_open(number))
+    return found
+
+
+def _kill(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        with suppress(OSError):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        os.close(descriptor)
 
 
 def _signal_name(number: int) -> str:
@@ -181,9 +191,7 @@ class WorkerChannel:
 
 def _die() -> None:
     """Kill this process and everything that it has started, because the driver has died."""
-    for number in _descendants(os.getpid()):
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(number, signal.SIGKILL)
+    _kill(_open_descendants(os.getpid()))
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
