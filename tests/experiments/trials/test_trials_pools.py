@@ -209,7 +209,7 @@ def ray_runs(tmp_path: Path) -> dict[str, TrialsRun]:
         runs = {name: finish(plan, tmp_path / name, Ray()) for name, plan in plans.items()}
         assert ray.is_initialized()  # somebody else's cluster is not ended
         short = plan_of("killing", number=4, folder=folder_in(tmp_path, "more"), times=9)
-        with pytest.raises(IncompleteError, match="^Trial 4 could not .* the Ray worker was lost 2 times"):
+        with pytest.raises(IncompleteError, match=r"^Trial 4 could not .* the Ray worker was lost 2 times"):
             finish(short, tmp_path / "short", Ray(max_retries=1))
         with open_store(tmp_path / "short", short) as store:
             assert store.failures == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -60,6 +61,32 @@ def out_of_memory(number: int, folder: str, times: int) -> Scorer:
         if any(trial.number == number for trial in trials) and marks < times:
             (Path(folder) / f"{marks}").write_text(f"{os.getpid()}")
             raise MemoryError
+        return [score(trial) for trial in trials]
+
+    return scorer
+
+
+def without(fault: str, number: int, folder: str) -> Scorer:
+    """Has too little memory or disk the first time that it gets the trial."""
+
+    def scorer(trials: Sequence[Trial]) -> list[float]:
+        mark = Path(folder) / "mark"
+        if any(trial.number == number for trial in trials) and not mark.exists():
+            mark.touch()
+            raise MemoryError if fault == "memory" else OSError(errno.ENOSPC, "No space left on device")
+        return [score(trial) for trial in trials]
+
+    return scorer
+
+
+def signalling(number: int, folder: str) -> Scorer:
+    """Asks its own process to end the first time that it gets the trial."""
+
+    def scorer(trials: Sequence[Trial]) -> list[float]:
+        mark = Path(folder) / "mark"
+        if any(trial.number == number for trial in trials) and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGTERM)
         return [score(trial) for trial in trials]
 
     return scorer
