@@ -53,14 +53,14 @@ MODES = ("one-run", "paper", "end-to-end", "final-model", *POOLS)
 def config_of(mode: str, folder: Path, *, size: int = 1) -> str:
     """Return the config of a run that takes a few seconds, times ``size``, and is resumable in the middle."""
     if mode in POOLS:
-        return TRIALS.format(output=folder, pool=POOLS[mode], num_models=480 * size)
+        return TRIALS.format(output=folder, pool=POOLS[mode], num_models=320 * size)
     top = "checkpoint_seconds = 0"
     if mode == "final-model":
         top += '\nthreat_model = "black-box"'
     canaries = 1 if mode == "paper" else 32
     name = "one-run" if mode == "final-model" else mode
     audit = f'mode = "{name}"\nnum_canaries = {canaries}\nmethods = []'
-    return digits_config(folder, top=top, num_steps=300 * size, audit=audit)
+    return digits_config(folder, top=top, num_steps=60 * size, audit=audit)
 
 
 def start(config: Path, *words: object, limit: str = "") -> FaultyRun:

@@ -57,10 +57,10 @@ def begun(begin: Begin, mode: str, folder: Path, moment: int, **options: Any) ->
     run = begin(config, **options)
     rng = random.Random(f"{mode} {moment}")
     if mode in POOLS:
-        wanted = rng.randint(1, 240)
+        wanted = rng.randint(1, 160)
         run.wait_until(lambda: num_kept(folder / "run") >= wanted)
     else:
-        for _ in range(rng.randint(1, 20)):
+        for _ in range(rng.randint(1, 15)):
             wait_for_new(run, folder / "run" / "checkpoint.pt")
     return run, config
 
