@@ -146,7 +146,9 @@ def num_kept(folder: Path) -> int:
 
 
 def failures(folder: Path) -> int:
-    """Return the number of trials that are stored as failed."""
+    """Return the number of trials that are stored as failed; 0 if the disk was full before the first."""
+    if num_kept(folder) == 0:
+        return 0
     with closing(sqlite3.connect(folder / "trials.sqlite3")) as database:
         return int(database.execute("SELECT count(*) FROM trials WHERE error IS NOT NULL").fetchone()[0])
 
