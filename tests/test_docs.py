@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import dpaudit
 import dpaudit.stats
 
@@ -15,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 LOADED = re.compile(r"""<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=["']?(?:https?:)?//[^"'\s>]+""")
 
 
+@pytest.mark.long
 def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) -> None:
     site = tmp_path / "site"
     done = subprocess.run(

@@ -113,6 +113,7 @@ def run(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_the_wheel_runs_outside_of_the_repository(installed: Path, tmp_path: Path) -> None:
     where = "import dpaudit; print(dpaudit.__file__)"
     environment = {**os.environ, "PYTHONPATH": str(installed)}

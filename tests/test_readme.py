@@ -72,7 +72,7 @@ def run_command(words: list[str]) -> tuple[int, str, str]:
         return result.exit_code, result.stdout, result.stderr
     outputs = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(outputs[0]), contextlib.redirect_stderr(outputs[1]):
-        status = pytest.main([*words[1:], "-p", "no:cacheprovider"])
+        status = pytest.main([*words[1:], "-p", "no:cacheprovider", "--import-mode=importlib"])
     return int(status), outputs[0].getvalue(), outputs[1].getvalue()
 
 

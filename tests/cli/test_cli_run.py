@@ -110,6 +110,7 @@ def test_a_run_that_was_killed_has_each_observation_once_when_it_goes_on(
     assert resumed.exit_code == straight.exit_code == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_an_interrupted_run_keeps_its_last_step(number: signal.Signals, config: Path, tmp_path: Path) -> None:
     changes = ["--set", "checkpoint_seconds=999", "--set", "training.num_steps=5000"]

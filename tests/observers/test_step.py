@@ -42,11 +42,12 @@ def watch(step, gradients=OTHERS, **options):
     return observe_step(step, gradients, claim=CLAIM, max_grad_norm=NORM, **({"seed": 0} | options))
 
 
-def test_a_correct_step_is_not_flagged_in_95_percent_of_seeds_and_tight():
-    results = [watch(numpy_step(seed=seed), seed=seed).audit() for seed in range(40)]
-    assert sum(result.verdict is VIOLATION for result in results) <= most_flagged(40)
+def test_a_correct_step_is_not_flagged_in_95_percent_of_seeds_and_tight(is_long):
+    runs = 40 if is_long else 12
+    results = [watch(numpy_step(seed=seed), seed=seed).audit() for seed in range(runs)]
+    assert sum(result.verdict is VIOLATION for result in results) <= most_flagged(runs, broken=0.8)
     tight = sum(result.bound.epsilon > 0.85 * CLAIM.epsilon for result in results)
-    assert tight >= least_caught(40, 0.95)
+    assert tight >= least_caught(runs, 0.95, broken=0.3)
 
 
 @pytest.mark.parametrize("broken", [{"noise": 0.8 * NOISE}, {"noise": 0.0}, {"clip": False}], ids=str)

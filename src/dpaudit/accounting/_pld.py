@@ -144,12 +144,13 @@ def profile(noise: float, sample_rate: float, num_steps: int, epsilons: FloatArr
     """Return an upper bound on delta at each epsilon, in ascending order."""
     pld = composed(noise, sample_rate, num_steps)
     found = [_deltas(pmf.to_dense_pmf(), epsilons) for pmf in {pld._pmf_remove, pld._pmf_add}]
-    return np.max(found, axis=0)
+    return np.asarray(np.max(found, axis=0))
 
 
 def _deltas(pmf: Any, epsilons: FloatArray) -> FloatArray:
     """Return what dp-accounting's ``get_delta_for_epsilon`` returns, which loops over losses in Python."""
-    first = max(math.floor(epsilons[0] / pmf._discretization) - pmf._lower_loss, 0)  # losses below do not count
+    # smaller losses do not count
+    first = max(math.floor(epsilons[0] / pmf._discretization) - pmf._lower_loss, 0)
     probs = pmf._probs[first:]
     losses = (np.arange(first, pmf.size) + pmf._lower_loss) * pmf._discretization
     weights = np.stack([probs, probs * np.exp(-losses)])[:, ::-1]

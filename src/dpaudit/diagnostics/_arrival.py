@@ -120,7 +120,7 @@ _ADJECTIVES = {
 
 
 def arrival_cells(found: ArrivedCanaries, std: float) -> list[ArrivalCell]:
-    """Return the cells: shape x length, length, and shape x parameter, short canaries apart.
+    """Return the cells: shape x length, length, shape, and shape x parameter, short canaries apart.
 
     ``std`` is the claimed standard deviation of a score; if the noise is larger, so is that of a cell.
     """
@@ -133,6 +133,10 @@ def arrival_cells(found: ArrivedCanaries, std: float) -> list[ArrivalCell]:
         for shape in np.unique(found.shapes[of_length]):
             of_both = of_length & (found.shapes == shape)
             cells.append(_cell(found, of_both, std, shape=int(shape), length=float(length)))
+    cells += [
+        _cell(found, (found.shapes == shape) & ~is_short, std, shape=int(shape))
+        for shape in np.unique(found.shapes)
+    ]
     for parameter in np.unique(found.parameters[found.parameters >= 0]):
         inside = found.parameters == parameter
         own = max(std, found.absent_std(inside))  # noise may differ between parameters

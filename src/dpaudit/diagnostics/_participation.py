@@ -320,11 +320,17 @@ def _candidates(present: npt.NDArray[np.float32], sizes: FloatArray) -> Iterator
     """Yield the pairs with the largest overlap for their sizes; omitting others only raises p-values."""
     for block, shared, is_earlier in pairwise_products(present):
         expected = np.outer(sizes[block], sizes[: block[-1] + 1]) / present.shape[1]
-        excess = np.where(is_earlier, (shared - expected) / np.sqrt(expected + 1), -np.inf).ravel()
-        for index in np.argpartition(excess, -min(_CANDIDATES, excess.size))[-_CANDIDATES:]:
-            later, earlier = np.unravel_index(index, shared.shape)
+        excess = np.where(is_earlier, (shared - expected) / np.sqrt(expected + 1), -np.inf)
+        rows = _largest(excess.max(axis=1))  # the largest entries are in the rows with the largest maxima
+        for index in _largest(excess[rows].ravel()):
+            later, earlier = rows[index // shared.shape[1]], index % shared.shape[1]
             if is_earlier[later, earlier]:
                 yield int(earlier), int(block[later]), float(shared[later, earlier])
+
+
+def _largest(values: FloatArray) -> IntArray:
+    """Return the places of the largest values, as many as there are candidates, in any order."""
+    return np.argpartition(values, -min(_CANDIDATES, values.size))[-_CANDIDATES:]
 
 
 def hypergeometric(total: int, marked: int, drawn: int) -> tuple[IntArray, FloatArray]:
