@@ -15,7 +15,7 @@ import reproduction_record
 from statistical_limits import room
 
 from dpaudit.accounting import Claim
-from dpaudit.errors import InputError
+from dpaudit.errors import IncompleteError, InputError
 from dpaudit.experiments.reproduction import (
     FIGURES,
     Data,
