@@ -12,7 +12,7 @@ checks := $(bin)/ruff check && $(bin)/ruff format --check && $(bin)/mypy && $(bi
 distributed := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check test-long test-tensorflow bench soundness zoo detection docs dist clean
+.PHONY: help demo test check test-long test-faults test-tensorflow bench soundness zoo detection docs dist clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 24
@@ -32,6 +32,9 @@ check: .venv/.installed-dev ## run lint, format, types and layers only
 
 test-long: .venv/.installed-dev ## run all tests, including long ones, with 40 seeds where training is repeated
 	DPAUDIT_TEST_LONG=1 $(bin)/python -m pytest $(distributed)
+
+test-faults: .venv/.installed-dev ## kill runs, workers and Ray, and fill disks; part of test-long
+	DPAUDIT_TEST_LONG=1 $(bin)/python -m pytest tests/faults
 
 test-tensorflow: .venv-tensorflow/.installed ## run the tests with TF Privacy, which needs a separate environment
 	.venv-tensorflow/bin/python -m pytest tests_tensorflow

@@ -28,6 +28,7 @@ NAMES = [
     "Gaussian",
     "Guesses",
     "HeldOut",
+    "IncompleteError",
     "Inference",
     "InputError",
     "JointExact",

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
         ThreatModel,
     )
     from dpaudit.diagnostics import Diagnosis, Diagnostics, Finding, likely_causes
-    from dpaudit.errors import DpauditError, FindingError, InputError, MissingExtraError, ViolationError
+    from dpaudit.errors import (
+        DpauditError,
+        FindingError,
+        IncompleteError,
+        InputError,
+        MissingExtraError,
+        ViolationError,
+    )
     from dpaudit.recording import LiveBound, Recorder
     from dpaudit.stats import (
         ApproximateDP,
@@ -90,6 +97,7 @@ __all__ = [
     "Gaussian",
     "Guesses",
     "HeldOut",
+    "IncompleteError",
     "Inference",
     "InputError",
     "JointExact",

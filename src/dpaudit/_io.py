@@ -1,4 +1,4 @@
-"""Atomic writes, and reads of untrusted files.
+"""Atomic writes under a lock, and reads of untrusted files.
 
 Reading executes nothing, never blocks, and is bounded. :class:`JsonCache` stores finished pieces of work.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import json
 import os
 import secrets
@@ -22,8 +23,12 @@ from typing import Any, BinaryIO, Final, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from dpaudit.errors import InputError
+from dpaudit._faults import is_about_input, note_folder, raise_if_machine
+from dpaudit.errors import IncompleteError, InputError
 
+ERROR_FILE: Final = "dpaudit-error.txt"  # the traceback of the last attempt, if it could not be completed
+_LOCK: Final = ".lock"
+_HELD: Final[dict[Path, BinaryIO]] = {}  # the locks of this process, by absolute directory
 _UNFINISHED = ".unfinished"
 # what numpy and its header parser raise for invalid bytes
 NOT_AN_ARRAY: Final = (
@@ -78,19 +83,50 @@ def locked(folder: Path) -> Iterator[None]:
     with _lock_file(folder) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise InputError(
                 f"Expected {folder} to be used by this run only, but another process is running in it."
             ) from error
-        for path in folder.glob(f".*{_UNFINISHED}"):  # partial files of a killed process
+        except OSError as error:
+            raise IncompleteError(f"Cannot lock {folder}: {error.strerror or error}.") from error
+        for path in (*folder.glob(f".*{_UNFINISHED}"), folder / ERROR_FILE):  # of an earlier process
             path.unlink(missing_ok=True)
-        yield
+        note_folder(folder)
+        key = folder.absolute()
+        _HELD[key] = file
+        try:
+            yield
+        finally:
+            _HELD.pop(key, None)
+
+
+def require_lock(path: Path) -> None:
+    """Raise if the lock of the directory of a file was removed: another process may work there by now."""
+    place = path.absolute()
+    for folder in (place, *place.parents):
+        if (file := _HELD.get(folder)) is not None:
+            _require_same(folder, file)
+
+
+def _require_same(folder: Path, file: BinaryIO) -> None:
+    try:
+        if os.path.samestat((folder / _LOCK).lstat(), os.fstat(file.fileno())):
+            return
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise IncompleteError(f"Cannot read {folder / _LOCK}: {error.strerror or error}.") from error
+    if not folder.exists():
+        raise IncompleteError(f"The directory {folder} has vanished.")
+    raise IncompleteError(
+        f"The lock {folder / _LOCK} was removed or replaced, so that another process may work in {folder}."
+    )
 
 
 def _lock_file(folder: Path) -> BinaryIO:
     """Open the lock, an empty file; a link or pipe created by another user is not followed or waited for."""
     with _writing(folder):
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         return os.fdopen(handle, "r+b", buffering=0)
 
 
@@ -110,19 +146,42 @@ def write(path: Path, fill: Callable[[BinaryIO], object], *, private: bool = Fal
 
     Other users may read the file as far as the umask allows, and not at all if it is ``private``.
     """
+    require_lock(path)
     with _writing(path):
         _require_replaceable(path, path.lstat)
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{_UNFINISHED}")
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
         try:
-            with os.fdopen(handle, "wb") as file:
-                fill(file)
+            with io.BufferedWriter(raw := _NotingFile(handle, "wb")) as file:
+                _fill(file, raw, fill)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+class _NotingFile(io.FileIO):
+    """A file that notes why a write failed: torch replaces that error with a RuntimeError."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+
+
+def _fill(file: BinaryIO, raw: _NotingFile, fill: Callable[[BinaryIO], object]) -> None:
+    try:
+        fill(file)
+    except Exception as error:
+        if raw.failure is not None and not isinstance(error, OSError):
+            raise raw.failure from error
+        raise
 
 
 def _require_replaceable(path: Path, status: Callable[[], os.stat_result]) -> None:
@@ -141,7 +200,8 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"Cannot write {path}: {error.strerror or error}.") from error
+        kind = InputError if is_about_input(error) else IncompleteError
+        raise kind(f"Cannot write {path}: {error.strerror or error}.") from error
     except ValueError as error:
         if "\0" in str(path):
             raise InputError(f"Expected a path, got {str(path)!r}.") from error
@@ -206,6 +266,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:
+        raise_if_machine(error, f"Cannot read {path}")
         raise InputError(f"Expected JSON in {path}, but it cannot be read: {error}.") from error
     if not isinstance(values, dict):
         raise InputError(f"Expected a JSON object in {path}, got a {type(values).__name__}.")

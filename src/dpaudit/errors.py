@@ -2,6 +2,7 @@
 
 DpauditError
 |-- FindingError       raised on request by Diagnosis.raise_for_findings(); also an AssertionError
+|-- IncompleteError    the machine or dpaudit itself failed, for example a full disk; nothing is judged
 |-- InputError         an invalid value; also a ValueError
 |-- MissingExtraError  an optional dependency is not installed; also an ImportError
 `-- ViolationError     raised on request by Result.raise_for_violation(); also an AssertionError
@@ -9,7 +10,14 @@ DpauditError
 
 from __future__ import annotations
 
-__all__ = ["DpauditError", "FindingError", "InputError", "MissingExtraError", "ViolationError"]
+__all__ = [
+    "DpauditError",
+    "FindingError",
+    "IncompleteError",
+    "InputError",
+    "MissingExtraError",
+    "ViolationError",
+]
 
 
 class DpauditError(Exception):
@@ -34,6 +42,13 @@ def shortened(message: str) -> str:
 def quoted(value: object) -> str:
     """Return the beginning of a value for an error message: short, on one line and in ASCII."""
     return " ".join(f"{value!a:.80}".split())
+
+
+class IncompleteError(DpauditError):
+    """The audit could not be completed because of the machine or of dpaudit itself, and nothing is judged.
+
+    The disk is full, memory is short, or worker processes or a cluster are lost. Finished work is kept.
+    """
 
 
 class InputError(DpauditError, ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,14 @@ def refused(run: Run) -> Callable[..., str]:
     def call(*words: object) -> str:
         result = run(*words)
         assert result.exit_code == 2, result.output
-        assert result.stdout == ""
         lines = result.stderr.splitlines()
         assert len(lines) == 1, result.stderr
-        return lines[0].removeprefix("dpaudit: ")
+        sentence = lines[0].removeprefix("dpaudit: ")
+        if "--json" in words:
+            assert json.loads(result.stdout) == {"error": sentence, "exit_status": 2}
+        else:
+            assert result.stdout == ""
+        return sentence
 
     return call
 

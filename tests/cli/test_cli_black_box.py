@@ -106,8 +106,8 @@ def test_an_interrupted_run_keeps_its_models_and_says_how_to_go_on(config: Path)
         assert process.wait() == 130
     assert 16 <= num_kept(config) < 240
     last = said.splitlines()[-1]
-    assert last.startswith("Interrupted at ")
-    assert last.endswith(" of 240 models. Run the same command again to resume.")
+    assert last.startswith("dpaudit: Interrupted by SIGINT at ")
+    assert f" of 240 models; finished work is kept in {config.parent / 'run'}: run the same " in last
     assert "Traceback" not in said
 
 

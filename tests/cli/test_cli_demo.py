@@ -94,7 +94,7 @@ def test_a_folder_that_cannot_be_made_is_named(refused: Any, tmp_path: Path) -> 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from dpaudit._io import write_text  # noqa: PLC0415
-    from dpaudit.errors import InputError  # noqa: PLC0415
+    from dpaudit.errors import IncompleteError  # noqa: PLC0415
 
     path = tmp_path / "report.md"
     write_text(path, "old")
@@ -103,6 +103,6 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(InputError, match=r"Cannot write .*report.md: No space left on device\."):
+    with pytest.raises(IncompleteError, match=r"Cannot write .*report.md: No space left on device\."):
         write_text(path, "new")
     assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]

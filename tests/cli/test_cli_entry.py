@@ -56,10 +56,9 @@ def test_a_violation_is_status_1(program: Program, files: Any) -> None:
 def test_a_mistake_has_no_traceback(program: Program) -> None:
     result = program("scores", "missing.csv", "--json")
     assert result.returncode == 2
-    assert result.stdout == ""
-    assert result.stderr == (
-        "dpaudit: Expected a .npy, .npz, .csv or .parquet file, but missing.csv does not exist.\n"
-    )
+    sentence = "Expected a .npy, .npz, .csv or .parquet file, but missing.csv does not exist."
+    assert json.loads(result.stdout) == {"error": sentence, "exit_status": 2}
+    assert result.stderr == f"dpaudit: {sentence}\n"
 
 
 def test_a_reader_that_leaves_is_no_violation(tmp_path: Path, files: Any) -> None:
@@ -82,7 +81,7 @@ def test_an_interrupt_is_quiet(run: Any, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("dpaudit.cli._demo_command.demonstrate", interrupt)
     result = run("demo", "--output", tmp_path, "--json")
     assert result.exit_code == 130
-    assert result.stdout == ""
+    assert json.loads(result.stdout)["error"] in result.stderr
     assert "Traceback" not in result.stderr
 
 

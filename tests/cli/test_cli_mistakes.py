@@ -154,9 +154,11 @@ def test_an_unreadable_file_is_named(files: Any, refused: Any, monkeypatch: pyte
     assert refused("scores", table) == f"Cannot read {table}: Permission denied."
 
 
-def test_too_little_memory_is_a_sentence(files: Any, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_a_sentence(files: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def give_up(*_: object, **__: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr("dpaudit.cli._scores_command.examine", give_up)
-    assert "not enough memory" in refused("scores", *files.sides())
+    result = run("scores", *files.sides())
+    assert result.exit_code == 4
+    assert "could not be completed: there is not enough memory; " in result.stderr

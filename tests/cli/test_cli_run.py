@@ -122,10 +122,13 @@ def test_an_interrupted_run_keeps_its_last_step(number: signal.Signals, config: 
         assert any(line.startswith("step 500 of") for line in lines)
         process.send_signal(number)
         said = process.stderr.read()
-        assert process.wait() == 130
+        assert process.wait() == 128 + number
     saved = steps_saved(tmp_path / "run")
     assert 500 <= saved < 5000
-    assert f"Interrupted at step {saved:,}. Run the same command again to resume.\n" in said
+    assert said.endswith(
+        f"dpaudit: Interrupted by {number.name} at step {saved:,}; finished work is kept in "
+        f"{tmp_path / 'run'}: run the same command again to resume.\n"
+    )
     assert "Traceback" not in said
 
 

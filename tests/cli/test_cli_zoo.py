@@ -134,8 +134,8 @@ def test_an_interrupted_zoo_says_what_is_kept(
     result = run("zoo", "--output", tmp_path)
     assert result.exit_code == 130
     assert result.stderr.splitlines()[-1] == (
-        f"Interrupted: 1 of 2 entries are finished and stored in {tmp_path}. "
-        "Run the same command again to resume."
+        f"dpaudit: Interrupted by SIGINT after 1 of 2 entries; finished work is kept in {tmp_path}: "
+        "run the same command again to resume."
     )
 
 

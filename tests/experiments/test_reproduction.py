@@ -15,7 +15,7 @@ import reproduction_record
 from statistical_limits import room
 
 from dpaudit.accounting import Claim
-from dpaudit.errors import InputError
+from dpaudit.errors import IncompleteError, InputError
 from dpaudit.experiments.reproduction import (
     FIGURES,
     Data,
@@ -436,7 +436,7 @@ class _Failing:
 
 def test_a_cell_that_fails_in_a_process_is_told_and_the_others_are_kept(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"2 cells of thresholds, but 1 failed; .* run 0: ValueError: broken"
+        IncompleteError, match=r"2 cells of thresholds, but 1 failed; .* run 0: ValueError: broken"
     ):
         tiny("thresholds", tmp_path, pool=_Failing())
     assert [path.stem for path in tmp_path.glob("*/*.json")] == ["run=1"]

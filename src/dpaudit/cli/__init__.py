@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from dpaudit.cli._exit_status import concluding
+
 __all__ = ["main"]
 
 _TRAINING = ("run", "demo", "zoo", "reproduce")
@@ -50,12 +52,11 @@ def _mallopt() -> Callable[[int, int], object]:
 
 def main() -> None:
     """Run the ``dpaudit`` command line."""
-    try:
-        prepare(sys.argv[1:])
-        # imported here, so that an interrupt during loading is also quiet
+    words = sys.argv[1:]
+    with concluding(words):
+        prepare(words)
+        # imported here, so that an interrupt or an error during loading has its status, too
         from dpaudit.cli._app import app, prepare_completion  # noqa: PLC0415
 
         prepare_completion()
         app()
-    except KeyboardInterrupt:
-        sys.exit(130)

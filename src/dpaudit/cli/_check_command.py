@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dpaudit._faults import raise_if_machine
 from dpaudit.cli._console import output, print_json
 from dpaudit.cli._options import Json
 from dpaudit.errors import DpauditError, InputError
@@ -135,6 +136,7 @@ def _others_code(doing: str) -> Iterator[None]:
     except DpauditError:
         raise
     except (Exception, SystemExit) as error:
+        raise_if_machine(error, doing)
         lines = str(error).strip().splitlines()
         described = f"{type(error).__name__}: {lines[0].rstrip('.')}" if lines else type(error).__name__
         raise InputError(f"{doing} raised {described}.") from error

@@ -1,15 +1,14 @@
-"""Output and exit status of commands.
+"""Output of commands, and the group that they belong to.
 
-Results go to standard output, progress to standard error. A user error is reported as one sentence with an
-exit status, never as a traceback.
+Results go to standard output, progress to standard error. An error is reported as one sentence, never as a
+traceback; ``_exit_status`` decides its status.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -21,14 +20,16 @@ from rich.table import Column, Table
 from rich.text import Text
 from typer.core import TyperGroup
 
-from dpaudit.errors import DpauditError
+from dpaudit.cli._exit_status import UNDERPOWERED, VIOLATION, UnexpectedExitError, concluding
+from dpaudit.errors import InputError
 from dpaudit.stats import Verdict
 
-BAD_INPUT: Final = 2
-UNDERPOWERED: Final = 3
-INTERRUPTED: Final = 130
-EXIT_STATUS: Final = {Verdict.NO_VIOLATION: 0, Verdict.VIOLATION: 1, Verdict.UNDERPOWERED: UNDERPOWERED}
-_BROKEN_PIPE: Final = 141
+EXIT_STATUS: Final = {
+    Verdict.NO_VIOLATION: 0,
+    Verdict.VIOLATION: VIOLATION,
+    Verdict.UNDERPOWERED: UNDERPOWERED,
+}
+_WORDS = "dpaudit.words"  # key of the arguments of the command line
 _GAP = 2  # spaces between the columns of a table
 _UsageError: Any = typer.BadParameter.__base__  # not exported by typer
 
@@ -105,42 +106,37 @@ class SentenceErrorGroup(TyperGroup):
     """A group of commands that reports errors as sentences instead of tracebacks."""
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-        with _errors_as_sentences():
-            return super().make_context(info_name, args, parent, **extra)
+        words = tuple(args)
+        with concluding(words), _decided():
+            made = super().make_context(info_name, args, parent, **extra)
+            made.meta[_WORDS] = words
+            return made
 
     def invoke(self, ctx: Any) -> Any:
-        with _errors_as_sentences(ctx):
-            return super().invoke(ctx)
+        with concluding(ctx.meta[_WORDS]):
+            try:
+                with _decided(ctx):
+                    return _without_exit(super().invoke, ctx)
+            finally:
+                sys.stdout.flush()  # a full disk must not be noticed after the status is decided
+
+
+def _without_exit(invoke: Callable[[Any], Any], ctx: Any) -> Any:
+    try:
+        return invoke(ctx)
+    except SystemExit as error:
+        raise UnexpectedExitError(f"sys.exit({error.code!r}) was called") from error
 
 
 @contextmanager
-def _errors_as_sentences(ctx: Any = None) -> Iterator[None]:
+def _decided(ctx: Any = None) -> Iterator[None]:
+    """Turn typer's own exceptions into those of dpaudit and Python."""
     try:
         yield
-    except DpauditError as error:
-        raise _refused(str(error)) from error
+    except typer.Exit as error:
+        raise SystemExit(error.exit_code) from error
     except _UsageError as error:
-        raise _refused(_usage(error, ctx)) from error
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):  # torch
-            raise
-        raise _refused("There is not enough memory to run this command.") from error
-    except KeyboardInterrupt as error:
-        raise typer.Exit(INTERRUPTED) from error
-    except BrokenPipeError as error:
-        # the reader closed the pipe; the usual status, 1, would mean a violation
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(_BROKEN_PIPE) from error
-    except OSError as error:
-        name = error.filename or "standard output"
-        raise _refused(f"Cannot read or write {name}: {error.strerror or error}.") from error
-
-
-def _refused(sentence: str) -> typer.Exit:
-    # the sentence may quote a file that contains terminal control sequences
-    shown = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in sentence)
-    typer.echo(f"dpaudit: {shown}", err=True)
-    return typer.Exit(BAD_INPUT)
+        raise InputError(_usage(error, ctx)) from error
 
 
 def _usage(error: Any, ctx: Any) -> str:

@@ -23,6 +23,7 @@ from typing import Any, TextIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from dpaudit._faults import raise_if_machine
 from dpaudit._io import LARGEST_ARRAY, NOT_AN_ARRAY, map_array, open_file, without_warnings
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.errors import InputError, MissingExtraError
@@ -65,6 +66,7 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise InputError(f"Expected {_EXPECTED}, but {path} does not exist.") from error
     except OSError as error:
+        raise_if_machine(error, f"Cannot read {path}")
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
 
 

@@ -15,7 +15,6 @@ from dpaudit import _validate
 from dpaudit.accounting import Claim
 from dpaudit.cli import _options as opt
 from dpaudit.cli._console import (
-    UNDERPOWERED,
     output,
     print_json,
     print_labelled,
@@ -23,6 +22,7 @@ from dpaudit.cli._console import (
     slim_table,
     working,
 )
+from dpaudit.cli._exit_status import UNDERPOWERED
 from dpaudit.cli._options import ClaimOptions
 from dpaudit.errors import InputError
 from dpaudit.stats import (

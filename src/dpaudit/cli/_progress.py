@@ -13,6 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+from dpaudit.errors import IncompleteError
+
 if TYPE_CHECKING:  # need torch, which is imported when the command is called
     from dpaudit.experiments import Progress as TrainingProgress
     from dpaudit.experiments import Running
@@ -50,12 +52,12 @@ class ProgressDisplay:
 
     @contextmanager
     def resumable(self, describe: Callable[[], str | None]) -> Iterator[None]:
-        """Print how to resume after an interrupt, unless ``describe`` returns None."""
+        """Add what is finished, unless ``describe`` returns None, to the sentence after an interrupt."""
         try:
             yield
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, IncompleteError) as error:
             if (progress := describe()) is not None:
-                self.say(f"Interrupted{progress}. Run the same command again to resume.")
+                error.add_note(progress)
             raise
 
     def say(self, text: str) -> None:

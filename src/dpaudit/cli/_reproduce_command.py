@@ -11,9 +11,10 @@ import typer
 from rich.console import Console
 
 from dpaudit.cli._console import output, print_json, print_labelled, print_table, slim_table
+from dpaudit.cli._exit_status import including
 from dpaudit.cli._options import Json
 from dpaudit.cli._progress import ProgressDisplay
-from dpaudit.errors import DpauditError, InputError
+from dpaudit.errors import DpauditError, IncompleteError, InputError
 
 if TYPE_CHECKING:  # imported when the command is called, so that the others start faster
     from dpaudit.experiments.reproduction import Data, Figure, Reproduced, Scale
@@ -72,8 +73,7 @@ class ReproduceOptions:
         with ProgressDisplay() as display:
 
             def kept() -> str:
-                cells = f"{display.num_done} of {display.num_all} cells of {figure.name}"
-                return f": {cells} are finished and stored in {self.output}"
+                return f" after {display.num_done} of {display.num_all} cells of {figure.name}"
 
             with display.resumable(kept):
                 found = reproduction.reproduce(
@@ -96,6 +96,8 @@ class ReproduceOptions:
             typer.echo(f"{figure.name}: {figure.title}", err=True)
             try:
                 yield self.reproduce(figure)
+            except IncompleteError:  # the next figure would meet the same disk or cluster
+                raise
             except DpauditError as error:
                 typer.echo(f"{figure.name}: {error}", err=True)
                 failed.append(figure.name)
@@ -215,15 +217,15 @@ def reproduce(
 
 
 def _reproduce_all(options: ReproduceOptions, figures: tuple[Figure, ...], *, as_json: bool) -> None:
-    made = []
-    try:
+    made: list[dict[str, Any]] = []
+    values = {"figures": made}
+    with including(values):
         for found, files in options.reproduce_each(figures):
             made.append(_plain(found, files))
             if not as_json:
                 print_reproduced(output(), found, files)
-    finally:
-        if as_json:
-            print_json({"figures": made})
+    if as_json:
+        print_json(values)
 
 
 def _plain(found: Reproduced, files: list[Path]) -> dict[str, Any]:

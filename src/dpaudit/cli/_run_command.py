@@ -65,7 +65,7 @@ def run(
     command again to resume.
 
     Exit status: 0 for no violation, 1 for a violation, 2 for bad input, 3 if
-    underpowered, 130 if interrupted.
+    underpowered, 4 if it could not be completed, 130 if interrupted.
     """
     from dpaudit import experiments  # noqa: PLC0415  # loads torch
 

@@ -235,7 +235,7 @@ def scores(
     "present". Two-dimensional arrays are steps x canaries.
 
     Exit status: 0 for no violation or no claim, 1 for a violation, 2 for bad
-    input, 3 if underpowered.
+    input, 3 if underpowered, 4 if it could not be completed.
     """
     options = ClaimOptions(epsilon, delta, noise_multiplier, sample_rate, num_steps, end_to_end)
     _check(options, threshold, confidence)

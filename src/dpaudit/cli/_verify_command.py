@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dpaudit.cli._console import BAD_INPUT, output, print_json, working
+from dpaudit.cli._console import output, print_json, working
+from dpaudit.cli._exit_status import BAD_INPUT
 from dpaudit.cli._options import Json
 
 if TYPE_CHECKING:  # imported when the command is called, so that the others start faster

@@ -179,7 +179,7 @@ def _run(only: list[str], seed: int, folder: Path) -> dict[str, Any]:
     with ProgressDisplay() as display:
 
         def kept() -> str:
-            return f": {display.num_done} of {len(entries)} entries are finished and stored in {folder}"
+            return f" after {display.num_done} of {len(entries)} entries"
 
         with display.resumable(kept):
             return package.run_zoo(entries, seed=seed, output=folder, watch=display.part)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from dpaudit import _io, _provenance
+from dpaudit._faults import raise_if_machine
 from dpaudit._io import JsonCache, difference, open_file
 from dpaudit.errors import InputError
 from dpaudit.experiments._resolved import Resolved
@@ -186,6 +187,7 @@ def restore(path: Path, training: Training, run: str | None = None) -> float:
             raise
         raise _damaged(path) from error
     except _DAMAGED as error:
+        raise_if_machine(error, f"Cannot read {path}")  # deleting an intact checkpoint would lose it
         raise _damaged(path) from error
 
 

@@ -6,25 +6,18 @@ deferred to the end of the current step and writes a checkpoint.
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeAlias
 
+from dpaudit._faults import deferred, raise_if_requested, requested
 from dpaudit.experiments._build import Experiment
 from dpaudit.experiments._directory import restore, run_digest, save
 from dpaudit.experiments._listener import Listener, Progress
 from dpaudit.experiments.black_box import FinalModel
 from dpaudit.recording import Recorder
 from dpaudit.training import accuracy
-
-_SIGNALS = signal.SIGINT, signal.SIGTERM
-
 
 Trainable: TypeAlias = Experiment | FinalModel
 """A training run with its config, its canaries and the latest live bound of its audit."""
@@ -41,13 +34,14 @@ class Trained:
 def train(experiment: Trainable, checkpoint: Path | None, listener: Listener) -> Trained:
     """Resume from the checkpoint, if there is one, and train to the end or to the first violation.
 
-    If the run is interrupted, finish the current step, write a checkpoint and raise ``KeyboardInterrupt``.
+    After a signal, finish the current step, write a checkpoint and raise ``KeyboardInterrupt``: a run resumed
+    from the middle of a step would differ.
     """
     if isinstance(experiment, Experiment):
         _load_accountant(experiment)
     clock = _Clock(experiment, checkpoint)
     stops = getattr(experiment.config.audit, "stop_on_violation", False)
-    with _deferred_interrupts() as interrupt:
+    with deferred():
         listener.step(clock.progress())
         for _ in experiment.training.run():
             progress = clock.progress()
@@ -55,9 +49,9 @@ def train(experiment: Trainable, checkpoint: Path | None, listener: Listener) ->
             # before the checkpoint: a run that is killed here must stop here again after it is resumed
             if stops and progress.live is not None and progress.live.is_violation:
                 return Trained(clock.seconds, stopped_early=True)
-            if interrupt.is_requested:
+            if requested() is not None:
                 clock.save()
-                raise KeyboardInterrupt
+                raise_if_requested()
             clock.save_if_due()
         clock.save()
     return Trained(clock.seconds, stopped_early=False)
@@ -128,30 +122,3 @@ class _Clock:
         if self._path is not None:
             save(self._path, self._training, self.seconds, self._run)
             self._saved = time.monotonic()
-
-
-class _Interrupt:
-    """Record of a request to stop; a second signal stops immediately."""
-
-    def __init__(self) -> None:
-        self.is_requested = False
-
-    def handle(self, _signal: int, _frame: FrameType | None) -> None:
-        if self.is_requested:
-            raise KeyboardInterrupt
-        self.is_requested = True
-
-
-@contextmanager
-def _deferred_interrupts() -> Iterator[_Interrupt]:
-    """Defer interrupts to the end of a step: a run resumed from the middle of one would differ."""
-    interrupt = _Interrupt()
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupt  # only the main thread can handle signals
-        return
-    before = {number: signal.signal(number, interrupt.handle) for number in _SIGNALS}
-    try:
-        yield interrupt
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

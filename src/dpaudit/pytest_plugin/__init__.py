@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dpaudit.pytest_plugin._session import SESSION, AuditSession, add_options
-from dpaudit.pytest_plugin._summary import NothingAuditedWarning, Summary, UnderpoweredWarning, note_seed
+from dpaudit.pytest_plugin._summary import (
+    NothingAuditedWarning,
+    Summary,
+    UnderpoweredWarning,
+    note_seed,
+    report_as_error,
+)
 
 if TYPE_CHECKING:
     from dpaudit.pytest_plugin._fixture import DpAudit
@@ -44,14 +50,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     session.config.stash[SESSION].count_tests(session.items)
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # also after pytest has decided about expected failures
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Record whether a test passed, for the teardown of the fixture."""
+    """Record whether a test passed, for the teardown of the fixture; distinguish errors from failures."""
     report = yield
     if call.when == "call":
         item.stash[_PASSED] = report.passed
+        if call.excinfo is not None:
+            report_as_error(report, call.excinfo.value)
     return report
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from dpaudit import _validate
+from dpaudit._faults import machine_fault
 from dpaudit.accounting import Claim
 from dpaudit.canaries import GradientCanary, Mixed
 from dpaudit.diagnostics import Diagnosis, Diagnostics, Finding, likely_causes
@@ -24,7 +25,7 @@ from dpaudit.observers._arrays import require_rows
 from dpaudit.observers._residuals import UnknownSumError
 from dpaudit.observers.step import observe_step
 from dpaudit.pytest_plugin._session import AuditCall, AuditSession
-from dpaudit.pytest_plugin._summary import UnderpoweredWarning, note, note_error
+from dpaudit.pytest_plugin._summary import UnderpoweredWarning, mark_incomplete, note, note_error
 from dpaudit.recording import ArrivalError, Recorder, TrainingInfo, WholeRunRecorder
 from dpaudit.recording._joint_verdict import ScoreSummary, SupportsDiagnose, claimed_noise
 from dpaudit.stats import Result, Verdict
@@ -35,6 +36,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 _MIXED = Mixed()
 _CANARIES = 64
+_OF_STEP = "_dpaudit_of_step"  # attribute of an exception that the tested step has raised
 _WEAK = 2.0  # an audit that detects no leak below this multiple of the claim is weak
 _ZEROS = "other gradients: replaced by zeros, because their sum is not a sum of clipped gradients"
 
@@ -52,6 +54,14 @@ def _audit_call(method: Method) -> Method:
             note_error(self._node, report.call.number)
             error.add_note(f"rerun: {report.call.rerun}")
             raise error.with_traceback(None) from None
+        except Warning:  # a weak audit, if pytest turns warnings into failures
+            raise
+        except Exception as error:
+            if not getattr(error, _OF_STEP, False) or machine_fault(error) is not None:
+                note_error(self._node, report.call.number)
+                mark_incomplete(error)
+                error.add_note("dpaudit: the audit could not be completed, and nothing was judged.")
+            raise
 
     return cast("Method", wrapped)
 
@@ -114,7 +124,7 @@ class DpAudit:
 
         def observe(rows: Any) -> Recorder:
             return observe_step(
-                step if num_parameters is None else _with_numpy_hint(step),
+                _noted(step if num_parameters is None else _with_numpy_hint(step)),
                 rows,
                 claim=claim,
                 max_grad_norm=max_grad_norm,
@@ -236,6 +246,20 @@ def _other_gradients(gradients: Any, num_parameters: int | None) -> Any:
         return np.zeros((0, _validate.whole("num_parameters", num_parameters)), np.float32)
     require_rows(gradients)
     return gradients
+
+
+def _noted(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the step with a mark on its errors: others are not errors of the tested code."""
+
+    @wraps(step)
+    def wrapped(rows: Any) -> Any:
+        try:
+            return step(rows)
+        except Exception as error:
+            setattr(error, _OF_STEP, True)
+            raise
+
+    return wrapped
 
 
 def _with_numpy_hint(step: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -16,6 +16,7 @@ _PREFIX, _SEED = "dp_audit", "seed"
 _COLUMNS = ("verdict", "epsilon", "claimed_epsilon", "sees_noise", "confidence", "findings")
 _TITLES = ("test", "verdict", "epsilon >=", "claimed", "detects noise at", "confidence", "noise tests")
 _ERROR = "ERROR"
+_INCOMPLETE = "_dpaudit_incomplete"  # attribute of an exception
 
 
 class UnderpoweredWarning(UserWarning):
@@ -62,6 +63,19 @@ def _detectable_noise(result: Result) -> str:
 def note_error(node: pytest.Item, number: int) -> None:
     """Record an audit without a verdict."""
     _record(node, number, (_ERROR, "", "", "", "", "not run"))
+
+
+def mark_incomplete(error: BaseException) -> None:
+    """Mark an exception of the machine or of dpaudit itself: it says nothing about the tested code."""
+    setattr(error, _INCOMPLETE, True)
+
+
+def report_as_error(report: pytest.TestReport, error: BaseException) -> None:
+    """Report a marked exception as an error of the test: a failure, even an expected one, is a verdict."""
+    if getattr(error, _INCOMPLETE, False):
+        report.outcome = "failed"
+        report.when = "setup"  # what pytest and JUnit files call an error
+        report.__dict__.pop("wasxfail", None)
 
 
 def _record(node: pytest.Item, number: int, values: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 DRIVER = """
 import json, resource, sys
 from pathlib import Path
-from dpaudit import InputError
+from dpaudit import IncompleteError
 from dpaudit.experiments.trials import Processes, Recipe, Serial, TrialPlan, open_store, run_trials
 
 settings = json.loads(sys.argv[1])
@@ -29,7 +29,7 @@ pool = Serial() if settings["num_workers"] is None else Processes(num_workers=se
 try:
     with open_store(Path(settings["folder"]), plan) as store:
         run_trials(plan, pool=pool, store=store)
-except InputError as error:
+except IncompleteError as error:
     sys.exit(f"dpaudit: {error}")
 except KeyboardInterrupt:
     sys.exit(130)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from trial_runs import finish, plan_of, undisturbed
 
-from dpaudit import InputError
+from dpaudit import IncompleteError, InputError
 from dpaudit.errors import MissingExtraError
 from dpaudit.experiments.trials import (
     Processes,
@@ -82,13 +82,25 @@ def test_a_killed_worker_is_replaced_and_its_trials_are_tried_again(tmp_path: Pa
     assert len(list((tmp_path / "marks").iterdir())) == 3
 
 
-def test_trials_that_kill_their_worker_too_often_fail_and_stop_no_other(tmp_path: Path) -> None:
+def test_trials_that_lose_their_worker_too_often_are_not_stored_and_stop_no_other(tmp_path: Path) -> None:
     plan = plan_of("killing", number=4, folder=folder_in(tmp_path, "marks"), times=2, group_size=2)
-    run = finish(plan, tmp_path / "run", Processes(num_workers=2, max_retries=1))
-    killed = "The worker process was killed by SIGKILL, 2 times in a row."
-    assert run.failures == {4: killed, 5: killed}
-    run = finish(plan, tmp_path / "run", Processes(num_workers=2), retry_failed=True)
+    killed = r"^Trials 4 to 5 could not .*: the worker process was killed by SIGKILL, 2 times in a row\.$"
+    with pytest.raises(IncompleteError, match=killed):
+        finish(plan, tmp_path / "run", Processes(num_workers=2, max_retries=1))
+    with open_store(tmp_path / "run", plan) as store:
+        assert (sorted(store.scores), store.failures) == ([0, 1, 2, 3, 6, 7, 8, 9], {})
+    run = finish(plan, tmp_path / "run", Processes(num_workers=2))
     assert dict(run.scores) == undisturbed(plan, tmp_path)
+    assert run.num_retried == 0
+
+
+def test_trials_without_memory_are_tried_again_by_another_worker(tmp_path: Path) -> None:
+    plan = plan_of("out_of_memory", number=4, folder=folder_in(tmp_path, "marks"), times=2)
+    assert dict(finish(plan, tmp_path / "run", Processes(num_workers=1)).scores) == undisturbed(
+        plan, tmp_path
+    )
+    workers = [path.read_text() for path in (tmp_path / "marks").iterdir()]
+    assert len(set(workers)) == len(workers) == 2
 
 
 def test_a_failing_trial_is_recorded_by_processes(tmp_path: Path) -> None:
@@ -101,7 +113,7 @@ def test_a_failing_trial_is_recorded_by_processes(tmp_path: Path) -> None:
 def test_what_is_wrong_for_every_trial_ends_processes_with_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="raised FileNotFoundError: no such data"):
         finish(plan_of("no_data"), tmp_path, Processes(num_workers=2))
-    with pytest.raises(InputError, match="a worker ended with status 7 before it was ready, 2 times"):
+    with pytest.raises(IncompleteError, match="a worker process ended with status 7 before it was ready, 2 "):
         finish(plan_of("dying_at_import"), tmp_path / "other", Processes(num_workers=1, max_retries=1))
 
 
@@ -130,6 +142,10 @@ def interrupted(plan: TrialPlan, folder: Path, start: Start, fifo: Path, number:
     driver = start(plan, folder, num_workers=2)
     worker = os.pidfd_open(int(line_of(fifo)))
     driver.send_signal(number)
+    if number == signal.SIGINT:
+        assert driver.stderr is not None
+        assert "a second signal stops at once" in driver.stderr.readline()
+        driver.send_signal(number)
     status = driver.wait(60)
     gone, _, _ = select.select([worker], [], [], 60)
     os.close(worker)
@@ -192,11 +208,11 @@ def ray_runs(tmp_path: Path) -> dict[str, TrialsRun]:
         assert "::ffff:127.0.0.1" in listening() <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
         runs = {name: finish(plan, tmp_path / name, Ray()) for name, plan in plans.items()}
         assert ray.is_initialized()  # somebody else's cluster is not ended
-        runs["short"] = finish(
-            plan_of("killing", number=4, folder=folder_in(tmp_path, "more"), times=9),
-            tmp_path / "short",
-            Ray(max_retries=1),
-        )
+        short = plan_of("killing", number=4, folder=folder_in(tmp_path, "more"), times=9)
+        with pytest.raises(IncompleteError, match=r"^Trial 4 could not .* the Ray worker was lost 2 times"):
+            finish(short, tmp_path / "short", Ray(max_retries=1))
+        with open_store(tmp_path / "short", short) as store:
+            assert store.failures == {}
         with pytest.raises(InputError, match="raised FileNotFoundError: no such data"):
             finish(plan_of("no_data"), tmp_path / "refused", Ray())
     assert not ray.is_initialized()
@@ -212,9 +228,6 @@ def test_ray_gives_the_same_scores_and_tries_again_what_was_killed(tmp_path: Pat
     assert len(list((tmp_path / "marks").iterdir())) == 2
     assert list(runs["failing"].failures) == [3]
     assert "this training diverged" in runs["failing"].failures[3]
-    assert list(runs["short"].failures) == [4]
-    assert "The Ray worker was lost too often" in runs["short"].failures[4]
-    assert len(runs["short"].scores) == 9
 
 
 def test_without_ray_the_line_that_installs_it_is_told(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from trial_functions import score
 from trial_runs import finish, plan_of, undisturbed
 
-from dpaudit import InputError
+from dpaudit import IncompleteError, InputError
 from dpaudit.experiments import trials
 from dpaudit.experiments.trials import (
     Finished,
@@ -29,6 +31,7 @@ from dpaudit.experiments.trials import (
     open_store,
     run_trials,
 )
+from dpaudit.experiments.trials._task import perform
 
 NAMES = """
     Finished Group Neighbours Pool Processes Ray Recipe Scorer Serial Store Task Trial TrialPlan TrialProgress
@@ -284,3 +287,60 @@ def test_log_odds_are_those_of_the_probability_and_finite_where_it_is_one() -> N
     assert log_odds(lambda _: [[1000.0, 0.0]], [0.0], 0) == 1000.0
     with pytest.raises(InputError, match="one logit for each class"):
         log_odds(lambda _: [[1.0]], [0.0], 0)
+
+
+def test_a_signal_ends_the_trials_after_the_current_one_and_the_next_call_goes_on(tmp_path: Path) -> None:
+    plan, before = plan_of("signalling", number=4, folder=str(tmp_path)), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        finish(plan, tmp_path / "run")
+    assert caught.value.number == signal.SIGTERM  # type: ignore[attr-defined]
+    with open_store(tmp_path / "run", plan) as store:
+        assert sorted(store.scores) == [0, 1, 2, 3, 4]
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert dict(finish(plan, tmp_path / "run").scores) == undisturbed(plan, tmp_path)
+
+
+@pytest.mark.parametrize("fault", ["memory", "disk"])
+def test_a_fault_of_the_machine_is_not_stored_and_the_next_call_goes_on(tmp_path: Path, fault: str) -> None:
+    plan = plan_of("without", fault=fault, number=4, folder=str(tmp_path))
+    with pytest.raises(IncompleteError, match=r"^Trial 4 could not be trained: "):
+        finish(plan, tmp_path / "run")
+    with open_store(tmp_path / "run", plan) as store:
+        assert (sorted(store.scores), store.failures) == ([0, 1, 2, 3], {})
+    assert dict(finish(plan, tmp_path / "run").scores) == undisturbed(plan, tmp_path)
+
+
+def test_a_pool_that_is_broken_ends_the_run_and_stores_nothing_wrong(tmp_path: Path) -> None:
+    class Broken:
+        def map(self, task: Task, groups: Sequence[Group]) -> Iterator[tuple[Group, Finished]]:
+            yield task(groups[0])
+            raise BrokenProcessPool("A process in the process pool was terminated abruptly")
+
+    with pytest.raises(IncompleteError, match=r"^The workers of the pool were lost: A process"):
+        finish(plan_of(), tmp_path, Broken())
+    with open_store(tmp_path, plan_of()) as store:
+        assert (sorted(store.scores), store.failures) == ([0], {})
+
+
+def test_a_bug_in_code_without_any_of_the_user_is_no_failed_training() -> None:
+    def broken(_: object) -> list[float]:
+        raise ZeroDivisionError
+
+    group = plan_of().trials[:1]
+    assert perform(broken, group).errors[0] is not None
+    with pytest.raises(ZeroDivisionError):
+        perform(broken, group, is_own=True)
+
+
+def test_a_removed_lock_is_noticed_before_the_next_trial_is_stored(tmp_path: Path) -> None:
+    def remove(progress: TrialProgress) -> None:
+        if progress.num_done == 3:
+            (tmp_path / ".lock").unlink()
+
+    with (
+        pytest.raises(IncompleteError, match=r"The lock .*\.lock was removed or replaced"),
+        open_store(tmp_path, plan_of()) as store,
+    ):
+        run_trials(plan_of(), pool=Serial(), store=store, watch=remove)
+    with open_store(tmp_path, plan_of()) as store:
+        assert sorted(store.scores) == [0, 1, 2]

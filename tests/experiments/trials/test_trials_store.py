@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from trial_runs import finish, plan_of, undisturbed
 
-from dpaudit import InputError
+from dpaudit import IncompleteError, InputError
 from dpaudit.experiments.trials import Finished, Store, TrialPlan, open_store
 
 PLAN = plan_of(num_trials=10)
@@ -240,7 +240,7 @@ def test_after_a_full_disk_a_run_goes_on_with_what_was_kept(
     small_disk: Callable[[str], Path], tmp_path: Path
 ) -> None:
     plan, disk = plan_of(num_trials=600, group_size=20), small_disk("64k")
-    with pytest.raises(InputError, match=r"Cannot write .*disk is full.* are kept"):
+    with pytest.raises(IncompleteError, match=r"Cannot write .*disk is full.* are kept"):
         finish(plan, disk)
     kept = numbers(disk)
     assert 0 < len(kept) < 600

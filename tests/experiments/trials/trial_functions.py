@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -47,6 +48,45 @@ def killing(number: int, folder: str, times: int) -> Scorer:
             if marks < times:
                 (Path(folder) / f"{marks}").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+        return [score(trial) for trial in trials]
+
+    return scorer
+
+
+def out_of_memory(number: int, folder: str, times: int) -> Scorer:
+    """Has no memory the first ``times`` times that it gets the trial, and notes its process each time."""
+
+    def scorer(trials: Sequence[Trial]) -> list[float]:
+        marks = len(list(Path(folder).iterdir()))
+        if any(trial.number == number for trial in trials) and marks < times:
+            (Path(folder) / f"{marks}").write_text(f"{os.getpid()}")
+            raise MemoryError
+        return [score(trial) for trial in trials]
+
+    return scorer
+
+
+def without(fault: str, number: int, folder: str) -> Scorer:
+    """Has too little memory or disk the first time that it gets the trial."""
+
+    def scorer(trials: Sequence[Trial]) -> list[float]:
+        mark = Path(folder) / "mark"
+        if any(trial.number == number for trial in trials) and not mark.exists():
+            mark.touch()
+            raise MemoryError if fault == "memory" else OSError(errno.ENOSPC, "No space left on device")
+        return [score(trial) for trial in trials]
+
+    return scorer
+
+
+def signalling(number: int, folder: str) -> Scorer:
+    """Asks its own process to end the first time that it gets the trial."""
+
+    def scorer(trials: Sequence[Trial]) -> list[float]:
+        mark = Path(folder) / "mark"
+        if any(trial.number == number for trial in trials) and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGTERM)
         return [score(trial) for trial in trials]
 
     return scorer

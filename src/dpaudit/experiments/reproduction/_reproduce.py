@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import dpaudit
 from dpaudit import _io
 from dpaudit._io import JsonCache, difference
-from dpaudit.errors import InputError
+from dpaudit.errors import IncompleteError, InputError
 from dpaudit.experiments.reproduction._figure import (
     Data,
     Figure,
@@ -157,17 +157,20 @@ def _measure_pooled(run: FigureRun, pool: Processes, watch: Callable[[int, int, 
     missing, total = run.missing, len(run.keys)
     recipe = Recipe(target="dpaudit:figure-cells", arguments=run.described())
     groups = [(Trial(index, run.seed, present=False),) for index in missing]
-    num_done, errors = total - len(missing), []
+    num_done, errors, is_bad_input = total - len(missing), [], True
     watch(num_done, total, f"{len(missing)} to measure, several at a time")
     with closing(pool.map(Task.of(recipe), groups)) as results:
         for (trial,), finished in results:
+            _io.require_lock(run.cells.folder)  # the workers write without one
             if finished.errors[0] is not None:
-                errors.append(f"{run.label(trial.number)}: {finished.errors[0].strip().splitlines()[-1]}")
+                last = finished.errors[0].strip().splitlines()[-1]
+                is_bad_input = is_bad_input and last.startswith("dpaudit.errors.")
+                errors.append(f"{run.label(trial.number)}: {last}")
                 continue
             num_done += 1
             watch(num_done, total, run.label(trial.number))
     if errors:
-        raise InputError(
+        raise (InputError if is_bad_input else IncompleteError)(
             f"Expected {total} cells of {run.figure.name}, but {len(errors)} failed; the others are stored. "
             f"The first failure was {errors[0]}"
         )

@@ -1,20 +1,40 @@
-"""Pool that runs on Ray, on this machine or on a cluster; the only module that imports Ray."""
+"""Pool that runs on Ray, on this machine or on a cluster; the only module that imports Ray.
+
+Ray is driven by a process of its own, because it ends its process with status 1 if it loses its cluster, and
+because its helpers are then ended together with that process. ``driver_main`` is its entry point.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import secrets
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, astuple, dataclass
+from importlib.util import find_spec
+from typing import Any, BinaryIO
 
 from dpaudit import _validate
-from dpaudit.errors import DpauditError, InputError, MissingExtraError
-from dpaudit.experiments.trials._task import Finished, Task
-from dpaudit.experiments.trials._trial_plan import Group
+from dpaudit._faults import requested
+from dpaudit.errors import DpauditError, IncompleteError, InputError, MissingExtraError
+from dpaudit.experiments.trials._task import Finished, Task, failed_worker, named
+from dpaudit.experiments.trials._trial_plan import Group, Recipe, Trial
+from dpaudit.experiments.trials._worker import WorkerChannel, WorkerProcess, poll
 
+_ENTRY = "dpaudit.experiments.trials._ray:driver_main"
 _QUEUED = 4  # tasks per CPU, so that the next one is ready when a task ends
 _OBJECT_STORE = 128 * 2**20  # bytes; messages are small, and Ray's default is a third of the memory
+_WAIT_SECONDS = 0.5  # between checks for an interrupt
+_HEALTH_SECONDS = 2.0  # between checks that the cluster is alive
+_STOP_SECONDS = 3.0  # grace period for Ray to end its processes
+_LONGEST_LOG = 20_000  # bytes kept of what Ray prints
+_PLACES = "dpaudit"  # namespace of the notes on which node a task was started
+# By default, Ray waits for a minute before it ends a process that has lost its cluster.
+_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_gcs_rpc_server_reconnect_timeout_s": "20"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +44,10 @@ class Ray:
     Without an ``address``, the tasks run on a local cluster that is shut down after the run. With one, such
     as ``"auto"``, they run on that cluster, whose machines need dpaudit and the module of the training
     function. If this process is already connected to a cluster, that one is used.
+
+    A group whose worker or machine has died is retried on another machine, if there is one. If that does not
+    help or the cluster is lost, ``IncompleteError`` is raised. After a signal, the groups in progress are
+    finished.
     """
 
     address: str | None = None
@@ -40,13 +64,17 @@ class Ray:
 
     def map(self, task: Task, groups: Sequence[Group]) -> Iterator[tuple[Group, Finished]]:
         """Yield every group with its result, in order of completion."""
-        ray = _imported()
-        with _connected(ray, self.address):
-            self._require_resources(ray.cluster_resources())
-            needs = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
-            remote = ray.remote(_call).options(**needs, max_retries=self.max_retries)
-            limit = _QUEUED * max(1, int(ray.cluster_resources().get("CPU", 1)))
-            yield from _results(ray, remote, task, groups, limit)
+        if sys.modules.get("ray") is not None and (ray := _imported()).is_initialized():
+            yield from _RayTasks(ray, self, task, groups).results(lambda: requested() is not None)
+            return
+        if find_spec("ray") is None:
+            raise MissingExtraError("Training on Ray", "ray")
+        with tempfile.TemporaryFile() as log:
+            try:
+                yield from _driven(self, task, groups, log)
+            except IncompleteError as error:
+                error.__cause__ = error.__cause__ or RuntimeError(f"Ray printed:\n{_tail(log)}")
+                raise
 
     def _require_resources(self, found: Mapping[str, float]) -> None:
         """Raise if the cluster can never run a task, which would otherwise wait forever."""
@@ -58,39 +86,217 @@ class Ray:
                 )
 
 
-def _call(task: Task, group: Group) -> tuple[Group, Finished]:
-    """Score a group in a Ray worker."""
+def _tail(log: BinaryIO) -> str:
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _LONGEST_LOG))
+    return log.read().decode(errors="replace")
+
+
+def _driven(
+    pool: Ray, task: Task, groups: Sequence[Group], log: BinaryIO
+) -> Iterator[tuple[Group, Finished]]:
+    """Yield the results of a process that drives Ray, whose messages go to ``log``."""
+    process, has_ended, is_draining = WorkerProcess(_ENTRY, task.search_path, log), False, False
+    try:
+        plain = [[astuple(trial) for trial in group] for group in groups]
+        process.send({"recipe": task.recipe.to_json(), "path": task.search_path, "pool": asdict(pool)})
+        process.send({"groups": plain})
+        while not has_ended:
+            if requested() is not None and not is_draining:
+                process.send({"drain": True})
+                is_draining = True
+            for _, message in poll([process]):
+                if message is None:
+                    how = process.end(1.0)
+                    raise IncompleteError(f"The Ray cluster was lost: the process that drives Ray {how}.")
+                if "number" in message:
+                    yield groups[message["number"]], Finished.from_dict(message["finished"])
+                    continue
+                has_ended = True
+                _raise_from(message)
+    finally:
+        process.send({"stop": True})
+        process.end(_STOP_SECONDS if has_ended else 0.0)
+
+
+def _raise_from(message: Mapping[str, Any]) -> None:
+    """Raise the error that the driver of Ray reports, if any."""
+    if "lost" in message:
+        raise IncompleteError(message["lost"])
+    if "refused" in message:
+        raise InputError(message["refused"])
+    if "bug" in message:
+        raise failed_worker(message["bug"])
+
+
+def driver_main(descriptor: int) -> None:
+    """Run the groups of the process at the other end of this socket on Ray."""
+    channel = WorkerChannel(descriptor)
+    about, groups = channel.next(), channel.next()["groups"]
+    task = Task(Recipe.from_json(about["recipe"]), tuple(about["path"]))
+    trials = [tuple(Trial(*values) for values in group) for group in groups]
+    pool = Ray(**about["pool"])
+    with _reporting(channel):
+        ray = _imported()
+        with _connected(ray, pool.address), _reporting(channel):  # before Ray is shut down, which may hang
+            numbers = {group[0].number: place for place, group in enumerate(trials)}
+            for group, finished in _RayTasks(ray, pool, task, trials).results(_Draining(channel)):
+                channel.send({"number": numbers[group[0].number], "finished": finished.to_dict()})
+            channel.send({"end": True})
+
+
+@contextmanager
+def _reporting(channel: WorkerChannel) -> Iterator[None]:
+    """Send an error to the process that drives this one, which raises it."""
+    try:
+        yield
+    except IncompleteError as error:
+        channel.send({"lost": str(error)})
+    except DpauditError as error:
+        channel.send({"refused": str(error)})
+    except Exception:  # noqa: BLE001
+        channel.send({"bug": traceback.format_exc()})
+
+
+class _Draining:
+    """Whether the driver's parent has asked it to start no further groups."""
+
+    def __init__(self, channel: WorkerChannel) -> None:
+        self._channel, self._is_asked = channel, False
+
+    def __call__(self) -> bool:
+        self._is_asked = self._is_asked or self._channel.waiting() is not None
+        return self._is_asked
+
+
+class _RayTasks:
+    """Tasks of one ``map`` call on Ray, and the groups of trials that are waiting for them."""
+
+    def __init__(self, ray: Any, pool: Ray, task: Task, groups: Sequence[Group]) -> None:
+        pool._require_resources(ray.cluster_resources())
+        self._ray, self._pool = ray, pool
+        needs = {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus}
+        # Ray itself might retry on the same machine
+        self._remote = ray.remote(_call).options(**needs, max_retries=0)
+        self._limit = _QUEUED * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self._task, self._waiting = ray.put(task), list(reversed(groups))
+        self._running: dict[Any, tuple[Group, str]] = {}
+        self._left: dict[int, list[str]] = {}  # nodes on which a group was lost, by its first trial
+        self._checked, self._token = time.monotonic(), secrets.token_hex(8)
+
+    def results(self, is_stopping: Callable[[], bool]) -> Iterator[tuple[Group, Finished]]:
+        """Keep the cluster busy and yield the results; stop after the groups in progress if asked to."""
+        try:
+            while self._waiting or self._running:
+                if is_stopping():
+                    self._cancel_queued()
+                while self._waiting and len(self._running) < self._limit:
+                    self._submit(self._waiting.pop())
+                if not self._running:
+                    return
+                ended, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_WAIT_SECONDS)
+                for reference in ended:
+                    yield from self._result(reference)
+                if not ended:
+                    self._require_alive()
+        except IncompleteError:
+            self._running.clear()  # there may be no cluster left
+            raise
+        finally:
+            for reference, (_, note) in self._running.items():  # leave nothing on a shared cluster
+                self._ray.cancel(reference, force=True)
+                _forget(note)
+
+    def _submit(self, group: Group) -> None:
+        lost_on = self._left.get(group[0].number, [])
+        note = f"{self._token}-{group[0].number}-{len(lost_on)}"
+        remote = self._remote
+        if others := [name for name in self._nodes() if name not in lost_on] if lost_on else []:
+            strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+            chosen = others[len(lost_on) % len(others)]
+            remote = remote.options(scheduling_strategy=strategy(node_id=chosen, soft=True))
+        self._running[remote.remote(self._task, group, note)] = group, note
+
+    def _nodes(self) -> list[str]:
+        """Return the identifiers of the machines that could run a group."""
+        return [
+            str(node["NodeID"])
+            for node in self._ray.nodes()
+            if node["Alive"]
+            and node["Resources"].get("CPU", 0) >= self._pool.num_cpus
+            and node["Resources"].get("GPU", 0) >= self._pool.num_gpus
+        ]
+
+    def _result(self, reference: Any) -> Iterator[tuple[Group, Finished]]:
+        group, note = self._running.pop(reference)
+        try:
+            finished = self._ray.get(reference)
+            _forget(note)
+            yield finished
+        except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, IncompleteError):
+                self._retry(group, note, str(error.cause))
+            elif isinstance(error.cause, DpauditError):  # would occur for every group
+                raise error.cause from error
+            else:
+                raise failed_worker(str(error)) from error
+        except self._ray.exceptions.RayError as error:
+            self._retry(group, note, str(error) or type(error).__name__)
+
+    def _retry(self, group: Group, note: str, how: str) -> None:
+        """Queue a group again whose worker was lost; raise after too many retries."""
+        self._require_alive(now=True)
+        left = self._left.setdefault(group[0].number, [])
+        left.append(_place(note) or "")
+        if len(left) > self._pool.max_retries:
+            lines = how.strip().splitlines()
+            raise IncompleteError(
+                f"{named(group)} could not be completed: the Ray worker was lost {len(left)} times in a row, "
+                f"at last because of {lines[0].rstrip('.')}."
+            )
+        self._waiting.append(group)
+
+    def _cancel_queued(self) -> None:
+        """Forget the groups that no worker has begun."""
+        self._waiting.clear()
+        for reference, (_, note) in list(self._running.items()):
+            if _place(note) is None:
+                self._ray.cancel(reference, force=True)
+                del self._running[reference]
+
+    def _require_alive(self, *, now: bool = False) -> None:
+        """Raise if the cluster is lost, instead of waiting for it."""
+        if not now and time.monotonic() - self._checked < _HEALTH_SECONDS:
+            return
+        self._checked = time.monotonic()
+        node = self._ray._private.worker._global_node  # None on a cluster that dpaudit has not started
+        dead = [] if node is None else [name for name, _ in node.dead_processes()]
+        if dead:
+            raise IncompleteError(f"The Ray cluster was lost: its process {dead[0]} has died.")
+        if not any(one["Alive"] for one in self._ray.nodes()):
+            raise IncompleteError("The Ray cluster was lost: none of its machines is alive.")
+
+
+def _call(task: Task, group: Group, note: str) -> tuple[Group, Finished]:
+    """Score a group in a Ray worker, after noting where."""
+    import ray  # noqa: PLC0415
+    from ray.experimental import internal_kv  # noqa: PLC0415
+
+    internal_kv._internal_kv_put(note, ray.get_runtime_context().get_node_id(), namespace=_PLACES)
     return task(group)
 
 
-def _results(
-    ray: Any, remote: Any, task: Task, groups: Sequence[Group], limit: int
-) -> Iterator[tuple[Group, Finished]]:
-    shared, waiting = ray.put(task), list(reversed(groups))
-    running: dict[Any, Group] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < limit:
-                group = waiting.pop()
-                running[remote.remote(shared, group)] = group
-            ended, _ = ray.wait(list(running), num_returns=1)
-            for reference in ended:
-                yield _result(ray, reference, running.pop(reference))
-    finally:
-        for reference in running:  # leave nothing running on a shared cluster
-            ray.cancel(reference, force=True)
+def _place(note: str) -> str | None:
+    """Return the node on which a task was started; None if it was not."""
+    from ray.experimental import internal_kv  # noqa: PLC0415
+
+    found = internal_kv._internal_kv_get(note, namespace=_PLACES)
+    return None if found is None else found.decode()
 
 
-def _result(ray: Any, reference: Any, group: Group) -> tuple[Group, Finished]:
-    try:
-        _, finished = ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, DpauditError):  # would occur for every group
-            raise error.cause from error
-        return group, Finished.failed(group, str(error))
-    except ray.exceptions.RayError as error:
-        return group, Finished.failed(group, f"The Ray worker was lost too often: {error}")
-    return group, finished
+def _forget(note: str) -> None:
+    from ray.experimental import internal_kv  # noqa: PLC0415
+
+    internal_kv._internal_kv_del(note, namespace=_PLACES)
 
 
 @contextmanager
@@ -98,7 +304,8 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
         with _on_loopback(ray):
@@ -137,6 +344,7 @@ def _imported() -> Any:
         import ray  # noqa: PLC0415  # optional, and slow to load
         import ray._private.ray_constants  # noqa: PLC0415
         import ray.exceptions  # noqa: PLC0415
+        import ray.util.scheduling_strategies  # noqa: PLC0415
     except ImportError as error:
         raise MissingExtraError("Training on Ray", "ray") from error
     return ray

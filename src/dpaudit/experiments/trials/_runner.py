@@ -9,6 +9,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -16,14 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dpaudit.errors import InputError
+from dpaudit._faults import deferred, raise_if_requested
+from dpaudit.errors import IncompleteError, InputError
 from dpaudit.experiments.trials._store import Store
-from dpaudit.experiments.trials._task import Task
+from dpaudit.experiments.trials._task import Finished, Task
 from dpaudit.experiments.trials._trial_plan import Group, TrialPlan
-from dpaudit.experiments.trials.pools import Pool
+from dpaudit.experiments.trials.pools import Pool, Processes, Ray
 
 if TYPE_CHECKING:  # needs scipy, which would slow down the start of workers
     from dpaudit.stats import Observations
+
+_GRACE_SECONDS = 4.0  # for trials in progress, after a signal; those that take longer are repeated
 
 
 def run_trials(
@@ -37,8 +41,9 @@ def run_trials(
     """Run the trials that are not in the store; write each group to the store as soon as it ends.
 
     The scores do not depend on the pool, the number of workers or interruptions. A trial that raises is
-    stored as failed, and the others continue. An interrupt or a full disk ends the call, and the next call
-    resumes. ``watch`` is called at the start and after each group.
+    stored as failed, and the others continue. A signal ends the call after the trials in progress, or after
+    a few seconds. A full disk or lost workers end it with ``IncompleteError``; they are never stored as the
+    outcome of a trial. The next call resumes. ``watch`` is called at the start and after each group.
 
     ``retry_failed`` repeats failed trials. If all randomness of a training run comes from its seed, the
     repeated trial has the score that it would have had. Otherwise, do not retry: if some outcomes fail more
@@ -49,12 +54,24 @@ def run_trials(
     progress = _ProgressCounter(plan, store, missing, watch)
     progress.report()
     if missing:
-        with _closing(pool.map(Task.of(plan.recipe), missing)) as results:
+        with deferred(_GRACE_SECONDS), _closing(_mapped(pool, plan, missing)) as results:
             for group, finished in results:
                 store.write(group, finished)
                 progress.count(group)
+                if not isinstance(pool, Processes | Ray):  # these finish the groups in progress
+                    raise_if_requested()
+            raise_if_requested()
     progress.require_all()
     return TrialsRun.of(store)
+
+
+def _mapped(pool: Pool, plan: TrialPlan, missing: list[Group]) -> Iterator[tuple[Group, Finished]]:
+    results = pool.map(Task.of(plan.recipe), missing)
+    with _closing(results):
+        try:
+            yield from results
+        except BrokenExecutor as error:  # of a pool based on concurrent.futures
+            raise IncompleteError(f"The workers of the pool were lost: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)

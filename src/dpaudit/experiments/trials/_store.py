@@ -19,8 +19,9 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Self, TypeAlias
 
 from dpaudit import _io
+from dpaudit._faults import is_about_input, raise_if_machine
 from dpaudit._io import LARGEST_ARRAY, difference, open_file
-from dpaudit.errors import InputError
+from dpaudit.errors import IncompleteError, InputError
 from dpaudit.experiments.trials._task import Finished
 from dpaudit.experiments.trials._trial_plan import Group, Trial, TrialPlan, with_stable_targets
 
@@ -41,6 +42,11 @@ _WRITE = (
 )
 _DAMAGED: Final = sqlite3.DatabaseError, UnicodeDecodeError  # the latter if an error message quotes the file
 
+_MACHINE_CODES: Final = frozenset(
+    {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}
+)
+_INPUT_CODES: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY})
+_MOVED: Final = frozenset({sqlite3.SQLITE_READONLY_DBMOVED})  # the file was removed while it was in use
 _MAGIC = b"SQLite format 3\0"
 _LONGEST_VALUE = 10_000_000  # bytes of a text or number in the file
 _BUSY_SECONDS = 60.0  # how long to wait for another process that reads the file
@@ -96,6 +102,7 @@ class Store:
 
     def write(self, group: Group, finished: Finished) -> None:
         """Write the result of a group in one transaction; existing scores are not overwritten."""
+        _io.require_lock(self.path)
         new = [row for row in _rows(group, finished, self.attempts) if row.number not in self.scores]
         with _writing(self.path), self._transaction():
             self._connection.executemany(_WRITE, [_with_checksum(row, self._digest) for row in new])
@@ -375,6 +382,9 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (*_DAMAGED, OSError) as error:
+        raise_if_machine(error, f"Cannot read {path}")
+        if _primary_code(error) in _MACHINE_CODES:
+            raise IncompleteError(f"Cannot read {path}: {error}.") from error
         raise InputError(
             f"Expected the trials of a run in {path}, but it cannot be read: {error}. The file was not "
             "changed; move it away or choose another output directory."
@@ -387,7 +397,15 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise InputError(
+        is_input = isinstance(error, OSError) and is_about_input(error)
+        kind = InputError if is_input or _primary_code(error) in _INPUT_CODES else IncompleteError
+        raise kind(
             f"Cannot write {path}: {error}. The trials finished so far are kept. Run the same command again "
             "to resume."
         ) from error
+
+
+def _primary_code(error: Exception) -> int | None:
+    """Return the error code of SQLite without the details in its higher bits; None if there is none."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code & 0xFF if isinstance(code, int) and code not in _MOVED else None

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from dpaudit.errors import InputError
+from dpaudit._faults import raise_if_machine
+from dpaudit.errors import IncompleteError, InputError
 from dpaudit.experiments.trials._trial_plan import Group, Recipe, Scorer, extend_search_path, search_path
 
 # for new processes, and for libraries that this process loads later
@@ -76,7 +77,8 @@ class Task:
 
     def __call__(self, group: Group) -> tuple[Group, Finished]:
         """Train and score the trials of a group."""
-        return group, perform(_built(self.recipe.to_json(), self.search_path), group)
+        scorer = _built(self.recipe.to_json(), self.search_path)
+        return group, perform(scorer, group, is_own=self.recipe.is_own)
 
 
 @lru_cache(maxsize=1)
@@ -85,19 +87,40 @@ def _built(recipe: str, directories: tuple[str, ...]) -> Scorer:
     return Task(Recipe.from_json(recipe), directories).build()
 
 
-def perform(scorer: Scorer, group: Group) -> Finished:
-    """Score a group; errors become part of the result."""
+def perform(scorer: Scorer, group: Group, *, is_own: bool = False) -> Finished:
+    """Score a group; errors of the user's function become part of the result.
+
+    A fault of the machine raises ``IncompleteError``: the same trial may succeed elsewhere or later. If all
+    code is dpaudit's (``is_own``), any exception is raised, because it is not a failure of the training.
+    """
     started = time.perf_counter()
     try:
         with _single_threaded():
             scores = _numbers(scorer(group), len(group))
-    except (Exception, SystemExit):  # noqa: BLE001  # the user's function may raise anything
+    except (Exception, SystemExit) as error:  # the user's function may raise anything
+        raise_if_machine(error, f"{named(group)} could not be trained")
+        if is_own:
+            raise
         return Finished.failed(group, traceback.format_exc(), time.perf_counter() - started)
     errors = tuple(
         None if math.isfinite(score) else f"Expected a finite score, got {score}." for score in scores
     )
     kept = tuple(score if math.isfinite(score) else None for score in scores)
     return Finished(kept, errors, time.perf_counter() - started, socket.gethostname())
+
+
+def failed_worker(text: str) -> IncompleteError:
+    """Return the error for an exception in dpaudit's own code in another process, with its traceback."""
+    lines = text.strip().splitlines()
+    error = IncompleteError(f"A worker of dpaudit failed with {lines[-1] if lines else 'an unknown error'}.")
+    error.__cause__ = RuntimeError(f"in the worker:\n{text}")
+    return error
+
+
+def named(group: Group) -> str:
+    """Return the numbers of the trials of a group, to begin a sentence."""
+    first, last = group[0].number, group[-1].number
+    return f"Trial {first}" if first == last else f"Trials {first} to {last}"
 
 
 def _numbers(scores: Sequence[float], count: int) -> tuple[float, ...]:

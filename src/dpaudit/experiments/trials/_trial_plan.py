@@ -20,8 +20,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from dpaudit import _validate
+from dpaudit._faults import raise_if_machine
 from dpaudit._io import open_file
-from dpaudit.errors import InputError
+from dpaudit.errors import DpauditError, InputError
 
 _MAX_TRIALS = 1_000_000  # all are kept in memory
 _BRANCH = 2  # branch of the run's seed; branch 1 is the audit's
@@ -33,6 +34,7 @@ _BUILT_IN = {
     "dpaudit:function-scorer": "dpaudit.experiments.trials._function:function_scorer",
     "dpaudit:figure-cells": "dpaudit.experiments.reproduction._reproduce:worker",
 }
+_OWN_CODE = frozenset({"dpaudit:ensemble-scorer"})  # targets of trials that run no code of the user
 # names stored by version 0.1
 _FORMER = {
     "dpaudit.experiments.black_box._recipe:scorer": "dpaudit:ensemble-scorer",
@@ -106,6 +108,11 @@ class Recipe:
         if not is_plain:  # for example, integer keys
             raise InputError(f"Expected arguments that JSON preserves exactly, got {self.arguments!r}.")
 
+    @property
+    def is_own(self) -> bool:
+        """Whether all code of a trial is dpaudit's, so that an exception is not a failure of the training."""
+        return self.target in _OWN_CODE
+
     def to_json(self) -> str:
         """Return the recipe as JSON text."""
         values = {"target": self.target, "arguments": self.arguments, "group_size": self.group_size}
@@ -121,9 +128,12 @@ class Recipe:
         function = load(self.target)
         try:
             scorer = function(**self.arguments)
-        except InputError:
+        except DpauditError:
             raise
         except Exception as error:  # the function may raise anything
+            raise_if_machine(error, f"Cannot call {self.target!r}")
+            if self.is_own:
+                raise
             raise InputError(
                 f"Expected {self.target!r} to return a scorer, but it raised {type(error).__name__}: {error}"
             ) from error

@@ -1,0 +1,173 @@
+"""How a command ends: the only place that turns whatever ended it into a sentence and an exit status.
+
+It imports neither typer nor numpy, so that it also serves if one of them cannot be loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from dpaudit import _faults
+from dpaudit.errors import DpauditError, IncompleteError
+
+VIOLATION: Final = 1
+BAD_INPUT: Final = 2
+UNDERPOWERED: Final = 3
+INCOMPLETE: Final = 4
+_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
+_LONGEST = 600  # characters of a reason, which may quote a file
+_ALSO = "_dpaudit_values"  # attribute of an exception: finished results to print beside the error
+
+
+class UnexpectedExitError(Exception):
+    """Code within a command has called ``sys.exit``, whose status would be taken for a verdict."""
+
+
+@contextmanager
+def concluding(words: Sequence[str]) -> Iterator[None]:
+    """Handle signals, and end the process with the status of whatever ends the block.
+
+    ``words`` are the arguments of the command line. ``SystemExit`` is passed on: the status is decided.
+    """
+    with _faults.handled():
+        try:
+            yield
+            sys.stdout.flush()
+        except SystemExit:
+            raise
+        except BaseException as error:
+            raise SystemExit(conclude(error, words)) from error
+
+
+@contextmanager
+def including(values: Mapping[str, Any]) -> Iterator[None]:
+    """If an error ends the block, print these values in the same JSON object."""
+    try:
+        yield
+    except BaseException as error:
+        setattr(error, _ALSO, values)
+        raise
+
+
+def conclude(error: BaseException, words: Sequence[str]) -> int:
+    """Print what ended a command as a sentence, and return its exit status."""
+    number = _faults.requested() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
+    if isinstance(error, BrokenPipeError) and number is None:
+        _discard_output()
+        return _BROKEN_PIPE
+    path = None
+    if number is not None:
+        status, sentence = 128 + number, _interrupted(error, number)
+    elif _is_bad_input(error):
+        status, sentence = BAD_INPUT, _described(error)
+    else:
+        status, path = INCOMPLETE, _write_traceback(error)
+        sentence = _incomplete(error, path)
+    if "--json" in (words[: words.index("--")] if "--" in words else words):
+        _print_json(error, sentence, status)
+    _print(sentence)
+    if status == INCOMPLETE and path is None:
+        _print_traceback(error)
+    with suppress(Exception):
+        sys.stdout.flush()
+        return status
+    _discard_output()  # otherwise Python would fail to flush it and change the status to 120
+    return status
+
+
+def _is_bad_input(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return _faults.is_about_input(error) and error.filename is not None
+    return isinstance(error, DpauditError) and not isinstance(error, IncompleteError)
+
+
+def _described(error: BaseException) -> str:
+    if isinstance(error, DpauditError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"Cannot read or write {error.filename or 'standard output'}: {error.strerror or error}."
+    lines = str(error).strip().splitlines()
+    return f"dpaudit failed with {type(error).__name__}{f': {lines[0]}' if lines else ''}"
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, MemoryError | RuntimeError) and (fault := _faults.machine_fault(error)) is not None:
+        text = fault
+    else:
+        text = _described(error).rstrip(".")
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+
+
+def _incomplete(error: BaseException, path: Path | None) -> str:
+    folder = _faults.work_folder()
+    kept = "" if folder is None or not folder.is_dir() else f"finished work is kept in {folder}; "
+    place = "follows" if path is None else f"is in {path}"
+    return (
+        f"Nothing was judged, because the audit could not be completed: {_reason(error)}; {kept}"
+        f"run the same command again once this is resolved; the traceback {place}."
+    )
+
+
+def _interrupted(error: BaseException, number: int) -> str:
+    """Return what is kept after a signal, and how to resume."""
+    folder, progress = _faults.work_folder(), ""
+    if isinstance(error, KeyboardInterrupt | IncompleteError):  # others have notes for the traceback
+        progress = "".join(getattr(error, "__notes__", ()))
+    start = f"Interrupted by {signal.Signals(number).name}{progress}"
+    if folder is not None and not folder.is_dir():
+        return f"{start}; nothing is kept, because the directory {folder} has vanished."
+    if not isinstance(error, KeyboardInterrupt):
+        start += f", but the last state could not be saved: {_reason(error)}"
+    if folder is None:
+        return f"{start}; nothing is kept: run the same command again to start over."
+    return f"{start}; finished work is kept in {folder}: run the same command again to resume."
+
+
+def _write_traceback(error: BaseException) -> Path | None:
+    """Write the traceback into the directory of the run or the temporary directory; return the file."""
+    text = "".join(traceback.format_exception(error))
+    with suppress(Exception):
+        if (folder := _faults.work_folder()) is not None and folder.is_dir():
+            from dpaudit import _io  # noqa: PLC0415  # loads numpy
+
+            _io.write_text(path := folder / _io.ERROR_FILE, text, private=True)
+            return path
+    with suppress(Exception):
+        handle, name = tempfile.mkstemp(prefix="dpaudit-error-", suffix=".txt")
+        with os.fdopen(handle, "w", errors="backslashreplace") as file:
+            file.write(text)
+        return Path(name)
+    return None
+
+
+def _print_traceback(error: BaseException) -> None:
+    with suppress(Exception):
+        sys.stderr.write("".join(traceback.format_exception(error)))
+
+
+def _print(sentence: str) -> None:
+    # the sentence may quote a file that contains terminal control sequences
+    shown = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in sentence)
+    with suppress(Exception):
+        sys.stderr.write(f"dpaudit: {shown}\n")
+        sys.stderr.flush()
+
+
+def _print_json(error: BaseException, sentence: str, status: int) -> None:
+    values = {**getattr(error, _ALSO, {}), "error": sentence, "exit_status": status}
+    with suppress(Exception):
+        sys.stdout.write(json.dumps(values, indent=2) + "\n")
+
+
+def _discard_output() -> None:
+    with suppress(Exception):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,232 @@
+"""0, 1 and 3 are verdicts: whatever goes wrong has another exit status, and one sentence."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from digits_config import digits_config
+
+from dpaudit.cli import main
+from dpaudit.cli._app import _GROUPS
+from dpaudit.errors import IncompleteError
+
+CHECKED = "import types\ndef prepare():\n    return types.SimpleNamespace(optimizer=None)\n"
+# the words of each command, and a function in the middle of its work
+COMMANDS: dict[str, tuple[list[str], str]] = {
+    "run": (["run", "config.toml"], "dpaudit.experiments._run._outcome"),
+    "scores": (["scores", "scores.npz"], "dpaudit.cli._scores_command.examine"),
+    "check": (["check", "checked.py:prepare"], "dpaudit.observers.opacus.PreparedTraining.of"),
+    "plan": (
+        ["plan", "--noise-multiplier", "1", "--delta", "1e-5", "--observations", "9"],
+        "dpaudit.cli._plan_command.PlanOptions.result",
+    ),
+    "zoo": (["zoo", "--only", "microbatch", "--output", "out"], "dpaudit.zoo._run.judge"),
+    "reproduce": (
+        ["reproduce", "regions", "--scale", "tiny", "--output", "out"],
+        "dpaudit.experiments.reproduction._reproduce.FigureRun.measure",
+    ),
+    "report": (["report", "."], "dpaudit.report.Report.read"),
+    "demo": (["demo", "--output", "out"], "dpaudit.experiments.rehearse"),
+    "completion": (["completion", "bash"], "dpaudit.cli._app.get_completion_script"),
+}
+ERRORS = {
+    "bug": ZeroDivisionError("division by zero"),
+    "assertion": AssertionError(),
+    "exit 0": SystemExit(0),
+    "exit 1": SystemExit(1),
+    "disk": OSError(errno.ENOSPC, "No space left on device"),
+    "memory": MemoryError(),
+    "torch": RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"),
+    "deep": RecursionError("maximum recursion depth exceeded"),
+    "unknown": BaseException("unknown"),
+}
+
+
+def raiser(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current directory with what the commands need."""
+    monkeypatch.chdir(tmp_path)
+    Path("config.toml").write_text(digits_config("out"))
+    np.savez("scores.npz", with_canary=np.arange(9.0), without_canary=np.arange(9.0))
+    Path("checked.py").write_text(CHECKED)
+    return tmp_path
+
+
+def test_every_command_is_listed_here() -> None:
+    names = {command.__name__ for commands in _GROUPS.values() for command in commands}
+    assert names - {"verify"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_bug_in_any_command_is_no_verdict(
+    name: str, folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, middle = COMMANDS[name]
+    for label, error in ERRORS.items():
+        monkeypatch.setattr(middle, raiser(error))
+        result = run(*words, "--json")
+        assert result.exit_code == 4, (label, result.output)
+        values, said = json.loads(result.stdout), result.stderr.splitlines()[-1]
+        assert (said, values["exit_status"]) == (f"dpaudit: {values['error']}", 4)
+        assert said.startswith("dpaudit: Nothing was judged, because the audit could not be completed: ")
+        file = Path(said.partition("; the traceback is in ")[2].removesuffix("."))
+        traceback = file.read_text()
+        assert traceback.startswith("Traceback (most recent call last)"), label
+        assert f"\n{type(error).__name__}" in traceback, label
+        assert file.is_relative_to(folder) == (name in ("run", "zoo", "reproduce"))
+        if not file.is_relative_to(folder):
+            file.unlink()
+
+
+def test_the_next_attempt_removes_the_traceback(
+    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr("dpaudit.experiments._run._outcome", raiser(KeyError("lost")))
+        assert run("run", "config.toml").exit_code == 4
+    assert (folder / "out" / "dpaudit-error.txt").exists()
+    assert run("run", "config.toml").exit_code in (0, 3)
+    assert not (folder / "out" / "dpaudit-error.txt").exists()
+
+
+def test_without_a_place_to_write_the_traceback_is_printed(
+    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del folder
+    monkeypatch.setattr("dpaudit.cli._scores_command.examine", raiser(ZeroDivisionError()))
+    monkeypatch.setattr("tempfile.mkstemp", raiser(OSError(errno.ENOSPC, "No space left on device")))
+    result = run("scores", "scores.npz")
+    assert result.exit_code == 4
+    assert "; the traceback follows.\nTraceback (most recent call last)" in result.stderr
+
+
+def test_what_cannot_be_loaded_is_no_verdict(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "dpaudit.cli._app", None)
+    monkeypatch.setattr(sys, "argv", ["dpaudit", "scores", "scores.npz", "--json"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 4
+    assert "ModuleNotFoundError" in json.loads(capsys.readouterr().out)["error"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_has_its_status_and_says_what_is_kept(
+    number: signal.Signals, folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del folder
+    before = signal.getsignal(number)
+    monkeypatch.setattr("dpaudit.cli._scores_command.examine", lambda *_, **__: os.kill(os.getpid(), number))
+    result = run("scores", "scores.npz", "--json")
+    assert result.exit_code == 128 + number
+    sentence = f"Interrupted by {number.name}; nothing is kept: run the same command again to start over."
+    assert result.stderr == f"dpaudit: {sentence}\n"
+    assert json.loads(result.stdout) == {"error": sentence, "exit_status": 128 + number}
+    assert signal.getsignal(number) is before
+
+
+def at_step(number: int, action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do something in the middle of a training run."""
+    from dpaudit.experiments._loop import _Clock  # noqa: PLC0415
+
+    original = _Clock.progress
+
+    def progress(self: Any) -> Any:
+        if self._training.num_done == number:
+            action()
+        return original(self)
+
+    monkeypatch.setattr(_Clock, "progress", progress)
+
+
+def resumable_config() -> None:
+    text = digits_config("out", top="checkpoint_seconds = 0")
+    Path("config.toml").write_text(text)
+
+
+def test_a_signal_ends_a_run_after_the_current_step_and_the_same_command_resumes_it(
+    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumable_config()
+    with monkeypatch.context() as interrupted:
+        at_step(3, lambda: os.kill(os.getpid(), signal.SIGTERM), interrupted)
+        result = run("run", "config.toml")
+    assert result.exit_code == 143
+    kept = f"finished work is kept in {folder / 'out'}: run the same command again to resume."
+    assert result.stderr.endswith(f"dpaudit: Interrupted by SIGTERM at step 3; {kept}\n")
+    resumed = run("run", "config.toml")
+    assert "step 3 of 20" in resumed.stderr
+    assert "step 2 of 20" not in resumed.stderr
+    run("run", "config.toml", "--set", "output=whole")
+    for name in ("scores.npy", "present.npy"):
+        assert np.array_equal(np.load(folder / "out" / name), np.load(folder / "whole" / name))
+
+
+def test_a_folder_that_vanished_is_named_after_a_signal_and_without_one(
+    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanish() -> None:
+        shutil.rmtree(folder / "out")
+
+    resumable_config()
+    with monkeypatch.context() as vanished:
+        at_step(3, vanish, vanished)
+        result = run("run", "config.toml")
+    assert result.exit_code == 4
+    assert f"could not be completed: The directory {folder / 'out'} has vanished; " in result.stderr
+    assert not (folder / "out").exists()
+
+    at_step(3, lambda: (vanish(), os.kill(os.getpid(), signal.SIGINT)), monkeypatch)
+    result = run("run", "config.toml")
+    assert result.exit_code == 130
+    assert result.stderr.endswith(
+        f"at step 3; nothing is kept, because the directory {folder / 'out'} has vanished.\n"
+    )
+
+
+def test_a_lock_that_was_removed_is_noticed_before_the_next_write(
+    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace() -> None:
+        (folder / "out" / ".lock").unlink()
+        (folder / "out" / ".lock").touch()
+        (folder / "out" / "checkpoint.pt").unlink()
+
+    resumable_config()
+    at_step(3, replace, monkeypatch)
+    result = run("run", "config.toml")
+    assert result.exit_code == 4
+    assert f"The lock {folder / 'out' / '.lock'} was removed or replaced" in result.stderr
+    assert not (folder / "out" / "checkpoint.pt").exists()
+
+
+def test_a_figure_that_cannot_be_completed_ends_all_of_them(
+    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del folder
+    monkeypatch.setattr(
+        "dpaudit.cli._reproduce_command.ReproduceOptions.reproduce", raiser(IncompleteError("No disk."))
+    )
+    result = run("reproduce", "all", "--scale", "tiny", "--json")
+    assert result.exit_code == 4
+    values = json.loads(result.stdout)
+    assert values["figures"] == []
+    assert "could not be completed: No disk; " in values["error"]

@@ -1,0 +1,166 @@
+"""Runs of ``dpaudit run`` in a process of their own, what is left of them, and how to harm them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from digits_config import digits_config
+
+MARK = "DPAUDIT_TEST_MARK"  # in the environment of a run and of everything that it starts
+TRIALS = """
+output = "{output}"
+seed = 3
+threat_model = "black-box"
+pool = {pool}
+
+[model]
+name = "logistic-regression"
+
+[data]
+name = "digits"
+num_examples = 300
+
+[training]
+noise_multiplier = 0
+sample_rate = 0.5
+num_steps = 60
+
+[audit]
+num_models = {num_models}
+methods = []
+"""
+ONE_MODEL = 'mode = "one-run"\nnum_canaries = 32\nmethods = []'
+POOLS = {
+    "serial": '"serial"',
+    "processes": '{kind = "processes", num_workers = 2}',
+    "ray": '{kind = "ray", num_cpus = 0.5, max_retries = 1}',
+}
+MODES = ("one-run", "paper", "end-to-end", "final-model", *POOLS)
+
+
+def config_of(mode: str, folder: Path, *, size: int = 1) -> str:
+    """Return the config of a run that takes a few seconds, times ``size``, and is resumable in the middle."""
+    if mode in POOLS:
+        return TRIALS.format(output=folder, pool=POOLS[mode], num_models=320 * size)
+    top = "checkpoint_seconds = 0"
+    if mode == "final-model":
+        top += '\nthreat_model = "black-box"'
+    canaries = 1 if mode == "paper" else 32
+    name = "one-run" if mode == "final-model" else mode
+    audit = f'mode = "{name}"\nnum_canaries = {canaries}\nmethods = []'
+    return digits_config(folder, top=top, num_steps=60 * size, audit=audit)
+
+
+def start(config: Path, *words: object, limit: str = "") -> FaultyRun:
+    """Start ``dpaudit run``; ``limit`` is Python code that runs before."""
+    code = f"import resource, sys; {limit}\nfrom dpaudit.cli import main; main()"
+    mark = secrets.token_hex(8)
+    environment = {**os.environ, MARK: mark, "DPAUDIT_ENVIRONMENT": "as-is"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "run", str(config), *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        process_group=0,
+    )
+    return FaultyRun(process, mark)
+
+
+class FaultyRun:
+    """A run, and all processes that belong to it."""
+
+    def __init__(self, process: subprocess.Popen[str], mark: str) -> None:
+        self.process, self._mark = process, mark
+
+    def wait_until(self, is_there: Callable[[], bool]) -> None:
+        """Look often until something is there; an end of the run before is a mistake."""
+        while not is_there():
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(0.01)
+                _, said = self.process.communicate()
+                raise AssertionError(f"The run ended before the fault: {said}")
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for its end; return status, standard output and standard error."""
+        printed, said = self.process.communicate(timeout=120)
+        return self.process.returncode, printed, said
+
+    def processes(self, word: str = "") -> list[int]:
+        """Return the living processes of the run, except itself, whose command contains the word."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                is_its = f"{MARK}={self._mark}".encode() in (folder / "environ").read_bytes()
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if is_its and word in command and int(folder.name) != self.process.pid:
+                    found.append(int(folder.name))
+        return found
+
+    def require_gone(self) -> None:
+        """Raise unless every process of the run ends within ten seconds."""
+        for number in self.processes():
+            with suppress(ProcessLookupError), _watched(number) as descriptor:
+                ended, _, _ = select.select([descriptor], [], [], 10)
+                if not ended:
+                    command = Path(f"/proc/{number}/cmdline").read_text()
+                    raise AssertionError(f"{command!r} is left behind.")
+
+    def kill_all(self) -> None:
+        """End whatever a failed test left."""
+        for number in (self.process.pid, *self.processes()):
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        self.process.communicate()
+
+
+@contextmanager
+def _watched(number: int) -> Iterator[int]:
+    descriptor = os.pidfd_open(number)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def num_kept(folder: Path) -> int:
+    """Return the number of trials in the store of a run; 0 if there is no store."""
+    path = folder / "trials.sqlite3"
+    with suppress(sqlite3.OperationalError):
+        if path.exists():
+            with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=60)) as database:
+                return int(database.execute("SELECT count(*) FROM trials").fetchone()[0])
+    return 0
+
+
+def failures(folder: Path) -> int:
+    """Return the number of trials that are stored as failed; 0 if the disk was full before the first."""
+    if num_kept(folder) == 0:
+        return 0
+    with closing(sqlite3.connect(folder / "trials.sqlite3")) as database:
+        return int(database.execute("SELECT count(*) FROM trials WHERE error IS NOT NULL").fetchone()[0])
+
+
+def observations(folder: Path) -> dict[str, bytes]:
+    """Return the observations of a finished run, bit for bit."""
+    found = {path.name: np.load(path).tobytes() for path in folder.glob("*.npy")}
+    assert len(found) == 2
+    return found
+
+
+def result(folder: Path) -> dict[str, Any]:
+    """Return the result of a finished run without what takes time."""
+    values = json.loads((folder / "result.json").read_text())
+    return {name: value for name, value in values.items() if name not in ("timing", "provenance")}
