@@ -16,6 +16,7 @@ from dpaudit.stats._rootfinding import last_true
 from dpaudit.stats.tradeoffs import PiecewiseLinear
 
 _FINE = 1e-3
+_FINEST = 1e-8  # below, differences of delta are rounding errors
 _HUGE = 1e12  # an epsilon above any of interest
 _ROUNDING = 1e-5  # the relative error of epsilon from truncating tails at delta = 1e-10
 _TRUNCATED, _ORDERS = 1e-15, 20  # mass outside of a composition, and moments that bound it: dp-accounting's
@@ -140,7 +141,7 @@ def _interval(noise_multiplier: float, sample_rate: float, num_steps: int) -> fl
     largest = num_steps * (loss + math.log(sample_rate + (1 - sample_rate) * math.exp(-loss)))
     total = sample_rate * math.sqrt(num_steps * math.expm1(min(mu**2, 100.0)))
     epsilon = min(total**2 / 2 + 4 * total, largest)
-    return min(max(_FINE, epsilon * 6e-5), sample_rate * (mu + mu**2 / 2) / 20)
+    return max(min(max(_FINE, epsilon * 6e-5), sample_rate * (mu + mu**2 / 2) / 20), _FINEST)
 
 
 @lru_cache(maxsize=4096)
