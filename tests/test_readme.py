@@ -71,9 +71,20 @@ def run_command(words: list[str]) -> tuple[int, str, str]:
             raise result.exception
         return result.exit_code, result.stdout, result.stderr
     outputs = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(outputs[0]), contextlib.redirect_stderr(outputs[1]):
-        status = pytest.main([*words[1:], "-p", "no:cacheprovider", "--import-mode=importlib"])
+    with contextlib.redirect_stdout(outputs[0]), contextlib.redirect_stderr(outputs[1]), own_modules():
+        status = pytest.main([*words[1:], "-p", "no:cacheprovider"])
     return int(status), outputs[0].getvalue(), outputs[1].getvalue()
+
+
+@contextlib.contextmanager
+def own_modules() -> Iterator[None]:
+    """Hide modules that have the name of a file in this folder, such as tests of dpaudit."""
+    hidden = {path.stem: sys.modules.pop(path.stem, None) for path in Path().glob("*.py")}
+    yield
+    for name, module in hidden.items():
+        sys.modules.pop(name, None)
+        if module is not None:
+            sys.modules[name] = module
 
 
 def run_shell(block: Block) -> str:

@@ -204,8 +204,13 @@ def test_in_a_with_block_a_refusal_is_a_sentence_instead_of_a_traceback(caplog):
     assert refused.value.__cause__ is None
     assert refused.value.__suppress_context__
     assert caplog.text == ""
-    with pytest.raises(ValueError, match="of the user"), observed:
+    with pytest.raises(ValueError, match="of the user"), observe(*private(), **SHORT):
         raise ValueError("of the user")
+    with (
+        pytest.raises(dpaudit.InputError, match=r"Expected a new observe\(\.\.\.\) for each with block"),
+        observed,
+    ):
+        pass
 
 
 @pytest.mark.parametrize("name", ["epsilon", "target_epsilon"])

@@ -79,7 +79,7 @@ NOISES = {
         lambda rng, _: np.full(SIZE, rng.standard_normal()),
         "of a smaller shape broadcast",
     ),
-    "never negative": (lambda rng, _: np.abs(normal(rng)), "is its mean nonzero"),
+    "never negative": (lambda rng, _: np.abs(normal(rng)), "the mean of the noise is 0.79"),
     "a moving average": (moving_average, "is noise from earlier steps reused"),
     "of five workers": (
         lambda rng, _: sum(normal(rng) for _ in range(5)) / 5,

@@ -164,7 +164,7 @@ def test_the_configuration_is_folded(page: Browser) -> None:
         "return [...document.querySelectorAll('summary h3')].map(one =>"
         " [one.textContent, one.closest('details').open, one.checkVisibility()])"
     )
-    assert folded == [["Configuration", False, True]] * 2
+    assert folded == [["Configuration", False, True], ["Provenance", False, True]] * 2
 
 
 @pytest.mark.parametrize("width", [320, 360, 700])
