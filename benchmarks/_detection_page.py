@@ -38,8 +38,7 @@ is set for any fault. `benchmarks/detection.py` runs all of them and writes this
   multipliers, within 300 steps and, if different, within 500.
 - A dash means that the fault cannot exist there: a step has no sampler, ghost clipping has no rows, and
   per-layer clipping has no joint norm.
-- In Opacus, `loader=` is passed to `observe`; in JAX Privacy, each batch to `recorder.observe_batch`, because
-  the observer cannot know which examples are in it.
+- `observe` gets the data that sampling is tested with: `loader=` in Opacus, `num_examples=` in JAX Privacy.
 - "Detected by" lists what refuted the claim most often: the bound, or findings of [tests](diagnostics.md).
   "Refused" means that the audit raised an error that names the problem.
 

@@ -382,6 +382,7 @@ def run_jax(run: Run) -> Any:
             sample_rate=RATE,
             num_steps=run.num_steps,
             delta=DELTA,
+            num_examples=NUM_EXAMPLES,
             seed=run.seed,
         )
 
@@ -407,10 +408,8 @@ def run_jax(run: Run) -> Any:
             rows, is_padding = _filled(run, drawn)
             if run.fault.loop in ("doubled", "two batches"):
                 second = drawn if run.fault.loop == "doubled" else next(batches)
-                drawn = drawn if run.fault.loop == "doubled" else np.concatenate([drawn, second])
                 other, is_other_padding = _filled(run, second)
                 more = inputs[other], targets[other], is_other_padding
-            recorder.observe_batch(drawn, NUM_EXAMPLES)
             params, state = step(params, state, (inputs[rows], targets[rows], is_padding), more)
     return recorder
 
@@ -421,7 +420,8 @@ def _filled(run: Run, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         batch = np.concatenate([batch, batch])
     if run.fault.loop == "padding":  # padding that is not marked as such
         batch = np.concatenate([batch, np.repeat(batch[:1], max(FILLED - len(batch), 0))])
-    rows = np.pad(batch, (0, MOST - len(batch)), constant_values=-1)
+    most = 2 * MOST if run.fault.loop == "two rows" else MOST
+    rows = np.pad(batch, (0, most - len(batch)), constant_values=-1)
     return rows, rows < 0
 
 
