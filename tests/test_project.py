@@ -125,6 +125,16 @@ def test_pre_commit_uses_the_pinned_versions() -> None:
     assert revisions == {"ruff-pre-commit": f"v{pins['ruff']}", "mirrors-mypy": f"v{pins['mypy']}"}
 
 
+def test_what_is_promised_names_tests_that_exist() -> None:
+    text = (ROOT / "docs" / "promises.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)`(\*?)", text)
+    assert len(named) > 20
+    for path, star in named:
+        tests = (ROOT / path).read_text()
+        assert "\ndef test_" in tests
+        assert "long" in tests or not star, path
+
+
 def test_the_issue_template_asks_for_the_version_and_the_result() -> None:
     text = (ROOT / ".github" / "ISSUE_TEMPLATE" / "bug_report.md").read_text()
     assert "`dpaudit --version`" in text
