@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from _faults import FAULTS, OBSERVERS, TWINS, Fault
+from _unseen_faults import Unseen
 from detection import SIGMAS, STEPS, Line, Runs, causes, required_lines, twin_tasks
 
 __all__ = ["page"]
@@ -62,7 +63,8 @@ These 20 faults are not in the library from which likely causes are drawn (`benc
 What the first cause should say was fixed before the first run, as a pattern; one pattern was narrowed
 afterwards, because it accepted a wrong cause. Each fault ran once, at noise multiplier 1 with 300 steps:
 {right} of {all} first causes are right. Of a first set, also 17 of 20 right, five faults turned out to be
-in the library (three of them right, two wrong) and were replaced.
+in the library (three of them right, two wrong) and were replaced. What became a cause after its first run,
+in which it was not recognized, counts as wrong.
 """
 _IMPOSSIBLE = "-"
 
@@ -167,11 +169,17 @@ def _causes(runs: Runs) -> Iterator[str]:
     found = list(causes(runs))
     if found:
         rows = [
-            [one.fault.text, NAMES[one.observer], cause, "yes" if is_right else "**no**"]
+            [one.fault.text, NAMES[one.observer], cause, _rightness(one, is_right=bool(is_right))]
             for one, cause, is_right in found
         ]
         head = CAUSE_HEAD.format(right=sum(bool(is_right) for *_, is_right in found), all=len(found))
         yield f"{head}\n{_table(['fault', 'observer', 'first likely cause', 'right'], rows)}\n"
+
+
+def _rightness(one: Unseen, *, is_right: bool) -> str:
+    if one.became_cause:
+        return "**no**; a cause since"
+    return "yes" if is_right else "**no**"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
