@@ -97,7 +97,7 @@ def _command(*words: object) -> None:
     if result.exit_code == REFUSED:
         _, is_one, sentence = result.stderr.partition("dpaudit: ")
         assert is_one, result.stderr[:500]
-        _require_sentence(sentence)
+        _require_sentence(sentence.removesuffix("\n"))
 
 
 class Case:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpaudit import _faults
-from dpaudit.errors import DpauditError, IncompleteError
+from dpaudit.errors import DpauditError, IncompleteError, shortened
 
 VIOLATION: Final = 1
 BAD_INPUT: Final = 2
@@ -158,7 +158,7 @@ def _print(sentence: str) -> None:
     # the sentence may quote a file that contains terminal control sequences
     shown = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in sentence)
     with suppress(Exception):
-        sys.stderr.write(f"dpaudit: {shown}\n")
+        sys.stderr.write(f"dpaudit: {shortened(shown)}\n")
         sys.stderr.flush()
 
 
