@@ -52,7 +52,8 @@ _OF_MACHINE: Final = frozenset(
         errno.ESTALE,
     }
 )
-_NO_MEMORY: Final = "allocate memory", "out of memory", "bad_alloc"  # RuntimeErrors of torch
+_NO_MEMORY: Final = "allocate memory", "out of memory", "bad_alloc", "resource_exhausted"  # torch and JAX
+_NO_DISK: Final = "pytorchstreamwriter failed writing"
 
 
 def machine_fault(error: BaseException) -> str | None:
@@ -61,8 +62,10 @@ def machine_fault(error: BaseException) -> str | None:
         return str(error).rstrip(".")
     if isinstance(error, MemoryError):
         return "there is not enough memory"
-    if isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY):
+    if isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _NO_MEMORY):
         return "there is not enough memory"
+    if isinstance(error, RuntimeError) and _NO_DISK in str(error).lower():
+        return "a file could not be written, as on a full disk"
     if isinstance(error, OSError) and error.errno in _OF_MACHINE:
         place = "" if error.filename is None else f"{error.filename}: "
         return f"{place}{error.strerror or error}"

@@ -214,7 +214,7 @@ def favouring(num_steps, num_examples, rate):
 def test_batches_that_are_not_poisson_are_found_by_their_rows(batches, name):
     p_values, missing = found_by_rows(batches, 300)
     assert p_values[name] < 1e-6
-    assert not missing
+    assert all("may be identical" in text for text in missing)
 
 
 @pytest.mark.parametrize("num_different", [300, 250, 100, 10])
@@ -231,37 +231,56 @@ def test_augmented_examples_are_no_finding_and_named():
     batches = poisson(200, 300, 0.1)
     flipped = [2 * batch + (rng.random(batch.size) < 0.5) for batch in batches]
     p_values, missing = found_by_rows(flipped, 300)
-    assert set(p_values) == {"batch-overlap", "repeated-batches"}
-    assert min(p_values.values()) > 0.001
+    assert p_values == {}
     assert ["augmented" in text for text in missing] == [True]
     p_values, missing = found_by_rows([rng.integers(0, 2**60, batch.size) for batch in batches], 300)
     assert p_values == {}
-    assert ["augmentation" in text for text in missing] == [True]
+    assert ["augmented" in text for text in missing] == [True]
+
+
+def test_rows_that_change_during_training_are_no_finding():
+    """Inputs that are coarse at first make the batches of a phase alike."""
+    batches = poisson(200, 300, 0.1)
+    phases = [batch + 300 * (index >= 20) for index, batch in enumerate(batches)]
+    p_values, missing = found_by_rows(phases, 300)
+    assert p_values == {}
+    assert ["augmented" in text for text in missing] == [True]
+    p_values, missing = found_by_rows(phases[17:23], 300)  # not even a pass, with fewer rows than examples
+    assert p_values == {}
+    assert ["fewer than three passes" in text for text in missing] == [True]
+    assert found_by_rows(batches, None)[0] == {}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_sample_rate_that_rises_to_the_claimed_one_is_no_finding(seed):
+    early, late = poisson(150, 2000, 0.05, seed), poisson(150, 2000, 0.1, seed + 10)
+    p_values, _ = found_by_rows([*early, *late], 2000)
+    assert {"batch-overlap", "repeated-batches", "favoured-example"} <= {*p_values}
+    assert min(p_values.values()) > 0.001
 
 
 def test_a_claim_without_sampling_allows_any_batches():
     assert found_by_rows(shuffled(200, 300, 30, is_fixed=True), 300, 1.0) == ({}, [])
 
 
-def test_a_part_of_many_rows_shows_shuffled_epochs_too(monkeypatch):
+def test_more_rows_than_can_be_followed_are_not_tested(monkeypatch):
     monkeypatch.setattr(_row_digests, "_MAX_DIGESTS", 200)
     p_values, missing = found_by_rows(shuffled(100, 300, 30, is_fixed=False), 300)
-    assert p_values["batch-overlap"] < 1e-6
+    assert p_values == {}
     assert ["more than" in text for text in missing] == [True]
-    p_values, _ = found_by_rows(poisson(100, 300, 0.1), 300)
-    assert p_values["batch-overlap"] > 0.001
 
 
 def test_the_overlap_of_rows_is_valid_over_all_placements(monkeypatch):
     """Every way to place two rows in 3 and 2 of 5 steps, all equally likely."""
     monkeypatch.setattr(_row_digests, "_FEWEST_SHARED", 0.0)
+    monkeypatch.setattr(_row_digests, "_FEWEST_PASSES", 0.0)
     found = []
     for first, second in itertools.product(
         itertools.combinations(range(5), 3), itertools.combinations(range(5), 2)
     ):
         batches = [[row for row, steps in enumerate((first, second)) if step in steps] for step in range(5)]
-        found.append(found_by_rows(batches, None)[0])
+        found.append(found_by_rows(batches, 2, 0.5)[0])
     for name in ("batch-overlap", "repeated-batches"):
         values = np.array([p_values[name] for p_values in found])
-        assert values.min() < 1
+        assert values.min() < 1 or name != "batch-overlap"
         assert all(np.mean(values <= level) <= level + 1e-12 for level in values)

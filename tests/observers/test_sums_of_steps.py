@@ -30,7 +30,8 @@ def names(found):
 @jax_is_new
 def test_batches_of_jax_are_tested_by_their_padding_and_rows_alone():
     found = train(num_steps=40).recorder.diagnose()
-    assert {"batch-sizes", "batch-overlap", "repeated-batches"} <= {check.name for check in found.checks}
+    assert "batch-sizes" in {check.name for check in found.checks}
+    assert any("pass num_examples=" in text for text in found.not_covered)
     assert not names(found)
     assert any("pass num_examples=" in text for text in found.not_covered)
 

@@ -16,11 +16,11 @@ from dpaudit.stats._rootfinding import last_true
 from dpaudit.stats.tradeoffs import PiecewiseLinear
 
 _FINE = 1e-3
-_FINEST = 1e-8  # below, differences of delta are rounding errors
+_ROUNDING_MASS = 4e-14  # rounding error of delta, over the mass that all steps may gain by it
 _HUGE = 1e12  # an epsilon above any of interest
 _ROUNDING = 1e-5  # the relative error of epsilon from truncating tails at delta = 1e-10
 _TRUNCATED, _ORDERS = 1e-15, 20  # mass outside of a composition, and moments that bound it: dp-accounting's
-_MOST_LOSSES = 10_000_000
+_MOST_LOSSES = 1_000_000
 _NUM_LINES = 200  # each line costs a pass over the privacy loss distribution
 
 
@@ -35,12 +35,13 @@ def composed(noise_multiplier: float, sample_rate: float, num_steps: int, finer:
     adjacencies = [kinds.REMOVE] if sample_rate == 1 else [kinds.REMOVE, kinds.ADD]
     try:
         steps = [_step(noise_multiplier, sample_rate, interval, adjacency) for adjacency in adjacencies]
+        composed_steps = [_repeated(one, num_steps) for one in steps]
     except (ValueError, ArithmeticError) as error:
         raise InputError(
             "Expected a noise multiplier and sample rate that dp-accounting supports, got "
             f"noise_multiplier={noise_multiplier:g} and sample_rate={sample_rate:g}."
         ) from error
-    return privacy_loss_distribution.PrivacyLossDistribution(*(_repeated(one, num_steps) for one in steps))
+    return privacy_loss_distribution.PrivacyLossDistribution(*composed_steps)
 
 
 def _step(noise_multiplier: float, sample_rate: float, interval: float, adjacency: Any) -> Any:
@@ -71,6 +72,8 @@ def _repeated(pmf: Any, num_steps: int) -> Any:
         return pmf.self_compose(num_steps)
     probs = pmf._probs
     first, last = _sum_range(probs, num_steps)
+    if last - first > _MOST_LOSSES:
+        raise ValueError("too many losses for the memory")
     size = fft.next_fast_len(max(last - first + 1, probs.size), real=True)
     wrapped = fft.irfft(fft.rfft(probs, size) ** num_steps, size)
     total = np.roll(wrapped, -first)[: last - first + 1]
@@ -141,7 +144,16 @@ def _interval(noise_multiplier: float, sample_rate: float, num_steps: int) -> fl
     largest = num_steps * (loss + math.log(sample_rate + (1 - sample_rate) * math.exp(-loss)))
     total = sample_rate * math.sqrt(num_steps * math.expm1(min(mu**2, 100.0)))
     epsilon = min(total**2 / 2 + 4 * total, largest)
-    return max(min(max(_FINE, epsilon * 6e-5), sample_rate * (mu + mu**2 / 2) / 20), _FINEST)
+    usual = min(max(_FINE, epsilon * 6e-5), _spread(noise_multiplier, sample_rate) / 20)
+    # rounding errors of delta become masses, of about 2e-16 / interval at each loss of each step
+    total_range = max(largest, 0.0) - num_steps * math.log1p(-min(sample_rate, 0.5))
+    return max(usual, 2 * math.sqrt(_ROUNDING_MASS * total_range))
+
+
+def _spread(noise_multiplier: float, sample_rate: float) -> float:
+    """Return about the standard deviation of the privacy loss of a step."""
+    mu = 1 / noise_multiplier
+    return sample_rate * (mu + mu**2 / 2)
 
 
 @lru_cache(maxsize=4096)
@@ -176,6 +188,8 @@ def epsilon_below(noise: float, sample_rate: float, num_steps: int, delta: float
     The discretization errs upwards by an amount that falls to a quarter when the interval is halved. The
     truth is below the finer value by a third of the last improvement; here all of it is subtracted.
     """
+    if _interval(noise, sample_rate, num_steps) > _spread(noise, sample_rate) / 2:
+        return 0.0  # rounding errors do not allow for an interval that is fine enough
     coarse = _epsilon(noise, sample_rate, num_steps, delta, 1)
     fine = _epsilon(noise, sample_rate, num_steps, delta, 2)
     if math.isinf(fine):  # the truncated tail has more mass than delta: no lower bound is known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -52,7 +53,13 @@ def _mallopt() -> Callable[[int, int], object]:
 
 def main() -> None:
     """Run the ``dpaudit`` command line."""
-    words = sys.argv[1:]
+    try:
+        _main(sys.argv[1:])
+    except KeyboardInterrupt as error:  # before or after a handler decides; Python would exit with 1
+        os._exit(128 + getattr(error, "number", signal.SIGINT))
+
+
+def _main(words: list[str]) -> None:
     with concluding(words):
         prepare(words)
         # imported here, so that an interrupt or an error during loading has its status, too

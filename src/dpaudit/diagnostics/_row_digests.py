@@ -1,14 +1,16 @@
 """Tests of batches of which only the rows are known, not which examples they are.
 
-A row is recognized by a digest of its numbers. Identical examples have the same digest, and augmentation
-gives an example several. Two tests therefore hold for any of these: under Poisson sampling, a digest is in
-every batch independently with the same unknown probability. Given how often it occurs, the steps in which it
-occurs are a uniformly random set, independently for all digests. The others need the number of examples in
-the data set, which limits how many of them can be identical.
+A row is recognized by a digest of its numbers. Identical examples have the same digest. Under Poisson
+sampling, a digest is in every batch independently with the same probability: given how often it occurs, the
+steps in which it occurs are a uniformly random set, independently for all digests. This holds only if an
+example is always the same row. Augmentation or padding that changes it makes batches of the same phase alike,
+so there are no tests unless the number of examples is given and no more rows than that occur in several
+passes over the data.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,23 +26,30 @@ from dpaudit.diagnostics._participation import chernoff_p_value, hypergeometric
 _MAX_DIGESTS = 2**18  # that are followed; if there are more, every second one is dropped
 _NUM_BUCKETS = 1024  # whose presence is kept for every step
 _BUCKETS_PER_ROW = 4  # so that most buckets are empty
+_FEWEST_PASSES = 3.0  # over the data, after which rows that change have become more than the examples
 _FEWEST_SHARED = 10.0  # expected number of shared rows below which a test shows nothing
 _COPIES_SHARE, _MORE_COPIES = 0.01, 16  # digests beyond the number of examples, for rare coincidences
 _CALL = "pass the batches to recorder.observe_batch(indices, num_examples) in each step"
 _TOO_RARE = (
-    "participation and overlap are not tested, because rows of the batches occur again too rarely, as in a "
-    f"single pass over the data or with augmentation, or in every step: {_CALL}"
+    "participation and overlap are not tested, because rows of the batches occur again too rarely, as in "
+    f"fewer than three passes over the data or with augmentation, or in every step: {_CALL}"
 )
 _NOT_THE_EXAMPLES = (
-    "participation is not tested, because the batches have more different rows than the data set has "
-    f"examples (is num_examples right, or is the data augmented?): {_CALL}"
+    "participation and overlap are not tested, because the batches have more different rows than the data "
+    f"set has examples (is num_examples right, or is the data augmented?): {_CALL}"
 )
 _TOO_MANY = (
     f"participation is not tested, because there are more than {_MAX_DIGESTS:,} different rows: {_CALL}"
 )
 _UNKNOWN_NUMBER = (
-    "whether some examples are drawn more often than others is not tested: pass num_examples=, the number of "
-    "examples in the data set, to observe()"
+    "which examples are drawn is not tested: pass num_examples=, the number of examples in the data set, to "
+    "observe() if each of them is always the same row"
+)
+
+
+_UNRANKED = (
+    "whether some examples are drawn more often than others is not tested, because too many may be "
+    f"identical: {_CALL}"
 )
 
 
@@ -106,22 +115,27 @@ class RowRecord:
         """Run all tests for which rows and claim suffice; return what is not tested, too."""
         if not sample_rate or sample_rate >= 1 or self.num_steps == 0:
             return [], []
-        overlap = batch_overlap_of_rows(self)
-        if overlap is None:
-            return [], [_TOO_RARE]
-        found, missing = [overlap, repeated_rows(self._presences.rows, self._presences.steps)], list[str]()
         if self.num_examples is None:
-            missing.append(_UNKNOWN_NUMBER)
-        elif not self.has_all:
-            missing.append(_TOO_MANY)
-        elif len(self._found) > self.num_examples:
-            missing.append(_NOT_THE_EXAMPLES)
-        else:
-            found += [
-                most_frequent_row(self, self.num_examples, sample_rate),
-                copied_rows(self, self.num_examples),
-            ]
-        return [check for check in found if check is not None], missing
+            return [], [_UNKNOWN_NUMBER]
+        if not self.has_all:
+            return [], [_TOO_MANY]
+        if not self.are_examples:
+            return [], [_NOT_THE_EXAMPLES]
+        overlap = batch_overlap_of_rows(self, sample_rate)
+        if overlap is None or sample_rate * self.num_steps < _FEWEST_PASSES:
+            return [], [_TOO_RARE]
+        found = [
+            overlap,
+            repeated_rows(self._presences.rows, self._presences.steps),
+            most_frequent_row(self, self.num_examples, sample_rate),
+            copied_rows(self, self.num_examples),
+        ]
+        return [check for check in found if check is not None], [_UNRANKED] if found[2] is None else []
+
+    @property
+    def are_examples(self) -> bool:
+        """Whether rows may be examples: there are no more of them."""
+        return self.num_examples is not None and len(self._found) <= self.num_examples
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,11 +173,12 @@ class _DigestCounts:
         return _DigestCounts(*map(np.concatenate, zip(self._each(), more._each(), strict=True)))
 
 
-def batch_overlap_of_rows(record: RowRecord) -> Check | None:
+def batch_overlap_of_rows(record: RowRecord, claimed: float) -> Check | None:
     """Test how many rows consecutive batches share, given how often each row occurs.
 
-    Of a uniformly random set of k out of T steps, the number that follow another one is hypergeometric.
-    Return None if hardly any are expected.
+    Of a uniformly random set of k out of T steps, the number that follow another one is hypergeometric. A
+    sample rate that changes below the claimed one makes rows cluster, too; but then a row is in the next
+    batch at most as often as claimed. Return None if hardly any are expected.
     """
     counts, total = record.counts, record.num_steps
     numbers, multiplicities = np.unique(counts.steps[counts.steps > 1], return_counts=True)
@@ -184,9 +199,13 @@ def batch_overlap_of_rows(record: RowRecord) -> Check | None:
 
     observed = float(counts.next_to.sum())
     ratio = observed / expected
+    p_value = chernoff_p_value(log_mgf, observed, variance)
+    if ratio > 1:
+        rate = min(1.0, claimed * (1 + RESOLUTION))
+        p_value = max(p_value, float(stats.binom.sf(observed - 1, int(counts.steps.sum()), rate)))
     return Check(
         name="batch-overlap",
-        p_value=chernoff_p_value(log_mgf, observed, variance),
+        p_value=p_value,
         sentence=f"Consecutive batches share {ratio:.2g} times as many rows as random batches.",
         estimate=ratio,
     )
@@ -218,10 +237,9 @@ def repeated_rows(present: BoolArray, steps: IntArray) -> Check | None:
     smaller = float(min(present[list(pair)].sum(axis=1)))
     share = most / smaller if smaller else 0.0
 
-    def log_mgf(slopes: FloatArray) -> FloatArray:
-        return np.asarray(np.log1p(np.expm1(slopes)[:, None] * both).sum(axis=1))
-
-    p_value = 1.0 if most <= both.sum() else chernoff_p_value(log_mgf, most, float((both * (1 - both)).sum()))
+    sizes = present.sum(axis=1) / max(float(present.sum()), 1.0)
+    of_pair = np.minimum(1.0, sums * sizes[pair[0]]) * np.minimum(1.0, sums * sizes[pair[1]])
+    p_value = max(_shared_p_value(most, both), _shared_p_value(most, of_pair))  # larger batches share more
     return Check(
         name="repeated-batches",
         p_value=bonferroni(p_value, total * (total - 1) / 2),
@@ -231,15 +249,25 @@ def repeated_rows(present: BoolArray, steps: IntArray) -> Check | None:
     )
 
 
+def _shared_p_value(most: float, both: FloatArray) -> float:
+    """Return the p-value of the number of shared buckets; each is shared with its own probability."""
+
+    def log_mgf(slopes: FloatArray) -> FloatArray:
+        return np.asarray(np.log1p(np.expm1(slopes)[:, None] * both).sum(axis=1))
+
+    return 1.0 if most <= both.sum() else chernoff_p_value(log_mgf, most, float((both * (1 - both)).sum()))
+
+
 def most_frequent_row(record: RowRecord, num_examples: int, claimed: float) -> Check | None:
     """Test the row that occurs most often: binomial, Bonferroni-corrected for all examples.
 
     Identical examples are one row, which occurs more often. At most as many rows can be of several examples
-    as there are examples without a row of their own, so that the next one is tested.
+    as there are examples without a row of their own; a few more are allowed for, such as padding that is not
+    marked. The next one is tested.
     """
     counts, total = record.counts, record.num_steps
     single = np.sort(counts.steps[~counts.has_copies])[::-1]
-    num_identical = num_examples - len(counts.steps)
+    num_identical = num_examples - len(counts.steps) + _num_others(num_examples)
     if single.size <= num_identical:
         return None
     count = int(single[num_identical])
@@ -252,6 +280,11 @@ def most_frequent_row(record: RowRecord, num_examples: int, claimed: float) -> C
     )
 
 
+def _num_others(num_examples: int) -> int:
+    """Return how many rows may be no examples."""
+    return math.ceil(_COPIES_SHARE * num_examples) + _MORE_COPIES
+
+
 def copied_rows(record: RowRecord, num_examples: int) -> Check:
     """Test for examples that are in a batch several times: too many for identical examples.
 
@@ -260,7 +293,7 @@ def copied_rows(record: RowRecord, num_examples: int) -> Check:
     """
     copied = int(np.count_nonzero(record.counts.has_copies))
     surplus = len(record.counts.steps) + copied - num_examples
-    is_found = surplus > _COPIES_SHARE * num_examples + _MORE_COPIES
+    is_found = surplus > _num_others(num_examples)
     return Check(
         name="duplicate-examples",
         p_value=0.0 if is_found else 1.0,

@@ -27,6 +27,7 @@ _ROUNDING = 1e-3  # relative to the limit; far above the rounding error of singl
 _ROUNDINGS = 8.0  # rounding errors of the data type of a sum
 _MAX_PENDING = 64  # drawn batches that wait for their step
 _FEW_TRUNCATED = 8  # steps after which equal sizes of truncated batches are not a coincidence
+_MOST_GUESSED = 0.1  # sample rate up to which the number of examples hardly matters for sizes
 _PADDED_SHARE = 0.2  # of the steps have the same smallest number of rows
 _CHANGED, _LEFT = "changed", "left"
 
@@ -311,13 +312,17 @@ class BatchRecord:
         if not self.tests_sizes or not claimed or len(sizes) < len(self._rows) or sum(sizes) == 0:
             return []
         record, given = ParticipationRecord(), None if self.rows is None else self.rows.num_examples
-        is_given = given is not None and given >= max(sizes)
+        is_given = self.rows is not None and given is not None and given >= max(sizes)
+        if not is_given and claimed > _MOST_GUESSED:
+            return []
         num_examples = max(round(sum(sizes) / (len(sizes) * claimed)), *sizes)
         for size in sizes:
             record.observe_size(size, given if is_given and given is not None else num_examples)
         found = batch_sizes(record)
         checks = [] if found is None else [replace(found, cause=_cause_of_sizes(sizes, found.estimate))]
-        return [*checks, _participation.sample_rate(record, claimed)] if is_given else checks
+        if is_given and self.rows is not None and self.rows.are_examples:
+            checks.append(_participation.sample_rate(record, claimed))
+        return checks
 
     @property
     def _is_truncated(self) -> bool:

@@ -74,6 +74,8 @@ def derive(folder: Path, values: Mapping[str, Any]) -> tuple[str, ...]:
         scores = _scores(folder, values)
         if scores is None:
             return (_NO_SCORES,)
+        if writer == dpaudit.__version__:
+            _require_known(values)
         differences = [*_differences(values, scores), *_verdict_differences(values, scores)]
     except InputError as error:
         if str(folder) in str(error):
@@ -94,6 +96,15 @@ def derive(folder: Path, values: Mapping[str, Any]) -> tuple[str, ...]:
                 f"the run, got {one.stored!s:.200}: one of them has changed."
             )
     return _remarks(differences, "another version" if writer is None else f"version {writer}")
+
+
+def _require_known(values: Mapping[str, Any]) -> None:
+    """Raise if the bound of the verdict has a method of another name than those of this version."""
+    bound = Bound.from_dict(values["bound"])
+    parts = (bound.tradeoff, TradeOff), (bound.inference, Inference), (bound.threshold_rule, ThresholdRule)
+    for part, kind in parts if not isinstance(bound.counts, Guesses) else parts[:1]:
+        if not isinstance(part, kind):
+            raise InputError(f"Expected a method of this version of dpaudit, got {part!s:.80}.")
 
 
 def _scores(folder: Path, values: Mapping[str, Any]) -> StoredScores | None:

@@ -108,9 +108,9 @@ def observe(
     same multiple of it in every step; anything else raises an error. The step may be compiled or not. The
     noise multiplier is read from both functions, and the sample rate from ``sampling`` (a strategy of
     ``jax_privacy.batch_selection``), unless passed here or to ``audit()``. The default of ``max_grad_norm``
-    is the bound that ``grad_fn`` states. Rows of the batches are recognized by their digests; if
-    ``num_examples`` is the number of examples in the data set, more is tested. ``seed`` is the random seed
-    of the audit, by default from the operating system. ``callbacks`` receive the live bound every ``every``
+    is the bound that ``grad_fn`` states. If each example is always the same row, pass ``num_examples``, the
+    number of examples in the data set: then the batches are tested by digests of their rows. ``seed`` is the
+    random seed of the audit, by default from the operating system. ``callbacks`` receive the live bound every ``every``
     steps; they may raise to end the training run. Bound and tests share the error rate of ``confidence``;
     with ``tests=False`` nothing but the scores is tested, and the bound has all of it.
 
