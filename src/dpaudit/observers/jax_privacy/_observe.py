@@ -111,8 +111,8 @@ def observe(
     is the bound that ``grad_fn`` states. If each example is always the same row, pass ``num_examples``, the
     number of examples in the data set: then the batches are tested by digests of their rows. ``seed`` is the
     random seed of the audit, by default from the operating system. ``callbacks`` receive the live bound every
-    ``every`` steps; they may raise to end the training run. Bound and tests share the error rate of ``confidence``;
-    with ``tests=False`` nothing but the scores is tested, and the bound has all of it.
+    ``every`` steps; they may raise to end the training run. Bound and tests share the error rate of
+    ``confidence``; with ``tests=False`` nothing but the scores is tested, and the bound has all of it.
 
     By default there are 1,024 gradient canaries, or half as many as a smaller model has parameters (64 if
     they move, or if code of others clips or wraps the clipping). With ``held_out``, the examples that
