@@ -77,6 +77,13 @@ def test_arrays_give_what_the_loops_of_dp_accounting_give(noise, rate, steps):
     np.testing.assert_allclose(deltas, made.get_delta_for_epsilon(epsilons), rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize(("noise", "truth"), [(3.0, 0.00107), (5.0, 0.0006)])
+def test_rounding_errors_of_tiny_sample_rates_do_not_become_a_lower_bound(noise, truth):
+    """The truth is near that of the central limit theorem, 0.001054 and 0.000591."""
+    assert _pld.epsilon_below(noise, 1e-6, 10**6, 1e-7) <= truth
+    assert _pld.epsilon_above(noise, 1e-6, 10**6, 1e-7) >= 0.98 * truth
+
+
 SETTINGS = [
     (RATE, 300, 1e-5),
     pytest.param(3e-3, 300, 1e-5, marks=pytest.mark.long),
