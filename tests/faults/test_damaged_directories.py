@@ -304,6 +304,7 @@ FORGED = {
         values["bound"].update(confidence=0.9),
         values.update(confidence=0.9),
     ],
+    "bound.inference": lambda values: values["bound"].update(inference={"type": "Unknown"}, epsilon=0.5),
     "claim.epsilon": lambda values: values["claim"].update(epsilon=50.0),
     "noise_multiplier": lambda values: values.update(noise_multiplier=0.5),
     "methods.f-DP(CP).epsilon": lambda values: values["methods"][0].update(epsilon=0.25),
