@@ -98,13 +98,15 @@ class FixedBatch:
         return fixed_indices(self.size)
 
 
-def training(case: Case, hooks: Sequence[Hook] = (), noise_multiplier: float = 1.0) -> Training:
-    """Return the native DP-SGD training run to be measured."""
+def training(
+    case: Case, hooks: Sequence[Hook] = (), noise_multiplier: float = 1.0, num_steps: int = 1_000
+) -> Training:
+    """Return the native DP-SGD training run to be measured; steps after ``num_steps`` are not audited."""
     settings = DPSGD(
         noise_multiplier=noise_multiplier,
         max_grad_norm=CLIP,
         sample_rate=1 / STEPS_PER_EPOCH,
-        num_steps=1_000,
+        num_steps=num_steps,
         optimizer=SGD(learning_rate=LEARNING_RATE),
     )
     batches = FixedBatch(case.batch_size)

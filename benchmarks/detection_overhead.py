@@ -33,10 +33,10 @@ WARM_UP = 3  # steps
 Step = Callable[[], object]
 
 
-def native(case: Case) -> tuple[Step, Step, Step]:
+def native(case: Case, num_steps: int) -> tuple[Step, Step, Step]:
     """Return a plain step, an audited step and the audit of the native engine."""
     audit, tests = OneRun(delta=DELTA, seed=0), Diagnose()
-    plain, audited = training(case), training(case, [audit, tests])
+    plain, audited = training(case), training(case, [audit, tests], num_steps=num_steps)
     return plain.step, audited.step, audit.recorder.audit  # the training run attached the audit
 
 
@@ -112,7 +112,7 @@ def main() -> int:
     steps = arguments.steps
     with contextlib.ExitStack() as undo:
         kinds = {
-            f"native {MLP.name}": (arguments.native_steps, lambda: native(MLP)),
+            f"native {MLP.name}": (arguments.native_steps, lambda: native(MLP, arguments.native_steps)),
             "Opacus ConvNet": (steps, lambda: opacus(CONV_NET, "hooks", steps, undo)),
             "Opacus ConvNet, ghost": (steps, lambda: opacus(CONV_NET, "ghost", steps, undo)),
         }

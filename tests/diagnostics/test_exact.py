@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 from scipy import stats
 from statistical_limits import LEVEL, room, share_room
 
+from dpaudit.diagnostics import Diagnostics
+from dpaudit.diagnostics._data_tests import _block_correlation
+from dpaudit.diagnostics._dependence_tests import _log_evidence, _most_log_evidence, _products, low_rank_noise
 from dpaudit.diagnostics._diagnosis import holm
+from dpaudit.diagnostics._lattice_tests import _sorted
+from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._p_values import (
     RESOLUTION,
+    HeadTailBuffer,
     bonferroni,
     claim_p_value,
     share_p_value,
@@ -176,3 +182,85 @@ def test_a_chernoff_bound_is_of_the_right_order_far_out():
 @given(st.floats(0, 1), st.integers(1, 1000))
 def test_the_smallest_of_many_is_corrected_for_all_of_them(p_value, count):
     assert bonferroni(p_value, count) == min(1.0, p_value * count)
+
+
+# What is computed in a faster way is the same.
+
+
+def recorded(noise):
+    record = NoiseRecord()
+    for row in noise:
+        record.observe(row)
+    return record
+
+
+@pytest.mark.parametrize("ends", [[7], [32], [53], [40, 21]])
+def test_products_at_all_offsets_and_distances_are_those_of_all_pairs(ends):
+    rng = np.random.default_rng(0)
+    signs = rng.integers(-1, 2, (sum(ends), 9)).astype(np.float32)
+    edges = np.cumsum([0, *ends]).tolist()
+    parts = [slice(first, last) for first, last in itertools.pairwise(edges)]
+    found = {lag: (sums, count) for lag, sums, count in _products(signs, parts)}
+    assert list(found) == list(range(min(17, max(ends))))
+    for lag, (sums, count) in found.items():
+        pairs = [pair for part in parts for pair in zip(signs[part], signs[part][lag:], strict=False)]
+        assert count == len(pairs)
+        assert sums.tolist() == sum(np.correlate(later, one, "full") for one, later in pairs).tolist()
+
+
+def test_the_evidence_of_low_rank_is_below_its_fast_bound():
+    rng = np.random.default_rng(0)
+    for rank in (2, 20, 60):
+        signs = np.sign(rng.standard_normal((60, rank)) @ rng.standard_normal((rank, 60)))
+        gram, slopes = signs @ signs.T / 60, [0.002, 0.01, 0.05]
+        most = _most_log_evidence(gram, 1.0, slopes)
+        assert all(
+            _log_evidence(gram, 1.0, slope) <= bound for slope, bound in zip(slopes, most, strict=True)
+        )
+
+
+def test_correct_noise_needs_no_decomposition_for_its_rank(monkeypatch):
+    rng, calls = np.random.default_rng(0), []
+    cholesky = np.linalg.cholesky
+    monkeypatch.setattr(np.linalg, "cholesky", lambda matrix: calls.append(0) or cholesky(matrix))
+    assert low_rank_noise(recorded(rng.standard_normal((100, 100)))).p_value == 1.0
+    assert calls == []
+    low = rng.standard_normal((100, 9)) @ rng.standard_normal((9, 100)) / 3
+    assert low_rank_noise(recorded(low)).p_value < 1e-12
+    assert calls != []
+
+
+def test_numbers_are_sorted_with_their_errors():
+    rng = np.random.default_rng(0)
+    values = np.abs(np.concatenate([rng.standard_normal(3000), 100 * rng.standard_normal(50), np.zeros(9)]))
+    errors = 2.0 ** rng.integers(-20, -10, values.size)
+    ordered, order = _sorted(values, 0.9 * errors)
+    assert np.allclose(ordered, np.sort(values), rtol=2.0**-45, atol=0)
+    assert order[ordered > 0].tolist() == errors[np.argsort(values, kind="stable")][9:].tolist()
+
+
+@pytest.mark.parametrize("count", [16, 18, 23, 61])
+def test_ranks_are_compared_within_blocks(count):
+    rng = np.random.default_rng(count)
+    energies, given = rng.random(count), rng.integers(0, 5, count).astype(float)
+    ranks, covariance, variance = stats.rankdata(given), 0.0, 0.0
+    for start in range(0, count - 2, 8):
+        own, other = (part[start : start + 8] for part in (energies, ranks))
+        matrix = np.cov(stats.rankdata(own), other)
+        covariance += matrix[0, 1] * (own.size - 1)
+        variance += matrix[0, 0] * matrix[1, 1] * (own.size - 1)
+    assert _block_correlation(energies, given)[0] == pytest.approx(covariance / math.sqrt(variance))
+
+
+def test_a_diagnosis_collects_the_kept_noise_once_and_forgets_it(monkeypatch):
+    collected, rows = [], HeadTailBuffer.rows
+    monkeypatch.setattr(
+        HeadTailBuffer, "rows", property(lambda buffer: collected.append(buffer) or rows.fget(buffer))
+    )
+    record, rng = Diagnostics(), np.random.default_rng(0)
+    for _ in range(70):
+        record.observe_noise(rng.standard_normal(20), known=rng.standard_normal(20))
+    first = record.diagnose()
+    assert len(collected) == len(set(collected)) == 2  # the noise, and the sums
+    record.observe_noise(np.full(20, 9.0), known=np.zeros(20))
+    assert record.diagnose() != first

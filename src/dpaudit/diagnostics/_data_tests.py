@@ -61,16 +61,19 @@ def _block_correlation(energies: FloatArray, given: FloatArray) -> tuple[float, 
     """Return the standardized covariance of ranks within blocks, and their correlation; None if constant."""
     ranks = stats.rankdata(given)
     covariance = variance = left = right = 0.0
-    for start in range(0, energies.size, _BLOCK):
-        block = slice(start, start + _BLOCK)
-        own, other = stats.rankdata(energies[block]), ranks[block]
-        if own.size < 3:
+    end = energies.size // _BLOCK * _BLOCK
+    for part in (slice(0, end), slice(end, energies.size)):  # whole blocks, and the rest
+        size = min(_BLOCK, energies[part].size)
+        if size < 3:
             continue
-        own, other = own - own.mean(), other - other.mean()
-        squares, others = float(own @ own), float(other @ other)
-        covariance += float(own @ other)
-        variance += squares * others / (own.size - 1)
-        left, right = left + squares, right + others
+        own = stats.rankdata(energies[part].reshape(-1, size), axis=1)
+        own -= own.mean(axis=1, keepdims=True)
+        other = ranks[part].reshape(-1, size)
+        other = other - other.mean(axis=1, keepdims=True)
+        squares, others = (own * own).sum(axis=1), (other * other).sum(axis=1)
+        covariance += float((own * other).sum())
+        variance += float((squares * others).sum()) / (size - 1)
+        left, right = left + float(squares.sum()), right + float(others.sum())
     if variance <= 0:
         return None
     return covariance / math.sqrt(variance), covariance / math.sqrt(left * right)
@@ -87,7 +90,7 @@ def noise_by_sum(record: NoiseRecord) -> Check | None:
     The p-value is corrected for all sums and totals: half of the error rate belongs to the totals of the same
     step and of the step before, the likeliest ones, the other half to all others.
     """
-    rows, steps = record.sketches.rows, record.sketches.steps
+    rows, steps = record.rows, record.sketches.steps
     found = []
     for sums, words in ((record.known, "sum"), (record.known_examples, "sum of the examples")):
         if sums is None or not sums.any():
@@ -124,8 +127,11 @@ def _with_sums_before(
     """Yield the noise of steps with the sums of ``lag`` steps before."""
     if lag == _OLDER:
         later = rows[_OLDER:]
-        sums = np.cumsum(known, axis=0, dtype=np.float64)[: len(later)]
-        yield later, sums / np.arange(1, len(later) + 1)[:, None]
+        total, means = np.zeros(known.shape[1]), np.empty(later.shape)
+        for index, mean in enumerate(means):  # much faster than a cumulative sum over the first axis
+            total += known[index]
+            np.divide(total, index + 1, out=mean)
+        yield later, means
         return
     for part in segments(steps):
         yield rows[part][lag:], known[part][: max(0, len(known[part]) - lag)]
@@ -136,7 +142,9 @@ def _sum_p_values(pairs: list[tuple[ScoreArray, ScoreArray]], resolution: float)
     products = np.concatenate([np.einsum("ti,ti->t", noise, sums) for noise, sums in pairs])
     weighted = [noise * sums for noise, sums in pairs]
     spread = np.sqrt(np.concatenate([np.einsum("ti,ti->t", part, part) for part in weighted]))
-    sizes = np.concatenate([np.abs(sums).sum(axis=1) for _, sums in pairs])
+    sizes = np.concatenate(
+        [np.abs(sums, out=part).sum(axis=1) for (_, sums), part in zip(pairs, weighted, strict=True)]
+    )
     squares = sum(float(np.vdot(sums, sums)) for _, sums in pairs)
     is_used = spread > 0
     count = int(np.count_nonzero(is_used))

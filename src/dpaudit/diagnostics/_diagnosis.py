@@ -151,17 +151,18 @@ class Diagnostics:
         """Run all tests; a correct training run has any finding with probability at most 1 - confidence."""
         _validate.confidence(confidence)
         noise, participation = self._noise, self._participation
-        checks = noise_checks(noise, confidence) + participation_checks(participation, self.sample_rate)
-        if not checks:
-            raise InputError("Expected at least one observed step, got none: did training run?")
-        found = noise_amount(noise, confidence) if noise.num_steps else None
-        return Diagnosis.of(
-            checks,
-            confidence=confidence,
-            noise=found,
-            notes=self._notes(found),
-            not_covered=self._not_covered(),
-        )
+        with noise.sharing():
+            checks = noise_checks(noise, confidence) + participation_checks(participation, self.sample_rate)
+            if not checks:
+                raise InputError("Expected at least one observed step, got none: did training run?")
+            found = noise_amount(noise, confidence) if noise.num_steps else None
+            return Diagnosis.of(
+                checks,
+                confidence=confidence,
+                noise=found,
+                notes=self._notes(found),
+                not_covered=self._not_covered(),
+            )
 
     def _not_covered(self) -> list[str]:
         if self._noise.num_steps == 0:

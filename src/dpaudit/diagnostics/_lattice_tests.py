@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.diagnostics._noise_record import NoiseRecord
@@ -34,6 +35,7 @@ _CODES, _EXPONENT_BIAS = 64, 48  # exponents of errors from -48 to 15
 _NUM_OUTSIDE = 1 / 32  # share of the largest numbers, whose density varies too much
 _MAX_NUMBERS, _MAX_PAIRS = 2**21, 2**15
 _DISTANCES = (1, 8)  # distances of two numbers that one Box-Muller transformation returns; 8 in torch
+_PLACES_PER_UNIT = 2.0**14  # places on which numbers are sorted first
 _SUSPICIOUS = 1e-3  # p-values above it need no explanation
 
 
@@ -43,9 +45,8 @@ def tied_noise(record: NoiseRecord) -> Check | None:
     A tie is a gap between neighbors, in order of size, of at most the sum of their rounding errors. The
     expected number follows from the density of the numbers themselves, so no scale is assumed.
     """
-    rows, errors = _with_errors(record)
-    stride = -(-rows.size // _MAX_NUMBERS)
-    rows, errors = rows[::stride], errors[::stride]
+    stride = -(-record.rows.size // _MAX_NUMBERS)
+    rows, errors = _with_errors(record, slice(None, None, stride))
     values, order = np.abs(rows).ravel(), errors.ravel()
     is_tested = _is_tested(values, order)
     p_value, share, count = _tie_p_value(values[is_tested], order[is_tested])
@@ -69,10 +70,11 @@ def tied_pairs(record: NoiseRecord) -> Check | None:
 
     The p-value is corrected for the distances of the two numbers and for radii and angles.
     """
-    rows, errors = _with_errors(record)
-    found, names = [], []
-    for name, first, second in _pairs(record, rows.shape[1]):
-        steps = slice(0, max(1, _MAX_PAIRS // first.size))
+    pairs, found, names = _pairs(record, record.rows.shape[1]), [], []
+    most = max((_num_steps(first) for _, first, _ in pairs), default=1)
+    rows, errors = _with_errors(record, slice(0, most))
+    for name, first, second in pairs:
+        steps = slice(0, _num_steps(first))
         x, y = rows[steps, first].ravel(), rows[steps, second].ravel()
         x_error, y_error = errors[steps, first].ravel(), errors[steps, second].ravel()
         squares = x * x + y * y
@@ -103,10 +105,15 @@ def is_coarse(record: NoiseRecord) -> BoolArray:
     return result
 
 
-def _with_errors(record: NoiseRecord) -> tuple[FloatArray, FloatArray]:
-    """Return the noise of all kept steps and the rounding error of each number."""
-    rows, known = record.sketches.rows.astype(np.float64), record.known
-    released = np.abs(rows if known is None else rows + known)
+def _num_steps(coordinates: IntArray) -> int:
+    """Return how many steps are enough for the largest number of pairs."""
+    return max(1, _MAX_PAIRS // coordinates.size)
+
+
+def _with_errors(record: NoiseRecord, steps: slice) -> tuple[FloatArray, FloatArray]:
+    """Return the noise of some of the kept steps and the rounding error of each number."""
+    rows, known = record.rows[steps].astype(np.float64), record.known
+    released = np.abs(rows if known is None else rows + known[steps])
     own = _SINGLE_ERROR * np.maximum(
         1.0, np.abs(rows)
     )  # noise in single precision, which is also how it is kept
@@ -149,10 +156,22 @@ def _sorted(values: FloatArray, errors: FloatArray) -> tuple[FloatArray, FloatAr
     codes = np.clip(exponents, 0, _CODES - 1).astype(np.uint64)
     keys = values.view(np.uint64) & ~np.uint64(_CODES - 1)
     keys |= codes
-    keys.sort()
+    keys = _sorted_keys(keys, values)
     codes = keys & np.uint64(_CODES - 1)
     table = np.ldexp(1.0, np.arange(_CODES) - _EXPONENT_BIAS)
     return (keys - codes).view(np.float64), table[codes.astype(np.int64)]
+
+
+def _sorted_keys(keys: npt.NDArray[np.uint64], values: FloatArray) -> npt.NDArray[np.uint64]:
+    """Return the keys of nonnegative numbers in order.
+
+    Sorting them first by 16 bits, for which there is a radix sort, takes half the time: what remains is to
+    sort within short runs.
+    """
+    places = np.minimum(values * _PLACES_PER_UNIT, 2.0**16 - 1).astype(np.uint16)
+    ordered = keys[np.argsort(places, kind="stable")]
+    ordered.sort(kind="stable")
+    return ordered
 
 
 def _poisson_p_value(count: float, mean: float) -> float:

@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.diagnostics._number_formats import SINGLE, FormatCheck
-from dpaudit.diagnostics._p_values import RESOLUTION, HeadTailBuffer, fixed_rng, sure_signs
+from dpaudit.diagnostics._p_values import RESOLUTION, HeadTailBuffer, fixed_rng, sure_signs, sure_single_signs
 from dpaudit.errors import InputError
 
 Leaves = Mapping[str, int] | Sequence[int]
@@ -28,6 +29,7 @@ _PREFIX = 256  # leading coordinates of each leaf that are compared with those o
 _MAX_COMPARED = 64  # leaves that are compared with each other
 _SKETCH = 1024  # coordinates that are kept for every step
 _OLD_SKETCH = 512  # in version 0.1, whose states may be loaded
+_Array = TypeVar("_Array")
 COVARIATES = ("batch_size", "sum_norm", "longest", "num_canaries")
 """Numbers of a step on which its noise must not depend."""
 # attributes of a record that its state holds unchanged
@@ -69,6 +71,7 @@ class NoiseRecord:
         """The largest absolute noise of each step, and of how many coordinates."""
         self.covariates: dict[str, list[float]] = {name: [] for name in COVARIATES}
         self._leaves: Leaves | None = None  # of the latest step
+        self._shared: dict[str, Any] | None = None  # arrays that several tests need, during the tests
 
     @property
     def num_steps(self) -> int:
@@ -85,15 +88,46 @@ class NoiseRecord:
         """The sum of all squares."""
         return float(sum(self.step_energies))
 
+    @contextmanager
+    def sharing(self) -> Iterator[None]:
+        """Compute each array that several tests need once for all tests inside the block."""
+        self._shared = {}
+        try:
+            yield
+        finally:
+            self._shared = None
+
+    def once(self, name: str, compute: Callable[[], _Array]) -> _Array:
+        """Return what ``compute`` returns; inside :meth:`sharing` it is called once per name.
+
+        Tests must not change what they get.
+        """
+        if self._shared is None:
+            return compute()
+        if name not in self._shared:
+            self._shared[name] = compute()
+        found: _Array = self._shared[name]
+        return found
+
+    @property
+    def rows(self) -> npt.NDArray[np.float32]:
+        """The noise of all kept steps at the coordinates of a sketch: steps x coordinates."""
+        return self.once("rows", lambda: self.sketches.rows)
+
+    @property
+    def signs(self) -> npt.NDArray[np.float32]:
+        """The signs of :attr:`rows`; 0 where rounding may have flipped a sign."""
+        return self.once("signs", lambda: sure_single_signs(self.rows, self.resolution))
+
     @property
     def known(self) -> npt.NDArray[np.float32] | None:
         """The known sums of the steps of the sketches, in claimed standard deviations; None if unknown."""
-        return self._complete(self.sums)
+        return self.once("known", lambda: self._complete(self.sums))
 
     @property
     def known_examples(self) -> npt.NDArray[np.float32] | None:
         """The part of the known sums that examples contribute; None if unknown."""
-        return self._complete(self.examples)
+        return self.once("examples", lambda: self._complete(self.examples))
 
     def _complete(self, rows: HeadTailBuffer) -> npt.NDArray[np.float32] | None:
         return rows.rows if self.num_steps and rows.num_seen == self.num_steps else None

@@ -22,7 +22,7 @@ from scipy import stats
 from dpaudit import _validate
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
 from dpaudit.diagnostics._data_tests import DATA_TESTS
-from dpaudit.diagnostics._dependence_tests import DEPENDENCE_TESTS, MAX_LAG, segments
+from dpaudit.diagnostics._dependence_tests import DEPENDENCE_TESTS, MAX_LAG, SingleArray, segments
 from dpaudit.diagnostics._lattice_tests import LATTICE_TESTS
 from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._p_values import (
@@ -34,7 +34,6 @@ from dpaudit.diagnostics._p_values import (
     sign_correlation,
     sign_p_value,
     sign_sum_p_value,
-    sure_signs,
 )
 from dpaudit.diagnostics._shape_tests import SHAPE_TESTS
 
@@ -190,34 +189,34 @@ def _others(part: str, p_values: FloatArray) -> str:
 
 def repeated_noise(record: NoiseRecord) -> Check | None:
     """Test the pair of steps whose signs agree, or differ, most often: binomial."""
-    rows = record.sketches.rows.astype(np.float64)
-    num_rows, count = rows.shape
+    num_rows, count = record.rows.shape
     if num_rows < 2 or count < 2:
         return None
     steps = record.sketches.steps
-    first, second, counts = _most_alike(sure_signs(rows, record.resolution))
+    first, second, counts = _most_alike(record.signs)
     p_value = bonferroni(float(sign_p_value(*counts, count)), num_rows * (num_rows - 1) / 2)
     estimate = float(sign_correlation(*counts))
     sentence = f"The noise of steps {steps[first]} and {steps[second]} has a correlation of {estimate:.2g}."
     return Check(
         name="repeated-noise",
         p_value=p_value,
-        sentence=(_repetition(rows, steps) if p_value <= _SUSPICIOUS else None) or sentence,
+        sentence=(_repetition(record.rows, steps) if p_value <= _SUSPICIOUS else None) or sentence,
         estimate=estimate,
     )
 
 
-def _most_alike(signs: FloatArray) -> tuple[int, int, tuple[int, int]]:
+def _most_alike(signs: SingleArray) -> tuple[int, int, tuple[int, int]]:
     """Return the pair of rows with the smallest p-value, and how many of its signs agree and differ.
 
     The search counts a coordinate without a sure sign in either row twice, so it may narrowly miss the best
     pair. This is conservative: the p-value belongs to the pair found.
     """
-    single = signs.astype(np.float32)
-    sure = np.abs(single).sum(axis=1)
+    sure = np.abs(signs).sum(axis=1)
     best, pair = -np.inf, (0, 1)
-    for block, dots, is_earlier in pairwise_products(single):
-        extremes = np.abs(dots) + sure[block][:, None] + sure[: dots.shape[1]]
+    for block, dots, is_earlier in pairwise_products(signs):
+        extremes = np.abs(dots, out=dots)
+        extremes += sure[block][:, None]
+        extremes += sure[: dots.shape[1]]
         extremes[~is_earlier] = -np.inf
         later, earlier = np.unravel_index(int(extremes.argmax()), extremes.shape)
         if extremes[later, earlier] > best:
@@ -227,8 +226,9 @@ def _most_alike(signs: FloatArray) -> tuple[int, int, tuple[int, int]]:
     return *pair, (agreeing, differing)
 
 
-def _repetition(rows: FloatArray, steps: IntArray) -> str | None:
+def _repetition(noise: SingleArray, steps: IntArray) -> str | None:
     """Describe rows that repeat, exactly or as a multiple; None if no two rows are that similar."""
+    rows = noise.astype(np.float64)
     lengths = np.linalg.norm(rows, axis=1)
     same, multiple = _earlier(rows, lengths)
     later = np.flatnonzero(multiple >= 0)
@@ -284,15 +284,14 @@ def lagged_correlation(record: NoiseRecord) -> Check | None:
     num_lags = min(MAX_LAG, record.num_steps - 1)
     if num_lags < 1:
         return None
-    signs = sure_signs(record.sketches.rows, record.resolution).astype(np.float32)
-    parts = [signs[part] for part in segments(record.sketches.steps)]
+    parts = [record.signs[part] for part in segments(record.sketches.steps)]
+    parts_sure = [part != 0 for part in parts]
     found = []
     for lag in range(1, num_lags + 1):
-        pairs = [(part[:-lag], part[lag:]) for part in parts if len(part) > lag]
-        total = sum(float(np.vdot(one, other)) for one, other in pairs)
-        sure = sum(float(np.vdot(np.abs(one), np.abs(other))) for one, other in pairs)
+        total = sum(float(np.vdot(part[:-lag], part[lag:])) for part in parts)
+        sure = sum(float(np.count_nonzero(part[:-lag] & part[lag:])) for part in parts_sure)
         counts = (sure + total) / 2, (sure - total) / 2
-        size = sum(one.size for one, _ in pairs)
+        size = sum(part[lag:].size for part in parts)
         found.append((float(sign_p_value(*counts, size)), lag, float(sign_correlation(*counts))))
     p_value, lag, estimate = min(found)
     apart = "consecutive steps" if lag == 1 else f"steps {lag} apart"
@@ -348,7 +347,7 @@ def coordinate_correlation(record: NoiseRecord) -> Check | None:
         sentence="Coordinates share noise, or its mean is nonzero: squared sums of signs "
         f"over a leaf are {share:.3g} times those of independent coordinates.",
         estimate=share,
-        cause=_cause_of_mean(record.sketches.rows.mean(axis=1, dtype=np.float64)),
+        cause=_cause_of_mean(record.rows.mean(axis=1, dtype=np.float64)),
     )
 
 

@@ -126,6 +126,11 @@ def sure_signs(noise: ScoreArray, resolution: float) -> FloatArray:
     return np.subtract(noise > resolution, noise < -resolution, dtype=np.float64)
 
 
+def sure_single_signs(noise: npt.NDArray[np.float32], resolution: float) -> npt.NDArray[np.float32]:
+    """Return the same in single precision, in which sums of up to 2^24 signs are exact."""
+    return np.subtract(noise > resolution, noise < -resolution, dtype=np.float32)
+
+
 def sign_p_value(agreeing: ArrayLike, differing: ArrayLike, count: ArrayLike) -> FloatArray:
     """Return the binomial p-value of this many of ``count`` pairs of signs that agree, or that differ.
 

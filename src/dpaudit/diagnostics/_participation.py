@@ -320,7 +320,10 @@ def _candidates(present: npt.NDArray[np.float32], sizes: FloatArray) -> Iterator
     """Yield the pairs with the largest overlap for their sizes; omitting others only raises p-values."""
     for block, shared, is_earlier in pairwise_products(present):
         expected = np.outer(sizes[block], sizes[: block[-1] + 1]) / present.shape[1]
-        excess = np.where(is_earlier, (shared - expected) / np.sqrt(expected + 1), -np.inf)
+        excess = shared - expected
+        expected += 1
+        excess /= np.sqrt(expected, out=expected)
+        excess[~is_earlier] = -np.inf
         rows = _largest(excess.max(axis=1))  # the largest entries are in the rows with the largest maxima
         for index in _largest(excess[rows].ravel()):
             later, earlier = rows[index // shared.shape[1]], index % shared.shape[1]

@@ -13,8 +13,8 @@ import math
 import numpy as np
 from scipy import special, stats
 
-from dpaudit._types import FloatArray
-from dpaudit.diagnostics._dependence_tests import scaled
+from dpaudit._types import FloatArray, ScoreArray
+from dpaudit.diagnostics._dependence_tests import SingleArray, scaled_noise
 from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._p_values import Check, bonferroni, uniform_p_value
 
@@ -34,7 +34,7 @@ def noise_shape(record: NoiseRecord) -> Check | None:
 
     The scales of coordinates and steps cancel, so neither a claimed nor an estimated variance is needed.
     """
-    ratios = _cross_ratios(record.sketches.rows.astype(np.float64))
+    ratios = _cross_ratios(record.rows)
     if ratios is None:
         return None
     levels = cross_ratio_cdf(ratios)
@@ -62,14 +62,15 @@ def cross_ratio_cdf(ratios: FloatArray) -> FloatArray:
     return np.clip(np.where(ratios == 0, 0.0, np.where(np.isinf(ratios), 1.0, values)), 0.0, 1.0)
 
 
-def _cross_ratios(rows: FloatArray) -> FloatArray | None:
+def _cross_ratios(rows: SingleArray) -> FloatArray | None:
     """Return absolute logarithms of cross ratios from disjoint blocks.
 
     Coordinates or steps of zeros have no cross ratio, nor do equal steps, which another test detects.
     """
     if min(rows.shape) < 2:
         return None
-    even = rows[: len(rows) // 2 * 2, : rows.shape[1] // 2 * 2]
+    num_pairs = min(len(rows) // 2, -(-_MAX_RATIOS // (rows.shape[1] // 2)))  # of steps
+    even = rows[: 2 * num_pairs, : rows.shape[1] // 2 * 2].astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(np.abs(even))
         across = logs[:, ::2] - logs[:, 1::2]
@@ -105,13 +106,13 @@ def noise_tails(record: NoiseRecord) -> Check | None:
 
     Too few are counted in claimed standard deviations, or in those of the whole run if they are smaller.
     """
-    rows = record.sketches.rows.astype(np.float64)
+    rows = record.rows
     if min(rows.shape) < _MIN_SIZE or record.energy == 0:
         return None
     few = _beyond(rows, _FEW)
     expected = 2 * stats.norm.sf((_FEW + record.resolution) / _scale(record))
     p_few = np.asarray(stats.binom.cdf(few, rows.size, expected))
-    many = _beyond(scaled(rows), _MANY)
+    many = _beyond(scaled_noise(record), _MANY)
     usual = 2 * stats.norm.sf(_MANY - 2 * record.resolution)
     p_many = np.asarray(stats.binom.sf(many - 1, rows.size, usual))
     p_value = min(float(p_few.min()), float(p_many.min()))
@@ -135,12 +136,13 @@ def _scale(record: NoiseRecord) -> float:
     return min(1.0, math.sqrt(record.energy / record.count))
 
 
-def _beyond(rows: FloatArray, thresholds: FloatArray) -> FloatArray:
-    """Return how many absolute values are above each threshold."""
-    values = np.abs(rows)
-    values = np.sort(values[values > thresholds[0]])
-    found: FloatArray = values.size - np.searchsorted(values, thresholds, side="right").astype(np.float64)
-    return found
+def _beyond(rows: ScoreArray, thresholds: FloatArray) -> FloatArray:
+    """Return how many absolute values are above each of the thresholds, which increase."""
+    values, found = np.abs(rows).ravel(), []
+    for threshold in thresholds:
+        values = values[values > threshold]
+        found.append(float(values.size))
+    return np.asarray(found)
 
 
 SHAPE_TESTS = (noise_shape, missing_tail, noise_tails)
