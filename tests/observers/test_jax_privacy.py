@@ -515,6 +515,7 @@ def test_a_resumed_training_has_as_many_canaries_as_before():
     recorder.load_state_dict(state)
     loop(*made)(2)
     assert recorder.state_dict()["scores"].shape == (4, 8)
+    assert any("of the first 2 steps are not tested" in text for text in recorder.diagnose().not_covered)
     *_, other = observe(*private(), num_canaries=16, **given)
     with pytest.raises(dpaudit.InputError, match=r"num_canaries=16, .* got one with 8: pass num_canaries=8"):
         other.load_state_dict(state)

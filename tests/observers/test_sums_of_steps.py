@@ -1,20 +1,26 @@
 """Observers besides that of Opacus check sums and batches too, or say that they do not."""
 
+import io
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from jax_runs import DELTA, INPUTS, NUM_EXAMPLES, RATE, TARGETS, private, start, train
+from rich.console import Console
 from statistical_limits import LEVEL
 from torch import nn
 
 import dpaudit
+from dpaudit.cli._result_table import print_result
 from dpaudit.diagnostics import Diagnosis
+from dpaudit.diagnostics._row_digests import RowRecord
 from dpaudit.diagnostics._sum_checks import BatchRecord, StepSum, SumRecord
 from dpaudit.observers import jax_privacy
 from dpaudit.observers.jax_privacy._clipping import JaxClip
 from dpaudit.observers.step import observe_step
+from dpaudit.report import Run
 from dpaudit.training import DPSGD, SGD, Diagnose, Training
 from dpaudit.training.data import Dataset
 from dpaudit.training.faults import Unclipped
@@ -80,6 +86,7 @@ def test_shuffled_epochs_are_found_in_jax_by_the_rows_of_batches():
     assert {"batch-sizes", "batch-overlap"} <= names(found)
     assert {"favoured-example", "duplicate-examples", "sample-rate"} <= {one.name for one in found.checks}
     assert not found.not_covered
+    assert ["always the same row" in text for text in found.assumptions] == [True]
 
 
 @jax_is_new
@@ -89,7 +96,10 @@ def test_several_rows_an_example_are_found_in_jax():
 
 
 @jax_is_new
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint8, np.int32, bool, np.complex64])
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float32, np.float16, np.uint8, np.int32, bool, np.complex64, jnp.int4, jnp.uint2, jnp.float4_e2m1fn],
+)
 def test_digests_of_rows_are_equal_for_equal_rows_only(dtype):
     rows = np.random.default_rng(0).integers(0, 2, (40, 12))
     rows = np.concatenate([np.unique(rows, axis=0)[:30], rows[:1] * 0 + 1])[[*range(31), 3, 7, 7]]
@@ -102,6 +112,67 @@ def test_digests_of_rows_are_equal_for_equal_rows_only(dtype):
     assert found[:33].any(axis=1).all()
     other = clip.digests(({}, (rows.astype(dtype), np.zeros(34))), {})
     assert (np.asarray(other) != found).any(axis=1).all()  # targets belong to the row
+
+
+@jax_is_new
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, jnp.int4])
+def test_digests_of_rows_do_not_depend_on_zeros_at_the_end_of_any_axis(dtype):
+    rows = np.random.default_rng(0).integers(1, 4, (5, 3, 4))
+    clip, targets = JaxClip(private()[0]), np.arange(5)
+    short, long, moved = (
+        np.asarray(clip.digests(({}, (np.pad(rows, [(0, 0), *sizes]).astype(dtype), targets)), {}))
+        for sizes in ([(0, 0), (0, 0)], [(0, 3), (0, 5)], [(1, 0), (0, 0)])
+    )
+    assert (short == long).all()
+    assert (short != moved).any(axis=1).all()  # zeros at the beginning move all numbers
+
+
+def rows_of(batches, num_examples):
+    """The record of an observer that knows the rows of these batches, but not their examples."""
+    record = BatchRecord("which examples are unknown")
+    record.tests_sizes, record.rows = True, RowRecord(num_examples)
+    for batch in batches:
+        record.use(len(batch))
+        record.rows.observe(np.asarray(batch, np.uint64) + np.uint64(1))
+    return record.results(**CLAIMED)
+
+
+def test_what_tests_of_rows_assume_is_part_of_the_result():
+    rng = np.random.default_rng(0)
+    batches = [np.flatnonzero(rng.random(NUM_EXAMPLES) < RATE) for _ in range(60)]
+    found = rows_of(batches, NUM_EXAMPLES)
+    (text,) = found.assumptions
+    assert text.startswith(
+        "each example is always the same row, and num_examples=200 is the number of examples"
+    )
+    assert rows_of(batches[:10], NUM_EXAMPLES).assumptions == (text.split(", and ")[1],)  # sizes alone
+    assert rows_of(batches, None).assumptions == ()
+    scores = dpaudit.Observations.from_presence(rng.standard_normal(900), rng.random(900) < 0.5)
+    result = dpaudit.audit(scores, claim=dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=DELTA))
+    result = result.joined(Diagnosis.of((), confidence=0.99).joined(found))
+    run, screen = Run.of(result, name=""), Console(file=io.StringIO(), width=400)
+    print_result(screen, result.to_dict())
+    for shown in (result, result.diagnosis, screen.file.getvalue(), run.assumptions):
+        assert text in str(shown)
+    for values in (result.to_dict(), run.to_dict()):
+        assert values["diagnosis"]["assumptions"] == [text]
+
+
+@pytest.mark.parametrize(
+    ("is_exact", "sample_rate", "text"),
+    [(False, RATE, "is_padding_example="), (True, 0.4, "pass num_examples="), (True, RATE, None)],
+)
+def test_sizes_that_are_not_tested_are_named(is_exact, sample_rate, text):
+    record = BatchRecord("which examples are unknown")
+    record.tests_sizes = True
+    for size in (9, 10, 12, 7):
+        record.use(size, is_exact=is_exact)
+    found = record.results(noise_multiplier=1.0, sample_rate=sample_rate)
+    assert [one.name for one in found.checks] == ([] if text else ["batch-sizes"])
+    gaps = [one for one in found.not_covered if one.startswith("batch sizes are not tested")]
+    assert [text in gap for gap in gaps] == ([True] if text else [])
+    sure = record.results(noise_multiplier=1.0, sample_rate=1.0)  # every batch is the whole data set
+    assert sure.not_covered == ("which examples are unknown",)
 
 
 @pytest.fixture

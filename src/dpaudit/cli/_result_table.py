@@ -56,7 +56,7 @@ def print_result(console: Console, values: _Values, more: Sequence[tuple[str, st
         *([("", _MORE)] if verdict is Verdict.UNDERPOWERED else []),
         *_listed("finding", [f"{one['name']}: {one['sentence']}" for one in _findings(values)]),
         *_listed("cause", values.get("likely_causes", ())),
-        *_listed("assumes", bound.assumptions),
+        *_listed("assumes", [*bound.assumptions, *(values.get("diagnosis") or {}).get("assumptions", ())]),
         *_listed("not covered", values.get("not_covered", ())),
     ]
     print_labelled(console, [*rows, *more])

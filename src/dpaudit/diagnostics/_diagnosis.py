@@ -68,6 +68,8 @@ class CheckResults:
     notes: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
     """Sentences that name what could not be checked, and why."""
+    assumptions: tuple[str, ...] = ()
+    """What the tests rest on besides the claim, and cannot check."""
 
 
 class Diagnostics:
@@ -216,6 +218,8 @@ class Diagnosis:
     """The amount of noise; None if no noise was observed."""
     not_covered: tuple[str, ...] = ()
     """Sentences that name what could not be checked, and why."""
+    assumptions: tuple[str, ...] = ()
+    """What the tests rest on besides the claim, and cannot check."""
 
     @classmethod
     def of(
@@ -227,6 +231,7 @@ class Diagnosis:
         notes: Sequence[str] = (),
         noise: Amount | None = None,
         not_covered: Sequence[str] = (),
+        assumptions: Sequence[str] = (),
     ) -> Diagnosis:
         """Return the diagnosis of these tests, with Holm's correction, and of findings that need no test."""
         adjusted = holm([check.p_value for check in checks])
@@ -242,6 +247,7 @@ class Diagnosis:
             notes=tuple(notes),
             noise=noise,
             not_covered=tuple(not_covered),
+            assumptions=tuple(assumptions),
         )
 
     def joined(self, *others: CheckResults) -> Diagnosis:
@@ -255,6 +261,7 @@ class Diagnosis:
             notes=[*self.notes, *(note for other in others for note in other.notes)],
             noise=self.noise,
             not_covered=[*self.not_covered, *(one for other in others for one in other.not_covered)],
+            assumptions=[*self.assumptions, *(one for other in others for one in other.assumptions)],
         )
 
     def likely_causes(self, **known: Any) -> tuple[str, ...]:
@@ -280,6 +287,7 @@ class Diagnosis:
         if len(self.findings) > 1:
             lines.append("  The first finding is the most certain; the others may follow from it.")
         lines += [f"  possible cause: {cause}" for cause in self.likely_causes()]
+        lines += [f"  assumes: {text}" for text in self.assumptions]
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
     def table(self) -> str:
@@ -306,6 +314,7 @@ class Diagnosis:
             ],
             "notes": list(self.notes),
             "not_covered": list(self.not_covered),
+            "assumptions": list(self.assumptions),
             "likely_causes": list(self.likely_causes()),
             "noise": None if noise is None else dict(vars(noise)),
         }

@@ -133,6 +133,16 @@ class RowRecord:
         return [check for check in found if check is not None], [_UNRANKED] if found[2] is None else []
 
     @property
+    def assumption(self) -> str:
+        """What all tests of rows assume, and what none of them can show."""
+        return f"each example is always the same row, and {self.size_assumption}"
+
+    @property
+    def size_assumption(self) -> str:
+        """What tests that use the number of examples assume."""
+        return f"num_examples={self.num_examples} is the number of examples in the data set"
+
+    @property
     def are_examples(self) -> bool:
         """Whether rows may be examples: there are no more of them."""
         return self.num_examples is not None and len(self._found) <= self.num_examples

@@ -29,6 +29,14 @@ _MAX_PENDING = 64  # drawn batches that wait for their step
 _FEW_TRUNCATED = 8  # steps after which equal sizes of truncated batches are not a coincidence
 _MOST_GUESSED = 0.1  # sample rate up to which the number of examples hardly matters for sizes
 _PADDED_SHARE = 0.2  # of the steps have the same smallest number of rows
+_UNMARKED = (
+    "batch sizes are not tested, because the number of rows may include padding: mark it by "
+    "is_padding_example= in each call of the gradient function"
+)
+_UNKNOWN_SIZE = (
+    f"batch sizes are not tested, because the sample rate is above {_MOST_GUESSED:g} and the number of "
+    "examples is unknown or smaller than a batch: pass num_examples= to observe()"
+)
 _CHANGED, _LEFT = "changed", "left"
 
 
@@ -280,12 +288,16 @@ class BatchRecord:
     def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
         """Return findings about rows and batches; see ``RunCheck``."""
         del noise_multiplier
-        checks, notes, not_covered = list[Check](), list[str](), tuple[str, ...]()
-        record = self.participation
+        found, record = CheckResults(), self.participation
         if record.num_steps:
             checks, notes = participation_checks(record, sample_rate), _rate_notes(record, sample_rate)
+            found = CheckResults(checks=tuple(checks), notes=tuple(notes))
         elif self.unobserved is not None:
-            checks, not_covered = self._row_checks(self.unobserved, sample_rate)
+            found = self._row_results(self.unobserved, sample_rate)
+        return replace(found, certain=tuple(self._findings()), notes=(*found.notes, *self._notes()))
+
+    def _notes(self) -> list[str]:
+        notes = []
         if self._num_joined:
             notes.append(f"{self._num_joined} of {self._num_steps} steps use several draws of the sampler.")
         if self._fewer.count and not self._is_truncated:
@@ -293,28 +305,41 @@ class BatchRecord:
                 f"Fewer rows were clipped than examples drawn in {self._fewer.count} of {self._num_steps} "
                 f"steps: {self._fewer.sentence}."
             )
-        certain = tuple(self._findings())
+        return notes
+
+    def _row_results(self, unobserved: str, sample_rate: float | None) -> CheckResults:
+        """Test batches of which only the rows are known."""
+        of_rows, missing = ([], []) if self.rows is None else self.rows.checks(sample_rate)
+        of_sizes, why_not = self._size_checks(sample_rate)
+        gaps = missing or ([] if of_rows else [unobserved])
+        assumed = []
+        if self.rows is not None and of_rows:
+            assumed = [self.rows.assumption]
+        elif self.rows is not None and of_sizes and self.rows.num_examples is not None:
+            assumed = [self.rows.size_assumption]
         return CheckResults(
-            checks=tuple(checks), certain=certain, notes=tuple(notes), not_covered=not_covered
+            checks=(*of_sizes, *of_rows),
+            not_covered=(*gaps, *([why_not] if why_not else [])),
+            assumptions=tuple(assumed),
         )
 
-    def _row_checks(self, unobserved: str, sample_rate: float | None) -> tuple[list[Check], tuple[str, ...]]:
-        """Test batches of which only the rows are known; return what is not tested, too."""
-        checks, missing = ([], []) if self.rows is None else self.rows.checks(sample_rate)
-        return self._size_checks(sample_rate) + checks, tuple(missing) or (() if checks else (unobserved,))
-
-    def _size_checks(self, claimed: float | None) -> list[Check]:
+    def _size_checks(self, claimed: float | None) -> tuple[list[Check], str]:
         """Test how much the sizes of batches vary, if only the number of rows of each step is known.
 
-        The number of examples, if not given, is derived from the mean size and the sample rate.
+        The number of examples, if not given, is derived from the mean size and the sample rate. Return why
+        there are no tests, too, unless it is obvious.
         """
         sizes = [rows for rows in self._rows if rows is not None]
-        if not self.tests_sizes or not claimed or len(sizes) < len(self._rows) or sum(sizes) == 0:
-            return []
+        if not self.tests_sizes or not claimed or claimed >= 1:
+            return [], ""
+        if len(sizes) < len(self._rows):
+            return [], _UNMARKED
+        if sum(sizes) == 0:
+            return [], ""
         record, given = ParticipationRecord(), None if self.rows is None else self.rows.num_examples
         is_given = self.rows is not None and given is not None and given >= max(sizes)
         if not is_given and claimed > _MOST_GUESSED:
-            return []
+            return [], _UNKNOWN_SIZE
         num_examples = max(round(sum(sizes) / (len(sizes) * claimed)), *sizes)
         for size in sizes:
             record.observe_size(size, given if is_given and given is not None else num_examples)
@@ -322,7 +347,7 @@ class BatchRecord:
         checks = [] if found is None else [replace(found, cause=_cause_of_sizes(sizes, found.estimate))]
         if is_given and self.rows is not None and self.rows.are_examples:
             checks.append(_participation.sample_rate(record, claimed))
-        return checks
+        return checks, ""
 
     @property
     def _is_truncated(self) -> bool:

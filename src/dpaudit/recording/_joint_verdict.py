@@ -20,6 +20,7 @@ from dpaudit.canaries import Mixed
 from dpaudit.diagnostics import CheckResults, Diagnosis
 from dpaudit.diagnostics._diagnosis import share_error
 from dpaudit.recording._claim_source import ClaimSource, TrainingInfo, claimed_mu
+from dpaudit.recording._noise_log import NoiseLog
 from dpaudit.recording._signal_and_noise import NO_NOISE, NoiseTests, RunCheck, UntestedError
 from dpaudit.stats import Result
 
@@ -32,6 +33,10 @@ _NOT_WANTED = _UNTESTED + "the audit was set up with tests=False"
 _NO_LOG = _UNTESTED + "only the scores of this run were recorded"
 _NOT_GAUSSIAN = _UNTESTED + "the claim is not about Gaussian noise"
 _NO_SHARE = _UNTESTED + "the resumed run began with the whole error rate for the bound"
+_RESUMED = (
+    "noise, sums and batches of the first {count:,} steps are not tested: the run was resumed, and the state "
+    "of a recorder holds nothing but scores"
+)
 _STOPPED = _UNTESTED + "a bound was shown before the end, so the run may have ended because of its noise"
 _DRAWN = "how batches are drawn is not tested"
 _SAMPLING = f"{_DRAWN}: the claim assumes Poisson sampling, and scores of single steps do not depend on it"
@@ -60,6 +65,8 @@ class RunTests:
         self, noise: NoiseTests | None, checks: Sequence[RunCheck], claims: ClaimSource, *, wanted: bool
     ) -> None:
         self.noise, self._checks, self._claims, self._wanted = noise, tuple(checks), claims, wanted
+        self.num_resumed = 0
+        """The number of steps that were recorded before the run was resumed."""
 
     @property
     def exist(self) -> bool:
@@ -89,7 +96,13 @@ class RunTests:
             found = self.noise.diagnose(
                 noise_multiplier=claimed, confidence=confidence, has_signal=has_signal
             )
-        return found.joined(*self._results(claimed))
+        return found.joined(self._before_resumption(), *self._results(claimed))
+
+    def _before_resumption(self) -> CheckResults:
+        """Return what is not tested because a state does not hold it; a training hook has its own state."""
+        if self.num_resumed == 0 or not isinstance(self.noise, NoiseLog):
+            return CheckResults()
+        return CheckResults(not_covered=(_RESUMED.format(count=self.num_resumed),))
 
     def _certain(self, result: Result, confidence: float) -> Diagnosis | None:
         """Return findings that need no statistics and hold whenever the run ended; None if there are none."""

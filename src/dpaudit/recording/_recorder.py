@@ -410,6 +410,7 @@ class Recorder:
                 self.confidence = _validate.confidence(state.get("joint_confidence", self._bets.level))
                 self._tests_level = remaining_level(self._bets.level, self.confidence)
             self._log.load(scores, present)
+            self._tests.num_resumed = len(self._log)
             # a state that does not record whether the bound was shown counts as shown
             self._shown.early = _validate.flag("looked", state["looked"])
             self._shown.any = _validate.flag("shown", state.get("shown", True))

@@ -302,6 +302,7 @@ class WholeRunRecorder:
         with _validate.restoring("a recorder", state):
             require_resumable([state["present"]], self.present.size)
             self._ratios.load_state_dict(state)
+            self._tests.num_resumed = self.num_done
             if "joined" in state:
                 self._joined, self._absent = (RunningMoments(*state[side]) for side in ("joined", "absent"))
 

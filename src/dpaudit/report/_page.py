@@ -170,7 +170,7 @@ def _grounds(run: Run) -> Html:
     entries: list[tuple[str, Html]] = [(label, element("p", text)) for label, text in summary(run)]
     lists = (
         ("possible causes", run.likely_causes),
-        ("assumes", run.bound.assumptions),
+        ("assumes", run.assumptions),
         ("not covered", run.not_covered),
         ("notes", run.notes),
     )

@@ -198,6 +198,7 @@ def _diagnosis(values: Mapping[str, Any]) -> Diagnosis:
             for one in _items(values, "findings", Mapping)
         ),
         notes=tuple(_items(values, "notes", str)),
+        assumptions=tuple(_items(values, "assumptions", str)),
     )
 
 

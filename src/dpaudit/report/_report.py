@@ -140,7 +140,7 @@ def _section(run: Run) -> Iterator[str]:
     yield _table(("", ""), summary(run))
     lists = (
         ("Possible causes", run.likely_causes),
-        ("Assumes", run.bound.assumptions),
+        ("Assumes", run.assumptions),
         ("Not covered", run.not_covered),
         ("Notes", run.notes),
         ("Diagnostics", _diagnosis(run)),

@@ -157,6 +157,11 @@ class Run:
         )
 
     @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the bound and the tests assume."""
+        return (*self.bound.assumptions, *(() if self.diagnosis is None else self.diagnosis.assumptions))
+
+    @property
     def verdict_bound(self) -> MethodBound:
         """The bound that the verdict rests on, as one of the methods."""
         return MethodBound("verdict", self.bound, self.bound.epsilon)
@@ -194,6 +199,7 @@ class Run:
             "findings": [{key: getattr(one, key) for key in keys} for one in diagnosis.findings],
             "likely_causes": list(self.likely_causes),
             "notes": list(diagnosis.notes),
+            "assumptions": list(diagnosis.assumptions),
         }
 
 

@@ -167,7 +167,7 @@ class Result:
         return [
             ("finding", tuple(map(str, self.findings))),
             ("possible cause", self.likely_causes()),
-            ("assumes", self.bound.assumptions),
+            ("assumes", (*self.bound.assumptions, *(self.diagnosis.assumptions if self.diagnosis else ()))),
             ("not covered", self.not_covered),
             ("note", (*self.notes, *(() if self.diagnosis is None else self.diagnosis.notes))),
         ]

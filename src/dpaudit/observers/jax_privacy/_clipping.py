@@ -189,11 +189,15 @@ class JaxClip:
 
 @jax.jit
 def _digests(leaves: list[jax.Array], padding: jax.Array) -> jax.Array:
-    """Return 64 bits per row, from products of all its words with random odd numbers."""
+    """Return 64 bits per row, from products of all its words with random odd numbers.
+
+    Zeros at the end of any axis change nothing: an example is the same row however far its batch is padded.
+    """
     first = second = jnp.ones(len(leaves[0]), jnp.uint32)
     for number, leaf in enumerate(leaves):
         words = _words(leaf)
-        odd = np.random.default_rng(number).integers(0, 2**31, (2, words.shape[1]), np.uint32) * 2 + 1
+        odd = _odd_numbers(number, words.shape[1:])
+        words = words.reshape(len(words), -1)
         mixed = words * odd[0]
         mixed = (mixed ^ (mixed >> 15)) * np.uint32(0x85EBCA6B)
         first = first * np.uint32(31) + jnp.sum(mixed, axis=1, dtype=jnp.uint32)
@@ -202,18 +206,30 @@ def _digests(leaves: list[jax.Array], padding: jax.Array) -> jax.Array:
     return jnp.where(jnp.asarray(padding, bool)[:, None], jnp.uint32(0), both)
 
 
+def _odd_numbers(number: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Return two random odd numbers for each place of a row, 2 x places, in any larger row the same."""
+    found = np.ones((2, *shape), np.uint32)
+    for axis, size in enumerate((1, *shape)):
+        drawn = np.random.default_rng([number, axis]).integers(0, 2**31, (size, 2), np.uint32) * 2 + 1
+        found *= drawn.T.reshape(2, *(size if place == axis else 1 for place in range(1, len(shape) + 1)))
+    return found.reshape(2, -1)
+
+
 def _words(leaf: jax.Array) -> jax.Array:
-    """Return the bits of each row as 32-bit numbers, rows x words."""
+    """Return the bits of each row as 32-bit numbers, one or two for each of its numbers."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     if jnp.iscomplexobj(leaf):
         leaf = jnp.stack([leaf.real, leaf.imag], axis=-1)
     if leaf.dtype == bool:
         leaf = leaf.astype(jnp.uint8)
+    is_whole = jnp.issubdtype(leaf.dtype, jnp.integer)
+    limits: Any = (jnp.iinfo if is_whole else jnp.finfo)(leaf.dtype)
+    if limits.bits < 8:  # numbers that share a byte have no bits of their own
+        leaf = leaf.astype(jnp.int8 if is_whole else jnp.float32)
     bits = 8 * leaf.dtype.itemsize
     unsigned = jnp.uint32 if bits > 32 else jnp.dtype(f"uint{bits}")
-    words = jax.lax.bitcast_convert_type(leaf, unsigned)
-    return words.reshape(len(leaf), -1).astype(jnp.uint32)
+    return jax.lax.bitcast_convert_type(leaf, unsigned).astype(jnp.uint32)
 
 
 def _with_arguments(args: Sequence[Any], new: Mapping[int, Any]) -> list[Any]:
