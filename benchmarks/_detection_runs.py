@@ -337,41 +337,15 @@ def replace_noise(run: Run, module: Any, optimizer: Any) -> None:
 def run_jax(run: Run) -> Any:
     import jax  # noqa: PLC0415  # not needed by processes that run other observers
     import jax.numpy as jnp  # noqa: PLC0415
-    import optax  # noqa: PLC0415
     from jax_privacy import clipped_grad, noise_addition  # noqa: PLC0415
 
     from dpaudit.observers import jax_privacy  # noqa: PLC0415
 
     jax.config.update("jax_disable_most_optimizations", True)  # compiling takes longer than running here
-
-    def loss(params: Any, x: Any, y: Any) -> Any:
-        hidden = jnp.tanh(x @ params["fc1.weight"].T + params["fc1.bias"])
-        hidden = jnp.tanh(hidden @ params["fc2.weight"].T + params["fc2.bias"])
-        logits = hidden @ params["out.weight"].T + params["out.bias"]
-        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-
-    def own_privatizer(noise: np.ndarray) -> Any:
-        """Return a privatizer of a developer; its state is the number of the step and the last sum."""
-
-        def init(params: Any) -> Any:
-            return jnp.array(0), jax.tree.map(jnp.zeros_like, params)
-
-        def update(total: Any, state: Any, info: Any = None) -> Any:
-            index, last = state
-            batch, raw = info
-            own = dict(zip(LEAVES, _split(jnp.asarray(noise)[index] * run.noise_factor(batch)), strict=True))
-            noisy = {
-                name: run.rounded(total[name] + own[name] + run.added(last[name], raw[name]))
-                for name in LEAVES
-            }
-            return noisy, (index + 1, total)
-
-        return optax.GradientTransformation(init, update)
-
     with clipping_of(run, jnp) if run.has_own_clipping else nullcontext():
-        grad_fn = clipped_grad(loss, l2_clip_norm=NORM, batch_argnums=(1, 2))
+        grad_fn = clipped_grad(jax_loss, l2_clip_norm=NORM, batch_argnums=(1, 2))
         if run.has_own_noise:
-            privatizer = own_privatizer(run.draw_noise())
+            privatizer = own_privatizer(run, run.draw_noise())
         else:
             std = run.std * grad_fn.sensitivity()
             privatizer = noise_addition.gaussian_privatizer(stddev=std, prng_key=run.seed)
@@ -385,33 +359,76 @@ def run_jax(run: Run) -> Any:
             num_examples=NUM_EXAMPLES,
             seed=run.seed,
         )
-
-        @jax.jit
-        def step(params: Any, state: Any, batch: Any, more: Any) -> Any:
-            x, y, is_padding = batch
-            gradient = grad_fn(params, x, y, is_padding_example=is_padding)
-            if more is not None:
-                second = grad_fn(params, *more[:2], is_padding_example=more[2])
-                gradient = jax.tree.map(jnp.add, gradient, second)
-            info = _info(jax, loss, params, batch) if run.has_own_noise else None
-            noisy, state = privatizer.update(gradient, state, info)
-            return jax.tree.map(lambda p, g: p - 0.005 / EXPECTED * g, params, noisy), state
-
-        params = {
-            name: jnp.asarray(value.detach().numpy())
-            for name, value in plain_model(run.seed).named_parameters()
-        }
-        state, (inputs, targets) = privatizer.init(params), examples(run.seed)
-        batches = iter(run.batches())
-        for _ in range(run.num_steps):
-            drawn, more = next(batches), None
-            rows, is_padding = _filled(run, drawn)
-            if run.fault.loop in ("doubled", "two batches"):
-                second = drawn if run.fault.loop == "doubled" else next(batches)
-                other, is_other_padding = _filled(run, second)
-                more = inputs[other], targets[other], is_other_padding
-            params, state = step(params, state, (inputs[rows], targets[rows], is_padding), more)
+        train_jax(run, jax_step(run, grad_fn, privatizer), privatizer)
     return recorder
+
+
+def jax_loss(params: Any, x: Any, y: Any) -> Any:
+    import jax.numpy as jnp  # noqa: PLC0415
+    import optax  # noqa: PLC0415
+
+    hidden = jnp.tanh(x @ params["fc1.weight"].T + params["fc1.bias"])
+    hidden = jnp.tanh(hidden @ params["fc2.weight"].T + params["fc2.bias"])
+    logits = hidden @ params["out.weight"].T + params["out.bias"]
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+
+def own_privatizer(run: Run, noise: np.ndarray) -> Any:
+    """Return a privatizer of a developer; its state is the number of the step and the last sum."""
+    import jax  # noqa: PLC0415
+    import jax.numpy as jnp  # noqa: PLC0415
+    import optax  # noqa: PLC0415
+
+    def init(params: Any) -> Any:
+        return jnp.array(0), jax.tree.map(jnp.zeros_like, params)
+
+    def update(total: Any, state: Any, info: Any = None) -> Any:
+        index, last = state
+        batch, raw = info
+        own = dict(zip(LEAVES, _split(jnp.asarray(noise)[index] * run.noise_factor(batch)), strict=True))
+        noisy = {
+            name: run.rounded(total[name] + own[name] + run.added(last[name], raw[name])) for name in LEAVES
+        }
+        return noisy, (index + 1, total)
+
+    return optax.GradientTransformation(init, update)
+
+
+def jax_step(run: Run, grad_fn: Any, privatizer: Any) -> Callable[..., Any]:
+    """Return a compiled step on one batch, or on two whose gradients are added."""
+    import jax  # noqa: PLC0415
+    import jax.numpy as jnp  # noqa: PLC0415
+
+    @jax.jit
+    def step(params: Any, state: Any, batch: Any, more: Any) -> Any:
+        x, y, is_padding = batch
+        gradient = grad_fn(params, x, y, is_padding_example=is_padding)
+        if more is not None:
+            second = grad_fn(params, *more[:2], is_padding_example=more[2])
+            gradient = jax.tree.map(jnp.add, gradient, second)
+        info = _info(jax, jax_loss, params, batch) if run.has_own_noise else None
+        noisy, state = privatizer.update(gradient, state, info)
+        return jax.tree.map(lambda p, g: p - 0.005 / EXPECTED * g, params, noisy), state
+
+    return step
+
+
+def train_jax(run: Run, step: Callable[..., Any], privatizer: Any) -> None:
+    """Run the training loop, in which some faults use a batch twice or two batches per step."""
+    import jax.numpy as jnp  # noqa: PLC0415
+
+    named = plain_model(run.seed).named_parameters()
+    params = {name: jnp.asarray(value.detach().numpy()) for name, value in named}
+    state, (inputs, targets) = privatizer.init(params), examples(run.seed)
+    batches = iter(run.batches())
+    for _ in range(run.num_steps):
+        drawn, more = next(batches), None
+        rows, is_padding = _filled(run, drawn)
+        if run.fault.loop in ("doubled", "two batches"):
+            second = drawn if run.fault.loop == "doubled" else next(batches)
+            other, is_other_padding = _filled(run, second)
+            more = inputs[other], targets[other], is_other_padding
+        params, state = step(params, state, (inputs[rows], targets[rows], is_padding), more)
 
 
 def _filled(run: Run, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

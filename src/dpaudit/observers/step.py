@@ -141,17 +141,9 @@ def _run_steps(
     if not isinstance(claim, Claim):
         raise InputError(f"Expected claim to be a Claim such as Claim.gaussian(...), got {claim!r}.")
     eps, largest = precision(like)
-    layout = replace(layout, largest=largest / norm)
-    if layout.num_parameters != gradients.shape[1]:
-        raise InputError(
-            f"Expected leaves with {gradients.shape[1]} entries in all, like a gradient, got "
-            f"{layout.num_parameters}."
-        )
+    layout = _fitting(replace(layout, largest=largest / norm), gradients)
     drawn = _DrawnCanaries(draws, layout)
-    mu, residuals = claimed_mu(claim), None
-    if mu is not None:
-        rounding, own = sum_rounding(gradients, norm), draws.rng(0, _OWN_NOISE)
-        residuals = Residuals(max_grad_norm=norm, std=norm / mu, leaves=leaves, rounding=rounding, rng=own)
+    residuals = _residuals(claim, gradients, norm, leaves, draws)
     recorder = Recorder(
         claim=claim,
         num_steps=num_steps,
@@ -167,16 +159,37 @@ def _run_steps(
     others = clipped_sum(as_numpy(gradients), norm)
     for index in range(num_steps):
         directions, present = drawn.directions(index), draws.coins(index)
-        lengths = norm * draws.canary.lengths(directions)
         raw = release(drawn.rows(index, norm), present)
         released = divisor * raw - others
         recorder.record(directions.project(released) / norm, present)
         if residuals is not None:
+            lengths = norm * draws.canary.lengths(directions)
             residuals.observe(released, others, directions, present, lengths, raw=raw)
     if others.any() and not draws.canary.moving:
         recorded = recorder.state_dict()
         require_known_sum(recorded["scores"], recorded["present"], draws.canary.num_variants)
     return recorder
+
+
+def _fitting(layout: ParameterLayout, gradients: Any) -> ParameterLayout:
+    """Return the layout, or raise if it is not that of the gradients."""
+    if layout.num_parameters != gradients.shape[1]:
+        raise InputError(
+            f"Expected leaves with {gradients.shape[1]} entries in all, like a gradient, got "
+            f"{layout.num_parameters}."
+        )
+    return layout
+
+
+def _residuals(
+    claim: Claim, gradients: Any, norm: float, leaves: Leaves | None, draws: Draws
+) -> Residuals | None:
+    """Return what tests the noise of all steps; None if the claim is not about Gaussian noise."""
+    mu = claimed_mu(claim)
+    if mu is None:
+        return None
+    rounding, own = sum_rounding(gradients, norm), draws.rng(0, _OWN_NOISE)
+    return Residuals(max_grad_norm=norm, std=norm / mu, leaves=leaves, rounding=rounding, rng=own)
 
 
 class _DrawnCanaries:
