@@ -35,6 +35,7 @@ _LOG_EVIDENCE = 14.0  # at which the test of all products is most sensitive: a p
 _SHARES = (2.0, 1.0, 0.5, 1 / 16, 1 / 256)  # of the most sensitive slope
 _MAX_SLOPE = 0.2
 _ROUNDING = 1e-6  # of a bound on the evidence, which is computed in another order
+_USUAL = 0.5  # of the mean excess, above which steps at most distances share directions
 _DRIFT_BLOCK = 32  # steps
 _DRIFT_LEVEL = 1e-4
 
@@ -179,6 +180,23 @@ def low_rank_noise(record: NoiseRecord) -> Check | None:
         sentence="The noise of different steps shares directions: squared products of steps are "
         f"{share:.3g} times those of independent noise.",
         estimate=share,
+        cause=_cause_of_lag(squares, share) if log_mean > 0 else "",
+    )
+
+
+def _cause_of_lag(squares: FloatArray, share: float) -> str:
+    """Return the cause if only steps at certain distances share directions; empty if most of them do.
+
+    In a smaller space, the products of all pairs of steps are larger, whatever their distance.
+    """
+    excess = np.array([float(np.sum(np.diagonal(squares, -lag) - 1)) for lag in range(1, len(squares))])
+    counts = np.arange(len(squares) - 1, 0, -1)
+    if float(np.median(excess / counts)) > _USUAL * (share - 1):
+        return ""
+    lag = int(np.argmax(excess)) + 1
+    return (
+        f"the noise of {'consecutive steps' if lag == 1 else f'steps {lag} apart'} is correlated: is noise "
+        "from earlier steps reused or subtracted?"
     )
 
 

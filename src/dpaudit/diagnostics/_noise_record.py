@@ -49,6 +49,8 @@ class NoiseRecord:
         """The sum of squares of each coordinate."""
         self.step_energies: list[float] = []
         """The sum of squares of each step."""
+        self.step_sums: list[float] = []
+        """The sum of the noise of each step; not a number if it was not kept."""
         self.sum_energy = 0.0
         """The squared sum of signs of each leaf in each step, over the leaf's size, summed."""
         self.agreeing: FloatArray
@@ -178,6 +180,7 @@ class NoiseRecord:
         self.resolution = max(self.resolution, rounding)
         self.energies += squares
         self.step_energies.append(energy)
+        self.step_sums.append(float(noise.sum()))
         signs = sure_signs(noise, max(RESOLUTION, rounding))
         self._add_sums(signs)
         self._add_pairs(signs)
@@ -252,6 +255,7 @@ class NoiseRecord:
             "leaves": dict(self.layout.leaves),
             **{name: copy(getattr(self, name)) for name in _SUMS},
             **{name: deepcopy(getattr(self, name)) for name in _LATER},
+            "step_sums": list(self.step_sums),
             "sketches": self.sketches.state_dict(),
             "sums": self.sums.state_dict(),
             "examples": self.examples.state_dict(),
@@ -267,6 +271,7 @@ class NoiseRecord:
         self._start(Layout.of(state["num_parameters"], state["leaves"], width))
         for name in _SUMS:
             setattr(self, name, copy(state[name]))
+        self.step_sums = list(state.get("step_sums", [np.nan] * self.num_steps))
         self.sketches.load_state_dict(state["sketches"])
         if "sums" in state:
             self.sums.load_state_dict(state["sums"])
