@@ -1,10 +1,10 @@
-"""Noise that is too regular is found, whatever its scales; correct noise is accused as seldom as p-values say."""
+"""Noise that is too regular is found; correct noise of any scales is accused as seldom as p-values say."""
 
 import numpy as np
 import pytest
 from scipy import special, stats
 from statistical_limits import most_flagged
-from test_noise_faults import LEAVES, SIZE, STEPS, diagnosed, normal
+from test_noise_faults import LEAVES, SIZE, diagnosed, normal
 
 from dpaudit.diagnostics import Diagnostics, likely_causes
 from dpaudit.diagnostics._data_tests import missing_direction

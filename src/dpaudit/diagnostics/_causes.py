@@ -73,8 +73,8 @@ _CAUSE_OF_FINDING = {
     "balanced-noise": "is the noise centered, as by subtracting its mean, or stratified, as in a Latin "
     "hypercube or a quasi-random sequence?",
     "constant-norm": "is the noise normalized to a fixed norm, or stratified?",
-    "missing-direction": "is the noise projected, so that a direction has none, such as that of the sum or of "
-    "an earlier release?",
+    "missing-direction": "is the noise projected, so that a direction has none, such as that of the sum or "
+    "of an earlier release?",
     "noise-by-batch": "is the standard deviation of the noise computed from the batch?",
     "noise-by-sum": "is a sum or gradient left over from another step, or added again after the noise?",
     "repeated-noise": "is the generator reseeded during training, with a constant or one of a few seeds?",

@@ -164,7 +164,8 @@ def _products(record: NoiseRecord) -> Iterator[_Products]:
 
 def _before(part: slice, lag: int) -> int:
     """Return how many of these consecutive steps have another of them ``lag`` steps later."""
-    return max(0, part.stop - part.start - lag)
+    count: int = part.stop - part.start - lag
+    return max(0, count)
 
 
 def _earlier_means(sums: ScoreArray) -> FloatArray:
@@ -220,7 +221,7 @@ def _sum_p_values(found: _Products, resolution: float) -> list[tuple[float, floa
 
 
 def missing_direction(record: NoiseRecord) -> Check | None:
-    """Test how much noise there is in the direction of earlier vectors and of the sum: chi-square, too little.
+    """Test how much noise there is in the direction of the sum and of earlier vectors: chi-square.
 
     These vectors are the sums of :func:`noise_by_sum`, the release and the noise of the step before, and the
     sum of all earlier releases, from which the weights follow. The noise of a step is independent of them. So

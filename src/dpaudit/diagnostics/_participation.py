@@ -178,7 +178,7 @@ def participation_checks(record: ParticipationRecord, claimed: float | None) -> 
 
 
 def batch_sizes(record: ParticipationRecord) -> Check | None:
-    """Test how much batch sizes vary: fixed ones do not at all, and examples drawn together make them vary."""
+    """Test how much batch sizes vary: fixed ones do not at all, those of groups too much."""
     found = _spread("batch-sizes", "Batch sizes vary", np.asarray(record.sizes), record.num_examples)
     return found if found is None or found.estimate <= 1 else replace(found, cause=_TOGETHER)
 
