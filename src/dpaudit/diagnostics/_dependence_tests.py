@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy import fft, linalg, stats
+from scipy import fft, linalg
 
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.diagnostics._noise_record import NoiseRecord
@@ -36,8 +36,6 @@ _SHARES = (2.0, 1.0, 0.5, 1 / 16, 1 / 256)  # of the most sensitive slope
 _MAX_SLOPE = 0.2
 _ROUNDING = 1e-6  # of a bound on the evidence, which is computed in another order
 _USUAL = 0.5  # of the mean excess, above which steps at most distances share directions
-_DRIFT_BLOCK = 32  # steps
-_DRIFT_LEVEL = 1e-4
 
 
 def segments(steps: IntArray) -> list[slice]:
@@ -231,7 +229,7 @@ def common_noise(record: NoiseRecord) -> Check | None:
 
     That of T x m standard normal numbers exceeds sqrt(T) + sqrt(m) + x with probability at most exp(-x^2/2)
     (Davidson and Szarek 2001). Scaling makes it smaller (simulated). The mean over all steps is subtracted,
-    because it may be legitimate (:func:`drift_note`).
+    because it may be legitimate (``_public_parts``).
     """
     rows = scaled(_first_and_last(record.rows).astype(np.float64))
     if min(rows.shape) < 2:
@@ -251,36 +249,6 @@ def common_noise(record: NoiseRecord) -> Check | None:
         f"{top / usual:.3g} times that of independent noise.",
         estimate=top / usual,
     )
-
-
-def drift_note(record: NoiseRecord) -> str | None:
-    """Return a question if the noise has a mean that stays for many steps, which need not be a leak."""
-    num_rows, width = record.rows.shape
-    if num_rows < 2 * _DRIFT_BLOCK:
-        return None
-    rows = scaled_noise(record)
-    num_blocks = num_rows // _DRIFT_BLOCK
-    blocks = rows[: num_blocks * _DRIFT_BLOCK].reshape(num_blocks, _DRIFT_BLOCK, width)
-    p_values = [
-        _mean_p_value(rows[None], record.resolution),
-        _mean_p_value(blocks, record.resolution),
-    ]
-    if bonferroni(min(p_values), len(p_values)) > _DRIFT_LEVEL:
-        return None
-    return (
-        "The release contains something besides the sum and the noise that stays for many steps: does it "
-        "depend on the data? If not, as with weight decay, it is not a leak: subtract it first."
-    )
-
-
-def _mean_p_value(blocks: FloatArray, resolution: float) -> float:
-    """Return the p-value of an F test of the squared means of blocks (blocks x steps x coordinates)."""
-    num_blocks, num_rows, width = blocks.shape
-    means = np.abs(blocks.mean(axis=1))
-    within = float(blocks.var(axis=1, ddof=1).mean())
-    between = num_rows * float((np.maximum(means - resolution, 0.0) ** 2).mean())
-    freedom = num_blocks * width
-    return float(stats.f.sf(between / max(within, 1e-300), freedom, freedom * (num_rows - 1)))
 
 
 def scaled_noise(record: NoiseRecord) -> FloatArray:

@@ -111,6 +111,10 @@ class NoiseRecord:
         found: _Array = self._shared[name]
         return found
 
+    def share(self, name: str, value: Any) -> None:
+        """Use this value wherever ``once`` is called with the name, and forget all others."""
+        self._shared = {name: value}
+
     @property
     def rows(self) -> npt.NDArray[np.float32]:
         """The noise of all kept steps at the coordinates of a sketch: steps x coordinates."""

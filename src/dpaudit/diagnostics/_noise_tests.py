@@ -22,8 +22,15 @@ from scipy import stats
 
 from dpaudit import _validate
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
-from dpaudit.diagnostics._data_tests import DATA_TESTS
-from dpaudit.diagnostics._dependence_tests import DEPENDENCE_TESTS, MAX_LAG, SingleArray, segments
+from dpaudit.diagnostics._data_tests import DATA_TESTS, noise_by_sum
+from dpaudit.diagnostics._dependence_tests import (
+    DEPENDENCE_TESTS,
+    MAX_LAG,
+    SingleArray,
+    common_noise,
+    low_rank_noise,
+    segments,
+)
 from dpaudit.diagnostics._lattice_tests import LATTICE_TESTS
 from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._p_values import (
@@ -363,6 +370,15 @@ def _cause_of_mean(means: FloatArray) -> str:
         "another distribution, such as uniform numbers, or is the same vector added in every step?"
     )
 
+
+PUBLIC_TESTS: dict[str, Callable[[NoiseRecord], Check | None]] = {
+    "noise-by-sum": noise_by_sum,
+    "step-correlation": lagged_correlation,
+    "low-rank-noise": low_rank_noise,
+    "common-noise": common_noise,
+    "repeated-noise": repeated_noise,
+}
+"""Tests that a public part of the release may fail, such as weight decay."""
 
 NOISE_TESTS: tuple[Callable[[NoiseRecord], Check | None], ...] = (
     step_noise,

@@ -80,7 +80,7 @@ class FormatCheck:
             self._spacing = np.array(0.0)
 
     def grid(self, noise: ScoreArray, unit: float) -> float:
-        """Return the spacing of the grid on which all releases are, in units of the noise; 0 if there is none.
+        """Return the spacing of the grid on which all releases are, in units of the noise; 0 if none.
 
         ``unit`` is what 1 in a release is in units of the ``noise``. If the noise is on the same grid, so is
         the sum: then there may be no other rounding than that of the noise.
