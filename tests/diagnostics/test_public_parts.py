@@ -1,4 +1,4 @@
-"""What follows from earlier releases, as weight decay does, is not accused; a part of earlier sums still is."""
+"""Weight decay and the like, which follow from earlier releases, are not accused; parts of sums still are."""
 
 import numpy as np
 import pytest
