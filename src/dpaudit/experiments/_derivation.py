@@ -2,8 +2,7 @@
 
 The methods follow from the config: a result cannot choose a confidence, a bound or a method of its own, nor
 omit one. What is not derived: power, p-values and sentences of tests, likely causes, accuracy and timing.
-Only the seal protects those. A run of version 0.1, whose methods were others, is derived by the methods that
-it names.
+Only the seal protects those. Runs of version 0.1, whose methods were others, are in ``_version_1.py``.
 """
 
 from __future__ import annotations
@@ -14,49 +13,29 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import dpaudit
 from dpaudit._io import read_json
 from dpaudit._provenance import digest, seed_digest
 from dpaudit.diagnostics import Check, Diagnosis, Finding
-from dpaudit.errors import InputError
-from dpaudit.experiments._run_analysis import RETRIED, RunAnalysis, StoredScores, analyze, guessed_verdict
+from dpaudit.errors import InputError, quoted
+from dpaudit.experiments._run_analysis import RETRIED, RunAnalysis, StoredScores, analyze
 from dpaudit.methods import REVERSED
-from dpaudit.stats import (
-    ApproximateDP,
-    Betting,
-    Bound,
-    Guesses,
-    Inference,
-    JointExact,
-    ThresholdRule,
-    TradeOff,
-    Verdict,
-    lower_bound,
-    one_run_bound,
-    one_run_fdp_bound,
-)
-from dpaudit.stats._audit import audit_untuned
-from dpaudit.stats._bound import plain
+from dpaudit.stats import Bound
 from dpaudit.stats._serialization import SCHEMA_VERSION
 
-VERSION_1: Final = "0.1."
-"""How the name of a version without seals begins."""
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-8  # other machines and versions of SciPy round differently
 _ROUNDED = 1e-3  # relative difference of a number that a sentence rounds
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 _UNTESTED = "the noise is not tested"
-_MOST_KNOWN = 1024  # bounds that are kept in memory
-_KNOWN: dict[str, Mapping[str, Any]] = {}
-_NO_SCORES = "Its numbers could not be derived again: its scores are missing."
 
 
 @dataclass(frozen=True)
 class Difference:
     """A stored value, and what follows from the scores instead.
 
-    ``is_known`` states that version 0.1 computed it in another way than this version.
+    ``is_known`` states that the version of the run is known to have computed it in another way.
     """
 
     key: str
@@ -65,32 +44,38 @@ class Difference:
     is_known: bool = False
 
 
-def derive(folder: Path, values: Mapping[str, Any], *, is_version_1: bool) -> tuple[str, ...]:
-    """Compare a result with what follows from scores and config; return remarks, raise if it differs.
+def derive(folder: Path, values: Mapping[str, Any]) -> None:
+    """Compare a result with what follows from scores and config; raise if it differs, or they are missing."""
+    with naming(folder):
+        scores = read_scores(folder, values, is_required=True)
+        assert scores is not None
+        refuse(folder, values, next(_differences(values, scores), None))
 
-    Only a run of version 0.1 may lack its scores, or have bounds that this version computes differently: a
-    remark then says so.
-    """
-    path, writer = folder / "result.json", claimed_version(folder, values)
-    with _naming(folder):
-        if values.get("schema_version") != SCHEMA_VERSION:
-            raise InputError(f"Expected schema_version={SCHEMA_VERSION}, got another one.")
-        config = _config(folder)
-        _require_config(values, config, folder)
-        table = config.get("config", {}).get("audit") or values.get("audit") or {}
-        scores = StoredScores.read(folder, values, table, is_required=not is_version_1)
-        if scores is None:
-            return (_NO_SCORES,)
-        _require_countable(scores, folder)
-        made = _version_1_differences(values, scores) if is_version_1 else _differences(values, scores)
-        differences = list(made)
-    wrong = next((one for one in differences if not one.is_known), None)
+
+def read_scores(folder: Path, values: Mapping[str, Any], *, is_required: bool) -> StoredScores | None:
+    """Return the scores of a run, after checking its config and that they can be counted."""
+    if values.get("schema_version") != SCHEMA_VERSION:
+        raise InputError(f"Expected schema_version={SCHEMA_VERSION}, got another one.")
+    config = _config(folder)
+    _require_config(values, config, folder)
+    table = config.get("config", {}).get("audit") or values.get("audit") or {}
+    scores = StoredScores.read(folder, values, table, is_required=is_required)
+    try:
+        if scores is not None and not scores.are_guessed:
+            _ = scores.observations
+    except InputError as error:
+        raise InputError(f"The observations in {folder} are damaged. {error}") from error
+    return scores
+
+
+def refuse(folder: Path, values: Mapping[str, Any], wrong: Difference | None) -> None:
+    """Raise if there is a difference that the version of the run does not explain."""
     if wrong is not None:
+        derived, stored = _shown(wrong.derived), _shown(wrong.stored)
         raise InputError(
-            f"Expected {wrong.key} = {_shown(wrong.derived)} in {path}, as follows from the other files of "
-            f"the run, got {_shown(wrong.stored)}: {_reason(writer)}."
+            f"Expected {wrong.key} = {derived} in {folder / 'result.json'}, as follows from the other files "
+            f"of the run, got {stored}: {_reason(claimed_version(folder, values))}."
         )
-    return _remarks(differences, "another version" if writer is None else f"version {writer}")
 
 
 def _reason(writer: str | None) -> str:
@@ -102,7 +87,7 @@ def _reason(writer: str | None) -> str:
 
 
 @contextmanager
-def _naming(folder: Path) -> Iterator[None]:
+def naming(folder: Path) -> Iterator[None]:
     """Add the name of the result to errors; a value of another type is damage."""
     path = folder / "result.json"
     try:
@@ -118,22 +103,16 @@ def _naming(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _require_countable(scores: StoredScores, folder: Path) -> None:
-    try:
-        if not scores.are_guessed:
-            _ = scores.observations
-    except InputError as error:
-        raise InputError(f"The observations in {folder} are damaged. {error}") from error
-
-
 def _shown(value: object) -> str:
     if isinstance(value, list) and all(isinstance(one, Mapping) and "name" in one for one in value):
         value = [one["name"] for one in value]
-    return "nothing" if value is None else f"{value!s:.200}"
+    return "nothing" if value is None else f"{value!a:.200}"  # without control characters
 
 
 def _differences(values: Mapping[str, Any], scores: StoredScores) -> Iterator[Difference]:
     """Yield what differs from the analysis that the config implies."""
+    if not isinstance(values.get("provenance"), Mapping):
+        yield Difference("provenance", values.get("provenance"), {"packages": "..."})
     found = analyze(scores)
     derived = {
         "claim": found.claim,
@@ -148,8 +127,8 @@ def _differences(values: Mapping[str, Any], scores: StoredScores) -> Iterator[Di
         **found.more,
         **_size_values(values, scores),
     }
-    yield from _unequal("", values, derived)
-    yield from _unequal("", values, _verdict_values(values, found))
+    yield from unequal("", values, derived)
+    yield from unequal("", values, _verdict_values(values, found))
     if found.is_reversed and REVERSED not in values["notes"]:
         yield Difference("notes", values["notes"], [REVERSED])
 
@@ -188,7 +167,7 @@ def _verdict_values(values: Mapping[str, Any], found: RunAnalysis) -> dict[str, 
         return {"verdict": name, "sentence": sentence, **dict.fromkeys(("refuted", "estimate", "diagnosis"))}
     tests: dict[str, Any] | None = None
     if found.tests is not None and values["diagnosis"] is not None:
-        diagnosis = _diagnosis(values["diagnosis"], found.tests)
+        diagnosis = stored_diagnosis(values["diagnosis"], found.tests)
         result = result.joined(diagnosis)
         keys = "name", "p_value", "adjusted"
         rows = [{key: getattr(one, key) for key in keys} for one in diagnosis.findings]
@@ -204,7 +183,7 @@ def _verdict_values(values: Mapping[str, Any], found: RunAnalysis) -> dict[str, 
     }
 
 
-def _diagnosis(stored: Mapping[str, Any], confidence: float) -> Diagnosis:
+def stored_diagnosis(stored: Mapping[str, Any], confidence: float) -> Diagnosis:
     """Return the findings that follow from the p-values, and those that need no test."""
     checks = [Check(sentence="", **_test_values(one)) for one in stored["tests"]]
     names = {check.name for check in checks}
@@ -222,15 +201,15 @@ def _test_values(one: Mapping[str, Any]) -> dict[str, Any]:
     return {**known, "estimate": math.nan if estimate is None else float(estimate)}
 
 
-def _unequal(where: str, stored: object, derived: object) -> Iterator[Difference]:
+def unequal(where: str, stored: object, derived: object) -> Iterator[Difference]:
     """Yield the innermost values that differ; keys that are not derived are not compared."""
     if isinstance(derived, Mapping) and isinstance(stored, Mapping):
         for key, value in derived.items():
-            yield from _unequal(f"{where}.{key}".lstrip("."), stored.get(key), value)
+            yield from unequal(f"{where}.{key}".lstrip("."), stored.get(key), value)
     elif isinstance(derived, list) and isinstance(stored, list) and len(derived) == len(stored):
         for index, (one, value) in enumerate(zip(stored, derived, strict=True)):
             name = value.get("name", index) if isinstance(value, Mapping) else index
-            yield from _unequal(f"{where}.{name}", one, value)
+            yield from unequal(f"{where}.{name}", one, value)
     elif not _is_close(stored, derived):
         yield Difference(where, stored, derived)
 
@@ -269,10 +248,10 @@ def _require_config(values: Mapping[str, Any], stored: Mapping[str, Any], folder
         "audit": audit if "audit" in values else None,
         **({"provenance": _provenance_values(config, resolved)} if stored and provenance else {}),
     }
-    for one in _unequal("", values, {key: value for key, value in expected.items() if value is not None}):
+    for one in unequal("", values, {key: value for key, value in expected.items() if value is not None}):
         raise InputError(
-            f"Expected {one.key} = {one.derived!s:.60} in {folder / 'result.json'}, as in config.json, got "
-            f"{one.stored!s:.60}: one of the files has changed."
+            f"Expected {quoted(one.key)[1:-1]} = {quoted(one.derived)} in {folder / 'result.json'}, as in "
+            f"config.json, got {quoted(one.stored)}: one of the files has changed."
         )
     least = audit.get("confidence")
     if least is not None and values["confidence"] < least - _RELATIVE:
@@ -300,148 +279,8 @@ def _config(folder: Path) -> Mapping[str, Any]:
 def claimed_version(folder: Path, values: Mapping[str, Any]) -> str | None:
     """Return the version of dpaudit that the run names, if it names one."""
     try:
-        return f"{values['provenance']['packages']['dpaudit']!s:.40}"
+        found = values["provenance"]["packages"]["dpaudit"]
     except (KeyError, TypeError):
         path = folder / "versions.json"
         found = read_json(path).get("dpaudit") if path.exists() else None
-        return None if found is None else f"{found!s:.40}"
-
-
-def _remarks(differences: list[Difference], writer: str) -> tuple[str, ...]:
-    """Return a sentence on numbers that this version derives differently."""
-    if not differences:
-        return ()
-    shown = [one for one in differences if one.key == "verdict"] + differences
-    first, count = shown[0], len(differences) - 1
-    more = f", and {count} more {'number' if count == 1 else 'numbers'} differ" if count else ""
-    return (
-        f"Its bounds were computed by {writer} of dpaudit; this version derives {first.key} = "
-        f"{first.derived!s:.80} instead of {first.stored!s:.80}{more}.",
-    )
-
-
-def _version_1_differences(values: Mapping[str, Any], scores: StoredScores) -> Iterator[Difference]:
-    """Yield what differs from bounds by the methods that the result names, and a verdict without reason."""
-    bound = Bound.from_dict(values["bound"])
-    if scores.claim is not None and isinstance(bound.tradeoff, TradeOff):
-        hypothesis = scores.claim.hypothesis(bound.tradeoff)
-        claimed = {"epsilon": plain(scores.claim.epsilon), "parameter": plain(hypothesis.parameter)}
-        yield from _unequal("claim", values["claim"], {**claimed, "delta": values["delta"]})
-    derived = _named_bound(scores, bound, is_verdict=True)
-    verdict = derived.pop("verdict", None)
-    differences = list(_bound_differences("bound", values, values["bound"], derived))
-    yield from differences
-    for row in values["methods"]:
-        found = _named_bound(scores, Bound.from_dict(row))
-        found.pop("verdict", None)
-        if row.get("training_epsilon") is None:
-            found.pop("training_epsilon", None)
-        yield from _bound_differences(f"methods.{ascii(row.get('name'))[1:-1]:.40}", values, row, found)
-    if (row := values.get("one_run_bound")) is not None:
-        looser = _named_bound(scores, Bound.from_dict(row))
-        looser.pop("verdict", None)
-        for one in _unequal("one_run_bound", row, looser):
-            yield Difference(one.key, one.stored, one.derived, is_known=True)  # it guessed otherwise
-    yield from _version_1_verdict(values, verdict, is_known=any(one.is_known for one in differences))
-
-
-def _bound_differences(
-    where: str, values: Mapping[str, Any], stored: Mapping[str, Any], derived: dict[str, Any]
-) -> Iterator[Difference]:
-    """Yield what differs; bets and the joint test have changed since, but not what they count."""
-    bound = Bound.from_dict(stored)
-    itself = {
-        "statement": bound.statement,
-        "symbol": bound.tradeoff.symbol,
-        "confidence": values["confidence"],
-    }
-    has_changed = isinstance(bound.inference, Betting | JointExact)
-    for one in _unequal(where, stored, derived):
-        is_known = has_changed and one.key.endswith((".parameter", "epsilon"))
-        yield Difference(one.key, one.stored, one.derived, is_known=is_known)
-    yield from _unequal(where, stored, itself)
-
-
-def _version_1_verdict(
-    values: Mapping[str, Any], derived: str | None, *, is_known: bool
-) -> Iterator[Difference]:
-    """Yield the verdict if it is not that of the bound and the tests, and findings without p-values."""
-    tests, has_findings = values.get("diagnosis"), False
-    if tests is not None:
-        known = {str(one["name"]) for one in tests["tests"]}  # other findings need no test
-        expected = {one.name for one in _diagnosis(tests, float(tests["confidence"])).findings} & known
-        found = {str(one["name"]) for one in tests["findings"]} & known
-        if expected != found:
-            yield Difference("findings", sorted(found), sorted(expected))
-        # in version 0.1, no verdict rested on tests
-        has_findings = values.get("refuted") is not None and bool(tests["findings"])
-    stored = values.get("verdict")
-    if stored is not None:
-        bound, claimed = Bound.from_dict(values["bound"]), values["claim"]["parameter"]
-        is_refuted = has_findings or bound.parameter > (math.inf if claimed == "inf" else claimed)
-        if is_refuted is not (stored == Verdict.VIOLATION.name):
-            other = Verdict.VIOLATION if is_refuted else Verdict.NO_VIOLATION
-            yield Difference("verdict", stored, other.name)
-    derived = Verdict.VIOLATION.name if has_findings else derived
-    # failed trials are errors that the scores do not show
-    may_have_failed = bool(values.get("num_failed")) and stored == Verdict.UNDERPOWERED.name
-    is_weaker = may_have_failed and derived == Verdict.NO_VIOLATION.name
-    if derived is not None and stored != derived and not is_weaker:
-        yield Difference("verdict", stored, derived, is_known=is_known)
-
-
-def _named_bound(scores: StoredScores, bound: Bound, *, is_verdict: bool = False) -> dict[str, Any]:
-    """Return the numbers of a bound by its own method; the latest are kept in memory."""
-    parts = [part.to_dict() for part in (bound.tradeoff, bound.inference, bound.threshold_rule)]
-    guesses = bound.counts.num_guesses if isinstance(bound.counts, Guesses) else None
-    key = digest([scores.digest, parts, bound.delta, bound.confidence, guesses, is_verdict])
-    if key not in _KNOWN:
-        if len(_KNOWN) >= _MOST_KNOWN:
-            _KNOWN.clear()
-        _KNOWN[key] = _bound_by_name(scores, bound, is_verdict=is_verdict)
-    return dict(_KNOWN[key])
-
-
-def _bound_by_name(scores: StoredScores, bound: Bound, *, is_verdict: bool) -> dict[str, Any]:
-    claim = scores.claim
-    if not isinstance(bound.tradeoff, TradeOff):
-        raise _unknown(bound.tradeoff)
-    if isinstance(bound.counts, Guesses):
-        guesses, level = scores.guesses(bound.counts.num_guesses), (bound.delta, bound.confidence)
-        if isinstance(bound.tradeoff, ApproximateDP):
-            return _numbers(one_run_bound(guesses, delta=level[0], confidence=level[1]))
-        curve = bound.tradeoff
-        found = one_run_fdp_bound(guesses, tradeoff=curve, delta=level[0], confidence=level[1])
-        claimed = math.inf if claim is None else claim.hypothesis(curve).parameter
-        return _numbers(found) | {"verdict": guessed_verdict(found, guesses, curve, claimed).name}
-    for part, kind in ((bound.inference, Inference), (bound.threshold_rule, ThresholdRule)):
-        if not isinstance(part, kind):
-            raise _unknown(part)
-    method: dict[str, Any] = {
-        "confidence": bound.confidence,
-        "tradeoff": bound.tradeoff,
-        "inference": bound.inference,
-        "threshold": bound.threshold_rule,
-    }
-    if is_verdict and claim is not None:
-        result = audit_untuned(scores.observations, claim=claim, **method)
-        return _numbers(result.bound) | {"verdict": result.verdict.name}
-    found = lower_bound(scores.observations, delta=bound.delta, **method)
-    composed = None
-    if claim is not None and bound.delta == scores.values["delta"]:
-        composed = plain(claim.hypothesis(bound.tradeoff).epsilon(found.parameter))
-    return _numbers(found) | {"training_epsilon": composed}
-
-
-def _unknown(part: object) -> InputError:
-    return InputError(f"Expected a method of dpaudit, got {part!s:.80}.")
-
-
-def _numbers(bound: Bound) -> dict[str, Any]:
-    return {
-        "counts": bound.counts.to_dict(),
-        "threshold": bound.threshold,
-        "parameter": plain(bound.parameter),
-        "epsilon": plain(bound.epsilon),
-        "kind": str(bound.kind),
-    }
+    return None if found is None else ascii(str(found))[1:41].removesuffix("'")

@@ -17,8 +17,9 @@ from dpaudit import _io
 from dpaudit._faults import raise_if_machine
 from dpaudit._io import open_file, read_json
 from dpaudit.errors import InputError
-from dpaudit.experiments._derivation import VERSION_1, claimed_version, derive
+from dpaudit.experiments._derivation import claimed_version, derive
 from dpaudit.experiments._seal import Seal, check_seal, is_of_version_1, require_checksum, unhashed_size
+from dpaudit.experiments._version_1 import VERSION_1, derive_version_1
 from dpaudit.stats._serialization import upgraded
 
 PROVENANCE: Final = "provenance"  # key of a result, and name of the file with the starts of a run
@@ -113,11 +114,9 @@ def remarks_on(folder: Path, values: Mapping[str, Any], seal: Seal | None) -> tu
     """Derive a result again; return what a reader has to know, raise if it contradicts the scores."""
     if seal is None:
         _require_no_lost_seal(folder)
-        return (UNSEALED, *derive(folder, values, is_version_1=True))
-    found = derive(folder, values, is_version_1=False)
-    if seal.absent:
-        return (f"Removed since the run was sealed: {', '.join(seal.absent)}.", *found)
-    return found
+        return (UNSEALED, *derive_version_1(folder, values))
+    derive(folder, values)
+    return (f"Removed since the run was sealed: {', '.join(seal.absent)}.",) if seal.absent else ()
 
 
 def _require_no_lost_seal(folder: Path) -> None:
