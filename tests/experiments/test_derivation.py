@@ -80,7 +80,7 @@ MODES: dict[str, tuple[str, str, tuple[str, ...], Change]] = {
         lambda values: values.update(num_models=400),
     ),
 }
-SLOW = "end-to-end", "final model", "many runs"
+SLOW = "paper", "input", "end-to-end", "final model", "many runs"  # curves take seconds
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[LONG] if name in SLOW else []) for name in MODES])
@@ -103,7 +103,8 @@ def test_a_run_of_this_mode_is_derived_and_a_forgery_of_it_is_refused(name: str,
 @pytest.mark.parametrize(("num_failed", "verdict"), [(0, "NO_VIOLATION"), (12, "UNDERPOWERED")])
 def test_failed_trials_are_found_in_the_scores(num_failed: int, verdict: str, tmp_path: Path) -> None:
     """They make an audit underpowered, which does not follow from the bound alone."""
-    config = parse_config(_text(tmp_path, "num_models = 40\nmethods = []", top=BLACK_BOX), "run.toml")
+    text = _text(tmp_path, "num_models = 40\nmethods = []", top=BLACK_BOX)
+    config = parse_config(text, "run.toml", ["training.num_steps=5"])
     resolved = Resolved(
         noise_multiplier=1.0, sample_rate=1.0, num_examples=1, data_digest="", code_digest="", seed=1
     )
@@ -114,7 +115,7 @@ def test_failed_trials_are_found_in_the_scores(num_failed: int, verdict: str, tm
     assert observations is not None
     known = {"mode": "many-runs", "threat_model": "black-box", "noise_multiplier": 1.0, "sample_rate": 1.0}
     made = ManyRunsAnalysis(config, resolved).values(observations, failed)
-    values = {**made, **known, "num_steps": 20, "num_failed": num_failed}
+    values = {**made, **known, "num_steps": 5, "num_failed": num_failed}
     arrays = {"with_canary": observations.with_canary, "without_canary": observations.without_canary}
     found = analyze(StoredScores(arrays, values, config.identity()["audit"]))
     assert found.verdict is not None

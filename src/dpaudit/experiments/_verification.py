@@ -101,7 +101,7 @@ def verify(folder: str | Path) -> Verification:
 def verify_finished(folder: Path) -> Verified | None:
     """Return the checked result of a run; None if it is unfinished, or has lost its seal.
 
-    Such a run can go on: its numbers are then computed again from what is stored besides its result.
+    Such a run can be resumed: its numbers are then computed again from the checkpoint or the stored trials.
     """
     seal, path = check_seal(folder), folder / "result.json"
     if not path.exists() or (seal is None and _sign_of_seals(folder) is not None):
