@@ -25,7 +25,7 @@ from dpaudit.methods import REVERSED
 from dpaudit.stats import Bound
 from dpaudit.stats._serialization import SCHEMA_VERSION
 
-_RELATIVE, _ABSOLUTE = 1e-6, 1e-8  # other machines and versions of SciPy round differently
+_RELATIVE, _ABSOLUTE = 1e-5, 1e-6  # other machines and versions of SciPy round differently
 _ROUNDED = 1e-3  # relative difference of a number that a sentence rounds
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 _UNTESTED = "the noise is not tested"
