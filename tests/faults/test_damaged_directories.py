@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 import dpaudit
 from dpaudit.cli._app import app
 from dpaudit.experiments import Progress, Running, parse_config, run
-from dpaudit.experiments._seal import seal
+from dpaudit.experiments._seal import seal, with_checksum
 
 SMALL = digits_config(
     "{output}",
@@ -344,6 +344,9 @@ FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "claim.epsilon": lambda values: values["claim"].update(epsilon=50.0),
     "claim.summary": lambda values: values["claim"].update(summary="DP-SGD: epsilon = 0.1 at delta = 1e-05"),
     "noise_multiplier": lambda values: values.update(noise_multiplier=0.5),
+    "noise_multiplier, a little": lambda values: values.update(noise_multiplier=1.0000001),
+    "claim.delta, a little": lambda values: values["claim"].update(delta=1.05e-5),
+    "bound.delta, a little": lambda values: values["bound"].update(delta=1.05e-5),
     "methods.f-DP(CP).epsilon": lambda values: values["methods"][0].update(epsilon=0.25),
     "methods, one less": lambda values: values["methods"].pop(),
     "methods, none": lambda values: values.update(methods=[]),
@@ -355,6 +358,8 @@ FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "stopped_early": lambda values: values.update(stopped_early=True, methods=[]),
     "audit": lambda values: values["audit"].update(confidence=0.9),
     "provenance": lambda values: values["provenance"].update(data="0" * 64),
+    "provenance.platform": lambda values: values["provenance"].update(platform="Another"),
+    "provenance.started": lambda values: values["provenance"].update(started="2020-01-01T00:00:00+00:00"),
     "another version": _as_of_another_version,
     "version 0.1": lambda values: _as_of_another_version(values, "0.1.0"),
     "no version": lambda values: _as_of_another_version(values, None),
@@ -383,9 +388,15 @@ def test_a_number_that_was_edited_together_with_the_manifest_is_derived_again(ke
 def test_a_forged_number_is_refused_with_the_version_that_it_is_said_to_be_of(small: Runs) -> None:
     found = forged(small, _as_of_another_version)
     assert "one of them has changed, or version 0.3.0 of dpaudit" in found["verify"][2]
-    # the name of a version alone changes no number
     named = forged(small, lambda values: values["provenance"]["packages"].update(dpaudit="0.3.0"))
-    assert named["verify"][0] == 0
+    assert "as in provenance.json, got '0.3.0'" in named["verify"][2]
+    # where nothing but the name of the version differs, nothing has to be excused
+    path = small.at / "provenance.json"
+    starts = json.loads(path.read_text())["starts"]
+    starts[0]["packages"]["dpaudit"] = "0.3.0"
+    path.write_text(json.dumps(with_checksum({"starts": starts})))
+    seal(small.at)
+    assert small._call("verify", small.at)[0] == 0
 
 
 @pytest.mark.parametrize("key", ["bound.counts", "methods, one less", "audit", "bound, by another method"])

@@ -21,11 +21,13 @@ from dpaudit._provenance import digest, seed_digest
 from dpaudit.diagnostics import Check, Diagnosis, Finding
 from dpaudit.errors import InputError, quoted
 from dpaudit.experiments._run_analysis import RETRIED, RunAnalysis, StoredScores, analyze
+from dpaudit.experiments._seal import require_checksum
 from dpaudit.methods import REVERSED
 from dpaudit.stats import Bound
 from dpaudit.stats._serialization import SCHEMA_VERSION
 
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-6  # other machines and versions of SciPy round differently
+_SMALL = "delta", "p_value", "adjusted"  # keys of numbers that may be much smaller
 _ROUNDED = 1e-3  # relative difference of a number that a sentence rounds
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
 _UNTESTED = "the noise is not tested"
@@ -50,6 +52,7 @@ def derive(folder: Path, values: Mapping[str, Any]) -> None:
         scores = read_scores(folder, values, is_required=True)
         assert scores is not None
         refuse(folder, values, next(_differences(values, scores), None))
+        _require_start(folder, values)
 
 
 def read_scores(folder: Path, values: Mapping[str, Any], *, is_required: bool) -> StoredScores | None:
@@ -201,26 +204,28 @@ def _test_values(one: Mapping[str, Any]) -> dict[str, Any]:
     return {**known, "estimate": math.nan if estimate is None else float(estimate)}
 
 
-def unequal(where: str, stored: object, derived: object) -> Iterator[Difference]:
+def unequal(where: str, stored: object, derived: object, *, is_exact: bool = False) -> Iterator[Difference]:
     """Yield the innermost values that differ; keys that are not derived are not compared."""
     if isinstance(derived, Mapping) and isinstance(stored, Mapping):
         for key, value in derived.items():
-            yield from unequal(f"{where}.{key}".lstrip("."), stored.get(key), value)
+            yield from unequal(f"{where}.{key}".lstrip("."), stored.get(key), value, is_exact=is_exact)
     elif isinstance(derived, list) and isinstance(stored, list) and len(derived) == len(stored):
         for index, (one, value) in enumerate(zip(stored, derived, strict=True)):
             name = value.get("name", index) if isinstance(value, Mapping) else index
-            yield from unequal(f"{where}.{name}", one, value)
-    elif not _is_close(stored, derived):
+            yield from unequal(f"{where}.{name}", one, value, is_exact=is_exact)
+    elif stored != derived and (is_exact or not _is_close(where, stored, derived)):
         yield Difference(where, stored, derived)
 
 
-def _is_close(stored: object, derived: object) -> bool:
+def _is_close(key: str, stored: object, derived: object) -> bool:
     if isinstance(stored, str) and isinstance(derived, str):
-        return stored == derived or _is_same_sentence(stored, derived)
-    is_number = isinstance(stored, int | float) and isinstance(derived, int | float)
-    if not is_number or isinstance(stored, bool) or isinstance(derived, bool):
-        return stored == derived
-    return math.isclose(float(stored), float(derived), rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)  # type: ignore[arg-type]
+        return _is_same_sentence(stored, derived)
+    if isinstance(stored, bool) or isinstance(derived, bool):
+        return False
+    if not isinstance(stored, int | float) or not isinstance(derived, int | float):
+        return False
+    absolute = 0.0 if key.endswith(_SMALL) else _ABSOLUTE
+    return math.isclose(stored, derived, rel_tol=_RELATIVE, abs_tol=absolute)
 
 
 def _is_same_sentence(stored: str, derived: str) -> bool:
@@ -248,7 +253,8 @@ def _require_config(values: Mapping[str, Any], stored: Mapping[str, Any], folder
         "audit": audit if "audit" in values else None,
         **({"provenance": _provenance_values(config, resolved)} if stored and provenance else {}),
     }
-    for one in unequal("", values, {key: value for key, value in expected.items() if value is not None}):
+    known = {key: value for key, value in expected.items() if value is not None}
+    for one in unequal("", values, known, is_exact=True):
         raise InputError(
             f"Expected {quoted(one.key)[1:-1]} = {quoted(one.derived)} in {folder / 'result.json'}, as in "
             f"config.json, got {quoted(one.stored)}: one of the files has changed."
@@ -268,6 +274,19 @@ def _provenance_values(config: Mapping[str, Any], resolved: Mapping[str, Any]) -
         "configuration": digest({key: value for key, value in config.items() if key != "seed"}),
         "seeds": {name: seed_digest(name, seed) for name, seed in seeds.items()},
     }
+
+
+def _require_start(folder: Path, values: Mapping[str, Any]) -> None:
+    """Raise if the provenance of the result is not that of the starts of the run."""
+    path = folder / "provenance.json"
+    first, *later = require_checksum(path, read_json(path), "run the config again elsewhere")["starts"]
+    started = {key: value for key, value in first.items() if key != "at"}
+    known = {**started, "started": first["at"], "resumed": later or None}
+    for one in unequal("provenance", values["provenance"], known, is_exact=True):
+        raise InputError(
+            f"Expected {quoted(one.key)[1:-1]} = {quoted(one.derived)} in {folder / 'result.json'}, as in "
+            f"provenance.json, got {quoted(one.stored)}: one of the files has changed."
+        )
 
 
 def _config(folder: Path) -> Mapping[str, Any]:
