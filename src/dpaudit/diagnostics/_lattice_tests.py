@@ -48,7 +48,7 @@ def tied_noise(record: NoiseRecord) -> Check | None:
     """
     stride = -(-record.rows.size // _MAX_NUMBERS)
     rows, errors = _with_errors(record, slice(None, None, stride))
-    values, order = np.abs(rows).ravel(), errors.ravel()
+    values, order = np.abs(rows, out=rows).ravel(), errors.ravel()
     is_tested = _is_tested(values, order)
     p_value, share, count = _tie_p_value(values[is_tested], order[is_tested])
     if count == 0:
