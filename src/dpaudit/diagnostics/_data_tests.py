@@ -100,7 +100,7 @@ def noise_by_sum(record: NoiseRecord) -> Check | None:
     step and of the step before, the likeliest ones, the other half to all others.
     """
     found = [
-        (p_value, estimate, one.lag, one.words, one.lag <= 1 and number < _NUM_TOTALS)
+        (p_value, estimate, one.along.lag, one.along.words, one.along.lag <= 1 and number < _NUM_TOTALS)
         for one in record.once("sum products", lambda: list(_products(record)))
         for number, (p_value, estimate) in enumerate(_sum_p_values(one, record.resolution))
     ]
@@ -136,10 +136,11 @@ class _Components:
     """Their squared norms."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _Products(_Components):
-    """The same with the roots of the sums of squares that the products consist of."""
+@dataclass(frozen=True, eq=False)
+class _Products:
+    """Products with sums, and the roots of the sums of squares that they consist of."""
 
+    along: _Components
     spreads: FloatArray
 
 
@@ -189,23 +190,18 @@ def _multiplied(
         product = noise * sums
         values.append(np.einsum("ti,ti->t", noise, sums))
         spreads.append(np.sqrt(np.einsum("ti,ti->t", product, product)))
-    return _Products(
-        lag=lag,
-        words=words,
-        values=np.concatenate(values, dtype=np.float64),
-        spreads=np.concatenate(spreads, dtype=np.float64),
-        sizes=sizes,
-        squares=squares,
-    )
+    joined = np.concatenate(values, dtype=np.float64)
+    along = _Components(lag=lag, words=words, values=joined, sizes=sizes, squares=squares)
+    return _Products(along, np.concatenate(spreads, dtype=np.float64))
 
 
-def _sum_p_values(found: _Products, resolution: float) -> list[tuple[float, float]]:
+def _sum_p_values(products: _Products, resolution: float) -> list[tuple[float, float]]:
     """Return the p-values of both totals and of the squares, each with the share of the sum in the noise."""
-    is_used = found.spreads > 0
+    found, is_used = products.along, products.spreads > 0
     count = int(np.count_nonzero(is_used))
     if count == 0:
         return []
-    total, spreads = float(found.values.sum()), found.spreads[is_used]
+    total, spreads = float(found.values.sum()), products.spreads[is_used]
     scores, errors = found.values[is_used] / spreads, resolution * found.sizes[is_used] / spreads
     estimate = total / float(found.squares.sum())
     divided = max(0.0, abs(float(scores.sum())) - float(errors.sum())) / math.sqrt(count)
@@ -233,7 +229,7 @@ def missing_direction(record: NoiseRecord) -> Check | None:
     if level == 0:
         return None
     products = record.once("sum products", lambda: list(_products(record)))
-    for one in (*products, *_with_releases(record)):
+    for one in (*(product.along for product in products), *_with_releases(record)):
         is_used = one.squares > 0
         if not is_used.any():
             continue
