@@ -14,7 +14,7 @@ import torch
 
 from dpaudit import Claim, Gaussian, Guesses, Observations, Recorder, audit
 from dpaudit._validate import percent
-from dpaudit.accounting import _pld
+from dpaudit.accounting import _losses
 from dpaudit.cli import _formats
 from dpaudit.cli._formats import Columns
 from dpaudit.cli._scores_command import ScoreFiles
@@ -112,7 +112,7 @@ def test_an_accountant_that_overflows_is_quoted() -> None:
 
 
 def test_a_claim_whose_losses_do_not_fit_into_memory_is_refused(monkeypatch: Any) -> None:
-    monkeypatch.setattr(_pld, "_MOST_LOSSES", 1_000)
+    monkeypatch.setattr(_losses, "_MOST_LOSSES", 1_000)
     claim = Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.0123, num_steps=100, delta=1e-5)
     with pytest.raises(InputError, match=r"that dp-accounting supports, got .* and sample_rate=0\.0123"):
         _ = claim.epsilon

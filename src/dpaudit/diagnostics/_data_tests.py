@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from dpaudit._types import FloatArray, IntArray, ScoreArray
 from dpaudit.diagnostics._dependence_tests import MAX_LAG, segments
@@ -44,7 +44,7 @@ def noise_by_batch(record: NoiseRecord) -> Check | None:
         if np.count_nonzero(is_given) >= _MIN_STEPS:
             score = _block_correlation(energies[is_given], given[is_given])
             if score is not None:
-                found.append((2 * float(stats.norm.sf(abs(score[0]))), name, score[1]))
+                found.append((2 * float(scipy.stats.norm.sf(abs(score[0]))), name, score[1]))
     if not found:
         return None
     p_value, name, estimate = min(found)
@@ -59,11 +59,11 @@ def noise_by_batch(record: NoiseRecord) -> Check | None:
 
 def _block_correlation(energies: FloatArray, given: FloatArray) -> tuple[float, float] | None:
     """Return the standardized covariance of ranks within blocks, and their correlation; None if constant."""
-    ranks = stats.rankdata(given)
+    ranks = scipy.stats.rankdata(given)
     covariance = variance = left = right = 0.0
     for start in range(0, energies.size, _BLOCK):
         block = slice(start, start + _BLOCK)
-        own, other = stats.rankdata(energies[block]), ranks[block]
+        own, other = scipy.stats.rankdata(energies[block]), ranks[block]
         if own.size < 3:
             continue
         own, other = own - own.mean(), other - other.mean()
