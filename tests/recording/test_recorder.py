@@ -1,11 +1,15 @@
 """The recorder keeps every score once, and its live bound is the bound of the audit, at every moment."""
 
+import json
+
 import numpy as np
 import pytest
 from statistical_limits import LEVEL, most_flagged
 
 import dpaudit
+from dpaudit import _provenance
 from dpaudit.recording import NoiseLog, UntestedError, WholeRunRecorder
+from dpaudit.report import Run
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
 
@@ -23,6 +27,26 @@ def test_the_live_bound_of_a_finished_run_is_the_bound_of_its_audit():
     recorder = recorder_of(200, 32, 1.0, seed=0)
     assert recorder.live().epsilon == pytest.approx(recorder.audit().bound.epsilon, rel=1e-9)
     assert recorder.live().claimed_epsilon == CLAIM.epsilon
+
+
+def test_the_json_of_an_audit_says_where_its_numbers_come_from_and_only_that_asks_git(monkeypatch):
+    asked = []
+    state = {"commit": "abc", "dirty": True}
+    monkeypatch.setattr(_provenance, "git_state", lambda folder=None: asked.append(folder) or state)
+    for recorder in (recorder_of(20, 8, 1.0, 0), whole_run(40)):
+        result = recorder.audit()
+        assert not asked
+        found = json.loads(json.dumps(result.to_dict()))["provenance"]
+        assert found["git"] == state
+        assert found["packages"]["dpaudit"] == dpaudit.__version__
+        assert found["python"]
+        assert found["platform"]
+        assert found["started"].endswith("+00:00")
+        assert found["seconds"] >= 0
+        assert Run.of(result, name="a").provenance["git.commit"] == "abc"
+        assert len(asked) == 1
+        asked.clear()
+    assert "provenance" not in dpaudit.audit(recorder.observations, claim=CLAIM).to_dict()
 
 
 def test_an_epsilon_is_no_claim_of_steps():

@@ -48,7 +48,7 @@ class LossDistribution:
         low, high = _loss_range(noise, sample_rate, is_removed=is_removed)
         first, last = math.floor(low / interval), math.ceil(high / interval)
         _require_size(last - first)
-        epsilons = np.arange(first, last + 1) * interval
+        epsilons = np.arange(first, last + 1, dtype=np.float64) * interval
         deltas = _step_deltas(noise, sample_rate, epsilons, is_removed=is_removed)
         if (np.diff(deltas) > _RISING).any():
             raise ValueError("rounding errors are too large")
@@ -102,12 +102,12 @@ class LossDistribution:
         weights = np.stack([probs, probs * np.exp(-losses)])
         sums = np.concatenate([[[self.infinity], [0.0]], weights], axis=1).cumsum(axis=1)
         upper, lower = sums[:, losses.size - np.searchsorted(losses[::-1], epsilons, side="right")]
-        return np.clip(upper - np.exp(epsilons) * lower, self.infinity, 1.0)
+        return np.asarray(np.clip(upper - np.exp(epsilons) * lower, self.infinity, 1.0))
 
     def _descending(self, least: float) -> tuple[FloatArray, FloatArray]:
         """Return the losses from about ``least`` on, the largest first, and their probabilities."""
         start = max(math.floor(least / self.interval) - self.first, 0)
-        losses = (np.arange(start, self.probs.size) + self.first) * self.interval
+        losses = (np.arange(start, self.probs.size, dtype=np.float64) + self.first) * self.interval
         return losses[::-1], self.probs[start:][::-1]
 
 
@@ -170,7 +170,7 @@ def _connect_dots(deltas: FloatArray, interval: float) -> FloatArray:
     falls = -np.diff(deltas) / math.expm1(interval)
     probs = np.concatenate([[1 - deltas[0]], math.exp(interval) * falls])
     probs[:-1] -= falls
-    return np.maximum(probs, 0.0)
+    return np.asarray(np.maximum(probs, 0.0))
 
 
 def _sum_range(probs: FloatArray, num_steps: int) -> tuple[int, int]:

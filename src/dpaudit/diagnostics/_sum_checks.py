@@ -126,7 +126,7 @@ class SumRecord:
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Resume from a ``state_dict``; None, of a checkpoint before version 0.2, knows of no step."""
-        given = {"num_steps": 0, "num_unknown": 0, "found": {}} if state is None else state
+        given = SumRecord().state_dict() if state is None else state
         with _validate.restoring("the sums of steps", given):
             self.num_steps = _validate.whole("num_steps", given["num_steps"], low=0)
             self._num_unknown = _validate.whole("num_unknown", given["num_unknown"], low=0)
