@@ -200,6 +200,9 @@ def test_a_recorder_keeps_copies():
         ([0.1, np.nan], [True, False], r"step 1, got scores\[1\]=nan"),
         ([0.1, 0.2, 0.3], [True, False, True], r"each of 2 canaries in step 1"),
         ([0.1, 0.2], [True], r"shapes \(2,\) and \(1,\)"),
+        ([0.1, 0.2], [0.7, 1.0], "present to hold only 0 and 1"),
+        ([0.1, 0.2], ["no", "yes"], "present to be numbers, got an array of type <U3"),
+        ([0.1, 0.2], np.ma.masked_array([0, 1], [0, 1]), "present to be a plain array, got a masked array"),
     ],
 )
 def test_a_step_that_cannot_be_recorded_gets_a_sentence_and_leaves_the_rest(scores, present, sentence):
@@ -208,6 +211,20 @@ def test_a_step_that_cannot_be_recorded_gets_a_sentence_and_leaves_the_rest(scor
     with pytest.raises(dpaudit.InputError, match=sentence):
         recorder.record(scores, present)
     assert recorder.num_done == 1
+
+
+def test_presence_may_be_numbers_0_and_1_everywhere():
+    flags, scores = np.asarray([False, True, True, False]), np.asarray([0.2, 1.1, 0.7, -0.3])
+    for present in (flags, flags.astype(np.int64), flags.astype(float)):
+        recorder = dpaudit.Recorder(claim=CLAIM, num_steps=10)
+        recorder.record(scores, present)
+        assert recorder.state_dict()["present"].tolist() == [flags.tolist()]
+        whole = WholeRunRecorder(present, noise_multiplier=1.0, sample_rate=0.5, num_steps=1, delta=1e-5)
+        assert whole.present.tolist() == flags.tolist()
+        whole.record(scores)
+        assert whole.observations.with_canary.size == 2
+    with pytest.raises(dpaudit.InputError, match="present to hold only 0 and 1"):
+        WholeRunRecorder(2 * flags, noise_multiplier=1.0, sample_rate=0.5, num_steps=1, delta=1e-5)
 
 
 def test_a_recorder_without_a_step_says_so():

@@ -42,7 +42,7 @@ from dpaudit.recording._trajectory import LiveBound, PlacedBets, RunBets, ShownB
 from dpaudit.stats import Inference, Observations, Result, TradeOff, Verdict, audit
 from dpaudit.stats._audit import audit_untuned
 from dpaudit.stats._coins import CoinCheck
-from dpaudit.stats._observations import scale_notes, split_by_coins
+from dpaudit.stats._observations import as_flags, scale_notes, split_by_coins
 
 _PEEKS = 100  # number of times that the bound of a run of known length is computed
 _UNPLANNED_EVERY = 50  # each number of steps needs an epsilon of its own, which is not cheap
@@ -183,7 +183,7 @@ class Recorder:
         first step; they only affect the stated power. Pass ``notify=False`` to postpone the callbacks, and
         call :meth:`notify` later.
         """
-        values, mask = np.array(scores, dtype=np.float64), np.array(present, dtype=np.bool_)
+        values, mask = np.array(scores, dtype=np.float64), as_flags(present)
         require_alike(values, mask, step=self.num_done, first=next(iter(self._log.scores), values))
         self._shown.note_step()
         self._log.add(values, mask)

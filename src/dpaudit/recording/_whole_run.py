@@ -41,7 +41,7 @@ from dpaudit.stats import (
     audit,
     one_run_fdp_bound,
 )
-from dpaudit.stats._observations import as_mask
+from dpaudit.stats._observations import as_flags, as_mask
 from dpaudit.stats.tradeoffs._attack import Attack
 
 # Sampling faults need most of the error probability; too little noise is detected with less.
@@ -58,9 +58,9 @@ class LikelihoodRatios:
     """
 
     def __init__(self, present: BoolArray, *, noise_multiplier: float, sample_rate: float) -> None:
-        self.present = present
+        self.present = as_flags(present)
         self.num_done = 0
-        self.values: FloatArray = np.zeros(present.size)
+        self.values: FloatArray = np.zeros(self.present.size)
         self.noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
         self.sample_rate = _validate.sample_rate(sample_rate)
 
