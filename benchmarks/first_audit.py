@@ -51,6 +51,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--before", type=Path, help="the src folder of another version to compare with")
     parser.add_argument("--rates", type=float, nargs="*", default=RATES)
+    parser.add_argument("--steps", type=int, nargs="*", default=STEPS)
     options = parser.parse_args()
     ours = Path(__file__).parent.parent / "src"
     tables = []
@@ -59,7 +60,7 @@ def main() -> int:
             f"First audit of 1,000 scores of {kind} per side, processor time",
             ("sample rate", "steps", "noise", "before", "now", "limit", "largest change of a number"),
         )
-        for setting in itertools.product(options.rates, STEPS, NOISES):
+        for setting in itertools.product(options.rates, options.steps, NOISES):
             then = None if options.before is None else _run(options.before, setting, kind)
             now = _run(ours, setting, kind)
             table.add(
