@@ -54,7 +54,7 @@ def test_a_demo_that_cannot_tell_says_so(run: Any, tmp_path: Path, monkeypatch: 
     assert values == json.loads((tmp_path / "result.json").read_text())
     report = (tmp_path / "report.md").read_text()
     assert "Unexpected verdict: " in report
-    assert "twin with 0.8 times the noise." in report
+    assert "Unexpected verdict: correct run." in report  # tests of the noise see its twin in three steps
 
 
 @pytest.mark.parametrize("verdicts", [("VIOLATION", "VIOLATION"), ("NO_VIOLATION", "UNDERPOWERED")])
