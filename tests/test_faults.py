@@ -1,18 +1,20 @@
-"""Signals are deferred, doubled and forked; a full disk behind torch; an intact checkpoint without memory."""
+"""Signals are deferred, doubled, delivered and forked; a full disk behind torch and other exceptions."""
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import torch
 
-from dpaudit import IncompleteError, _faults, _io
+from dpaudit import IncompleteError, InputError, _faults, _io
 from dpaudit.experiments._directory import restore
 
 
@@ -20,22 +22,86 @@ def send(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
 
-def test_a_first_signal_is_deferred_and_a_second_is_not() -> None:
-    with _faults.deferred():
-        assert _faults.requested() is None
-        send(signal.SIGTERM)
-        assert _faults.requested() == signal.SIGTERM
-        with pytest.raises(_faults.Interrupted) as caught:
+def work(number: signal.Signals, limit: float | None = None) -> None:
+    """Receive a signal in deferred work that does not look for it."""
+    with _faults.deferred(limit):
+        send(number)
+        if limit is not None:
+            signal.pause()
+
+
+def test_a_first_signal_is_deferred_and_a_second_is_not(received: list[int]) -> None:
+    seen: list[int | None] = []
+
+    def look() -> None:
+        with _faults.deferred():
+            seen.append(_faults.requested())
+            send(signal.SIGTERM)
+            seen.append(_faults.requested())
             send(signal.SIGINT)
+            seen.append(-1)
+
+    with _faults.handled(), pytest.raises(_faults.Interrupted) as caught:
+        look()
+    assert seen == [None, signal.SIGTERM]
     assert caught.value.number == signal.SIGTERM
     assert _faults.requested() is None
+    assert received == []  # a command turns the exception into a status
 
 
-def test_a_deferred_signal_takes_effect_after_its_limit() -> None:
-    with _faults.deferred(0.01):
-        send(signal.SIGHUP)
-        with pytest.raises(_faults.Interrupted):
-            signal.pause()
+def test_a_deferred_signal_takes_effect_after_its_limit(received: list[int]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        work(signal.SIGHUP, limit=0.01)
+    assert received == [signal.SIGHUP]
+
+
+def test_a_signal_after_the_last_look_takes_effect_at_the_end_of_the_work() -> None:
+    finished = []
+
+    def nested() -> None:
+        with _faults.deferred():
+            work(signal.SIGTERM)
+            finished.append("inner")
+
+    with _faults.handled(), pytest.raises(_faults.Interrupted) as caught:
+        nested()
+    assert finished == ["inner"]
+    assert caught.value.number == signal.SIGTERM
+
+
+def test_a_signal_to_a_script_reaches_its_own_handler_when_the_work_is_saved(received: list[int]) -> None:
+    with pytest.raises(KeyboardInterrupt) as caught:
+        work(signal.SIGTERM)
+    assert received == [signal.SIGTERM]
+    assert type(caught.value) is KeyboardInterrupt  # with a subclass, Python ends with 1 instead of 130
+    with pytest.raises(KeyboardInterrupt) as caught:
+        work(signal.SIGINT)
+    assert type(caught.value) is KeyboardInterrupt
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+    with pytest.raises(SystemExit) as left:
+        work(signal.SIGTERM)
+    assert left.value.code == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("error", [None, IncompleteError("The disk is full.")])
+def test_a_signal_ends_a_script_without_a_handler_when_the_work_is_saved(
+    number: signal.Signals, error: Exception | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    child = os.fork()
+    if child == 0:
+        signal.signal(number, signal.SIG_DFL)
+        with suppress(BaseException), _faults.deferred():
+            send(number)
+            os.write(1, b"saved")
+            if error is not None:
+                raise error
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -number
+    printed, said = capfd.readouterr()
+    assert printed == "saved"
+    assert ("IncompleteError: The disk is full." in said) == (error is not None)
 
 
 def test_a_signal_outside_takes_effect_at_once() -> None:
@@ -71,6 +137,55 @@ def files_of_at_most(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device", "weights.pt")
+
+
+def raised(error: Exception, first: BaseException, *, how: str) -> Exception:
+    """An exception that replaces another one, by ``raise ... from`` or in ``except``."""
+    error.__context__ = first
+    if how != "while handling":
+        error.__cause__ = first if how == "from" else None
+    return error
+
+
+@pytest.mark.parametrize("how", ["from", "while handling"])
+def test_a_fault_of_the_machine_is_found_behind_other_exceptions(how: str) -> None:
+    error = raised(RuntimeError("Cannot save."), raised(ValueError("weights"), FULL, how=how), how=how)
+    assert _faults.machine_fault(error) == "weights.pt: No space left on device"
+    with pytest.raises(IncompleteError, match=r"^Trial 3: weights\.pt: No space left on device\.$"):
+        _faults.raise_if_machine(error, "Trial 3")
+
+
+def test_what_was_decided_or_hidden_is_no_fault_of_the_machine() -> None:
+    assert _faults.machine_fault(raised(RuntimeError("Too many."), FULL, how="from None")) is None
+    refused = raised(InputError("Another process is running."), BlockingIOError(errno.EAGAIN, ""), how="from")
+    assert _faults.machine_fault(refused) is None
+    assert _faults.machine_fault(raised(ValueError("wrong"), refused, how="from")) is None
+
+
+def test_exceptions_that_cause_each_other_are_examined_once() -> None:
+    first, second = ValueError("first"), RuntimeError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert _faults.machine_fault(first) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (RuntimeError("CUDA out of memory."), "there is not enough memory"),
+        (
+            RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "),
+            "a process that loads data",
+        ),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), "Broken pipe"),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), "Connection reset"),
+        (IncompleteError("The cluster was lost."), "The cluster was lost"),
+    ],
+)
+def test_what_libraries_say_of_the_machine_is_understood(error: Exception, fault: str) -> None:
+    assert (_faults.machine_fault(error) or "").startswith(fault)
 
 
 def test_a_full_disk_behind_torch_is_a_fault_of_the_machine(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from digits_config import digits_config
 
 from dpaudit.cli import main
 from dpaudit.cli._app import _GROUPS
+from dpaudit.cli._console import SentenceErrorGroup
 from dpaudit.errors import IncompleteError
 
 CHECKED = "import types\ndef prepare():\n    return types.SimpleNamespace(optimizer=None)\n"
@@ -144,6 +146,63 @@ def test_a_signal_has_its_status_and_says_what_is_kept(
     assert signal.getsignal(number) is before
 
 
+def test_a_signal_between_the_parts_of_a_command_has_its_own_status(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # typer itself catches interrupts before and after a command is invoked
+    monkeypatch.setattr(SentenceErrorGroup, "invoke", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    result = run("scores", "scores.npz", "--json")
+    assert result.exit_code == 143
+    assert json.loads(result.stdout)["error"].startswith("Interrupted by SIGTERM; nothing is kept: ")
+
+
+def test_a_fault_of_the_machine_behind_another_exception_is_named(
+    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del folder
+    full = OSError(errno.ENOSPC, "No space left on device", "weights.pt")
+    missing = FileNotFoundError(errno.ENOENT, "No such file or directory", "weights.tmp")
+    for error, reason in (
+        (ValueError("Cannot save."), "weights.pt: No space left on device; "),
+        (missing, "Cannot read or write weights.tmp: No such file or directory; "),
+    ):
+        error.__cause__ = full
+        monkeypatch.setattr("dpaudit.cli._scores_command.examine", raiser(error))
+        result = run("scores", "scores.npz")
+        assert result.exit_code == 4, result.stderr
+        assert f"could not be completed: {reason}" in result.stderr
+
+
+def test_a_broken_pipe_to_another_process_is_a_fault_of_the_machine(
+    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del folder
+    error = BrokenPipeError(errno.EPIPE, "Broken pipe")
+    monkeypatch.setattr("dpaudit.cli._scores_command.examine", raiser(error))
+    result = run("scores", "scores.npz")
+    assert result.exit_code == 4
+    assert "could not be completed: Cannot read or write a pipe: Broken pipe; " in result.stderr
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_pipe_whose_reader_has_left_is_neither_a_verdict_nor_a_fault(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del folder
+    reader, writer = os.pipe()
+    os.close(reader)
+    pipe = open(writer, "w", buffering=1)  # noqa: PTH123, SIM115
+    monkeypatch.setattr(sys, name, pipe)
+    words = ["scores", "scores.npz"] if name == "stdout" else ["run", "config.toml"]
+    monkeypatch.setattr(sys, "argv", ["dpaudit", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    with suppress(BrokenPipeError):
+        pipe.close()
+    assert caught.value.code == 141
+    assert "".join(capsys.readouterr()) == ""
+
+
 def at_step(number: int, action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Do something in the middle of a training run."""
     from dpaudit.experiments._loop import _Clock  # noqa: PLC0415
@@ -179,6 +238,31 @@ def test_a_signal_ends_a_run_after_the_current_step_and_the_same_command_resumes
     run("run", "config.toml", "--set", "output=whole")
     for name in ("scores.npy", "present.npy"):
         assert np.array_equal(np.load(folder / "out" / name), np.load(folder / "whole" / name))
+
+
+def test_a_signal_while_the_last_step_is_saved_ends_the_run_and_the_same_command_judges_it(
+    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dpaudit.experiments import _loop  # noqa: PLC0415
+
+    original = _loop._Clock.save
+
+    def save(self: Any) -> None:
+        original(self)
+        if self._training.num_done == 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(_loop._Clock, "save", save)
+        result = run("run", "config.toml")
+    assert result.exit_code == 143
+    kept = f"finished work is kept in {folder / 'out'}: run the same command again to resume."
+    assert result.stderr.endswith(f"dpaudit: Interrupted by SIGTERM at step 20; {kept}\n")
+    assert not (folder / "out" / "result.json").exists()
+    resumed = run("run", "config.toml", "--json")
+    assert resumed.exit_code in (0, 3)
+    assert "step 20 of 20" in resumed.stderr
+    assert json.loads(resumed.stdout)["num_done"] == 20
 
 
 def test_a_folder_that_vanished_is_named_after_a_signal_and_without_one(

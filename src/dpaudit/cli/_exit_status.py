@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
 import tempfile
@@ -61,7 +62,7 @@ def including(values: Mapping[str, Any]) -> Iterator[None]:
 def conclude(error: BaseException, words: Sequence[str]) -> int:
     """Print what ended a command as a sentence, and return its exit status."""
     number = _faults.requested() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
-    if isinstance(error, BrokenPipeError) and number is None:
+    if isinstance(error, BrokenPipeError) and number is None and _is_reader_gone():
         _discard_output()
         return _BROKEN_PIPE
     path = None
@@ -86,7 +87,8 @@ def conclude(error: BaseException, words: Sequence[str]) -> int:
 
 def _is_bad_input(error: BaseException) -> bool:
     if isinstance(error, OSError):
-        return _faults.is_about_input(error) and error.filename is not None
+        is_about_path = _faults.is_about_input(error) and error.filename is not None
+        return is_about_path and _faults.machine_fault(error) is None
     return isinstance(error, DpauditError) and not isinstance(error, IncompleteError)
 
 
@@ -94,16 +96,15 @@ def _described(error: BaseException) -> str:
     if isinstance(error, DpauditError):
         return str(error)
     if isinstance(error, OSError):
-        return f"Cannot read or write {error.filename or 'standard output'}: {error.strerror or error}."
+        place = error.filename or ("a pipe" if isinstance(error, BrokenPipeError) else "standard output")
+        return f"Cannot read or write {place}: {error.strerror or error}."
     lines = str(error).strip().splitlines()
     return f"dpaudit failed with {type(error).__name__}{f': {lines[0]}' if lines else ''}"
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, MemoryError | RuntimeError) and (fault := _faults.machine_fault(error)) is not None:
-        text = fault
-    else:
-        text = _described(error).rstrip(".")
+    fault = None if isinstance(error, DpauditError | OSError) else _faults.machine_fault(error)
+    text = fault or _described(error).rstrip(".")
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
 
 
@@ -129,6 +130,8 @@ def _interrupted(error: BaseException, number: int) -> str:
         start += f", but the last state could not be saved: {_reason(error)}"
     if folder is None:
         return f"{start}; nothing is kept: run the same command again to start over."
+    if not _faults.is_work_resumed():
+        return f"{start}; finished work is kept in {folder}, but the same command starts over."
     return f"{start}; finished work is kept in {folder}: run the same command again to resume."
 
 
@@ -166,6 +169,17 @@ def _print_json(error: BaseException, sentence: str, status: int) -> None:
     values = {**getattr(error, _ALSO, {}), "error": sentence, "exit_status": status}
     with suppress(Exception):
         sys.stdout.write(json.dumps(values, indent=2) + "\n")
+
+
+def _is_reader_gone() -> bool:
+    """Return whether nobody reads standard output or standard error; the pipe to a worker may break, too."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # it may have no descriptor
+            poll = select.poll()
+            poll.register(stream.fileno(), 0)  # only errors, of which a missing reader is one
+            if poll.poll(0):
+                return True
+    return False
 
 
 def _discard_output() -> None:

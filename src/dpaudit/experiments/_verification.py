@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpaudit import _io
+from dpaudit._faults import raise_if_machine
 from dpaudit._io import open_file, read_json
 from dpaudit.errors import InputError
 from dpaudit.experiments._derivation import derive
@@ -143,6 +144,7 @@ def _checkpoint(path: Path) -> str:
         with open_file(path) as file:
             size = unhashed_size(file)
     except (OSError, ValueError) as error:
+        raise_if_machine(error, f"Cannot read {path}")
         raise InputError(
             f"Expected an intact checkpoint in {path}, but it is damaged; delete it to restart the run from "
             "its first step with the same seeds."

@@ -153,7 +153,10 @@ def interrupted(plan: TrialPlan, folder: Path, start: Start, fifo: Path, number:
     return status
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGKILL, -9), (signal.SIGINT, 130), pytest.param(signal.SIGTERM, -15, marks=pytest.mark.long)],
+)
 def test_a_driver_that_is_killed_or_interrupted_leaves_a_store_to_go_on_from_and_no_worker(
     tmp_path: Path, start: Start, number: signal.Signals, status: int
 ) -> None:

@@ -289,13 +289,17 @@ def test_log_odds_are_those_of_the_probability_and_finite_where_it_is_one() -> N
         log_odds(lambda _: [[1.0]], [0.0], 0)
 
 
-def test_a_signal_ends_the_trials_after_the_current_one_and_the_next_call_goes_on(tmp_path: Path) -> None:
-    plan, before = plan_of("signalling", number=4, folder=str(tmp_path)), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt) as caught:
+@pytest.mark.parametrize("number", [4, 9])  # the last one, too
+def test_a_signal_ends_the_trials_after_the_current_one_and_the_next_call_goes_on(
+    number: int, tmp_path: Path, received: list[int]
+) -> None:
+    plan = plan_of("signalling", number=number, folder=str(tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
         finish(plan, tmp_path / "run")
-    assert caught.value.number == signal.SIGTERM  # type: ignore[attr-defined]
+    assert received == [signal.SIGTERM]
     with open_store(tmp_path / "run", plan) as store:
-        assert sorted(store.scores) == [0, 1, 2, 3, 4]
+        assert sorted(store.scores) == list(range(number + 1))
     assert signal.getsignal(signal.SIGTERM) is before
     assert dict(finish(plan, tmp_path / "run").scores) == undisturbed(plan, tmp_path)
 
