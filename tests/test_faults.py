@@ -7,15 +7,18 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from dpaudit import IncompleteError, InputError, _faults, _io
-from dpaudit.experiments._directory import restore
+from dpaudit.experiments import _directory, _seal, _verification
+from dpaudit.experiments.black_box import _canary
+from dpaudit.experiments.config import _load
 
 
 def send(number: signal.Signals) -> None:
@@ -199,6 +202,32 @@ def test_a_full_disk_behind_torch_is_a_fault_of_the_machine(tmp_path: Path) -> N
     assert [one.read_text() for one in tmp_path.iterdir()] == ["old"]
 
 
+@pytest.mark.parametrize(
+    ("module", "read"),
+    [
+        (_io, lambda path: _io.read_array(path, "f")),
+        (_io, _io.read_json),
+        (_canary, lambda path: _canary.SharedCanary.read(path.parent)),
+        (_canary, lambda path: _canary._read(str(path))),
+        (_directory, lambda path: _directory.restore(path, None)),
+        (_load, _load.load_config),
+        (_seal, _seal._digest_of),
+        (_verification, _verification._checkpoint),
+    ],
+)
+def test_a_disk_that_cannot_be_read_does_not_make_a_file_damaged(
+    module: ModuleType, read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    (tmp_path / "canary.json").touch()
+    for name in ("open_file", "map_array"):
+        monkeypatch.setattr(module, name, fail, raising=False)
+    with pytest.raises(IncompleteError, match=r"^Cannot read .*canary\.json: Input/output error\.$"):
+        read(tmp_path / "canary.json")
+
+
 def test_too_little_memory_for_a_checkpoint_does_not_ask_to_delete_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,4 +239,4 @@ def test_too_little_memory_for_a_checkpoint_does_not_ask_to_delete_it(
     with pytest.raises(
         IncompleteError, match=r"^Cannot read .*checkpoint\.pt: there is not enough memory\.$"
     ):
-        restore(tmp_path / "checkpoint.pt", None)  # type: ignore[arg-type]
+        _directory.restore(tmp_path / "checkpoint.pt", None)  # type: ignore[arg-type]

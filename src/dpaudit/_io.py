@@ -80,7 +80,7 @@ def make_folder(path: Path) -> None:
 def locked(folder: Path, *, is_resumed: bool = True) -> Iterator[None]:
     """Lock a directory against other processes; the lock is released when this process ends or is killed.
 
-    ``is_resumed`` tells whether the same command resumes the work in it after an interrupt.
+    ``is_resumed`` is whether the same command resumes the work in it after an interrupt.
     """
     make_folder(folder)
     with _lock_file(folder) as file:

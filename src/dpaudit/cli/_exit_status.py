@@ -172,7 +172,7 @@ def _print_json(error: BaseException, sentence: str, status: int) -> None:
 
 
 def _is_reader_gone() -> bool:
-    """Return whether nobody reads standard output or standard error; the pipe to a worker may break, too."""
+    """Return whether the reader of standard output or standard error has left: other pipes break, too."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # it may have no descriptor
             poll = select.poll()
