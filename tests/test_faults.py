@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -25,12 +26,12 @@ def send(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
 
-def work(number: signal.Signals, limit: float | None = None) -> None:
-    """Receive a signal in deferred work that does not look for it."""
-    with _faults.deferred(limit):
-        send(number)
-        if limit is not None:
-            signal.pause()
+def work(*numbers: signal.Signals) -> None:
+    """Receive signals in deferred work that does not look for them, and that nothing but the third ends."""
+    with _faults.deferred():
+        for number in numbers:
+            with suppress(_faults.Interrupted):
+                send(number)
 
 
 def test_a_first_signal_is_deferred_and_a_second_is_not(received: list[int]) -> None:
@@ -53,9 +54,28 @@ def test_a_first_signal_is_deferred_and_a_second_is_not(received: list[int]) -> 
 
 
 def test_a_deferred_signal_takes_effect_after_its_limit(received: list[int]) -> None:
+    reached = []
+
+    def wait() -> None:
+        with _faults.deferred(0.01):
+            send(signal.SIGHUP)
+            select.select([], [], [], 60)
+            reached.append("the end")
+
     with pytest.raises(KeyboardInterrupt):
-        work(signal.SIGHUP, limit=0.01)
+        wait()
+    assert reached == []
     assert received == [signal.SIGHUP]
+
+
+def test_a_third_signal_ends_the_process() -> None:
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            work(signal.SIGTERM, signal.SIGINT, signal.SIGINT)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 143
 
 
 def test_a_signal_after_the_last_look_takes_effect_at_the_end_of_the_work() -> None:

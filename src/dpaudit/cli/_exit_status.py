@@ -25,7 +25,6 @@ BAD_INPUT: Final = 2
 UNDERPOWERED: Final = 3
 INCOMPLETE: Final = 4
 _BROKEN_PIPE: Final = 128 + signal.SIGPIPE
-_LONGEST = 600  # characters of a reason, which may quote a file
 _ALSO = "_dpaudit_values"  # attribute of an exception: finished results to print beside the error
 
 
@@ -73,6 +72,7 @@ def conclude(error: BaseException, words: Sequence[str]) -> int:
     else:
         status, path = INCOMPLETE, _write_traceback(error)
         sentence = _incomplete(error, path)
+    sentence = shortened(sentence)
     if "--json" in (words[: words.index("--")] if "--" in words else words):
         _print_json(error, sentence, status)
     _print(sentence)
@@ -104,8 +104,7 @@ def _described(error: BaseException) -> str:
 
 def _reason(error: BaseException) -> str:
     fault = None if isinstance(error, DpauditError | OSError) else _faults.machine_fault(error)
-    text = fault or _described(error).rstrip(".")
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    return fault or _described(error).rstrip(".")
 
 
 def _incomplete(error: BaseException, path: Path | None) -> str:
@@ -161,7 +160,7 @@ def _print(sentence: str) -> None:
     # the sentence may quote a file that contains terminal control sequences
     shown = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in sentence)
     with suppress(Exception):
-        sys.stderr.write(f"dpaudit: {shortened(shown)}\n")
+        sys.stderr.write(f"dpaudit: {shortened(shown)}\n")  # again: what replaces a character is longer
         sys.stderr.flush()
 
 

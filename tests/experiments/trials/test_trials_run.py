@@ -63,6 +63,32 @@ def test_observations_are_in_the_order_of_the_trials(tmp_path: Path) -> None:
     np.testing.assert_array_equal(observations.without_canary, [score(t) for t in plan.trials[::2]])
 
 
+def test_the_results_of_a_pool_are_closed_however_the_run_ends(tmp_path: Path) -> None:
+    class Results:
+        """Not a generator, which Python closes by itself."""
+
+        def __init__(self, values: Iterator[tuple[Group, Finished]]) -> None:
+            self.values, self.is_closed = values, False
+
+        def __iter__(self) -> Iterator[tuple[Group, Finished]]:
+            return self.values
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    made: list[Results] = []
+
+    class Closable:
+        def map(self, task: Task, groups: Sequence[Group]) -> Results:
+            made.append(Results(map(task, groups)))
+            return made[-1]
+
+    finish(plan_of(), tmp_path / "whole", Closable())
+    with pytest.raises(IncompleteError):
+        finish(plan_of("without", fault="disk", number=4, folder=str(tmp_path)), tmp_path / "run", Closable())
+    assert [one.is_closed for one in made] == [True, True]
+
+
 def test_anything_with_a_map_is_a_pool(tmp_path: Path) -> None:
     plan = plan_of()
     with ThreadPoolExecutor(2) as executor:
