@@ -232,7 +232,7 @@ def test_a_full_disk_behind_torch_is_a_fault_of_the_machine(tmp_path: Path) -> N
         (_directory, lambda path: _directory.restore(path, None)),
         (_load, _load.load_config),
         (_seal, _seal._digest_of),
-        (_verification, _verification._checkpoint),
+        (_verification, lambda path: _verification._checkpoint(path, is_old=False)),
     ],
 )
 def test_a_disk_that_cannot_be_read_does_not_make_a_file_damaged(
