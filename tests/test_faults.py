@@ -9,6 +9,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
@@ -104,6 +105,15 @@ def test_a_signal_to_a_script_reaches_its_own_handler_when_the_work_is_saved(rec
     with pytest.raises(SystemExit) as left:
         work(signal.SIGTERM)
     assert left.value.code == 7
+
+
+def test_a_signal_does_not_end_later_work(received: list[int]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        work(signal.SIGTERM)
+    work()
+    with ThreadPoolExecutor(1) as threads:  # where no handler can be installed
+        threads.submit(work).result()
+    assert received == [signal.SIGTERM]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -173,8 +173,8 @@ class _SignalState:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-        if self._depth == 0 and self.number is not None:  # received after the work looked for the last time
-            raise Interrupted(self.number)
+        if self._depth == 0:
+            raise_if_requested()  # by a signal that was received after the work looked for the last time
 
 
 _STATE: Final = _SignalState()
