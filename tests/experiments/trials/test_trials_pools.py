@@ -31,6 +31,7 @@ from dpaudit.experiments.trials import (
     pools,
 )
 from dpaudit.experiments.trials._task import Finished, Task
+from dpaudit.experiments.trials._worker import WorkerProcess
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -171,6 +172,21 @@ def test_a_driver_that_is_killed_or_interrupted_leaves_a_store_to_go_on_from_and
         assert len(set(store.scores) & {0, 1, 2, 3, 4, 5}) >= 5  # begun before it, one by the other worker
     released.touch()
     assert dict(finish(plan, tmp_path / "run", Serial()).scores) == undisturbed(plan, tmp_path)
+
+
+def test_what_a_dead_worker_has_started_ends_with_it() -> None:
+    worker = WorkerProcess("dying_worker:main", [str(Path(__file__).parent), *sys.path])
+    message = worker.receive()
+    assert message is not None
+    left = os.pidfd_open(message["left"])
+    while worker.receive() is not None or not worker.is_dead:
+        pass  # until it is gone, as a driver of Ray that has lost its cluster
+    assert worker.end(0.0) == "ended with status 1"
+    gone, _, _ = select.select([left], [], [], 60)
+    if not gone:
+        signal.pidfd_send_signal(left, signal.SIGKILL)
+    os.close(left)
+    assert gone
 
 
 def test_processes_begin_no_further_groups_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
