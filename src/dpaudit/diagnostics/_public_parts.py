@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import replace
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from dpaudit._types import FloatArray
 from dpaudit.diagnostics._dependence_tests import scaled_noise, segments
@@ -125,4 +125,4 @@ def _mean_p_value(blocks: FloatArray, resolution: float) -> float:
     within = float(blocks.var(axis=1, ddof=1).mean())
     between = num_rows * float((np.maximum(means - resolution, 0.0) ** 2).mean())
     freedom = num_blocks * width
-    return float(stats.f.sf(between / max(within, 1e-300), freedom, freedom * (num_rows - 1)))
+    return float(scipy.stats.f.sf(between / max(within, 1e-300), freedom, freedom * (num_rows - 1)))
