@@ -16,12 +16,12 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._types import ArrayLike, FloatArray
 from dpaudit.diagnostics._causes import LOCALIZING, NO_NOISE, SAMPLING, likely_causes
+from dpaudit.diagnostics._dependence_tests import drift_note, explained
 from dpaudit.diagnostics._lattice_tests import is_coarse
 from dpaudit.diagnostics._noise_record import Leaves, NoiseRecord
 from dpaudit.diagnostics._noise_tests import PUBLIC_TESTS, Amount, noise_amount, noise_checks
 from dpaudit.diagnostics._p_values import RESOLUTION, SMALLEST_P_VALUE, Check, Finding
 from dpaudit.diagnostics._participation import ParticipationRecord, participation_checks
-from dpaudit.diagnostics._public_parts import drift_note, explained
 from dpaudit.errors import FindingError, InputError
 
 _SHARE_OF_TESTS = 0.2  # share of the error rate for the tests; the rest is for the bound

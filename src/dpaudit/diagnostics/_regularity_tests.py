@@ -68,11 +68,11 @@ def balanced_noise(record: NoiseRecord) -> Check | None:
 def constant_norm(record: NoiseRecord) -> Check | None:
     """Test the norms of noise, of a step, a leaf or a coordinate: too alike in pairs of neighbors.
 
-    Normal noise is its norm in claimed units times an independent direction, which all its scales only
-    affect. So the logarithm of the ratio of two energies is that of an F variable, which is symmetric and
-    unimodal, plus something independent. It is closest to zero most often if that is zero, as for equal
-    scales: the probability that the F variable is at least as close is a p-value, whatever the scales, and
-    Fisher's method joins those of all pairs.
+    Standard normal numbers are their norm times an independent direction. Scaling them multiplies their
+    energy by a number that depends on the direction alone. So the logarithm of the ratio of two energies is
+    that of an F variable, which is symmetric and unimodal, plus an independent number. It is close to zero
+    most often if that number is zero, as for equal scales: the probability that the F variable is at least as
+    close is a p-value, whatever the scales, and Fisher's method joins those of all pairs.
     """
     found = []
     for view in _views(record):
