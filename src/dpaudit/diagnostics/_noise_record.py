@@ -58,7 +58,7 @@ class NoiseRecord:
         self.differing: FloatArray
         """For each pair of leaves, how many differ; the remaining numbers are too small to have a sign."""
         self._resolution = RESOLUTION  # the largest rounding error that was given
-        self._sizes = np.zeros(2)  # of all releases as given, and in claimed standard deviations
+        self._sizes = np.zeros(2)  # of one release as given, and in claimed standard deviations
         self.sketches = HeadTailBuffer()
         self.sums = HeadTailBuffer()
         """The known sums of the same steps and coordinates, if all were given."""
@@ -208,7 +208,7 @@ class NoiseRecord:
             self.examples.add(own.astype(np.float32))
         if raw is not None:
             self.formats.observe(raw)
-            if sums is not None:
+            if sums is not None and not self._sizes[0]:  # the same in all steps
                 self._sizes += np.abs(raw).sum(), np.abs(sums + noise[layout.sketch]).sum()
         elif precision is None:
             self.rounding = max(self.rounding, rounding)
