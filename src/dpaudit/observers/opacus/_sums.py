@@ -20,7 +20,7 @@ from torch import Tensor
 from dpaudit._types import FloatArray
 from dpaudit.diagnostics._sum_checks import StepSum, SumRecord
 from dpaudit.observers.opacus._batches import LoaderBatches
-from dpaudit.observers.opacus._clipping import GhostClip, OpacusClip, wrapped
+from dpaudit.observers.opacus._clipping import GhostClip, OpacusClip, TrainedParameters, wrapped
 
 _FEW_NUMBERS = 2**18  # whose norms are computed again in less than a millisecond
 _TOLERANCE = 1e-3  # change of a norm, relative to it and to the clipping norm
@@ -35,6 +35,7 @@ class SumObserver:
         self._optimizer, self._clip, self._loader = optimizer, clip, loader
         self._module = module if isinstance(clip, GhostClip) else None
         self.record, self.batches = SumRecord(), loader.record
+        self._trained = TrainedParameters(optimizer)
         self._num_parameters = sum(parameter.numel() for parameter in optimizer.params)
         self._is_paused, self._was_reset = False, False
         self._counts_nonzero = False
@@ -73,6 +74,7 @@ class SumObserver:
         def add(*arguments: Any, **options: Any) -> Any:
             if self._is_paused:
                 return own(*arguments, **options)
+            self._trained.require_same(self.record.num_steps)
             self._before_adding()
             rows, limit = self._next_rows()
             result = own(*arguments, **options)
