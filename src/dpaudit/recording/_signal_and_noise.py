@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
+from dpaudit.accounting import Claim
 from dpaudit.diagnostics import CheckResults, Diagnosis
 from dpaudit.diagnostics._sum_checks import BatchRecord
 from dpaudit.errors import InputError
@@ -240,6 +241,14 @@ class RunCheck(Protocol):
 
     def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
         """Return what the steps so far show, given the claimed numbers."""
+
+
+@runtime_checkable
+class ClaimCheck(Protocol):
+    """A check that also compares the training run with other numbers of the claim, such as its delta."""
+
+    def claim_results(self, claim: Claim) -> CheckResults:
+        """Return what contradicts the claim."""
 
 
 def with_batches(parts: Sequence[RunCheck]) -> tuple[tuple[RunCheck, ...], BatchRecord]:
