@@ -319,3 +319,12 @@ def test_a_diagnosis_that_is_joined_makes_a_violation() -> None:
     found = Finding.certain("sum-norm", "It is longer.")
     assert result.joined(Diagnosis.of((), confidence=0.99)).verdict is result.verdict
     assert result.joined(Diagnosis.of((), confidence=0.99, certain=[found])).refuted == ("mechanism",)
+
+
+def test_a_score_that_is_not_finite_may_be_an_overflow_in_the_first_step() -> None:
+    recorder = Recorder(claim=CLAIM, num_steps=2)
+    with pytest.raises(dpaudit.InputError, match=r"step 0, .* diverge, or does a norm overflow, as in half"):
+        recorder.record([0.0, np.nan], [False, True])
+    recorder.record([0.0, 1.0], [False, True])
+    with pytest.raises(dpaudit.InputError, match=r"step 1, .*: did training diverge\?$"):
+        recorder.record([0.0, np.nan], [False, True])

@@ -199,9 +199,10 @@ def require_alike(scores: FloatArray, present: BoolArray, *, step: int, first: F
         )
     if not np.isfinite(scores).all():
         index = int(np.flatnonzero(~np.isfinite(scores))[0])
+        overflow = ", or does a norm overflow, as in half precision, for canaries of 1e6 clipping norms"
         raise InputError(
-            f"Expected finite scores in step {step}, got scores[{index}]={scores[index]}: "
-            "did training diverge?"
+            f"Expected finite scores in step {step}, got scores[{index}]={scores[index]}: did training "
+            f"diverge{overflow if step == 0 else ''}?"
         )
 
 
