@@ -41,8 +41,8 @@ _STOPPED = _UNTESTED + "a bound was shown before the end, so the run may have en
 _DRAWN = "how batches are drawn is not tested"
 _SAMPLING = f"{_DRAWN}: the claim assumes Poisson sampling, and scores of single steps do not depend on it"
 _COUPLED = (
-    "gradients that depend on other examples of the batch before they are clipped are not tested, such as by "
-    "a loss, inputs or weights computed from the batch, or by a choice of its rows: use a replay"
+    "gradients that depend on other examples of the batch before clipping are not tested (loss, inputs, "
+    "weights, choice of rows): use a replay"
 )
 _SEEDED = "whether a seed predicts the noise or the batches is not tested"
 _DIRECTIONS = (
