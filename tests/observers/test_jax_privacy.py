@@ -490,7 +490,9 @@ def test_gradients_of_the_wrong_shape_are_refused():
     gradient = grad_fn(start(), BATCH)
     with pytest.raises(dpaudit.InputError, match=r"shapes \[\(10,\), \(12, 10\)\].*got \[\(10,\)\]"):
         privatizer.update({"bias": gradient["bias"]}, state)
-    with pytest.raises(dpaudit.InputError, match="gradients with 130 entries in every step, .* got 121 in 2"):
+    with pytest.raises(
+        dpaudit.InputError, match=r"gradients with 130 entries in every step, .* got 121 in 2"
+    ):
         grad_fn({"weight": start()["weight"], "bias": jnp.zeros(())}, BATCH)
     with pytest.raises(dpaudit.InputError, match=r"130 in 3 arrays: were layers .* each phase"):
         grad_fn({**start(), "empty": jnp.zeros(0)}, BATCH)

@@ -586,7 +586,7 @@ def test_more_accounted_steps_than_claimed_ones_are_found_when_the_audit_is_call
         "The accountant has 9 steps since the first observed one, but the claim is about 8 steps."
     )
     assert result.verdict is dpaudit.Verdict.VIOLATION
-    assert result.likely_causes()[0].startswith("does training go on after the observed steps")
+    assert result.likely_causes()[0].startswith("does training continue after the observed steps")
     assert "accountant-steps" not in names(recorder.audit(num_steps=9).diagnosis)
 
 

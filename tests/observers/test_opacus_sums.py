@@ -389,10 +389,10 @@ def row_norms(optimizer):
 
 
 NORMS = {
-    "median": lambda norms, before: norms.median(),
-    "largest, at most 8": lambda norms, before: norms.max().clamp(max=8.0),
-    "half of the 75 % quantile": lambda norms, before: 0.5 * norms.quantile(0.75),
-    "mean of the batch before": lambda norms, before: before.mean(),
+    "median": lambda norms, _: norms.median(),
+    "largest, at most 8": lambda norms, _: norms.max().clamp(max=8.0),
+    "half of the 75 % quantile": lambda norms, _: 0.5 * norms.quantile(0.75),
+    "mean of the batch before": lambda _, before: before.mean(),
 }
 
 
@@ -475,7 +475,7 @@ def test_a_plain_backward_pass_after_the_private_one_is_named(diagnosed):
 @pytest.mark.parametrize("power", [1, 2], ids=["L1", "L2"])
 def test_a_penalty_of_the_weights_after_the_private_pass_is_no_finding(diagnosed, power):
     loop = added_after_the_pass(
-        lambda model, inputs: 0.01 * sum((value.abs() ** power).sum() for value in model.parameters())
+        lambda model, _: 0.01 * sum((value.abs() ** power).sum() for value in model.parameters())
     )
     assert not names(diagnosed(loop, grad_sample_mode="ghost")) & CERTAIN
 

@@ -197,7 +197,7 @@ def test_a_sum_of_others_that_is_not_clipped_is_not_taken_for_noise():
 
 def test_a_step_that_drops_the_canaries_gets_no_verdict():
     step = numpy_step(noise=0.0)
-    recorder = watch(lambda rows: step(OTHERS))
+    recorder = watch(lambda _: step(OTHERS))
     with pytest.raises(dpaudit.InputError, match="to increase by 1 where a canary is present"):
         recorder.audit()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -168,8 +169,13 @@ def _relabeled(batch: Any, row: int) -> Iterator[Any]:
     arrays = _in_order(batch)
     found = [_other_labels(leaf, row) for leaf in arrays]
     for number in range(max(map(len, found), default=0)):
-        chosen = iter([others[number % len(others)] if others else row for others in found])
-        yield map_tree(lambda leaf, chosen=chosen: _rows(leaf, next(chosen)), batch)
+        chosen = [others[number % len(others)] if others else row for others in found]
+        rows = iter([_rows(leaf, one) for leaf, one in zip(arrays, chosen, strict=True)])
+        yield map_tree(partial(_next, rows), batch)
+
+
+def _next(rows: Iterator[Any], _: Any) -> Any:
+    return next(rows)
 
 
 def _other_labels(leaf: Any, row: int) -> list[int]:

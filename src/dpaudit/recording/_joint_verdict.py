@@ -46,7 +46,8 @@ _COUPLED = (
 )
 _SEEDED = "whether a seed predicts the noise or the batches is not tested"
 _DIRECTIONS = (
-    "noise is tested in coordinates, parameter tensors and sampled directions: another direction may have less"
+    "noise is tested in coordinates, parameter tensors and sampled directions: another direction may have "
+    "less"
 )
 _BESIDE = (
     "what the training run outputs besides the noisy gradients of the observed steps is not tested, such as "

@@ -117,8 +117,9 @@ class JaxObserver:
             return
         raise InputError(
             f"Expected gradients with {first.num_parameters:,} entries in every step, in the same "
-            f"{len(first.names)} arrays, got {found.num_parameters:,} in {len(found.names)} arrays: were layers "
-            "frozen or unfrozen? Call observe() once for each phase of the training run, after the change."
+            f"{len(first.names)} arrays, got {found.num_parameters:,} in {len(found.names)} arrays: were "
+            "layers frozen or unfrozen? Call observe() once for each phase of the training run, after the "
+            "change."
         )
 
     def _require_like(self, gradient: Any) -> None:

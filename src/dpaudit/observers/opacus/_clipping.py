@@ -266,9 +266,9 @@ class TrainedParameters:
             return
         raise InputError(
             f"Expected the optimizer to train the same {len(self._first)} parameter tensors in all observed "
-            f"steps, got {len(now) if len(now) != len(self._first) else 'others'} in step {index}: were layers "
-            "frozen or unfrozen? Observe each phase of the training run in a with block of its own, which "
-            "starts after the change."
+            f"steps, got {len(now) if len(now) != len(self._first) else 'others'} in step {index}: were "
+            "layers frozen or unfrozen? Observe each phase of the training run in a with block of its own, "
+            "which starts after the change."
         )
 
 

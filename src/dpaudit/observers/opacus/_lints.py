@@ -39,7 +39,7 @@ _UNSEEDED = torch.Generator().initial_seed()  # the same in every process
 _GUESSABLE = 2**32  # seeds below can be tried one by one
 _OBSERVED: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()  # the number of steps, by accountant
 _STEPS = "steps"
-_LONGER = "does training go on after the observed steps, or was epsilon computed for fewer steps?"
+_LONGER = "does training continue after the observed steps, or was epsilon computed for fewer steps?"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -256,7 +256,7 @@ class SumObserver:
 class _PassGradients:
     """The gradients after a private backward pass with ghost clipping, to which nothing may be added.
 
-    Version counters show a change. Copies are made only after the first one, to tell its size: a penalty of
+    Version counters show a change. Copies are made only after the first one, to know its size: a penalty of
     the weights, which depends on no example, may be added.
     """
 
@@ -299,9 +299,7 @@ class _PassGradients:
             torch.cat([one.reshape(-1).double() for one in parts])
             for parts in (self._copies, [parameter.grad for parameter in parameters])
         )
-        added = [
-            one.grad.double() - old.double() for one, old in zip(parameters, self._copies, strict=True)
-        ]
+        added = [one.grad.double() - old.double() for one, old in zip(parameters, self._copies, strict=True)]
         length, room = float(before.norm()), _TOLERANCE * (max_grad_norm + float(before.norm()))
         if float((after - before).norm()) <= room or _is_penalty(added, parameters, room):
             return None
@@ -319,8 +317,7 @@ def _is_penalty(added: Sequence[Tensor], parameters: Sequence[Any], room: float)
 
     weights = [parameter.detach().double() for parameter in parameters]
     return all(
-        is_multiple(one, own) or is_multiple(one, own.sign())
-        for one, own in zip(added, weights, strict=True)
+        is_multiple(one, own) or is_multiple(one, own.sign()) for one, own in zip(added, weights, strict=True)
     )
 
 

@@ -240,8 +240,8 @@ class HostCallbacks:
         if self.layout.names and layout != self.layout:
             raise InputError(
                 f"Expected the optimizer to train the same {len(self.layout.names)} variables in every step, "
-                f"got {len(layout.names)}: were layers frozen or unfrozen? Call observe() once for each phase "
-                "of the training run, after the change."
+                f"got {len(layout.names)}: were layers frozen or unfrozen? Call observe() once for each "
+                "phase of the training run, after the change."
             )
         self.layout = layout
 
