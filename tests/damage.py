@@ -21,13 +21,14 @@ def examples(count: int) -> settings:
 
 def as_before_seals(folder: Path) -> Path:
     """A run as a version without seals left it: what its files say is then all that there is to check."""
-    (folder / "manifest.json").unlink(missing_ok=True)
-    for name, change in (("config", {"schema_version": 1}), ("result", {})):
+    for name in ("manifest", "provenance"):
+        (folder / f"{name}.json").unlink(missing_ok=True)
+    for name in ("config", "result"):
         path = folder / f"{name}.json"
         if path.exists():
-            values = json.loads(path.read_text()) | change
-            kept = {key: value for key, value in values.items() if key not in ("checksum", "provenance")}
-            path.write_text(json.dumps(kept))
+            values = json.loads(path.read_text()) | {"schema_version": 1}
+            later = "checksum", "provenance", "audit"
+            path.write_text(json.dumps({key: value for key, value in values.items() if key not in later}))
     return folder
 
 

@@ -17,6 +17,7 @@ import dpaudit
 from dpaudit._io import JsonCache
 from dpaudit.errors import InputError
 from dpaudit.experiments import Config, load_config, run
+from dpaudit.experiments._verification import verify
 from dpaudit.report import Report
 
 STORED = Path(__file__).parent / "fixtures" / "version_1"
@@ -108,6 +109,7 @@ def test_an_interrupted_run_ends_with_the_scores_of_an_undisturbed_one(name: str
     base, *changes = INTERRUPTED[name]
     outcome = run(config(base, f"output={name}-interrupted", *changes))
     assert not outcome.was_finished
+    assert verify(f"{name}-interrupted").status == "sealed"
     assert outcome.values["bound"]["counts"] == stored_result(name)["bound"]["counts"]
     for path in (STORED / name).glob("*.npy"):
         resumed = np.load(Path(f"{name}-interrupted") / path.name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,60 @@ def test_a_checkpoint_that_lost_a_bit_is_refused(folder: Path, run: Any, tmp_pat
     assert f"Expected an intact checkpoint in {copy / 'checkpoint.pt'}" in result.stdout
 
 
+@pytest.mark.parametrize("lost", [1, 40, 80, 500])
+def test_a_checkpoint_that_lost_its_end_is_damaged_and_not_old(
+    lost: int, folder: Path, run: Any, tmp_path: Path
+) -> None:
+    """With the last 80 bytes, all of the checksum is lost, and nothing else."""
+    copy = Path(shutil.copytree(folder / "unfinished", tmp_path / "copy"))
+    content = (copy / "checkpoint.pt").read_bytes()
+    (copy / "checkpoint.pt").write_bytes(content[:-lost])
+    result = run("verify", copy)
+    assert result.exit_code == 2
+    assert f"Expected an intact checkpoint in {copy / 'checkpoint.pt'}, but it is damaged" in result.stdout
+
+
+def test_a_checkpoint_of_version_1_has_no_checksum_but_is_checked(run: Any, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(VERSION_1 / "one-run-interrupted", tmp_path / "copy"))
+    assert run("verify", copy).stdout.splitlines() == [
+        f"{copy}: unfinished",
+        "  Its checkpoint has no checksum, because a version before 0.2 wrote it.",
+    ]
+    path = copy / "checkpoint.pt"
+    content = path.read_bytes()
+    for damage in (content[:-100], content.replace(b"scores", b"sc0res", 1)):
+        path.write_bytes(damage)
+        assert f"Expected an intact checkpoint in {path}, but it is damaged" in run("verify", copy).stdout
+
+
+@pytest.mark.parametrize("mode", ["delete", "wal"])
+def test_a_store_of_a_killed_process_is_read_and_left_alone(mode: str, run: Any, tmp_path: Path) -> None:
+    """What was not committed is in the journal, or in the log, and still has to be undone or applied."""
+    started = Path(shutil.copytree(VERSION_1 / "many-runs-interrupted", tmp_path / "started"))
+    with closing(sqlite3.connect(started / "trials.sqlite3", isolation_level=None)) as store:
+        [count] = store.execute("SELECT count(*) FROM trials").fetchone()
+        store.execute(f"PRAGMA journal_mode = {mode}")
+        store.execute("PRAGMA cache_size = 1")  # so that pages are written before the end
+        store.execute("BEGIN")
+        store.execute("DELETE FROM trials WHERE number = 1")
+        if mode == "wal":
+            store.execute("COMMIT")
+        else:
+            store.execute("CREATE TABLE more (text TEXT)")
+            store.executemany("INSERT INTO more VALUES (?)", [("x" * 5000,)] * 20)
+        killed = Path(shutil.copytree(started, tmp_path / "killed"))  # as kill -9 leaves it
+    (killed / "trials.sqlite3-shm").unlink(missing_ok=True)
+    before = {path.name: path.read_bytes() for path in killed.iterdir()}
+    assert f"trials.sqlite3-{'wal' if mode == 'wal' else 'journal'}" in before
+    result = run("verify", killed)
+    kept = count - (mode == "wal")
+    assert result.stdout.splitlines() == [
+        f"{killed}: unfinished",
+        f"  The {kept} stored trials are intact.",
+    ]
+    assert {path.name: path.read_bytes() for path in killed.iterdir()} == before
+
+
 def test_a_run_without_its_private_files_is_still_sealed(folder: Path, run: Any, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(folder / "finished", tmp_path / "copy"))
     for name in ("config.json", "checkpoint.pt"):
@@ -97,7 +153,38 @@ def test_counts_of_version_1_must_follow_from_its_scores(run: Any, tmp_path: Pat
     (copy / "result.json").write_text(json.dumps(values))
     result = run("verify", copy, "--allow-unsealed")
     assert result.exit_code == 2
-    assert "Expected bound.counts = {" in result.stdout
+    assert "Expected bound.counts.false_positives = " in result.stdout
+
+
+OLD_FORGERIES: dict[str, Any] = {
+    "verdict": lambda values: values.update(verdict="VIOLATION"),
+    "bound.parameter": lambda values: values["bound"].update(parameter=9.0),
+    "bound.kind": lambda values: values["bound"].update(kind="heuristic"),
+    "bound.statement": lambda values: values["bound"].update(statement="epsilon >= 9"),
+    "bound.confidence": lambda values: values["bound"].update(confidence=0.99),
+    "bound.inference": lambda values: values["bound"].update(inference="Unknown()"),
+    "diagnosis.confidence": lambda values: values["diagnosis"].update(confidence=0.9),
+    "methods": lambda values: values["methods"][0].update(threshold=0.75),
+}
+
+
+@pytest.mark.parametrize("key", OLD_FORGERIES)
+def test_what_version_1_says_must_be_consistent(key: str, run: Any, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(VERSION_1 / "input", tmp_path / "copy"))
+    values = json.loads((copy / "result.json").read_text())
+    OLD_FORGERIES[key](values)
+    (copy / "result.json").write_text(json.dumps(values))
+    result = run("verify", copy, "--allow-unsealed")
+    assert result.exit_code == 2
+    assert str(copy / "result.json") in result.stdout
+
+
+def test_only_a_run_of_version_1_may_lack_its_scores(run: Any, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(VERSION_1 / "input", tmp_path / "copy"))
+    (copy / "scores.npy").unlink()
+    result = run("verify", copy, "--allow-unsealed")
+    assert result.exit_code == 0
+    assert "Its numbers could not be derived again: its scores are missing." in result.stdout
 
 
 def test_all_runs_are_checked_and_json_has_them(folder: Path, run: Any, tmp_path: Path) -> None:

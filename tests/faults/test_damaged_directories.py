@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from damage import as_before_seals
 from digits_config import digits_config
 from typer.testing import CliRunner
 
+import dpaudit
 from dpaudit.cli._app import app
 from dpaudit.experiments import Progress, Running, parse_config, run
-from dpaudit.experiments._seal import seal
+from dpaudit.experiments._seal import seal, with_checksum
 
 SMALL = digits_config(
     "{output}",
@@ -71,7 +73,10 @@ class Runs:
         self._make("other", "seed=4")
         self._make("finished")
         self._make("unfinished", stops=True)
-        self.expected = {name: self.printed(self.restored(name)) for name in ("finished", "unfinished")}
+        self.expected = {}
+        for name in ("finished", "unfinished"):
+            self.restored(name)
+            self.expected[name] = self.printed()
 
     def _make(self, name: str, *changes: str, stops: bool = False) -> None:
         def stop(progress: Progress | Running) -> None:
@@ -87,14 +92,13 @@ class Runs:
             run(config)
         self.at.rename(self.folder / name)
 
-    def restored(self, name: str) -> str:
+    def restored(self, name: str) -> None:
         """Put the directory in its place, whole."""
         shutil.rmtree(self.at, ignore_errors=True)
         shutil.copytree(self.folder / name, self.at)
-        return name
 
-    def printed(self, _: str = "") -> dict[str, tuple[int, Any, str]]:
-        """The status, the numbers and the sentences of each command, one after another."""
+    def printed(self, *commands: str) -> dict[str, tuple[int, Any, str]]:
+        """The status, the numbers and the sentences of each of these or all commands, one after another."""
         page = self.folder / "page.json"
         words = {
             "verify": ("verify", self.at),
@@ -102,7 +106,7 @@ class Runs:
             "run": ("run", self.config),
             "verify again": ("verify", self.at),
         }
-        return {name: self._call(*words[name]) for name in words}
+        return {name: self._call(*words[name]) for name in commands or words}
 
     @staticmethod
     def _call(*words: object) -> tuple[int, Any, str]:
@@ -206,7 +210,13 @@ DAMAGES: dict[str, Damage] = {
     "remove": _remove,
     "link": _link,
 }
-ADDED = ("log_likelihood_ratios.npy", "with_canary.npy", "versions.json", "trials.sqlite3-journal")
+ADDED = (
+    "log_likelihood_ratios.npy",
+    "with_canary.npy",
+    "versions.json",
+    "trials.sqlite3-journal",
+    "trials.sqlite3-wal",
+)
 
 
 def damage(rng: np.random.Generator, runs: Runs, state: str) -> str:
@@ -295,35 +305,180 @@ def test_no_number_changes_without_being_told(name: str, state: str, request: py
     assert {one.split()[0] for one in done} >= {*DAMAGES, "swap"}
 
 
-FORGED = {
+def _by_another_method(values: dict[str, Any]) -> None:
+    """Put the bound of another method, which is right, in the place of that of the verdict."""
+    row = values["methods"][0]
+    values["bound"] = {key: row[key] for key in values["bound"]}
+
+
+def _as_of_another_version(values: dict[str, Any], version: str | None = "0.3.0") -> None:
+    values["bound"].update(epsilon=0.5)
+    if version is None:
+        del values["provenance"]
+    else:
+        values["provenance"]["packages"]["dpaudit"] = version
+
+
+FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "verdict": lambda values: values.update(verdict="NO_VIOLATION", refuted=[]),
+    "verdict alone": lambda values: values.update(verdict="NO_VIOLATION"),
+    "refuted": lambda values: values.update(refuted=["privacy"]),
+    "refuted, none": lambda values: values.pop("refuted"),
+    "sentence": lambda values: values.update(sentence="The training run is private."),
     "bound.epsilon": lambda values: values["bound"].update(epsilon=0.5),
     "bound.parameter": lambda values: values["bound"].update(parameter=0.4),
+    "bound.kind": lambda values: values["bound"].update(kind="heuristic"),
+    "bound.statement": lambda values: values["bound"].update(statement="epsilon >= 0.1 at delta = 1e-05"),
+    "bound.label": lambda values: values["bound"].update(label="Gaussian() + JointExact()"),
+    "bound.assumptions": lambda values: values["bound"]["assumptions"].pop(),
     "bound.counts": lambda values: values["bound"]["counts"].update(false_positives=0, false_negatives=0),
     "bound.confidence": lambda values: [
         values["bound"].update(confidence=0.9),
         values.update(confidence=0.9),
     ],
+    "confidence, higher": lambda values: [
+        one.update(confidence=0.99) for one in (values, values["bound"], *values["methods"])
+    ],
     "bound.inference": lambda values: values["bound"].update(inference={"type": "Unknown"}, epsilon=0.5),
+    "bound, by another method": _by_another_method,
     "claim.epsilon": lambda values: values["claim"].update(epsilon=50.0),
+    "claim.summary": lambda values: values["claim"].update(summary="DP-SGD: epsilon = 0.1 at delta = 1e-05"),
     "noise_multiplier": lambda values: values.update(noise_multiplier=0.5),
+    "noise_multiplier, a little": lambda values: values.update(noise_multiplier=1.0000001),
+    "claim.delta, a little": lambda values: values["claim"].update(delta=1.05e-5),
+    "bound.delta, a little": lambda values: values["bound"].update(delta=1.05e-5),
     "methods.f-DP(CP).epsilon": lambda values: values["methods"][0].update(epsilon=0.25),
+    "methods, one less": lambda values: values["methods"].pop(),
+    "methods, none": lambda values: values.update(methods=[]),
     "findings": lambda values: values["diagnosis"]["tests"][0].update(p_value=1e-12),
+    "diagnosis": lambda values: values.update(diagnosis=None),
+    "diagnosis.confidence": lambda values: values["diagnosis"].update(confidence=0.95),
+    "estimate": lambda values: values["estimate"].update(confidence=0.99),
+    "num_done": lambda values: values.update(num_done=300),
+    "stopped_early": lambda values: values.update(stopped_early=True, methods=[]),
+    "audit": lambda values: values["audit"].update(confidence=0.9),
+    "provenance": lambda values: values["provenance"].update(data="0" * 64),
+    "provenance.platform": lambda values: values["provenance"].update(platform="Another"),
+    "provenance.started": lambda values: values["provenance"].update(started="2020-01-01T00:00:00+00:00"),
+    "another version": _as_of_another_version,
+    "version 0.1": lambda values: _as_of_another_version(values, "0.1.0"),
+    "no version": lambda values: _as_of_another_version(values, None),
 }
+
+
+def forged(runs: Runs, change: Callable[[dict[str, Any]], object]) -> dict[str, tuple[int, Any, str]]:
+    """Edit the result of a finished run together with its manifest; what is then printed of it."""
+    runs.restored("finished")
+    path = runs.at / "result.json"
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+    seal(runs.at)
+    return runs.printed("verify", "report", "run")
 
 
 @pytest.mark.parametrize("key", FORGED)
 def test_a_number_that_was_edited_together_with_the_manifest_is_derived_again(key: str, small: Runs) -> None:
+    found = forged(small, FORGED[key])
+    for command in ("verify", "report", "run"):
+        assert found[command][0] == 2
+        assert "result.json" in found[command][2]
+
+
+def test_a_forged_number_is_refused_with_the_version_that_it_is_said_to_be_of(small: Runs) -> None:
+    found = forged(small, _as_of_another_version)
+    assert "one of them has changed, or version 0.3.0 of dpaudit" in found["verify"][2]
+    named = forged(small, lambda values: values["provenance"]["packages"].update(dpaudit="0.3.0"))
+    assert "as in provenance.json, got '0.3.0'" in named["verify"][2]
+    # where nothing but the name of the version differs, nothing has to be excused
+    path = small.at / "provenance.json"
+    starts = json.loads(path.read_text())["starts"]
+    starts[0]["packages"]["dpaudit"] = "0.3.0"
+    path.write_text(json.dumps(with_checksum({"starts": starts})))
+    seal(small.at)
+    assert small._call("verify", small.at)[0] == 0
+
+
+@pytest.mark.parametrize("key", ["bound.counts", "methods, one less", "audit", "bound, by another method"])
+def test_a_published_run_without_its_config_is_derived_again_all_the_same(key: str, small: Runs) -> None:
     small.restored("finished")
+    (small.at / "config.json").unlink()
+    assert small._call("verify", small.at)[0] == 0
     path = small.at / "result.json"
     values = json.loads(path.read_text())
     FORGED[key](values)
     path.write_text(json.dumps(values))
     seal(small.at)
-    found = small.printed()
+    status, _, text = small._call("verify", small.at)
+    assert status == 2
+    assert "result.json" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("small", "scores"),
+        ("small", "present"),
+        pytest.param("many", "with_canary", marks=pytest.mark.long),
+    ],
+)
+def test_a_sealed_run_without_its_scores_is_refused(
+    name: str, file: str, request: pytest.FixtureRequest
+) -> None:
+    runs = request.getfixturevalue(name)
+    runs.restored("finished")
+    (runs.at / f"{file}.npy").unlink()
+    seal(runs.at)
+    found = runs.printed("verify", "report", "run")
     for command in ("verify", "report", "run"):
         assert found[command][0] == 2
-        assert "result.json" in found[command][2]
+        assert f"Expected {runs.at / file}.npy, from which the numbers of the run follow" in found[command][2]
+
+
+def test_scores_of_another_kind_of_run_are_refused(small: Runs) -> None:
+    small.restored("finished")
+    for name in ("with_canary", "without_canary"):
+        np.save(small.at / f"{name}.npy", np.linspace(0, 1, 20))
+    seal(small.at)
+    status, _, text = small._call("verify", small.at)
+    assert status == 2
+    assert f"Expected no {small.at / 'with_canary.npy'} in a run of mode one-run" in text
+
+
+SIGNS: dict[str, tuple[str, ...]] = {
+    "provenance.json": (),
+    "config.json": ("provenance.json",),
+    "result.json": ("provenance.json", "config.json"),
+}
+
+
+@pytest.mark.parametrize("sign", [*SIGNS, "versions.json"])
+def test_a_run_that_has_lost_its_manifest_is_not_taken_for_an_old_one(sign: str, small: Runs) -> None:
+    """Each file that version 0.1 cannot have written is enough."""
+    small.restored("finished")
+    kept = {name: (small.at / name).read_text() for name in SIGNS}
+    as_before_seals(small.at)
+    if sign == "versions.json":
+        (small.at / sign).write_text(json.dumps({"dpaudit": dpaudit.__version__}))
+    else:
+        (small.at / sign).write_text(kept[sign])
+    for command in ("verify", "report"):
+        status, _, text = small._call(command, small.at)
+        assert status == 2
+        assert f"Expected manifest.json in {small.at}, but it is missing, although {sign}" in text
+
+
+def test_a_private_file_that_a_rescue_left_may_be_removed(small: Runs) -> None:
+    small.restored("finished")
+    path = small.at / "trials.sqlite3.damaged"
+    path.write_bytes(b"seeds")
+    assert "trials.sqlite3.damaged" in small._call("verify", small.at)[2]
+    seal(small.at)
+    assert small._call("verify", small.at)[0] == 0
+    path.unlink()
+    status, _, text = small._call("verify", small.at)
+    assert status == 0
+    assert "Removed since the run was sealed: trials.sqlite3.damaged." in text
 
 
 def test_a_run_that_ended_before_it_was_sealed_is_sealed_by_the_next_one(small: Runs) -> None:

@@ -128,10 +128,13 @@ def test_no_seed_and_no_single_score_is_in_a_report(report: Report, runs: dict[s
         assert not any(str(seed) in text for seed in resolved["seeds"].values())
 
 
+DERIVED = "inference", "threshold_rule", "statement", "dpaudit"  # other words are refused
+
+
 def evil(values: Any) -> Any:
     """The same with hostile words for every text but those that have to be one of few."""
     if isinstance(values, dict):
-        kept = ("kind", "verdict", "mode", "tradeoff", "source", "canary")
+        kept = ("kind", "verdict", "mode", "tradeoff", "source", "canary", *DERIVED)
         changed = {key: one if key in kept else evil(one) for key, one in values.items()}
         return {**changed, EVIL: EVIL}
     if isinstance(values, list):
@@ -190,7 +193,7 @@ def test_a_number_in_a_table_is_not_escaped(copied: Copy) -> None:
 
 def test_words_cannot_move_the_cursor_of_a_terminal(copied: Copy) -> None:
     def change(values: dict[str, Any]) -> None:
-        values["bound"]["statement"] = "\x1b[2J"
+        values["bound"]["label"] = "\x1b[2J"
         values["bound"]["assumptions"] = ["\x1b[2J\u202eepsilon \ud800"]
 
     found = read_run(copied(change), name="a\x1bb")

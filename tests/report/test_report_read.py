@@ -16,7 +16,7 @@ import pytest
 import dpaudit
 from dpaudit.errors import InputError
 from dpaudit.report import Format, Report, Run, read_run
-from dpaudit.report._read import _observations
+from dpaudit.report._read import _observations, read_own_run
 from dpaudit.report._run import headline, summary
 
 Copy = Callable[..., Path]
@@ -164,8 +164,11 @@ def test_a_report_says_what_the_tests_of_the_noise_found_or_that_they_were_not_r
 
 
 def test_tests_with_an_error_rate_of_their_own_are_not_said_to_be_behind_the_verdict(copied: Copy) -> None:
-    old = copied(lambda values: values.pop("refuted"))  # as version 0.1 wrote it
-    page = Report.read([old]).to_text()
+    def change(values: dict[str, Any]) -> None:
+        del values["refuted"]  # as version 0.1 wrote it
+        values["diagnosis"]["confidence"] = values["confidence"]
+
+    page = Report.read([copied(change)]).to_text()
     assert "These tests have their own error rate, and the verdict does not rest on them." in page
 
 
@@ -362,8 +365,9 @@ def test_a_curve_of_an_unknown_name_is_not_drawn_and_not_evaluated(
         values["schema_version"] = version
         values["bound"]["tradeoff"] = call if version == 1 else {"type": call}
 
-    found = read_run(copied(change))
-    assert found.figures.plane is None
+    folder = copied(change)
+    assert str(folder) in refused(folder)
+    assert read_own_run(folder, name="own").figures.plane is None
     assert not (tmp_path / "sprung").exists()
 
 

@@ -47,6 +47,9 @@ def report(*, runs: _Runs, file: _Output = None, format_name: _Format = None, as
     with working(f"Reading {len(runs)} {'run' if len(runs) == 1 else 'runs'}"):
         made = Report.read(runs)
     made.write(target, format=chosen)
+    for run in made.runs:
+        for remark in run.remarks:
+            typer.echo(f"{run.name}: {remark}", err=True)
     if as_json:
         print_json(made.to_dict())
     else:

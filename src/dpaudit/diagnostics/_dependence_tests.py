@@ -29,7 +29,8 @@ from dpaudit.diagnostics._p_values import (
 SingleArray: TypeAlias = npt.NDArray[np.float32]
 
 MAX_LAG = 16  # largest distance of two steps that are compared
-_FFT_ROWS, _FFT_ERROR = 256, 4.0  # rows that are transformed together; error of a sum, in signs
+_FFT_ROWS, _FREQUENCIES = 256, 128  # that are transformed or multiplied together
+_FFT_ERROR = 4.0  # of a sum, in signs
 _MAX_ROWS = 1024  # steps whose products are all computed
 _LOG_EVIDENCE = 14.0  # at which the test of all products is most sensitive: a p-value of 1e-6
 _SHARES = (2.0, 1.0, 0.5, 1 / 16, 1 / 256)  # of the most sensitive slope
@@ -117,13 +118,15 @@ def _cross_spectra(signs: SingleArray, length: int) -> npt.NDArray[np.complex128
     for start in range(0, len(signs), _FFT_ROWS):
         block = signs[start : start + _FFT_ROWS]
         spectra[:, start : start + len(block)] = fft.rfft(block, length, axis=1).T
-    later = spectra.reshape(-1, num_blocks, MAX_LAG)
-    earlier = later.conj().transpose(0, 2, 1)
-    same, following = earlier @ later, earlier[:, :, :-1] @ later[:, 1:]
-    found = np.zeros((MAX_LAG + 1, length // 2 + 1), dtype=np.complex128)
-    for lag in range(MAX_LAG + 1):
-        found[lag] += np.trace(same, lag, axis1=1, axis2=2, dtype=np.complex128)
-        found[lag] += np.trace(following, lag - MAX_LAG, axis1=1, axis2=2, dtype=np.complex128)
+    found = np.zeros((MAX_LAG + 1, len(spectra)), dtype=np.complex128)
+    for start in range(0, len(spectra), _FREQUENCIES):
+        part = slice(start, start + _FREQUENCIES)
+        later = spectra[part].reshape(-1, num_blocks, MAX_LAG)
+        earlier = later.conj().transpose(0, 2, 1)
+        same, following = earlier @ later, earlier[:, :, :-1] @ later[:, 1:]
+        for lag in range(MAX_LAG + 1):
+            found[lag, part] = np.trace(same, lag, axis1=1, axis2=2, dtype=np.complex128)
+            found[lag, part] += np.trace(following, lag - MAX_LAG, axis1=1, axis2=2, dtype=np.complex128)
     return found
 
 
@@ -215,7 +218,7 @@ def common_noise(record: NoiseRecord) -> Check | None:
     (Davidson and Szarek 2001). Scaling makes it smaller (simulated). The mean over all steps is subtracted,
     because it may be legitimate (:func:`drift_note`).
     """
-    rows = scaled(_first_and_last(record.rows).astype(np.float64))
+    rows = scaled(_first_and_last(record.rows))
     if min(rows.shape) < 2:
         return None
     rows -= rows.mean(axis=0)
@@ -267,18 +270,19 @@ def _mean_p_value(blocks: FloatArray, resolution: float) -> float:
 
 def scaled_noise(record: NoiseRecord) -> FloatArray:
     """Return the noise of all kept steps, :func:`scaled`."""
-    return record.once("scaled", lambda: scaled(record.rows.astype(np.float64)))
+    return record.once("scaled", lambda: scaled(record.rows))
 
 
-def scaled(rows: FloatArray) -> FloatArray:
+def scaled(rows: SingleArray) -> FloatArray:
     """Return the noise with each coordinate, then each step, scaled to a mean square of 1.
 
     What is too small to be more than rounding errors stays small.
     """
-    columns = np.sqrt((rows * rows).mean(axis=0))
-    rows = rows / np.maximum(columns, RESOLUTION)
-    steps = np.sqrt((rows * rows).mean(axis=1, keepdims=True))
-    result: FloatArray = rows / np.maximum(steps, RESOLUTION)
+    result = rows.astype(np.float64)
+    squares = result * result  # in place from here on: memory that is new takes more time than arithmetic
+    result /= np.maximum(np.sqrt(squares.mean(axis=0)), RESOLUTION)
+    np.multiply(result, result, out=squares)
+    result /= np.maximum(np.sqrt(squares.mean(axis=1, keepdims=True)), RESOLUTION)
     return result
 
 

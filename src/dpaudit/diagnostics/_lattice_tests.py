@@ -32,6 +32,7 @@ _LATTICE_SLACK = 1.5
 _DENSITY_SLACK = 1.05  # the density varies within a block
 _NUM_BLOCKS, _MIN_BLOCKS, _MIN_BLOCK = 128, 4, 64
 _CODES, _EXPONENT_BIAS = 64, 48  # exponents of errors from -48 to 15
+_FRACTION_BITS, _DOUBLE_BIAS = 52, 1022  # of double precision; numbers with exponent 0 are from 1/2 to 1
 _NUM_OUTSIDE = 1 / 32  # share of the largest numbers, whose density varies too much
 _MAX_NUMBERS, _MAX_PAIRS = 2**21, 2**15
 _DISTANCES = (1, 8)  # distances of two numbers that one Box-Muller transformation returns; 8 in torch
@@ -47,7 +48,7 @@ def tied_noise(record: NoiseRecord) -> Check | None:
     """
     stride = -(-record.rows.size // _MAX_NUMBERS)
     rows, errors = _with_errors(record, slice(None, None, stride))
-    values, order = np.abs(rows).ravel(), errors.ravel()
+    values, order = np.abs(rows, out=rows).ravel(), errors.ravel()
     is_tested = _is_tested(values, order)
     p_value, share, count = _tie_p_value(values[is_tested], order[is_tested])
     if count == 0:
@@ -114,10 +115,12 @@ def _with_errors(record: NoiseRecord, steps: slice) -> tuple[FloatArray, FloatAr
     """Return the noise of some of the kept steps and the rounding error of each number."""
     rows, known = record.rows[steps].astype(np.float64), record.known
     released = np.abs(rows if known is None else rows + known[steps])
-    own = _SINGLE_ERROR * np.maximum(
-        1.0, np.abs(rows)
-    )  # noise in single precision, which is also how it is kept
-    errors = own + _ROUNDINGS * record.release_precision * released + record.rounding
+    released *= _ROUNDINGS * record.release_precision
+    errors = np.abs(rows)  # in place from here on: most of the time is spent on memory
+    np.maximum(errors, 1.0, out=errors)
+    errors *= _SINGLE_ERROR  # of noise in single precision, which is also how it is kept
+    errors += released
+    errors += record.rounding
     errors[:, is_coarse(record)] = np.inf
     return rows, errors
 
@@ -152,8 +155,8 @@ def _sorted(values: FloatArray, errors: FloatArray) -> tuple[FloatArray, FloatAr
     The exponent of an error replaces the lowest bits of its number, whose bits are in the same order as the
     number itself: sorting these integers is many times faster than sorting indices.
     """
-    exponents = np.frexp(errors)[1] + _EXPONENT_BIAS
-    codes = np.clip(exponents, 0, _CODES - 1).astype(np.uint64)
+    exponents = (errors.view(np.int64) >> _FRACTION_BITS) - (_DOUBLE_BIAS - _EXPONENT_BIAS)
+    codes = np.clip(exponents, 0, _CODES - 1, out=exponents).view(np.uint64)
     keys = values.view(np.uint64) & ~np.uint64(_CODES - 1)
     keys |= codes
     keys = _sorted_keys(keys, values)

@@ -30,8 +30,8 @@ _FEW_TRUNCATED = 8  # steps after which equal sizes of truncated batches are not
 _MOST_GUESSED = 0.1  # sample rate up to which the number of examples hardly matters for sizes
 _PADDED_SHARE = 0.2  # of the steps have the same smallest number of rows
 _UNMARKED = (
-    "batch sizes are not tested, because the number of rows may include padding: mark it by "
-    "is_padding_example= in each call of the gradient function"
+    "batch sizes are not tested, because the gradient function is called without is_padding_example=, so "
+    "that its rows may include padding"
 )
 _UNKNOWN_SIZE = (
     f"batch sizes are not tested, because the sample rate is above {_MOST_GUESSED:g} and the number of "
@@ -330,16 +330,16 @@ class BatchRecord:
         there are no tests, too, unless it is obvious.
         """
         sizes = [rows for rows in self._rows if rows is not None]
-        if not self.tests_sizes or not claimed or claimed >= 1:
+        if not self.tests_sizes or not claimed:
             return [], ""
         if len(sizes) < len(self._rows):
-            return [], _UNMARKED
+            return [], _UNMARKED if claimed < 1 else ""
         if sum(sizes) == 0:
             return [], ""
         record, given = ParticipationRecord(), None if self.rows is None else self.rows.num_examples
         is_given = self.rows is not None and given is not None and given >= max(sizes)
         if not is_given and claimed > _MOST_GUESSED:
-            return [], _UNKNOWN_SIZE
+            return [], _UNKNOWN_SIZE if claimed < 1 else ""
         num_examples = max(round(sum(sizes) / (len(sizes) * claimed)), *sizes)
         for size in sizes:
             record.observe_size(size, given if is_given and given is not None else num_examples)

@@ -1,380 +1,291 @@
 """Counts, bounds and verdict of a stored run, derived again from its scores and compared with its result.
 
-Each stored bound names its method, so it is computed again by that method, whichever version chose it. What
-is not derived: power, estimates, p-values of tests, accuracy and timing. Only the seal protects those. Needs
-neither torch nor the data of the run.
+The methods follow from the config: a result cannot choose a confidence, a bound or a method of its own, nor
+omit one. What is not derived: power, p-values and sentences of tests, likely causes, accuracy and timing.
+Only the seal protects those. Runs of version 0.1, whose methods were others, are in ``_version_1.py``.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-import numpy as np
+from typing import Any
 
 import dpaudit
-from dpaudit import canaries
-from dpaudit._io import read_array, read_json
-from dpaudit._provenance import digest
-from dpaudit.accounting import Claim
-from dpaudit.diagnostics._diagnosis import holm
-from dpaudit.errors import InputError
-from dpaudit.stats import (
-    Bound,
-    Guesses,
-    Inference,
-    Observations,
-    ThresholdRule,
-    TradeOff,
-    Verdict,
-    lower_bound,
-    one_run_bound,
-    one_run_fdp_bound,
-)
-from dpaudit.stats._audit import audit_untuned
-from dpaudit.stats._bound import plain
-from dpaudit.stats._observations import split_by_coins
-from dpaudit.stats._one_run import too_many_correct
-from dpaudit.stats.tradeoffs import ApproximateDP
+from dpaudit._io import read_json
+from dpaudit._provenance import digest, seed_digest
+from dpaudit.diagnostics import Check, Diagnosis, Finding
+from dpaudit.errors import InputError, quoted
+from dpaudit.experiments._run_analysis import RETRIED, RunAnalysis, StoredScores, analyze
+from dpaudit.experiments._seal import require_checksum
+from dpaudit.methods import REVERSED
+from dpaudit.stats import Bound
+from dpaudit.stats._serialization import SCHEMA_VERSION
 
-SCORE_FILES: Final = {
-    "scores": "f",
-    "present": "b",
-    "with_canary": "f",
-    "without_canary": "f",
-    "log_likelihood_ratios": "f",
-}
-"""The files of scores and presence, with their dtype kinds."""
-_RELATIVE, _ABSOLUTE = 1e-6, 1e-8  # other machines and versions of SciPy round differently
-_MOST_KNOWN = 1024  # derived bounds that are kept in memory
-_CANARIES: Final[Mapping[str, Callable[..., canaries.GradientCanary]]] = {
-    "dirac": canaries.Dirac,
-    "constant": canaries.Constant,
-    "mixed": canaries.Mixed,
-    "mixture": canaries.Mixture,
-    "random-direction": canaries.RandomDirection,
-}
-_NO_SCORES = "Its numbers could not be derived again: its scores are missing."
-_KNOWN: dict[str, Mapping[str, Any]] = {}
-
-
-def derive(folder: Path, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Compare a result with what follows from the scores; return remarks, raise if they contradict it.
-
-    Counts and verdicts must agree. Bounds must agree if they were computed by this version of dpaudit;
-    otherwise a remark names the first that this version derives differently.
-    """
-    path, writer = folder / "result.json", _version(folder, values)
-    try:
-        scores = _scores(folder, values)
-        if scores is None:
-            return (_NO_SCORES,)
-        if writer == dpaudit.__version__:
-            _require_known(values)
-        differences = [*_differences(values, scores), *_verdict_differences(values, scores)]
-    except InputError as error:
-        if str(folder) in str(error):
-            raise
-        raise InputError(f"{str(error).removesuffix('.')}, in {path}.") from error
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"Expected the result of a run in {path}, but it is damaged; delete it and run the same command "
-            "again to recreate it."
-        ) from error
-    # a verdict may depend on a bound that another version computed
-    has_other_bound = any(one.key == "bound.parameter" for one in differences)
-    for one in differences:
-        is_own = writer == dpaudit.__version__ or (one.key == "verdict" and not has_other_bound)
-        if is_own or one.key.endswith((".counts", "findings")):
-            raise InputError(
-                f"Expected {one.key} = {one.derived!s:.200} in {path}, as follows from the other files of "
-                f"the run, got {one.stored!s:.200}: one of them has changed."
-            )
-    return _remarks(differences, "another version" if writer is None else f"version {writer}")
-
-
-def _require_known(values: Mapping[str, Any]) -> None:
-    """Raise if the bound of the verdict has a method of another name than those of this version."""
-    bound = Bound.from_dict(values["bound"])
-    parts = (bound.tradeoff, TradeOff), (bound.inference, Inference), (bound.threshold_rule, ThresholdRule)
-    for part, kind in parts if not isinstance(bound.counts, Guesses) else parts[:1]:
-        if not isinstance(part, kind):
-            raise InputError(f"Expected a method of this version of dpaudit, got {part!s:.80}.")
-
-
-def _scores(folder: Path, values: Mapping[str, Any]) -> StoredScores | None:
-    """Return the scores, after checking that they can be counted or guessed from."""
-    try:
-        found = StoredScores.read(folder, values)
-        if found is not None and not found.are_guessed:
-            _ = found.observations
-    except InputError as error:
-        if str(folder) in str(error):
-            raise
-        raise InputError(f"The observations in {folder} are damaged. {error}") from error
-    return found
+_RELATIVE, _ABSOLUTE = 1e-5, 1e-6  # other machines and versions of SciPy round differently
+_SMALL = "delta", "p_value", "adjusted"  # keys of numbers that may be much smaller
+_ROUNDED = 1e-3  # relative difference of a number that a sentence rounds
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
+_UNTESTED = "the noise is not tested"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A stored number, and what follows from the scores instead."""
+    """A stored value, and what follows from the scores instead.
+
+    ``is_known`` states that the version of the run is known to have computed it in another way.
+    """
 
     key: str
     stored: object
     derived: object
+    is_known: bool = False
 
 
-def _remarks(differences: list[Difference], writer: str) -> tuple[str, ...]:
-    """Return a sentence on numbers that this version derives differently."""
-    if not differences:
-        return ()
-    shown = [one for one in differences if one.key == "verdict"] + differences
-    first, count = shown[0], len(differences) - 1
-    more = f", and {count} more {'number' if count == 1 else 'numbers'} differ" if count else ""
+def derive(folder: Path, values: Mapping[str, Any]) -> None:
+    """Compare a result with what follows from scores and config; raise if it differs, or they are missing."""
+    with naming(folder):
+        scores = read_scores(folder, values, is_required=True)
+        assert scores is not None
+        refuse(folder, values, next(_differences(values, scores), None))
+        _require_start(folder, values)
+
+
+def read_scores(folder: Path, values: Mapping[str, Any], *, is_required: bool) -> StoredScores | None:
+    """Return the scores of a run, after checking its config and that they can be counted."""
+    if values.get("schema_version") != SCHEMA_VERSION:
+        raise InputError(f"Expected schema_version={SCHEMA_VERSION}, got another one.")
+    config = _config(folder)
+    _require_config(values, config, folder)
+    table = config.get("config", {}).get("audit") or values.get("audit") or {}
+    scores = StoredScores.read(folder, values, table, is_required=is_required)
+    try:
+        if scores is not None and not scores.are_guessed:
+            _ = scores.observations
+    except InputError as error:
+        raise InputError(f"The observations in {folder} are damaged. {error}") from error
+    return scores
+
+
+def refuse(folder: Path, values: Mapping[str, Any], wrong: Difference | None) -> None:
+    """Raise if there is a difference that the version of the run does not explain."""
+    if wrong is not None:
+        derived, stored = _shown(wrong.derived), _shown(wrong.stored)
+        raise InputError(
+            f"Expected {wrong.key} = {derived} in {folder / 'result.json'}, as follows from the other files "
+            f"of the run, got {stored}: {_reason(claimed_version(folder, values))}."
+        )
+
+
+def _reason(writer: str | None) -> str:
+    if writer in (None, dpaudit.__version__):
+        return "one of them has changed"
     return (
-        f"Its bounds were computed by {writer} of dpaudit; this version derives {first.key} = "
-        f"{first.derived!s:.80} instead of {first.stored!s:.80}{more}.",
+        f"one of them has changed, or version {writer} of dpaudit, which the run names, computed it otherwise"
     )
 
 
-@dataclass(frozen=True, eq=False)
-class StoredScores:
-    """The scores of a run, as its bounds counted them, and the claim."""
-
-    arrays: Mapping[str, np.ndarray]
-    values: Mapping[str, Any]
-    canary: Mapping[str, Any]
-
-    @classmethod
-    def read(cls, folder: Path, values: Mapping[str, Any]) -> StoredScores | None:
-        """Read the scores of a run with this result; None if there are none."""
-        found = {name: read_array(folder / f"{name}.npy", kinds) for name, kinds in SCORE_FILES.items()}
-        arrays = {name: array for name, array in found.items() if array is not None}
-        complete = (
-            {"scores", "present"},
-            {"with_canary", "without_canary"},
-            {"log_likelihood_ratios", "present"},
-        )
-        if not any(names <= arrays.keys() for names in complete):
-            return None
-        stored = _config(folder)
-        _require_config(values, stored, folder)
-        audit = stored.get("config", {}).get("audit", {})
-        return cls(arrays, values, values.get("canary") or audit.get("canary") or {})
-
-    @cached_property
-    def digest(self) -> str:
-        """Digest of everything that a bound depends on besides its method."""
-        found = hashlib.sha256()
-        for name, array in self.arrays.items():
-            found.update(f"{name} {array.dtype.str} {array.shape}".encode())
-            found.update(np.ascontiguousarray(array).data)
-        keys = "mode", "threat_model", "noise_multiplier", "sample_rate", "num_steps", "delta"
-        return found.hexdigest() + digest([self.canary, [self.values.get(key) for key in keys]])
-
-    @property
-    def are_guessed(self) -> bool:
-        """Whether there is one score per canary of a final model, and presence is guessed from them."""
-        return "scores" in self.arrays and self.arrays["scores"].ndim == 1
-
-    @cached_property
-    def claim(self) -> Claim | None:
-        """The claim; None for a run without noise, which claims nothing."""
-        if not self.values["noise_multiplier"]:
-            return None
-        return Claim.dpsgd(
-            noise_multiplier=self.values["noise_multiplier"],
-            sample_rate=self.values["sample_rate"],
-            num_steps=self.values["num_steps"],
-            delta=self.values["delta"],
-        )
-
-    @cached_property
-    def observations(self) -> Observations:
-        """The scores that count for the bound."""
-        if "with_canary" in self.arrays:
-            present, absent = self.arrays["with_canary"], self.arrays["without_canary"]
-            return Observations(with_canary=present, without_canary=absent)
-        present = self.arrays["present"]
-        if "log_likelihood_ratios" in self.arrays:
-            return Observations.from_presence(self.arrays["log_likelihood_ratios"], present)
-        scores = self.arrays["scores"]
-        if self.values["mode"] == "paper":
-            return Observations.from_presence(scores, present, normalized=True, paired=True)
-        # as in the score log of a recorder
-        kind = _CANARIES.get(str(self.canary.get("kind")))
-        if kind is not None:
-            fields = {name: value for name, value in self.canary.items() if name != "kind"}
-            canary = kind(**fields)
-            steps = [index for index in range(len(scores)) if canary.is_counted(index)]
-            width = scores.shape[1] - canary.num_uncounted(scores.shape[1])
-            scores, present = scores[steps, :width], present[steps, :width]
-        Observations.from_presence(scores, present)  # raises unless coins are fair and scores finite
-        coupled = self.values["threat_model"] == "input" and scores.shape[1] > 1
-        return split_by_coins(scores, present, normalized=True, coupled=coupled)
-
-    def guesses(self, count: int) -> Guesses:
-        """Return the guesses on canaries of one run."""
-        if "log_likelihood_ratios" in self.arrays:
-            ratios = self.arrays["log_likelihood_ratios"]
-            return Guesses.at_threshold(ratios, self.arrays["present"], threshold=0.0)
-        return Guesses.from_scores(self.arrays["scores"], self.arrays["present"], num_guesses=count)
-
-    def derived(self, bound: Bound, *, is_verdict: bool = False) -> Mapping[str, Any]:
-        """Return the numbers of a bound, computed again; empty if its method is not known here."""
-        parts = [part.to_dict() for part in (bound.tradeoff, bound.inference, bound.threshold_rule)]
-        guesses = bound.counts.num_guesses if isinstance(bound.counts, Guesses) else None
-        key = digest([self.digest, parts, bound.delta, bound.confidence, guesses, is_verdict])
-        if key not in _KNOWN:
-            if len(_KNOWN) >= _MOST_KNOWN:
-                _KNOWN.clear()
-            _KNOWN[key] = self._derive(bound, guesses, is_verdict=is_verdict)
-        return _KNOWN[key]
-
-    def _derive(self, bound: Bound, guesses: int | None, *, is_verdict: bool) -> Mapping[str, Any]:
-        if not isinstance(bound.tradeoff, TradeOff):
-            return {}
-        if guesses is not None:
-            return self._from_guesses(bound, bound.tradeoff, guesses)
-        if not isinstance(bound.inference, Inference) or not isinstance(bound.threshold_rule, ThresholdRule):
-            return {}
-        method: dict[str, Any] = {
-            "confidence": bound.confidence,
-            "tradeoff": bound.tradeoff,
-            "inference": bound.inference,
-            "threshold": bound.threshold_rule,
-        }
-        if is_verdict and self.claim is not None:
-            result = audit_untuned(self.observations, claim=self.claim, **method)
-            return _numbers(result.bound) | {"verdict": result.verdict.name}
-        found = lower_bound(self.observations, delta=bound.delta, **method)
-        composed = None
-        if self.claim is not None and bound.delta == self.values["delta"]:
-            composed = plain(self.claim.hypothesis(bound.tradeoff).epsilon(found.parameter))
-        return _numbers(found) | {"training_epsilon": composed}
-
-    def _from_guesses(self, bound: Bound, tradeoff: TradeOff, count: int) -> Mapping[str, Any]:
-        guesses, level = self.guesses(count), {"delta": bound.delta, "confidence": bound.confidence}
-        if isinstance(tradeoff, ApproximateDP):
-            return _numbers(one_run_bound(guesses, **level))
-        found = one_run_fdp_bound(guesses, tradeoff=tradeoff, **level)
-        claimed = math.inf if self.claim is None else self.claim.hypothesis(tradeoff).parameter
-        verdict = Verdict.NO_VIOLATION
-        if found.parameter > claimed:
-            verdict = Verdict.VIOLATION
-        else:
-            best = Guesses(num_canaries=guesses.num_canaries, num_guesses=count, num_correct=count)
-            if not too_many_correct(best, tradeoff, claimed, 1 - bound.confidence):
-                verdict = Verdict.UNDERPOWERED
-        return _numbers(found) | {"verdict": verdict.name}
+@contextmanager
+def naming(folder: Path) -> Iterator[None]:
+    """Add the name of the result to errors; a value of another type is damage."""
+    path = folder / "result.json"
+    try:
+        yield
+    except InputError as error:
+        if str(folder) in str(error):
+            raise
+        raise InputError(f"{str(error).removesuffix('.')}, in {path}.") from error
+    except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"Expected the result of a run in {path}, but it is damaged; delete it and run the same command "
+            "again to recreate it."
+        ) from error
 
 
-def _numbers(bound: Bound) -> dict[str, Any]:
-    return {
-        "counts": bound.counts.to_dict(),
-        "threshold": bound.threshold,
-        "parameter": plain(bound.parameter),
-        "epsilon": plain(bound.epsilon),
-    }
+def _shown(value: object) -> str:
+    if isinstance(value, list) and all(isinstance(one, Mapping) and "name" in one for one in value):
+        value = [one["name"] for one in value]
+    return "nothing" if value is None else f"{value!a:.200}"  # without control characters
 
 
 def _differences(values: Mapping[str, Any], scores: StoredScores) -> Iterator[Difference]:
-    """Yield the stored numbers that differ from the derived ones: claim, bound, then all methods."""
-    bound = Bound.from_dict(values["bound"])
-    if scores.claim is not None and isinstance(bound.tradeoff, TradeOff):
-        hypothesis = scores.claim.hypothesis(bound.tradeoff)
-        claimed = {"epsilon": plain(scores.claim.epsilon), "parameter": plain(hypothesis.parameter)}
-        yield from _compared("claim", values["claim"], {**claimed, "delta": values["delta"]})
-    verdict = dict(scores.derived(bound, is_verdict=True))
-    verdict.pop("verdict", None)
-    yield from _compared("bound", values["bound"], {**verdict, "confidence": values["confidence"]})
-    for row in values["methods"]:
-        found = {**scores.derived(Bound.from_dict(row)), "confidence": values["confidence"]}
-        found.pop("verdict", None)
-        if row.get("training_epsilon") is None:
-            found.pop("training_epsilon", None)
-        yield from _compared(f"methods.{ascii(row.get('name'))[1:-1]:.40}", row, found)
-    if values.get("one_run_bound") is not None:
-        row = values["one_run_bound"]
-        found = dict(scores.derived(Bound.from_dict(row)))
-        found.pop("verdict", None)
-        for one in _compared("one_run_bound", row, found):
-            # version 0.1 guessed otherwise
-            yield replace(one, key=one.key.replace(".counts", ".guesses"))
+    """Yield what differs from the analysis that the config implies."""
+    if not isinstance(values.get("provenance"), Mapping):
+        yield Difference("provenance", values.get("provenance"), {"packages": "..."})
+    found = analyze(scores)
+    derived = {
+        "claim": found.claim,
+        "bound": _bound_values(values, found.bound),
+        "delta": scores.values["delta"],
+        "confidence": found.confidence,
+        "shapes": found.shapes,
+        "methods": found.methods,
+        "one_run_bound": None,
+        "mode": scores.audit["mode"],
+        **({"canary": scores.audit["canary"]} if "canary" in values else {}),
+        **found.more,
+        **_size_values(values, scores),
+    }
+    yield from unequal("", values, derived)
+    yield from unequal("", values, _verdict_values(values, found))
+    if found.is_reversed and REVERSED not in values["notes"]:
+        yield Difference("notes", values["notes"], [REVERSED])
 
 
-def _compared(where: str, stored: Mapping[str, Any], derived: Mapping[str, Any]) -> Iterator[Difference]:
-    for key, value in derived.items():
-        if not _is_close(stored.get(key), value):
-            yield Difference(f"{where}.{key}", stored.get(key), value)
+def _bound_values(values: Mapping[str, Any], bound: Bound) -> dict[str, Any]:
+    """Return the bound; it has one more assumption if failed training runs were repeated."""
+    derived, stored = bound.to_dict(), values["bound"]["assumptions"]
+    if stored and str(stored[-1]).startswith(RETRIED) and values["mode"] == "many-runs":
+        derived["assumptions"] = [*derived["assumptions"], stored[-1]]
+    return derived
 
 
-def _is_close(stored: object, derived: object) -> bool:
-    if (
-        isinstance(stored, bool)
-        or not isinstance(stored, int | float)
-        or not isinstance(derived, int | float)
-    ):
-        return stored == derived
-    return math.isclose(stored, derived, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
+def _size_values(values: Mapping[str, Any], scores: StoredScores) -> dict[str, Any]:
+    """Return the numbers of canaries, steps and models that the scores show."""
+    if values["mode"] == "many-runs":
+        return {"num_models": sum(len(array) for array in scores.arrays.values())}
+    if scores.are_guessed or values["mode"] == "end-to-end":
+        size = scores.arrays["present"].size
+        return {"num_canaries": size, "num_done": values["num_steps"], "stopped_early": False}
+    recorded, width = scores.arrays["scores"].shape
+    planned, done = scores.audit.get("first_steps") or values["num_steps"], values["num_steps"]
+    stopped = values["stopped_early"] is True and scores.audit["stop_on_violation"] is True
+    if recorded > planned or (recorded < planned and not stopped):
+        raise InputError(f"Expected the scores of {planned!s:.40} steps, got those of {recorded}.")
+    if stopped:  # unless all scores were recorded before
+        done = recorded if recorded < planned else values["num_done"]
+    width = 1 if values["mode"] == "paper" else width
+    return {"num_canaries": width, "num_done": done, "stopped_early": stopped}
 
 
-def _verdict_differences(values: Mapping[str, Any], scores: StoredScores) -> Iterator[Difference]:
-    """Yield the verdict if it is not that of the bound and the tests, and findings without p-values."""
-    derived = scores.derived(Bound.from_dict(values["bound"]), is_verdict=True).get("verdict")
-    tests = values.get("diagnosis")
-    if tests is not None:
-        expected, found = _findings(tests)
-        if expected != found:
-            yield Difference("findings", sorted(found), sorted(expected))
-        # in version 0.1, no verdict rested on tests
-        is_joint = values.get("refuted") is not None
-        derived = Verdict.VIOLATION.name if is_joint and tests["findings"] else derived
-    stored = values.get("verdict")
-    # failed trials are errors that the scores do not show
-    may_have_failed = bool(values.get("num_failed")) and derived == Verdict.NO_VIOLATION.name
-    is_known = derived is not None and not (may_have_failed and stored == Verdict.UNDERPOWERED.name)
-    if is_known and stored != derived:
-        yield Difference("verdict", stored, derived)
+def _verdict_values(values: Mapping[str, Any], found: RunAnalysis) -> dict[str, Any]:
+    """Return the verdict that follows from bound and tests, and everything that depends on it."""
+    verdict, result = found.verdict, found.result
+    if result is None:
+        name, sentence = (None, None) if verdict is None else (verdict.name, verdict.value)
+        return {"verdict": name, "sentence": sentence, **dict.fromkeys(("refuted", "estimate", "diagnosis"))}
+    tests: dict[str, Any] | None = None
+    if found.tests is not None and values["diagnosis"] is not None:
+        diagnosis = stored_diagnosis(values["diagnosis"], found.tests)
+        result = result.joined(diagnosis)
+        keys = "name", "p_value", "adjusted"
+        rows = [{key: getattr(one, key) for key in keys} for one in diagnosis.findings]
+        tests = {"confidence": found.tests, "findings": rows}
+    elif found.tests is not None and not any(str(one).startswith(_UNTESTED) for one in values["not_covered"]):
+        raise InputError("Expected the tests of the noise, got no diagnosis.")
+    return {
+        "verdict": result.verdict.name,
+        "refuted": list(result.refuted),
+        "sentence": result.sentence,
+        "diagnosis": tests,
+        "estimate": None if values.get("stopped_early") is True else result.estimate.to_dict(),
+    }
 
 
-def _findings(tests: Mapping[str, Any]) -> tuple[set[str], set[str]]:
-    """Return the tests that their p-values make findings, and those that are stored as findings."""
-    names = [str(one["name"]) for one in tests["tests"]]
-    adjusted, limit = holm([float(one["p_value"]) for one in tests["tests"]]), 1 - float(tests["confidence"])
-    expected = {name for name, level in zip(names, adjusted, strict=True) if level <= limit}
-    # the others need no statistics
-    return expected, {str(one["name"]) for one in tests["findings"]}.intersection(names)
+def stored_diagnosis(stored: Mapping[str, Any], confidence: float) -> Diagnosis:
+    """Return the findings that follow from the p-values, and those that need no test."""
+    checks = [Check(sentence="", **_test_values(one)) for one in stored["tests"]]
+    names = {check.name for check in checks}
+    certain = [
+        Finding(adjusted=0.0, sentence="", **_test_values(one))
+        for one in stored["findings"]
+        if one["name"] not in names
+    ]
+    return Diagnosis.of(checks, confidence=confidence, certain=certain)
+
+
+def _test_values(one: Mapping[str, Any]) -> dict[str, Any]:
+    estimate = one.get("estimate")
+    known = {"name": str(one["name"]), "p_value": float(one["p_value"])}
+    return {**known, "estimate": math.nan if estimate is None else float(estimate)}
+
+
+def unequal(where: str, stored: object, derived: object, *, is_exact: bool = False) -> Iterator[Difference]:
+    """Yield the innermost values that differ; keys that are not derived are not compared."""
+    if isinstance(derived, Mapping) and isinstance(stored, Mapping):
+        for key, value in derived.items():
+            yield from unequal(f"{where}.{key}".lstrip("."), stored.get(key), value, is_exact=is_exact)
+    elif isinstance(derived, list) and isinstance(stored, list) and len(derived) == len(stored):
+        for index, (one, value) in enumerate(zip(stored, derived, strict=True)):
+            name = value.get("name", index) if isinstance(value, Mapping) else index
+            yield from unequal(f"{where}.{name}", one, value, is_exact=is_exact)
+    elif stored != derived and (is_exact or not _is_close(where, stored, derived)):
+        yield Difference(where, stored, derived)
+
+
+def _is_close(key: str, stored: object, derived: object) -> bool:
+    if isinstance(stored, str) and isinstance(derived, str):
+        return _is_same_sentence(stored, derived)
+    if isinstance(stored, bool) or isinstance(derived, bool):
+        return False
+    if not isinstance(stored, int | float) or not isinstance(derived, int | float):
+        return False
+    absolute = 0.0 if key.endswith(_SMALL) else _ABSOLUTE
+    return math.isclose(stored, derived, rel_tol=_RELATIVE, abs_tol=absolute)
+
+
+def _is_same_sentence(stored: str, derived: str) -> bool:
+    """Return whether sentences differ only in how numbers are rounded."""
+    if _NUMBER.sub("#", stored) != _NUMBER.sub("#", derived):
+        return False
+    pairs = zip(_NUMBER.findall(stored), _NUMBER.findall(derived), strict=True)
+    numbers = [[float(one.replace(",", "")) for one in pair] for pair in pairs]
+    return all(math.isclose(one, other, rel_tol=_ROUNDED) for one, other in numbers)
 
 
 def _require_config(values: Mapping[str, Any], stored: Mapping[str, Any], folder: Path) -> None:
-    """Raise if the claim is not about the training run that the config describes."""
+    """Raise if the result is not that of the training run that the config describes."""
     config, resolved = stored.get("config", {}), stored.get("resolved", {})
     training, audit = config.get("training", {}), config.get("audit", {})
-    pairs = (
-        ("noise_multiplier", resolved.get("noise_multiplier")),
-        ("sample_rate", resolved.get("sample_rate")),
-        ("num_steps", training.get("num_steps")),
-        ("delta", training.get("delta")),
-        ("mode", audit.get("mode")),
-        ("threat_model", config.get("threat_model")),
-    )
-    for key, expected in pairs:
-        if expected is not None and values.get(key) != expected:
-            raise InputError(
-                f"Expected {key} = {expected!s:.60} in {folder / 'result.json'}, as in config.json, got "
-                f"{values.get(key)!s:.60}: one of the files has changed."
-            )
+    provenance = values.get("provenance") or {}
+    expected = {
+        "noise_multiplier": resolved.get("noise_multiplier"),
+        "sample_rate": resolved.get("sample_rate"),
+        "num_steps": training.get("num_steps"),
+        "delta": training.get("delta"),
+        "mode": audit.get("mode"),
+        "threat_model": config.get("threat_model"),
+        "canary": audit.get("canary") if "canary" in values else None,
+        "audit": audit if "audit" in values else None,
+        **({"provenance": _provenance_values(config, resolved)} if stored and provenance else {}),
+    }
+    known = {key: value for key, value in expected.items() if value is not None}
+    for one in unequal("", values, known, is_exact=True):
+        raise InputError(
+            f"Expected {quoted(one.key)[1:-1]} = {quoted(one.derived)} in {folder / 'result.json'}, as in "
+            f"config.json, got {quoted(one.stored)}: one of the files has changed."
+        )
     least = audit.get("confidence")
     if least is not None and values["confidence"] < least - _RELATIVE:
         raise InputError(
             f"Expected a confidence of at least {least:g} in {folder / 'result.json'}, as in config.json, "
             f"got {values['confidence']:g}: one of the files has changed."
+        )
+
+
+def _provenance_values(config: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, Any]:
+    seeds = {"run": resolved["seed"], **resolved["seeds"]}
+    return {
+        "data": resolved["data_digest"],
+        "configuration": digest({key: value for key, value in config.items() if key != "seed"}),
+        "seeds": {name: seed_digest(name, seed) for name, seed in seeds.items()},
+    }
+
+
+def _require_start(folder: Path, values: Mapping[str, Any]) -> None:
+    """Raise if the provenance of the result is not that of the starts of the run."""
+    path = folder / "provenance.json"
+    first, *later = require_checksum(path, read_json(path), "run the config again elsewhere")["starts"]
+    started = {key: value for key, value in first.items() if key != "at"}
+    known = {**started, "started": first["at"], "resumed": later or None}
+    for one in unequal("provenance", values["provenance"], known, is_exact=True):
+        raise InputError(
+            f"Expected {quoted(one.key)[1:-1]} = {quoted(one.derived)} in {folder / 'result.json'}, as in "
+            f"provenance.json, got {quoted(one.stored)}: one of the files has changed."
         )
 
 
@@ -384,11 +295,11 @@ def _config(folder: Path) -> Mapping[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _version(folder: Path, values: Mapping[str, Any]) -> str | None:
-    """Return the version of dpaudit that computed the result, if it is known."""
+def claimed_version(folder: Path, values: Mapping[str, Any]) -> str | None:
+    """Return the version of dpaudit that the run names, if it names one."""
     try:
-        return str(values["provenance"]["packages"]["dpaudit"])
+        found = values["provenance"]["packages"]["dpaudit"]
     except (KeyError, TypeError):
         path = folder / "versions.json"
         found = read_json(path).get("dpaudit") if path.exists() else None
-        return None if found is None else f"{found!s:.40}"
+    return None if found is None else ascii(str(found))[1:41].removesuffix("'")

@@ -22,6 +22,7 @@ from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._listener import Listener, Progress, Running, ignore
 from dpaudit.experiments._loop import Trainable, Trained, summary, train
 from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data, resolve
+from dpaudit.experiments._run_analysis import method_names
 from dpaudit.experiments.black_box import FinalModel, ManyRuns, run_many
 from dpaudit.experiments.config import Config, EndToEndConfig, ManyRunsConfig, PaperConfig
 from dpaudit.methods import examine
@@ -34,7 +35,6 @@ _SHARED = (
     "Gradients of input canaries overlap: a score depends on which other canaries were present. The bound "
     "behind the verdict accounts for this; bounds from counts do not and are omitted."
 )
-_BETTING = "f-DP(betting)"
 _STOPPED = (
     "The run was stopped at its first violation. The bound behind the verdict accounts for this; bounds from "
     "counts, estimates and tests of the noise do not and are omitted."
@@ -197,11 +197,7 @@ def _bounds(experiment: Experiment, trained: Trained) -> dict[str, Any]:
 def _names(experiment: Experiment, trained: Trained) -> Collection[str] | None:
     """Return the methods, besides that of the verdict, whose bounds are valid here."""
     requested = experiment.config.audit.methods
-    if trained.stopped_early:  # the others assume a fixed number of observations
-        return ()
-    if _is_coupled(experiment):
-        return () if requested is not None and _BETTING not in requested else (_BETTING,)
-    return requested
+    return method_names(requested, is_coupled=_is_coupled(experiment), stopped_early=trained.stopped_early)
 
 
 def _is_coupled(experiment: Experiment) -> bool:

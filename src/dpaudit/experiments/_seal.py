@@ -25,8 +25,11 @@ from dpaudit.errors import InputError
 MANIFEST: Final = "manifest"
 SCHEMA_VERSION = 1
 CHECKSUM: Final = "checksum"  # key of a JSON file that was written by with_checksum
+_STORE = "trials.sqlite3"
+# what a killed process leaves beside the store, and the copy of a damaged one; all have the rows of trials
+STORE_FILES: Final = tuple(f"{_STORE}{end}" for end in ("", "-journal", "-wal", "-shm", ".damaged"))
 # files that hold seeds, which are removed before a run is published
-PRIVATE_FILES: Final = ("config.json", "checkpoint.pt", "trials.sqlite3")
+PRIVATE_FILES: Final = ("config.json", "checkpoint.pt", *STORE_FILES)
 # all files that dpaudit reads from the directory of a run; reports are made from them and not sealed
 RUN_FILES: Final = (
     "config.json",
@@ -34,8 +37,7 @@ RUN_FILES: Final = (
     "provenance.json",
     "canary.json",
     "checkpoint.pt",
-    "trials.sqlite3",
-    "trials.sqlite3-journal",
+    *STORE_FILES,
     "scores.npy",
     "present.npy",
     "with_canary.npy",
@@ -162,13 +164,17 @@ def with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, CHECKSUM: digest(values)}
 
 
+def is_of_version_1(values: Mapping[str, Any]) -> bool:
+    """Return whether a version before 0.2, which wrote no checksums, wrote this JSON file."""
+    return CHECKSUM not in values and values.get("schema_version") == 1
+
+
 def require_checksum(
     path: Path, values: Mapping[str, Any], otherwise: str = "choose another output directory"
 ) -> dict[str, Any]:
     """Return the values without their checksum; raise if it differs. Version 0.1 wrote none."""
     kept = {key: value for key, value in values.items() if key != CHECKSUM}
-    is_first_version = CHECKSUM not in values and values.get("schema_version") == 1
-    if not is_first_version and values.get(CHECKSUM) != digest(kept):
+    if not is_of_version_1(values) and values.get(CHECKSUM) != digest(kept):
         raise InputError(
             f"Expected {path} to be as the run wrote it, but its checksum differs; restore it or {otherwise}."
         )

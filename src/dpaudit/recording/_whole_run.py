@@ -44,7 +44,7 @@ from dpaudit.stats._observations import as_mask
 from dpaudit.stats.tradeoffs._attack import Attack
 
 # Sampling faults need most of the error probability; too little noise is detected with less.
-_RULE = BestOf((Fixed(0.0), Simultaneous()), (0.8, 0.2))
+WHOLE_RUN_RULE = BestOf((Fixed(0.0), Simultaneous()), (0.8, 0.2))
 _LEAST_NOISE = 1e-3  # with less, scores reveal every draw anyway
 _MANY_DRAWS = 20  # expected draws; the probability of seeing none is then two in a billion
 
@@ -240,7 +240,7 @@ class WholeRunRecorder:
         joint = self.confidence if confidence is None else _validate.confidence(confidence)
         level, tests_level = self._tests.levels(joint, has_more=tests is not None)
         usual: dict[str, Any] = {"claim": claim, "confidence": level, "tradeoff": _curve(claim)}
-        rule = Fixed(0.0) if "inference" in method else _RULE
+        rule = Fixed(0.0) if "inference" in method else WHOLE_RUN_RULE
         result = audit(observations, **(usual | {"threshold": rule} | method))
         design = result.design.for_attack(partial(self._attack, _curve(claim).num_steps))
         result = replace(result, design=design, not_covered=self.not_covered)

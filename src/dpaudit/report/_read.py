@@ -18,7 +18,7 @@ from dpaudit import _io
 from dpaudit._io import LARGEST_ARRAY, read_array, read_json
 from dpaudit.diagnostics import Check, Diagnosis, Finding
 from dpaudit.errors import InputError
-from dpaudit.experiments._derivation import SCORE_FILES
+from dpaudit.experiments._run_analysis import SCORE_FILES
 from dpaudit.experiments._seal import check_seal, require_checksum
 from dpaudit.experiments._verification import PROVENANCE, remarks_on
 from dpaudit.report._plot_data import PlotData, drawable, rebuilt_hypothesis
@@ -69,6 +69,7 @@ def _read(folder: Path, name: str | None, remarks_on: Callable[..., tuple[str, .
     return replace(
         run,
         notes=(*run.notes, *remarks),
+        remarks=remarks,
         settings=_settings(folder),
         versions=_versions(folder, values),
         provenance=provenance,

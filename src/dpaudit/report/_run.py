@@ -91,6 +91,8 @@ class Run:
     """None if the run was made by a version without estimates."""
     methods: tuple[MethodBound, ...] = ()
     notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    """The notes that are about the directory of the run: what could not be checked or derived again."""
     not_covered: tuple[str, ...] = ()
     refuted: tuple[str, ...] | None = None
     """What is refuted, "privacy" or "mechanism"; None if bound and diagnosis do not share an error rate."""

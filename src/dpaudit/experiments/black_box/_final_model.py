@@ -20,9 +20,10 @@ from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.errors import InputError
 from dpaudit.experiments._build import device_of, mechanism_of, model_for, settings_of, split_held_out
 from dpaudit.experiments._resolved import Resolved
+from dpaudit.experiments._run_analysis import guessed_verdict
 from dpaudit.experiments.black_box._canary import canaries_for, first_model, first_weights, sample_membership
 from dpaudit.experiments.config import Config, ExampleConfig, GivenConfig, OneRunConfig
-from dpaudit.stats import Bound, Guesses, Power, Verdict, one_run_bound, one_run_fdp_bound
+from dpaudit.stats import Guesses, Power, one_run_bound, one_run_fdp_bound
 from dpaudit.stats._bound import plain
 from dpaudit.stats._one_run import guess_detection_rate, too_many_correct
 from dpaudit.stats._rootfinding import first_true_integer, last_true
@@ -160,7 +161,7 @@ class OneRunAnalysis:
         """Return the result as plain values."""
         universal = one_run_bound(guesses, delta=self.delta, confidence=self.confidence)
         bound = one_run_fdp_bound(guesses, tradeoff=self.curve, delta=self.delta, confidence=self.confidence)
-        claim, verdict = self._claim, self._verdict(bound, guesses)
+        claim, verdict = self._claim, guessed_verdict(bound, guesses, self.curve, self._claimed)
         rows = {"f-DP(one-run)": bound, "(eps,delta)(one-run)": universal}
         return {
             "verdict": verdict.name,
@@ -192,13 +193,6 @@ class OneRunAnalysis:
             num_canaries=guesses.num_canaries, num_guesses=guesses.num_guesses, num_correct=num_correct
         )
         return too_many_correct(found, self.curve, self._claimed, 1 - self.confidence)
-
-    def _verdict(self, bound: Bound, guesses: Guesses) -> Verdict:
-        if bound.parameter > self._claimed:
-            return Verdict.VIOLATION
-        if not self._refutes(guesses, guesses.num_guesses):
-            return Verdict.UNDERPOWERED
-        return Verdict.NO_VIOLATION
 
     def _power(self, guesses: Guesses) -> Power:
         """Return the power of guesses by the log-likelihood ratios of a run with a leak."""

@@ -29,6 +29,7 @@ from dpaudit.experiments._build import (
 from dpaudit.experiments._directory import RunDirectory
 from dpaudit.experiments._listener import Listener, Running
 from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data
+from dpaudit.experiments._run_analysis import RETRIED
 from dpaudit.experiments.black_box._canary import SharedCanary, canary_for, first_weights
 from dpaudit.experiments.black_box._final_model import SCORES
 from dpaudit.experiments.black_box._verdict import ManyRunsAnalysis
@@ -67,9 +68,7 @@ from dpaudit.training.gradients import num_parameters
 _PAUSE_SECONDS = 5.0  # pause between two running bounds
 _PAUSE_RATIO = 20  # pause relative to the time a bound takes, because workers get no work meanwhile
 _MIN_SCORES = 20  # needed for a running bound
-_RETRIED = (
-    "all randomness of a training run comes from its seed: {:,} training runs that had failed were repeated"
-)
+_RETRIED = RETRIED + "{:,} training runs that had failed were repeated"
 
 
 def run_many(

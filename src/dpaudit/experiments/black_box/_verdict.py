@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -11,16 +11,15 @@ import numpy as np
 
 from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.experiments._resolved import Resolved
+from dpaudit.experiments._run_analysis import THRESHOLD_RULES, no_claim
 from dpaudit.experiments.config import Config, ManyRunsConfig
 from dpaudit.methods import examine
 from dpaudit.stats import (
     ApproximateDP,
     Bound,
-    HeldOut,
     Observations,
     Power,
     Result,
-    Simultaneous,
     ThresholdRule,
     TradeOff,
     Verdict,
@@ -41,7 +40,6 @@ _TOO_MANY_FAILED = (
     "claim."
 )
 _POWER_WITHOUT_FAILURES = "The stated power assumes that no trial fails."
-_RULES: Mapping[str, ThresholdRule] = {"simultaneous": Simultaneous(), "held-out": HeldOut()}
 
 
 class ManyRunsAnalysis:
@@ -74,7 +72,7 @@ class ManyRunsAnalysis:
     @property
     def rule(self) -> ThresholdRule | None:
         """The threshold rule; None if the number of scores determines it. All choices are sound."""
-        return None if self._audit.threshold is None else _RULES[self._audit.threshold]
+        return None if self._audit.threshold is None else THRESHOLD_RULES[self._audit.threshold]
 
     def bound(self, observations: Observations) -> Bound:
         """Return the bound on which the verdict is based."""
@@ -115,7 +113,7 @@ class ManyRunsAnalysis:
         if result is not None and _TOO_MANY_FAILED in notes:
             found["power"] = Power.of(math.inf, result.hypothesis, result.power.probability).to_dict()
         if self._claim is None:
-            found |= {"claim": self._no_claim(), "bound": self.bound(observations).to_dict()}
+            found |= {"claim": no_claim(self.delta), "bound": self.bound(observations).to_dict()}
         largest = {"largest_epsilon": plain(self.largest(observations, failed))}
         return {**found, "notes": [*found["notes"], *notes], **largest}
 
@@ -136,10 +134,6 @@ class ManyRunsAnalysis:
         if best.parameter > result.hypothesis.parameter:
             return result, [_POWER_WITHOUT_FAILURES]
         return replace(result, verdict=Verdict.UNDERPOWERED), [_TOO_MANY_FAILED]
-
-    def _no_claim(self) -> dict[str, Any]:
-        text = f"clipping without noise: no privacy, epsilon = inf at delta = {self.delta:g}"
-        return {"summary": text, "epsilon": "inf", "delta": self.delta, "parameter": "inf"}
 
 
 def _without_errors(observations: Observations, failed: Collection[int]) -> Observations:

@@ -10,6 +10,7 @@ import json
 import math
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import astuple, dataclass
@@ -48,6 +49,8 @@ _MACHINE_CODES: Final = frozenset(
 _INPUT_CODES: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY})
 _MOVED: Final = frozenset({sqlite3.SQLITE_READONLY_DBMOVED})  # the file was removed while it was in use
 _MAGIC = b"SQLite format 3\0"
+# the versions of the format for writing and for reading, in the header of the file
+_HEADER, _VERSIONS, _WRITE_AHEAD = 20, slice(18, 20), b"\x02"
 _LONGEST_VALUE = 10_000_000  # bytes of a text or number in the file
 _BUSY_SECONDS = 60.0  # how long to wait for another process that reads the file
 
@@ -330,21 +333,19 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def count_rows(path: Path) -> int:
-    """Return the number of trials in a store, without its plan; raise if a row is damaged."""
+    """Return the number of trials in a store, without its plan; raise if a row is damaged.
+
+    Nothing is written beside the store. What a killed process has not committed is undone in a copy.
+    """
     _require_database(path)
-    with (
-        _reading(path),
-        closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection,
-    ):
-        connection.text_factory = lambda data: data.decode(errors="replace")
-        found = connection.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
-        if [sql for (sql,) in found] != list(_TABLES) or not _is_sound(connection):
-            raise sqlite3.DatabaseError("it is damaged")
-        [identity] = connection.execute("SELECT identity FROM about").fetchone()
-        digest, rows = (
-            hashlib.sha256(str(identity).encode()).hexdigest(),
-            connection.execute(_READ).fetchall(),
-        )
+    with _reading(path):
+        try:
+            identity, rows = _rows_of_copy(path) if _has_log(path) else _stored_rows(path, "?mode=ro")
+        except sqlite3.OperationalError as error:
+            if _primary_code(error) not in _INPUT_CODES or not _leftovers(path):
+                raise
+            identity, rows = _rows_of_copy(path)
+    digest = hashlib.sha256(identity.encode()).hexdigest()
     for *values, checksum in rows:
         if checksum != _checksum(tuple(values), digest):
             raise InputError(
@@ -352,6 +353,41 @@ def count_rows(path: Path) -> int:
                 "the same command again to repeat the trial."
             )
     return len(rows)
+
+
+def _leftovers(path: Path) -> list[Path]:
+    """Return the files in which SQLite keeps what was not committed when the process was killed."""
+    beside = [path.with_name(f"{path.name}{end}") for end in ("-journal", "-wal")]
+    return [one for one in beside if one.exists()]
+
+
+def _has_log(path: Path) -> bool:
+    """Return whether the file was used with a write-ahead log, which SQLite makes even to read it."""
+    with open_file(path) as file:
+        return _WRITE_AHEAD in file.read(_HEADER)[_VERSIONS]
+
+
+def _rows_of_copy(path: Path) -> tuple[str, list[_Values]]:
+    """Read a copy of the store, in which SQLite undoes what was not committed."""
+    with tempfile.TemporaryDirectory(prefix="dpaudit-") as folder:
+        for one in (path, *_leftovers(path)):
+            with open_file(one) as file, (Path(folder) / one.name).open("xb") as copy:
+                shutil.copyfileobj(file, copy)
+        return _stored_rows(Path(folder) / path.name)
+
+
+def _stored_rows(path: Path, options: str = "") -> tuple[str, list[_Values]]:
+    """Return the identity and all rows of a store; raise ``DatabaseError`` if its structure is damaged."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}{options}", uri=True)) as connection:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+        connection.text_factory = lambda data: data.decode(errors="replace")
+        found = connection.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
+        if not found:  # of a process that was killed immediately
+            return "", []
+        if [sql for (sql,) in found] != list(_TABLES) or not _is_sound(connection):
+            raise sqlite3.DatabaseError("it is damaged")
+        [identity] = connection.execute("SELECT identity FROM about").fetchone()
+        return str(identity), connection.execute(_READ).fetchall()
 
 
 def _require_database(path: Path) -> None:

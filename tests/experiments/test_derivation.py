@@ -1,0 +1,122 @@
+"""Runs of every mode are derived again by the methods that their config implies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from digits_config import digits_config
+
+from dpaudit.experiments import parse_config, run
+from dpaudit.experiments._resolved import Resolved
+from dpaudit.experiments._run_analysis import StoredScores, analyze
+from dpaudit.experiments._seal import seal
+from dpaudit.experiments._verification import Status, verify
+from dpaudit.experiments.black_box._verdict import ManyRunsAnalysis
+from dpaudit.experiments.trials._runner import TrialsRun
+
+Change = Callable[[dict[str, Any]], object]
+LONG = pytest.mark.long
+FAULT = "training.fault.name=noise-too-small", "training.fault.factor=0.1"
+BLACK_BOX = 'threat_model = "black-box"'
+
+
+def _text(folder: Path, audit: str, *, top: str = "") -> str:
+    return digits_config(folder, top=top, hidden=4, num_examples=100, audit=audit)
+
+
+def _swapped(values: dict[str, Any]) -> None:
+    """The bound of the other method, in the place of that of the verdict."""
+    values["bound"] = {key: values["methods"][1][key] for key in values["bound"]}
+
+
+# the top of the config, its audit table, changes, and a forgery that is consistent in itself
+MODES: dict[str, tuple[str, str, tuple[str, ...], Change]] = {
+    "paper": (
+        "",
+        'mode = "paper"\ncanary_rate = 0.5\nmethods = ["f-DP(CP)"]',
+        (),
+        lambda values: values["methods"].pop(),
+    ),
+    "first steps": (
+        "",
+        "num_canaries = 4\nfirst_steps = 3\nmethods = []",
+        FAULT,
+        lambda values: values["diagnosis"].update(findings=[]),
+    ),
+    "stopped": (
+        "",
+        "num_canaries = 32\nstop_on_violation = true",
+        FAULT,
+        lambda values: values.update(refuted=["mechanism"]),
+    ),
+    "mixture": (
+        "",
+        'num_canaries = 8\ncanary = {kind = "mixture"}\nmethods = []',
+        (),
+        lambda values: values["shapes"].update(with_canary=[100]),
+    ),
+    "input": (
+        'threat_model = "input"',
+        'num_canaries = 4\ncanary = {kind = "mislabelled"}',
+        (),
+        lambda values: values["bound"]["inference"].update(stop_loss=True),
+    ),
+    "end-to-end": (
+        "",
+        'mode = "end-to-end"\nnum_canaries = 32\nmethods = []',
+        (),
+        lambda values: values["one_run_bound"].update(confidence=0.99),
+    ),
+    "final model": (BLACK_BOX, 'mode = "one-run"\nnum_canaries = 16\nnum_guesses = 8', (), _swapped),
+    "many runs": (
+        BLACK_BOX,
+        'num_models = 40\nheld_out = 64\nmethods = []\nthreshold = "held-out"',
+        ("pool=serial",),
+        lambda values: values.update(num_models=400),
+    ),
+}
+SLOW = "paper", "input", "end-to-end", "final model", "many runs"  # curves take seconds
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[LONG] if name in SLOW else []) for name in MODES])
+def test_a_run_of_this_mode_is_derived_and_a_forgery_of_it_is_refused(name: str, tmp_path: Path) -> None:
+    top, audit, changes, forge = MODES[name]
+    folder = tmp_path / "run"
+    run(parse_config(_text(folder, audit, top=top), "run.toml", changes))
+    assert verify(folder).status is Status.SEALED, verify(folder).error
+    path = folder / "result.json"
+    values = json.loads(path.read_text())
+    forge(values)
+    path.write_text(json.dumps(values))
+    seal(folder)
+    found = verify(folder)
+    assert found.status is Status.REFUSED
+    assert str(path) in str(found.error)
+
+
+@LONG
+@pytest.mark.parametrize(("num_failed", "verdict"), [(0, "NO_VIOLATION"), (12, "UNDERPOWERED")])
+def test_failed_trials_are_found_in_the_scores(num_failed: int, verdict: str, tmp_path: Path) -> None:
+    """They make an audit underpowered, which does not follow from the bound alone."""
+    text = _text(tmp_path, "num_models = 40\nmethods = []", top=BLACK_BOX)
+    config = parse_config(text, "run.toml", ["training.num_steps=5"])
+    resolved = Resolved(
+        noise_multiplier=1.0, sample_rate=1.0, num_examples=1, data_digest="", code_digest="", seed=1
+    )
+    scores = np.random.default_rng(1).standard_normal(40)
+    failed = dict.fromkeys(range(num_failed), "out of memory")
+    kept = {number: float(scores[number]) for number in range(num_failed, 40)}
+    observations = TrialsRun(scores=kept, failures=failed).observations
+    assert observations is not None
+    known = {"mode": "many-runs", "threat_model": "black-box", "noise_multiplier": 1.0, "sample_rate": 1.0}
+    made = ManyRunsAnalysis(config, resolved).values(observations, failed)
+    values = {**made, **known, "num_steps": 5, "num_failed": num_failed}
+    arrays = {"with_canary": observations.with_canary, "without_canary": observations.without_canary}
+    found = analyze(StoredScores(arrays, values, config.identity()["audit"]))
+    assert found.verdict is not None
+    assert found.verdict.name == values["verdict"] == verdict
