@@ -331,7 +331,7 @@ class ClippingNorms:
 
     def __init__(self, optimizer: DPOptimizer) -> None:
         self._is_adaptive = isinstance(optimizer, AdaClipDPOptimizer)  # which adds noise to what it uses
-        self._num_steps = self._num_changes = 0
+        self._num_changes = 0
         self._last: float | None = None
         self._range = (np.inf, 0.0)
         self._rows: Tensor | None = None  # of the batch before
@@ -339,7 +339,6 @@ class ClippingNorms:
 
     def note(self, norm: float, rows: Tensor | None) -> None:
         """Note the clipping norm of a batch and the norms of its rows before clipping, if known."""
-        self._num_steps += 1
         low, high = self._range
         self._range = min(low, norm), max(high, norm)
         if self._last not in (None, norm):
