@@ -11,7 +11,7 @@ from pathlib import Path
 from _measure import ONE_THREAD
 from _others import parser
 
-ALONE = ("joint_exact", "compose", "streaming", "audit_overhead", "pools")
+ALONE = ("joint_exact", "compose", "first_audit", "streaming", "audit_overhead", "pools")
 WITH_OTHERS = ("scan_thresholds", "posterior", "dpsgd_step", "compare")
 
 

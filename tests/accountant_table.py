@@ -21,7 +21,7 @@ from dpaudit.accounting import _epsilon, _pld
 
 PATH = Path(__file__).parent / "fixtures" / "accountant.json"
 IS_UPDATE = bool(os.environ.get("DPAUDIT_TEST_UPDATE_TABLE"))
-compute = _pld._epsilon.__wrapped__
+compute, compute_removal = _pld._epsilon.__wrapped__, _pld._removal_epsilon.__wrapped__
 _OUTPUT = "accountant_table"  # what a worker sends to the process that started it
 
 
@@ -66,10 +66,12 @@ def install(config: pytest.Config) -> None:
     """Let dpaudit look its epsilons up in the table from now on."""
     table = AccountantTable()
     config.pluginmanager.register(table, "accountant-table")
-    _pld._epsilon = lru_cache(maxsize=4096)(table.epsilon)  # type: ignore[assignment]
+    # removal has the larger epsilon of both directions in all settings of the table, which a test checks
+    _pld._epsilon = _pld._removal_epsilon = lru_cache(maxsize=4096)(table.epsilon)  # type: ignore[assignment]
 
 
 def bypass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let dpaudit call the accountant itself, and forget what was looked up."""
     monkeypatch.setattr(_pld, "_epsilon", lru_cache(maxsize=4096)(compute))
+    monkeypatch.setattr(_pld, "_removal_epsilon", lru_cache(maxsize=4096)(compute_removal))
     _epsilon._table.cache_clear()

@@ -92,6 +92,17 @@ def seeds() -> range:
 
 
 @pytest.fixture
+def received() -> Iterator[list[int]]:
+    """The signals that reach the handlers of this process, which would otherwise end it."""
+    numbers: list[int] = []
+    kinds = signal.SIGTERM, signal.SIGHUP
+    before = [signal.signal(kind, lambda number, _: numbers.append(number)) for kind in kinds]
+    yield numbers
+    for kind, handler in zip(kinds, before, strict=True):
+        signal.signal(kind, handler)
+
+
+@pytest.fixture
 def no_waiting() -> Iterator[None]:
     """A test that waits for a pipe fails, instead of waiting for ever."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +33,27 @@ def as_before_seals(folder: Path) -> Path:
     return folder
 
 
-@st.composite
-def damaged(draw: st.DrawFn, content: bytes) -> bytes:
+def damaged(content: bytes) -> st.SearchStrategy[bytes]:
     """The content with some bytes changed, dropped, put in, or cut off at the end."""
+    return st.integers(0, 2**32 - 1).map(lambda seed: _damage(content, random.Random(seed)))
+
+
+def _damage(content: bytes, draw: random.Random) -> bytes:
     found = bytearray(content)
-    for _ in range(draw(st.integers(1, 6))):
+    for _ in range(draw.randint(1, 6)):
         # headers and what is at the end hold the sizes
-        place = draw(st.integers(0, len(found)) | st.integers(0, 130) | st.integers(-200, -1))
-        kind = draw(st.sampled_from(("flip", "put", "drop", "over", "cut")))
+        first, last = draw.choice(((0, len(found)), (0, 130), (-200, -1)))
+        place = draw.randint(first, last)
+        kind = draw.choice(("flip", "put", "drop", "over", "cut"))
         if kind == "flip" and found:
-            found[place % len(found)] ^= 1 << draw(st.integers(0, 7))
+            found[place % len(found)] ^= 1 << draw.randint(0, 7)
         elif kind == "put":
-            found[place:place] = draw(st.binary(min_size=1, max_size=8))
+            found[place:place] = draw.randbytes(draw.randint(1, 8))
         elif kind == "drop":
-            del found[place : place + draw(st.integers(1, 20))]
+            del found[place : place + draw.randint(1, 20)]
         elif kind == "over":
-            found[place : place + 4] = draw(st.sampled_from((b"9999", b"\xff\xff\xff\x7f", b'",(\n')))
-        elif draw(st.integers(0, 3)) == 0:
+            found[place : place + 4] = draw.choice((b"9999", b"\xff\xff\xff\x7f", b'",(\n'))
+        elif draw.randint(0, 3) == 0:
             del found[place:]
     return bytes(found)
 

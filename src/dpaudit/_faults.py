@@ -2,7 +2,8 @@
 
 One handler serves SIGINT, SIGTERM and SIGHUP in every command and pool. Outside of :func:`deferred` a signal
 raises :class:`Interrupted` at once; inside, the work notices it after the current step or trial. A second
-signal raises at once, a third ends the process.
+signal raises at once, a third ends the process. In a script that calls dpaudit, the signal then takes the
+effect that it has in the rest of the script.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import errno
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
-from dpaudit.errors import IncompleteError, InputError
+from dpaudit.errors import DpauditError, IncompleteError
 
 _SIGNALS: Final = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 _STOPPING: Final = b"Stopping after the current step or trial; a second signal stops at once.\n"
@@ -40,6 +42,7 @@ _OF_INPUT: Final = frozenset(
 _OF_MACHINE: Final = frozenset(
     {
         errno.EAGAIN,
+        errno.ECONNRESET,
         errno.EDQUOT,
         errno.EFBIG,
         errno.EIO,
@@ -49,23 +52,54 @@ _OF_MACHINE: Final = frozenset(
         errno.ENOLCK,
         errno.ENOMEM,
         errno.ENOSPC,
+        errno.EPIPE,
         errno.ESTALE,
     }
 )
-_NO_MEMORY: Final = "allocate memory", "out of memory", "bad_alloc", "resource_exhausted"  # torch and JAX
-_NO_DISK: Final = "pytorchstreamwriter failed writing"
+_NO_MEMORY: Final = "there is not enough memory"
+# what a RuntimeError of torch or JAX says, in lower case, and what it means
+_OF_LIBRARIES: Final = {
+    "allocate memory": _NO_MEMORY,
+    "out of memory": _NO_MEMORY,
+    "bad_alloc": _NO_MEMORY,
+    "resource_exhausted": _NO_MEMORY,
+    "pytorchstreamwriter failed writing": "a file could not be written, as on a full disk",
+    "is killed by signal": "a process that loads data was killed",
+}
 
 
 def machine_fault(error: BaseException) -> str | None:
-    """Return the fault of the machine that an exception reports, as part of a sentence; None for others."""
+    """Return the fault of the machine behind an exception, as part of a sentence; None if there is none.
+
+    Training code and libraries may replace the exception of a full disk with another one, so its causes are
+    examined, too, up to an exception of dpaudit, for which this was decided when it was raised.
+    """
+    for one in _with_causes(error):
+        if (fault := _reported_fault(one)) is not None:
+            return fault
+        if isinstance(one, DpauditError):
+            return None
+    return None
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, its cause, the cause of that and so on; they may form a cycle."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ if one.__suppress_context__ else one.__context__
+
+
+def _reported_fault(error: BaseException) -> str | None:
     if isinstance(error, IncompleteError):
         return str(error).rstrip(".")
     if isinstance(error, MemoryError):
-        return "there is not enough memory"
-    if isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _NO_MEMORY):
-        return "there is not enough memory"
-    if isinstance(error, RuntimeError) and _NO_DISK in str(error).lower():
-        return "a file could not be written, as on a full disk"
+        return _NO_MEMORY
+    if isinstance(error, RuntimeError):
+        said = str(error).lower()
+        return next((fault for words, fault in _OF_LIBRARIES.items() if words in said), None)
     if isinstance(error, OSError) and error.errno in _OF_MACHINE:
         place = "" if error.filename is None else f"{error.filename}: "
         return f"{place}{error.strerror or error}"
@@ -79,7 +113,7 @@ def is_about_input(error: OSError) -> bool:
 
 def raise_if_machine(error: BaseException, doing: str) -> None:
     """Raise ``IncompleteError`` if an exception reports a fault of the machine."""
-    if (fault := machine_fault(error)) is not None and not isinstance(error, InputError):
+    if (fault := machine_fault(error)) is not None:
         raise IncompleteError(f"{doing}: {fault}.") from error
 
 
@@ -97,6 +131,7 @@ class _SignalState:
     def __init__(self) -> None:
         self.number: int | None = None
         self.folder: Path | None = None
+        self.is_resumed = True
         self._count, self._depth, self._pid = 0, 0, 0
         self._limit: float | None = None
         self._timer: threading.Timer | None = None
@@ -138,6 +173,8 @@ class _SignalState:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
+        if self._depth == 0:
+            raise_if_requested()  # by a signal that was received after the work looked for the last time
 
 
 _STATE: Final = _SignalState()
@@ -145,14 +182,14 @@ _IS_HANDLED: Final = threading.Lock()  # held while the handler is installed
 
 
 @contextmanager
-def handled() -> Iterator[None]:
+def handled() -> Iterator[bool]:
     """Install the handler, unless it is installed or this is not the main thread, which alone may do so.
 
-    SIGHUP stays ignored if it is, as after ``nohup``.
+    Yield whether it was installed here. SIGHUP stays ignored if it is, as after ``nohup``.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or not _IS_HANDLED.acquire(blocking=False):
-        yield
+        yield False
         return
     before: dict[int, Any] = {}
     try:
@@ -160,7 +197,7 @@ def handled() -> Iterator[None]:
         for number in _SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, _STATE.handle)
-        yield
+        yield True
     finally:
         for changed, handler in before.items():
             signal.signal(changed, signal.SIG_DFL if handler is None else handler)
@@ -171,10 +208,30 @@ def handled() -> Iterator[None]:
 def deferred(limit: float | None = None) -> Iterator[None]:
     """Defer the first signal: the code inside polls :func:`requested` or :func:`raise_if_requested`.
 
-    After ``limit`` seconds, the signal takes effect in any case.
+    After ``limit`` seconds, and at the end of the block, the signal takes effect in any case: ``Interrupted``
+    within a command, which turns it into a status; elsewhere, the effect that it would have had before.
     """
-    with handled(), _STATE.defer(limit):
-        yield
+    is_script = False
+    try:
+        with handled() as is_script, _STATE.defer(limit):
+            yield
+    except BaseException as error:
+        if is_script and _STATE.number is not None:
+            _deliver(_STATE.number, error)
+        raise
+
+
+def _deliver(number: int, error: BaseException) -> NoReturn:
+    """Send a signal to the handler of the script that called dpaudit, now that its work is saved.
+
+    Python's own handler of SIGINT raises ``KeyboardInterrupt``. Without a handler, SIGTERM and SIGHUP end the
+    process; an exception would end it with 1, which of a command means a violation.
+    """
+    if not isinstance(error, KeyboardInterrupt) and signal.getsignal(number) is signal.SIG_DFL:
+        traceback.print_exception(error)  # the process ends here, and the last state could not be saved
+    signal.raise_signal(number)
+    # The handler has returned. Python ends with 130 after this class, but with 1 after a subclass.
+    raise KeyboardInterrupt from error
 
 
 def requested() -> int | None:
@@ -188,11 +245,16 @@ def raise_if_requested() -> None:
         raise Interrupted(number)
 
 
-def note_folder(folder: Path) -> None:
-    """Note the directory in which this process keeps its work, for messages."""
-    _STATE.folder = folder.absolute()
+def note_folder(folder: Path, *, is_resumed: bool) -> None:
+    """Note the directory in which this process keeps its work, and whether the next one resumes it."""
+    _STATE.folder, _STATE.is_resumed = folder.absolute(), is_resumed
 
 
 def work_folder() -> Path | None:
     """Return the directory in which this command keeps its work; None before it has one."""
     return _STATE.folder
+
+
+def is_work_resumed() -> bool:
+    """Return whether the same command resumes the work in its directory, instead of starting over."""
+    return _STATE.is_resumed

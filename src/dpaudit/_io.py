@@ -77,8 +77,11 @@ def make_folder(path: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock a directory against other processes; the lock is released when this process ends or is killed."""
+def locked(folder: Path, *, is_resumed: bool = True) -> Iterator[None]:
+    """Lock a directory against other processes; the lock is released when this process ends or is killed.
+
+    ``is_resumed`` is whether the same command resumes the work in it after an interrupt.
+    """
     make_folder(folder)
     with _lock_file(folder) as file:
         try:
@@ -91,7 +94,7 @@ def locked(folder: Path) -> Iterator[None]:
             raise IncompleteError(f"Cannot lock {folder}: {error.strerror or error}.") from error
         for path in (*folder.glob(f".*{_UNFINISHED}"), folder / ERROR_FILE):  # of an earlier process
             path.unlink(missing_ok=True)
-        note_folder(folder)
+        note_folder(folder, is_resumed=is_resumed)
         key = folder.absolute()
         _HELD[key] = file
         try:
@@ -239,6 +242,8 @@ def read_array(path: Path, kinds: str) -> npt.NDArray[Any] | None:
     except InputError:
         raise
     except (OSError, *NOT_AN_ARRAY) as error:
+        if isinstance(error, OSError):  # numpy raises MemoryError for damaged headers, too
+            raise_if_machine(error, f"Cannot read {path}")
         raise InputError(f"Expected an array in {path}, but it cannot be read.") from error
     if not isinstance(mapped, np.ndarray) or mapped.dtype.kind not in kinds:
         raise InputError(f"Expected numbers in {path}, got something else.")

@@ -72,6 +72,13 @@ def seconds_since(start: object) -> float | None:
         return None
 
 
+def of_audit(started: str, audited: str) -> dict[str, Any]:
+    """Return the provenance of an audit in this process, given when its steps began and when it was made."""
+    began, ended = (datetime.fromisoformat(one) for one in (started, audited))
+    seconds = max(0.0, (ended - began).total_seconds())
+    return {**environment(), "started": started, "seconds": seconds}
+
+
 def environment(folder: Path | None = None) -> dict[str, Any]:
     """Describe this process: versions of the packages that it has imported, Python, platform and code.
 

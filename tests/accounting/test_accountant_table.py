@@ -11,6 +11,7 @@ def test_stored_epsilons_are_those_of_the_accountant(is_long):
     )
     for name, value in list(table.items())[:: 1 if is_long else 97]:
         noise, rate, steps, delta, finer = map(float, name.split(","))
-        assert accountant_table.compute(noise, rate, int(steps), delta, finer) == pytest.approx(
-            value, rel=1e-9
-        )
+        setting = noise, rate, int(steps), delta, finer
+        # rounding errors of transforms grow with the number of steps
+        assert accountant_table.compute(*setting) == pytest.approx(value, rel=2e-8)
+        assert accountant_table.compute_removal(*setting) == pytest.approx(value, rel=2e-8)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from digits_config import digits_config
 
 from dpaudit import Verdict
 from dpaudit.cli._demo_command import DemoTraining
@@ -54,7 +57,25 @@ def test_a_demo_that_cannot_tell_says_so(run: Any, tmp_path: Path, monkeypatch: 
     assert values == json.loads((tmp_path / "result.json").read_text())
     report = (tmp_path / "report.md").read_text()
     assert "Unexpected verdict: " in report
-    assert "twin with 0.8 times the noise." in report
+    assert "Unexpected verdict: correct run." in report  # tests of the noise see its twin in three steps
+
+
+def test_an_interrupted_demo_does_not_promise_to_resume(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def demonstrate(folder: Path, *_: object) -> None:
+        from dpaudit import experiments  # noqa: PLC0415
+
+        text = digits_config(folder / "correct")
+        experiments.rehearse(experiments.parse_config(text, "the config"), keep=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("dpaudit.cli._demo_command.demonstrate", demonstrate)
+    result = run("demo", "--output", tmp_path)
+    assert result.exit_code == 143
+    kept = f"finished work is kept in {tmp_path / 'correct'}, but the same command starts over."
+    assert result.stderr.endswith(f"dpaudit: Interrupted by SIGTERM; {kept}\n")
+    assert (tmp_path / "correct" / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("verdicts", [("VIOLATION", "VIOLATION"), ("NO_VIOLATION", "UNDERPOWERED")])

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ import numpy as np
 import pytest
 from digits_config import digits_config
 
+from dpaudit._faults import machine_fault
 from dpaudit.cli import main
 from dpaudit.cli._app import _GROUPS
-from dpaudit.errors import IncompleteError
+from dpaudit.cli._console import SentenceErrorGroup
+from dpaudit.errors import IncompleteError, InputError
 
 CHECKED = "import types\ndef prepare():\n    return types.SimpleNamespace(optimizer=None)\n"
 # the words of each command, and a function in the middle of its work
@@ -102,7 +105,7 @@ def test_the_next_attempt_removes_the_traceback(
     with monkeypatch.context() as broken:
         broken.setattr("dpaudit.experiments._run._outcome", raiser(KeyError("lost")))
         assert run("run", "config.toml").exit_code == 4
-    assert (folder / "out" / "dpaudit-error.txt").exists()
+    assert (folder / "out" / "dpaudit-error.txt").stat().st_mode & 0o077 == 0  # it may quote data
     assert run("run", "config.toml").exit_code in (0, 3)
     assert not (folder / "out" / "dpaudit-error.txt").exists()
 
@@ -144,6 +147,129 @@ def test_a_signal_has_its_status_and_says_what_is_kept(
     assert signal.getsignal(number) is before
 
 
+def test_a_signal_between_the_parts_of_a_command_has_its_own_status(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # typer itself catches interrupts before and after a command is invoked
+    monkeypatch.setattr(SentenceErrorGroup, "invoke", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    result = run("scores", "scores.npz", "--json")
+    assert result.exit_code == 143
+    assert json.loads(result.stdout)["error"].startswith("Interrupted by SIGTERM; nothing is kept: ")
+
+
+def test_a_fault_of_the_machine_behind_another_exception_is_named(
+    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del folder
+    full = OSError(errno.ENOSPC, "No space left on device", "weights.pt")
+    missing = FileNotFoundError(errno.ENOENT, "No such file or directory", "weights.tmp")
+    for error, reason in (
+        (ValueError("Cannot save."), "weights.pt: No space left on device; "),
+        (missing, "Cannot read or write weights.tmp: No such file or directory; "),
+    ):
+        error.__cause__ = full
+        monkeypatch.setattr("dpaudit.cli._scores_command.examine", raiser(error))
+        result = run("scores", "scores.npz")
+        assert result.exit_code == 4, result.stderr
+        assert f"could not be completed: {reason}" in result.stderr
+
+
+def test_a_broken_pipe_to_another_process_is_a_fault_of_the_machine(
+    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del folder
+    error = BrokenPipeError(errno.EPIPE, "Broken pipe")
+    monkeypatch.setattr("dpaudit.cli._scores_command.examine", raiser(error))
+    result = run("scores", "scores.npz")
+    assert result.exit_code == 4
+    assert "could not be completed: Cannot read or write a pipe: Broken pipe; " in result.stderr
+
+
+def test_an_error_about_a_path_that_nobody_named_is_no_bad_input(
+    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del folder
+    monkeypatch.setattr(
+        "dpaudit.cli._scores_command.examine", raiser(PermissionError(errno.EACCES, "Permission denied"))
+    )
+    assert run("scores", "scores.npz").exit_code == 4
+
+
+@pytest.mark.parametrize(
+    ("status", "names"),
+    [
+        (2, "EACCES EEXIST EINVAL EISDIR ELOOP ENAMETOOLONG ENOENT ENOTDIR ENOTEMPTY EPERM EROFS"),
+        (4, "EAGAIN ECONNRESET EDQUOT EFBIG EIO EMFILE ENFILE ENODEV ENOLCK ENOMEM ENOSPC EPIPE ESTALE"),
+    ],
+)
+def test_an_error_of_the_system_is_about_the_path_or_about_the_machine(
+    status: int, names: str, folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del folder
+    for name in names.split():
+        error = OSError(getattr(errno, name), "for some reason", "some.file")
+        monkeypatch.setattr("dpaudit.cli._scores_command.examine", raiser(error))
+        result = run("scores", "scores.npz")
+        assert result.exit_code == status, name
+        assert "Cannot read or write some.file: for some reason" in result.stderr
+        assert (machine_fault(error) is not None) == (status == 4), name
+
+
+def test_a_sentence_is_short_whatever_it_quotes(
+    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del folder
+    for error in (InputError("\x1b" * 900), ZeroDivisionError("x" * 5000), IncompleteError("x" * 5000)):
+        monkeypatch.setattr("dpaudit.cli._scores_command.examine", raiser(error))
+        result = run("scores", "scores.npz", "--json")
+        assert len(result.stderr) <= len("dpaudit: \n") + 1000
+        assert len(json.loads(result.stdout)["error"]) <= 1000
+        if result.exit_code == 4:
+            assert Path(result.stderr.rpartition(" is in ")[2].rstrip(".\n")).exists()
+
+
+def test_a_file_may_be_named_like_an_option(folder: Path, run: Any) -> None:
+    del folder
+    result = run("scores", "--", "--json")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+
+
+def broken_pipe() -> Any:
+    reader, writer = os.pipe()
+    os.close(reader)
+    return open(writer, "w", buffering=1)  # noqa: PTH123
+
+
+def test_a_status_does_not_depend_on_whether_the_output_can_be_written(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del folder
+    monkeypatch.setattr(sys, "argv", ["dpaudit", "scores", "missing.csv", "--json"])
+    monkeypatch.setattr(sys, "stdout", pipe := broken_pipe())
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    pipe.close()  # as Python does at its end, which changes the status to 120 if it fails
+    assert "missing.csv does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_pipe_whose_reader_has_left_is_neither_a_verdict_nor_a_fault(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del folder
+    monkeypatch.setattr(sys, name, pipe := broken_pipe())
+    words = ["scores", "scores.npz"] if name == "stdout" else ["run", "config.toml"]
+    monkeypatch.setattr(sys, "argv", ["dpaudit", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    with suppress(BrokenPipeError) if name == "stderr" else nullcontext():
+        pipe.close()
+    assert caught.value.code == 141
+    assert "".join(capsys.readouterr()) == ""
+
+
 def at_step(number: int, action: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Do something in the middle of a training run."""
     from dpaudit.experiments._loop import _Clock  # noqa: PLC0415
@@ -179,6 +305,43 @@ def test_a_signal_ends_a_run_after_the_current_step_and_the_same_command_resumes
     run("run", "config.toml", "--set", "output=whole")
     for name in ("scores.npy", "present.npy"):
         assert np.array_equal(np.load(folder / "out" / name), np.load(folder / "whole" / name))
+
+
+def test_a_signal_while_the_last_step_is_saved_ends_the_run_and_the_same_command_judges_it(
+    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dpaudit.experiments import _loop  # noqa: PLC0415
+
+    original = _loop._Clock.save
+
+    def save(self: Any) -> None:
+        original(self)
+        if self._training.num_done == 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(_loop._Clock, "save", save)
+        result = run("run", "config.toml")
+    assert result.exit_code == 143
+    kept = f"finished work is kept in {folder / 'out'}: run the same command again to resume."
+    assert result.stderr.endswith(f"dpaudit: Interrupted by SIGTERM at step 20; {kept}\n")
+    assert not (folder / "out" / "result.json").exists()
+    resumed = run("run", "config.toml", "--json")
+    assert resumed.exit_code in (0, 3)
+    assert "step 20 of 20" in resumed.stderr
+    assert json.loads(resumed.stdout)["num_done"] == 20
+
+
+def test_a_state_that_cannot_be_saved_after_a_signal_is_reported(
+    folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_step(3, lambda: os.kill(os.getpid(), signal.SIGHUP), monkeypatch)
+    monkeypatch.setattr("dpaudit.experiments._loop.save", raiser(IncompleteError("The disk is full.")))
+    result = run("run", "config.toml")
+    assert result.exit_code == 129
+    lost = "but the last state could not be saved: The disk is full"
+    kept = f"finished work is kept in {folder / 'out'}: run the same command again to resume."
+    assert result.stderr.endswith(f"Interrupted by SIGHUP at step 3, {lost}; {kept}\n")
 
 
 def test_a_folder_that_vanished_is_named_after_a_signal_and_without_one(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -254,6 +256,23 @@ def test_a_run_that_crashed_stops_at_the_same_violation(small: Small, tmp_path: 
     with pytest.raises(CrashError):
         run(small(*asked), watch=crash_at(end))  # the step of the violation
     assert run(small(*asked)).values["num_done"] == end
+
+
+def test_a_signal_at_the_violation_that_ends_a_run_is_not_lost(small: Small, received: list[int]) -> None:
+    broken = ["training.fault.name=noise-too-small", "training.fault.factor=0.2", "training.num_steps=200"]
+    config = small(*broken, "audit.stop_on_violation=true", "checkpoint_seconds=0")
+    steps: list[int] = []
+
+    def watch(progress: Progress) -> None:
+        steps.append(progress.num_done)
+        if progress.live is not None and progress.live.is_violation and not received:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, watch=watch)
+    assert received == [signal.SIGTERM]
+    assert not (Path(config.output) / "result.json").exists()
+    assert run(config).values["num_done"] == max(steps)
 
 
 @pytest.mark.parametrize("fault", ["unclipped", "clipped-after-mean"])

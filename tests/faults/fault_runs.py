@@ -10,8 +10,9 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ ONE_MODEL = 'mode = "one-run"\nnum_canaries = 32\nmethods = []'
 POOLS = {
     "serial": '"serial"',
     "processes": '{kind = "processes", num_workers = 2}',
-    "ray": '{kind = "ray", num_cpus = 0.5, max_retries = 1}',
+    "ray": '{kind = "ray", num_cpus = 0.5}',
 }
 MODES = ("one-run", "paper", "end-to-end", "final-model", *POOLS)
 
@@ -84,6 +85,18 @@ class FaultyRun:
 
     def __init__(self, process: subprocess.Popen[str], mark: str) -> None:
         self.process, self._mark = process, mark
+        self._watched: dict[int, str] = {}  # descriptors of processes, and their commands
+        self._said = ""
+
+    def watch(self) -> None:
+        """Note all processes that the run has started: some of Ray's overwrite their environment."""
+        for number in _descendants(self.process.pid):
+            self._watch(number)
+
+    def _watch(self, number: int) -> None:
+        with suppress(OSError):
+            command = _command(Path(f"/proc/{number}"))
+            self._watched[os.pidfd_open(number)] = command
 
     def wait_until(self, is_there: Callable[[], bool]) -> None:
         """Look often until something is there; an end of the run before is a mistake."""
@@ -93,10 +106,25 @@ class FaultyRun:
                 _, said = self.process.communicate()
                 raise AssertionError(f"The run ended before the fault: {said}")
 
+    def wait_for(self, word: str) -> int:
+        """Return a process of the run whose command contains the word, as soon as there is one."""
+        self.wait_until(lambda: bool(self.processes(word)))
+        found = self.processes(word)
+        return found[0] if found else self.wait_for(word)
+
+    def wait_for_line(self, words: str) -> None:
+        """Read standard error up to a line that contains these words."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._said += line
+            if words in line:
+                return
+        raise AssertionError(f"The run ended before it said {words!r}: {self._said}")
+
     def end(self) -> tuple[int, str, str]:
         """Wait for its end; return status, standard output and standard error."""
-        printed, said = self.process.communicate(timeout=120)
-        return self.process.returncode, printed, said
+        printed, said = self.process.communicate(timeout=280)
+        return self.process.returncode, printed, self._said + said
 
     def processes(self, word: str = "") -> list[int]:
         """Return the living processes of the run, except itself, whose command contains the word."""
@@ -104,35 +132,43 @@ class FaultyRun:
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 is_its = f"{MARK}={self._mark}".encode() in (folder / "environ").read_bytes()
-                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if is_its and word in command and int(folder.name) != self.process.pid:
+                if is_its and word in _command(folder) and int(folder.name) != self.process.pid:
                     found.append(int(folder.name))
         return found
 
     def require_gone(self) -> None:
         """Raise unless every process of the run ends within ten seconds."""
         for number in self.processes():
-            with suppress(ProcessLookupError), _watched(number) as descriptor:
-                ended, _, _ = select.select([descriptor], [], [], 10)
-                if not ended:
-                    command = Path(f"/proc/{number}/cmdline").read_text()
-                    raise AssertionError(f"{command!r} is left behind.")
+            self._watch(number)
+        left, until = dict(self._watched), time.monotonic() + 10
+        while left:
+            ended, _, _ = select.select(left, [], [], max(0.0, until - time.monotonic()))
+            assert ended, f"These are left behind: {list(left.values())}"
+            for descriptor in ended:
+                del left[descriptor]
 
     def kill_all(self) -> None:
         """End whatever a failed test left."""
         for number in (self.process.pid, *self.processes()):
             with suppress(ProcessLookupError):
                 os.kill(number, signal.SIGKILL)
+        for descriptor in self._watched:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            os.close(descriptor)
         self.process.communicate()
 
 
-@contextmanager
-def _watched(number: int) -> Iterator[int]:
-    descriptor = os.pidfd_open(number)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def _command(folder: Path) -> str:
+    return (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+def _descendants(process: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for path in Path(f"/proc/{process}/task").glob("*/children"):
+            found += map(int, path.read_text().split())
+    return found + [one for child in found for one in _descendants(child)]
 
 
 def num_kept(folder: Path) -> int:

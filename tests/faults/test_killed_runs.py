@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from dpaudit.cli._app import app
 pytestmark = pytest.mark.long
 Begin = Callable[..., FaultyRun]
 NUM_MOMENTS = int(os.environ.get("DPAUDIT_TEST_MOMENTS", "1"))
-WORKERS = {"processes": "worker_main", "ray": "ray::"}
+# "ray::" alone would also find agents of Ray, whose end is that of the whole cluster
+WORKERS = {"processes": "worker_main", "ray": "ray::_call"}
 
 
 def finished(config: Path, folder: Path, mode: str) -> None:
@@ -51,17 +54,20 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
 
 def begun(begin: Begin, mode: str, folder: Path, moment: int, **options: Any) -> tuple[FaultyRun, Path]:
-    """Start a run and return it at a random moment after its first checkpoint or trial."""
+    """Start a run and return it at a random moment; of five moments, one is before the first checkpoint."""
     config = folder / "config.toml"
     config.write_text(config_of(mode, folder / "run"))
     run = begin(config, **options)
     rng = random.Random(f"{mode} {moment}")
-    if mode in POOLS:
+    if moment % 5 == 4:
+        run.wait_until((folder / "run" / "config.json").exists)
+    elif mode in POOLS:
         wanted = rng.randint(1, 160)
         run.wait_until(lambda: num_kept(folder / "run") >= wanted)
     else:
         for _ in range(rng.randint(1, 15)):
             wait_for_new(run, folder / "run" / "checkpoint.pt")
+    run.watch()
     return run, config
 
 
@@ -96,7 +102,7 @@ def test_a_signal_at_any_moment(
     else:
         assert status == 128 + number
         last = said.splitlines()[-1]
-        assert last.startswith(f"dpaudit: Interrupted by {number.name} at ")
+        assert last.startswith(f"dpaudit: Interrupted by {number.name}")
         assert f"kept in {tmp_path / 'run'}: run the same command again to resume." in last
         assert "Traceback" not in said
     require_same(tmp_path / "run", undisturbed(mode), config, mode)
@@ -104,11 +110,13 @@ def test_a_signal_at_any_moment(
 
 @pytest.mark.parametrize("mode", POOLS)
 def test_two_signals_end_a_run_at_once(mode: str, begin: Begin, undisturbed: Any, tmp_path: Path) -> None:
-    run, config = begun(begin, mode, tmp_path, 99)
+    run, config = begun(begin, mode, tmp_path, 98)
     run.process.send_signal(signal.SIGINT)
+    run.wait_for_line("a second signal stops at once")  # two pending signals would become one
     run.process.send_signal(signal.SIGINT)
-    status, _, _ = run.end()
+    status, _, said = run.end()
     assert status == 130
+    assert "Traceback" not in said
     run.require_gone()
     require_same(tmp_path / "run", undisturbed(mode), config, mode)
 
@@ -119,8 +127,8 @@ def test_a_killed_worker_changes_nothing(
     mode: str, moment: int, begin: Begin, undisturbed: Any, tmp_path: Path
 ) -> None:
     run, config = begun(begin, mode, tmp_path, moment)
-    for worker in run.processes(WORKERS[mode])[:1]:
-        os.kill(worker, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # it may have ended by itself in between
+        os.kill(run.wait_for(WORKERS[mode]), signal.SIGKILL)
     status, _, said = run.end()
     assert status in (0, 1, 3), said
     run.require_gone()
@@ -133,8 +141,7 @@ def test_a_lost_cluster_ends_the_run_with_4_and_the_same_command_resumes_it(
     helper: str, moment: int, begin: Begin, undisturbed: Any, tmp_path: Path
 ) -> None:
     run, config = begun(begin, "ray", tmp_path, moment)
-    (killed, *_) = run.processes(helper)
-    os.kill(killed, signal.SIGKILL)
+    os.kill(run.wait_for(helper), signal.SIGKILL)
     status, printed, said = run.end()
     assert (status, printed) == (4, ""), said
     assert "could not be completed: The Ray cluster was lost: " in said.splitlines()[-1]
@@ -142,6 +149,20 @@ def test_a_lost_cluster_ends_the_run_with_4_and_the_same_command_resumes_it(
     assert "Traceback" in (tmp_path / "run" / "dpaudit-error.txt").read_text()
     run.require_gone()
     require_same(tmp_path / "run", undisturbed("ray"), config, "ray")
+
+
+@pytest.mark.parametrize("moment", range(NUM_MOMENTS))
+@pytest.mark.parametrize("mode", MODES)
+def test_a_disk_that_fills_up_at_any_moment_is_a_fault_of_the_machine(
+    mode: str, moment: int, begin: Begin, undisturbed: Any, tmp_path: Path
+) -> None:
+    run, config = begun(begin, mode, tmp_path, moment)
+    resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    status, printed, said = run.end()
+    assert (status, printed) == (4, ""), said
+    assert "could not be completed: Cannot write " in said
+    run.require_gone()
+    require_same(tmp_path / "run", undisturbed(mode), config, mode)
 
 
 # the logs of Ray would not fit, and all files of a final model would fit into the larger size

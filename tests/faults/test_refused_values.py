@@ -14,13 +14,15 @@ import torch
 
 from dpaudit import Claim, Gaussian, Guesses, Observations, Recorder, audit
 from dpaudit._validate import percent
-from dpaudit.accounting import _pld
+from dpaudit.accounting import _losses
+from dpaudit.canaries import Mixture
 from dpaudit.cli import _formats
 from dpaudit.cli._formats import Columns
 from dpaudit.cli._scores_command import ScoreFiles
 from dpaudit.diagnostics import Diagnostics
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import WithBlock
+from dpaudit.observers.step import observe_step
 from dpaudit.recording import LikelihoodRatios
 from dpaudit.stats import Bound, Estimate, Power, ThresholdRule
 from dpaudit.stats._result import ClaimPart
@@ -112,7 +114,7 @@ def test_an_accountant_that_overflows_is_quoted() -> None:
 
 
 def test_a_claim_whose_losses_do_not_fit_into_memory_is_refused(monkeypatch: Any) -> None:
-    monkeypatch.setattr(_pld, "_MOST_LOSSES", 1_000)
+    monkeypatch.setattr(_losses, "_MOST_LOSSES", 1_000)
     claim = Claim.dpsgd(noise_multiplier=1.0, sample_rate=0.0123, num_steps=100, delta=1e-5)
     with pytest.raises(InputError, match=r"that dp-accounting supports, got .* and sample_rate=0\.0123"):
         _ = claim.epsilon
@@ -229,3 +231,32 @@ def test_a_python_2_header_is_read_without_a_warning(tmp_path: Path) -> None:
     path.write_bytes(file.getvalue().replace(b"(30,), }  ", b"(30L,), } "))
     sides = ScoreFiles(None, path, path, Columns())
     assert sides.read(normalized=False).with_canary.size == 30
+
+
+def test_scores_of_all_steps_fit_into_memory_before_the_first_is_recorded() -> None:
+    claim = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+    with pytest.raises(InputError, match=r"num_steps=1000000000 x num_canaries=1000000 to fit into memory"):
+        Recorder(claim=claim, num_steps=10**9, num_canaries=10**6)
+    recorder = Recorder(claim=claim, num_steps=10**12)
+    with pytest.raises(InputError, match=r"num_steps=1000000000000 x num_canaries=1000 to fit into memory"):
+        recorder.record(np.zeros(1_000), np.zeros(1_000, bool))
+
+
+@pytest.mark.parametrize(("num_steps", "num_canaries"), [(20, 10**10), (10**11, 40)])
+def test_steps_and_canaries_of_a_step_function_fit_into_memory(num_steps: int, num_canaries: int) -> None:
+    with pytest.raises(InputError, match=f"num_canaries={num_canaries}.* to fit into memory"):
+        observe_step(
+            lambda rows: np.asarray(rows).sum(axis=0),
+            np.zeros((0, 80)),
+            claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5),
+            max_grad_norm=1.0,
+            num_steps=num_steps,
+            num_canaries=num_canaries,
+        )
+
+
+def test_the_steps_that_count_are_counted_without_visiting_them() -> None:
+    canary = Mixture()
+    for number in (0, 1, 7, 50, 333):
+        assert canary.num_counted(number) == sum(canary.is_counted(index) for index in range(number))
+    assert 0 < canary.num_counted(10**15) < 10**15

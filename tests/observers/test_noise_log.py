@@ -1,5 +1,7 @@
 """Recorders of observers keep the noise that a library added, and nothing else; its faults are found."""
 
+from dataclasses import replace
+
 import numpy as np
 import optax
 import pytest
@@ -298,11 +300,11 @@ def test_a_recorder_of_no_noise_says_so():
 
 def test_a_finished_training_of_opacus_is_judged_and_tested_alike_after_a_look():
     seen, unseen = (observed(Optimizer, 30, is_planned=False)[1] for _ in range(2))
-    before = unseen.audit().to_dict()
+    before = replace(unseen.audit(), times=None).to_dict()
     seen._repr_html_()
     seen.live()
     seen.trajectory()
-    assert seen.audit().to_dict() == before
+    assert replace(seen.audit(), times=None).to_dict() == before
     assert seen.diagnose() == unseen.diagnose()
 
 

@@ -1,5 +1,7 @@
 """The recorder of canaries that a sampler draws, alone: so many correct runs that its error rate shows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from statistical_limits import least_caught, most_flagged
@@ -69,7 +71,7 @@ def test_a_run_goes_on_from_its_state_with_the_draws_that_were_seen():
     whole, rng = recorded(0), np.random.default_rng(0)
     again = observing(np.zeros(CANARIES, bool))
     again.load_state_dict(whole.state_dict())
-    assert again.audit().to_dict() == whole.audit().to_dict()
+    assert replace(again.audit(), times=None).to_dict() == replace(whole.audit(), times=None).to_dict()
     again.record(rng.normal(0.0, 0.5, CANARIES), np.zeros(CANARIES, bool))
     assert again.num_done == STEPS + 1
     assert again._joined.count == whole._joined.count

@@ -1,11 +1,15 @@
 """The recorder keeps every score once, and its live bound is the bound of the audit, at every moment."""
 
+import json
+
 import numpy as np
 import pytest
 from statistical_limits import LEVEL, most_flagged
 
 import dpaudit
+from dpaudit import _provenance
 from dpaudit.recording import NoiseLog, UntestedError, WholeRunRecorder
+from dpaudit.report import Run
 
 CLAIM = dpaudit.Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
 
@@ -23,6 +27,26 @@ def test_the_live_bound_of_a_finished_run_is_the_bound_of_its_audit():
     recorder = recorder_of(200, 32, 1.0, seed=0)
     assert recorder.live().epsilon == pytest.approx(recorder.audit().bound.epsilon, rel=1e-9)
     assert recorder.live().claimed_epsilon == CLAIM.epsilon
+
+
+def test_the_json_of_an_audit_says_where_its_numbers_come_from_and_only_that_asks_git(monkeypatch):
+    asked = []
+    state = {"commit": "abc", "dirty": True}
+    monkeypatch.setattr(_provenance, "git_state", lambda folder=None: asked.append(folder) or state)
+    for recorder in (recorder_of(20, 8, 1.0, 0), whole_run(40)):
+        result = recorder.audit()
+        assert not asked
+        found = json.loads(json.dumps(result.to_dict()))["provenance"]
+        assert found["git"] == state
+        assert found["packages"]["dpaudit"] == dpaudit.__version__
+        assert found["python"]
+        assert found["platform"]
+        assert found["started"].endswith("+00:00")
+        assert found["seconds"] >= 0
+        assert Run.of(result, name="a").provenance["git.commit"] == "abc"
+        assert len(asked) == 1
+        asked.clear()
+    assert "provenance" not in dpaudit.audit(recorder.observations, claim=CLAIM).to_dict()
 
 
 def test_an_epsilon_is_no_claim_of_steps():
@@ -176,6 +200,9 @@ def test_a_recorder_keeps_copies():
         ([0.1, np.nan], [True, False], r"step 1, got scores\[1\]=nan"),
         ([0.1, 0.2, 0.3], [True, False, True], r"each of 2 canaries in step 1"),
         ([0.1, 0.2], [True], r"shapes \(2,\) and \(1,\)"),
+        ([0.1, 0.2], [0.7, 1.0], "present to hold only 0 and 1"),
+        ([0.1, 0.2], ["no", "yes"], "present to be numbers, got an array of type <U3"),
+        ([0.1, 0.2], np.ma.masked_array([0, 1], [0, 1]), "present to be a plain array, got a masked array"),
     ],
 )
 def test_a_step_that_cannot_be_recorded_gets_a_sentence_and_leaves_the_rest(scores, present, sentence):
@@ -184,6 +211,20 @@ def test_a_step_that_cannot_be_recorded_gets_a_sentence_and_leaves_the_rest(scor
     with pytest.raises(dpaudit.InputError, match=sentence):
         recorder.record(scores, present)
     assert recorder.num_done == 1
+
+
+def test_presence_may_be_numbers_0_and_1_everywhere():
+    flags, scores = np.asarray([False, True, True, False]), np.asarray([0.2, 1.1, 0.7, -0.3])
+    for present in (flags, flags.astype(np.int64), flags.astype(float)):
+        recorder = dpaudit.Recorder(claim=CLAIM, num_steps=10)
+        recorder.record(scores, present)
+        assert recorder.state_dict()["present"].tolist() == [flags.tolist()]
+        whole = WholeRunRecorder(present, noise_multiplier=1.0, sample_rate=0.5, num_steps=1, delta=1e-5)
+        assert whole.present.tolist() == flags.tolist()
+        whole.record(scores)
+        assert whole.observations.with_canary.size == 2
+    with pytest.raises(dpaudit.InputError, match="present to hold only 0 and 1"):
+        WholeRunRecorder(2 * flags, noise_multiplier=1.0, sample_rate=0.5, num_steps=1, delta=1e-5)
 
 
 def test_a_recorder_without_a_step_says_so():

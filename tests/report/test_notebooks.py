@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def test_showing_a_finished_recorder_does_not_change_its_verdict() -> None:
     seen.trajectory()
     seen.live()
     seen.curve()
-    assert seen.audit().to_dict() == unseen.audit().to_dict()
+    assert replace(seen.audit(), times=None).to_dict() == replace(unseen.audit(), times=None).to_dict()
 
 
 def test_a_result_draws_its_curves_and_its_region() -> None:

@@ -64,12 +64,13 @@ def steps(mu: float, num_steps: int, num_canaries: int, *, normalized: bool) -> 
 
 
 def recorded(mu: float, num_steps: int, num_canaries: int, lengths: tuple[float, ...]) -> Audit:
-    """Canaries of different lengths, in units of their own length."""
+    """Canaries of different lengths, in units of their own; as power depends on them, all runs share them."""
+    length = np.resize(lengths, num_canaries)
 
     def audit(parameter: float, rng: np.random.Generator) -> dpaudit.Result:
         recorder = Recorder(claim=gaussian_claim(mu), num_steps=num_steps, coupled=True, signal=1.0)
         for _ in range(num_steps):
-            present, length = rng.random(num_canaries) < 0.5, rng.choice(lengths, num_canaries)
+            present = rng.random(num_canaries) < 0.5
             noise = rng.standard_normal(num_canaries) / (parameter * length)
             recorder.record(present + noise, present, lengths=length)
         return recorder.audit()

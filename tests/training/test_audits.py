@@ -174,7 +174,7 @@ def test_the_second_batch_is_independent_also_if_audit_and_training_have_the_sam
     options = {"noise_multiplier": 1.0, "sample_rate": 0.02, "build": hundred_parameters}
     train(hook, num_steps=1000, seed=7, **options)
     seen = hook.recorder.observations
-    correlation = np.corrcoef(seen.with_canary, seen.without_canary)[0, 1]
+    correlation = np.corrcoef(seen.with_canary.ravel(), seen.without_canary.ravel())[0, 1]
     assert abs(correlation) < room(1 / np.sqrt(seen.with_canary.size))
 
 

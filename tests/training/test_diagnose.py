@@ -8,6 +8,7 @@ from digits_training import dpsgd_training, finished
 from statistical_limits import LEVEL, most_flagged
 
 from dpaudit import InputError, Verdict
+from dpaudit.diagnostics._sum_checks import StepSum
 from dpaudit.training import Diagnose, GaussianSum, OneRun, Training, faults
 from dpaudit.training.gradients import flat_parameters
 from dpaudit.training.models import mlp
@@ -102,6 +103,25 @@ def test_a_diagnosis_goes_on_after_a_checkpoint(train):
     resumed.load_state_dict(stopped.state_dict())
     finished(resumed)
     assert second.diagnose() == whole.diagnose() != first.diagnose()
+
+
+def test_what_sums_showed_before_a_checkpoint_is_not_forgotten(train):
+    first, second = Diagnose(), Diagnose()
+    stopped = train(first, num_steps=4, build=small, **NOISE)
+    first.sums.observe(StepSum(norm=9.0, limit=3.0, rows=3, max_grad_norm=1.0))
+    first.sums.observe_change(2.0, 1.0, is_scaled=True)
+    first.sums.skip()
+    resumed = dpsgd_training(second, build=small, data=stopped.data, num_steps=4, **NOISE)
+    state = stopped.state_dict()
+    resumed.load_state_dict(state)
+    assert second.diagnose() == first.diagnose()
+    assert "sum-norm" in names(second)
+    saved = second.state_dict()
+    del saved["step_sums"]  # as of version 0.1
+    second.load_state_dict(saved)
+    assert "sum-norm" not in names(second)
+    with pytest.raises(InputError, match="the sums of steps that was created in the same way, got a damaged"):
+        second.load_state_dict({**saved, "step_sums": {"num_steps": 3}})
 
 
 def test_of_a_large_model_a_thousand_coordinates_are_kept_and_the_largest_noise_of_all(train):

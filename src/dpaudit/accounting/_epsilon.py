@@ -148,14 +148,12 @@ def cubic(values: FloatArray, at: FloatArray) -> tuple[FloatArray, FloatArray]:
     The error is less than the difference to the parabolas through three of the four points, if the function
     is smooth on the scale of the lattice.
     """
-    best = _lagrange(values, at, range(4))
-    parabolas = [_lagrange(values, at, nodes) for nodes in (range(3), range(1, 4))]
-    return best, np.maximum(*(np.abs(best - other) for other in parabolas))
+    first, second, third = values[1] - values[0], *(_difference(values, order) for order in (2, 3))
+    best = values[0] + at * (first + (at - 1) / 2 * (second + (at - 2) / 3 * third))
+    # a parabola and the cubic differ by the cubic term, which vanishes at the three points of the parabola
+    return best, np.abs(third * (at - 1) * (at - 2)) / 6 * np.maximum(np.abs(at), np.abs(at - 3))
 
 
-def _lagrange(values: FloatArray, at: FloatArray, nodes: range) -> FloatArray:
-    total = np.zeros_like(at)
-    for i in nodes:
-        others = [j for j in nodes if j != i]
-        total += values[i] * np.prod([(at - j) / (i - j) for j in others], axis=0)
-    return total
+def _difference(values: FloatArray, order: int) -> FloatArray:
+    """Return the first forward difference of an order of at least 2."""
+    return np.asarray(np.diff(values[: order + 1], order, axis=0)[0])

@@ -15,6 +15,7 @@ import numpy as np
 from scipy import fft
 
 from dpaudit._types import FloatArray
+from dpaudit.accounting._losses import power
 from dpaudit.stats.tradeoffs._attack import Attack
 
 _NODES = 6001  # of the noise of one step
@@ -91,7 +92,7 @@ class _StepRatio:
         """Return edges of cells, with the probabilities that the sum over the steps is above."""
         start = float(self.values.min())
         step = _spread_over_cells((self.values - start) / width, self.masses, cells)
-        total = fft.irfft(fft.rfft(step) ** num_steps, cells)
+        total = fft.irfft(power(fft.rfft(step), num_steps), cells)
         # the cells are those around the mean; the transform wraps all others around
         numbers = round(num_steps * (self.mean - start) / width) - cells // 2 + np.arange(cells)
         masses = np.maximum(total[numbers % cells], 0.0)

@@ -13,7 +13,7 @@ from dpaudit import _validate
 from dpaudit._types import FloatArray
 from dpaudit.accounting._epsilon import cubic, training_epsilon
 from dpaudit.accounting._log_ratios import log_ratio_attack
-from dpaudit.accounting._pld import composed, profile
+from dpaudit.accounting._pld import composed
 from dpaudit.stats.tradeoffs import Gaussian, TradeOff
 from dpaudit.stats.tradeoffs._attack import Attack, sampled_attack
 from dpaudit.stats.tradeoffs._families import approximate_fnr
@@ -99,13 +99,15 @@ class SubsampledGaussian(TradeOff):
         """Return the parameter at which the interpolated curve passes through each point, by bisection."""
         target = np.log(mu)
         first, levels = self._enclosing(fpr, target, np.log(self._clt_guess(mu)) / _STEP)
-        last = first + len(levels) - 1
-        low, high = np.ones(fpr.size), np.full(fpr.size, float(last - first - 1))
-        for _ in range(50):
+        # levels increase, and at the lattice they are those of the interpolated curve
+        cell = np.clip((levels[1:-1] < target).sum(axis=0) - 1, 0, len(levels) - 4)
+        nearest = np.stack([np.take_along_axis(levels, cell[None] + i, axis=0)[0] for i in range(4)])
+        low, high = np.ones(fpr.size), np.full(fpr.size, 2.0)
+        for _ in range(45):
             middle = (low + high) / 2
-            below = _interpolated(levels, middle) < target
+            below = np.add(*cubic(nearest, middle)) < target
             low, high = np.where(below, middle, low), np.where(below, high, middle)
-        return np.where(target > levels[1], np.exp((first + low) * _STEP), 0.0)
+        return np.where(target > levels[1], np.exp((first + cell + low) * _STEP), 0.0)
 
     def _enclosing(self, fpr: FloatArray, target: FloatArray, guesses: FloatArray) -> tuple[int, FloatArray]:
         """Return the first of a range of curves with their levels, between which all targets are.
@@ -164,24 +166,16 @@ def _equivalent_mu(fpr: FloatArray, fnr: FloatArray) -> FloatArray:
     return np.minimum(Gaussian().parameter(fpr, fnr), 1e3)
 
 
-def _interpolated(levels: FloatArray, positions: FloatArray) -> FloatArray:
-    """Interpolate each column at its own position."""
-    first = np.clip(np.floor(positions).astype(np.int64) - 1, 0, len(levels) - 4)
-    columns = np.arange(levels.shape[1])
-    best, off = cubic(np.stack([levels[first + i, columns] for i in range(4)]), positions - first)
-    return best + off
-
-
 @lru_cache(maxsize=512)
 def _exact_curve(noise: float, sample_rate: float, num_steps: int) -> LineEnvelope:
     """Return lines at evenly spaced epsilons from 0 to where delta vanishes: slopes grow geometrically."""
-    pld = composed(noise, sample_rate, num_steps)
-    largest = pld.get_epsilon_for_delta(1e-12)
+    directions = composed(noise, sample_rate, num_steps)
+    largest = max(one.epsilon(1e-12) for one in directions)
     if not 0 < largest < math.inf:
-        largest = max(pld.get_epsilon_for_delta(1e-9), 1e-6)
+        largest = max(*(one.epsilon(1e-9) for one in directions), 1e-6)
     # e^700 is about the steepest slope a float can represent; omitting lines only makes the curve leakier
     epsilons = np.linspace(0.0, min(largest, 700.0), _NUM_LINES)
-    deltas = np.clip(profile(noise, sample_rate, num_steps, epsilons), 0.0, 1.0)
+    deltas = np.max([one.deltas(epsilons) for one in directions], axis=0)
     return LineEnvelope.of(epsilons, deltas)
 
 
@@ -190,10 +184,10 @@ def _paper_curve(
     noise: float, sample_rate: float, num_steps: int, num_lines: int, line_delta: float
 ) -> LineEnvelope:
     """Return the lines of Algorithm 4, one for each of ``num_lines`` deltas."""
-    pld = composed(noise, sample_rate, num_steps)
+    directions = composed(noise, sample_rate, num_steps)
     lowest = math.log(line_delta / (1 - line_delta))
     deltas = special.expit(np.linspace(lowest, -lowest, num_lines))
-    epsilons = np.asarray([max(pld.get_epsilon_for_delta(delta), 0.0) for delta in deltas])
+    epsilons = np.asarray([max(one.epsilon(delta) for one in directions) for delta in deltas])
     return LineEnvelope.of(epsilons, deltas)
 
 

@@ -224,6 +224,12 @@ class GradientCanary(ABC):
         """Return whether the scores of step ``index`` count for the bound."""
         return True
 
+    def num_counted(self, num_steps: int) -> int:
+        """Return how many of the first steps count for the bound."""
+        if type(self).is_counted is GradientCanary.is_counted:
+            return num_steps
+        return sum(map(self.is_counted, range(num_steps)))
+
     def may_join(self, index: int, num_canaries: int) -> BoolArray | None:  # noqa: ARG002
         """Return which canaries may be present in step ``index``; None if all may."""
         return None

@@ -75,6 +75,10 @@ class Mixture(GradientCanary):
     def is_counted(self, index: int) -> bool:
         return not self.short or index % _PERIOD not in (_WITHOUT, _SHORT_ONLY)
 
+    def num_counted(self, num_steps: int) -> int:
+        whole, rest = divmod(num_steps, _PERIOD)
+        return whole * super().num_counted(_PERIOD) + super().num_counted(rest)
+
     def may_join(self, index: int, num_canaries: int) -> BoolArray | None:
         if self.is_counted(index):
             return None

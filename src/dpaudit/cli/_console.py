@@ -105,6 +105,12 @@ def working(text: str) -> Iterator[None]:
 class SentenceErrorGroup(TyperGroup):
     """A group of commands that reports errors as sentences instead of tracebacks."""
 
+    def main(self, args: Any = None, *others: Any, **options: Any) -> Any:
+        with concluding(tuple(sys.argv[1:] if args is None else args)):
+            # Outside of the methods below, typer catches interrupts: it returns 130, whatever the signal.
+            if super().main(args, *others, **{**options, "standalone_mode": False}) is not None:
+                raise KeyboardInterrupt
+
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
         words = tuple(args)
         with concluding(words), _decided():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
 import tempfile
@@ -24,7 +25,6 @@ BAD_INPUT: Final = 2
 UNDERPOWERED: Final = 3
 INCOMPLETE: Final = 4
 _BROKEN_PIPE: Final = 128 + signal.SIGPIPE
-_LONGEST = 600  # characters of a reason, which may quote a file
 _ALSO = "_dpaudit_values"  # attribute of an exception: finished results to print beside the error
 
 
@@ -61,7 +61,7 @@ def including(values: Mapping[str, Any]) -> Iterator[None]:
 def conclude(error: BaseException, words: Sequence[str]) -> int:
     """Print what ended a command as a sentence, and return its exit status."""
     number = _faults.requested() or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
-    if isinstance(error, BrokenPipeError) and number is None:
+    if isinstance(error, BrokenPipeError) and number is None and _is_reader_gone():
         _discard_output()
         return _BROKEN_PIPE
     path = None
@@ -72,6 +72,7 @@ def conclude(error: BaseException, words: Sequence[str]) -> int:
     else:
         status, path = INCOMPLETE, _write_traceback(error)
         sentence = _incomplete(error, path)
+    sentence = shortened(sentence)
     if "--json" in (words[: words.index("--")] if "--" in words else words):
         _print_json(error, sentence, status)
     _print(sentence)
@@ -86,7 +87,8 @@ def conclude(error: BaseException, words: Sequence[str]) -> int:
 
 def _is_bad_input(error: BaseException) -> bool:
     if isinstance(error, OSError):
-        return _faults.is_about_input(error) and error.filename is not None
+        is_about_path = _faults.is_about_input(error) and error.filename is not None
+        return is_about_path and _faults.machine_fault(error) is None
     return isinstance(error, DpauditError) and not isinstance(error, IncompleteError)
 
 
@@ -94,17 +96,15 @@ def _described(error: BaseException) -> str:
     if isinstance(error, DpauditError):
         return str(error)
     if isinstance(error, OSError):
-        return f"Cannot read or write {error.filename or 'standard output'}: {error.strerror or error}."
+        place = error.filename or ("a pipe" if isinstance(error, BrokenPipeError) else "standard output")
+        return f"Cannot read or write {place}: {error.strerror or error}."
     lines = str(error).strip().splitlines()
     return f"dpaudit failed with {type(error).__name__}{f': {lines[0]}' if lines else ''}"
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, MemoryError | RuntimeError) and (fault := _faults.machine_fault(error)) is not None:
-        text = fault
-    else:
-        text = _described(error).rstrip(".")
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    fault = None if isinstance(error, DpauditError | OSError) else _faults.machine_fault(error)
+    return fault or _described(error).rstrip(".")
 
 
 def _incomplete(error: BaseException, path: Path | None) -> str:
@@ -129,6 +129,8 @@ def _interrupted(error: BaseException, number: int) -> str:
         start += f", but the last state could not be saved: {_reason(error)}"
     if folder is None:
         return f"{start}; nothing is kept: run the same command again to start over."
+    if not _faults.is_work_resumed():
+        return f"{start}; finished work is kept in {folder}, but the same command starts over."
     return f"{start}; finished work is kept in {folder}: run the same command again to resume."
 
 
@@ -158,7 +160,7 @@ def _print(sentence: str) -> None:
     # the sentence may quote a file that contains terminal control sequences
     shown = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in sentence)
     with suppress(Exception):
-        sys.stderr.write(f"dpaudit: {shortened(shown)}\n")
+        sys.stderr.write(f"dpaudit: {shortened(shown)}\n")  # again: what replaces a character is longer
         sys.stderr.flush()
 
 
@@ -166,6 +168,17 @@ def _print_json(error: BaseException, sentence: str, status: int) -> None:
     values = {**getattr(error, _ALSO, {}), "error": sentence, "exit_status": status}
     with suppress(Exception):
         sys.stdout.write(json.dumps(values, indent=2) + "\n")
+
+
+def _is_reader_gone() -> bool:
+    """Return whether the reader of standard output or standard error has left: other pipes break, too."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # it may have no descriptor
+            poll = select.poll()
+            poll.register(stream.fileno(), 0)  # only errors, of which a missing reader is one
+            if poll.poll(0):
+                return True
+    return False
 
 
 def _discard_output() -> None:

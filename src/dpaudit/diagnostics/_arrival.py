@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.diagnostics._clipping_causes import CanaryBatch, clipping_cause, skipped_rows
@@ -206,7 +206,7 @@ def arrival_results(
     if cells:
         slack = max(_ROUNDING, _ROUNDINGS * eps)
         worst = max(cells, key=lambda cell: _exceeding(cell, slack))
-        p_value = min(1.0, len(cells) * float(stats.norm.sf(_exceeding(worst, slack))))
+        p_value = min(1.0, len(cells) * float(scipy.stats.norm.sf(_exceeding(worst, slack))))
         sentence = worst.sentence(shapes, names)
         cause = ""
         if p_value <= _SUSPICIOUS and worst.has_shift:
@@ -298,7 +298,7 @@ class StepEnergies:
         if min(one, other) <= 0:
             return 0.0 if max(one, other) > 0 else 1.0
         ratio = one / other
-        tail = stats.f.sf(ratio, *freedom), stats.f.cdf(ratio, *freedom)
+        tail = scipy.stats.f.sf(ratio, *freedom), scipy.stats.f.cdf(ratio, *freedom)
         return min(1.0, 2 * float(min(tail)))
 
     def _freedom(self, chosen: BoolArray) -> float:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from dpaudit._types import FloatArray, IntArray, ScoreArray
 from dpaudit.diagnostics._dependence_tests import MAX_LAG, segments
@@ -44,7 +44,7 @@ def noise_by_batch(record: NoiseRecord) -> Check | None:
         if np.count_nonzero(is_given) >= _MIN_STEPS:
             score = _block_correlation(energies[is_given], given[is_given])
             if score is not None:
-                found.append((2 * float(stats.norm.sf(abs(score[0]))), name, score[1]))
+                found.append((2 * float(scipy.stats.norm.sf(abs(score[0]))), name, score[1]))
     if not found:
         return None
     p_value, name, estimate = min(found)
@@ -59,14 +59,14 @@ def noise_by_batch(record: NoiseRecord) -> Check | None:
 
 def _block_correlation(energies: FloatArray, given: FloatArray) -> tuple[float, float] | None:
     """Return the standardized covariance of ranks within blocks, and their correlation; None if constant."""
-    ranks = stats.rankdata(given)
+    ranks = scipy.stats.rankdata(given)
     covariance = variance = left = right = 0.0
     end = energies.size // _BLOCK * _BLOCK
     for part in (slice(0, end), slice(end, energies.size)):  # whole blocks, and the rest
         size = min(_BLOCK, energies[part].size)
         if size < 3:
             continue
-        own = stats.rankdata(energies[part].reshape(-1, size), axis=1)
+        own = scipy.stats.rankdata(energies[part].reshape(-1, size), axis=1)
         own -= own.mean(axis=1, keepdims=True)
         other = ranks[part].reshape(-1, size)
         other = other - other.mean(axis=1, keepdims=True)

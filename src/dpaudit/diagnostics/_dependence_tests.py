@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from scipy import fft, linalg, stats
+import scipy
+from scipy import fft, linalg
 
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.diagnostics._noise_record import NoiseRecord
@@ -265,7 +266,7 @@ def _mean_p_value(blocks: FloatArray, resolution: float) -> float:
     within = float(blocks.var(axis=1, ddof=1).mean())
     between = num_rows * float((np.maximum(means - resolution, 0.0) ** 2).mean())
     freedom = num_blocks * width
-    return float(stats.f.sf(between / max(within, 1e-300), freedom, freedom * (num_rows - 1)))
+    return float(scipy.stats.f.sf(between / max(within, 1e-300), freedom, freedom * (num_rows - 1)))
 
 
 def scaled_noise(record: NoiseRecord) -> FloatArray:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from dpaudit import _validate
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
@@ -78,7 +78,7 @@ class Amount:
 def noise_amount(record: NoiseRecord, confidence: float) -> Amount:
     """Return the amount of noise with its chi-square confidence interval."""
     tail = (1 - confidence) / 2
-    low, high = (record.energy / float(stats.chi2.isf(q, record.count)) for q in (tail, 1 - tail))
+    low, high = (record.energy / float(scipy.stats.chi2.isf(q, record.count)) for q in (tail, 1 - tail))
     return Amount(
         ratio=math.sqrt(record.energy / record.count),
         low=math.sqrt(low),
@@ -118,7 +118,7 @@ def _trend(record: NoiseRecord) -> str:
     first, last = (float(np.sqrt(part.mean() / record.energies.size)) for part in ends)
     if energies.size < _MIN_TREND or min(first, last) == 0 or abs(last - first) < _TREND * max(first, last):
         return ""
-    order = stats.spearmanr(np.arange(energies.size), energies)
+    order = scipy.stats.spearmanr(np.arange(energies.size), energies)
     if abs(order.statistic) < _STEADY:  # single steps, or some of them, lack noise
         return ""
     change = "shrinks" if last < first else "grows"

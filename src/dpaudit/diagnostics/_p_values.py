@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special, stats
+import scipy
+from scipy import special
 
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray, ScoreArray
 
@@ -82,7 +83,7 @@ def claim_p_value(energy: ArrayLike, count: ArrayLike, resolution: float = RESOL
     """Return the probability that ``count`` squared standard normal numbers sum to ``energy`` or less."""
     number = np.asarray(count, dtype=np.float64)
     highest = (np.sqrt(energy) + resolution * np.sqrt(number)) ** 2
-    return np.asarray(stats.chi2.cdf(highest, number), dtype=np.float64)
+    return np.asarray(scipy.stats.chi2.cdf(highest, number), dtype=np.float64)
 
 
 def share_p_value(
@@ -113,7 +114,7 @@ def uniform_p_value(values: FloatArray, tolerance: float = 0.0) -> float:
     ranks = np.arange(count + 1) / count
     ordered = np.sort(values)
     farthest = float(max((ranks[1:] - ordered).max(), (ordered - ranks[:-1]).max()))
-    return float(stats.kstwo.sf(max(farthest - tolerance, 0.0), count))
+    return float(scipy.stats.kstwo.sf(max(farthest - tolerance, 0.0), count))
 
 
 # Signs: exact for independent noise that is symmetric around zero, because its signs are fair coins whatever
@@ -137,7 +138,7 @@ def sign_p_value(agreeing: ArrayLike, differing: ArrayLike, count: ArrayLike) ->
     Pairs that do neither may count as either: the p-value is the largest over all possibilities.
     """
     most, number = np.maximum(agreeing, differing), np.asarray(count, dtype=np.float64)
-    return np.asarray(np.minimum(1.0, 2 * stats.binom.sf(most - 1, number, 0.5)), dtype=np.float64)
+    return np.asarray(np.minimum(1.0, 2 * scipy.stats.binom.sf(most - 1, number, 0.5)), dtype=np.float64)
 
 
 def sign_correlation(agreeing: ArrayLike, differing: ArrayLike) -> FloatArray:

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special, stats
+import scipy
+from scipy import special
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray
@@ -231,7 +232,7 @@ def sample_rate(record: ParticipationRecord, claimed: float) -> Check:
     rate = record.drawn_rate
     return Check(
         name="sample-rate",
-        p_value=float(stats.binom.sf(sum(record.sizes) - 1, record.num_trials, _highest_rate(claimed))),
+        p_value=float(scipy.stats.binom.sf(sum(record.sizes) - 1, record.num_trials, _highest_rate(claimed))),
         sentence=f"Examples are drawn at a rate of {rate:.4g}, {rate / claimed:.4g} times the claim.",
         estimate=rate / claimed,
     )
@@ -241,7 +242,7 @@ def favoured_example(record: ParticipationRecord, claimed: float) -> Check:
     """Test the example that took part most often: binomial, Bonferroni-corrected for all examples."""
     example = int(np.argmax(record.counts))
     count = int(record.counts[example])
-    p_value = float(stats.binom.sf(count - 1, record.num_steps, _highest_rate(claimed)))
+    p_value = float(scipy.stats.binom.sf(count - 1, record.num_steps, _highest_rate(claimed)))
     return Check(
         name="favoured-example",
         p_value=bonferroni(p_value, record.num_examples),

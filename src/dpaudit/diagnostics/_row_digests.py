@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+import scipy
 
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray
@@ -212,7 +212,7 @@ def batch_overlap_of_rows(record: RowRecord, claimed: float) -> Check | None:
     p_value = chernoff_p_value(log_mgf, observed, variance)
     if ratio > 1:
         rate = min(1.0, claimed * (1 + RESOLUTION))
-        p_value = max(p_value, float(stats.binom.sf(observed - 1, int(counts.steps.sum()), rate)))
+        p_value = max(p_value, float(scipy.stats.binom.sf(observed - 1, int(counts.steps.sum()), rate)))
     return Check(
         name="batch-overlap",
         p_value=p_value,
@@ -284,7 +284,7 @@ def most_frequent_row(record: RowRecord, num_examples: int, claimed: float) -> C
     rate = min(1.0, claimed * (1 + RESOLUTION))
     return Check(
         name="favoured-example",
-        p_value=bonferroni(float(stats.binom.sf(count - 1, total, rate)), num_examples),
+        p_value=bonferroni(float(scipy.stats.binom.sf(count - 1, total, rate)), num_examples),
         sentence=f"A row is in {count} of {total} batches; {claimed * total:.4g} are expected.",
         estimate=count / (claimed * total),
     )

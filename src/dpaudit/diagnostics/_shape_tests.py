@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy import special, stats
+import scipy
+from scipy import special
 
 from dpaudit._types import FloatArray, ScoreArray
 from dpaudit.diagnostics._dependence_tests import SingleArray, scaled_noise
@@ -89,8 +90,9 @@ def missing_tail(record: NoiseRecord) -> Check | None:
     if found.size == 0 or record.energy == 0:
         return None
     largest = (found[:, 0] + record.resolution) / _scale(record)
-    waits = -found[:, 1] * np.log1p(-2 * stats.norm.sf(largest))
-    p_values = math.exp(-len(waits) * float(waits.min())), float(stats.gamma.sf(waits.sum(), len(waits)))
+    waits = -found[:, 1] * np.log1p(-2 * scipy.stats.norm.sf(largest))
+    p_total = float(scipy.stats.gamma.sf(waits.sum(), len(waits)))
+    p_values = math.exp(-len(waits) * float(waits.min())), p_total
     top = float(found[:, 0].max())
     return Check(
         name="missing-tail",
@@ -110,11 +112,11 @@ def noise_tails(record: NoiseRecord) -> Check | None:
     if min(rows.shape) < _MIN_SIZE or record.energy == 0:
         return None
     few = _beyond(rows, _FEW)
-    expected = 2 * stats.norm.sf((_FEW + record.resolution) / _scale(record))
-    p_few = np.asarray(stats.binom.cdf(few, rows.size, expected))
+    expected = 2 * scipy.stats.norm.sf((_FEW + record.resolution) / _scale(record))
+    p_few = np.asarray(scipy.stats.binom.cdf(few, rows.size, expected))
     many = _beyond(scaled_noise(record), _MANY)
-    usual = 2 * stats.norm.sf(_MANY - 2 * record.resolution)
-    p_many = np.asarray(stats.binom.sf(many - 1, rows.size, usual))
+    usual = 2 * scipy.stats.norm.sf(_MANY - 2 * record.resolution)
+    p_many = np.asarray(scipy.stats.binom.sf(many - 1, rows.size, usual))
     p_value = min(float(p_few.min()), float(p_many.min()))
     if p_few.min() <= p_many.min():
         best = int(np.argmin(p_few))

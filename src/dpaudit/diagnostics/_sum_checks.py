@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dpaudit import _validate
 from dpaudit._types import IntArray
 from dpaudit.diagnostics import _participation
 from dpaudit.diagnostics._diagnosis import CheckResults
@@ -125,6 +126,27 @@ class SumRecord:
         self.last = None
         self.num_steps += 1
         self._num_unknown += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was found so far, in plain values."""
+        found = {name: [one.count, one.size, one.sentence] for name, one in self._faults.items() if one.count}
+        return {"num_steps": self.num_steps, "num_unknown": self._num_unknown, "found": found}
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Resume from a ``state_dict``; None, of a checkpoint before version 0.2, knows of no step."""
+        given = SumRecord().state_dict() if state is None else state
+        with _validate.restoring("the sums of steps", given):
+            self.num_steps = _validate.whole("num_steps", given["num_steps"], low=0)
+            self._num_unknown = _validate.whole("num_unknown", given["num_unknown"], low=0)
+            for name, one in self._faults.items():
+                count, size, sentence = given["found"].get(name, (0, -math.inf, ""))
+                one.count = _validate.whole(name, count, low=0)
+                one.size, one.sentence = float(size), str(sentence)
+        self.last = None
+
+    @property
+    def _faults(self) -> dict[str, _Worst]:
+        return {"norm": self._norm, "bypass": self._bypass, "shrunk": self._shrunk, **self._differences}
 
     def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
         """Return certain findings about the sums; see ``RunCheck``."""

@@ -134,7 +134,7 @@ class RunDirectory:
         self, config: Config, resolved: Resolved, arrays: Mapping[str, np.ndarray], result: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Replace another run with a finished one; its files are removed first, the seal before others."""
-        with self.locked():
+        with _io.locked(self.path, is_resumed=False):
             unseal(self.path)
             for name in RUN_FILES:
                 _io.remove(self.path / name)

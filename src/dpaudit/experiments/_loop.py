@@ -34,8 +34,8 @@ class Trained:
 def train(experiment: Trainable, checkpoint: Path | None, listener: Listener) -> Trained:
     """Resume from the checkpoint, if there is one, and train to the end or to the first violation.
 
-    After a signal, finish the current step, write a checkpoint and raise ``KeyboardInterrupt``: a run resumed
-    from the middle of a step would differ.
+    After a signal, finish the current step and write a checkpoint before the signal takes effect: a run
+    resumed from the middle of a step would differ.
     """
     if isinstance(experiment, Experiment):
         _load_accountant(experiment)
@@ -46,7 +46,7 @@ def train(experiment: Trainable, checkpoint: Path | None, listener: Listener) ->
         for _ in experiment.training.run():
             progress = clock.progress()
             listener.step(progress)
-            # before the checkpoint: a run that is killed here must stop here again after it is resumed
+            # before the checkpoint: a run that is ended here must stop here again after it is resumed
             if stops and progress.live is not None and progress.live.is_violation:
                 return Trained(clock.seconds, stopped_early=True)
             if requested() is not None:
@@ -54,7 +54,7 @@ def train(experiment: Trainable, checkpoint: Path | None, listener: Listener) ->
                 raise_if_requested()
             clock.save_if_due()
         clock.save()
-    return Trained(clock.seconds, stopped_early=False)
+    return Trained(clock.seconds, stopped_early=False)  # not reached after a signal during the last step
 
 
 def summary(experiment: Trainable, trained: Trained, audit_started: float) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Final
 
 import dpaudit
 from dpaudit import _io
+from dpaudit._faults import raise_if_machine
 from dpaudit._io import JsonCache, open_file, read_json
 from dpaudit._provenance import digest
 from dpaudit.errors import InputError
@@ -138,6 +139,7 @@ def _require_file(path: Path) -> None:
     try:
         mode = path.lstat().st_mode
     except OSError as error:
+        raise_if_machine(error, f"Cannot read {path}")
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
     if not stat.S_ISREG(mode):
         kind = "a link" if stat.S_ISLNK(mode) else "not a file"
@@ -151,6 +153,7 @@ def _digest_of(path: Path) -> str:
             while piece := file.read(_CHUNK):
                 found.update(piece)
     except OSError as error:
+        raise_if_machine(error, f"Cannot read {path}")
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
     return found.hexdigest()
 

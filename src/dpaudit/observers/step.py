@@ -157,6 +157,7 @@ def _run_steps(
         checks=[BatchRecord(_NO_BATCHES)],
         signal=min(draws.canary.scale, 1.0),
         facts=lambda: TrainingInfo(canary=draws.canary, max_grad_norm=norm, batch_size=batch_size),
+        num_canaries=draws.num_canaries,
         canaries=ObservedCanaries(draws.canary, drawn.directions, lambda: layout, lambda: eps),
     )
     others = clipped_sum(as_numpy(gradients), norm)
@@ -201,7 +202,10 @@ class _DrawnCanaries:
     def __init__(self, draws: Draws, layout: ParameterLayout) -> None:
         self._draws, self._layout = draws, layout
         self._drawn: dict[int, Directions] = {}
-        self._matrix: FloatArray = np.zeros((draws.num_canaries, layout.num_parameters))
+        size = draws.num_canaries, layout.num_parameters
+        text = f"num_canaries={size[0]} gradients of {size[1]} parameters"
+        _validate.fits_memory(text, 8.0 * size[0] * size[1])
+        self._matrix: FloatArray = np.zeros(size)
         self._variant = -1
 
     def directions(self, index: int) -> Directions:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim
@@ -229,7 +229,7 @@ class ScoreSummary:
         """Summarize all scores of a run, steps x canaries."""
         absent = scores[~present]
         square, count = float(np.mean(absent**2)), absent.size
-        low, high = (math.sqrt(square * count / stats.chi2.ppf(level, count)) for level in _LEVELS)
+        low, high = (math.sqrt(square * count / scipy.stats.chi2.ppf(level, count)) for level in _LEVELS)
         narrow, spread = _signals(scores, present, facts)
         return cls(
             noise=math.sqrt(square),
@@ -286,6 +286,6 @@ def _is_crowded(scores: FloatArray, present: BoolArray) -> bool:
         return False
     counts = numbers[some].astype(np.float64)
     means = np.where(present, scores, 0.0).sum(axis=1)[some] / counts
-    found = stats.linregress(counts, means)
+    found = scipy.stats.linregress(counts, means)
     change = abs(found.slope) * counts.mean()
     return bool(abs(found.slope) > _CERTAIN * found.stderr and change > _CROWDED * abs(means.mean()))

@@ -11,6 +11,7 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._html import labelled
 from dpaudit._plotting import draw_trajectory
+from dpaudit._provenance import now
 from dpaudit._types import FloatArray
 from dpaudit.accounting import Claim
 from dpaudit.diagnostics import Diagnosis
@@ -41,7 +42,7 @@ from dpaudit.recording._trajectory import LiveBound, PlacedBets, RunBets, ShownB
 from dpaudit.stats import Inference, Observations, Result, TradeOff, Verdict, audit
 from dpaudit.stats._audit import audit_untuned
 from dpaudit.stats._coins import CoinCheck
-from dpaudit.stats._observations import scale_notes, split_by_coins
+from dpaudit.stats._observations import as_flags, scale_notes, split_by_coins
 
 _PEEKS = 100  # number of times that the bound of a run of known length is computed
 _UNPLANNED_EVERY = 50  # each number of steps needs an epsilon of its own, which is not cheap
@@ -107,6 +108,7 @@ class Recorder:
     ) -> None:
         self._claims: ClaimSource = claim if isinstance(claim, ReadClaim) else GivenClaim(claim)
         self.confidence = _validate.confidence(confidence)
+        self._started = now()
         self._planned = None if num_steps is None else _validate.whole("num_steps", num_steps)
         self.callbacks = list(callbacks)
         usual = _UNPLANNED_EVERY if self._planned is None else max(1, self._planned // _PEEKS)
@@ -115,7 +117,7 @@ class Recorder:
         self._num_canaries = num_canaries
         self._signal, self._facts = signal, facts
         joined, self._batches = with_batches(checks)
-        self._log = ScoreLog(canaries)
+        self._log = ScoreLog(canaries, self._planned, num_canaries)
         has_any = noise is not None or bool(checks) or self._log.is_tested
         self._tests = RunTests(noise, (self._log, *joined) if has_any else (), self._claims, wanted=tests)
         level, self._tests_level = self._tests.levels(self.confidence)
@@ -181,7 +183,7 @@ class Recorder:
         first step; they only affect the stated power. Pass ``notify=False`` to postpone the callbacks, and
         call :meth:`notify` later.
         """
-        values, mask = np.array(scores, dtype=np.float64), np.array(present, dtype=np.bool_)
+        values, mask = np.array(scores, dtype=np.float64), as_flags(present)
         require_alike(values, mask, step=self.num_done, first=next(iter(self._log.scores), values))
         self._shown.note_step()
         self._log.add(values, mask)
@@ -327,7 +329,11 @@ class Recorder:
         result = self._bounded(observations, claim, inference, method, was_shown=was_shown)
         return self._clued(
             self._tests.join(
-                replace(result, not_covered=self.not_covered + self._claims.remarks(given)),
+                replace(
+                    result,
+                    not_covered=self.not_covered + self._claims.remarks(given),
+                    times=(self._started, now()),
+                ),
                 tests_level,
                 more=tests,
                 may_have_stopped=self._may_have_stopped,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.canaries import SHAPES, Directions, GradientCanary, ParameterLayout
 from dpaudit.diagnostics import CheckResults
@@ -20,6 +21,8 @@ from dpaudit.diagnostics._clipping_causes import CanaryBatch
 from dpaudit.errors import InputError
 from dpaudit.recording._signal_and_noise import LengthMoments
 from dpaudit.stats._observations import as_mask
+
+_SCORE_BYTES = 2.0 * (8 + 1)  # a score and its presence, as recorded and as joined for the audit
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +41,28 @@ class ObservedCanaries:
 
 
 class ScoreLog:
-    """Scores and presence of all canaries, by step; with ``canaries``, some may not count for the bound."""
+    """Scores and presence of all canaries, by step; with ``canaries``, some may not count for the bound.
 
-    def __init__(self, canaries: ObservedCanaries | None = None) -> None:
-        self._canaries = canaries
+    ``planned`` steps must fit into memory, which is checked as soon as the number of canaries is known.
+    """
+
+    def __init__(
+        self,
+        canaries: ObservedCanaries | None = None,
+        planned: int | None = None,
+        num_canaries: int | None = None,
+    ) -> None:
+        self._canaries, self._planned = canaries, planned
+        if num_canaries is not None:
+            self._require_memory(num_canaries)
         self.clear()
+
+    def _require_memory(self, num_canaries: int) -> None:
+        if self._planned is not None:
+            _validate.fits_memory(
+                f"the scores of num_steps={self._planned} x num_canaries={num_canaries}",
+                _SCORE_BYTES * self._planned * num_canaries,
+            )
 
     def clear(self) -> None:
         """Forget all steps."""
@@ -56,6 +76,8 @@ class ScoreLog:
 
     def add(self, scores: FloatArray, present: BoolArray) -> None:
         """Add a step."""
+        if not self.scores:
+            self._require_memory(scores.size)
         if self._is_counted(len(self)):
             counted = slice(scores.size - self._num_uncounted(scores.size))
             self.counted_scores.append(scores[counted])
@@ -78,7 +100,7 @@ class ScoreLog:
         """Return how many of the first steps count for the bound."""
         if self._canaries is None:
             return num_steps
-        return sum(map(self._canaries.canary.is_counted, range(num_steps)))
+        return self._canaries.canary.num_counted(num_steps)
 
     def step_numbers(self) -> list[int]:
         """Return the number of steps up to and including each step that counts."""

@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from dpaudit import _validate
+from dpaudit._provenance import now
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.accounting import Claim, SubsampledGaussian
 from dpaudit.accounting._log_ratios import log_ratio_attack
@@ -40,7 +41,7 @@ from dpaudit.stats import (
     audit,
     one_run_fdp_bound,
 )
-from dpaudit.stats._observations import as_mask
+from dpaudit.stats._observations import as_flags, as_mask
 from dpaudit.stats.tradeoffs._attack import Attack
 
 # Sampling faults need most of the error probability; too little noise is detected with less.
@@ -57,9 +58,9 @@ class LikelihoodRatios:
     """
 
     def __init__(self, present: BoolArray, *, noise_multiplier: float, sample_rate: float) -> None:
-        self.present = present
+        self.present = as_flags(present)
         self.num_done = 0
-        self.values: FloatArray = np.zeros(present.size)
+        self.values: FloatArray = np.zeros(self.present.size)
         self.noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
         self.sample_rate = _validate.sample_rate(sample_rate)
 
@@ -137,7 +138,7 @@ class WholeRunRecorder:
         checks: Sequence[RunCheck] = (),
         tests: bool = True,
     ) -> None:
-        self.confidence = _validate.confidence(confidence)
+        self.confidence, self._started = _validate.confidence(confidence), now()
         self._claims: ClaimSource
         if claim is None:
             known: dict[str, Any] = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate}
@@ -243,7 +244,8 @@ class WholeRunRecorder:
         rule = Fixed(0.0) if "inference" in method else WHOLE_RUN_RULE
         result = audit(observations, **(usual | {"threshold": rule} | method))
         design = result.design.for_attack(partial(self._attack, _curve(claim).num_steps))
-        result = replace(result, design=design, not_covered=self.not_covered)
+        times = self._started, now()
+        result = replace(result, design=design, not_covered=self.not_covered, times=times)
         return self._tests.join(result, tests_level, more=tests, covers_sampling=True)
 
     def _attack(self, num_steps: int, parameter: float) -> Attack:

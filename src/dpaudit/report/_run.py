@@ -154,6 +154,7 @@ class Run:
             if diagnosis is None or is_joint
             else diagnosis.likely_causes(),
             settings=flattened(settings or {}),
+            provenance=flattened(result.provenance or {}, hidden=()),
             figures=figures,
             counted="step" if stepped else "observation",
         )

@@ -297,9 +297,15 @@ def plain_array(name: str, values: ArrayLike) -> np.ndarray[Any, Any]:
 
 def as_mask(present: ArrayLike, shape: tuple[int, ...]) -> BoolArray:
     """Return the presence of each score as booleans; only False, True, 0 and 1 are accepted."""
-    mask = plain_array("present", present)
+    mask = as_flags(present)
     if mask.shape != shape:
         raise InputError(f"Expected present of shape {shape}, got {mask.shape}.")
+    return mask
+
+
+def as_flags(present: ArrayLike) -> BoolArray:
+    """Return a copy of the presence of scores of any shape, as booleans."""
+    mask = plain_array("present", present)
     if mask.dtype != np.bool_ and not ((mask == 0) | (mask == 1)).all():
         raise InputError("Expected present to hold only 0 and 1 (or False and True).")
     return mask.astype(np.bool_)

@@ -16,7 +16,14 @@ from dpaudit.stats._counts import ErrorCounts, StepErrors
 from dpaudit.stats._observations import Observations
 from dpaudit.stats._rootfinding import last_positive, last_true
 from dpaudit.stats._simulated_bets import BetDesign, SimulatedBets, detection_rate, needed_shift
-from dpaudit.stats.inference import Betting, BoundQuery, ExactInference, Inference
+from dpaudit.stats.inference import (
+    Betting,
+    BoundQuery,
+    ClopperPearson,
+    ExactInference,
+    Inference,
+    JointExact,
+)
 from dpaudit.stats.inference._betting import StepBets
 from dpaudit.stats.inference._stop_loss import StopLosses
 from dpaudit.stats.thresholds import BestOf, HeldOut, Predictable, ThresholdRule
@@ -118,6 +125,10 @@ class AuditDesign:
 
     def max_refutable(self) -> float:
         """Return the largest parameter that an attack without a single error would refute."""
+        return self._max_refutable
+
+    @cached_property
+    def _max_refutable(self) -> float:
         if isinstance(self.inference, ExactInference):
             return self.rule.largest_bound(self.inference, self._sizes, self.query)
         return max(bets.parameter() for bets in self._perfect_bets(self.num_steps))
@@ -127,11 +138,24 @@ class AuditDesign:
         if any(other.can_refute(claimed) for other in self.others):
             return True
         if isinstance(self.inference, ExactInference):
-            return self.max_refutable() > claimed
+            return self._refutes_without_errors(claimed)
         # far fewer steps than those of a usual run are enough
         first = min(self.num_steps, _FIRST_STEPS)
         found = any(bets.parameter() > claimed for bets in self._perfect_bets(first))
         return found or (first < self.num_steps and self.max_refutable() > claimed)
+
+    def _refutes_without_errors(self, claimed: float) -> bool:
+        """Return whether the counts of an attack without errors refute ``claimed``.
+
+        What Clopper-Pearson limits refute then has at most half of the error everywhere on its curve, so
+        JointExact refutes it too. They need only the claimed curve, and the largest refuted one is costly.
+        """
+        has_one_threshold = type(self.rule).largest_bound is ThresholdRule.largest_bound
+        if has_one_threshold and isinstance(self.inference, ClopperPearson | JointExact):
+            most = ClopperPearson().most_refuting(np.zeros(1, np.int64), claimed, self._sizes, self.query)
+            if most[0] >= 0:
+                return True
+        return self.max_refutable() > claimed
 
     def _perfect_bets(self, num_steps: int) -> Iterator[StepBets]:
         """Yield the bets on this many first steps of attacks without errors.
@@ -167,7 +191,9 @@ class AuditDesign:
     def _power(self, claimed: float, actual: float) -> float:
         if isinstance(self.inference, Betting):
             return BettingPower(self, claimed).detection_rate(actual)
-        if self.max_refutable() <= claimed:  # where a curve is 0 in floating point, regions are not exact
+        if not self._refutes_without_errors(
+            claimed
+        ):  # where a curve is 0 in floating point, regions are not exact
             return 0.0
         attack, limits = self.attack_on(actual), self._refuting_limits(claimed)
         if limits:

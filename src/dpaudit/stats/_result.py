@@ -15,6 +15,7 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._html import result_html
 from dpaudit._plotting import draw_tradeoff
+from dpaudit._provenance import of_audit
 from dpaudit._types import FloatArray
 from dpaudit.diagnostics import Diagnosis, Finding
 from dpaudit.diagnostics._diagnosis import joint_causes
@@ -72,7 +73,7 @@ class Result:
     sentences, what the audit did not exercise. ``notes`` are sentences on scores that do not look as they
     were described. ``observations`` are the scores, from which :attr:`estimate` is computed, unless
     ``no_estimate`` is a sentence that says why it would not hold. ``clues`` are further keywords for
-    :func:`dpaudit.diagnostics.likely_causes`.
+    :func:`dpaudit.diagnostics.likely_causes`. ``times`` are when a recorder was created and when audited.
     """
 
     claim: Claimed
@@ -86,6 +87,12 @@ class Result:
     no_estimate: str | None = None
     diagnosis: Diagnosis | None = None
     clues: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    times: tuple[str, str] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def provenance(self) -> dict[str, Any] | None:
+        """Software, machine, commit and time of a recorded run; computed lazily, because it calls git."""
+        return None if self.times is None else of_audit(*self.times)
 
     def joined(self, diagnosis: Diagnosis) -> Result:
         """Return the result with tests of the same run, whose findings refute the claim too."""
@@ -209,6 +216,7 @@ class Result:
             "likely_causes": list(self.likely_causes()),
             "not_covered": list(self.not_covered),
             "notes": list(self.notes),
+            **({} if self.provenance is None else {"provenance": self.provenance}),
         }
 
 

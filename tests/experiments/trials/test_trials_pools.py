@@ -10,7 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,10 @@ from dpaudit.experiments.trials import (
     TrialsRun,
     function_recipe,
     open_store,
+    pools,
 )
+from dpaudit.experiments.trials._task import Finished, Task
+from dpaudit.experiments.trials._worker import WorkerProcess
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -153,7 +156,10 @@ def interrupted(plan: TrialPlan, folder: Path, start: Start, fifo: Path, number:
     return status
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGKILL, -9), (signal.SIGINT, 130), pytest.param(signal.SIGTERM, -15, marks=pytest.mark.long)],
+)
 def test_a_driver_that_is_killed_or_interrupted_leaves_a_store_to_go_on_from_and_no_worker(
     tmp_path: Path, start: Start, number: signal.Signals, status: int
 ) -> None:
@@ -166,6 +172,50 @@ def test_a_driver_that_is_killed_or_interrupted_leaves_a_store_to_go_on_from_and
         assert len(set(store.scores) & {0, 1, 2, 3, 4, 5}) >= 5  # begun before it, one by the other worker
     released.touch()
     assert dict(finish(plan, tmp_path / "run", Serial()).scores) == undisturbed(plan, tmp_path)
+
+
+def test_what_a_dead_worker_has_started_ends_with_it() -> None:
+    worker = WorkerProcess("dying_worker:main", [str(Path(__file__).parent), *sys.path])
+    message = worker.receive()
+    assert message is not None
+    left = os.pidfd_open(message["left"])
+    while worker.receive() is not None or not worker.is_dead:
+        pass  # until it is gone, as a driver of Ray that has lost its cluster
+    assert worker.end(0.0) == "ended with status 1"
+    gone, _, _ = select.select([left], [], [], 60)
+    if not gone:
+        signal.pidfd_send_signal(left, signal.SIGKILL)
+    os.close(left)
+    assert gone
+
+
+def test_processes_begin_no_further_groups_after_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Worker:
+        """A worker without a process, which ends a group as soon as it gets it."""
+
+        def __init__(self, *_: object) -> None:
+            self.replies: list[dict[str, Any]] = []
+
+        def send(self, message: dict[str, Any]) -> None:
+            if "recipe" in message:
+                self.replies.append({"ready": True})
+            if "group" in message:
+                self.replies.append(Finished(scores=(0.5,), errors=(None,)).to_dict())
+
+        def end(self, _: float) -> str:
+            return "ended"
+
+    def poll(workers: Sequence[Worker]) -> list[tuple[Worker, dict[str, Any]]]:
+        return [(worker, worker.replies.pop(0)) for worker in workers if worker.replies]
+
+    ended: list[Any] = []
+    monkeypatch.setattr(pools, "WorkerProcess", Worker)
+    monkeypatch.setattr(pools, "poll", poll)
+    monkeypatch.setattr(pools, "requested", lambda: signal.SIGTERM if ended else None)
+    plan = plan_of(num_trials=10)
+    for result in Processes(num_workers=2).map(Task.of(plan.recipe), plan.groups_without({})):
+        ended.append(result)  # noqa: PERF402  # one by one: the signal arrives after the first
+    assert len(ended) == 2  # the other worker has begun its first group
 
 
 def descendants(process: int) -> list[int]:

@@ -63,6 +63,32 @@ def test_observations_are_in_the_order_of_the_trials(tmp_path: Path) -> None:
     np.testing.assert_array_equal(observations.without_canary, [score(t) for t in plan.trials[::2]])
 
 
+def test_the_results_of_a_pool_are_closed_however_the_run_ends(tmp_path: Path) -> None:
+    class Results:
+        """Not a generator, which Python closes by itself."""
+
+        def __init__(self, values: Iterator[tuple[Group, Finished]]) -> None:
+            self.values, self.is_closed = values, False
+
+        def __iter__(self) -> Iterator[tuple[Group, Finished]]:
+            return self.values
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    made: list[Results] = []
+
+    class Closable:
+        def map(self, task: Task, groups: Sequence[Group]) -> Results:
+            made.append(Results(map(task, groups)))
+            return made[-1]
+
+    finish(plan_of(), tmp_path / "whole", Closable())
+    with pytest.raises(IncompleteError):
+        finish(plan_of("without", fault="disk", number=4, folder=str(tmp_path)), tmp_path / "run", Closable())
+    assert [one.is_closed for one in made] == [True, True]
+
+
 def test_anything_with_a_map_is_a_pool(tmp_path: Path) -> None:
     plan = plan_of()
     with ThreadPoolExecutor(2) as executor:
@@ -289,13 +315,17 @@ def test_log_odds_are_those_of_the_probability_and_finite_where_it_is_one() -> N
         log_odds(lambda _: [[1.0]], [0.0], 0)
 
 
-def test_a_signal_ends_the_trials_after_the_current_one_and_the_next_call_goes_on(tmp_path: Path) -> None:
-    plan, before = plan_of("signalling", number=4, folder=str(tmp_path)), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt) as caught:
+@pytest.mark.parametrize("number", [4, 9])  # the last one, too
+def test_a_signal_ends_the_trials_after_the_current_one_and_the_next_call_goes_on(
+    number: int, tmp_path: Path, received: list[int]
+) -> None:
+    plan = plan_of("signalling", number=number, folder=str(tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
         finish(plan, tmp_path / "run")
-    assert caught.value.number == signal.SIGTERM  # type: ignore[attr-defined]
+    assert received == [signal.SIGTERM]
     with open_store(tmp_path / "run", plan) as store:
-        assert sorted(store.scores) == [0, 1, 2, 3, 4]
+        assert sorted(store.scores) == list(range(number + 1))
     assert signal.getsignal(signal.SIGTERM) is before
     assert dict(finish(plan, tmp_path / "run").scores) == undisturbed(plan, tmp_path)
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dpaudit import _io
+from dpaudit._faults import raise_if_machine
 from dpaudit._io import NOT_AN_ARRAY, map_array, open_file
 from dpaudit._torch._crafting import Crafting
 from dpaudit._types import BoolArray
@@ -83,6 +84,8 @@ class SharedCanary:
             with open_file(path) as file:
                 return cls.from_dict(json.load(file))
         except (OSError, ValueError, KeyError, TypeError, InputError) as error:
+            if isinstance(error, OSError):
+                raise_if_machine(error, f"Cannot read {path}")
             raise InputError(
                 f"Expected the canary of the run in {path}, but it cannot be read: {error}."
             ) from error
@@ -185,6 +188,8 @@ def _read(name: str) -> Tensor:
     except InputError:
         raise
     except (OSError, AttributeError, *NOT_AN_ARRAY) as error:
+        if isinstance(error, OSError):
+            raise_if_machine(error, f"Cannot read {path}")
         raise InputError(
             f"Expected a NumPy array in audit.canary.file={name!r}, but it cannot be read: {error}."
         ) from error

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from dpaudit._faults import raise_if_machine
 from dpaudit._io import open_file
 from dpaudit.errors import InputError
 from dpaudit.experiments.config._config import Config
@@ -61,6 +62,7 @@ def _content(path: Path) -> bytes:
     except FileNotFoundError as error:
         raise InputError(f"Expected a config file, but {path} does not exist.") from error
     except OSError as error:
+        raise_if_machine(error, f"Cannot read {path}")
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
     if len(content) > _LARGEST_FILE:
         raise InputError(f"Expected a config of at most {_LARGEST_FILE:,} bytes, but {path} is larger.")

@@ -42,8 +42,9 @@ def run_trials(
 
     The scores do not depend on the pool, the number of workers or interruptions. A trial that raises is
     stored as failed, and the others continue. A signal ends the call after the trials in progress, or after
-    a few seconds. A full disk or lost workers end it with ``IncompleteError``; they are never stored as the
-    outcome of a trial. The next call resumes. ``watch`` is called at the start and after each group.
+    a few seconds, and then takes the effect that it has outside of it. A full disk or lost workers end it
+    with ``IncompleteError``; they are never stored as the outcome of a trial. The next call resumes.
+    ``watch`` is called at the start and after each group.
 
     ``retry_failed`` repeats failed trials. If all randomness of a training run comes from its seed, the
     repeated trial has the score that it would have had. Otherwise, do not retry: if some outcomes fail more
@@ -60,7 +61,6 @@ def run_trials(
                 progress.count(group)
                 if not isinstance(pool, Processes | Ray):  # these finish the groups in progress
                     raise_if_requested()
-            raise_if_requested()
     progress.require_all()
     return TrialsRun.of(store)
 

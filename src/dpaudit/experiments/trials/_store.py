@@ -47,6 +47,7 @@ _MACHINE_CODES: Final = frozenset(
     {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}
 )
 _INPUT_CODES: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY})
+_CORRUPT: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _MOVED: Final = frozenset({sqlite3.SQLITE_READONLY_DBMOVED})  # the file was removed while it was in use
 _MAGIC = b"SQLite format 3\0"
 # the versions of the format for writing and for reading, in the header of the file
@@ -433,11 +434,13 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
+        code, said = _primary_code(error), f"Cannot write {path}: {error}."
+        if code in _CORRUPT:  # in a place that was not needed to read it
+            raise InputError(f"{said} Move it away or choose another output directory.") from error
         is_input = isinstance(error, OSError) and is_about_input(error)
-        kind = InputError if is_input or _primary_code(error) in _INPUT_CODES else IncompleteError
+        kind = InputError if is_input or code in _INPUT_CODES else IncompleteError
         raise kind(
-            f"Cannot write {path}: {error}. The trials finished so far are kept. Run the same command again "
-            "to resume."
+            f"{said} The trials finished so far are kept. Run the same command again to resume."
         ) from error
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -27,6 +28,7 @@ _START = (
     "from {module} import {function}; {function}(int(sys.argv[2]))"
 )
 _POLL_SECONDS = 0.5  # between checks that silent workers are alive
+_MARK = "DPAUDIT_WORKER"  # in the environment of a worker and of everything that it starts
 
 
 class WorkerProcess:
@@ -41,6 +43,7 @@ class WorkerProcess:
     def __init__(self, entry: str, search_path: Sequence[str], log: BinaryIO | None = None) -> None:
         mine, theirs = socket.socketpair()
         module, _, function = entry.partition(":")
+        self._mark = secrets.token_hex(16)
         with theirs:
             self._process = subprocess.Popen(
                 [
@@ -53,7 +56,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log or 2,  # a training function may print: standard output is reserved for the result
                 stderr=log,
-                env={**os.environ, **ONE_THREAD},
+                env={**os.environ, **ONE_THREAD, _MARK: self._mark},
                 pass_fds=[theirs.fileno()],
                 process_group=0,
             )
@@ -90,6 +93,7 @@ class WorkerProcess:
         if self._ended:
             return self._ended
         started = _open_descendants(self._process.pid)
+        has_orphans = self.is_dead  # so that the list above may be incomplete
         try:
             with suppress(subprocess.TimeoutExpired):
                 if seconds > 0:
@@ -98,6 +102,8 @@ class WorkerProcess:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             _kill(started)
+            if has_orphans:
+                _kill(_open_marked(f"{_MARK}={self._mark}"))
         status = self._process.wait()
         self._lines.close()
         self.channel.close()
@@ -132,6 +138,16 @@ def _open_descendants(process: int) -> list[int]:
     for number in _descendants(process):
         with suppress(OSError):
             found.append(os.pidfd_open(number))
+    return found
+
+
+def _open_marked(variable: str) -> list[int]:
+    """Return descriptors of all processes with this variable in their environment; Linux only."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if variable.encode() in path.read_bytes().split(b"\0"):
+                found.append(os.pidfd_open(int(path.parent.name)))
     return found
 
 

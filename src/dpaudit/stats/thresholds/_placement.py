@@ -58,8 +58,9 @@ def best_bound_rates(
     slope = (attack.fnr(chosen * (1 - _NEAR)) - attack.fnr(chosen)) / (_NEAR * chosen)
     gaps = rng.exponential(size=_RUNS) / (sizes[0] + sizes[1] * np.maximum(slope, 0.0))
     chosen = np.maximum(chosen - gaps / 2, chosen / 2)
-    fallback = least_error_rates(attack, sizes)[0]
-    chosen = np.where(values.max(axis=1) > 0, chosen, fallback)
+    has_bound = values.max(axis=1) > 0
+    if not has_bound.all():
+        chosen = np.where(has_bound, chosen, least_error_rates(attack, sizes)[0])
     return chosen, attack.fnr(chosen)
 
 

@@ -113,6 +113,8 @@ def lower_hull(epsilons: FloatArray, deltas: FloatArray) -> FloatArray:
            [2. , 0. ]])
     """
     order = np.lexsort((deltas, epsilons))
+    if _is_hull(epsilons[order], deltas[order]):
+        return np.stack([epsilons[order], deltas[order]], axis=1)
     points: list[_Point] = []
     for point in zip(epsilons[order].tolist(), deltas[order].tolist(), strict=True):
         if points and point[1] >= points[-1][1]:  # delta never increases with epsilon
@@ -121,6 +123,16 @@ def lower_hull(epsilons: FloatArray, deltas: FloatArray) -> FloatArray:
             points.pop()
         points.append(point)
     return np.asarray(points)
+
+
+def _is_hull(eps: FloatArray, deltas: FloatArray) -> bool:
+    """Return whether all points are below the chords between their neighbors, which is usual."""
+    if eps.size < 3 or not (np.diff(deltas) < 0).all() or not (np.diff(eps) > 0).all():
+        return False
+    left, middle, right = eps[:-2], eps[1:-1], eps[2:]
+    with np.errstate(under="ignore"):
+        share = np.exp(middle - right) * np.expm1(left - middle) / np.expm1(left - right)
+    return bool((deltas[1:-1] - deltas[:-2] < (deltas[2:] - deltas[:-2]) * share).all())
 
 
 def _is_above(left: _Point, middle: _Point, right: _Point) -> bool:

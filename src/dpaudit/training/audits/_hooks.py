@@ -435,11 +435,12 @@ class Diagnose(Hook):
         return found.joined(self.sums.results(noise_multiplier=self._noise_multiplier, sample_rate=rate))
 
     def state_dict(self) -> dict[str, Any]:
-        return self.record.state_dict()
+        return {**self.record.state_dict(), "step_sums": self.sums.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._pending.clear()
         self._record.load_state_dict(state)
+        self.sums.load_state_dict(state.get("step_sums"))
         if state["noise"].get("num_parameters") == sum(self._sizes.values()):  # as in version 0.1
             self._leaves, self._indices = self._sizes, None
 
