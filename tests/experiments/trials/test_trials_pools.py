@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from dpaudit.experiments.trials import (
     Serial,
     TrialPlan,
     TrialsRun,
+    _ray,
     function_recipe,
     open_store,
     pools,
@@ -172,6 +174,38 @@ def test_a_driver_that_is_killed_or_interrupted_leaves_a_store_to_go_on_from_and
         assert len(set(store.scores) & {0, 1, 2, 3, 4, 5}) >= 5  # begun before it, one by the other worker
     released.touch()
     assert dict(finish(plan, tmp_path / "run", Serial()).scores) == undisturbed(plan, tmp_path)
+
+
+def cluster_without(*dead: str) -> Any:
+    """Stand in for Ray that cannot start, with processes that have died."""
+    node = SimpleNamespace(dead_processes=lambda: [(name, None) for name in dead])
+
+    def init(**_: object) -> None:
+        raise RuntimeError("The current node timed out during startup.\nSee the logs.")
+
+    return SimpleNamespace(
+        is_initialized=lambda: False,
+        init=init,
+        _private=SimpleNamespace(
+            worker=SimpleNamespace(_global_node=node),
+            ray_constants=SimpleNamespace(ENABLE_RAY_CLUSTER=True),
+        ),
+    )
+
+
+def test_a_cluster_that_cannot_start_or_loses_a_process_is_no_bug_of_dpaudit() -> None:
+    timed_out = (
+        r"^The Ray cluster was lost: it could not be started \(The current node timed out during startup\)\.$"
+    )
+    with pytest.raises(IncompleteError, match=timed_out), _ray._connected(cluster_without(), None):
+        pass
+    died = r"^The Ray cluster was lost: its process raylet has died\.$"
+    with pytest.raises(IncompleteError, match=died), _ray._noticing_loss(cluster_without("raylet")):
+        raise OSError("Broken pipe")
+    with pytest.raises(OSError, match="Broken pipe"), _ray._noticing_loss(cluster_without()):
+        raise OSError("Broken pipe")
+    with pytest.raises(InputError), _ray._noticing_loss(cluster_without("raylet")):
+        raise InputError("Expected num_cpus=9 to be at most 2.")
 
 
 def test_what_a_dead_worker_has_started_ends_with_it() -> None:
