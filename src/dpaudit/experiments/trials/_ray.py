@@ -194,9 +194,9 @@ class _RayTasks:
     def __init__(self, ray: Any, pool: Ray, task: Task, groups: Sequence[Group]) -> None:
         pool._require_resources(ray.cluster_resources())
         self._ray, self._pool = ray, pool
-        needs = {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus}
-        # Ray itself might retry on the same machine
-        self._remote = ray.remote(_call).options(**needs, max_retries=0)
+        # without retries by Ray itself, which might be on the same machine
+        self._options = {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus, "max_retries": 0}
+        self._function = ray.remote(_call)
         self._limit = _QUEUED * max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._task, self._waiting = ray.put(task), list(reversed(groups))
         self._running: dict[Any, tuple[Group, str]] = {}
@@ -229,12 +229,12 @@ class _RayTasks:
     def _submit(self, group: Group) -> None:
         lost_on = self._left.get(group[0].number, [])
         note = f"{self._token}-{group[0].number}-{len(lost_on)}"
-        remote = self._remote
+        options = dict(self._options)
         if others := [name for name in self._nodes() if name not in lost_on] if lost_on else []:
             strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
             chosen = others[len(lost_on) % len(others)]
-            remote = remote.options(scheduling_strategy=strategy(node_id=chosen, soft=True))
-        self._running[remote.remote(self._task, group, note)] = group, note
+            options["scheduling_strategy"] = strategy(node_id=chosen, soft=True)
+        self._running[self._function.options(**options).remote(self._task, group, note)] = group, note
 
     def _nodes(self) -> list[str]:
         """Return the identifiers of the machines that could run a group."""
