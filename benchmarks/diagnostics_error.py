@@ -1,9 +1,9 @@
 """Simulate how often a correct training run has a finding, and write the tables to docs/diagnostics.md.
 
-    python benchmarks/diagnostics_error.py [--repetitions 2000] [--part noise|rows]
+    python benchmarks/diagnostics_error.py [--repetitions 2000] [--part noise|rows|regular]
 
 The first table is about all tests of noise and batches, the second about the tests of rows, which replace
-those of batches where only the rows of a batch are known.
+those of batches where only the rows of a batch are known, the third about the tests of regular noise.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from dpaudit.diagnostics import Check, Diagnosis, Diagnostics
+from dpaudit.diagnostics._data_tests import missing_direction
+from dpaudit.diagnostics._noise_record import NoiseRecord
+from dpaudit.diagnostics._regularity_tests import REGULARITY_TESTS
 from dpaudit.diagnostics._row_digests import RowRecord
 from dpaudit.diagnostics._sum_checks import BatchRecord
 
@@ -25,6 +28,7 @@ BEGIN, END = "<!-- written by benchmarks/diagnostics_error.py{} -->", "<!-- end 
 CONFIDENCE = 0.95
 # Of the 5 % of an audit, tests have 1 %, of which the smallest of 26 p-values gets a part by Holm's method.
 SMALL = 0.01 / 26
+SMALL_OF_ALL = 0.01 / 30  # the same with all tests of noise
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,67 @@ def rows_table(repetitions: int) -> str:
     return "\n".join(lines)
 
 
-PARTS = {"noise": ("", table), "rows": (", rows", rows_table)}
+@dataclass(frozen=True)
+class RegularSize:
+    """Size of a correct training run whose sums are known; the noise has at least the claimed scales."""
+
+    num_steps: int
+    leaves: tuple[int, ...]
+    kind: str = "as claimed"
+
+    def checks(self, seed: int) -> list[Check]:
+        rng = np.random.default_rng([seed, REGULAR_SIZES.index(self), 2])
+        width, record = sum(self.leaves), NoiseRecord()
+        noise, sums = rng.standard_normal((2, self.num_steps, width), np.float32)
+        sums = 3 * sums + 2 * rng.standard_normal(width)  # a part is the same in all steps
+        if self.kind == "doubling by leaf":
+            noise *= np.repeat(2.0 ** np.arange(len(self.leaves)), self.leaves)
+        elif self.kind == "growing by step":
+            noise *= np.linspace(1, 3, self.num_steps)[:, None]
+        released = np.round((sums + noise) * 64) / 64 if self.kind == "rounded to 1/64" else sums + noise
+        rounding = 1 / 128 if self.kind == "rounded to 1/64" else 0.0
+        for release, known in zip(released, sums, strict=True):
+            record.observe(release - known, self.leaves, rounding, known=known)
+        with record.sharing():
+            found = [test(record) for test in (*REGULARITY_TESTS, missing_direction)]
+        return [check for check in found if check is not None]
+
+
+REGULAR_SIZES = [
+    RegularSize(5, (3, 3, 2)),
+    RegularSize(40, (20, 5, 5)),
+    RegularSize(40, (20, 5, 5), "doubling by leaf"),
+    RegularSize(40, (20, 5, 5), "growing by step"),
+    RegularSize(40, (20, 5, 5), "rounded to 1/64"),
+    RegularSize(300, (320, 20, 160, 8, 32, 4)),
+    RegularSize(60, (2_000, 1_000)),
+]
+
+
+def regular_table(repetitions: int) -> str:
+    lines = [
+        f"{repetitions:,} simulated training runs per row; the smallest p-value of a run is compared with "
+        f"{100 * SMALL_OF_ALL:.3f} %.",
+        "",
+        f"| steps | leaves | noise | test | p <= 5 % | p <= 1 % | p <= {100 * SMALL_OF_ALL:.3f} % "
+        "| smallest p |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for size in REGULAR_SIZES:
+        found: dict[str, list[float]] = {}
+        for seed in range(repetitions):
+            for check in size.checks(seed):
+                found.setdefault(check.name, []).append(check.p_value)
+        words = f"{size.num_steps} | {' + '.join(f'{leaf:,}' for leaf in size.leaves)} | {size.kind}"
+        for name, p_values in found.items():
+            shares = [np.mean(np.array(p_values) <= level) for level in (0.05, 0.01, SMALL_OF_ALL)]
+            cells = " | ".join(f"{100 * share:.2f} %" for share in shares)
+            lines.append(f"| {words} | `{name}` | {cells} | {min(p_values):.1g} |")
+            print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+PARTS = {"noise": ("", table), "rows": (", rows", rows_table), "regular": (", regular", regular_table)}
 
 
 def main() -> None:

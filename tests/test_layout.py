@@ -74,6 +74,12 @@ PRIVATE_IN_BENCHMARKS = {
         "dpaudit._torch._crafting.mean_gradient",
     },
     "diagnostics_error.py": {  # what observers record, without any training
+        "dpaudit.diagnostics._data_tests",
+        "dpaudit.diagnostics._data_tests.missing_direction",
+        "dpaudit.diagnostics._noise_record",
+        "dpaudit.diagnostics._noise_record.NoiseRecord",
+        "dpaudit.diagnostics._regularity_tests",
+        "dpaudit.diagnostics._regularity_tests.REGULARITY_TESTS",
         "dpaudit.diagnostics._row_digests",
         "dpaudit.diagnostics._row_digests.RowRecord",
         "dpaudit.diagnostics._sum_checks",

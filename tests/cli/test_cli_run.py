@@ -265,7 +265,7 @@ def test_an_old_run_says_that_its_noise_was_not_tested(config: Path, run: Any) -
     run("run", config, *SHORT)
     path = as_before_seals(config.parent / "run") / "result.json"
     values = json.loads(path.read_text())
-    assert len(values.pop("diagnosis")["tests"]) == 25
+    assert len(values.pop("diagnosis")["tests"]) == 28
     path.write_text(json.dumps(values))
     again = run("run", config, *SHORT).stdout
     assert "noise tests: not run" in again

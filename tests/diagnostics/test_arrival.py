@@ -171,6 +171,24 @@ def test_a_canary_that_does_not_arrive_is_a_note_and_no_finding() -> None:
     assert "Not all canaries arrive: canaries of 1,000 clipping norms" in found.notes[0]
 
 
+@pytest.mark.parametrize("gamma", [0.0, 0.01])
+def test_short_canaries_that_are_scaled_up_to_the_clipping_norm_are_a_note(gamma: float) -> None:
+    run = Run(lambda rows: rows / (norms(rows) + gamma))
+    for seed in range(5):
+        found = run.results(seed)
+        assert check(found, "canary-arrival").p_value > 1e-3
+        assert found.notes[0].startswith("Short gradients are scaled up: canaries of 0.5 clipping norms")
+        assert "as with automatic clipping, this is not a leak" in found.notes[0]
+
+
+@pytest.mark.parametrize("factor", [1.8, 3.0])
+def test_short_canaries_that_are_scaled_up_beyond_the_clipping_norm_are_found(factor: float) -> None:
+    run = Run(lambda rows: np.where(norms(rows) < 1, factor * rows, CORRECT(rows)))
+    found = check(run.results(0), "canary-arrival")
+    assert found.p_value < 1e-4
+    assert "more than the 1 that clipping allows" in found.sentence
+
+
 def test_a_mean_of_the_noise_is_not_taken_for_wrong_clipping() -> None:
     found = check(Run(CORRECT).results(0, mean=0.5), "canary-arrival")
     assert found.p_value < 1e-6

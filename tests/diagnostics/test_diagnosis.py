@@ -43,9 +43,9 @@ def test_every_test_has_a_likely_cause_of_its_own():
 def test_a_diagnosis_without_findings_raises_nothing_and_never_says_private():
     diagnosis = diagnostics(num_steps=30).diagnose()
     diagnosis.raise_for_findings()
-    assert str(diagnosis) == "No findings in 23 tests, at 95 % joint confidence."
+    assert str(diagnosis) == "No findings in 26 tests, at 95 % joint confidence."
     assert diagnosis.likely_causes() == ()
-    assert len(diagnosis.table().splitlines()) == 23
+    assert len(diagnosis.table().splitlines()) == 26
     assert "FOUND" not in diagnosis.table()
 
 

@@ -212,6 +212,57 @@ def test_a_grid_is_named_with_its_spacing():
     assert "on a grid with a spacing of 0.002 claimed standard deviations" in finding.sentence
 
 
+def stochastic(released):
+    low = np.floor(64 * released)
+    return (
+        low + (np.random.default_rng(int(1e6 * abs(released[0]))).random(SIZE) < 64 * released - low)
+    ) / 64
+
+
+@pytest.mark.parametrize(
+    "is_rounded",
+    [
+        lambda released: np.round(released * 64) / 64,
+        lambda released: np.round(released.astype(np.float64) / 0.05) * 0.05,
+        lambda released: (np.round(released * 1024) / 1024 / 30).astype(np.float32) * np.float32(30),
+        stochastic,
+    ],
+    ids=["1/64", "0.05", "1/1,024 of a mean", "stochastic"],
+)
+def test_a_release_that_is_rounded_to_a_grid_is_not_accused(is_rounded):
+    diagnosis = diagnosed(normal, is_rounded=is_rounded, level=LEVEL)
+    assert diagnosis.findings == ()
+    assert "ties are not tested" in diagnosis.not_covered[0]
+
+
+@pytest.mark.parametrize("has_known", [True, False])
+def test_a_grid_of_the_noise_is_found_where_the_sum_is_on_it_by_accident(has_known):
+    rng, record, log = np.random.default_rng(0), Diagnostics(), NoiseLog()
+    for _ in range(100):
+        total, noise = rng.integers(-1, 2, 200) / 2, np.rint(512 * rng.standard_normal(200)) / 512
+        record.observe_noise(noise, known=total if has_known else None, released=7 * (total + noise))
+        log.observe(total + noise, total, (200,), norm=1.0, eps=2.0**-23)
+    for diagnosis in (record.diagnose(), log.diagnose(noise_multiplier=1.0, confidence=0.95)):
+        assert diagnosis.findings[0].name == "tied-noise"
+
+
+def test_a_grid_of_releases_in_other_units_is_recognized_and_kept_in_a_state():
+    rng, record = np.random.default_rng(0), Diagnostics()
+    for step in range(80):
+        total, noise = rng.standard_normal((2, 150))
+        released = np.round((total + noise) * 32) / 32
+        record.observe_noise(released - total, known=total, released=3 * released)
+        if step == 20:
+            state, record = record.state_dict(), Diagnostics()
+            record.load_state_dict(state)
+    assert record._noise.grid == pytest.approx(1 / 32)
+    diagnosis = record.diagnose(1 - LEVEL)
+    assert diagnosis.findings == ()
+    assert not {"tied-noise", "tied-pairs"} & {check.name for check in diagnosis.checks}
+    record.observe_noise(np.full(150, 0.3), known=np.zeros(150), released=np.full(150, 0.9))
+    assert record._noise.grid == 0.0  # one release that is not on it is enough
+
+
 def test_a_constant_part_is_asked_about_and_no_finding():
     part = np.random.default_rng(8).standard_normal(SIZE)
     part *= 2 / np.linalg.norm(part)

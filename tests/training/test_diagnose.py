@@ -59,7 +59,7 @@ def test_a_diagnosis_beside_an_audit_sees_no_canary_and_changes_nothing(train):
     assert torch.equal(flat_parameters(both.model), flat_parameters(alone.model))
     assert hook.diagnose(1 - LEVEL).findings == ()
     assert audit.recorder.audit(confidence=1 - LEVEL).verdict is Verdict.NO_VIOLATION
-    assert len(hook.diagnose().checks) == 25
+    assert len(hook.diagnose().checks) == 28
 
 
 @pytest.mark.parametrize(

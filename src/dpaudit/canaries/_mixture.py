@@ -25,7 +25,7 @@ from dpaudit.canaries._gradients import (
 
 _NUM_PLANS = 12  # a multiple of the number of spread shapes
 _PERIOD, _WITHOUT, _SHORT_ONLY = 16, 7, 15  # steps; which of them have no canary, and only short ones
-_SHORT = 0.5  # in clipping norms
+_SHORT, _JUST_SHORTER = 0.5, 0.95  # in clipping norms
 _JUST_LONGER, _LONG, _HUGE = 1.5, 1e3, 1e6
 _MAX_SPREAD = 64  # canaries; also the places of each in one parameter, so that their cost is bounded
 _MAX_DENSE = 64  # parameters that one plan spreads canaries over
@@ -43,16 +43,16 @@ class Mixture(GradientCanary):
     Lengths are 1.5, ``scale``, 1,000 and 1,000,000 clipping norms, or as much as the data type allows. There
     are 12 sets of directions, which steps take in turn.
 
-    With ``short``, some have half the clipping norm: they reveal gradients that are scaled up. One step of 16
-    then has no canary, and one only short ones, which reveals noise that depends on the longest gradient.
-    Neither short canaries nor these steps count for the bound.
+    With ``short``, some have 0.5 or 0.95 clipping norms: they reveal gradients that are scaled up. One step
+    of 16 then has no canary, and one only some of 0.5, which reveals noise that depends on the longest
+    gradient. Neither short canaries nor these steps count for the bound.
 
     >>> found = Mixture().directions(64, 1000, np.random.default_rng(0))
     >>> matrix = found.dense()
     >>> bool(np.allclose(matrix @ matrix.T, np.eye(64)))
     True
     >>> found.lengths[[0, 1, 2, 3, -1]].tolist()
-    [10.0, 1.5, 10.0, 1000.0, 0.5]
+    [10.0, 1.5, 10.0, 1000.0, 0.95]
     """
 
     short: bool = True
@@ -118,7 +118,9 @@ class Mixture(GradientCanary):
         lengths: FloatArray = np.concatenate(
             [np.array(usual)[numbers % len(usual)], np.array(wide)[wide_numbers % len(wide)]]
         )
-        lengths[num_canaries - self.num_uncounted(num_canaries) :] = _SHORT
+        # steps that have short ones only are odd, and so are their variants
+        short = _SHORT if variant % 2 else _JUST_SHORTER
+        lengths[num_canaries - self.num_uncounted(num_canaries) :] = short
         return lengths
 
 

@@ -1,7 +1,8 @@
 """What arrives of canaries in the release: more than clipping allows, or noise that depends on them.
 
 A present canary scores as much as its clipped length, so the mean score of many of the same shape, length or
-parameter is known up to the noise. Orthogonal canaries have independent scores.
+parameter is known up to the noise. Orthogonal canaries have independent scores. Only what exceeds the
+clipping norm is a leak: a canary that is shorter may be scaled up to it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _ROUNDING = 1e-3  # in clipping norms
 _ROUNDINGS = 4.0  # rounding errors of a clipped canary, in units of the precision of gradients
 _SUSPICIOUS = 0.05  # p-value below which a cause is looked for
 _MISSING = 0.5  # of the expected length, below which canaries do not arrive
-_SURELY = 6.0  # standard errors
+_SURELY, _CLEARLY = 6.0, 4.5  # standard errors
+_LIMIT = 1.0  # clipping norms: more than this must never arrive
 _SHORTER = 1.0  # canaries below this length do not share a cell with the others
 _LONG = 10.0  # clipping norms, from which on it is clear whether a canary is clipped
 _ALL_SHARE, _ALIKE = 0.95, 3.0  # largest share of canaries that are not clipped, and ratio of two of them
@@ -100,14 +102,18 @@ class ArrivalCell:
 
     @property
     def z(self) -> float:
-        """By how many standard errors more arrived than expected."""
-        return float((self.mean - self.expected) * self.count**0.5 / self.std)
+        """By how many standard errors more arrived than the clipping norm, whatever the length before."""
+        return self.above(_LIMIT)
+
+    def above(self, length: float) -> float:
+        """Return by how many standard errors more arrived than this length, in clipping norms."""
+        return float((self.mean - length) * self.count**0.5 / self.std)
 
     @property
     def has_shift(self) -> bool:
         """Whether absent canaries score too much as well, so that no clipping explains what arrived."""
         is_sure = self.absent_mean * self.absent_count**0.5 > _SURELY * self.std
-        return is_sure and self.absent_mean > (self.mean - self.expected) / 2
+        return is_sure and self.absent_mean > (self.mean - _LIMIT) / 2
 
     def sentence(self, shapes: Sequence[str], names: Sequence[str]) -> str:
         """Describe what arrived."""
@@ -119,7 +125,7 @@ class ArrivalCell:
         where = "" if self.parameter is None else f" in {names[self.parameter]}"
         return (
             f"{what} {long}{where} reach the release at {self.mean:.3g} clipping norms on average, more than "
-            f"the {self.expected:g} that clipping allows."
+            f"the {_LIMIT:g} that clipping allows."
         )
 
 
@@ -221,6 +227,7 @@ def arrival_results(
         found_more = {"p_value": p_value, "estimate": worst.mean}
         checks.insert(0, Check(name="canary-arrival", sentence=sentence, cause=cause, **found_more))
         notes += list(_missing(cells, shapes, names))[:1]
+        notes += list(_lengthened(cells, shapes, names))[:1]
     return CheckResults(checks=tuple(checks), notes=tuple(notes))
 
 
@@ -241,7 +248,7 @@ def _cause_of_skipping(found: ArrivedCanaries) -> str:
 
 def _exceeding(cell: ArrivalCell, slack: float) -> float:
     """Return the standard errors by which a cell exceeds its limit, given rounding."""
-    return float(cell.z - slack * cell.expected * cell.count**0.5 / cell.std)
+    return cell.above(_LIMIT + slack)
 
 
 def _missing(cells: Sequence[ArrivalCell], shapes: Sequence[str], names: Sequence[str]) -> Iterator[str]:
@@ -251,6 +258,21 @@ def _missing(cells: Sequence[ArrivalCell], shapes: Sequence[str], names: Sequenc
         if cell.mean + _SURELY * error < _MISSING * cell.expected:
             text = cell.sentence(shapes, names).partition(", more")[0]
             yield f"Not all canaries arrive: {text}, less than the {cell.expected:g} expected."
+
+
+def _lengthened(cells: Sequence[ArrivalCell], shapes: Sequence[str], names: Sequence[str]) -> Iterator[str]:
+    """Yield notes about short canaries that are scaled up to the clipping norm, which leaks nothing.
+
+    Automatic clipping does that on purpose: it divides each gradient by its norm, whatever it is.
+    """
+    for cell in cells:
+        is_longer = cell.above(cell.expected * (1 + _ROUNDING)) > _CLEARLY
+        if round(cell.expected, 6) < _SHORTER and is_longer and cell.z < _SURELY:
+            text = cell.sentence(shapes, names).partition(", more")[0]
+            yield (
+                f"Short gradients are scaled up: {text}, instead of {cell.expected:g}. As long as no more "
+                "than the clipping norm arrives, as with automatic clipping, this is not a leak."
+            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,6 +28,11 @@ _ALWAYS_FOLLOW = {
     "sum-norm": {"canary-arrival"},
     "noise-by-sum": {"canary-arrival"},  # the sum is known only if it is clipped correctly
     "noise-by-canaries": {"canary-arrival"},
+    "missing-direction": _SHARED | LOCALIZING | {"low-rank-noise", "balanced-noise", "noise-by-batch"},
+    "balanced-noise": _SHARED | LOCALIZING,
+    # numbers of several scales together have other tails
+    "missing-tail": {"step-noise"},
+    "noise-tails": {"step-noise"},
 }
 # The same, if the others are more certain.
 _FOLLOW = {
@@ -36,8 +41,11 @@ _FOLLOW = {
     "step-correlation": {"noise-by-sum", "low-rank-noise"},
     "shifted-noise": {"noise-by-sum", "low-rank-noise"},
     "repeated-noise": {"low-rank-noise"},
-    "step-noise": {"noise-by-batch", *_TAILS},
-    "coordinate-noise": _TAILS,
+    "balanced-noise": {"low-rank-noise", "noise-variance"},
+    "constant-norm": _SHARED | {"low-rank-noise", "balanced-noise", *_TAILS},
+    "missing-direction": {"noise-variance"},
+    "step-noise": {"noise-by-batch", "low-rank-noise"},
+    "coordinate-noise": {"low-rank-noise", *_TAILS},
     "missing-tail": _SHARED | {"tied-noise", "noise-by-batch", "low-rank-noise"},
     "noise-tails": _SHARED | {"tied-noise", "noise-by-batch", "low-rank-noise", "missing-tail"},
     "noise-shape": _SHARED | {"tied-noise", "noise-by-batch", "low-rank-noise", *_TAILS},
@@ -62,6 +70,11 @@ _CAUSE_OF_FINDING = {
     "shifted-noise": "is one stream of random numbers read twice, at different places, or is noise rolled?",
     "low-rank-noise": "is the noise drawn in a smaller space and then projected to all parameters?",
     "common-noise": "do all steps share a part of their noise, or is something else added to the release?",
+    "balanced-noise": "is the noise centered, as by subtracting its mean, or stratified, as in a Latin "
+    "hypercube or a quasi-random sequence?",
+    "constant-norm": "is the noise normalized to a fixed norm, or stratified?",
+    "missing-direction": "is the noise projected, so that a direction has none, such as that of the sum or "
+    "of an earlier release?",
     "noise-by-batch": "is the standard deviation of the noise computed from the batch?",
     "noise-by-sum": "is a sum or gradient left over from another step, or added again after the noise?",
     "repeated-noise": "is the generator reseeded during training, with a constant or one of a few seeds?",

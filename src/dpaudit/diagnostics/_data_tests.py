@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import scipy
 
-from dpaudit._types import FloatArray, IntArray, ScoreArray
+from dpaudit._types import FloatArray, ScoreArray
 from dpaudit.diagnostics._dependence_tests import MAX_LAG, segments
 from dpaudit.diagnostics._noise_record import NoiseRecord
-from dpaudit.diagnostics._p_values import Check, bonferroni, sign_sum_p_value
+from dpaudit.diagnostics._p_values import Check, bonferroni, chi_square_cdf, sign_sum_p_value
 
 _BLOCK = 8  # steps within which amounts of noise are compared, so that a schedule does not matter
 _MIN_STEPS = 16
@@ -29,6 +30,14 @@ _NUM_TOTALS = 2  # that are tested besides the squares
 _LOST = 2.0  # times the sum of a step that may be missing: all of it is 1, and a reversed sign 2
 _USUAL_SHARE = 0.2  # of a sum in the noise: any is detected, but shares of this size most easily
 _OLDER = MAX_LAG + 1  # stands for the mean of all sums that are older than the largest lag
+_TINY = 1e-30  # smallest norm of a vector that has a direction
+_ALL = MAX_LAG + 2  # stands for all earlier steps
+_WHEN = {
+    0: "the same step",
+    1: "the step before",
+    _OLDER: f"more than {MAX_LAG} steps before",
+    _ALL: "all steps before",
+}
 
 
 def noise_by_batch(record: NoiseRecord) -> Check | None:
@@ -90,17 +99,11 @@ def noise_by_sum(record: NoiseRecord) -> Check | None:
     The p-value is corrected for all sums and totals: half of the error rate belongs to the totals of the same
     step and of the step before, the likeliest ones, the other half to all others.
     """
-    rows, steps = record.rows, record.sketches.steps
-    found = []
-    for sums, words in ((record.known, "sum"), (record.known_examples, "sum of the examples")):
-        if sums is None or not sums.any():
-            continue
-        for lag in range(_OLDER + 1):
-            pairs = list(_with_sums_before(rows, sums, steps, lag))
-            found += [
-                (p_value, estimate, lag, words, lag <= 1 and number < _NUM_TOTALS)
-                for number, (p_value, estimate) in enumerate(_sum_p_values(pairs, record.resolution))
-            ]
+    found = [
+        (p_value, estimate, one.along.lag, one.along.words, one.along.lag <= 1 and number < _NUM_TOTALS)
+        for one in record.once("sum products", lambda: list(_products(record)))
+        for number, (p_value, estimate) in enumerate(_sum_p_values(one, record.resolution))
+    ]
     if not found:
         return None
     num_likely = sum(is_likely for *_, is_likely in found)
@@ -111,57 +114,170 @@ def noise_by_sum(record: NoiseRecord) -> Check | None:
         for one in found
     ]
     p_value, estimate, lag, words, _ = min(found, key=lambda one: one[0])
-    when = {0: "the same step", 1: "the step before", _OLDER: f"more than {MAX_LAG} steps before"}
     return Check(
         name="noise-by-sum",
         p_value=p_value,
         sentence=f"The release contains {estimate:.2g} times the {words} of "
-        f"{when.get(lag, f'{lag} steps before')}, besides the sum and the noise.",
+        f"{_WHEN.get(lag, f'{lag} steps before')}, besides the sum and the noise.",
         estimate=estimate,
     )
 
 
-def _with_sums_before(
-    rows: ScoreArray, known: ScoreArray, steps: IntArray, lag: int
-) -> Iterator[tuple[ScoreArray, ScoreArray]]:
-    """Yield the noise of steps with the sums of ``lag`` steps before."""
-    if lag == _OLDER:
-        later = rows[_OLDER:]
-        total, means = np.zeros(known.shape[1]), np.empty(later.shape)
-        for index, mean in enumerate(means):  # much faster than a cumulative sum over the first axis
-            total += known[index]
-            np.divide(total, index + 1, out=mean)
-        yield later, means
-        return
-    for part in segments(steps):
-        yield rows[part][lag:], known[part][: max(0, len(known[part]) - lag)]
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Components:
+    """Products of the noise of steps with vectors, such as the sums of ``lag`` steps before."""
+
+    lag: int
+    words: str
+    values: FloatArray
+    sizes: FloatArray
+    """The sums of absolute values of the vectors."""
+    squares: FloatArray
+    """Their squared norms."""
 
 
-def _sum_p_values(pairs: list[tuple[ScoreArray, ScoreArray]], resolution: float) -> list[tuple[float, float]]:
+@dataclass(frozen=True, eq=False)
+class _Products:
+    """Products with sums, and the roots of the sums of squares that they consist of."""
+
+    along: _Components
+    spreads: FloatArray
+
+
+def _products(record: NoiseRecord) -> Iterator[_Products]:
+    """Yield the products with sums at all lags, with and without canaries."""
+    for sums, words in ((record.known, "sum"), (record.known_examples, "sum of the examples")):
+        if sums is None or not sums.any():
+            continue
+        squares, sizes = np.einsum("ti,ti->t", sums, sums), np.abs(sums).sum(axis=1)
+        for lag in range(_OLDER):
+            parts = list(segments(record.sketches.steps))
+            pairs = [(record.rows[part][lag:], sums[part][: _before(part, lag)]) for part in parts]
+            own_sizes, own_squares = (
+                np.concatenate([values[part][: _before(part, lag)] for part in parts])
+                for values in (sizes, squares)
+            )
+            yield _multiplied(lag, words, pairs, own_sizes, own_squares)
+        later, means = record.rows[_OLDER:], _earlier_means(sums)
+        of_means = np.abs(means).sum(axis=1), np.einsum("ti,ti->t", means, means)
+        yield _multiplied(_OLDER, words, [(later, means)], *of_means)
+
+
+def _before(part: slice, lag: int) -> int:
+    """Return how many of these consecutive steps have another of them ``lag`` steps later."""
+    count: int = part.stop - part.start - lag
+    return max(0, count)
+
+
+def _earlier_means(sums: ScoreArray) -> FloatArray:
+    """Return for each step after the largest lag the mean of all sums that are older."""
+    total, means = np.zeros(sums.shape[1]), np.empty((max(0, len(sums) - _OLDER), sums.shape[1]))
+    for index, mean in enumerate(means):  # much faster than a cumulative sum over the first axis
+        total += sums[index]
+        np.divide(total, index + 1, out=mean)
+    return means
+
+
+def _multiplied(
+    lag: int,
+    words: str,
+    pairs: list[tuple[ScoreArray, ScoreArray]],
+    sizes: FloatArray,
+    squares: FloatArray,
+) -> _Products:
+    values, spreads = [], []
+    for noise, sums in pairs:
+        product = noise * sums
+        values.append(np.einsum("ti,ti->t", noise, sums))
+        spreads.append(np.sqrt(np.einsum("ti,ti->t", product, product)))
+    joined = np.concatenate(values, dtype=np.float64)
+    along = _Components(lag=lag, words=words, values=joined, sizes=sizes, squares=squares)
+    return _Products(along, np.concatenate(spreads, dtype=np.float64))
+
+
+def _sum_p_values(products: _Products, resolution: float) -> list[tuple[float, float]]:
     """Return the p-values of both totals and of the squares, each with the share of the sum in the noise."""
-    products = np.concatenate([np.einsum("ti,ti->t", noise, sums) for noise, sums in pairs])
-    weighted = [noise * sums for noise, sums in pairs]
-    spread = np.sqrt(np.concatenate([np.einsum("ti,ti->t", part, part) for part in weighted]))
-    sizes = np.concatenate(
-        [np.abs(sums, out=part).sum(axis=1) for (_, sums), part in zip(pairs, weighted, strict=True)]
-    )
-    squares = sum(float(np.vdot(sums, sums)) for _, sums in pairs)
-    is_used = spread > 0
+    found, is_used = products.along, products.spreads > 0
     count = int(np.count_nonzero(is_used))
     if count == 0:
         return []
-    scores, errors = products[is_used] / spread[is_used], resolution * sizes[is_used] / spread[is_used]
-    estimate = float(products.sum()) / squares
-    total = max(0.0, abs(float(scores.sum())) - float(errors.sum())) / math.sqrt(count)
+    total, spreads = float(found.values.sum()), products.spreads[is_used]
+    scores, errors = found.values[is_used] / spreads, resolution * found.sizes[is_used] / spreads
+    estimate = total / float(found.squares.sum())
+    divided = max(0.0, abs(float(scores.sum())) - float(errors.sum())) / math.sqrt(count)
     energy = float((np.maximum(np.abs(scores) - errors, 0.0) ** 2).sum())
-    undivided = max(0.0, abs(float(products.sum())) - resolution * float(sizes.sum()))
-    variance, prior = float((spread**2).sum()), _USUAL_SHARE**-2
+    undivided = max(0.0, abs(total) - resolution * float(found.sizes.sum()))
+    variance, prior = float((spreads**2).sum()), _USUAL_SHARE**-2
     exponent = math.log1p(variance / prior) / 2 - undivided**2 / (variance + prior) / 2
     return [
         (math.exp(min(0.0, exponent)), estimate),
-        (min(1.0, 2 * math.exp(-(total**2) / 2)), estimate),
+        (min(1.0, 2 * math.exp(-(divided**2) / 2)), estimate),
         (sign_sum_p_value(energy, count), estimate),
     ]
 
 
-DATA_TESTS = (noise_by_batch, noise_by_sum)
+def missing_direction(record: NoiseRecord) -> Check | None:
+    """Test how much noise there is in the direction of the sum and of earlier vectors: chi-square.
+
+    These vectors are the sums of :func:`noise_by_sum`, the release and the noise of the step before, and the
+    sum of all earlier releases, from which the weights follow. The noise of a step is independent of them. So
+    given the past, its component along their direction is normal, and its variance is at least 1 if no
+    coordinate has less noise than claimed; the total of its squares is at least as large as a chi-square
+    variable. If there is less noise everywhere, it is compared with the noise that there is.
+    """
+    level, found = min(1.0, record.energy / record.count), []
+    if level == 0:
+        return None
+    products = record.once("sum products", lambda: list(_products(record)))
+    for one in (*(product.along for product in products), *_with_releases(record)):
+        is_used = one.squares > 0
+        if not is_used.any():
+            continue
+        largest = np.abs(one.values[is_used]) + record.resolution * one.sizes[is_used]
+        energies = largest * largest / one.squares[is_used]
+        p_value = chi_square_cdf(float(energies.sum()) / level, energies.size)
+        share = float((one.values[is_used] ** 2 / one.squares[is_used]).mean())
+        found.append((p_value, share, f"{one.words} of {_WHEN.get(one.lag, f'{one.lag} steps before')}"))
+    if not found:
+        return None
+    p_value, share, words = min(found)
+    return Check(
+        name="missing-direction",
+        p_value=bonferroni(p_value, len(found)),
+        sentence=f"The noise is {math.sqrt(share):.2g} of the claimed level in the direction of the {words}.",
+        estimate=math.sqrt(share),
+    )
+
+
+def _with_releases(record: NoiseRecord) -> Iterator[_Components]:
+    """Yield the components of the noise of steps along earlier noise and releases, which are public."""
+    rows, known = record.rows, record.known
+    for part in segments(record.sketches.steps):
+        later, earlier = rows[part][1:], rows[part][:-1]
+        if len(later) == 0:
+            continue
+        vectors: list[tuple[int, str, ScoreArray]] = [(1, "noise", earlier)]
+        if known is not None and known.any():
+            releases = earlier + known[part][:-1]
+            vectors += [(1, "release", releases), (_ALL, "releases", _running_sums(releases))]
+        for lag, words, found in vectors:
+            norms = np.sqrt(np.einsum("ti,ti->t", found, found, dtype=np.float64))
+            units = found / np.maximum(norms, _TINY)[:, None].astype(np.float32)
+            yield _Components(
+                lag=lag,
+                words=words,
+                values=np.einsum("ti,ti->t", later, units).astype(np.float64),
+                sizes=np.abs(units).sum(axis=1, dtype=np.float64),
+                squares=(norms > _TINY).astype(np.float64),
+            )
+
+
+def _running_sums(rows: ScoreArray) -> ScoreArray:
+    total, sums = np.zeros(rows.shape[1]), np.empty_like(rows)
+    for row, running in zip(rows, sums, strict=True):
+        total += row
+        running[:] = total
+    return sums
+
+
+DATA_TESTS = (noise_by_batch, noise_by_sum, missing_direction)

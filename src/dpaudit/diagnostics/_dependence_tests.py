@@ -14,7 +14,6 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 from scipy import fft, linalg
 
 from dpaudit._types import FloatArray, IntArray
@@ -37,8 +36,7 @@ _LOG_EVIDENCE = 14.0  # at which the test of all products is most sensitive: a p
 _SHARES = (2.0, 1.0, 0.5, 1 / 16, 1 / 256)  # of the most sensitive slope
 _MAX_SLOPE = 0.2
 _ROUNDING = 1e-6  # of a bound on the evidence, which is computed in another order
-_DRIFT_BLOCK = 32  # steps
-_DRIFT_LEVEL = 1e-4
+_USUAL = 0.5  # of the mean excess, above which steps at most distances share directions
 
 
 def segments(steps: IntArray) -> list[slice]:
@@ -183,6 +181,23 @@ def low_rank_noise(record: NoiseRecord) -> Check | None:
         sentence="The noise of different steps shares directions: squared products of steps are "
         f"{share:.3g} times those of independent noise.",
         estimate=share,
+        cause=_cause_of_lag(squares, share) if log_mean > 0 else "",
+    )
+
+
+def _cause_of_lag(squares: FloatArray, share: float) -> str:
+    """Return the cause if only steps at certain distances share directions; empty if most of them do.
+
+    In a smaller space, the products of all pairs of steps are larger, whatever their distance.
+    """
+    excess = np.array([float(np.sum(np.diagonal(squares, -lag) - 1)) for lag in range(1, len(squares))])
+    counts = np.arange(len(squares) - 1, 0, -1)
+    if float(np.median(excess / counts)) > _USUAL * (share - 1):
+        return ""
+    lag = int(np.argmax(excess)) + 1
+    return (
+        f"the noise of {'consecutive steps' if lag == 1 else f'steps {lag} apart'} is correlated: is noise "
+        "from earlier steps reused or subtracted?"
     )
 
 
@@ -217,7 +232,7 @@ def common_noise(record: NoiseRecord) -> Check | None:
 
     That of T x m standard normal numbers exceeds sqrt(T) + sqrt(m) + x with probability at most exp(-x^2/2)
     (Davidson and Szarek 2001). Scaling makes it smaller (simulated). The mean over all steps is subtracted,
-    because it may be legitimate (:func:`drift_note`).
+    because it may be legitimate (``_public_parts``).
     """
     rows = scaled(_first_and_last(record.rows))
     if min(rows.shape) < 2:
@@ -237,36 +252,6 @@ def common_noise(record: NoiseRecord) -> Check | None:
         f"{top / usual:.3g} times that of independent noise.",
         estimate=top / usual,
     )
-
-
-def drift_note(record: NoiseRecord) -> str | None:
-    """Return a question if the noise has a mean that stays for many steps, which need not be a leak."""
-    num_rows, width = record.rows.shape
-    if num_rows < 2 * _DRIFT_BLOCK:
-        return None
-    rows = scaled_noise(record)
-    num_blocks = num_rows // _DRIFT_BLOCK
-    blocks = rows[: num_blocks * _DRIFT_BLOCK].reshape(num_blocks, _DRIFT_BLOCK, width)
-    p_values = [
-        _mean_p_value(rows[None], record.resolution),
-        _mean_p_value(blocks, record.resolution),
-    ]
-    if bonferroni(min(p_values), len(p_values)) > _DRIFT_LEVEL:
-        return None
-    return (
-        "The release contains something besides the sum and the noise that stays for many steps: does it "
-        "depend on the data? If not, as with weight decay, it is not a leak: subtract it first."
-    )
-
-
-def _mean_p_value(blocks: FloatArray, resolution: float) -> float:
-    """Return the p-value of an F test of the squared means of blocks (blocks x steps x coordinates)."""
-    num_blocks, num_rows, width = blocks.shape
-    means = np.abs(blocks.mean(axis=1))
-    within = float(blocks.var(axis=1, ddof=1).mean())
-    between = num_rows * float((np.maximum(means - resolution, 0.0) ** 2).mean())
-    freedom = num_blocks * width
-    return float(scipy.stats.f.sf(between / max(within, 1e-300), freedom, freedom * (num_rows - 1)))
 
 
 def scaled_noise(record: NoiseRecord) -> FloatArray:

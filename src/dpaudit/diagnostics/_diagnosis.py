@@ -16,12 +16,12 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._types import ArrayLike, FloatArray
 from dpaudit.diagnostics._causes import LOCALIZING, NO_NOISE, SAMPLING, likely_causes
-from dpaudit.diagnostics._dependence_tests import drift_note
 from dpaudit.diagnostics._lattice_tests import is_coarse
 from dpaudit.diagnostics._noise_record import Leaves, NoiseRecord
-from dpaudit.diagnostics._noise_tests import Amount, noise_amount, noise_checks
+from dpaudit.diagnostics._noise_tests import PUBLIC_TESTS, Amount, noise_amount, noise_checks
 from dpaudit.diagnostics._p_values import RESOLUTION, SMALLEST_P_VALUE, Check, Finding
 from dpaudit.diagnostics._participation import ParticipationRecord, participation_checks
+from dpaudit.diagnostics._public_parts import drift_note, explained
 from dpaudit.errors import FindingError, InputError
 
 _SHARE_OF_TESTS = 0.2  # share of the error rate for the tests; the rest is for the bound
@@ -48,9 +48,12 @@ _ORDER = (
     "low-rank-noise",
     "common-noise",
     *_PARTS,
+    "balanced-noise",
+    "missing-direction",
     "missing-tail",
     "noise-tails",
     "noise-shape",
+    "constant-norm",
     "noise-variance",
     "participation-counts",
     "batch-overlap",
@@ -154,7 +157,8 @@ class Diagnostics:
         _validate.confidence(confidence)
         noise, participation = self._noise, self._participation
         with noise.sharing():
-            checks = noise_checks(noise, confidence) + participation_checks(participation, self.sample_rate)
+            checks, notes = explained(noise, noise_checks(noise, confidence), PUBLIC_TESTS)
+            checks += participation_checks(participation, self.sample_rate)
             if not checks:
                 raise InputError("Expected at least one observed step, got none: did training run?")
             found = noise_amount(noise, confidence) if noise.num_steps else None
@@ -162,7 +166,7 @@ class Diagnostics:
                 checks,
                 confidence=confidence,
                 noise=found,
-                notes=self._notes(found),
+                notes=[*self._notes(found), *notes],
                 not_covered=self._not_covered(),
             )
 

@@ -4,7 +4,8 @@ The low bits of a release whose noise is on a lattice reveal the sum. Numbers th
 precision of the release, are counted among all steps and coordinates, whatever their places and signs.
 
 A release that is itself stored in low precision has ties too, but its final rounding hides the lattice of the
-noise from everybody. It is recognized by its numbers (``_number_formats``); ties are then not tested.
+noise from everybody, and so does rounding to a grid. Both are recognized by their numbers
+(``_number_formats``); ties are then not tested.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ def tied_pairs(record: NoiseRecord) -> Check | None:
 def is_coarse(record: NoiseRecord) -> BoolArray:
     """Return for each coordinate whether the release is too coarse there to see the lattice of its noise."""
     width = record.layout.sketch.size
-    result: BoolArray = (record.release_precision >= FLOAT16) | np.full(width, record.rounding > _MAX_ERROR)
+    is_rounded = record.rounding > _MAX_ERROR or record.grid > 0
+    result: BoolArray = (record.release_precision >= FLOAT16) | np.full(width, is_rounded)
     return result
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray
-from dpaudit.diagnostics._number_formats import SINGLE, FormatCheck
+from dpaudit.diagnostics._number_formats import GRID_ERROR, SINGLE, FormatCheck
 from dpaudit.diagnostics._p_values import RESOLUTION, HeadTailBuffer, fixed_rng, sure_signs, sure_single_signs
 from dpaudit.errors import InputError
 
@@ -33,7 +33,7 @@ _Array = TypeVar("_Array")
 COVARIATES = ("batch_size", "sum_norm", "longest", "num_canaries")
 """Numbers of a step on which its noise must not depend."""
 # attributes of a record that its state holds unchanged
-_SUMS = ("energies", "step_energies", "sum_energy", "agreeing", "differing", "resolution")
+_SUMS = ("energies", "step_energies", "sum_energy", "agreeing", "differing")
 _LATER = ("precision", "rounding", "largest", "covariates")  # since version 0.2
 
 
@@ -49,14 +49,16 @@ class NoiseRecord:
         """The sum of squares of each coordinate."""
         self.step_energies: list[float] = []
         """The sum of squares of each step."""
+        self.step_sums: list[float] = []
+        """The sum of the noise of each step; not a number if it was not kept."""
         self.sum_energy = 0.0
         """The squared sum of signs of each leaf in each step, over the leaf's size, summed."""
         self.agreeing: FloatArray
         """For each pair of leaves, how many signs of their leading coordinates agree."""
         self.differing: FloatArray
         """For each pair of leaves, how many differ; the remaining numbers are too small to have a sign."""
-        self.resolution = RESOLUTION
-        """The largest rounding error of a number."""
+        self._resolution = RESOLUTION  # the largest rounding error that was given
+        self._sizes = np.zeros(2)  # of all releases as given, and in claimed standard deviations
         self.sketches = HeadTailBuffer()
         self.sums = HeadTailBuffer()
         """The known sums of the same steps and coordinates, if all were given."""
@@ -109,6 +111,10 @@ class NoiseRecord:
         found: _Array = self._shared[name]
         return found
 
+    def share(self, name: str, value: Any) -> None:
+        """Use this value wherever ``once`` is called with the name, and forget all others."""
+        self._shared = {name: value}
+
     @property
     def rows(self) -> npt.NDArray[np.float32]:
         """The noise of all kept steps at the coordinates of a sketch: steps x coordinates."""
@@ -128,6 +134,19 @@ class NoiseRecord:
     def known_examples(self) -> npt.NDArray[np.float32] | None:
         """The part of the known sums that examples contribute; None if unknown."""
         return self.once("examples", lambda: self._complete(self.examples))
+
+    @property
+    def resolution(self) -> float:
+        """The largest rounding error of a number."""
+        return max(self._resolution, GRID_ERROR * self.grid)
+
+    @property
+    def grid(self) -> float:
+        """The spacing of the grid on which all releases are, in claimed standard deviations; 0 if none."""
+        given, scaled = self._sizes
+        if given == 0 or self.known is None:
+            return 0.0
+        return self.once("grid", lambda: self.formats.grid(self.rows, scaled / given))
 
     def _complete(self, rows: HeadTailBuffer) -> npt.NDArray[np.float32] | None:
         return rows.rows if self.num_steps and rows.num_seen == self.num_steps else None
@@ -175,9 +194,10 @@ class NoiseRecord:
                 f"Expected finite noise in step {self.num_steps}, got {noise[index]} at coordinate "
                 f"{layout.coordinate(index)}: did training diverge?"
             )
-        self.resolution = max(self.resolution, rounding)
+        self._resolution = max(self._resolution, rounding)
         self.energies += squares
         self.step_energies.append(energy)
+        self.step_sums.append(float(noise.sum()))
         signs = sure_signs(noise, max(RESOLUTION, rounding))
         self._add_sums(signs)
         self._add_pairs(signs)
@@ -188,6 +208,8 @@ class NoiseRecord:
             self.examples.add(own.astype(np.float32))
         if raw is not None:
             self.formats.observe(raw)
+            if sums is not None:
+                self._sizes += np.abs(raw).sum(), np.abs(sums + noise[layout.sketch]).sum()
         elif precision is None:
             self.rounding = max(self.rounding, rounding)
         if precision is not None:
@@ -252,6 +274,9 @@ class NoiseRecord:
             "leaves": dict(self.layout.leaves),
             **{name: copy(getattr(self, name)) for name in _SUMS},
             **{name: deepcopy(getattr(self, name)) for name in _LATER},
+            "resolution": self._resolution,
+            "sizes": self._sizes.copy(),
+            "step_sums": list(self.step_sums),
             "sketches": self.sketches.state_dict(),
             "sums": self.sums.state_dict(),
             "examples": self.examples.state_dict(),
@@ -267,6 +292,8 @@ class NoiseRecord:
         self._start(Layout.of(state["num_parameters"], state["leaves"], width))
         for name in _SUMS:
             setattr(self, name, copy(state[name]))
+        self._resolution, self._sizes = state["resolution"], np.array(state.get("sizes", np.zeros(2)))
+        self.step_sums = list(state.get("step_sums", [np.nan] * self.num_steps))
         self.sketches.load_state_dict(state["sketches"])
         if "sums" in state:
             self.sums.load_state_dict(state["sums"])

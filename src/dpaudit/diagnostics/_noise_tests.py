@@ -1,7 +1,8 @@
 """Tests of the noise of a training run: its amount, repetition and correlation.
 
 Further chapters test its shape (``_shape_tests``), the values it takes (``_lattice_tests``), its dependence
-on itself (``_dependence_tests``) and on the data (``_data_tests``).
+on itself (``_dependence_tests``) and on the data (``_data_tests``), and whether it is too regular
+(``_regularity_tests``).
 
 Under each null hypothesis, all noise is normal, independent, and at least as large as claimed. Each test
 names its null distribution; those shared by several tests are in ``_p_values``. To add a test, write a
@@ -21,8 +22,15 @@ import scipy
 
 from dpaudit import _validate
 from dpaudit._types import ArrayLike, BoolArray, FloatArray, IntArray
-from dpaudit.diagnostics._data_tests import DATA_TESTS
-from dpaudit.diagnostics._dependence_tests import DEPENDENCE_TESTS, MAX_LAG, SingleArray, segments
+from dpaudit.diagnostics._data_tests import DATA_TESTS, noise_by_sum
+from dpaudit.diagnostics._dependence_tests import (
+    DEPENDENCE_TESTS,
+    MAX_LAG,
+    SingleArray,
+    common_noise,
+    low_rank_noise,
+    segments,
+)
 from dpaudit.diagnostics._lattice_tests import LATTICE_TESTS
 from dpaudit.diagnostics._noise_record import NoiseRecord
 from dpaudit.diagnostics._p_values import (
@@ -35,6 +43,7 @@ from dpaudit.diagnostics._p_values import (
     sign_p_value,
     sign_sum_p_value,
 )
+from dpaudit.diagnostics._regularity_tests import REGULARITY_TESTS
 from dpaudit.diagnostics._shape_tests import SHAPE_TESTS
 
 _SURE_P_VALUE = 1e-6  # corrected p-value below which a part counts as lacking noise
@@ -362,6 +371,15 @@ def _cause_of_mean(means: FloatArray) -> str:
     )
 
 
+PUBLIC_TESTS: dict[str, Callable[[NoiseRecord], Check | None]] = {
+    "noise-by-sum": noise_by_sum,
+    "step-correlation": lagged_correlation,
+    "low-rank-noise": low_rank_noise,
+    "common-noise": common_noise,
+    "repeated-noise": repeated_noise,
+}
+"""Tests that a public part of the release may fail, such as weight decay."""
+
 NOISE_TESTS: tuple[Callable[[NoiseRecord], Check | None], ...] = (
     step_noise,
     leaf_noise,
@@ -373,6 +391,7 @@ NOISE_TESTS: tuple[Callable[[NoiseRecord], Check | None], ...] = (
     *SHAPE_TESTS,
     *LATTICE_TESTS,
     *DEPENDENCE_TESTS,
+    *REGULARITY_TESTS,
     *DATA_TESTS,
 )
 """All tests except that of the variance, whose sentence needs a confidence."""

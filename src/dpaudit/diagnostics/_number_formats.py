@@ -1,4 +1,4 @@
-"""Formats of floating-point numbers, recognized by the numbers themselves.
+"""Formats of floating-point numbers and grids, recognized by the numbers themselves.
 
 The data type of an array does not show in which precision its numbers were computed or stored.
 """
@@ -10,14 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from dpaudit._types import FloatArray
+from dpaudit._types import BoolArray, FloatArray, ScoreArray
 
 BFLOAT16, FLOAT16, SINGLE, DOUBLE = 2.0**-7, 2.0**-10, 2.0**-23, 2.0**-52  # relative precision
+GRID_ERROR = 0.75
+"""The error of a number on a grid, in spacings: half of it, with a margin for the sum."""
 
 _FINER = (
     16.0  # factor by which the smallest of a few hundred numbers is certainly more precise than the largest
 )
 _SUBNORMAL = 2.0**-24  # the smallest number in float16, where it is a fixed-point format
+_GRID_SAMPLE, _MIN_SAMPLE = 8192, 64  # numbers by which a grid is found
+_MAX_DIVISOR = 4  # the smallest gap between two numbers may be a small multiple of the spacing
+_ON_GRID = 1 / 8  # largest distance of a number from the grid, in spacings
+_OFF_SHARE = 0.01  # of the noise, below which the sum itself is on the grid
 
 
 class FormatCheck:
@@ -31,10 +37,13 @@ class FormatCheck:
         self._is_bfloat16 = self._is_float16 = self._is_single = np.ones(0, dtype=np.bool_)
         self._largest = np.zeros(0)
         self._finest = np.zeros(0)  # the lowest bit that is set, where a format of 16 bits is possible
+        self._sample = np.zeros(0)  # the first numbers, until it is decided whether they are on a grid
+        self._spacing = np.array(np.nan)  # of the grid; not a number if undecided, 0 without a grid
 
     def observe(self, released: Any) -> None:
         """Add a release exactly as the step returned it, before it is multiplied by anything."""
         values = np.asarray(released, dtype=np.float64)
+        self._observe_grid(values)
         if not self.is_empty and not (self._is_float16.any() or self._is_bfloat16.any()):
             self._observe_precise(values)
             return
@@ -61,6 +70,25 @@ class FormatCheck:
         self._largest = np.maximum(self._largest, np.abs(values))
         with np.errstate(over="ignore"):
             self._is_single &= values.astype(np.float32) == values
+
+    def _observe_grid(self, values: FloatArray) -> None:
+        if np.isnan(self._spacing):
+            self._sample = np.concatenate([self._sample, values])
+            if self._sample.size >= _GRID_SAMPLE:
+                self._spacing, self._sample = np.array(_find_spacing(self._sample)), np.zeros(0)
+        elif self._spacing > 0 and _off_grid(values, float(self._spacing)).any():
+            self._spacing = np.array(0.0)
+
+    def grid(self, noise: ScoreArray, unit: float) -> float:
+        """Return the spacing of the grid on which all releases are, in units of the noise; 0 if none.
+
+        ``unit`` is what 1 in a release is in units of the ``noise``. If the noise is on the same grid, so is
+        the sum: then there may be no other rounding than that of the noise.
+        """
+        spacing = unit * (_find_spacing(self._sample) if np.isnan(self._spacing) else float(self._spacing))
+        if spacing == 0 or not np.isfinite(spacing):
+            return 0.0
+        return spacing if _off_grid(noise, spacing).mean() > _OFF_SHARE else 0.0
 
     @property
     def is_empty(self) -> bool:
@@ -92,6 +120,40 @@ class FormatCheck:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a ``state_dict``."""
         vars(self).update({name: np.array(value) for name, value in state.items()})
+
+
+def _find_spacing(values: FloatArray) -> float:
+    """Return the spacing of the grid on which all numbers are; 0 if there is none or they are too few."""
+    ordered = np.unique(np.abs(values))
+    gaps = np.diff(ordered, prepend=0.0)
+    gaps = gaps[gaps > SINGLE * ordered[-1:].max(initial=0.0)]  # smaller ones may be rounding errors
+    if values.size < _MIN_SAMPLE or gaps.size == 0:
+        return 0.0
+    for divisor in range(1, _MAX_DIVISOR + 1):
+        spacing = _refined(ordered, float(gaps.min()) / divisor)
+        if not _off_grid(ordered, spacing).any():
+            return spacing
+    return 0.0
+
+
+def _refined(ordered: FloatArray, spacing: float) -> float:
+    """Return the spacing that fits best: small multiples first, as a small error adds up in large ones."""
+    limit = 16 * spacing
+    while True:
+        near = ordered[: np.searchsorted(ordered, limit)]
+        multiples = np.rint(near / spacing)
+        if multiples.any():
+            spacing = float((near * multiples).sum() / (multiples * multiples).sum())
+        if limit > ordered[-1]:
+            return spacing
+        limit *= 16
+
+
+def _off_grid(values: ScoreArray, spacing: float) -> BoolArray:
+    """Return which numbers are clearly not multiples of the spacing."""
+    multiples = values / spacing
+    found: BoolArray = np.abs(multiples - np.rint(multiples)) > _ON_GRID
+    return found
 
 
 def _lowest_bits(values: FloatArray) -> FloatArray:

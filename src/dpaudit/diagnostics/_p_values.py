@@ -86,6 +86,14 @@ def claim_p_value(energy: ArrayLike, count: ArrayLike, resolution: float = RESOL
     return np.asarray(scipy.stats.chi2.cdf(highest, number), dtype=np.float64)
 
 
+def chi_square_cdf(value: float, count: int) -> float:
+    """Return the probability that ``count`` squared standard normal numbers sum to ``value`` or less.
+
+    Many times faster than the function of ``scipy.stats`` for a single number.
+    """
+    return float(special.gammainc(count / 2, value / 2))
+
+
 def share_p_value(
     energy: FloatArray, count: FloatArray, total: float, total_count: float, resolution: float = RESOLUTION
 ) -> FloatArray:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ _MAX_PAIRS = 2**15  # pairs of counts that are compared
 _CANDIDATES = 32  # pairs of batches per block whose p-values are computed
 _WIDTH = 40  # standard deviations beyond which probabilities underflow
 _STEEPEST = 30.0  # slope of a Chernoff bound
+_TOGETHER = "are examples drawn together, in groups, or is the rate changed between steps?"
 
 
 class ParticipationRecord:
@@ -177,8 +179,9 @@ def participation_checks(record: ParticipationRecord, claimed: float | None) -> 
 
 
 def batch_sizes(record: ParticipationRecord) -> Check | None:
-    """Test how much batch sizes vary: fixed ones do not vary at all."""
-    return _spread("batch-sizes", "Batch sizes vary", np.asarray(record.sizes), record.num_examples)
+    """Test how much batch sizes vary: fixed ones do not at all, those of groups too much."""
+    found = _spread("batch-sizes", "Batch sizes vary", np.asarray(record.sizes), record.num_examples)
+    return found if found is None or found.estimate <= 1 else replace(found, cause=_TOGETHER)
 
 
 def participation_counts(record: ParticipationRecord) -> Check | None:

@@ -15,7 +15,7 @@ import numpy as np
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.diagnostics import Diagnosis, Diagnostics
 from dpaudit.diagnostics._noise_record import COVARIATES, Leaves
-from dpaudit.diagnostics._number_formats import FLOAT16, FormatCheck
+from dpaudit.diagnostics._number_formats import FLOAT16, GRID_ERROR, FormatCheck
 from dpaudit.diagnostics._p_values import HeadTailBuffer
 from dpaudit.recording._signal_and_noise import UntestedError
 
@@ -38,6 +38,7 @@ class NoiseLog:
         self._eps = 0.0
         self._format = FormatCheck()
         self._peaks: FloatArray = np.zeros(0)  # the largest release at each coordinate
+        self._unit = 1.0  # of the latest release, in clipping norms
 
     def observe(
         self,
@@ -65,6 +66,7 @@ class NoiseLog:
         self._leaves, self._eps = leaves, max(self._eps, eps)
         self._rounding = max(self._rounding, _ROUNDINGS * eps * float(np.abs(sums).max(initial=0.0)) / norm)
         self._format.observe(raw)
+        self._unit = divisor / norm
         peaks = np.abs(raw) * (divisor / norm)
         self._peaks = np.maximum(self._peaks, peaks) if self._peaks.size else peaks
         top, count = (
@@ -90,7 +92,10 @@ class NoiseLog:
         precision = np.maximum(self._format.precision(self._leaves), self._eps)
         is_coarse = precision >= FLOAT16
         coarse = float((precision * self._peaks)[is_coarse].max(initial=0.0)) / 2
-        rounding = max(self._rounding, coarse) / noise_multiplier
+        grid = self._format.grid(self._rows.rows, self._unit)
+        if grid > 0:  # its rounding hides a lattice of the noise, like that of a low precision
+            precision = np.maximum(precision, FLOAT16)
+        rounding = max(self._rounding, coarse, GRID_ERROR * grid) / noise_multiplier
         is_complete = self._examples.num_seen == self._rows.num_seen
         examples = self._examples.rows if is_complete else None
         rows = zip(self._rows.rows, self._sums.rows, self._numbers.rows, strict=True)

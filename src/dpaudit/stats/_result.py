@@ -33,7 +33,8 @@ _FULL_LENGTH = 0.995  # of canaries, which is printed if they are shorter
 _LEAKIEST = 500.0  # a parameter whose curve coincides with the axes
 PRIVACY, MECHANISM = "privacy", "mechanism"
 _NOT_PRIVACY = (
-    "The bound does not refute the claimed privacy, but the claimed epsilon is not that of this run."
+    "The bound does not refute the claimed privacy, but the claimed epsilon was computed for a different "
+    "mechanism than the one that ran."
 )
 OTHER_MECHANISM = "The tests refute that this is the claimed mechanism."
 

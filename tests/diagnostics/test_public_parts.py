@@ -1,0 +1,54 @@
+"""Weight decay and the like, which follow from earlier releases, are not accused; parts of sums still are."""
+
+import numpy as np
+import pytest
+from statistical_limits import LEVEL
+
+from dpaudit.diagnostics import Diagnostics
+
+SIZE, STEPS, RATE, BATCH = 120, 250, 0.02, 20
+
+
+def trained(*, decay=0.0, left_over=0.0, momentum=0.0, seed=0):
+    """The diagnosis of noisy descent on a quadratic loss, whose release contains a part of the weights."""
+    rng, record = np.random.default_rng([seed, 4]), Diagnostics()
+    weights, moving, last = rng.standard_normal((3, SIZE)) * np.array([[1.0], [0.0], [0.0]])
+    target = rng.standard_normal(SIZE)
+    for _ in range(STEPS):
+        total = rng.binomial(40, 0.5) / BATCH * (weights - target) + 0.5 * rng.standard_normal(SIZE)
+        noise = rng.standard_normal(SIZE) + decay * weights + left_over * last
+        record.observe_noise(noise, known=total, released=total + noise)
+        moving, last = momentum * moving + total + noise, total
+        weights = weights - RATE * (1 - momentum) * moving
+    return record.diagnose(1 - LEVEL)
+
+
+def names(diagnosis):
+    return {finding.name for finding in diagnosis.findings}
+
+
+@pytest.mark.parametrize(("decay", "momentum"), [(0.3, 0.0), (1.0, 0.0), (0.5, 0.9)])
+def test_weight_decay_after_the_noise_is_a_note(decay, momentum):
+    for seed in range(2):
+        diagnosis = trained(decay=decay, momentum=momentum, seed=seed)
+        assert not names(diagnosis) & {"noise-by-sum", "step-correlation", "low-rank-noise", "repeated-noise"}
+        assert any("weight decay" in note for note in diagnosis.notes)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_a_part_of_the_last_sum_is_found_beside_weight_decay(decay):
+    assert "noise-by-sum" in names(trained(decay=decay, left_over=0.3))
+
+
+def test_correct_training_has_neither_finding_nor_note():
+    diagnosis = trained()
+    assert (diagnosis.findings, diagnosis.notes) == ((), ())
+
+
+def test_the_same_noise_in_every_step_is_not_explained_by_releases():
+    rng, record = np.random.default_rng(0), Diagnostics()
+    noise = rng.standard_normal(SIZE)
+    for _ in range(60):
+        total = rng.standard_normal(SIZE) - noise
+        record.observe_noise(noise, known=total, released=total + noise)
+    assert "repeated-noise" in names(record.diagnose())
