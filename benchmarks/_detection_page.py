@@ -46,10 +46,11 @@ is set for any fault. `benchmarks/detection.py` runs all of them and writes this
 With a larger model, most tests of the noise are stronger, because they see more numbers. With more noise, the
 bound and the tests of clipping are weaker.
 
-Three families need no statistics, so they are not measured here. Non-finite examples, and what happens beside
-the release (optimizer moments, buffers, a second optimizer, coupled examples), are detected by
-[replay](replay.md); without a replay, `not_covered` of the result lists them. A mechanism that depends on the
-number of examples is detected by arithmetic: `dpaudit check`, which is part of every audit with Opacus.
+Three families need no statistics, so they are not measured here. Non-finite examples are detected by
+[replay](replay.md). So is what happens beside the release (optimizer moments, buffers, a second optimizer) or
+before clipping (gradients that depend on other examples of the batch); `not_covered` of every audit without a
+replay lists both. A mechanism that depends on the number of examples is detected by arithmetic:
+`dpaudit check`, which is part of every audit with Opacus.
 """
 TWIN_HEAD = """## Correct training runs
 

@@ -61,7 +61,8 @@ def config_of(mode: str, folder: Path, *, size: int = 1) -> str:
     canaries = 1 if mode == "paper" else 32
     name = "one-run" if mode == "final-model" else mode
     audit = f'mode = "{name}"\nnum_canaries = {canaries}\nmethods = []'
-    return digits_config(folder, top=top, num_steps=60 * size, audit=audit)
+    # many more than the checkpoints that are waited for: of those that follow quickly, some are not seen
+    return digits_config(folder, top=top, num_steps=150 * size, audit=audit)
 
 
 def start(config: Path, *words: object, limit: str = "") -> FaultyRun:

@@ -72,8 +72,8 @@ def begun(begin: Begin, mode: str, folder: Path, moment: int, **options: Any) ->
 
 
 def wait_for_new(run: FaultyRun, path: Path) -> None:
-    before = path.stat().st_ino if path.exists() else 0
-    run.wait_until(lambda: path.exists() and path.stat().st_ino != before)
+    before = path.stat().st_mtime_ns if path.exists() else 0  # the number of a file may be used again
+    run.wait_until(lambda: path.exists() and path.stat().st_mtime_ns != before)
 
 
 def require_same(folder: Path, whole: Path, config: Path, mode: str) -> None:

@@ -504,3 +504,32 @@ def test_a_claim_says_what_was_read_from_where(train):
 def test_an_epsilon_is_answered_by_what_to_pass():
     with pytest.raises(dpaudit.InputError, match=r"Expected noise_multiplier=.*, got epsilon=8: an epsilon"):
         observe(None, epsilon=8)
+
+
+@pytest.mark.parametrize(("mode", "later"), [("hooks", True), ("ghost", False)], ids=["unfrozen", "frozen"])
+def test_parameters_that_change_during_the_run_are_refused_in_one_sentence(private, mode, later):
+    """Canaries would be at other coordinates than their scores."""
+    made = private(noise_multiplier=1.0, grad_sample_mode=mode)
+    first = made.model._module[0]
+    if later:
+        first.requires_grad_(False)
+    expected = r"same \d parameter tensors .* got \d in step 2: were layers"
+    with observe(made.optimizer, module=made.model, delta=DELTA, seed=0) as recorder:
+        run(made, 2)
+        if later:
+            first.requires_grad_(True)
+        else:
+            made.optimizer.original_optimizer.param_groups[0]["params"][:2] = []
+        with pytest.raises(dpaudit.InputError, match=expected):
+            run(made, 1)
+    assert recorder.num_done == 2
+
+
+def test_each_phase_of_gradual_unfreezing_can_be_observed(private):
+    made = private(noise_multiplier=1.0)
+    for is_trained, sizes in ((False, [32, 2]), (True, [128, 16, 32, 2])):
+        made.model._module[0].requires_grad_(is_trained)
+        with observe(made.optimizer, delta=DELTA, seed=0, num_canaries=8) as recorder:
+            run(made, 3)
+        assert recorder.num_done == 3
+        assert [value.numel() for value in made.optimizer.params] == sizes

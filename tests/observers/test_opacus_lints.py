@@ -563,3 +563,62 @@ def test_samplers_that_are_not_known_are_no_finding(private):
     assert names(checked(made, loader=own)) == []
     sampler = UniformWithReplacementSampler(num_samples=200, sample_rate=0.05, steps=7)
     assert names(checked(made, loader=DataLoader(made.loader.dataset, batch_sampler=sampler))) == []
+
+
+def part_of_run(made, count, **options):
+    """The recorder of a part of a training run."""
+    known = {"module": made.model, "loader": made.loader, "num_canaries": 8, "seed": 0, "delta": DELTA}
+    with observe(made.optimizer, **(known | options)) as recorder:
+        run(made, count)
+    return recorder
+
+
+def test_more_accounted_steps_than_claimed_ones_are_found_when_the_audit_is_called(private):
+    made = private(noise_multiplier=1.0)
+    recorder = part_of_run(made, 6, num_steps=8)
+    assert "accountant-steps" not in names(recorder.audit().diagnosis)
+    run(made, 2)
+    assert "accountant-steps" not in names(recorder.audit().diagnosis)
+    run(made, 1)
+    result = recorder.audit()
+    [found] = [one for one in result.diagnosis.findings if one.name == "accountant-steps"]
+    assert found.sentence == (
+        "The accountant has 9 steps since the first observed one, but the claim is about 8 steps."
+    )
+    assert result.verdict is dpaudit.Verdict.VIOLATION
+    assert result.likely_causes()[0].startswith("does training continue after the observed steps")
+    assert "accountant-steps" not in names(recorder.audit(num_steps=9).diagnosis)
+
+
+def test_steps_before_the_block_and_a_claim_of_the_observed_steps_are_no_finding(private):
+    made = private(noise_multiplier=1.0)
+    run(made, 5)
+    recorder = part_of_run(made, 3)
+    run(made, 5)
+    assert "accountant-steps" not in names(recorder.audit().diagnosis)
+
+
+def test_every_phase_of_a_run_may_have_its_own_claim(private):
+    made = private(noise_multiplier=1.0)
+    first, second = (part_of_run(made, count, num_steps=count) for count in (4, 6))
+    for recorder in (first, second):
+        assert "accountant-steps" not in names(recorder.audit().diagnosis)
+
+
+def test_a_delta_of_at_least_one_over_the_number_of_examples_is_a_note(private):
+    recorder = part_of_run(private(noise_multiplier=1.0), 4)
+
+    def notes(delta):
+        return [note for note in recorder.audit(delta=delta).diagnosis.notes if "claimed delta" in note]
+
+    assert notes(0.02) == [
+        "The claimed delta of 0.02 is not below 1/200, one over the number of examples: such a claim allows "
+        "publishing an example."
+    ]
+    assert notes(0.004) == []
+
+
+def test_coupled_examples_are_not_covered_with_or_without_a_module(private):
+    for module in ({}, {"module": None}):
+        result = part_of_run(private(noise_multiplier=1.0), 4, **module).audit()
+        assert any("depend on other examples of the batch" in text for text in result.not_covered)

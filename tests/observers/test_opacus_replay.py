@@ -288,6 +288,44 @@ def test_a_fault_of_the_optimizer_has_its_name(made, fault, monkeypatch):
     assert names(replayed(made(), private_step))[0] == name
 
 
+@pytest.mark.parametrize("counted", [1.0, 2.0])
+def test_every_label_of_the_batch_is_tried(made, monkeypatch, counted):
+    """Rows of class 0 count twice after clipping; neither the last example nor the first other label is 0."""
+    one = made(build=lambda: nn.Linear(8, 4))
+    one.batch = one.batch[0], torch.tensor([1, 2, 1, 2, 0, 1, 2, 3])
+
+    def weighted(self):
+        rows = [part.flatten(1) for part in self.grad_samples]
+        norms = torch.stack([part.norm(dim=1) for part in rows]).norm(dim=0)
+        factors = (self.max_grad_norm / (norms + 1e-6)).clamp(max=1.0)
+        factors = factors * torch.where(one.targets == 0, counted, 1.0)
+        for parameter, part in zip(self.params, rows, strict=True):
+            parameter.summed_grad = (factors @ part).view_as(parameter)
+
+    def step(one, inputs, targets):
+        one.targets = targets
+        private_step(one, inputs, targets)
+
+    monkeypatch.setattr(DPOptimizer, "clip_and_accumulate", weighted)
+    result = replayed(one, step)
+    assert names(result) == (["sensitivity"] if counted > 1 else [])
+    assert sum("yet another label" in check.change for check in result.checks) == 4
+    if counted > 1:
+        assert "yet another label" in result.findings[0].sentence
+
+
+def test_noise_that_only_changes_its_direction_is_described_as_such(made, monkeypatch):
+    def toward_the_sum(self):
+        for parameter in self.params:
+            noise = self.noise_multiplier * self.max_grad_norm * torch.randn_like(parameter)
+            parameter.grad = parameter.summed_grad + noise * (1 - 2 * (parameter.summed_grad < 0).float())
+
+    monkeypatch.setattr(DPOptimizer, "add_noise", toward_the_sum)
+    result = replayed(made(), private_step)
+    [sentence] = [one.sentence for one in result.findings if one.name == "batch-dependent-noise"]
+    assert "The noise from the same random numbers changes its direction by " in sentence
+
+
 def test_a_gradient_added_with_the_noise_moves_the_release(made, monkeypatch):
     def added(self, original=DPOptimizer.add_noise):
         original(self)

@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, SubsetRandomSampler, Weig
 
 from dpaudit.observers.opacus import observe
 from dpaudit.observers.opacus._clipping import PerSampleClip
+from dpaudit.observers.opacus._sums import ClippingNorms
 
 STEPS = 40
 CERTAIN = {"rows-drawn", "sum-norm", "sum-rebuilt"}
@@ -381,3 +382,112 @@ def test_wrappers_do_not_make_canaries_slow(private):
     made.optimizer.clip_and_accumulate = lambda: without_clipping(made.optimizer)
     with observe(made.optimizer, loader=made.loader, delta=DELTA):
         assert PerSampleClip(made.optimizer).needs_full_rows
+
+
+def row_norms(optimizer):
+    return torch.stack([rows.flatten(1).norm(dim=1) for rows in optimizer.grad_samples]).norm(dim=0)
+
+
+NORMS = {
+    "median": lambda norms, _: norms.median(),
+    "largest, at most 8": lambda norms, _: norms.max().clamp(max=8.0),
+    "half of the 75 % quantile": lambda norms, _: 0.5 * norms.quantile(0.75),
+    "mean of the batch before": lambda _, before: before.mean(),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_clipping_norm_that_is_computed_from_the_batch_is_named(diagnosed, name):
+    """The noise follows the norm, so that no test of the noise can see it."""
+
+    def loop(made):
+        last = torch.ones(1)
+        for inputs, targets in itertools.islice(forever(made.loader), STEPS):
+            made.optimizer.zero_grad()
+            made.criterion(made.model(inputs), targets).backward()
+            norms = row_norms(made.optimizer)
+            if len(norms):
+                made.optimizer.max_grad_norm = float(NORMS[name](norms, last))
+                last = norms
+            made.optimizer.step()
+
+    found = diagnosed(loop)
+    assert "The clipping norm is computed from the data" in sentence(found, "clipping-norm")
+    assert name.split(",")[0].split(" of the batch")[0].removeprefix("half of the ") in sentence(
+        found, "clipping-norm"
+    )
+    assert found.likely_causes()[0].startswith("is max_grad_norm set to a statistic")
+    assert not [note for note in found.notes if "clipping norm changed" in note]
+
+
+@pytest.mark.parametrize("mode", ["hooks", "ghost"])
+def test_a_schedule_of_the_clipping_norm_is_a_note_and_said_not_to_be_tested(diagnosed, mode):
+    def loop(made):
+        for number, (inputs, targets) in enumerate(itertools.islice(forever(made.loader), STEPS)):
+            norm = 0.97**number * (1.0 if number % 2 else 0.9)
+            made.optimizer.max_grad_norm = norm
+            if made.ghost:
+                made.model.max_grad_norm = norm
+            made.optimizer.zero_grad()
+            made.criterion(made.model(inputs), targets).backward()
+            made.optimizer.step()
+
+    found = diagnosed(loop, grad_sample_mode=mode)
+    assert not names(found) & (CERTAIN | {"clipping-norm"})
+    assert any("The clipping norm changed 39 times, between 0.2829 and 0.97" in one for one in found.notes)
+    assert any(text.startswith("whether the clipping norm") for text in found.not_covered)
+
+
+@pytest.mark.parametrize("kind", ["flat", "adaptive clipping"])
+def test_a_constant_or_adaptive_clipping_norm_is_not_mentioned(diagnosed, kind):
+    found = diagnosed(**MODES[kind])
+    assert not [text for text in (*found.notes, *found.not_covered) if "clipping norm" in text]
+
+
+def test_rows_that_are_scaled_to_a_scheduled_norm_do_not_look_like_a_norm_from_the_data():
+    norms = ClippingNorms(None)
+    for number in range(STEPS):
+        norms.note(0.9**number, torch.full((7,), 0.9**number))
+    assert norms.results(noise_multiplier=1.0, sample_rate=None).certain == ()
+
+
+def added_after_the_pass(term):
+    """A ghost loop with a second backward pass that is not private."""
+
+    def loop(made):
+        for inputs, targets in itertools.islice(forever(made.loader), STEPS):
+            made.optimizer.zero_grad()
+            made.criterion(made.model(inputs), targets).backward()
+            made.model.disable_hooks()
+            term(made.model._module, inputs).backward()
+            made.model.enable_hooks()
+            made.optimizer.step()
+
+    return loop
+
+
+def test_a_plain_backward_pass_after_the_private_one_is_named(diagnosed):
+    loop = added_after_the_pass(lambda model, inputs: 0.3 * (model(inputs) ** 2).mean())
+    found = diagnosed(loop, grad_sample_mode="ghost")
+    assert "The sum changes between clipping and noise in 39 of 40 steps" in sentence(found, "sum-rebuilt")
+
+
+@pytest.mark.parametrize("power", [1, 2], ids=["L1", "L2"])
+def test_a_penalty_of_the_weights_after_the_private_pass_is_no_finding(diagnosed, power):
+    loop = added_after_the_pass(
+        lambda model, _: 0.01 * sum((value.abs() ** power).sum() for value in model.parameters())
+    )
+    assert not names(diagnosed(loop, grad_sample_mode="ghost")) & CERTAIN
+
+
+def test_a_gradient_that_is_clipped_again_after_the_private_pass_is_a_note(diagnosed):
+    def loop(made):
+        for inputs, targets in itertools.islice(forever(made.loader), STEPS):
+            made.optimizer.zero_grad()
+            made.criterion(made.model(inputs), targets).backward()
+            nn.utils.clip_grad_norm_(made.model.parameters(), 0.5)
+            made.optimizer.step()
+
+    found = diagnosed(loop, grad_sample_mode="ghost")
+    assert not names(found) & CERTAIN
+    assert any("The sum is scaled down between clipping and noise" in note for note in found.notes)

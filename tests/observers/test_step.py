@@ -10,6 +10,7 @@ from statistical_limits import LEVEL, least_caught, most_flagged
 
 import dpaudit
 from dpaudit.canaries import Draws, ParameterLayout
+from dpaudit.observers._arrays import as_numpy, with_rows
 from dpaudit.observers.step import _DrawnCanaries, observe_step, replay_step
 
 CLAIM = dpaudit.Claim.dpsgd(noise_multiplier=0.8563, sample_rate=0.05, num_steps=300, delta=1e-5)
@@ -93,6 +94,41 @@ def test_a_step_that_clips_the_mean_is_a_violation_with_its_cause():
     assert "is the mean or the sum of the batch clipped" in result.likely_causes()[0]
 
 
+@pytest.mark.parametrize("row", [0, 5, -1])
+def test_a_row_at_any_position_that_is_not_clipped_is_a_violation(row):
+    rng = np.random.default_rng(0)
+
+    def step(rows):
+        clipped = rows / np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True) / NORM)
+        clipped[row] = rows[row]
+        return clipped.sum(axis=0) + NOISE * NORM * rng.standard_normal(rows.shape[1])
+
+    assert watch(step, np.zeros((16, 100)), num_steps=40).audit().verdict is VIOLATION
+
+
+def test_canaries_are_at_random_positions_that_depend_on_the_seed():
+    def positions(seed):
+        seen = []
+
+        def step(rows):
+            seen.append(np.flatnonzero(np.linalg.norm(rows, axis=1) > 0).tolist())
+            return rows.sum(axis=0)
+
+        watch(step, np.zeros((8, 100)), num_steps=6, seed=seed, num_canaries=8)
+        return seen
+
+    assert positions(1) == positions(1) != positions(2)
+    assert {index for step in positions(1) for index in step} >= set(range(8))
+
+
+def test_the_other_rows_keep_their_order_among_the_canaries():
+    rows, rng = np.arange(12.0).reshape(6, 2), np.random.default_rng(3)
+    for library in (np.asarray, torch.as_tensor):
+        found = as_numpy(with_rows(library(rows), -rows[1:4], rng))
+        assert np.array_equal(found[found[:, 1] > 0], rows)
+        assert np.array_equal(found[found[:, 1] < 0], -rows[1:4])
+
+
 def test_a_step_of_torch_gets_and_gives_tensors():
     recorder = watch(torch_step(), torch.as_tensor(OTHERS))
     assert recorder.audit(confidence=1 - LEVEL).verdict is not VIOLATION
@@ -161,7 +197,7 @@ def test_a_sum_of_others_that_is_not_clipped_is_not_taken_for_noise():
 
 def test_a_step_that_drops_the_canaries_gets_no_verdict():
     step = numpy_step(noise=0.0)
-    recorder = watch(lambda rows: step(rows[: len(OTHERS)]))
+    recorder = watch(lambda _: step(OTHERS))
     with pytest.raises(dpaudit.InputError, match="to increase by 1 where a canary is present"):
         recorder.audit()
 

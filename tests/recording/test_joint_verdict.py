@@ -12,6 +12,7 @@ from statistical_limits import most_flagged
 import dpaudit
 from dpaudit.diagnostics import CheckResults, Diagnosis, Finding
 from dpaudit.diagnostics._diagnosis import joint_causes
+from dpaudit.observers._replay_result import ReplayResult
 from dpaudit.recording import DPSGDParams, NoiseLog, ReadClaim, Recorder, TrainingInfo, WholeRunRecorder
 
 COUNT = 32
@@ -189,9 +190,25 @@ def test_facts_without_statistics_join_and_are_plain_json() -> None:
 def test_what_is_not_covered_is_never_empty() -> None:
     for result in (recorded().audit(), recorded(noise=None).audit(), recorded(tests=False).audit()):
         assert any(text.startswith("how batches are drawn is not tested") for text in result.not_covered)
-        assert any("besides its noisy gradients" in text for text in result.not_covered)
+        assert any("besides the noisy gradients of the observed steps" in text for text in result.not_covered)
+        assert any(text.startswith("gradients that depend on other examples") for text in result.not_covered)
+        assert any("whether a seed predicts" in text for text in result.not_covered)
     scores = dpaudit.Observations(with_canary=np.ones(30), without_canary=np.zeros(30))
     assert dpaudit.audit(scores, claim=CLAIM).not_covered
+
+
+def test_directions_are_mentioned_only_where_the_noise_is_tested() -> None:
+    said = [
+        any("another direction may have less" in text for text in recorded(**options).audit().not_covered)
+        for options in ({}, {"tests": False})
+    ]
+    assert said == [True, False]
+
+
+def test_a_replay_among_the_checks_covers_coupled_examples() -> None:
+    replayed = ReplayResult(checks=(), findings=())
+    result = recorded(checks=[replayed]).audit()
+    assert not any("other examples of the batch" in text for text in result.not_covered)
 
 
 def test_tests_of_the_developer_share_the_error_of_a_recorder_without_noise() -> None:
@@ -302,3 +319,12 @@ def test_a_diagnosis_that_is_joined_makes_a_violation() -> None:
     found = Finding.certain("sum-norm", "It is longer.")
     assert result.joined(Diagnosis.of((), confidence=0.99)).verdict is result.verdict
     assert result.joined(Diagnosis.of((), confidence=0.99, certain=[found])).refuted == ("mechanism",)
+
+
+def test_a_score_that_is_not_finite_may_be_an_overflow_in_the_first_step() -> None:
+    recorder = Recorder(claim=CLAIM, num_steps=2)
+    with pytest.raises(dpaudit.InputError, match=r"step 0, .* diverge, or does a norm overflow, as in half"):
+        recorder.record([0.0, np.nan], [False, True])
+    recorder.record([0.0, 1.0], [False, True])
+    with pytest.raises(dpaudit.InputError, match=r"step 1, .*: did training diverge\?$"):
+        recorder.record([0.0, np.nan], [False, True])

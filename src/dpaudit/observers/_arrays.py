@@ -39,17 +39,23 @@ def as_numpy(array: Any) -> FloatArray:
     return np.asarray(array, dtype=np.float64)
 
 
-def with_rows(rows: Any, others: FloatArray) -> Any:
-    """Return ``others`` appended to ``rows``, in the library and precision of ``rows``."""
+def with_rows(rows: Any, others: FloatArray, rng: np.random.Generator) -> Any:
+    """Return ``rows`` with the ``others`` at random positions, in the library and precision of ``rows``.
+
+    Both keep their order, so that code that treats a position differently does so for any of them.
+    """
+    is_other = rng.permutation(len(rows) + len(others)) >= len(rows)
+    order = np.argsort(np.argsort(is_other, kind="stable"))  # from positions to rows and then others
     if is_torch(rows):
         import torch  # noqa: PLC0415
 
-        return torch.cat([rows, like(rows, others)])
+        return torch.cat([rows, like(rows, others)])[order]
     if is_jax(rows):
         import jax.numpy as jnp  # noqa: PLC0415
 
-        return jnp.concatenate([rows, like(rows, others)])
-    return np.concatenate([rows, others], dtype=rows.dtype)
+        # on the host, because JAX would compile the operations for every number of rows
+        return jnp.asarray(np.concatenate([rows, others], dtype=rows.dtype)[order])
+    return np.concatenate([rows, others], dtype=rows.dtype)[order]
 
 
 def like(array: Any, numbers: FloatArray) -> Any:

@@ -7,7 +7,8 @@ reveal what is not clipped, zeros and other labels reveal statistics that are co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from dpaudit.observers._arrays import as_numpy, is_jax, is_torch, leaves, like, 
 
 REPLACED, REMOVED, ADDED = "replaced", "removed", "added"
 _FEWEST = 3  # with fewer examples, those that stay the same are too few to compare
+_MAX_LABELS = 10  # other labels that are tried
 _LARGE = 1000.0
 _HUGE = 1e30
 
@@ -33,6 +35,8 @@ class Neighbor:
     is_finite: bool = True
     is_natural: bool = True
     """Whether all examples are unchanged ones of the batch, so that every correct step accepts it."""
+    is_variant: bool = False
+    """Whether it differs from another neighbor only in its label."""
 
     @property
     def is_resized(self) -> bool:
@@ -62,7 +66,7 @@ def neighbors(batch: Any, *, padding: Any = None) -> Iterator[Neighbor]:
     size = batch_size(batch)
     first, last = (0, size - 1) if padding is None else _outermost(batch[padding])
     own, other = _rows(batch, last), _rows(batch, first)
-    labeled = map_tree(lambda leaf: _other_label(leaf, last), batch)
+    labeled, *variants = list(_relabeled(batch, last)) or [own]
     natural = [("replaced by another one of the batch", other)]
     if _differs(labeled, own):
         natural.append(("given another label", labeled))
@@ -79,10 +83,27 @@ def neighbors(batch: Any, *, padding: Any = None) -> Iterator[Neighbor]:
         for change, example in extreme:
             yield Neighbor(REPLACED, change, _with_row(batch, last, example), is_natural=False)
     yield from _resized(batch, last, own, long if has_numbers else None, padding)
+    for example in variants:
+        yield from _label_variants(batch, last, example, padding)
     if has_numbers:
         for change, value in (("replaced by NaN", np.nan), ("multiplied by 1e30", _HUGE)):
             row = _scaled(own, value)
             yield Neighbor(REPLACED, change, _with_row(batch, last, row), is_finite=False, is_natural=False)
+
+
+def _label_variants(batch: Any, last: int, example: Any, padding: Any) -> Iterator[Neighbor]:
+    """Yield the neighbors in which a label can count most: replaced by a long example, and one more."""
+    long = _scaled(example, _LARGE)
+    is_natural = not any(_is_float(leaf) for leaf in leaves(batch))
+    size = "" if is_natural else "multiplied by 1,000 and "
+    replaced = Neighbor(
+        REPLACED, f"{size}given yet another label", _with_row(batch, last, long), is_natural=is_natural
+    )
+    yield replace(replaced, is_variant=True)
+    for added in _resized(batch, last, long, None, padding):
+        if added.relation == ADDED:
+            change = f"added that {'' if is_natural else 'is 1,000 times as large and '}has yet another label"
+            yield replace(added, change=change, is_natural=is_natural, is_variant=True)
 
 
 def zeros(batch: Any) -> Any:
@@ -143,14 +164,27 @@ def _scaled(tree: Any, factor: float) -> Any:
     return map_tree(lambda leaf: leaf * factor if _is_float(leaf) else leaf, tree)
 
 
-def _other_label(leaf: Any, row: int) -> Any:
-    """Return the row of one array; if it has one number per example, another one of the batch."""
+def _relabeled(batch: Any, row: int) -> Iterator[Any]:
+    """Yield the row with each other label of the batch; none if there is no other."""
+    arrays = _in_order(batch)
+    found = [_other_labels(leaf, row) for leaf in arrays]
+    for number in range(max(map(len, found), default=0)):
+        chosen = [others[number % len(others)] if others else row for others in found]
+        rows = iter([_rows(leaf, one) for leaf, one in zip(arrays, chosen, strict=True)])
+        yield map_tree(partial(_next, rows), batch)
+
+
+def _next(rows: Iterator[Any], _: Any) -> Any:
+    return next(rows)
+
+
+def _other_labels(leaf: Any, row: int) -> list[int]:
+    """Return a row for each other label, if the array has one number per example; one if it is no class."""
     if len(leaf.shape) != 1 or "bool" in str(leaf.dtype):
-        return leaf[row : row + 1]
+        return []
     values = np.asarray(as_numpy(leaf))
-    others = np.flatnonzero(values != values[row])
-    chosen = int(others[0]) if len(others) else row
-    return leaf[chosen : chosen + 1]
+    rows = np.sort(np.unique(values, return_index=True)[1])
+    return [int(one) for one in rows if values[one] != values[row]][: 1 if _is_float(leaf) else _MAX_LABELS]
 
 
 def _is_float(leaf: Any) -> bool:

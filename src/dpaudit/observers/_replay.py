@@ -24,6 +24,7 @@ from dpaudit.observers._replay_result import NeighborCheck, ReplayResult
 
 _NON_FINITE = "non-finite-example"
 _ROUNDING = 1e-3  # relative, besides a few units in the last place
+_SAME_LENGTH = 0.2  # share of the length in a change of the noise that is mainly one of its direction
 _UNITS = 8.0  # in the last place, of a norm
 _LARGER_NORM = 1000.0  # factor of the clipping norm at which gradients are not clipped
 # causes before their consequences
@@ -128,23 +129,21 @@ def compare_neighbors(step: ReplayedStep, batch: Any, *, padding: Any = None) ->
     first = step.run(batch, None)
     _require_repeatable(first, step.run(batch, None))
     found = _Comparison(step, first)
-    tried = list(neighbors(batch, padding=padding))
-    for neighbor in tried:
+    tried = []
+    for neighbor in neighbors(batch, padding=padding):
         found.add_neighbor(neighbor, step.run(neighbor.batch, first))
+        if neighbor.is_finite and not neighbor.is_variant:
+            tried.append(neighbor)
     found.require_effect()
     found.add_noise("if all inputs are zero", first, step.run(zeros(batch), first))
     if step.can_vary:
         free = step.run(batch, None, norm_factor=_LARGER_NORM)
         for neighbor in tried:
-            if neighbor.is_finite:
-                run = step.run(neighbor.batch, free, norm_factor=_LARGER_NORM)
-                found.add_noise(
-                    f"if the clipping norm is large and one example is {neighbor.change}", free, run
-                )
+            run = step.run(neighbor.batch, free, norm_factor=_LARGER_NORM)
+            found.add_noise(f"if the clipping norm is large and one example is {neighbor.change}", free, run)
         longer = step.run(batch, None, next_batch=batch)
         for neighbor in tried:
-            if neighbor.is_finite:
-                found.add_next(neighbor, longer, step.run(neighbor.batch, longer, next_batch=batch))
+            found.add_next(neighbor, longer, step.run(neighbor.batch, longer, next_batch=batch))
     return found.result()
 
 
@@ -280,12 +279,12 @@ class _Comparison:
             rounding = _UNITS * one.eps * sum(map(_norm, numbers))
             if moved > _ROUNDING * noise + rounding:
                 ratio = _norm(two.noisy - factor * two.total) / noise if noise > 0 else math.inf
-                self._keep(
-                    self._findings,
-                    "batch-dependent-noise",
-                    f"The noise from the same random numbers has {ratio:.4g} of its length {condition}.",
-                    abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf,
-                )
+                size = abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf
+                how = f"has {ratio:.4g} of its length"
+                if noise > 0 and abs(ratio - 1) <= _SAME_LENGTH * moved / noise:
+                    size, how = moved / noise, f"changes its direction by {moved / noise:.4g} of its length"
+                sentence = f"The noise from the same random numbers {how} {condition}."
+                self._keep(self._findings, "batch-dependent-noise", sentence, size)
 
     def add_next(self, neighbor: Neighbor, first: StepTrace, run: StepTrace) -> None:
         """Compare the releases of the step after the one whose batch was changed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from dpaudit.diagnostics import CheckResults, Finding, likely_causes
 from dpaudit.errors import ViolationError
@@ -35,6 +35,8 @@ class ReplayResult:
     notes: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
     """Sentences that name what could not be checked, and why."""
+    tests_coupling: ClassVar[bool] = True
+    """Whether gradients that depend on other examples are detected; see ``dpaudit.recording``."""
 
     @property
     def largest(self) -> float:

@@ -48,7 +48,7 @@ _NO_BATCHES = (
     "are not tested"
 )
 _STEP_CLAIM = "claim=..., such as Claim.gaussian(noise_multiplier=..., delta=...) for one step"
-_OWN_NOISE = 3  # purpose of a random stream, besides those of Draws and of the native audits
+_OWN_NOISE, _POSITIONS = 3, 5  # purposes of random streams, besides those of Draws and of native audits
 _ROUNDING = 1e-3  # in clipping norms, for sums of many single-precision numbers
 
 
@@ -74,7 +74,8 @@ def observe_step(
     ``step`` takes per-example gradients (examples x parameters, in NumPy, torch or JAX) and returns a
     gradient: the noisy sum of the clipped gradients, or that sum divided by ``batch_size`` if given.
     ``gradients`` belong to the other examples; zeros, or no rows at all, reveal the most, because the sum
-    of other gradients is known only if they are clipped correctly. The number of rows varies with the coins.
+    of other gradients is known only if they are clipped correctly. The number of rows varies with the coins,
+    and canaries are at random positions among them.
     The claim may be about a single step or about a training run of such steps. ``leaves`` are the sizes of
     the parameter tensors in a gradient, optionally by name, for the tests of the noise. Bound and tests share
     the error rate of ``confidence``; with ``tests=False`` nothing but the scores is tested, and the bound has
@@ -91,12 +92,14 @@ def observe_step(
     'VIOLATION'
     """
     num_examples, num_parameters = require_rows(gradients)
+    draws = Draws(canary, num_canaries, fresh_seed(seed))
+    positions = draws.rng(0, _POSITIONS)
 
     def release(rows: FloatArray, present: BoolArray) -> FloatArray:
         chosen = rows[present]
         if num_examples + len(chosen) == 0:  # a step may need at least one example
             chosen = np.zeros((1, num_parameters))
-        return require_vector(step(with_rows(gradients, chosen)), num_parameters)
+        return require_vector(step(with_rows(gradients, chosen, positions)), num_parameters)
 
     sizes = [num_parameters] if leaves is None else leaves
     return _run_steps(
@@ -108,7 +111,7 @@ def observe_step(
         max_grad_norm=max_grad_norm,
         batch_size=batch_size,
         num_steps=num_steps,
-        draws=Draws(canary, num_canaries, fresh_seed(seed)),
+        draws=draws,
         leaves=leaves,
         confidence=confidence,
         tests=tests,

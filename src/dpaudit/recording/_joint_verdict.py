@@ -21,7 +21,7 @@ from dpaudit.diagnostics import CheckResults, Diagnosis
 from dpaudit.diagnostics._diagnosis import share_error
 from dpaudit.recording._claim_source import ClaimSource, TrainingInfo, claimed_mu
 from dpaudit.recording._noise_log import NoiseLog
-from dpaudit.recording._signal_and_noise import NO_NOISE, NoiseTests, RunCheck, UntestedError
+from dpaudit.recording._signal_and_noise import NO_NOISE, ClaimCheck, NoiseTests, RunCheck, UntestedError
 from dpaudit.stats import Result
 
 _LEVELS = 0.9995, 0.0005  # quantiles of the noise interval, which is wide to avoid false hints
@@ -40,9 +40,18 @@ _RESUMED = (
 _STOPPED = _UNTESTED + "a bound was shown before the end, so the run may have ended because of its noise"
 _DRAWN = "how batches are drawn is not tested"
 _SAMPLING = f"{_DRAWN}: the claim assumes Poisson sampling, and scores of single steps do not depend on it"
+_COUPLED = (
+    "gradients that depend on other examples of the batch before clipping are not tested (loss, inputs, "
+    "weights, choice of rows): use a replay"
+)
+_SEEDED = "whether a seed predicts the noise or the batches is not tested"
+_DIRECTIONS = (
+    "noise is tested in coordinates, parameter tensors and sampled directions: another direction may have "
+    "less"
+)
 _BESIDE = (
-    "what the training run outputs besides its noisy gradients is not tested, such as buffers, metrics, or "
-    "the updates of a second optimizer"
+    "what the training run outputs besides the noisy gradients of the observed steps is not tested, such as "
+    "later steps, buffers, metrics, or the updates of a second optimizer"
 )
 
 
@@ -107,7 +116,8 @@ class RunTests:
     def _certain(self, result: Result, confidence: float) -> Diagnosis | None:
         """Return findings that need no statistics and hold whenever the run ended; None if there are none."""
         claimed = claimed_noise(result.claim)
-        certain = [] if claimed is None else [one.certain for one in self._results(claimed) if one.certain]
+        found = [] if claimed is None else self._results(claimed) + self._claim_results(result.claim)
+        certain = [one.certain for one in found if one.certain]
         if not certain:
             return None
         return Diagnosis.of((), confidence=confidence).joined(*(CheckResults(certain=one) for one in certain))
@@ -115,6 +125,11 @@ class RunTests:
     def _results(self, noise_multiplier: float) -> list[CheckResults]:
         rate = self._claims.sample_rate()
         return [part.results(noise_multiplier=noise_multiplier, sample_rate=rate) for part in self._checks]
+
+    def _claim_results(self, claim: object) -> list[CheckResults]:
+        if not isinstance(claim, Claim):
+            return []
+        return [part.claim_results(claim) for part in self._checks if isinstance(part, ClaimCheck)]
 
     def join(
         self,
@@ -148,7 +163,11 @@ class RunTests:
         covers_sampling = covers_sampling or (diagnosis is not None and diagnosis.tests_sampling)
         if not covers_sampling and not any(gap.startswith(_DRAWN) for gap in gaps):
             gaps.append(_SAMPLING)
-        return replace(result, not_covered=tuple(dict.fromkeys([*gaps, _BESIDE])))
+        if diagnosis is not None and not any(gap.startswith(_UNTESTED) for gap in gaps):
+            gaps.append(_DIRECTIONS)
+        if not any(getattr(part, "tests_coupling", False) for part in self._checks):  # as a replay does
+            gaps.append(_COUPLED)
+        return replace(result, not_covered=tuple(dict.fromkeys([*gaps, _SEEDED, _BESIDE])))
 
     def _why_untested(self) -> str:
         if self.noise is None and not self._checks:
@@ -171,6 +190,7 @@ class RunTests:
         if claimed is None:
             raise UntestedError(f"Expected a claim about Gaussian noise, got {result.claim.summary}.")
         found = self.diagnose(claimed, confidence, has_signal=has_signal)
+        found = found.joined(*self._claim_results(result.claim))
         if added is None:
             return found
         names = {check.name for check in found.checks}  # the same data may be passed twice

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from dpaudit._types import BoolArray, FloatArray, IntArray, ScoreArray
+from dpaudit.accounting import Claim
 from dpaudit.diagnostics import CheckResults, Diagnosis
 from dpaudit.diagnostics._sum_checks import BatchRecord
 from dpaudit.errors import InputError
@@ -198,9 +199,10 @@ def require_alike(scores: FloatArray, present: BoolArray, *, step: int, first: F
         )
     if not np.isfinite(scores).all():
         index = int(np.flatnonzero(~np.isfinite(scores))[0])
+        overflow = ", or does a norm overflow, as in half precision, for canaries of 1e6 clipping norms"
         raise InputError(
-            f"Expected finite scores in step {step}, got scores[{index}]={scores[index]}: "
-            "did training diverge?"
+            f"Expected finite scores in step {step}, got scores[{index}]={scores[index]}: did training "
+            f"diverge{overflow if step == 0 else ''}?"
         )
 
 
@@ -240,6 +242,14 @@ class RunCheck(Protocol):
 
     def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
         """Return what the steps so far show, given the claimed numbers."""
+
+
+@runtime_checkable
+class ClaimCheck(Protocol):
+    """A check that also compares the training run with other numbers of the claim, such as its delta."""
+
+    def claim_results(self, claim: Claim) -> CheckResults:
+        """Return what contradicts the claim."""
 
 
 def with_batches(parts: Sequence[RunCheck]) -> tuple[tuple[RunCheck, ...], BatchRecord]:

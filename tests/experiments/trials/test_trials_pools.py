@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from dpaudit.experiments.trials import (
     Serial,
     TrialPlan,
     TrialsRun,
+    _ray,
     function_recipe,
     open_store,
     pools,
@@ -174,6 +176,72 @@ def test_a_driver_that_is_killed_or_interrupted_leaves_a_store_to_go_on_from_and
     assert dict(finish(plan, tmp_path / "run", Serial()).scores) == undisturbed(plan, tmp_path)
 
 
+def cluster_without(*dead: str) -> Any:
+    """Stand in for Ray that cannot start, with processes that have died."""
+    node = SimpleNamespace(dead_processes=lambda: [(name, None) for name in dead])
+
+    def init(**_: object) -> None:
+        raise RuntimeError("The current node timed out during startup.\nSee the logs.")
+
+    return SimpleNamespace(
+        is_initialized=lambda: False,
+        init=init,
+        _private=SimpleNamespace(
+            worker=SimpleNamespace(_global_node=node),
+            ray_constants=SimpleNamespace(ENABLE_RAY_CLUSTER=True),
+        ),
+    )
+
+
+def test_a_cluster_that_cannot_start_or_loses_a_process_is_no_bug_of_dpaudit() -> None:
+    timed_out = (
+        r"^The Ray cluster was lost: it could not be started \(The current node timed out during startup\)\.$"
+    )
+    with pytest.raises(IncompleteError, match=timed_out), _ray._connected(cluster_without(), None):
+        pass
+    died = r"^The Ray cluster was lost: its process raylet has died\.$"
+    with pytest.raises(IncompleteError, match=died), _ray._noticing_loss(cluster_without("raylet")):
+        raise OSError("Broken pipe")
+    with pytest.raises(OSError, match="Broken pipe"), _ray._noticing_loss(cluster_without()):
+        raise OSError("Broken pipe")
+    with pytest.raises(InputError), _ray._noticing_loss(cluster_without("raylet")):
+        raise InputError("Expected num_cpus=9 to be at most 2.")
+
+
+def test_ray_retries_a_lost_group_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[dict[str, Any]] = []
+
+    class Options:
+        """As in Ray, it has ``remote`` and no further ``options``."""
+
+        def __init__(self, **options: Any) -> None:
+            self.options_given = options
+
+        def remote(self, *_: object) -> int:
+            sent.append(self.options_given)
+            return len(sent)
+
+    names = ["first", "second", "third"]
+    nodes = [{"NodeID": name, "Alive": name != "third", "Resources": {"CPU": 2}} for name in names]
+    fake: Any = cluster_without()
+    fake.cluster_resources = lambda: {"CPU": 4}
+    fake.nodes = lambda: nodes
+    fake.put = lambda task: task
+    fake.remote = lambda _: SimpleNamespace(options=Options)
+    strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=SimpleNamespace)
+    fake.util = SimpleNamespace(scheduling_strategies=strategies)
+    monkeypatch.setattr(_ray, "_place", lambda _: "first")
+    plan = plan_of()
+    (group, *_) = plan.groups_without({})
+    tasks = _ray._RayTasks(fake, Ray(), Task.of(plan.recipe), [group])
+    tasks._submit(group)
+    tasks._retry(group, "note", "The worker died.")
+    tasks._submit(tasks._waiting.pop())
+    assert "scheduling_strategy" not in sent[0]
+    assert sent[1]["scheduling_strategy"] == SimpleNamespace(node_id="second", soft=True)
+    assert sent[1]["max_retries"] == 0
+
+
 def test_what_a_dead_worker_has_started_ends_with_it() -> None:
     worker = WorkerProcess("dying_worker:main", [str(Path(__file__).parent), *sys.path])
     message = worker.receive()
@@ -242,7 +310,7 @@ def listening() -> set[str]:
     return found
 
 
-def ray_runs(tmp_path: Path) -> dict[str, TrialsRun]:
+def ray_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, TrialsRun]:
     """Everything that is asked of Ray, in one cluster: it takes long to start."""
     ray = pytest.importorskip("ray")
     marks = folder_in(tmp_path, "marks")
@@ -251,9 +319,9 @@ def ray_runs(tmp_path: Path) -> dict[str, TrialsRun]:
         "killing": plan_of("killing", number=4, folder=marks, times=2, group_size=2),
         "failing": plan_of("failing", numbers=[3]),
     }
-    from dpaudit.experiments.trials._ray import _connected  # noqa: PLC0415
-
-    with _connected(ray, None):
+    place, unknown = _ray._place, ["once"]  # so that the first retry is sent to a chosen machine
+    monkeypatch.setattr(_ray, "_place", lambda note: None if unknown and unknown.pop() else place(note))
+    with _ray._connected(ray, None):
         assert ray.util.get_node_ip_address() == "127.0.0.1"
         assert "::ffff:127.0.0.1" in listening() <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
         runs = {name: finish(plan, tmp_path / name, Ray()) for name, plan in plans.items()}
@@ -269,8 +337,10 @@ def ray_runs(tmp_path: Path) -> dict[str, TrialsRun]:
     return runs
 
 
-def test_ray_gives_the_same_scores_and_tries_again_what_was_killed(tmp_path: Path) -> None:
-    runs = ray_runs(tmp_path)
+def test_ray_gives_the_same_scores_and_tries_again_what_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = ray_runs(tmp_path, monkeypatch)
     company = finish(plan_of("in_company", num_trials=20, group_size=3), tmp_path / "serial")
     assert dict(runs["company"].scores) == dict(company.scores)
     assert runs["killing"].failures == {}

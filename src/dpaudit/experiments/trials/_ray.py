@@ -137,7 +137,8 @@ def driver_main(descriptor: int) -> None:
     pool = Ray(**about["pool"])
     with _reporting(channel):
         ray = _imported()
-        with _connected(ray, pool.address), _reporting(channel):  # before Ray is shut down, which may hang
+        # reported before Ray is shut down, which may hang
+        with _connected(ray, pool.address), _reporting(channel), _noticing_loss(ray):
             numbers = {group[0].number: place for place, group in enumerate(trials)}
             for group, finished in _RayTasks(ray, pool, task, trials).results(_Draining(channel)):
                 channel.send({"number": numbers[group[0].number], "finished": finished.to_dict()})
@@ -157,6 +158,25 @@ def _reporting(channel: WorkerChannel) -> Iterator[None]:
         channel.send({"bug": traceback.format_exc()})
 
 
+@contextmanager
+def _noticing_loss(ray: Any) -> Iterator[None]:
+    """Raise ``IncompleteError`` for whatever Ray raises after it has lost a process of its cluster."""
+    try:
+        yield
+    except DpauditError:
+        raise
+    except Exception as error:
+        if dead := _dead_process(ray):
+            raise IncompleteError(f"The Ray cluster was lost: its process {dead} has died.") from error
+        raise
+
+
+def _dead_process(ray: Any) -> str | None:
+    """Return the name of a process of the cluster that has died; None for clusters started elsewhere."""
+    node = ray._private.worker._global_node
+    return None if node is None else next((name for name, _ in node.dead_processes()), None)
+
+
 class _Draining:
     """Whether the driver's parent has asked it to start no further groups."""
 
@@ -174,9 +194,9 @@ class _RayTasks:
     def __init__(self, ray: Any, pool: Ray, task: Task, groups: Sequence[Group]) -> None:
         pool._require_resources(ray.cluster_resources())
         self._ray, self._pool = ray, pool
-        needs = {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus}
-        # Ray itself might retry on the same machine
-        self._remote = ray.remote(_call).options(**needs, max_retries=0)
+        # without retries by Ray itself, which might be on the same machine
+        self._options = {"num_cpus": pool.num_cpus, "num_gpus": pool.num_gpus, "max_retries": 0}
+        self._function = ray.remote(_call)
         self._limit = _QUEUED * max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._task, self._waiting = ray.put(task), list(reversed(groups))
         self._running: dict[Any, tuple[Group, str]] = {}
@@ -209,12 +229,12 @@ class _RayTasks:
     def _submit(self, group: Group) -> None:
         lost_on = self._left.get(group[0].number, [])
         note = f"{self._token}-{group[0].number}-{len(lost_on)}"
-        remote = self._remote
+        options = dict(self._options)
         if others := [name for name in self._nodes() if name not in lost_on] if lost_on else []:
             strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
             chosen = others[len(lost_on) % len(others)]
-            remote = remote.options(scheduling_strategy=strategy(node_id=chosen, soft=True))
-        self._running[remote.remote(self._task, group, note)] = group, note
+            options["scheduling_strategy"] = strategy(node_id=chosen, soft=True)
+        self._running[self._function.options(**options).remote(self._task, group, note)] = group, note
 
     def _nodes(self) -> list[str]:
         """Return the identifiers of the machines that could run a group."""
@@ -268,10 +288,8 @@ class _RayTasks:
         if not now and time.monotonic() - self._checked < _HEALTH_SECONDS:
             return
         self._checked = time.monotonic()
-        node = self._ray._private.worker._global_node  # None on a cluster that dpaudit has not started
-        dead = [] if node is None else [name for name, _ in node.dead_processes()]
-        if dead:
-            raise IncompleteError(f"The Ray cluster was lost: its process {dead[0]} has died.")
+        if dead := _dead_process(self._ray):
+            raise IncompleteError(f"The Ray cluster was lost: its process {dead} has died.")
         if not any(one["Alive"] for one in self._ray.nodes()):
             raise IncompleteError("The Ray cluster was lost: none of its machines is alive.")
 
@@ -310,7 +328,13 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
     if address is None:
         with _on_loopback(ray):
             own = {"_node_ip_address": "127.0.0.1", "object_store_memory": _OBJECT_STORE}
-            ray.init(address="local", include_dashboard=False, **own, **quiet)
+            try:
+                ray.init(address="local", include_dashboard=False, **own, **quiet)
+            except Exception as error:
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+                raise IncompleteError(
+                    f"The Ray cluster was lost: it could not be started ({reason})."
+                ) from error
     else:
         try:
             ray.init(address=address, **quiet)

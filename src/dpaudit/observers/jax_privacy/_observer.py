@@ -67,6 +67,7 @@ class JaxObserver:
         self._given = None if max_grad_norm is None else _validate.positive("max_grad_norm", max_grad_norm)
         host.scale.free = max_grad_norm is not None
         self._shapes: list[tuple[int, ...]] | None = None
+        self._first: ParameterLayout | None = None  # on which the canaries are laid out
 
     def gradient(self, grad_fn: Any) -> BoundedSensitivityCallable:
         """Return a function like ``grad_fn`` whose returned sum contains canaries."""
@@ -82,6 +83,7 @@ class JaxObserver:
             result = grad_fn(*args, **kwargs)
             total = result[0] if clip.has_aux else result
             self._shapes = _shapes(total)
+            self._require_same(layout_of(total, math.inf))
             measured = self._host.with_sample(clip.measured(args, kwargs, total), total)
             digests = clip.digests(args, kwargs) if self._host.tests_rows else ()
             joined = self._insertion.join(clip, args, total, (measured, digests))
@@ -107,6 +109,18 @@ class JaxObserver:
             return privatizer.update(*call.args, **call.kwargs)
 
         return privatizer._replace(update=marked(update))
+
+    def _require_same(self, found: ParameterLayout) -> None:
+        """Raise if the gradient has other parameters than in the first step, as after unfreezing."""
+        self._first = first = self._first or found
+        if (found.names, found.shapes) == (first.names, first.shapes):
+            return
+        raise InputError(
+            f"Expected gradients with {first.num_parameters:,} entries in every step, in the same "
+            f"{len(first.names)} arrays, got {found.num_parameters:,} in {len(found.names)} arrays: were "
+            "layers frozen or unfrozen? Call observe() once for each phase of the training run, after the "
+            "change."
+        )
 
     def _require_like(self, gradient: Any) -> None:
         if self._shapes is None:
@@ -221,11 +235,6 @@ class GradientInsertion:
     def _vectors(self, num_parameters: int) -> tuple[JaxCanaryVectors, Any]:
         """Return the directions of this step's canaries and their variant; called inside compiled code."""
         plans = self._plans_made
-        if num_parameters != self.layout.num_parameters:
-            raise InputError(
-                f"Expected gradients with {self.layout.num_parameters} entries in every step, got "
-                f"{num_parameters}."
-            )
         if self._canary.moving:
             first = plans.vectors(0)
             shapes = jax.tree.map(shape_of, (first.values, first.coordinates))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -250,6 +251,25 @@ def clip_for(optimizer: Any, module: Any) -> OpacusClip:
             f"clipping; got {type(module).__name__}."
         )
     return GhostClip(optimizer, module)
+
+
+class TrainedParameters:
+    """The parameters that an optimizer trains when it is observed, on which the canaries are laid out."""
+
+    def __init__(self, optimizer: DPOptimizer) -> None:
+        self._optimizer, self._first = optimizer, list(optimizer.params)
+
+    def require_same(self, index: int) -> None:
+        """Raise if the optimizer trains other parameters in the step ``index``, as after unfreezing."""
+        now = self._optimizer.params
+        if len(now) == len(self._first) and all(map(operator.is_, now, self._first)):
+            return
+        raise InputError(
+            f"Expected the optimizer to train the same {len(self._first)} parameter tensors in all observed "
+            f"steps, got {len(now) if len(now) != len(self._first) else 'others'} in step {index}: were "
+            "layers frozen or unfrozen? Observe each phase of the training run in a with block of its own, "
+            "which starts after the change."
+        )
 
 
 def flat(parts: Sequence[Tensor]) -> Tensor:

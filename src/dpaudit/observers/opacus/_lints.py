@@ -13,10 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import torch
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 
+from dpaudit.accounting import Claim
 from dpaudit.diagnostics import CheckResults, Finding, likely_causes
 from dpaudit.errors import FindingError
 from dpaudit.observers.opacus._model_lints import (
@@ -30,10 +32,14 @@ from dpaudit.observers.opacus._model_lints import (
 )
 from dpaudit.observers.opacus._prepared import PreparedTraining, attached_accounting, unwrapped
 from dpaudit.observers.opacus._sampling_lints import EQUAL, SAME, data_lints, rate_lints
+from dpaudit.stats._result import GIVEN
 
 _Lint: TypeAlias = Finding | str
 _UNSEEDED = torch.Generator().initial_seed()  # the same in every process
 _GUESSABLE = 2**32  # seeds below can be tried one by one
+_OBSERVED: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()  # the number of steps, by accountant
+_STEPS = "steps"
+_LONGER = "does training continue after the observed steps, or was epsilon computed for fewer steps?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +141,10 @@ class LintCheck:
         accounting = attached_accounting(training.optimizer)
         self._accountant = None if accounting is None else accounting.accountant
         self._before = {} if accounting is None else accounting.counts()
+        self._all: Counter[str] = Counter()  # the steps of all observers of this training run
+        if self._accountant is not None:
+            self._all = _OBSERVED.setdefault(self._accountant, self._all)
+        self._num_earlier = self._all[_STEPS]
         self._position, self._is_replaced = (0, 0), False
         self._noises: Counter[float] = Counter()
         self._norms = norm_modules(training.network)
@@ -145,6 +155,7 @@ class LintCheck:
     def note_step(self, noise_multiplier: float) -> None:
         """Note the settings of one step, before its update."""
         self._noises[noise_multiplier] += 1
+        self._all[_STEPS] += 1
         history = () if self._accountant is None else self._accountant.history
         position = (len(history), history[-1][2] if history else 0)
         self._is_replaced = self._is_replaced or position < self._position
@@ -172,6 +183,35 @@ class LintCheck:
         ]
         findings, notes = _split(found)
         return CheckResults(certain=findings, notes=notes, not_covered=tuple(_not_covered(training)))
+
+    def claim_results(self, claim: Claim) -> CheckResults:
+        """Compare the number of steps and the number of examples with the claim; see ``ClaimCheck``."""
+        findings, notes = _split([*self._claimed_steps_lints(claim), *self._delta_lints(claim)])
+        return CheckResults(certain=findings, notes=notes)
+
+    def _claimed_steps_lints(self, claim: Claim) -> Iterator[Finding]:
+        """Compare a given number of steps with those that were added to the accountant by now."""
+        given = [part.value for part in claim.parts if part.name == "num_steps" and part.source == GIVEN]
+        accounting = attached_accounting(self._training.optimizer)
+        if accounting is None or accounting.accountant is not self._accountant or self._is_replaced:
+            return
+        total = sum(accounting.counts().values()) - sum(self._before.values())
+        # steps of later observers, which have a claim of their own
+        total -= self._all[_STEPS] - self._num_earlier - sum(self._noises.values())
+        if given and total > given[0]:
+            sentence = (
+                f"The accountant has {total} steps since the first observed one, but the claim is about "
+                f"{given[0]:g} steps."
+            )
+            yield replace(Finding.certain("accountant-steps", sentence), cause=_LONGER)
+
+    def _delta_lints(self, claim: Claim) -> Iterator[str]:
+        count = replace(self._training, loader=self._training.loader or self._loader()).num_examples
+        if count and claim.delta >= 1 / count:
+            yield (
+                f"The claimed delta of {claim.delta:g} is not below 1/{count:,}, one over the number of "
+                "examples: such a claim allows publishing an example."
+            )
 
     def _accounted_lints(self) -> Iterator[_Lint]:
         """Compare the steps that ran with those that were added to the accountant meanwhile."""

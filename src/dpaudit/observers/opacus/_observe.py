@@ -134,7 +134,7 @@ def observe(
         "loader": loader,
         "ranks": ranks,
         "sums": sums,
-        "checks": [lints, sums.record, sums.batches],
+        "checks": [lints, sums.record, sums.batches, sums.norms],
         "given": DPSGDParams(
             noise_multiplier=noise_multiplier, sample_rate=sample_rate, num_steps=num_steps, delta=delta
         ),

@@ -28,7 +28,7 @@ from dpaudit._torch import largest_absolute
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.errors import InputError
 from dpaudit.observers._patching import replaced
-from dpaudit.observers.opacus._clipping import flat, split_like, summed
+from dpaudit.observers.opacus._clipping import TrainedParameters, flat, split_like, summed
 from dpaudit.observers.opacus._gradient_canaries import CanaryProjection, StepCanaries
 from dpaudit.observers.opacus._lints import LintCheck
 from dpaudit.observers.opacus._prepared import attached_accounting
@@ -74,7 +74,7 @@ class OpacusObserver:
     ) -> None:
         self._optimizer, self.recorder, self._params, self._lints = optimizer, recorder, params, lints
         self._canaries, self._membership, self._ranks = canaries, membership, ranks
-        self._sums = sums
+        self._sums, self._trained = sums, TrainedParameters(optimizer)
         self._coordinates = CoordinateSample.of([parameter.numel() for parameter in optimizer.params])
         self._indices = torch.as_tensor(self._coordinates.indices, device=optimizer.params[0].device)
         self._step: _Step | None = None
@@ -94,6 +94,7 @@ class OpacusObserver:
 
     def _insert_and_add_noise(self) -> None:
         """Replace ``add_noise``, which the optimizer calls once for the sum of a step."""
+        self._trained.require_same(self.recorder.num_done)
         parameters = self._optimizer.params
         sums = [_checked_sum(parameter, index) for index, parameter in enumerate(parameters)]
         self._sums.before_noise(sums)

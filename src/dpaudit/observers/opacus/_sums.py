@@ -3,27 +3,40 @@
 :class:`SumObserver` wraps the methods of an optimizer that add to ``p.summed_grad``: ``clip_and_accumulate``,
 or ``accumulate`` with ghost clipping, where ``get_norm_sample`` of the model shows the rows. A sum that
 nothing else has changed is recognized by the version counters of its tensors, so that a step costs no more
-than one norm. The batches that rows are compared with are in ``_batches.py``.
+than one norm. :class:`ClippingNorms` compares clipping norms that change with the norms of the rows. The
+batches that rows are compared with are in ``_batches.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from opacus.optimizers import DPOptimizer
+from opacus.optimizers import AdaClipDPOptimizer, DPOptimizer
 from torch import Tensor
 
 from dpaudit._types import FloatArray
+from dpaudit.diagnostics import CheckResults, Finding
 from dpaudit.diagnostics._sum_checks import StepSum, SumRecord
 from dpaudit.observers.opacus._batches import LoaderBatches
-from dpaudit.observers.opacus._clipping import GhostClip, OpacusClip, wrapped
+from dpaudit.observers.opacus._clipping import GhostClip, OpacusClip, TrainedParameters, wrapped
 
 _FEW_NUMBERS = 2**18  # whose norms are computed again in less than a millisecond
 _TOLERANCE = 1e-3  # change of a norm, relative to it and to the clipping norm
+_QUANTILES = torch.linspace(0, 1, 21)
+_STATISTICS = (
+    *("mean", "median", "smallest"),
+    *(f"{100 * level:.0f} % quantile" for level in _QUANTILES.tolist()[1:-1]),
+    "largest",
+)
+_MAX_CHANGES = 64  # of the clipping norm that are compared with the rows
+_SAME_RATIO = 1e-4  # relative difference; that of unrelated numbers is larger by orders of magnitude
+_FEWEST_SAME, _SHARE_SAME = 8, 0.4  # ratios that are no coincidence
+_FROM_DATA = "is max_grad_norm set to a statistic of the gradient norms, which is not private?"
 
 
 class SumObserver:
@@ -34,11 +47,13 @@ class SumObserver:
     ) -> None:
         self._optimizer, self._clip, self._loader = optimizer, clip, loader
         self._module = module if isinstance(clip, GhostClip) else None
-        self.record, self.batches = SumRecord(), loader.record
+        self.record, self.batches, self.norms = SumRecord(), loader.record, ClippingNorms(optimizer)
+        self._trained = TrainedParameters(optimizer)
         self._num_parameters = sum(parameter.numel() for parameter in optimizer.params)
         self._is_paused, self._was_reset = False, False
         self._counts_nonzero = False
         self._norm_sample: Tensor | None = None  # of the latest pass, with ghost clipping
+        self._gradients = _PassGradients(optimizer)  # of the same pass
         self._start_step()
 
     def _start_step(self) -> None:
@@ -58,6 +73,7 @@ class SumObserver:
             else:
                 undo.enter_context(wrapped(self._optimizer, "accumulate", self._noting_sum))
                 undo.enter_context(wrapped(self._module, "get_norm_sample", self._noting_norms))
+                undo.enter_context(wrapped(self._module, "enable_hooks", self._noting_gradients))
             yield
 
     @contextmanager
@@ -73,6 +89,7 @@ class SumObserver:
         def add(*arguments: Any, **options: Any) -> Any:
             if self._is_paused:
                 return own(*arguments, **options)
+            self._trained.require_same(self.record.num_steps)
             self._before_adding()
             rows, limit = self._next_rows()
             result = own(*arguments, **options)
@@ -86,9 +103,19 @@ class SumObserver:
             norms = own(*arguments, **options)
             if not self._is_paused:
                 self._norm_sample = norms
+                self._gradients.start()
             return norms
 
         return get_norm_sample
+
+    def _noting_gradients(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap the last call of a private backward pass, after which ``p.grad`` is the clipped sum."""
+
+        def enable_hooks(*arguments: Any, **options: Any) -> Any:
+            self._gradients.note()
+            return own(*arguments, **options)
+
+        return enable_hooks
 
     @torch.no_grad()
     def _next_rows(self) -> tuple[int, float]:
@@ -97,13 +124,18 @@ class SumObserver:
         if self._module is None:
             rows = sum(self._clip.batch_sizes())
             limit = rows * norm
+            found = self._row_norms(rows) if rows else None
             if rows:
-                self._note_longest(self._row_norms(rows))
+                self._note_longest(found)
+            self.norms.note(norm, found)
             count = self._num_nonzero
         else:
             norms, self._norm_sample = self._norm_sample, None
+            self.norms.note(norm, None if norms is None else norms.detach())
             if norms is None:
                 return 0, 0.0
+            if change := self._gradients.change(norm):
+                self.record.observe_change(*change[:2], is_scaled=change[2])
             rows, limit = len(norms), float(norms.detach().double().clamp(max=norm).sum())
             self._note_longest(norms.detach())
             count = lambda: int((norms > 0).sum())  # noqa: E731
@@ -219,6 +251,158 @@ class SumObserver:
         samples = getattr(self._optimizer.params[0], "grad_sample", None)
         parts = samples if isinstance(samples, list) else [samples]
         return any(hasattr(part, "_processed") for part in parts)
+
+
+class _PassGradients:
+    """The gradients after a private backward pass with ghost clipping, to which nothing may be added.
+
+    Version counters show a change. Copies are made only after the first one, to know its size: a penalty of
+    the weights, which depends on no example, may be added.
+    """
+
+    def __init__(self, optimizer: DPOptimizer) -> None:
+        self._optimizer, self._makes_copies = optimizer, False
+        self._found: list[tuple[Any, int]] | None = None
+        self._copies: list[Tensor] = []
+        self._is_awaited = False
+
+    def start(self) -> None:
+        """Begin a pass: the norms of its examples are known, its gradients are not."""
+        self._found, self._copies, self._is_awaited = None, [], True
+
+    @torch.no_grad()
+    def note(self) -> None:
+        """Note the gradients at the end of the pass."""
+        if not self._is_awaited:
+            return
+        self._is_awaited = False
+        gradients: list[Any] = [parameter.grad for parameter in self._optimizer.params]
+        if any(one is None for one in gradients):  # Opacus raises an error about it
+            return
+        self._found = [(one, one._version) for one in gradients]
+        self._copies = [one.clone() for one in gradients] if self._makes_copies else []
+
+    @torch.no_grad()
+    def change(self, max_grad_norm: float) -> tuple[float, float, bool] | None:
+        """Return the norms before and after a change, in clipping norms, and whether it is a scaling."""
+        found, self._found = self._found, None
+        parameters: list[Any] = self._optimizer.params
+        if found is None or any(parameter.grad is None for parameter in parameters):
+            return None
+        pairs = zip(parameters, found, strict=True)
+        if all(one.grad is old and old._version == version for one, (old, version) in pairs):
+            return None
+        if not self._copies:
+            self._makes_copies = True
+            return None
+        before, after = (
+            torch.cat([one.reshape(-1).double() for one in parts])
+            for parts in (self._copies, [parameter.grad for parameter in parameters])
+        )
+        added = [one.grad.double() - old.double() for one, old in zip(parameters, self._copies, strict=True)]
+        length, room = float(before.norm()), _TOLERANCE * (max_grad_norm + float(before.norm()))
+        if float((after - before).norm()) <= room or _is_penalty(added, parameters, room):
+            return None
+        factor = float(after @ before) / max(length**2, torch.finfo(torch.float64).tiny)
+        is_scaled = float((after - factor * before).norm()) <= room
+        return length / max_grad_norm, float(after.norm()) / max_grad_norm, is_scaled
+
+
+def _is_penalty(added: Sequence[Tensor], parameters: Sequence[Any], room: float) -> bool:
+    """Return whether each tensor is a multiple of the weights, or of their signs."""
+
+    def is_multiple(one: Tensor, other: Tensor) -> bool:
+        share = float((one * other).sum()) / max(float((other * other).sum()), torch.finfo(one.dtype).tiny)
+        return float((one - share * other).norm()) <= room
+
+    weights = [parameter.detach().double() for parameter in parameters]
+    return all(
+        is_multiple(one, own) or is_multiple(one, own.sign()) for one, own in zip(added, weights, strict=True)
+    )
+
+
+class ClippingNorms:
+    """The clipping norms of all steps; one that changes must not be computed from the batch.
+
+    The noise follows the clipping norm, so that it is always as claimed. A schedule that depends on the
+    number of the step is correct. A norm that is computed from gradients has the same ratio to a statistic of
+    their norms in many steps, of its own batch or of the batch before.
+    """
+
+    def __init__(self, optimizer: DPOptimizer) -> None:
+        self._is_adaptive = isinstance(optimizer, AdaClipDPOptimizer)  # which adds noise to what it uses
+        self._num_changes = 0
+        self._last: float | None = None
+        self._range = (np.inf, 0.0)
+        self._rows: Tensor | None = None  # of the batch before
+        self._changes: dict[str, list[tuple[float, FloatArray]]] = {"its batch": [], "the batch before": []}
+
+    def note(self, norm: float, rows: Tensor | None) -> None:
+        """Note the clipping norm of a batch and the norms of its rows before clipping, if known."""
+        low, high = self._range
+        self._range = min(low, norm), max(high, norm)
+        if self._last not in (None, norm):
+            self._num_changes += 1
+            for (_, kept), found in zip(self._changes.items(), (rows, self._rows), strict=True):
+                if found is not None and len(kept) < _MAX_CHANGES and _vary(found):
+                    kept.append((norm, _statistics(found)))
+        self._last, self._rows = norm, rows
+
+    def results(self, *, noise_multiplier: float, sample_rate: float | None) -> CheckResults:
+        """Return what the clipping norms show; see ``RunCheck``."""
+        del noise_multiplier, sample_rate
+        if self._num_changes == 0 or self._is_adaptive:
+            return CheckResults()
+        for where, kept in self._changes.items():
+            if found := _same_ratio(kept):
+                name, ratio, count = found
+                sentence = (
+                    f"The clipping norm is computed from the data: in {count} of {len(kept)} batches it is "
+                    f"{ratio:.4g} times the {name} gradient norm of {where}."
+                )
+                return CheckResults(
+                    certain=(replace(Finding.certain("clipping-norm", sentence), cause=_FROM_DATA),)
+                )
+        low, high = self._range
+        note = (
+            f"The clipping norm changed {self._num_changes} times, between {low:.4g} and {high:.4g}: the "
+            "accounting holds if it depends on the number of the step, but not on the data."
+        )
+        gap = "whether the clipping norm, which changed during the run, depends on the data is not tested"
+        if any(self._changes.values()):
+            gap += ", except for statistics of the gradient norms of a batch"
+        return CheckResults(notes=(note,), not_covered=(gap,))
+
+
+def _vary(rows: Tensor) -> bool:
+    """Return whether norms differ; rows of one length may be scaled to the clipping norm."""
+    return len(rows) > 0 and float(rows.max() - rows.min()) > _TOLERANCE * float(rows.max())
+
+
+def _statistics(rows: Tensor) -> FloatArray:
+    """Return the statistics of norms that are named in ``_STATISTICS``."""
+    norms = rows.detach().float().cpu()
+    found = torch.cat([norms.mean()[None], norms.median()[None], norms.quantile(_QUANTILES)])
+    return np.asarray(found, dtype=np.float64)
+
+
+def _same_ratio(kept: Sequence[tuple[float, FloatArray]]) -> tuple[str, float, int] | None:
+    """Return a statistic to which many different norms have the same ratio, that ratio, and how many do."""
+    if len(kept) < _FEWEST_SAME:
+        return None
+    norms, statistics = np.array([norm for norm, _ in kept]), np.stack([found for _, found in kept])
+    best = None
+    for name, column in zip(_STATISTICS, statistics.T, strict=True):
+        each = norms / np.maximum(column, np.finfo(np.float32).tiny)
+        order = np.argsort(each)
+        ratios = each[order]
+        counts = np.searchsorted(ratios, ratios * (1 + _SAME_RATIO), side="right") - np.arange(ratios.size)
+        first = int(np.argmax(counts))
+        members = order[first : first + int(counts[first])]
+        count = len(np.unique(norms[members]))  # a norm that appears twice proves nothing
+        if count >= max(_FEWEST_SAME, _SHARE_SAME * len(kept)) and (best is None or count > best[2]):
+            best = name, float(ratios[first]), count
+    return best
 
 
 @torch.no_grad()

@@ -235,6 +235,16 @@ class HostCallbacks:
         self.num_calls = 0
         self.is_active = True
 
+    def lay_out(self, layout: ParameterLayout) -> None:
+        """Note the variables of the gradients; raise if they are not those of the first call."""
+        if self.layout.names and layout != self.layout:
+            raise InputError(
+                f"Expected the optimizer to train the same {len(self.layout.names)} variables in every step, "
+                f"got {len(layout.names)}: were layers frozen or unfrozen? Call observe() once for each "
+                "phase of the training run, after the change."
+            )
+        self.layout = layout
+
     def name_leaves(self, names: Sequence[str], sizes: tuple[int, ...]) -> None:
         """Note the names of the variables and how many coordinates of each are logged."""
         self._recorder.noise.names, self.leaves = names, sizes
@@ -302,9 +312,11 @@ class _GraphCall:
 
     def canaries(self, variables: list[Any]) -> CanaryTensors:
         """Return the canaries of this call, in the gradients of these variables."""
-        self._host.layout = ParameterLayout(
-            tuple(variable.name.removesuffix(":0") for variable in variables),
-            tuple(tuple(variable.shape.as_list()) for variable in variables),
+        self._host.lay_out(
+            ParameterLayout(
+                tuple(variable.name.removesuffix(":0") for variable in variables),
+                tuple(tuple(variable.shape.as_list()) for variable in variables),
+            )
         )
         self._host.directions(0)  # to raise any error before tracing
         dtypes = [tf.float32, tf.int32, tf.float32]
