@@ -38,7 +38,7 @@ class FormatCheck:
         self._largest = np.zeros(0)
         self._finest = np.zeros(0)  # the lowest bit that is set, where a format of 16 bits is possible
         self._sample = np.zeros(0)  # the first numbers, until it is decided whether they are on a grid
-        self._spacing = np.array(np.nan)  # of the grid; not a number if undecided, 0 without a grid
+        self._spacing = np.full(1, np.nan)  # of the grid; not a number if undecided, 0 without a grid
 
     def observe(self, released: Any) -> None:
         """Add a release exactly as the step returned it, before it is multiplied by anything."""
@@ -72,12 +72,12 @@ class FormatCheck:
             self._is_single &= values.astype(np.float32) == values
 
     def _observe_grid(self, values: FloatArray) -> None:
-        if np.isnan(self._spacing):
+        if np.isnan(self._spacing[0]):
             self._sample = np.concatenate([self._sample, values])
             if self._sample.size >= _GRID_SAMPLE:
-                self._spacing, self._sample = np.array(_find_spacing(self._sample)), np.zeros(0)
-        elif self._spacing > 0 and _off_grid(values, float(self._spacing)).any():
-            self._spacing = np.array(0.0)
+                self._spacing[0], self._sample = _find_spacing(self._sample), np.zeros(0)
+        elif self._spacing[0] > 0 and _off_grid(values, float(self._spacing[0])).any():
+            self._spacing[0] = 0.0
 
     def grid(self, noise: ScoreArray, unit: float) -> float:
         """Return the spacing of the grid on which all releases are, in units of the noise; 0 if none.
@@ -85,7 +85,8 @@ class FormatCheck:
         ``unit`` is what 1 in a release is in units of the ``noise``. If the noise is on the same grid, so is
         the sum: then there may be no other rounding than that of the noise.
         """
-        spacing = unit * (_find_spacing(self._sample) if np.isnan(self._spacing) else float(self._spacing))
+        found = float(self._spacing[0])
+        spacing = unit * (_find_spacing(self._sample) if np.isnan(found) else found)
         if spacing == 0 or not np.isfinite(spacing):
             return 0.0
         return spacing if _off_grid(noise, spacing).mean() > _OFF_SHARE else 0.0
