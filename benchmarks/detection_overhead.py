@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import scipy.stats
 import torch
 from _cases import CONV_NET, MLP, Case, cpu_seconds, restart_in_environment, training
 from _measure import Table, finish, milliseconds
@@ -106,6 +107,7 @@ def main() -> int:
     parser.add_argument("--native-steps", type=int, default=2500)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")  # Opacus warns in every step
+    _ = scipy.stats.norm  # imported on first use, as tests of noise do
     _ = dpaudit.Claim.dpsgd(noise_multiplier=2.0, sample_rate=0.5, num_steps=9, delta=DELTA).epsilon
     columns = ("training run", "steps", "step", "audited step", "audit()", "ratio", "limit")
     table = Table("Training with an audit", columns)
