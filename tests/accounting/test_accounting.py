@@ -401,3 +401,20 @@ def test_a_generic_bound_on_a_step_composes_as_the_gaussian_step_with_that_epsil
     gaussian = claim.hypothesis(None)
     assert step.parameter == pytest.approx(dpaudit.Gaussian().epsilon(1.0, DELTA))
     assert step.epsilon(step.parameter) == pytest.approx(gaussian.epsilon(1.0), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("noise", "num_steps", "delta"),
+    [
+        (1.0, 10, 1e-12),
+        (300.0, 100_000, 1e-10),
+        (100.0, 10_000, 1e-14),
+        (1000.0, 10**6, 1e-13),
+        (30.0, 1000, 1e-5),
+    ],
+)
+def test_bounds_of_epsilon_hold_where_rounding_errors_are_as_large_as_delta(noise, num_steps, delta):
+    mu = math.sqrt(num_steps) / noise
+    exact = dpaudit.Gaussian().epsilon(mu, delta)
+    assert _pld.epsilon_below(noise, 1.0, num_steps, delta) <= exact
+    assert _pld.epsilon_above(noise, 1.0, num_steps, delta) >= exact

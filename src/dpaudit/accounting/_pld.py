@@ -16,6 +16,7 @@ from dpaudit.stats.tradeoffs import PiecewiseLinear
 _FINE = 1e-3
 _ROUNDING_MASS = 4e-14  # rounding error of delta, over the mass that all steps may gain by it
 _ROUNDING = 1e-5  # the relative error of epsilon from truncating tails at delta = 1e-10
+_NEGLIGIBLE = 1e-6  # relative error of delta that changes epsilon by less than its own rounding
 _NUM_LINES = 200  # each line costs a pass over the privacy loss distribution
 
 
@@ -81,7 +82,18 @@ def _removal_epsilon(noise: float, sample_rate: float, num_steps: int, delta: fl
 
 def epsilon_above(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
     """Return an upper bound on epsilon at ``delta``, for claims."""
-    return _epsilon(noise, sample_rate, num_steps, delta, 2)
+    margin = _rounding_of_delta(num_steps, delta)
+    return _epsilon(noise, sample_rate, num_steps, max(delta - margin, delta / 2), 2)
+
+
+def _rounding_of_delta(num_steps: int, delta: float) -> float:
+    """Return how far delta of a composition may be from the truth because of rounding; 0 if that is nothing.
+
+    Transforms have an error of about the precision of a number in every step, and the tails that are folded
+    back have the mass at which a composition is truncated. Compared with exact Gaussian compositions.
+    """
+    margin = 4e-15 + 4.4e-16 * num_steps
+    return margin if margin > _NEGLIGIBLE * delta else 0.0
 
 
 def epsilon_near(noise: float, sample_rate: float, num_steps: int, delta: float) -> float:
@@ -98,6 +110,7 @@ def epsilon_below(noise: float, sample_rate: float, num_steps: int, delta: float
     """
     if _interval(noise, sample_rate, num_steps) > _spread(noise, sample_rate) / 2:
         return 0.0  # rounding errors do not allow for an interval that is fine enough
+    delta += _rounding_of_delta(num_steps, delta)
     coarse = _removal_epsilon(noise, sample_rate, num_steps, delta, 1)
     fine = _removal_epsilon(noise, sample_rate, num_steps, delta, 2)
     if math.isinf(fine):  # the truncated tail has more mass than delta: no lower bound is known
