@@ -203,7 +203,7 @@ def _sum_p_values(products: _Products, resolution: float) -> list[tuple[float, f
         return []
     total, spreads = float(found.values.sum()), products.spreads[is_used]
     scores, errors = found.values[is_used] / spreads, resolution * found.sizes[is_used] / spreads
-    estimate = total / float(found.squares.sum())
+    estimate = total / max(float(found.squares.sum()), _TINY)
     divided = max(0.0, abs(float(scores.sum())) - float(errors.sum())) / math.sqrt(count)
     energy = float((np.maximum(np.abs(scores) - errors, 0.0) ** 2).sum())
     undivided = max(0.0, abs(total) - resolution * float(found.sizes.sum()))

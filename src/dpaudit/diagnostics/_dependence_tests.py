@@ -47,6 +47,7 @@ _SAME = 0.95  # correlation above which noise is repeated: no weight decay does 
 _MOMENTUM = 0.9  # of an optimizer, the usual one
 _MIN_STEPS = 8
 _CLEARLY = 3.0  # standard errors
+_FASTEST_DECAY = 0.2  # of the weights in one step
 _NOTE = (
     "The release contains something besides the sum and the noise that earlier releases explain, as weight "
     "decay does that is added after the noise: it is not a leak if it depends on nothing else."
@@ -302,7 +303,9 @@ def _beside_releases(record: NoiseRecord) -> NoiseRecord | None:
 
     Weights are a constant minus a multiple of the sum of earlier releases; with momentum, there is a second
     multiple, of their moving average. The constant and both multiples are fitted. Decay has the sign of the
-    weights, so the first multiple has to be clearly negative: a part of earlier sums does not make it so.
+    weights, so the first multiple has to be clearly negative besides the constant: a part of one earlier sum,
+    whatever its sign, does not follow all of them. Decay is slow, unlike noise that is subtracted in the next
+    step.
     """
     sums = record.known if record.known_examples is None else record.known_examples
     if sums is None:
@@ -312,11 +315,9 @@ def _beside_releases(record: NoiseRecord) -> NoiseRecord | None:
         rows = record.rows[part].astype(np.float64)
         if len(rows) < _MIN_STEPS:
             return None
-        vectors = _running(rows + sums[part])
-        error = float(np.linalg.norm(vectors[0]) * np.sqrt(np.mean(rows * rows)))
-        if np.vdot(rows, vectors[0]) >= -_CLEARLY * error:
+        centered = [one - one.mean(axis=0) for one in (rows, *_running(rows + sums[part]))]
+        if not _decays(*centered[:2]):
             return None
-        centered = [vector - vector.mean(axis=0) for vector in (rows, *vectors)]
         products = np.array([[np.vdot(one, other) for other in centered] for one in centered])
         factors = np.linalg.lstsq(products[1:, 1:], products[1:, 0], rcond=None)[0]
         rest[part] = centered[0] - sum(
@@ -325,6 +326,17 @@ def _beside_releases(record: NoiseRecord) -> NoiseRecord | None:
     found = copy(record)
     found.share("rows", rest)
     return found
+
+
+def _decays(rows: FloatArray, totals: FloatArray) -> bool:
+    """Return whether centered noise is a clearly negative, small multiple of centered sums of releases.
+
+    Centered noise has a sum of zero, so its product with its own running sum is minus half of its squares,
+    even if it is independent.
+    """
+    squares, squared = float(np.vdot(rows, rows)), float(np.vdot(totals, totals))
+    product = float(np.vdot(rows, totals)) + squares / 2
+    return -_FASTEST_DECAY * squared < product < -_CLEARLY * math.sqrt(squared * squares / rows.size)
 
 
 def _running(releases: FloatArray) -> tuple[FloatArray, FloatArray]:

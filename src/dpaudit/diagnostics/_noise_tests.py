@@ -43,7 +43,7 @@ from dpaudit.diagnostics._p_values import (
     sign_p_value,
     sign_sum_p_value,
 )
-from dpaudit.diagnostics._regularity_tests import REGULARITY_TESTS
+from dpaudit.diagnostics._regularity_tests import REGULARITY_TESTS, balanced_steps
 from dpaudit.diagnostics._shape_tests import SHAPE_TESTS
 
 _SURE_P_VALUE = 1e-6  # corrected p-value below which a part counts as lacking noise
@@ -377,6 +377,7 @@ PUBLIC_TESTS: dict[str, Callable[[NoiseRecord], Check | None]] = {
     "low-rank-noise": low_rank_noise,
     "common-noise": common_noise,
     "repeated-noise": repeated_noise,
+    "balanced-noise": balanced_steps,
 }
 """Tests that a public part of the release may fail, such as weight decay."""
 

@@ -23,6 +23,8 @@ _SUBNORMAL = 2.0**-24  # the smallest number in float16, where it is a fixed-poi
 _GRID_SAMPLE, _MIN_SAMPLE = 8192, 64  # numbers by which a grid is found
 _MAX_DIVISOR = 4  # the smallest gap between two numbers may be a small multiple of the spacing
 _ON_GRID = 1 / 8  # largest distance of a number from the grid, in spacings
+_SAME_GRID = 1 / 64  # the same for noise, if the sum is on the grid too
+_COARSEST = 0.07  # spacing in claimed standard deviations: a coarser grid could hide that noise is missing
 _OFF_SHARE = 0.01  # of the noise, below which the sum itself is on the grid
 
 
@@ -87,9 +89,9 @@ class FormatCheck:
         """
         found = float(self._spacing[0])
         spacing = unit * (_find_spacing(self._sample) if np.isnan(found) else found)
-        if spacing == 0 or not np.isfinite(spacing):
+        if not 0 < spacing <= _COARSEST:
             return 0.0
-        return spacing if _off_grid(noise, spacing).mean() > _OFF_SHARE else 0.0
+        return spacing if _off_grid(noise, spacing, _SAME_GRID).mean() > _OFF_SHARE else 0.0
 
     @property
     def is_empty(self) -> bool:
@@ -150,10 +152,10 @@ def _refined(ordered: FloatArray, spacing: float) -> float:
         limit *= 16
 
 
-def _off_grid(values: ScoreArray, spacing: float) -> BoolArray:
+def _off_grid(values: ScoreArray, spacing: float, tolerance: float = _ON_GRID) -> BoolArray:
     """Return which numbers are clearly not multiples of the spacing."""
     multiples = values / spacing
-    found: BoolArray = np.abs(multiples - np.rint(multiples)) > _ON_GRID
+    found: BoolArray = np.abs(multiples - np.rint(multiples)) > tolerance
     return found
 
 

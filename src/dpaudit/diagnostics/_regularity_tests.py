@@ -9,7 +9,7 @@ all steps. Their p-values are corrected for the number of these views.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,8 +42,17 @@ def balanced_noise(record: NoiseRecord) -> Check | None:
     noise than claimed. More noise in some of them, whatever their scales, makes the p-value larger. Where
     there is less noise, which is another finding, sums are compared with the noise that there is.
     """
+    return _balanced(record, _views(record))
+
+
+def balanced_steps(record: NoiseRecord) -> Check | None:
+    """Test the same within steps: weight decay makes sums over all steps smaller."""
+    return _balanced(record, [view for view in _views(record) if view.name != _ALL_STEPS])
+
+
+def _balanced(record: NoiseRecord, views: Iterable[_View]) -> Check | None:
     found = []
-    for view in _views(record):
+    for view in views:
         level = min(1.0, float(view.energies.sum()) / (view.width * view.energies.size))
         if level == 0:
             continue
