@@ -548,7 +548,7 @@ def test_a_report_has_causes_and_plain_values(private):
     read = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert [one["name"] for one in read["findings"]] == ["noise-multiplier"]
     assert read["likely_causes"] == list(report.likely_causes()) != []
-    assert "not covered: without module=" in str(report)
+    assert "are not checked without module=" in str(report)
     assert str(report).startswith("1 finding in the settings.")
     checked(private(noise_multiplier=0.8)).raise_for_findings()
 
@@ -621,4 +621,4 @@ def test_a_delta_of_at_least_one_over_the_number_of_examples_is_a_note(private):
 def test_coupled_examples_are_not_covered_with_or_without_a_module(private):
     for module in ({}, {"module": None}):
         result = part_of_run(private(noise_multiplier=1.0), 4, **module).audit()
-        assert any("depend on other examples of the batch" in text for text in result.not_covered)
+        assert any("depend on other examples before clipping" in text for text in result.not_covered)

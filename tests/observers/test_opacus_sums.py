@@ -444,10 +444,13 @@ def test_a_constant_or_adaptive_clipping_norm_is_not_mentioned(diagnosed, kind):
     assert not [text for text in (*found.notes, *found.not_covered) if "clipping norm" in text]
 
 
-def test_rows_that_are_scaled_to_a_scheduled_norm_do_not_look_like_a_norm_from_the_data():
+@pytest.mark.parametrize("shorter", [0, 2])
+def test_rows_that_are_scaled_to_a_scheduled_norm_do_not_look_like_a_norm_from_the_data(shorter):
     norms = ClippingNorms(None)
     for number in range(STEPS):
-        norms.note(0.9**number, torch.full((7,), 0.9**number))
+        rows = torch.full((7,), 0.9**number)
+        rows[:shorter] *= 0.3
+        norms.note(0.9**number, rows)
     assert norms.results(noise_multiplier=1.0, sample_rate=None).certain == ()
 
 

@@ -348,7 +348,7 @@ def _opened(path: Path, words: Sequence[str] = ()) -> Iterator[Any]:
         from pyarrow import parquet  # noqa: PLC0415
     except ImportError as error:
         raise MissingExtraError("Reading .parquet files", "parquet") from error
-    damaged = pyarrow.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError
+    damaged = pyarrow.ArrowException, OSError, ValueError, TypeError, LookupError, OverflowError
     with open_file(path):  # an operating system error does not mean damage
         pass
     try:

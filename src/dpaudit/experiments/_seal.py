@@ -50,7 +50,7 @@ _REPORTS = ("report.html", "report.md", "report.json")
 _HEX = 64  # digits of a SHA-256
 _CHUNK = 1 << 20
 _TRAILER: Final = b"\ndpaudit sha256 "  # followed by the digest of everything before it
-_AGAIN = "restore it, or delete result.json and run the same command again to derive it again"
+_AGAIN = "restore it, or repeat `dpaudit run` without result.json to derive the result and a new seal"
 
 
 @dataclass(frozen=True)

@@ -41,13 +41,13 @@ _STOPPED = _UNTESTED + "a bound was shown before the end, so the run may have en
 _DRAWN = "how batches are drawn is not tested"
 _SAMPLING = f"{_DRAWN}: the claim assumes Poisson sampling, and scores of single steps do not depend on it"
 _COUPLED = (
-    "gradients that depend on other examples of the batch before clipping are not tested (loss, inputs, "
-    "weights, choice of rows): use a replay"
+    "gradients that depend on other examples before clipping (through the loss, the inputs, weights or the "
+    "choice of rows) are not tested: use replay()"
 )
-_SEEDED = "whether a seed predicts the noise or the batches is not tested"
+_SEEDED = "whether the noise or the batches can be predicted from a seed is not tested"
 _DIRECTIONS = (
-    "noise is tested in coordinates, parameter tensors and sampled directions: another direction may have "
-    "less"
+    "the noise is tested per coordinate, per parameter tensor and in a few directions; it may be smaller in "
+    "others"
 )
 _BESIDE = (
     "what the training run outputs besides the noisy gradients of the observed steps is not tested, such as "

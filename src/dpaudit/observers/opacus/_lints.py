@@ -266,7 +266,10 @@ def _split(found: Iterable[_Lint]) -> tuple[tuple[Finding, ...], tuple[str, ...]
 
 def _not_covered(training: PreparedTraining) -> Iterator[str]:
     if training.network is None:
-        yield "without module=, modules that mix examples and parameters that are not private may exist"
+        yield (
+            "layers that mix examples, and parameters that are trained without noise, are not checked "
+            "without module="
+        )
     if training.loader is None:
         yield "without loader=, the sampler and the number of examples are not checked"
     if attached_accounting(training.optimizer) is None and training.privacy_engine is None:

@@ -84,7 +84,7 @@ def _size_lints(training: PreparedTraining) -> Iterator[str]:
         yield (
             f"The mechanism depends on the number of examples: with {size:,}, Opacus draws at a rate of "
             f"1/{num_batches}{own}; {'; '.join(changes)}. The accounting holds if the number of examples is "
-            "public, or kept when an example is removed."
+            "public or the same in neighboring data sets."
         )
 
 

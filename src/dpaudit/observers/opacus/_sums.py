@@ -34,6 +34,7 @@ _STATISTICS = (
     "largest",
 )
 _MAX_CHANGES = 64  # of the clipping norm that are compared with the rows
+_SATURATED = 1e-6  # relative difference of norms below which rows were scaled to the same length
 _SAME_RATIO = 1e-4  # relative difference; that of unrelated numbers is larger by orders of magnitude
 _FEWEST_SAME, _SHARE_SAME = 8, 0.4  # ratios that are no coincidence
 _FROM_DATA = "is max_grad_norm set to a statistic of the gradient norms, which is not private?"
@@ -375,8 +376,11 @@ class ClippingNorms:
 
 
 def _vary(rows: Tensor) -> bool:
-    """Return whether norms differ; rows of one length may be scaled to the clipping norm."""
-    return len(rows) > 0 and float(rows.max() - rows.min()) > _TOLERANCE * float(rows.max())
+    """Return whether norms differ, the two largest too: rows of one length may be scaled to the norm."""
+    if len(rows) < 2:
+        return False
+    largest = rows.topk(2).values
+    return float(largest[0] - largest[1]) > _SATURATED * float(largest[0])
 
 
 def _statistics(rows: Tensor) -> FloatArray:

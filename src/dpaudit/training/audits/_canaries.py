@@ -20,7 +20,7 @@ from dpaudit._torch import CanaryVectors, HeldOutData, require_fitting
 from dpaudit._torch._crafting import CanarySequence, Crafting, Examples, ProgressCallback
 from dpaudit._types import FloatArray
 from dpaudit.canaries import Coins, Directions, Draws, GradientCanary, InputCanary, ParameterLayout
-from dpaudit.recording import ObservedCanaries
+from dpaudit.recording import ObservedCanaries, TrainingInfo
 from dpaudit.training._seeds import generator
 from dpaudit.training._settings import Batch
 from dpaudit.training._training import Step, Training
@@ -31,6 +31,12 @@ from dpaudit.training.gradients import Rows, per_example, refuse_batch_norm, tra
 SECOND_BATCH, CRAFTING, AUGMENTING, DROPPING = 2, 3, 4, 5
 _ROOM_FOR_SQUARES = 16.0  # between the square root of the largest number and the longest canary
 _MIN_NORM = 1e-12  # in clipping norms: a shorter gradient has no usable direction
+
+
+def training_info(training: Training, canary: GradientCanary | InputCanary) -> TrainingInfo:
+    """Return what may show up in the scores of a faulty training run, and so name the fault."""
+    norm, size = training.settings.max_grad_norm, training.expected_batch_size
+    return TrainingInfo(canary=canary, max_grad_norm=norm, batch_size=size)
 
 
 class CanaryInserter(ABC):

@@ -43,6 +43,7 @@ from dpaudit.training.audits._canaries import (
     CanaryInserter,
     GradientInserter,
     InputInserter,
+    training_info,
 )
 from dpaudit.training.gradients import Rows, trainable
 
@@ -137,10 +138,8 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
         """Return a recorder of all or of the first steps; the claim covers the whole training run."""
         settings = training.settings
         if first_steps is not None and first_steps > settings.num_steps:
-            raise InputError(
-                f"Expected first_steps={first_steps} to be at most {settings.num_steps}, the number of "
-                "training steps."
-            )
+            limit = f"{settings.num_steps}, the number of training steps"
+            raise InputError(f"Expected first_steps={first_steps} to be at most {limit}.")
         claim = Claim.dpsgd(
             noise_multiplier=settings.noise_multiplier,
             sample_rate=settings.sample_rate,
@@ -153,6 +152,7 @@ class CanaryAudit(Hook, Generic[AuditRecorder]):
             num_steps=settings.num_steps if first_steps is None else first_steps,
             confidence=self.confidence,
             callbacks=self._callbacks,
+            facts=lambda: training_info(training, self.canary),
             **options,
         )
 
