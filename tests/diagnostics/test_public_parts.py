@@ -74,7 +74,7 @@ def test_a_part_of_sums_that_hardly_change_is_not_taken_for_weight_decay(part):
     assert "noise-by-sum" in names(drifting(noise, part=part))
 
 
-def test_decay_makes_sums_over_all_steps_smaller_which_is_no_leak():
+def test_decay_of_weights_that_move_in_one_direction_is_not_accused():
     noise = np.random.default_rng(3).standard_normal((300, 400))
     assert names(drifting(noise, decay=0.01)) == set()
 
