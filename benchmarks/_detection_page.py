@@ -9,7 +9,7 @@ from typing import Any
 
 from _faults import FAULTS, OBSERVERS, TWINS, Fault
 from _unseen_faults import Unseen
-from detection import SIGMAS, STEPS, Line, Runs, causes, required_lines, twin_tasks
+from detection import STEPS, Line, Runs, causes, required_lines, twin_tasks
 
 __all__ = ["page"]
 
@@ -26,17 +26,16 @@ _SHOWN = 3  # findings that are listed
 HEAD = """# Which faults are detected
 
 Which faults does an audit with default settings detect? This page answers for {faults} faults in
-{observers} observers, by measurement: each fault was trained with {count} random seeds at noise multipliers
-1 and 2. Every run is a small model (659 parameters in six named tensors, 300 examples, sample rate 0.1,
-clipping norm 2) with the three lines of the [tutorial](tutorial.md): `observe`, train, `audit()`. No option
-is set for any fault. `benchmarks/detection.py` runs all of them and writes this page; the faults are in
-`benchmarks/_faults.py`.
+{observers} observers, by measurement: each fault was trained with {count} random seeds, at noise multipliers
+that are evenly spread from 1 to 2. Every run is a small model (659 parameters in six named tensors, 300
+examples, sample rate 0.1, clipping norm 2) with the three lines of the [tutorial](tutorial.md): `observe`,
+train, `audit()`. No option is set for any fault. `benchmarks/detection.py` runs all of them and writes this
+page; the faults are in `benchmarks/_faults.py`.
 
-- A cell is the number of runs in which the fault was detected within 300 steps, of {both}: {count} seeds at
-  each noise multiplier. Where fewer than 9 of 10 are detected at one of them, the number within 500 steps
-  follows.
-- "Smallest" is the smallest of the sizes tried that is detected in at least 9 of 10 seeds at both noise
-  multipliers, within 300 steps and, if different, within 500.
+- A cell is the number of seeds, of {count}, with which the fault was detected within 300 steps. Where these
+  are fewer than 9 of 10, the number within 500 steps follows.
+- "Smallest" is the smallest of the sizes tried that is detected with at least 9 of 10 seeds, within 300 steps
+  and, if different, within 500.
 - A dash means that the fault cannot exist there: a step has no sampler, ghost clipping has no rows, and
   per-layer clipping has no joint norm.
 - `observe` gets the data that sampling is tested with: `loader=` in Opacus, `num_examples=` in JAX Privacy.
@@ -72,7 +71,7 @@ _IMPOSSIBLE = "-"
 
 def page(runs: Runs, count: int) -> str:
     """Return the page; tables whose runs are missing are left out."""
-    head = HEAD.format(faults=len(FAULTS), observers=len(OBSERVERS), count=count, both=len(SIGMAS) * count)
+    head = HEAD.format(faults=len(FAULTS), observers=len(OBSERVERS), count=count)
     parts = [head, *_preliminary(runs, count), *_families(runs, count), *_twins(runs, count), *_causes(runs)]
     return "\n".join(parts)
 
@@ -109,8 +108,7 @@ def _cell(runs: Runs, fault: Fault, size: Any, observer: str, count: int) -> str
         return _IMPOSSIBLE
     found = []
     for steps in STEPS:
-        tasks = [task for sigma in SIGMAS for task in Line(fault, size, observer, sigma).tasks(steps, count)]
-        caught, done = runs.caught(tasks)
+        caught, done = runs.caught(Line(fault, size, observer).tasks(steps, count))
         found.append(f"{caught}/{done}" if done else "")
     first, second = found
     return f"{first}, 500: {second}" if first and second else first or second
@@ -123,7 +121,7 @@ def _smallest(runs: Runs, fault: Fault, observer: str, count: int) -> str:
     for steps in STEPS:
         last = "none"
         for size in fault.sizes:
-            if all(Line(fault, size, observer, sigma).is_enough(runs, steps, count) for sigma in SIGMAS):
+            if Line(fault, size, observer).is_enough(runs, steps, count):
                 last = _shown(size)
         found.append(last)
     first, second = found
@@ -143,9 +141,8 @@ def _shown(size: Any) -> str:
 def _detected_by(runs: Runs, fault: Fault, size: Any, count: int) -> str:
     names = Counter[str]()
     for observer in fault.observers:
-        for sigma in SIGMAS:
-            for task in Line(fault, size, observer, sigma).tasks(STEPS[0], count):
-                names.update(set((runs.get(task) or {"caught": []})["caught"]))
+        for task in Line(fault, size, observer).tasks(STEPS[0], count):
+            names.update(set((runs.get(task) or {"caught": []})["caught"]))
     shown = (name.split(":")[0] for name, _ in names.most_common(_SHOWN))
     return ", ".join(f"`{name}`" if "-" in name else name for name in dict.fromkeys(shown))
 

@@ -1,20 +1,26 @@
 """Simulate how often a correct training run has a finding, and write the tables to docs/diagnostics.md.
 
-    python benchmarks/diagnostics_error.py [--repetitions 2000] [--part noise|rows|regular]
+    python benchmarks/diagnostics_error.py [--repetitions 2000] [--part noise|rows|regular|audits]
 
 The first table is about all tests of noise and batches, the second about the tests of rows, which replace
-those of batches where only the rows of a batch are known, the third about the tests of regular noise.
+those of batches where only the rows of a batch are known, the third about the tests of regular noise. The
+fourth is about every p-value of real audits, with default settings, of correct training runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import warnings
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+from _cases import restart_in_environment
 
 from dpaudit.diagnostics import Check, Diagnosis, Diagnostics
 from dpaudit.diagnostics._data_tests import missing_direction
@@ -137,22 +143,35 @@ ROW_SIZES = [
 
 
 def rows_table(repetitions: int) -> str:
+    sizes = (
+        (f"{size.num_steps} | {size.num_examples:,}, {size.sample_rate:g} | {size.num_different:,}", size)
+        for size in ROW_SIZES
+    )
+    runs = ((words, map(size.checks, range(repetitions))) for words, size in sizes)
+    return p_value_table("steps | examples, rate | different rows | test of rows", runs, repetitions, SMALL)
+
+
+def p_value_table(
+    header: str, runs: Iterable[tuple[str, Iterable[Iterable[Check]]]], repetitions: int, level: float
+) -> str:
+    """Return a row for each setting and test: how often its p-value was small in correct runs."""
+    columns = [*header.split(" | "), "p <= 5 %", "p <= 1 %", f"p <= {100 * level:.3f} %", "smallest p"]
     lines = [
         f"{repetitions:,} simulated training runs per row; the smallest p-value of a run is compared with "
-        f"{100 * SMALL:.3f} %.",
+        f"{100 * level:.3f} %.",
         "",
-        "| steps | examples, rate | different rows | test of rows | p <= 5 % | p <= 1 % "
-        f"| p <= {100 * SMALL:.3f} % | smallest p |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        f"| {' | '.join(columns)} |",
+        "| " + "--- | " * len(columns),
     ]
-    for size in ROW_SIZES:
+    lines[-1] = lines[-1].rstrip()
+    for words, checks_of_runs in runs:
         found: dict[str, list[float]] = {}
-        for seed in range(repetitions):
-            for check in size.checks(seed):
+        for checks in checks_of_runs:
+            for check in checks:
                 found.setdefault(check.name, []).append(check.p_value)
-        words = f"{size.num_steps} | {size.num_examples:,}, {size.sample_rate:g} | {size.num_different:,}"
         for name, p_values in found.items():
-            shares = [np.mean(np.array(p_values) <= level) for level in (0.05, 0.01, SMALL)]
+            # A test that does not apply to a run cannot have a small p-value there.
+            shares = [np.count_nonzero(np.array(p_values) <= p) / repetitions for p in (0.05, 0.01, level)]
             cells = " | ".join(f"{100 * share:.2f} %" for share in shares)
             lines.append(f"| {words} | `{name}` | {cells} | {min(p_values):.1g} |")
             print(lines[-1], len(p_values), flush=True)
@@ -197,29 +216,48 @@ REGULAR_SIZES = [
 
 
 def regular_table(repetitions: int) -> str:
-    lines = [
-        f"{repetitions:,} simulated training runs per row; the smallest p-value of a run is compared with "
-        f"{100 * SMALL_OF_ALL:.3f} %.",
-        "",
-        f"| steps | leaves | noise | test | p <= 5 % | p <= 1 % | p <= {100 * SMALL_OF_ALL:.3f} % "
-        "| smallest p |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for size in REGULAR_SIZES:
-        found: dict[str, list[float]] = {}
-        for seed in range(repetitions):
-            for check in size.checks(seed):
-                found.setdefault(check.name, []).append(check.p_value)
-        words = f"{size.num_steps} | {' + '.join(f'{leaf:,}' for leaf in size.leaves)} | {size.kind}"
-        for name, p_values in found.items():
-            shares = [np.mean(np.array(p_values) <= level) for level in (0.05, 0.01, SMALL_OF_ALL)]
-            cells = " | ".join(f"{100 * share:.2f} %" for share in shares)
-            lines.append(f"| {words} | `{name}` | {cells} | {min(p_values):.1g} |")
-            print(lines[-1], flush=True)
-    return "\n".join(lines)
+    runs = (
+        (
+            f"{size.num_steps} | {' + '.join(f'{leaf:,}' for leaf in size.leaves)} | {size.kind}",
+            map(size.checks, range(repetitions)),
+        )
+        for size in REGULAR_SIZES
+    )
+    return p_value_table("steps | leaves | noise | test", runs, repetitions, SMALL_OF_ALL)
 
 
-PARTS = {"noise": ("", table), "rows": (", rows", rows_table), "regular": (", regular", regular_table)}
+# Observers of benchmarks/_detection_runs.py, and the steps of a run.
+AUDITS = {"step": ("NumPy step", 100), "hooks": ("Opacus", 60)}
+
+
+def audit_checks(task: tuple[str, int]) -> tuple[Check, ...]:
+    """Return the checks of the audit of one correct training run."""
+    from _detection_runs import RUNS, Run  # noqa: PLC0415  # imports all libraries
+    from _faults import TWINS  # noqa: PLC0415
+
+    warnings.simplefilter("ignore")
+    observer, seed = task
+    sigma = 1.0 + seed % 2  # 1 and 2, in turn
+    run = Run(TWINS[0], None, sigma=sigma, num_steps=AUDITS[observer][1], seed=seed)
+    return tuple(RUNS[observer](run).audit().diagnosis.checks)
+
+
+def audits_table(repetitions: int) -> str:
+    def runs() -> Iterator[tuple[str, Iterable[Iterable[Check]]]]:
+        for observer, (name, num_steps) in AUDITS.items():
+            tasks = [(observer, seed) for seed in range(repetitions)]
+            yield f"{name} | {num_steps}", pool.imap_unordered(audit_checks, tasks, chunksize=8)
+
+    with get_context("spawn").Pool(os.cpu_count()) as pool:
+        return p_value_table("observer | steps | test", runs(), repetitions, SMALL_OF_ALL)
+
+
+PARTS = {
+    "noise": ("", table),
+    "rows": (", rows", rows_table),
+    "regular": (", regular", regular_table),
+    "audits": (", audits", audits_table),
+}
 
 
 def main() -> None:
@@ -235,4 +273,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    restart_in_environment()
     main()
