@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "dpaudit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-MOST_FILES = 230
+MOST_FILES = 236
 MOST_LINES = 450
 FEWEST_LINES = 120  # of a private module that only one other imports
 # words that mean the same in every sibling

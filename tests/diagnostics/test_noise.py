@@ -12,7 +12,9 @@ from statistical_limits import LEVEL, count_range, most_flagged
 
 from dpaudit import InputError
 from dpaudit.diagnostics import Diagnostics
-from dpaudit.diagnostics._noise_record import Layout
+from dpaudit.diagnostics._coordinate_layout import Layout
+
+LEAVES_OF_30 = {"weight": 20, "bias": 10}
 
 
 def record_of(noise, leaves=None):
@@ -39,6 +41,50 @@ def test_the_coordinates_kept_for_every_step_are_spread_over_all_leaves():
     shares = np.histogram(others, (0, 4_000, 5_000, 10_000))[0] / 512
     assert shares == pytest.approx([0.4, 0.1, 0.5], abs=0.1)
     assert Layout.of(100, None).sketch.tolist() == list(range(100))
+
+
+def flattened(state):
+    """Every number of a nested state, for comparison."""
+    if isinstance(state, dict):
+        return {
+            f"{key}.{name}": value for key, part in state.items() for name, value in flattened(part).items()
+        }
+    return {"": np.asarray(state).tolist()}
+
+
+@pytest.mark.parametrize("kind", ["single", "bfloat16", "grid"])
+def test_steps_that_are_added_together_give_the_same_state_as_one_by_one(kind):
+    noise, known = normal(50, 30), 3 * normal(50, 30, seed=1)
+    released = (noise + known).astype(np.float32)
+    if kind == "bfloat16":  # until a number of the last steps is not
+        released[:45] = (released[:45].view(np.uint32) & 0xFFFF0000).view(np.float32)
+    elif kind == "grid":
+        released[:45] = np.round(released[:45] * 64) / 64
+    largest = [(float(row.max()), 30.0) for row in np.abs(noise)]
+    described = [{"batch_size": float(index % 7), "sum_norm": None} for index in range(50)]
+    one_by_one, together = Diagnostics(), Diagnostics()
+    for index in range(50):
+        one_by_one.observe_noise(
+            noise[index],
+            LEAVES_OF_30,
+            known=known[index],
+            released=released[index],
+            largest=largest[index],
+            **described[index],
+        )
+    for steps in (slice(0, 1), slice(1, 20), slice(20, 50)):
+        together.observe_noise_of_steps(
+            noise[steps],
+            LEAVES_OF_30,
+            known=known[steps],
+            released=released[steps],
+            largest=largest[steps],
+            described=described[steps],
+        )
+    first, second = (flattened(record.state_dict()["noise"]) for record in (one_by_one, together))
+    assert first.keys() == second.keys()
+    for name, numbers in first.items():
+        np.testing.assert_equal(numbers, second[name], err_msg=name)
 
 
 def test_the_ratio_of_the_noise_and_its_interval_are_those_of_a_chi_square():

@@ -1,7 +1,6 @@
 """Statistics of the noise of all steps that the noise tests need, in bounded memory.
 
-``NoiseRecord`` holds them; its ``Layout`` defines which coordinates of a gradient are kept, and to which leaf
-(parameter) each belongs.
+``NoiseRecord`` holds them, at the coordinates of a ``Layout``.
 """
 
 from __future__ import annotations
@@ -9,26 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dpaudit import _validate
-from dpaudit._types import FloatArray, IntArray
+from dpaudit._types import FloatArray
+from dpaudit.diagnostics._coordinate_layout import SKETCH, Layout, Leaves
 from dpaudit.diagnostics._number_formats import GRID_ERROR, SINGLE, FormatCheck
-from dpaudit.diagnostics._p_values import RESOLUTION, HeadTailBuffer, fixed_rng, sure_signs, sure_single_signs
+from dpaudit.diagnostics._p_values import RESOLUTION, HeadTailBuffer, sure_signs, sure_single_signs
 from dpaudit.errors import InputError
 
-Leaves = Mapping[str, int] | Sequence[int]
-"""The sizes of the parameters that a gradient consists of, in order, with their names if they have any."""
-
-_MAX_COORDINATES = 2**20  # coordinates kept for a large model
-_PREFIX = 256  # leading coordinates of each leaf that are compared with those of other leaves
-_MAX_COMPARED = 64  # leaves that are compared with each other
-_SKETCH = 1024  # coordinates that are kept for every step
-_OLD_SKETCH = 512  # in version 0.1, whose states may be loaded
 _Array = TypeVar("_Array")
 COVARIATES = ("batch_size", "sum_norm", "longest", "num_canaries")
 """Numbers of a step on which its noise must not depend."""
@@ -177,73 +167,123 @@ class NoiseRecord:
 
         The other arguments are as in ``Diagnostics.observe_noise``.
         """
-        vector = np.asarray(residual)
-        self._require_consistent(vector, leaves)
+        parts = {"known": known, "examples": examples, "released": released}
+        self.observe_steps(
+            np.asarray(residual)[None],
+            leaves,
+            rounding,
+            parts={name: np.asarray(part)[None] for name, part in parts.items() if part is not None},
+            precision=precision,
+            largest=None if largest is None else [largest],
+            covariates=[covariates or {}],
+        )
+
+    def observe_steps(
+        self,
+        residuals: Any,
+        leaves: Leaves | None = None,
+        rounding: float = 0.0,
+        *,
+        parts: Mapping[str, Any],
+        precision: Any = None,
+        largest: Sequence[tuple[float, float]] | None = None,
+        covariates: Sequence[Mapping[str, float | None]],
+    ) -> None:
+        """Add the noise of consecutive steps, steps x coordinates; ``parts`` are known sums and releases.
+
+        The result is the same as for one step at a time, in a fraction of the time.
+        """
+        vectors = np.asarray(residuals)
+        self._require_consistent(vectors, leaves)
         if self.num_steps == 0:
-            self._start(Layout.of(vector.size, leaves))
+            self._start(Layout.of(vectors.shape[1], leaves))
         layout = self.layout
-        sums = None if known is None else self._sketch(known, vector, "known")
-        own = None if examples is None else self._sketch(examples, vector, "examples")
-        raw = None if released is None else self._sketch(released, vector, "released")
-        noise = np.asarray(vector if layout.kept is None else vector[layout.kept], dtype=np.float64)
+        kept = {name: self._sketch(part, vectors, name) for name, part in parts.items()}
+        noise = np.asarray(vectors if layout.kept is None else vectors[:, layout.kept], dtype=np.float64)
         squares = noise * noise
-        energy = float(squares.sum())
-        if not np.isfinite(energy):
-            index = int(np.argmax(~np.isfinite(squares)))
-            raise InputError(
-                f"Expected finite noise in step {self.num_steps}, got {noise[index]} at coordinate "
-                f"{layout.coordinate(index)}: did training diverge?"
-            )
+        energies = squares.sum(axis=1)
+        self._require_finite(noise, energies)
+        sketch = noise[:, layout.sketch]
+        self._add_format(kept, sketch, rounding, precision=precision, shape=vectors.shape[1:])
         self._resolution = max(self._resolution, rounding)
-        self.energies += squares
-        self.step_energies.append(energy)
-        self.step_sums.append(float(noise.sum()))
+        for own in squares:  # one after another: the sum does not depend on how steps are grouped
+            self.energies += own
+        self.step_energies += energies.tolist()
+        self.step_sums += noise.sum(axis=1).tolist()
         signs = sure_signs(noise, max(RESOLUTION, rounding))
         self._add_sums(signs)
         self._add_pairs(signs)
-        self.sketches.add(noise[layout.sketch].astype(np.float32))
-        if sums is not None:
-            self.sums.add(sums.astype(np.float32))
-        if own is not None:
-            self.examples.add(own.astype(np.float32))
-        if raw is not None:
-            self.formats.observe(raw)
-            if sums is not None and not self._sizes[0]:  # the same in all steps
-                self._sizes += np.abs(raw).sum(), np.abs(sums + noise[layout.sketch]).sum()
+        for buffer, rows in (
+            (self.sketches, sketch),
+            (self.sums, kept.get("known", ())),
+            (self.examples, kept.get("examples", ())),
+        ):
+            for row in np.asarray(rows, dtype=np.float32):
+                buffer.add(row)
+        if largest is None:
+            largest = [(float(root), float(noise.shape[1])) for root in np.sqrt(squares.max(axis=1))]
+        self.largest += largest
+        for name, values in self.covariates.items():
+            found = (step.get(name) for step in covariates)
+            values += [np.nan if value is None else float(value) for value in found]
+
+    def _add_format(
+        self,
+        kept: Mapping[str, FloatArray],
+        sketch: FloatArray,
+        rounding: float,
+        *,
+        precision: Any,
+        shape: tuple[int, ...],
+    ) -> None:
+        """Add what the releases, or else the arguments, show of the precision of the releases."""
+        released, known = kept.get("released"), kept.get("known")
+        if released is not None:
+            self.formats.observe_steps(released)
+            if known is not None and not self._sizes[0]:  # the same in all steps
+                self._sizes += np.abs(released[0]).sum(), np.abs(known[0] + sketch[0]).sum()
         elif precision is None:
             self.rounding = max(self.rounding, rounding)
         if precision is not None:
-            kept = self._sketch(np.broadcast_to(precision, vector.shape), vector, "precision")
-            self.precision = kept.copy() if self.precision is None else np.maximum(self.precision, kept)
-        self.largest.append(largest or (float(np.sqrt(squares.max())), float(noise.size)))
-        for name, values in self.covariates.items():
-            value = (covariates or {}).get(name)
-            values.append(np.nan if value is None else float(value))
+            whole = np.broadcast_to(precision, shape)[None]
+            own = self._sketch(whole, whole, "precision")[0]
+            self.precision = own.copy() if self.precision is None else np.maximum(self.precision, own)
 
-    def _sketch(self, given: Any, vector: Any, name: str) -> FloatArray:
+    def _sketch(self, given: Any, vectors: Any, name: str) -> FloatArray:
         """Return the numbers at the coordinates that are kept for every step."""
         values = np.asarray(given)
-        if values.shape == vector.shape:
-            kept = values if self.layout.kept is None else values[self.layout.kept]
-            found = np.asarray(kept[self.layout.sketch], dtype=np.float64)
+        if values.shape == vectors.shape:
+            kept = values if self.layout.kept is None else values[:, self.layout.kept]
+            found = np.asarray(kept[:, self.layout.sketch], dtype=np.float64)
             if np.isfinite(found).all():
                 return found
         raise InputError(
-            f"Expected {name}=... of step {self.num_steps} as {vector.size} finite numbers, as many as those "
-            f"of the noise, got shape {values.shape}."
+            f"Expected {name}=... of step {self.num_steps} as {vectors.shape[1]} finite numbers, as many as "
+            f"those of the noise, got shape {values.shape[1:]}."
         )
 
-    def _require_consistent(self, vector: Any, leaves: Leaves | None) -> None:
-        expected = self.layout.num_parameters if self.num_steps else vector.size
-        if vector.ndim != 1 or vector.size != expected or vector.size == 0 or vector.dtype.kind not in "fiu":
+    def _require_consistent(self, vectors: Any, leaves: Leaves | None) -> None:
+        size = vectors[:1].size
+        expected = self.layout.num_parameters if self.num_steps else size
+        if vectors.ndim != 2 or size != expected or size == 0 or vectors.dtype.kind not in "fiu":
             raise InputError(
                 f"Expected the noise of step {self.num_steps} as a vector of {expected or 'some'} numbers, "
-                f"got shape {vector.shape} of {vector.dtype}."
+                f"got shape {vectors.shape[1:]} of {vectors.dtype}."
             )
         if self.num_steps and leaves is not self._leaves and leaves is not None:
             if not self.layout.is_like(leaves):
                 raise InputError(f"Expected the same leaves in step {self.num_steps} as in the first step.")
             self._leaves = leaves
+
+    def _require_finite(self, noise: FloatArray, energies: FloatArray) -> None:
+        if np.isfinite(energies).all():
+            return
+        step = int(np.argmin(np.isfinite(energies)))
+        index = int(np.argmin(np.isfinite(noise[step] ** 2)))
+        raise InputError(
+            f"Expected finite noise in step {self.num_steps + step}, got {noise[step, index]} at coordinate "
+            f"{self.layout.coordinate(index)}: did training diverge?"
+        )
 
     def _start(self, layout: Layout) -> None:
         self.layout = layout
@@ -253,13 +293,16 @@ class NoiseRecord:
 
     def _add_sums(self, signs: FloatArray) -> None:
         starts, sizes = self.layout.starts, self.layout.sizes
-        unsure = sizes - np.add.reduceat(np.abs(signs), starts)
-        sums = np.maximum(np.abs(np.add.reduceat(signs, starts)) - unsure, 0.0)
-        self.sum_energy += float((sums**2 / sizes).sum())
+        unsure = sizes - np.add.reduceat(np.abs(signs), starts, axis=1)
+        sums = np.maximum(np.abs(np.add.reduceat(signs, starts, axis=1)) - unsure, 0.0)
+        for energy in (sums**2 / sizes).sum(axis=1).tolist():
+            self.sum_energy += energy
 
     def _add_pairs(self, signs: FloatArray) -> None:
-        if self.layout.compared.size > 1:
-            values = np.append(signs, 0.0)[self.layout.heads].astype(np.float32)  # counts are exact
+        count = self.layout.compared.size
+        if count > 1:
+            ended = np.pad(signs.astype(np.float32), ((0, 0), (0, 1)))  # counts are exact
+            values = ended[:, self.layout.heads].transpose(1, 0, 2).reshape(count, -1)
             sizes = np.abs(values)
             sure, product = sizes @ sizes.T, values @ values.T
             self.agreeing += (sure + product) / 2
@@ -288,7 +331,7 @@ class NoiseRecord:
         if not state:
             return
         buffered = state["sketches"]["head"]
-        width = buffered.shape[1] if len(buffered) else _SKETCH
+        width = buffered.shape[1] if len(buffered) else SKETCH
         self._start(Layout.of(state["num_parameters"], state["leaves"], width))
         for name in _SUMS:
             setattr(self, name, copy(state[name]))
@@ -305,112 +348,3 @@ class NoiseRecord:
         else:  # of version 0.1, where nothing else was kept
             self.largest = [(np.nan, 0.0)] * self.num_steps
             self.covariates = {name: [np.nan] * self.num_steps for name in COVARIATES}
-
-
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """The kept coordinates: all, or for a large model the first of each leaf and a random sample."""
-
-    num_parameters: int
-    leaves: tuple[tuple[str, int], ...]
-    kept: IntArray | None
-    """The coordinates of the gradient that are kept; None for all."""
-    starts: IntArray
-    """The start of each leaf among the kept coordinates."""
-    sizes: IntArray
-    """The number of kept coordinates of each leaf."""
-    sketch: IntArray
-    """The coordinates, among those kept, that are kept for every step."""
-    compared: IntArray
-    """The leaves that are compared with each other."""
-    heads: IntArray
-    """Their leading kept coordinates: leaves x coordinates, -1 beyond the end of a short leaf."""
-
-    @classmethod
-    def of(cls, num_parameters: int, leaves: Leaves | None, sketch_size: int = _SKETCH) -> Layout:
-        """Lay out gradients of this length, split into these leaves; None means a single leaf."""
-        named = _named(leaves, num_parameters)
-        lengths = np.array([size for _, size in named], dtype=np.int64)
-        offsets = np.cumsum(lengths) - lengths
-        kept = _choose(offsets, lengths)
-        coordinates = np.arange(num_parameters) if kept is None else kept
-        starts = np.searchsorted(coordinates, offsets)
-        sizes = np.diff(np.append(starts, coordinates.size))
-        compared = np.unique(np.linspace(0, len(named) - 1, min(len(named), _MAX_COMPARED)).astype(np.int64))
-        size = min(sketch_size, coordinates.size)
-        return cls(
-            num_parameters=num_parameters,
-            leaves=named,
-            kept=kept,
-            starts=starts,
-            sizes=sizes,
-            sketch=_sketched(starts, sizes, size) if size > _OLD_SKETCH else _random(coordinates.size, size),
-            compared=compared,
-            heads=_heads(starts[compared], sizes[compared]),
-        )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the leaves."""
-        return tuple(name for name, _ in self.leaves)
-
-    @property
-    def sketch_sizes(self) -> list[int]:
-        """The number of coordinates of each leaf that are kept for every step."""
-        ends = np.searchsorted(self.sketch, np.append(self.starts, self.sizes.sum()))
-        sizes: list[int] = np.diff(ends).tolist()
-        return sizes
-
-    def coordinate(self, index: int) -> int:
-        """Return the coordinate of the gradient that is kept at this index."""
-        return index if self.kept is None else int(self.kept[index])
-
-    def is_like(self, leaves: Leaves) -> bool:
-        """Return whether gradients with these leaves have this layout."""
-        return _named(leaves, self.num_parameters) == self.leaves
-
-
-def _named(leaves: Leaves | None, num_parameters: int) -> tuple[tuple[str, int], ...]:
-    if leaves is None:
-        return (("all", num_parameters),)
-    pairs = leaves.items() if isinstance(leaves, Mapping) else ((str(i), n) for i, n in enumerate(leaves))
-    named = tuple((name, _validate.whole(f"the size of leaf {name}", size, 0)) for name, size in pairs)
-    total = sum(size for _, size in named)
-    if total != num_parameters:
-        raise InputError(f"Expected leaves with {num_parameters} coordinates in total, got {total}.")
-    return tuple((name, size) for name, size in named if size > 0)
-
-
-def _choose(offsets: IntArray, lengths: IntArray) -> IntArray | None:
-    total = int(lengths.sum())
-    if total <= _MAX_COORDINATES:
-        return None
-    most = max(1, min(_PREFIX, _MAX_COORDINATES // (2 * lengths.size)))
-    firsts = [np.arange(start, start + min(size, most)) for start, size in zip(offsets, lengths, strict=True)]
-    others = fixed_rng(2).choice(total, size=_MAX_COORDINATES // 2, replace=False, shuffle=False)
-    return np.unique(np.concatenate([*firsts, others]))
-
-
-def _random(total: int, count: int) -> IntArray:
-    return np.sort(fixed_rng(1).permutation(total)[:count])
-
-
-def _sketched(starts: IntArray, sizes: IntArray, count: int) -> IntArray:
-    """Choose coordinates that are kept for every step: all, or half of them at the beginning of leaves.
-
-    Noise that is shared at an offset shows only where neighboring coordinates are kept.
-    """
-    total = int(sizes.sum())
-    if total <= count:
-        return np.arange(total)
-    leaves = np.unique(np.linspace(0, sizes.size - 1, min(sizes.size, count // 2)).astype(np.int64))
-    most = max(1, count // (2 * leaves.size))
-    firsts = np.concatenate([starts[leaf] + np.arange(min(sizes[leaf], most)) for leaf in leaves])
-    others = fixed_rng(1).permutation(total)
-    return np.sort(np.concatenate([firsts, others[~np.isin(others, firsts)][: count - firsts.size]]))
-
-
-def _heads(starts: IntArray, sizes: IntArray) -> IntArray:
-    width = int(min(_PREFIX, sizes.max()))
-    steps = np.arange(width)
-    return np.where(steps < sizes[:, None], starts[:, None] + steps, -1)

@@ -42,13 +42,27 @@ class FormatCheck:
         self._sample = np.zeros(0)  # the first numbers, until it is decided whether they are on a grid
         self._spacing = np.full(1, np.nan)  # of the grid; not a number if undecided, 0 without a grid
 
-    def observe(self, released: Any) -> None:
-        """Add a release exactly as the step returned it, before it is multiplied by anything."""
+    def observe_steps(self, released: Any) -> None:
+        """Add releases exactly as the steps returned them, before they are multiplied by anything."""
         values = np.asarray(released, dtype=np.float64)
-        self._observe_grid(values)
-        if not self.is_empty and not (self._is_float16.any() or self._is_bfloat16.any()):
-            self._observe_precise(values)
+        for index, one in enumerate(values):
+            if self._is_precise and not np.isnan(self._spacing[0]):
+                self._observe_precise(values[index:])
+                return
+            self.observe(one)
+
+    @property
+    def _is_precise(self) -> bool:
+        """Whether no coordinate has a format of 16 bits."""
+        return not self.is_empty and not (self._is_float16.any() or self._is_bfloat16.any())
+
+    def observe(self, released: Any) -> None:
+        """Add the release of one step."""
+        values = np.asarray(released, dtype=np.float64)
+        if self._is_precise:
+            self._observe_precise(values[None])
             return
+        self._observe_grid(values)
         with np.errstate(over="ignore"):
             single = values.astype(np.float32)
             is_single = single == values
@@ -68,14 +82,15 @@ class FormatCheck:
             self._finest[is_possible] = np.minimum(self._finest[is_possible], finest)
 
     def _observe_precise(self, values: FloatArray) -> None:
-        """Add a release at coordinates that have no format of 16 bits: nearly all, after one step."""
-        self._largest = np.maximum(self._largest, np.abs(values))
+        """Add releases at coordinates that have no format of 16 bits: nearly all, after one step."""
+        self._observe_grid(values)
+        self._largest = np.maximum(self._largest, np.abs(values).max(axis=0))
         with np.errstate(over="ignore"):
-            self._is_single &= values.astype(np.float32) == values
+            self._is_single &= (values.astype(np.float32) == values).all(axis=0)
 
     def _observe_grid(self, values: FloatArray) -> None:
         if np.isnan(self._spacing[0]):
-            self._sample = np.concatenate([self._sample, values])
+            self._sample = np.concatenate([self._sample, values.ravel()])
             if self._sample.size >= _GRID_SAMPLE:
                 self._spacing[0], self._sample = _find_spacing(self._sample), np.zeros(0)
         elif self._spacing[0] > 0 and _off_grid(values, float(self._spacing[0])).any():

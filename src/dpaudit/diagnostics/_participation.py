@@ -151,12 +151,10 @@ def _members(indices: Any, num_examples: int) -> IntArray:
         raise InputError(
             f"Expected indices as a vector of whole numbers, got shape {members.shape} of {members.dtype}."
         )
-    outside = (members < 0) | (members >= num_examples)
-    if outside.any():
-        raise InputError(
-            f"Expected indices from 0 to {num_examples - 1}, got {members[int(np.argmax(outside))]}."
-        )
-    return members.astype(np.int64)
+    if members.size and (members.min() < 0 or members.max() >= num_examples):
+        outside = members[(members < 0) | (members >= num_examples)]
+        raise InputError(f"Expected indices from 0 to {num_examples - 1}, got {outside[0]}.")
+    return members.astype(np.int64, copy=False)
 
 
 def participation_checks(record: ParticipationRecord, claimed: float | None) -> list[Check]:

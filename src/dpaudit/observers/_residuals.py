@@ -15,7 +15,7 @@ import numpy as np
 from dpaudit._types import BoolArray, FloatArray
 from dpaudit.canaries import Directions
 from dpaudit.diagnostics import Diagnosis, Diagnostics
-from dpaudit.diagnostics._noise_record import Leaves
+from dpaudit.diagnostics._coordinate_layout import Leaves
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import as_numpy
 from dpaudit.recording import UntestedError

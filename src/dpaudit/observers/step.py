@@ -17,7 +17,7 @@ from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray
 from dpaudit.accounting import Claim
 from dpaudit.canaries import Directions, Draws, GradientCanary, Mixture, ParameterLayout, fresh_seed
-from dpaudit.diagnostics._noise_record import Leaves
+from dpaudit.diagnostics._coordinate_layout import Leaves
 from dpaudit.diagnostics._sum_checks import BatchRecord
 from dpaudit.errors import InputError, ViolationError
 from dpaudit.observers._arrays import (

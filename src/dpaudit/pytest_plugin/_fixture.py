@@ -18,8 +18,8 @@ from dpaudit._faults import machine_fault
 from dpaudit.accounting import Claim
 from dpaudit.canaries import GradientCanary, Mixed
 from dpaudit.diagnostics import Diagnosis, Diagnostics, Finding, likely_causes
+from dpaudit.diagnostics._coordinate_layout import Leaves
 from dpaudit.diagnostics._diagnosis import joint_causes
-from dpaudit.diagnostics._noise_record import Leaves
 from dpaudit.errors import InputError
 from dpaudit.observers._arrays import require_rows
 from dpaudit.observers._residuals import UnknownSumError

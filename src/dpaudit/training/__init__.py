@@ -15,7 +15,7 @@ from dpaudit.training._seeds import Seeds, generator, initialize
 from dpaudit.training._settings import DPSGD, SGD, Adam, Augmentation, Batch, FlipAndCrop, Optimizer
 from dpaudit.training._training import Hook, Step, Training, accuracy
 from dpaudit.training.audits import EndToEnd, OneRun, TwoBatches
-from dpaudit.training.audits._hooks import Diagnose
+from dpaudit.training.audits._diagnose import Diagnose
 from dpaudit.training.gradients import clipped_sum, cross_entropy
 
 __all__ = [

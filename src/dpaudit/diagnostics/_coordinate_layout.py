@@ -1,0 +1,135 @@
+"""Which coordinates of a gradient are kept for the tests of its noise, and to which leaf each belongs.
+
+A leaf is one parameter tensor. Of a large model, only some coordinates are kept, and of these, only a sketch
+for every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dpaudit import _validate
+from dpaudit._types import IntArray
+from dpaudit.diagnostics._p_values import fixed_rng
+from dpaudit.errors import InputError
+
+Leaves = Mapping[str, int] | Sequence[int]
+"""The sizes of the parameters that a gradient consists of, in order, with their names if they have any."""
+
+SKETCH = 1024  # coordinates that are kept for every step
+_MAX_COORDINATES = 2**20  # coordinates kept for a large model
+_PREFIX = 256  # leading coordinates of each leaf that are compared with those of other leaves
+_MAX_COMPARED = 64  # leaves that are compared with each other
+_OLD_SKETCH = 512  # in version 0.1, whose states may be loaded
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The kept coordinates: all, or for a large model the first of each leaf and a random sample."""
+
+    num_parameters: int
+    leaves: tuple[tuple[str, int], ...]
+    kept: IntArray | None
+    """The coordinates of the gradient that are kept; None for all."""
+    starts: IntArray
+    """The start of each leaf among the kept coordinates."""
+    sizes: IntArray
+    """The number of kept coordinates of each leaf."""
+    sketch: IntArray
+    """The coordinates, among those kept, that are kept for every step."""
+    compared: IntArray
+    """The leaves that are compared with each other."""
+    heads: IntArray
+    """Their leading kept coordinates: leaves x coordinates, -1 beyond the end of a short leaf."""
+
+    @classmethod
+    def of(cls, num_parameters: int, leaves: Leaves | None, sketch_size: int = SKETCH) -> Layout:
+        """Lay out gradients of this length, split into these leaves; None means a single leaf."""
+        named = _named(leaves, num_parameters)
+        lengths = np.array([size for _, size in named], dtype=np.int64)
+        offsets = np.cumsum(lengths) - lengths
+        kept = _choose(offsets, lengths)
+        coordinates = np.arange(num_parameters) if kept is None else kept
+        starts = np.searchsorted(coordinates, offsets)
+        sizes = np.diff(np.append(starts, coordinates.size))
+        compared = np.unique(np.linspace(0, len(named) - 1, min(len(named), _MAX_COMPARED)).astype(np.int64))
+        size = min(sketch_size, coordinates.size)
+        return cls(
+            num_parameters=num_parameters,
+            leaves=named,
+            kept=kept,
+            starts=starts,
+            sizes=sizes,
+            sketch=_sketched(starts, sizes, size) if size > _OLD_SKETCH else _random(coordinates.size, size),
+            compared=compared,
+            heads=_heads(starts[compared], sizes[compared]),
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the leaves."""
+        return tuple(name for name, _ in self.leaves)
+
+    @property
+    def sketch_sizes(self) -> list[int]:
+        """The number of coordinates of each leaf that are kept for every step."""
+        ends = np.searchsorted(self.sketch, np.append(self.starts, self.sizes.sum()))
+        sizes: list[int] = np.diff(ends).tolist()
+        return sizes
+
+    def coordinate(self, index: int) -> int:
+        """Return the coordinate of the gradient that is kept at this index."""
+        return index if self.kept is None else int(self.kept[index])
+
+    def is_like(self, leaves: Leaves) -> bool:
+        """Return whether gradients with these leaves have this layout."""
+        return _named(leaves, self.num_parameters) == self.leaves
+
+
+def _named(leaves: Leaves | None, num_parameters: int) -> tuple[tuple[str, int], ...]:
+    if leaves is None:
+        return (("all", num_parameters),)
+    pairs = leaves.items() if isinstance(leaves, Mapping) else ((str(i), n) for i, n in enumerate(leaves))
+    named = tuple((name, _validate.whole(f"the size of leaf {name}", size, 0)) for name, size in pairs)
+    total = sum(size for _, size in named)
+    if total != num_parameters:
+        raise InputError(f"Expected leaves with {num_parameters} coordinates in total, got {total}.")
+    return tuple((name, size) for name, size in named if size > 0)
+
+
+def _choose(offsets: IntArray, lengths: IntArray) -> IntArray | None:
+    total = int(lengths.sum())
+    if total <= _MAX_COORDINATES:
+        return None
+    most = max(1, min(_PREFIX, _MAX_COORDINATES // (2 * lengths.size)))
+    firsts = [np.arange(start, start + min(size, most)) for start, size in zip(offsets, lengths, strict=True)]
+    others = fixed_rng(2).choice(total, size=_MAX_COORDINATES // 2, replace=False, shuffle=False)
+    return np.unique(np.concatenate([*firsts, others]))
+
+
+def _random(total: int, count: int) -> IntArray:
+    return np.sort(fixed_rng(1).permutation(total)[:count])
+
+
+def _sketched(starts: IntArray, sizes: IntArray, count: int) -> IntArray:
+    """Choose coordinates that are kept for every step: all, or half of them at the beginning of leaves.
+
+    Noise that is shared at an offset shows only where neighboring coordinates are kept.
+    """
+    total = int(sizes.sum())
+    if total <= count:
+        return np.arange(total)
+    leaves = np.unique(np.linspace(0, sizes.size - 1, min(sizes.size, count // 2)).astype(np.int64))
+    most = max(1, count // (2 * leaves.size))
+    firsts = np.concatenate([starts[leaf] + np.arange(min(sizes[leaf], most)) for leaf in leaves])
+    others = fixed_rng(1).permutation(total)
+    return np.sort(np.concatenate([firsts, others[~np.isin(others, firsts)][: count - firsts.size]]))
+
+
+def _heads(starts: IntArray, sizes: IntArray) -> IntArray:
+    width = int(min(_PREFIX, sizes.max()))
+    steps = np.arange(width)
+    return np.where(steps < sizes[:, None], starts[:, None] + steps, -1)
