@@ -116,7 +116,7 @@ _CAUSE_OF_FINDING = {
     "repeated-entries": "is a class oversampled by listing its examples several times?",
     "accountant-steps": "was the accountant's step hook replaced by another hook?",
     "accountant-noise": "does a scheduler change the noise without the accountant's knowledge?",
-    "mixing-module": "should batch normalization be replaced, as by ModuleValidator.fix?",
+    "mixing-module": "should the layer be replaced, as by ModuleValidator.fix, or keep no averages?",
     "public-parameters": "was only a part of the optimizers passed to make_private?",
     "private-criterion": "is the original loss used instead of the one that make_private returned?",
     "loss-reduction": "should the loss be the plain mean, as loss_reduction states?",

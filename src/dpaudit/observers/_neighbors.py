@@ -98,8 +98,8 @@ def _at_start(batch: Any, first: int, other: Any, has_numbers: bool) -> Iterator
     """Yield batches with another first example, on which later ones may depend, as in a queue."""
     yield Neighbor(REPLACED, "replaced at the start of the batch", _with_row(batch, first, other))
     if has_numbers:
-        long = _scaled(next(_relabeled(batch, first), _rows(batch, first)), _LARGE)
-        change = "multiplied by 1,000 at the start of the batch and given another label"
+        long = _scaled(next(_relabeled(batch, first), _rows(batch, first)), -_LARGE)
+        change = "multiplied by -1,000 at the start of the batch and given another label"
         yield Neighbor(REPLACED, change, _with_row(batch, first, long), is_natural=False)
 
 
