@@ -230,10 +230,10 @@ def _own_ratios(
         yield 1 / math.sqrt(batch_size), "1/sqrt(batch size): is it added to each example, then averaged?"
     if noise_multiplier and noise_multiplier != 1:
         yield 1 / noise_multiplier, "1/noise_multiplier: is it scaled by the clipping norm alone?"
-        std = noise_multiplier * (max_grad_norm or 1.0)
-        if std != 1:
-            yield 1 / math.sqrt(std), "1/sqrt(std): is the square root of the standard deviation used?"
-            yield std, "std: is the variance used as a standard deviation?"
+    std = (noise_multiplier or 1.0) * (max_grad_norm or 1.0)
+    if std != 1:
+        yield 1 / math.sqrt(std), "1/sqrt(std): is the square root of the standard deviation used?"
+        yield std, "std: is the variance used as a standard deviation?"
 
 
 def _signal_causes(
