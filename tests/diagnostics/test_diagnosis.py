@@ -94,6 +94,10 @@ def test_a_confidence_that_is_none_is_refused(confidence):
             "1/max_grad_norm: is it not scaled by the clipping norm?",
         ),
         ({"noise_ratio": 0.5, "noise_multiplier": 0.5}, "std: is the variance used as a standard deviation?"),
+        (
+            {"noise_ratio": 0.7071, "noise_multiplier": 1.0, "max_grad_norm": 2.0},
+            "is the square root of the standard deviation used?",
+        ),
         ({"noise_ratio": 0.7, "interval": (0.6, 0.8)}, "does the noise multiplier in use differ"),
         ({"noise_ratio": 0.81}, "does the noise multiplier in use differ"),
         ({"signal": 10.0, "canary_scale": 10.0}, "the canary reaches the release unclipped"),

@@ -262,3 +262,39 @@ def test_a_step_that_draws_keys_from_its_state_is_replayed():
 
     state = (start_state(made[1]), jax.random.key(3))
     assert names(replayed(step, made=made, state=state)) == []
+
+
+def test_data_that_a_step_keeps_outside_of_its_state_is_a_finding():
+    last = []
+
+    def step(grad_fn, privatizer, state, batch):
+        shift = last[-1] if last else batch[0].mean()
+        last.append(batch[0].mean())
+        return private_step(grad_fn, privatizer, state, (batch[0] - shift, batch[1]))
+
+    result = replayed(step)
+    assert "next-release" in names(result)
+    assert "it keeps data outside of its state" in str(result)
+
+
+def test_a_step_that_counts_its_calls_is_told_where_to_keep_the_count():
+    calls = []
+
+    def step(grad_fn, privatizer, state, batch):
+        calls.append(1)
+        return private_step(grad_fn, privatizer, state, (batch[0] * len(calls), batch[1]))
+
+    with pytest.raises(dpaudit.InputError, match=r"keep all that .* carries to the next one in its state"):
+        replayed(step)
+
+
+def test_an_example_is_changed_at_the_start_of_the_batch():
+    def limited(grad_fn, privatizer, state, batch):
+        kept = np.cumsum(np.abs(batch[0][:, :1]) > 0, axis=0) <= 2
+        return private_step(grad_fn, privatizer, state, (batch[0] * kept, batch[1]))
+
+    inputs = BATCH[0].copy()
+    inputs[-1, 0] = 0.0
+    result = replayed(limited, (inputs, BATCH[1]))
+    assert names(result)[0] == "coupled-examples"
+    assert "at the start of the batch" in result.findings[0].sentence

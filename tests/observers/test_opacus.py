@@ -371,7 +371,7 @@ def test_ghost_clipping_by_a_norm_that_adapts_is_observed(private):
 
 def test_an_optimizer_that_is_not_private_is_refused():
     plain = torch.optim.SGD([nn.Parameter(torch.zeros(3))], lr=0.1)
-    with pytest.raises(dpaudit.InputError, match="got a SGD, which is not private"), observe(plain):
+    with pytest.raises(dpaudit.InputError, match="got SGD, which is not private"), observe(plain):
         pass
 
 

@@ -288,6 +288,31 @@ def test_a_scheduler_of_noise_is_a_note_unless_the_accountant_misses_it(private)
     assert "6 steps had a noise multiplier of 0.9 or less" in str(diagnosis)
 
 
+def test_schedulers_and_changed_noise_are_noted_before_the_first_step(private):
+    made = private(noise_multiplier=0.8)
+    parts = {"optimizer": made.optimizer, "module": made.model, "loader": made.loader}
+    schedulers = {"noise": ExponentialNoise(made.optimizer, gamma=0.9), "rate": None}
+    schedulers["norm"] = ExponentialGradClip(made.optimizer, gamma=0.9)
+    for prepared in (parts | schedulers, [*parts.values(), *schedulers.values()]):
+        report = check_prepared(PreparedTraining.of(prepared))
+        assert names(report) == []
+        assert any("ExponentialNoise changes the noise multiplier" in note for note in report.notes)
+        assert any("ExponentialGradClip changes the clipping norm" in note for note in report.notes)
+    assert not any("changes the" in note for note in check_prepared(PreparedTraining.of(parts)).notes)
+
+    made.engine.accountant.step(noise_multiplier=0.8, sample_rate=0.1)
+    assert not any("accountant has" in note for note in checked(made).notes)
+    made.optimizer.noise_multiplier = 0.5
+    assert any("is 0.5, but the accountant has steps with 0.8" in note for note in checked(made).notes)
+
+
+def test_a_hook_whose_numbers_cannot_be_read_is_not_covered(private):
+    made = private(noise_multiplier=0.8)
+    accountant = made.engine.accountant
+    made.optimizer.attach_step_hook(lambda _: accountant.step(noise_multiplier=2.0, sample_rate=0.1))
+    assert any("the step hook is not that of Opacus" in text for text in checked(made).not_covered)
+
+
 def with_norm(norm):
     return lambda: nn.Sequential(nn.Linear(8, 16), norm, nn.Linear(16, 2))
 
@@ -358,7 +383,7 @@ def test_parameters_of_another_optimizer_are_found(private):
     other = torch.optim.SGD(made.model.head.parameters(), lr=0.1)
     report = checked(made, also=[other])
     assert names(report) == ["public-parameters"]
-    assert "Parameters head.weight, head.bias are updated by a SGD" in str(report)
+    assert "Parameters head.weight, head.bias are updated by another optimizer, SGD" in str(report)
     unknown = checked(made)
     assert names(unknown) == []
     assert any("head.weight" in note for note in unknown.notes)
@@ -503,7 +528,16 @@ class Lightning:
         return self._optimizer.step(closure)
 
 
-@pytest.mark.parametrize("wrapper", [Accelerated, Lightning, lambda one: Accelerated(Lightning(one))])
+WRAPPERS = [
+    Accelerated,
+    Lightning,
+    lambda one: Accelerated(Lightning(one)),
+    lambda one: SimpleNamespace(base_optimizer=one, slow_weights=[]),
+    lambda one: SimpleNamespace(optimizers=[one], model=None),
+]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_wrapped_optimizers_are_unwrapped(private, wrapper):
     made = private(noise_multiplier=0.8)
     outside = wrapper(made.optimizer)
@@ -515,10 +549,16 @@ def test_wrapped_optimizers_are_unwrapped(private, wrapper):
 
 def test_wrapped_optimizers_that_are_not_private_are_named():
     other = torch.optim.SGD(small_model().parameters(), lr=0.1)
-    with pytest.raises(dpaudit.InputError, match="got a Accelerated around a SGD, which is not private"):
+    with pytest.raises(dpaudit.InputError, match="got Accelerated around SGD, which is not private"):
         check(Accelerated(other))
-    with pytest.raises(dpaudit.InputError, match="got a SGD, which is not private"):
+    with pytest.raises(dpaudit.InputError, match="got SGD, which is not private"):
         check(other)
+
+
+def test_a_wrapper_of_two_private_optimizers_is_ambiguous(private):
+    both = SimpleNamespace(optimizers=[private().optimizer, private().optimizer])
+    with pytest.raises(dpaudit.InputError, match="got SimpleNamespace, which is not private"):
+        check(both)
 
 
 def test_what_a_function_returns_is_sorted_by_type_or_name(private):

@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
@@ -194,7 +195,7 @@ STEP_FAULTS = {
     raises_on_small: "failing-step",
     averaged_inputs: "other-state",
     carried_over: "next-release",
-    filters_losses: "sensitivity",
+    filters_losses: "coupled-examples",
     mixes_inputs: "coupled-examples",
     fixed_class_weights: "coupled-examples",
 }
@@ -643,3 +644,152 @@ def test_a_result_is_plain_json_and_part_of_a_diagnosis(made):
     part = result.results(noise_multiplier=1.0, sample_rate=None)
     assert part.certain == result.findings
     assert part.not_covered == result.not_covered
+
+
+# ---- what one step leaves to the next ----
+
+
+def rate_by_the_count_so_far(made):
+    seen = 0
+
+    def step(batch):
+        nonlocal seen
+        made.optimizer.param_groups[0]["lr"] = 0.1 * 0.99**seen
+        private_step(made, *batch)
+        seen += len(batch[0])
+
+    return step
+
+
+def queue_of_outputs(made):
+    queue = deque(torch.randn(16, 2), maxlen=16)
+
+    def step(batch):
+        def loss(logits, y):
+            return cross_entropy(logits @ torch.stack(list(queue)).T, y)
+
+        private_step(made, *batch, loss)
+        with torch.no_grad():
+            queue.extend(made.model(batch[0]))
+
+    return step
+
+
+def mean_in_an_object(made):
+    made.statistics = SimpleNamespace(inner=Average())
+
+    def step(batch, kept={"center": 0.0}):  # noqa: B006
+        private_step(made, batch[0] - kept["center"] - made.statistics.inner.value, batch[1])
+        made.statistics.inner.value = 0.1 * batch[0].mean().item()
+        kept["center"] = 0.1 * batch[0].mean(dim=0)
+
+    return step
+
+
+def shifts_inputs_a_little(made):
+    shift = torch.zeros(())
+
+    def step(batch):
+        private_step(made, batch[0] + shift, batch[1])
+        shift.copy_(1e-3 * batch[0].tanh().mean())
+
+    return step
+
+
+def skips_rising_losses(made):
+    losses = []
+
+    def step(batch):
+        losses.append(batch[0].square().mean().item())
+        if losses[-1] <= 1.5 * losses[0]:
+            private_step(made, *batch)
+
+    return step
+
+
+LATER_FAULTS = {
+    rate_by_the_count_so_far: ("hyperparameters", "an example of the step before changed", "seen"),
+    queue_of_outputs: ("next-release", "The release of the next step moves by", "queue"),
+    mean_in_an_object: ("next-release", "The release of the next step", "made.statistics.inner.value"),
+    shifts_inputs_a_little: ("next-release", "The release of the next step moves by", "shift"),
+    skips_rising_losses: ("release-count", "in the second of two steps", "losses"),
+}
+
+
+@pytest.mark.parametrize("build", LATER_FAULTS, ids=lambda build: build.__name__)
+def test_what_one_step_leaves_to_the_next_is_compared(made, build):
+    one = made(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    name, sentence, variable = LATER_FAULTS[build]
+    result = replay(build(one), one.batch, optimizer=one.optimizer, model=one.model)
+    assert names(result) == [name], str(result)
+    assert sentence in result.findings[0].sentence
+    assert variable in result.notes[0]
+    assert f"note: {result.notes[0]}" in str(result)
+
+
+def test_variables_are_noted_only_if_they_depend_on_examples(made):
+    one = made(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    inner = one.model._module
+    inner.register_buffer("unsaved", torch.zeros(8), persistent=False)
+    losses, released, count, classes = [], {}, 0, set()
+    values = np.zeros(3)
+
+    def step(batch):
+        nonlocal count
+        private_step(one, *batch)
+        losses.append(batch[0].mean().item())
+        classes.update(batch[1].tolist() if batch[0].abs().max() < 100 else [5])
+        inner.last, inner.unsaved = batch[0][-1], inner.unsaved + batch[0].mean(dim=0)
+        values[0] = batch[0].std()
+        released.update({key: value.clone() for key, value in one.model.state_dict().items()})
+        count += 1
+
+    result = replay(step, one.batch, optimizer=one.optimizer, model=one.model)
+    assert names(result) == []
+    [note] = result.notes
+    assert note.startswith("What the step writes to ")
+    assert "losses" in note
+    hidden = [losses, classes]
+    [note] = replay(step, one.batch, optimizer=one.optimizer, model=one.model, unreleased=hidden).notes
+    assert note.split(" depends")[0] == "What the step writes to values, model.last, model.unsaved"
+    [note] = replay(step, one.batch, optimizer=one.optimizer, unreleased=[losses, values]).notes
+    assert note.split(" depends")[0] == "What the step writes to classes"
+    assert (losses, released, count, classes, values[0]) == ([], {}, 0, set(), 0.0)
+
+
+def test_an_example_is_changed_at_both_ends_of_the_batch(made):
+    def limited(made, inputs, targets):
+        kept = (inputs[:, :1] > 0).float().cumsum(dim=0) <= 2  # the first two; the last example changes none
+        private_step(made, inputs * kept, targets)
+
+    one = made()
+    one.batch = torch.cat([one.batch[0][:, :1].abs(), one.batch[0][:, 1:]], dim=1), one.batch[1]
+    one.batch[0][-1, 0] = -1.0
+    result = replayed(one, limited)
+    assert "coupled-examples" in names(result)
+    assert "at the start of the batch" in result.findings[0].sentence
+
+
+def test_a_step_that_cannot_be_repeated_is_not_compared_with_the_next(made):
+    one = made()
+
+    def without_clearing(batch):
+        cross_entropy(one.model(batch[0]), batch[1]).backward()
+        one.optimizer.step()
+
+    result = replay(without_clearing, one.batch, optimizer=one.optimizer, model=one.model)
+    assert any("a second call of the step raised ValueError" in text for text in result.not_covered)
+    assert "not covered: what one step leaves to the next" in str(result)
+
+
+def test_a_gradient_after_the_noise_names_its_parameter(made):
+    def adds_to_the_bias(made, inputs, targets):
+        made.optimizer.zero_grad()
+        cross_entropy(made.model(inputs), targets).backward()
+        made.optimizer.pre_step()
+        made.model._module[-1].bias.grad += 0.1 * inputs.mean()
+        made.optimizer.original_optimizer.step()
+
+    [finding] = replayed(made(), adds_to_the_bias).findings
+    assert finding.name == "gradient-after-noise"
+    assert finding.sentence.endswith(": 2.bias in update 1.")

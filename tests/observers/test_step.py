@@ -1,5 +1,6 @@
 """Any step can be audited, in any library; a replay of it proves a sensitivity that is too large."""
 
+import json
 from functools import partial
 
 import numpy as np
@@ -229,6 +230,53 @@ def test_noise_that_is_not_the_same_again_is_refused():
         replay(lambda rows: rng.standard_normal(100))  # noqa: ARG005
     with pytest.raises(dpaudit.InputError, match="at least one batch"):
         replay_step(lambda rows: rows[0], OTHERS, [], reseed=lambda: None, max_grad_norm=NORM)
+
+
+def test_a_replayed_step_gets_neighbors_causes_and_limits():
+    step = numpy_step(noise=0.0)
+    options = {"reseed": lambda: None, "max_grad_norm": NORM}
+    found = replay_step(step, OTHERS, **options)
+    assert len(found.distances) == 9
+    assert found.largest == pytest.approx(1.0, rel=1e-5)
+    assert found.findings == ()
+    assert found.not_covered
+    found = replay_step(numpy_step(noise=0.0, clip=False), OTHERS, **options)
+    assert [finding.name for finding in found.findings] == ["sensitivity"]
+    assert "not clipped" in found.likely_causes()[0]
+    assert json.loads(json.dumps(found.to_dict()))["is_violation"]
+
+
+def test_a_release_that_is_not_finite_hides_no_violation():
+    def release(rows):
+        rows = rows / np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True) / NORM)
+        return (rows * (2.0 if len(rows) > len(OTHERS) else 1.0)).sum(axis=0)
+
+    missing = np.concatenate([OTHERS[1:], np.full((1, 100), np.nan)])
+    more = np.concatenate([OTHERS, OTHERS[:1]])
+    options = {"reseed": lambda: None, "max_grad_norm": NORM}
+    found = replay_step(release, OTHERS, [missing], **options)
+    assert not found.is_violation
+    assert "if it can have a non-finite gradient" in str(found)
+    assert found.likely_causes()
+    assert found.to_dict()["distances"] == [None]
+    assert replay_step(release, OTHERS, [missing, more], **options).is_violation
+    with np.errstate(divide="ignore"):
+        found = replay_step(lambda rows: 1 / np.ones(9) / (len(rows) - 19), OTHERS, [OTHERS[1:]], **options)
+    assert found.largest == np.inf
+    assert "the release is not finite if one example is changed" in str(found)
+    with pytest.raises(dpaudit.InputError, match="a finite release"):
+        replay_step(release, missing, [OTHERS], **options)
+
+
+def test_a_step_that_keeps_its_last_batch_is_refused():
+    last = []
+
+    def release(rows):
+        last.append(rows.mean())
+        return rows[0] / 100 + last[-2] if len(last) > 2 else rows[0] / 100 + last[0]
+
+    with pytest.raises(dpaudit.InputError, match="keeps data of one batch for the next"):
+        replay_step(release, OTHERS, reseed=lambda: None, max_grad_norm=NORM)
 
 
 def test_what_cannot_be_held_against_the_noise_of_a_step_is_refused_in_a_sentence():

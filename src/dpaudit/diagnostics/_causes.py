@@ -94,19 +94,20 @@ _CAUSE_OF_FINDING = {
     "missing-clipping": "is backward() called on a loss that the private criterion did not compute?",
     "rows-per-example": "does an example become several rows, by augmentation or as padding?",
     "coupled-examples": "is the loss or an input computed from the whole batch, as with class weights, a "
-    "weighted mean, a contrastive loss or batch normalization?",
+    "weighted mean, a contrastive loss or batch normalization, or are examples selected by comparison?",
     "batch-dependent-noise": "is the noise scaled by the batch size or by norms of its gradients, or is a "
     "gradient added with it?",
     "divisor": "is the sum divided by the number of examples in the batch instead of the expected number?",
     "sensitivity": "is a gradient not clipped, clipped in another norm, added to the sum several times, or "
     "selected by comparison with others?",
     "gradient-after-noise": "is a gradient, such as one of an auxiliary loss, added after the noise?",
-    "hyperparameters": "does the learning rate depend on the training loss?",
+    "hyperparameters": "is a setting such as the learning rate computed from the loss, the gradients or "
+    "the number of examples?",
     "optimizer-state": "are moments computed from gradients without noise?",
     "buffers": "does the model keep statistics of its inputs, such as running means?",
     "weights": "are weights updated outside of the private optimizer, such as by a second one?",
     "other-state": "does another optimizer, average or counter use the examples or gradients without noise?",
-    "next-release": "is a sum or a statistic of one batch carried over to the next?",
+    "next-release": "is a sum, a statistic or a queue of examples carried over to the next batch?",
     "non-finite-example": "is a non-finite gradient multiplied by its clipping factor instead of removed?",
     "noise-multiplier": "was the noise multiplier changed after the accounting, by a scheduler or by hand?",
     "clipping-norm": "was max_grad_norm changed in the optimizer or in the model, but not in both?",
@@ -115,7 +116,7 @@ _CAUSE_OF_FINDING = {
     "repeated-entries": "is a class oversampled by listing its examples several times?",
     "accountant-steps": "was the accountant's step hook replaced by another hook?",
     "accountant-noise": "does a scheduler change the noise without the accountant's knowledge?",
-    "mixing-module": "should batch normalization be replaced, as by ModuleValidator.fix?",
+    "mixing-module": "should the layer be replaced, as by ModuleValidator.fix, or keep no averages?",
     "public-parameters": "was only a part of the optimizers passed to make_private?",
     "private-criterion": "is the original loss used instead of the one that make_private returned?",
     "loss-reduction": "should the loss be the plain mean, as loss_reduction states?",
@@ -229,10 +230,10 @@ def _own_ratios(
         yield 1 / math.sqrt(batch_size), "1/sqrt(batch size): is it added to each example, then averaged?"
     if noise_multiplier and noise_multiplier != 1:
         yield 1 / noise_multiplier, "1/noise_multiplier: is it scaled by the clipping norm alone?"
-        std = noise_multiplier * (max_grad_norm or 1.0)
-        if std != 1:
-            yield 1 / math.sqrt(std), "1/sqrt(std): is the square root of the standard deviation used?"
-            yield std, "std: is the variance used as a standard deviation?"
+    std = (noise_multiplier or 1.0) * (max_grad_norm or 1.0)
+    if std != 1:
+        yield 1 / math.sqrt(std), "1/sqrt(std): is the square root of the standard deviation used?"
+        yield std, "std: is the variance used as a standard deviation?"
 
 
 def _signal_causes(

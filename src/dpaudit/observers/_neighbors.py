@@ -1,4 +1,6 @@
-"""Batches that differ from a given one in a single example: its last one, changed in ways that reveal faults.
+"""Batches that differ from a given one in a single example, changed in ways that reveal faults.
+
+The last example is changed in all of these ways, the first one in some of them.
 
 A batch is a tree of arrays whose first dimension is the example. Extreme examples matter most: long gradients
 reveal what is not clipped, zeros and other labels reveal statistics that are computed over the batch.
@@ -28,7 +30,7 @@ class Neighbor:
     """A batch that differs from the given one in one example."""
 
     relation: str
-    """How the last example changed: replaced, removed or added."""
+    """How the example changed: replaced, removed or added."""
     change: str
     """The change in words, as the end of "one example is ..."."""
     batch: Any
@@ -82,6 +84,7 @@ def neighbors(batch: Any, *, padding: Any = None) -> Iterator[Neighbor]:
         ]
         for change, example in extreme:
             yield Neighbor(REPLACED, change, _with_row(batch, last, example), is_natural=False)
+    yield from _at_start(batch, first, own, has_numbers)
     yield from _resized(batch, last, own, long if has_numbers else None, padding)
     for example in variants:
         yield from _label_variants(batch, last, example, padding)
@@ -89,6 +92,15 @@ def neighbors(batch: Any, *, padding: Any = None) -> Iterator[Neighbor]:
         for change, value in (("replaced by NaN", np.nan), ("multiplied by 1e30", _HUGE)):
             row = _scaled(own, value)
             yield Neighbor(REPLACED, change, _with_row(batch, last, row), is_finite=False, is_natural=False)
+
+
+def _at_start(batch: Any, first: int, other: Any, has_numbers: bool) -> Iterator[Neighbor]:
+    """Yield batches with another first example, on which later ones may depend, as in a queue."""
+    yield Neighbor(REPLACED, "replaced at the start of the batch", _with_row(batch, first, other))
+    if has_numbers:
+        long = _scaled(next(_relabeled(batch, first), _rows(batch, first)), -_LARGE)
+        change = "multiplied by -1,000 at the start of the batch and given another label"
+        yield Neighbor(REPLACED, change, _with_row(batch, first, long), is_natural=False)
 
 
 def _label_variants(batch: Any, last: int, example: Any, padding: Any) -> Iterator[Neighbor]:

@@ -1,32 +1,40 @@
 """Replay of a training step from its examples: same randomness, one example changed, everything compared.
 
-:func:`compare_neighbors` runs a step on a batch and on its neighbors. Each run leaves a :class:`StepTrace`:
-the sums, the noise and the releases, the gradients of the examples, and everything that the step wrote. A
-neighbor gets the release of the first run in place of its own, so that everything that still differs after
-it depends on the example in another way. No check needs statistics.
+:func:`compare_neighbors` runs a step on a batch and on its neighbors. A neighbor gets the release of the
+first run in place of its own, so that what still differs after it depends on the example in another way.
+It also runs two steps, of which one has a neighboring batch: the second one shows what an example leaves
+behind, and faults that need a history. No check needs statistics.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dpaudit._types import FloatArray
 from dpaudit.diagnostics import Finding
 from dpaudit.errors import InputError
 from dpaudit.observers._neighbors import Neighbor, neighbors, zeros
-from dpaudit.observers._replay_result import NeighborCheck, ReplayResult
+from dpaudit.observers._replay_result import (
+    UNITS,
+    NeighborCheck,
+    ReleaseTrace,
+    ReplayedStep,
+    ReplayResult,
+    StepTrace,
+    dot,
+    norm,
+    rounding_of,
+)
 
+_LARGER_NORM = 1000.0  # factor of the clipping norm at which gradients are not clipped
 _NON_FINITE = "non-finite-example"
 _ROUNDING = 1e-3  # relative, besides a few units in the last place
 _SAME_LENGTH = 0.2  # share of the length in a change of the noise that is mainly one of its direction
-_UNITS = 8.0  # in the last place, of a norm
-_LARGER_NORM = 1000.0  # factor of the clipping norm at which gradients are not clipped
 # causes before their consequences
 _ORDER = (
     "failing-step",
@@ -67,67 +75,17 @@ _RESIZED = (
     "the model uses randomness such as dropout, which depends on the number of examples: the release was "
     "compared only for replaced examples"
 )
+_DIFFERENT = (
+    "gradients of unchanged examples depend on the number of examples, as with random masks for the whole "
+    "batch: the release was compared only for replaced examples"
+)
 _RANDOM = "random numbers depend on the data if one example is {}: its release was not compared"
-NumberArray = npt.NDArray[np.floating[Any]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReleaseTrace:
-    """One release of a step, as vectors of all parameters."""
-
-    total: NumberArray  # the sum before the noise
-    noisy: NumberArray  # the same after it: the release
-    unit: float  # the length by which one example may move the release
-    eps: float  # of the data type
-    rows: FloatArray | None  # norm and projections of each gradient in the sum, if they can be observed
-    row_eps: float  # of the precision in which these are computed
-    factor: float | None = None  # by which the sum was scaled before the noise, if this can be observed
-
-
-@dataclass(kw_only=True)
-class StepTrace:
-    """Everything that a run of a step showed."""
-
-    releases: list[ReleaseTrace] = field(default_factory=list)
-    state: dict[tuple[str, str], str] = field(default_factory=dict)  # digests by finding and by name
-    random: list[Any] = field(default_factory=list)  # states of the generators before each noise
-    has_same_randomness: bool = True  # as the first run had, at each release
-    uses_randomness: bool = False  # before the noise
-    error: Exception | None = None
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether all releases are finite."""
-        return all(np.isfinite(release.noisy).all() for release in self.releases)
-
-
-class ReplayedStep(ABC):
-    """A training step that can be run again and again from the same state."""
-
-    num_examples: int
-    must_clip = False  # whether a release without any clipped gradient is an error
-    accepts_any_size = True  # whether a correct step accepts any number of examples
-    not_covered: tuple[str, ...] = ()
-
-    @abstractmethod
-    def run(
-        self, batch: Any, first: StepTrace | None, *, norm_factor: float = 1.0, next_batch: Any = None
-    ) -> StepTrace:
-        """Run the step on ``batch``, with the randomness and the releases of the ``first`` run if given.
-
-        ``norm_factor`` multiplies the clipping norm. If ``next_batch`` is given, another step follows.
-        """
-
-    @property
-    @abstractmethod
-    def can_vary(self) -> bool:
-        """Whether ``norm_factor`` and ``next_batch`` are supported."""
 
 
 def compare_neighbors(step: ReplayedStep, batch: Any, *, padding: Any = None) -> ReplayResult:
     """Run the step on the batch and on its neighbors, and return what differs."""
     first = step.run(batch, None)
-    _require_repeatable(first, step.run(batch, None))
+    _require_repeatable(step, first, step.run(batch, None))
     found = _Comparison(step, first)
     tried = []
     for neighbor in neighbors(batch, padding=padding):
@@ -141,13 +99,26 @@ def compare_neighbors(step: ReplayedStep, batch: Any, *, padding: Any = None) ->
         for neighbor in tried:
             run = step.run(neighbor.batch, free, norm_factor=_LARGER_NORM)
             found.add_noise(f"if the clipping norm is large and one example is {neighbor.change}", free, run)
-        longer = step.run(batch, None, next_batch=batch)
-        for neighbor in tried:
-            found.add_next(neighbor, longer, step.run(neighbor.batch, longer, next_batch=batch))
+        _compare_pairs(step, batch, tried, found)
+    else:
+        found.add_again(step.run(batch, None))
     return found.result()
 
 
-def _require_repeatable(first: StepTrace, second: StepTrace) -> None:
+def _compare_pairs(step: ReplayedStep, batch: Any, tried: list[Neighbor], found: _Comparison) -> None:
+    """Run two steps, and change an example of the first or of the second one."""
+    pair = step.run(batch, None, next_batch=batch)
+    if pair.error is not None:
+        found.add_failed_pair(pair.error)
+        return
+    second, after = _Comparison(step, pair), _Comparison(step, pair)
+    for neighbor in tried:
+        second.add_neighbor(neighbor, step.run(batch, pair, next_batch=neighbor.batch))
+        after.add_next(neighbor, step.run(neighbor.batch, pair, next_batch=batch), found.num_releases)
+    found.add_later(second, after)
+
+
+def _require_repeatable(step: ReplayedStep, first: StepTrace, second: StepTrace) -> None:
     for trace in (first, second):
         if trace.error is not None:
             raise trace.error
@@ -166,10 +137,11 @@ def _require_repeatable(first: StepTrace, second: StepTrace) -> None:
     if not is_same or different:
         what = "other releases" if not is_same else f"another state ({different[0]})"
         raise InputError(
-            f"Expected two runs of the step on the same batch to agree bit for bit, got {what}: pass all "
-            "that the step writes to or draws random numbers from as also=[...], and let it read no data "
-            "but its batch."
+            f"Expected two runs of the step on the same batch to agree bit for bit, got {what}: "
+            f"{step.how_to_repeat}; let it read no data but its batch."
         )
+    # what differs anyway, such as a time
+    first.written = {name: one for name, one in first.written.items() if second.written.get(name) == one}
 
 
 class _Comparison:
@@ -184,6 +156,7 @@ class _Comparison:
         self._has_effect = False
         self._varies = False  # whether the factor of the sum depends on more than the number of examples
         self._divisor: str | None = None
+        self._written: dict[str, None] = {}  # variables that depend on examples
         if step.must_clip and any(release.rows is None for release in first.releases):
             sentence = "The step releases a gradient without clipping that of any example."
             self._keep(self._findings, "missing-clipping", sentence, math.nan)
@@ -225,22 +198,25 @@ class _Comparison:
         if neighbor.is_finite:
             self.add_noise(f"if one example is {neighbor.change}", first, run)
         if not run.has_same_randomness or (neighbor.is_resized and first.uses_randomness):
-            self._not_covered[_RESIZED if neighbor.is_resized else _RANDOM.format(neighbor.change)] = None
+            self._not_covered[self._different_randomness(neighbor)] = None
             return math.nan
         for one, two in zip(first.releases, run.releases, strict=True):
             if one.rows is not None and two.rows is not None:
                 self._add_rows(neighbor, one.rows, two.rows)
         return self._add_distance(neighbor, run, allowed)
 
+    def _different_randomness(self, neighbor: Neighbor) -> str:
+        if not neighbor.is_resized:
+            return _RANDOM.format(neighbor.change)
+        return _RESIZED if self._first.uses_randomness else _DIFFERENT
+
     def _add_distance(self, neighbor: Neighbor, run: StepTrace, allowed: float) -> float:
         largest = 0.0
         for one, two in zip(self._first.releases, run.releases, strict=True):
-            moved = _norm(two.noisy - one.noisy)
+            moved = norm(two.noisy - one.noisy)
             self._has_effect |= moved > 0
             largest = max(largest, moved / one.unit)
-            rounding = _UNITS * one.eps * (_norm(one.noisy) + _norm(two.noisy) + allowed * one.unit)
-            # another batch size may use another kernel, whose results differ in the last place
-            rounding += 2 * two.row_eps * (0 if two.rows is None else len(two.rows)) * one.unit
+            rounding = rounding_of(one, two) + UNITS * one.eps * allowed * one.unit
             if moved > allowed * one.unit * (1 + _ROUNDING) + rounding:
                 self._add(
                     "sensitivity",
@@ -255,7 +231,7 @@ class _Comparison:
     def _add_factor(self, neighbor: Neighbor, one: ReleaseTrace, two: ReleaseTrace) -> None:
         if one.factor is None or two.factor is None or one.factor == 0:
             return
-        if abs(two.factor / one.factor - 1) <= _ROUNDING + _UNITS * one.eps:
+        if abs(two.factor / one.factor - 1) <= _ROUNDING + UNITS * one.eps:
             return
         sentence = (
             f"The sum is scaled by {two.factor:.4g} instead of {one.factor:.4g} if one example is "
@@ -272,13 +248,13 @@ class _Comparison:
             return
         for one, two in zip(first.releases, run.releases, strict=False):
             change, totals = two.noisy - one.noisy, two.total - one.total
-            length = _dot(totals, totals)
-            factor = _dot(change, totals) / length if length > 0 else 1.0
-            moved, noise = _norm(change - factor * totals), _norm(one.noisy - factor * one.total)
+            length = dot(totals, totals)
+            factor = dot(change, totals) / length if length > 0 else 1.0
+            moved, noise = norm(change - factor * totals), norm(one.noisy - factor * one.total)
             numbers = (one.noisy, two.noisy, factor * one.total, factor * two.total)
-            rounding = _UNITS * one.eps * sum(map(_norm, numbers))
+            rounding = UNITS * one.eps * sum(map(norm, numbers))
             if moved > _ROUNDING * noise + rounding:
-                ratio = _norm(two.noisy - factor * two.total) / noise if noise > 0 else math.inf
+                ratio = norm(two.noisy - factor * two.total) / noise if noise > 0 else math.inf
                 size = abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf
                 how = f"has {ratio:.4g} of its length"
                 if noise > 0 and abs(ratio - 1) <= _SAME_LENGTH * moved / noise:
@@ -286,15 +262,15 @@ class _Comparison:
                 sentence = f"The noise from the same random numbers {how} {condition}."
                 self._keep(self._findings, "batch-dependent-noise", sentence, size)
 
-    def add_next(self, neighbor: Neighbor, first: StepTrace, run: StepTrace) -> None:
-        """Compare the releases of the step after the one whose batch was changed."""
-        start = len(self._first.releases)
+    def add_next(self, neighbor: Neighbor, run: StepTrace, start: int) -> None:
+        """Compare the step after the one whose batch was changed, which made ``start`` releases."""
+        first = self._first
         if run.error is not None or not run.is_finite or len(run.releases) != len(first.releases):
             return  # found before
+        self._add_state(neighbor, run)
         for one, two in zip(first.releases[start:], run.releases[start:], strict=True):
-            moved = _norm(two.noisy - one.noisy)
-            rounding = _UNITS * one.eps * (_norm(one.noisy) + _norm(two.noisy))
-            if moved > _ROUNDING * one.unit + rounding:
+            moved = norm(two.noisy - one.noisy)
+            if moved > rounding_of(one, two):
                 self._add(
                     "next-release",
                     f"The release of the next step moves by {moved / one.unit:.4g} clipping norms if one "
@@ -302,6 +278,40 @@ class _Comparison:
                     moved / one.unit,
                     neighbor,
                 )
+
+    def add_later(self, second: _Comparison, after: _Comparison) -> None:
+        """Add what only the second of two steps showed: if its example changed, or one of the first."""
+        for name, finding in second._findings.items():
+            sentence = f"{finding.sentence.rstrip('.')}, in the second of two steps."
+            self._findings.setdefault(name, replace(finding, sentence=sentence))
+        has_state = any(name in _STATE_SENTENCES for name in self._findings)
+        for name, finding in after._findings.items():
+            if name != "next-release" or not has_state:  # otherwise it is a consequence
+                sentence = finding.sentence.replace(
+                    "one example changed", "an example of the step before changed"
+                )
+                self._findings.setdefault(name, replace(finding, sentence=sentence))
+
+    def add_again(self, run: StepTrace) -> None:
+        """Compare a run on the same batch after those on its neighbors, from which nothing may be left."""
+        pairs = zip(self._first.releases, run.releases, strict=False)
+        is_same = run.error is None and all(np.array_equal(one.noisy, two.noisy) for one, two in pairs)
+        if not is_same or run.state != self._first.state:
+            sentence = (
+                "The same step on the same batch differs after steps on other batches: it keeps data outside "
+                "of its state."
+            )
+            self._keep(self._findings, "next-release", sentence, math.nan)
+
+    def add_failed_pair(self, error: Exception) -> None:
+        """Note that a second step cannot be compared."""
+        text = f"{type(error).__name__}: {_first_line(error)}"
+        self._not_covered[f"what one step leaves to the next: a second call of the step raised {text}"] = None
+
+    @property
+    def num_releases(self) -> int:
+        """The number of releases of one step."""
+        return len(self._first.releases)
 
     def _add_rows(self, neighbor: Neighbor, before: FloatArray, after: FloatArray) -> None:
         if neighbor.is_resized or before.shape != after.shape:
@@ -317,11 +327,11 @@ class _Comparison:
         if count > 1 and len(before) > self._step.num_examples:
             self._add_row_count(count, neighbor)
         elif count > 1:
+            who = "gradient of another example changes"
+            if count > 2:
+                who = f"gradients of {count - 1} other examples change"
             self._add(
-                "coupled-examples",
-                f"The gradients of {count - 1} other examples change if one example is {neighbor.change}.",
-                count - 1,
-                neighbor,
+                "coupled-examples", f"The {who} if one example is {neighbor.change}.", count - 1, neighbor
             )
 
     def _add_row_count(self, count: int, neighbor: Neighbor) -> None:
@@ -339,6 +349,9 @@ class _Comparison:
                 changed.setdefault(kind, []).append(name)
         for kind, name in run.state.keys() - self._first.state.keys():
             changed.setdefault(kind, []).append(name)
+        if neighbor.is_finite:
+            differs = [name for name, one in self._first.written.items() if run.written.get(name) != one]
+            self._written |= dict.fromkeys(differs)
         hidden = set().union(*(_CONSEQUENCES.get(kind, set()) for kind in changed))
         for kind, names in changed.items():
             if kind not in hidden:
@@ -373,6 +386,14 @@ class _Comparison:
                 "release: does the step read from a loader of its own?"
             )
 
+    def _notes(self) -> Iterator[str]:
+        if self._written:
+            names = _listed(list(self._written))
+            yield (
+                f"What the step writes to {names} depends on the examples without noise: publish neither it "
+                "nor what is computed from it, or pass it as also=[...]."
+            )
+
     def result(self) -> ReplayResult:
         """Return all findings, causes before consequences."""
         if self._divisor is not None and not self._varies:
@@ -381,6 +402,7 @@ class _Comparison:
             checks=tuple(self._checks),
             findings=tuple(sorted(self._findings.values(), key=lambda one: _ORDER.index(one.name))),
             non_finite=tuple(self._non_finite.values()),
+            notes=tuple(self._notes()),
             not_covered=(
                 "one batch and neighbors of it were replayed: a fault that only other examples trigger is "
                 "not detected",
@@ -388,24 +410,6 @@ class _Comparison:
                 *self._not_covered,
             ),
         )
-
-
-def _norm(vector: NumberArray) -> float:
-    return float(np.linalg.norm(vector.astype(np.float64, copy=False)))
-
-
-def _dot(one: NumberArray, two: NumberArray) -> float:
-    return float(one.astype(np.float64, copy=False) @ two.astype(np.float64, copy=False))
-
-
-def scale_between(before: NumberArray, after: NumberArray, eps: float) -> float | None:
-    """Return the factor between two vectors, or None if they are not multiples of each other."""
-    length = _dot(before, before)
-    if length == 0 or not math.isfinite(length):
-        return None
-    factor = _dot(before, after) / length
-    is_multiple = _norm(after - factor * before) <= (1e-5 + _UNITS * eps) * _norm(after)
-    return factor if is_multiple else None
 
 
 def _listed(names: list[str]) -> str:

@@ -1,13 +1,113 @@
-"""The result of a replay: what one example can change in a training step, without statistics."""
+"""What replays leave: the trace of each run of a step, and the results, without statistics.
+
+A :class:`StepTrace` has the sums, the noise and the releases of a run, the gradients of the examples, and
+everything that the step wrote.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
+from dpaudit._types import FloatArray
 from dpaudit.diagnostics import CheckResults, Finding, likely_causes
 from dpaudit.errors import ViolationError
+
+UNITS = 8.0  # in the last place, of a norm
+_DISTANCE_ROUNDING = 1e-3  # in clipping norms, for sums of many single-precision numbers
+_STEP_NOT_COVERED = (
+    "only releases were compared: neither their noise nor what else the step writes, nor gradients that "
+    "depend on other examples but stay within the clipping norm",
+    "one batch and neighbors of it were released: a fault that only other examples trigger is not detected",
+)
+NumberArray = npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseTrace:
+    """One release of a step, as vectors of all parameters."""
+
+    total: NumberArray  # the sum before the noise
+    noisy: NumberArray  # the same after it: the release
+    unit: float  # the length by which one example may move the release
+    eps: float  # of the data type
+    rows: FloatArray | None  # norm and projections of each gradient in the sum, if they can be observed
+    row_eps: float  # of the precision in which these are computed
+    factor: float | None = None  # by which the sum was scaled before the noise, if this can be observed
+
+
+@dataclass(kw_only=True)
+class StepTrace:
+    """Everything that a run of a step showed."""
+
+    releases: list[ReleaseTrace] = field(default_factory=list)
+    state: dict[tuple[str, str], str] = field(default_factory=dict)  # digests by finding and by name
+    written: dict[str, str] = field(default_factory=dict)  # digests of other variables, by name
+    random: list[Any] = field(default_factory=list)  # states of the generators before each noise
+    has_same_randomness: bool = True  # as the first run had, at each release
+    uses_randomness: bool = False  # before the noise
+    error: Exception | None = None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all releases are finite."""
+        return all(np.isfinite(release.noisy).all() for release in self.releases)
+
+
+class ReplayedStep(ABC):
+    """A training step that can be run again and again from the same state."""
+
+    num_examples: int
+    must_clip = False  # whether a release without any clipped gradient is an error
+    accepts_any_size = True  # whether a correct step accepts any number of examples
+    not_covered: tuple[str, ...] = ()
+    how_to_repeat: str  # what a user can do if two runs on the same batch differ
+
+    @abstractmethod
+    def run(
+        self, batch: Any, first: StepTrace | None, *, norm_factor: float = 1.0, next_batch: Any = None
+    ) -> StepTrace:
+        """Run the step on ``batch``, with the randomness and the releases of the ``first`` run if given.
+
+        ``norm_factor`` multiplies the clipping norm. If ``next_batch`` is given, another step follows.
+        """
+
+    @property
+    @abstractmethod
+    def can_vary(self) -> bool:
+        """Whether ``norm_factor`` and ``next_batch`` are supported."""
+
+
+def rounding_of(one: ReleaseTrace, two: ReleaseTrace) -> float:
+    """Return the largest distance of two releases that differ only by rounding."""
+    rounding = UNITS * one.eps * (norm(one.noisy) + norm(two.noisy))
+    # another batch size may use another kernel, whose results differ in the last place
+    return rounding + 2 * two.row_eps * (0 if two.rows is None else len(two.rows)) * one.unit
+
+
+def norm(vector: NumberArray) -> float:
+    """Return the Euclidean norm, computed in double precision."""
+    return float(np.linalg.norm(vector.astype(np.float64, copy=False)))
+
+
+def dot(one: NumberArray, two: NumberArray) -> float:
+    """Return the dot product, computed in double precision."""
+    return float(one.astype(np.float64, copy=False) @ two.astype(np.float64, copy=False))
+
+
+def scale_between(before: NumberArray, after: NumberArray, eps: float) -> float | None:
+    """Return the factor between two vectors, or None if they are not multiples of each other."""
+    length = dot(before, before)
+    if length == 0 or not math.isfinite(length):
+        return None
+    factor = dot(before, after) / length
+    is_multiple = norm(after - factor * before) <= (1e-5 + UNITS * eps) * norm(after)
+    return factor if is_multiple else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +169,8 @@ class ReplayResult:
         lines = [f"{found} in {len(self.checks)} replayed batches."]
         lines += [f"  {one.name}: {one.sentence}" for one in (*self.findings, *self.non_finite)]
         lines += [f"  possible cause: {cause}" for cause in self.likely_causes()]
-        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+        lines += [f"  note: {note}" for note in self.notes]
+        return "\n".join(lines + [f"  not covered: {one}" for one in self.not_covered])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -89,3 +190,71 @@ class ReplayResult:
             "not_covered": list(self.not_covered),
             "likely_causes": list(self.likely_causes()),
         }
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """The distances between releases of neighboring batches, in clipping norms.
+
+    No statistics are needed: a single distance above 1 proves that the noise is too small.
+    """
+
+    distances: tuple[float, ...]
+    """Infinite if a release is not finite although the examples are; NaN if they are not either."""
+    not_covered: tuple[str, ...] = _STEP_NOT_COVERED
+
+    @property
+    def largest(self) -> float:
+        """The largest distance by which one example moved the release."""
+        return max((one for one in self.distances if not math.isnan(one)), default=math.nan)
+
+    @property
+    def is_violation(self) -> bool:
+        """Whether one example moves the release by more than the clipping norm."""
+        return self.largest > 1 + _DISTANCE_ROUNDING
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The finding that the sensitivity is too large, if it is."""
+        return (Finding.certain("sensitivity", self._sentence, self.largest),) if self.is_violation else ()
+
+    @property
+    def non_finite(self) -> tuple[Finding, ...]:
+        """What matters only if an example can have a non-finite gradient; not a violation."""
+        if not any(map(math.isnan, self.distances)):
+            return ()
+        sentence = (
+            "The release is not finite if an example is not: this reveals an example if it can have a "
+            "non-finite gradient."
+        )
+        return (Finding.certain("non-finite-example", sentence),)
+
+    def likely_causes(self) -> tuple[str, ...]:
+        """Return likely causes of the findings, best first."""
+        return likely_causes(findings=[finding.name for finding in (*self.findings, *self.non_finite)])
+
+    def raise_for_violation(self) -> None:
+        """Raise a ``ViolationError`` if one example moves the release too far."""
+        if self.is_violation:
+            raise ViolationError(str(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "is_violation": self.is_violation,
+            "distances": [one if math.isfinite(one) else None for one in self.distances],
+            "findings": [finding.sentence for finding in self.findings],
+            "non_finite": [finding.sentence for finding in self.non_finite],
+            "not_covered": list(self.not_covered),
+            "likely_causes": list(self.likely_causes()),
+        }
+
+    @property
+    def _sentence(self) -> str:
+        if self.largest == math.inf:
+            return "the release is not finite if one example is changed, although all examples are"
+        relation = "more than the 1 allowed" if self.is_violation else "within the 1 allowed"
+        return f"one example moves the release by {self.largest:.4g} clipping norms, {relation}"
+
+    def __str__(self) -> str:
+        return "\n".join([self._sentence, *(finding.sentence for finding in self.non_finite)])

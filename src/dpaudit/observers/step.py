@@ -7,8 +7,9 @@ noise on two batches that differ in one example.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from dpaudit.accounting import Claim
 from dpaudit.canaries import Directions, Draws, GradientCanary, Mixture, ParameterLayout, fresh_seed
 from dpaudit.diagnostics._coordinate_layout import Leaves
 from dpaudit.diagnostics._sum_checks import BatchRecord
-from dpaudit.errors import InputError, ViolationError
+from dpaudit.errors import InputError
 from dpaudit.observers._arrays import (
     as_numpy,
     dot,
@@ -35,6 +36,8 @@ from dpaudit.observers._arrays import (
     require_vector,
     with_rows,
 )
+from dpaudit.observers._neighbors import neighbors
+from dpaudit.observers._replay_result import Sensitivity
 from dpaudit.observers._residuals import Residuals, clipped_sum, require_known_sum, sum_rounding
 from dpaudit.recording import LiveBound, NoiseLog, ObservedCanaries, Recorder, TrainingInfo
 from dpaudit.recording._claim_source import claimed_mu
@@ -49,7 +52,7 @@ _NO_BATCHES = (
 )
 _STEP_CLAIM = "claim=..., such as Claim.gaussian(noise_multiplier=..., delta=...) for one step"
 _OWN_NOISE, _POSITIONS = 3, 5  # purposes of random streams, besides those of Draws and of native audits
-_ROUNDING = 1e-3  # in clipping norms, for sums of many single-precision numbers
+_EXTREME = 1e18  # numbers from here on may overflow in single precision, as when squared
 
 
 @_validate.without_epsilon(_STEP_CLAIM)
@@ -341,39 +344,10 @@ def _flat_gradient(gradient: Any, shapes: list[tuple[int, ...]]) -> FloatArray:
     return flat(gradient)
 
 
-@dataclass(frozen=True)
-class Sensitivity:
-    """The distances between releases of neighboring batches, in clipping norms.
-
-    No statistics are needed: a single distance above 1 proves that the noise is too small.
-    """
-
-    distances: tuple[float, ...]
-
-    @property
-    def largest(self) -> float:
-        """The largest distance by which one example moved the release."""
-        return max(self.distances)
-
-    @property
-    def is_violation(self) -> bool:
-        """Whether one example moves the release by more than the clipping norm."""
-        return self.largest > 1 + _ROUNDING
-
-    def raise_for_violation(self) -> None:
-        """Raise a ``ViolationError`` if one example moves the release too far."""
-        if self.is_violation:
-            raise ViolationError(str(self))
-
-    def __str__(self) -> str:
-        relation = "more than the 1 allowed" if self.is_violation else "within the 1 allowed"
-        return f"one example moves the release by {self.largest:.4g} clipping norms, {relation}"
-
-
 def replay_step(
     release: Callable[[Any], Any],
     batch: Any,
-    neighbours: Iterable[Any],
+    neighbours: Iterable[Any] | None = None,
     *,
     reseed: Callable[[], object],
     max_grad_norm: float,
@@ -383,8 +357,9 @@ def replay_step(
 
     ``release`` maps a batch of any type to a noisy sum of clipped gradients (or that sum divided by
     ``batch_size`` if given). It starts from examples, so that code that couples them before their
-    gradients are computed is detected too. A neighboring batch has one example more or one less. ``reseed``
-    resets the noise.
+    gradients are computed is detected too. A neighboring batch has one example more or one less. By default,
+    for a batch of arrays with one row per example, neighbors are made from it; those with an example replaced
+    count half of their distance. ``reseed`` resets the noise.
 
     >>> def clipped_mean(rows):  # divides by the number of examples, which is private
     ...     norms = np.maximum(1.0, np.linalg.norm(rows, axis=1, keepdims=True))
@@ -398,15 +373,30 @@ def replay_step(
     norm = _validate.positive("max_grad_norm", max_grad_norm)
     scale = (1.0 if batch_size is None else _validate.positive("batch_size", batch_size)) / norm
     first = _replayed(release, batch, reseed)
+    if not np.isfinite(first).all():
+        raise InputError("Expected a batch with a finite release, got one that is infinite or NaN.")
     if not np.array_equal(first, _replayed(release, batch, reseed)):
         raise InputError(
             "Expected the same release of the same batch after reseed(), got a different one: reseed() does "
             "not reset the RNG of the noise."
         )
-    moved = [_distance(first, _replayed(release, other, reseed)) * scale for other in neighbours]
+    pairs = _default_neighbors(batch) if neighbours is None else ((other, 1.0) for other in neighbours)
+    moved = [_distance(first, release, other, reseed) * scale / allowed for other, allowed in pairs]
     if not moved:
         raise InputError("Expected neighbours to contain at least one batch, got none.")
+    if not np.array_equal(first, _replayed(release, batch, reseed)):
+        raise InputError(
+            "Expected the same release of the same batch after reseed(), got a different one after other "
+            "batches: the step keeps data of one batch for the next, which leaks them unless it is noised."
+        )
     return Sensitivity(tuple(moved))
+
+
+def _default_neighbors(batch: Any) -> Iterator[tuple[Any, float]]:
+    """Yield neighbors, each with the distance that is allowed."""
+    for neighbor in neighbors(batch):
+        if neighbor.is_finite:
+            yield neighbor.batch, 1.0 if neighbor.is_resized else 2.0
 
 
 def _replayed(release: Callable[[Any], Any], batch: Any, reseed: Callable[[], object]) -> FloatArray:
@@ -414,10 +404,24 @@ def _replayed(release: Callable[[Any], Any], batch: Any, reseed: Callable[[], ob
     return as_numpy(release(batch)).reshape(-1)
 
 
-def _distance(first: FloatArray, second: FloatArray) -> float:
+def _distance(
+    first: FloatArray, release: Callable[[Any], Any], other: Any, reseed: Callable[[], object]
+) -> float:
+    with np.errstate(all="ignore"):  # neighbors may be extreme
+        second = _replayed(release, other, reseed)
     if first.shape != second.shape:
         raise InputError(
             f"Expected releases of the same shape, got {first.size} numbers for the batch and {second.size} "
             "for a neighboring one."
         )
+    if not np.isfinite(second).all():
+        return math.inf if _is_finite(other) else math.nan
     return float(np.linalg.norm(first - second))
+
+
+def _is_finite(batch: Any) -> bool:
+    """Return whether no number of a batch is extreme, infinite or NaN; a batch may be of any type."""
+    try:
+        return all(bool((np.abs(as_numpy(leaf)) < _EXTREME).all()) for leaf in leaves(batch))
+    except (InputError, TypeError, ValueError):
+        return True

@@ -20,15 +20,15 @@ from dpaudit import _validate
 from dpaudit._types import FloatArray
 from dpaudit.errors import InputError
 from dpaudit.observers._neighbors import batch_size
-from dpaudit.observers._replay import (
+from dpaudit.observers._replay import compare_neighbors
+from dpaudit.observers._replay_result import (
     NumberArray,
     ReleaseTrace,
     ReplayedStep,
+    ReplayResult,
     StepTrace,
-    compare_neighbors,
     scale_between,
 )
-from dpaudit.observers._replay_result import ReplayResult
 from dpaudit.observers.jax_privacy._clipping import JaxClip, bounded_callable, require_unmarked
 
 _NUM_PROJECTIONS = 3
@@ -70,6 +70,7 @@ class _JaxStep(ReplayedStep):
     """A pure step, which is passed functions that note what they are called with."""
 
     can_vary = False
+    how_to_repeat = "keep all that the step carries to the next one in its state, also random keys"
 
     def __init__(
         self,

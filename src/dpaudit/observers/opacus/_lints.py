@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+from opacus.schedulers.noise_scheduler import _NoiseScheduler
 
 from dpaudit.accounting import Claim
 from dpaudit.diagnostics import CheckResults, Finding, likely_causes
@@ -121,6 +122,7 @@ def check_prepared(
         *rate_lints(training, sample_rate),
         *data_lints(training),
         *_accountant_lints(training),
+        *_schedule_lints(training),
         *module_lints(mixing_facts(norm_modules(training.network))),
         *parameter_lints(training),
         *loss_lints(training),
@@ -272,8 +274,14 @@ def _not_covered(training: PreparedTraining) -> Iterator[str]:
         )
     if training.loader is None:
         yield "without loader=, the sampler and the number of examples are not checked"
-    if attached_accounting(training.optimizer) is None and training.privacy_engine is None:
+    accounting = attached_accounting(training.optimizer)
+    if accounting is None and training.privacy_engine is None:
         yield "no accountant is attached to the optimizer, so its numbers are not compared with the run's"
+    elif accounting is not None and accounting.sample_rate is None:
+        yield (
+            "the step hook is not that of Opacus: the sample rate that it reports to the accountant is not "
+            "checked, and the noise multiplier only in an audit"
+        )
 
 
 def _noise_lints(noises: Sequence[float], claimed: float | None) -> Iterator[Finding]:
@@ -329,6 +337,26 @@ def _accountant_lints(training: PreparedTraining) -> Iterator[Finding]:
             "accountant-steps",
             "The accountant of the privacy engine is not attached to the optimizer: it knows none of its "
             "steps.",
+        )
+
+
+def _schedule_lints(training: PreparedTraining) -> Iterator[str]:
+    """Name what changes the noise, or has changed it since the steps that were accounted for."""
+    noise = float(training.optimizer.noise_multiplier)
+    for scheduler in training.schedulers:
+        kind = "noise multiplier" if isinstance(scheduler, _NoiseScheduler) else "clipping norm"
+        yield (
+            f"{type(scheduler).__name__} changes the {kind} during training: an epsilon that was computed in "
+            "advance for one value does not apply, and no schedule may depend on the data."
+        )
+    accounting = attached_accounting(training.optimizer)
+    counts = {} if accounting is None else accounting.counts()
+    others = sorted({own for own, _ in counts if abs(own - noise) > EQUAL * noise})
+    if others:
+        listed = ", ".join(f"{own:g}" for own in others[:3])
+        yield (
+            f"The optimizer's noise multiplier is {noise:g}, but the accountant has steps with {listed}: was "
+            "it changed after the accounting?"
         )
 
 

@@ -68,8 +68,8 @@ def parameter_lints(training: PreparedTraining) -> Iterator[Finding | str]:
             trained = name_list("Parameter", names) if names else f"{count} private parameters"
             yield Finding.certain(
                 "public-parameters",
-                f"{trained} {'are' if count > 1 else 'is'} updated by a {type(other).__name__} without "
-                "clipping and noise.",
+                f"{trained} {'are' if count > 1 else 'is'} updated by another optimizer, "
+                f"{type(other).__name__}, without clipping and noise.",
             )
         for name in names:
             del outside[name]

@@ -16,6 +16,8 @@ from opacus import PrivacyEngine
 from opacus.accountants.accountant import IAccountant
 from opacus.grad_sample.gsm_base import AbstractGradSampleModule
 from opacus.optimizers import DPOptimizer
+from opacus.schedulers.grad_clip_scheduler import _GradClipScheduler
+from opacus.schedulers.noise_scheduler import _NoiseScheduler
 from opacus.utils.batch_memory_manager import BatchSplittingSampler
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from torch import nn
@@ -37,18 +39,31 @@ def unwrapped(optimizer: Any) -> Any:
     """
     inner, kinds = optimizer, [type(optimizer).__name__]
     for _ in range(_MAX_DEPTH):
-        own = getattr(inner, "__dict__", {})
-        found = [own[name] for name in _WRAPPED_AS if isinstance(own.get(name), Optimizer)]
-        if not found:
+        found = _wrapped(inner)
+        if found is None:
             break
-        inner = found[0]
+        inner = found
         kinds.append(type(inner).__name__)
     if not isinstance(inner, DPOptimizer):
         raise InputError(
-            "Expected the optimizer that PrivacyEngine.make_private returned, got a "
-            f"{' around a '.join(kinds)}, which is not private."
+            "Expected the optimizer that PrivacyEngine.make_private returned, got "
+            f"{' around '.join(kinds)}, which is not private."
         )
     return inner
+
+
+def _wrapped(wrapper: Any) -> Any:
+    """Return the optimizer that an object holds, or None if it holds none or several."""
+    own = getattr(wrapper, "__dict__", {})
+    for name in _WRAPPED_AS:
+        if isinstance(own.get(name), Optimizer):
+            return own[name]
+    if isinstance(wrapper, DPOptimizer):
+        return None
+    parts = wrapper if isinstance(wrapper, list | tuple) else own.values()
+    nested = [part for value in parts for part in (value if isinstance(value, list | tuple) else [value])]
+    private = {id(part): part for part in nested if isinstance(part, DPOptimizer)}
+    return next(iter(private.values())) if len(private) == 1 else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +119,13 @@ class PreparedTraining:
     privacy_engine: Any = None
     also: tuple[Any, ...] = ()
     """Other optimizers that run in the same loop."""
+    schedulers: tuple[Any, ...] = ()
+    """Schedulers of the noise or of the clipping norm."""
 
     @classmethod
     def of(cls, prepared: Any) -> PreparedTraining:
         """Sort what a function returned: a tuple by type, a mapping or an object by names."""
-        names = [field.name for field in fields(cls)]
+        names = [field.name for field in fields(cls) if field.name != "schedulers"]
         if isinstance(prepared, Mapping):
             parts = {name: prepared[name] for name in names if name in prepared}
         elif isinstance(prepared, Iterable) and not isinstance(prepared, nn.Module | DataLoader):
@@ -123,6 +140,7 @@ class PreparedTraining:
                 f"got {type(prepared).__name__} without a private optimizer."
             )
         parts["optimizer"] = unwrapped(parts["optimizer"])
+        parts["schedulers"] = tuple(_schedulers(prepared))
         return cls(**parts)
 
     @property
@@ -152,6 +170,17 @@ class PreparedTraining:
             return len(self.loader.dataset)
         except (AttributeError, TypeError):
             return None
+
+
+def _schedulers(prepared: Any) -> Iterator[Any]:
+    """Yield the schedulers among the parts of a training run, whatever their names."""
+    if isinstance(prepared, Mapping):
+        parts: Iterable[Any] = prepared.values()
+    elif isinstance(prepared, list | tuple):
+        parts = prepared
+    else:
+        parts = getattr(prepared, "__dict__", {}).values()
+    yield from (part for part in parts if isinstance(part, _NoiseScheduler | _GradClipScheduler))
 
 
 def _sorted_by_type(prepared: Iterable[Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ releases.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,15 +22,15 @@ from dpaudit._types import FloatArray
 from dpaudit.errors import InputError
 from dpaudit.observers._neighbors import batch_size
 from dpaudit.observers._patching import replaced
-from dpaudit.observers._replay import (
+from dpaudit.observers._replay import compare_neighbors
+from dpaudit.observers._replay_result import (
     NumberArray,
     ReleaseTrace,
     ReplayedStep,
+    ReplayResult,
     StepTrace,
-    compare_neighbors,
     scale_between,
 )
-from dpaudit.observers._replay_result import ReplayResult
 from dpaudit.observers.opacus._clipping import GhostClip, clip_for, flat, split_like
 from dpaudit.observers.opacus._observer import check_unobserved
 from dpaudit.observers.opacus._prepared import unwrapped
@@ -38,11 +38,10 @@ from dpaudit.observers.opacus._snapshot import (
     TorchSnapshot,
     digest,
     has_state_dict,
-    is_plain_object,
     state_digests,
     step_objects,
     step_weights,
-    variables,
+    variable_digests,
 )
 
 _NUM_PROJECTIONS = 3
@@ -67,9 +66,9 @@ def replay(
     ``optimizer`` and ``model`` are what ``make_private`` returned. Models, optimizers with the tensors that
     they update, schedulers and other objects with a ``state_dict`` that the step refers to are found; name
     others that it writes to and that are published in ``also``, and those that are never published, such as a
-    metric, in ``unreleased``.
+    metric, in ``unreleased``. Other variables of the step that depend on examples are named in a note.
 
-    The step runs about 40 times. Afterwards all of these objects, the accountant and the random number
+    The step runs about 70 times. Afterwards all of these objects, the accountant and the random number
     generators are as before. Adaptive clipping, ``secure_mode`` and several processes raise an error, and so
     does a step that does not repeat itself bit for bit.
     """
@@ -104,6 +103,10 @@ class _OpacusStep(ReplayedStep):
     """A step with an Opacus optimizer, whose methods are replaced while it runs."""
 
     can_vary = True
+    how_to_repeat = (
+        "if it keeps data of one batch for the next, or draws random numbers, pass the objects that hold "
+        "them as also=[...]"
+    )
 
     def __init__(
         self,
@@ -130,7 +133,9 @@ class _OpacusStep(ReplayedStep):
         self._private = {id(parameter): index for index, parameter in enumerate(optimizer.params)}
         self._more_weights = self._bare_weights(unreleased)
         self._names = _parameter_names(optimizer, model)
-        self.not_covered = self._uncovered(step, model)
+        compared = (*also, *unreleased, *optimizer.params, *self._more_weights.values())
+        self._compared = {id(value) for value in compared}
+        self.not_covered = self._uncovered(model)
 
     def _bare_weights(self, unreleased: Sequence[Any]) -> dict[str, Tensor]:
         """Return trained tensors that are neither private nor in the state of an object, each once."""
@@ -156,7 +161,7 @@ class _OpacusStep(ReplayedStep):
         self.restore()
         optimizer = self._optimizer
         _scale_norms(optimizer, self._model if self._is_ghost else None, norm_factor)
-        run = _OpacusRun(optimizer, self._model, self._snapshot, first)
+        run = _OpacusRun(optimizer, self._model, self._snapshot, self._names, first)
         with ExitStack() as undo:
             undo.enter_context(replaced(optimizer, "add_noise", run.add_noise))
             undo.enter_context(replaced(optimizer, "scale_grad", run.scale_grad))
@@ -173,6 +178,7 @@ class _OpacusStep(ReplayedStep):
             except Exception as error:  # noqa: BLE001  # an error is a result, too
                 run.trace.error = error
         run.trace.state.update(self._state())
+        run.trace.written.update(variable_digests(self._step, self._model, self._compared))
         return run.trace
 
     def _state(self) -> dict[tuple[str, str], str]:
@@ -194,18 +200,8 @@ class _OpacusStep(ReplayedStep):
             found |= {("other-state", key): text for key, text in state_digests(name, value)}
         return found
 
-    def _uncovered(self, step: Callable[..., Any], model: Any) -> tuple[str, ...]:
-        skipped = [
-            f"{name} ({type(value).__name__})"
-            for name, value in variables(step).items()
-            if is_plain_object(value)
-            if not any(value is other for other in self._others.values())
-        ]
-        found = ["what the step writes to files, logs and objects that are not named is not compared"]
-        if skipped:
-            found.append(
-                f"attributes other than models and optimizers are not compared: {', '.join(skipped)}"
-            )
+    def _uncovered(self, model: Any) -> tuple[str, ...]:
+        found = ["what the step writes to files and logs, or to classes and other modules, is not compared"]
         if model is None:
             found.append("buffers and unprotected weights of the model: pass model=...")
         if self._is_ghost:
@@ -217,9 +213,14 @@ class _OpacusRun:
     """The methods that replace those of the optimizer during one run."""
 
     def __init__(
-        self, optimizer: DPOptimizer, model: Any, snapshot: TorchSnapshot, first: StepTrace | None
+        self,
+        optimizer: DPOptimizer,
+        model: Any,
+        snapshot: TorchSnapshot,
+        names: Mapping[int, str],
+        first: StepTrace | None,
     ) -> None:
-        self.trace = StepTrace()
+        self.trace, self._names = StepTrace(), names
         self._optimizer, self._model, self._snapshot, self._first = optimizer, model, snapshot, first
         self._add_noise, self._scale_grad = optimizer.add_noise, optimizer.scale_grad
         self._clip = optimizer.clip_and_accumulate
@@ -296,9 +297,9 @@ class _OpacusRun:
         self._num_updates += 1
         for name, text in _group_settings(self._optimizer):
             self.trace.state["hyperparameters", name + suffix] = text
-        for index, parameter in enumerate(self._optimizer.params):
+        for parameter in self._optimizer.params:
             text = "None" if parameter.grad is None else digest(parameter.grad)
-            self.trace.state["gradient-after-noise", f"parameter {index}{suffix}"] = text
+            self.trace.state["gradient-after-noise", f"{self._names[id(parameter)]}{suffix}"] = text
 
 
 def _numbers(parts: Sequence[Any]) -> NumberArray:

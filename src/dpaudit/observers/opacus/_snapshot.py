@@ -10,7 +10,17 @@ from __future__ import annotations
 import hashlib
 import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, MutableSet
+from collections import deque
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    MutableSet,
+)
+from itertools import islice
 from types import CellType, FunctionType
 from typing import Any
 
@@ -19,7 +29,12 @@ import torch
 from torch import Tensor, nn
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_CONTAINERS = (dict, list, set)
+_CONTAINERS = (dict, list, set, deque)
+_MOST_NUMBERS = 2**22  # of an array that is compared; larger ones are data
+_MOST_ENTRIES = 4096  # of a variable that is compared
+_MOST_NESTED = 4  # containers in containers, or objects in objects
+# of modules: what torch and Opacus keep there
+_OWN_ATTRIBUTES = {"_parameters", "_modules", "_buffers", "activations", "max_batch_len"}
 
 
 class TorchSnapshot:
@@ -32,6 +47,8 @@ class TorchSnapshot:
         self._generators: list[Any] = []
         for value in (*roots.values(), *variables(step).values()):
             self._save(value, is_root=True)
+        for function in _functions(step):
+            self._save_container(vars(function))
         self._undo.append(_rebind(step))
         self._random = self.random_state()
 
@@ -101,10 +118,10 @@ class TorchSnapshot:
 
 
 def _refill(container: Any, before: Any) -> None:
-    if isinstance(container, list):
-        container[:] = before
+    container.clear()
+    if isinstance(container, list | deque):
+        container.extend(before)
     else:
-        container.clear()
         container.update(before)
 
 
@@ -173,6 +190,7 @@ def variables(step: Callable[..., Any]) -> dict[str, Any]:
         owners += [step, *getattr(step, "args", ()), *getattr(step, "keywords", {}).values()]
     for function in _functions(step):
         found = _globals(function) | found
+        found |= {f"{function.__name__}.{name}": value for name, value in _kept(function).items()}
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if _is_filled(cell):
                 found.setdefault(name, cell.cell_contents)
@@ -180,13 +198,15 @@ def variables(step: Callable[..., Any]) -> dict[str, Any]:
     for owner in owners:
         if hasattr(owner, "__dict__") and not _is_code(owner):
             found = dict(vars(owner)) | found
-    for name, value in list(found.items()):
-        if is_plain_object(value):
-            found |= {f"{name}.{key}": part for key, part in vars(value).items()}
+    level = found
+    for _ in range(_MOST_NESTED):
+        objects = [(name, value) for name, value in level.items() if _is_plain_object(value)]
+        level = {f"{name}.{key}": part for name, value in objects for key, part in vars(value).items()}
+        found = level | found
     return {name: value for name, value in found.items() if not _is_code(value)}
 
 
-def is_plain_object(value: Any) -> bool:
+def _is_plain_object(value: Any) -> bool:
     """Return whether an object is of a class of the user, without a ``state_dict``."""
     library = type(value).__module__.partition(".")[0]
     is_object = hasattr(value, "__dict__") and not _is_code(value) and not has_state_dict(value)
@@ -197,6 +217,12 @@ def _globals(function: FunctionType) -> dict[str, Any]:
     """Return the global variables of a function that it refers to."""
     scope = function.__globals__
     return {name: scope[name] for name in function.__code__.co_names if name in scope}
+
+
+def _kept(function: FunctionType) -> dict[str, Any]:
+    """Return what a function keeps between calls: its attributes and the defaults of its arguments."""
+    defaults = {f"defaults.{index}": value for index, value in enumerate(function.__defaults__ or ())}
+    return {**vars(function), **defaults, **(function.__kwdefaults__ or {})}
 
 
 def _functions(step: Any) -> list[FunctionType]:
@@ -243,6 +269,52 @@ def step_weights(step: Callable[..., Any], objects: Mapping[str, Any]) -> dict[s
     return found
 
 
+def variable_digests(step: Callable[..., Any], model: Any, compared: Collection[int]) -> dict[str, str]:
+    """Return a digest of each variable of the step and attribute of the model that holds data, by name.
+
+    ``compared`` are the identities of those that are compared in another way.
+    """
+    found = dict[str, str]()
+    for name, value in {**variables(step), **dict(_attributes(model))}.items():
+        if id(value) in compared or isinstance(value, nn.Module) or has_state_dict(value):
+            continue
+        digests = list(islice(_data_digests(value, _MOST_NESTED), _MOST_ENTRIES + 1))
+        if digests and len(digests) <= _MOST_ENTRIES:
+            found[name] = hashlib.blake2b(repr(digests).encode(), digest_size=16).hexdigest()
+    return found
+
+
+def _data_digests(value: Any, depth: int) -> Iterator[str]:
+    """Yield digests of the numbers and arrays in a value, which may be large or contain itself."""
+    if isinstance(value, Mapping):
+        value = [part for pair in value.items() for part in pair]
+    elif isinstance(value, set | frozenset):
+        value = sorted(map(repr, value))
+    if isinstance(value, list | tuple | deque):
+        yield f"{len(value)} entries"
+        for part in value if depth else ():
+            yield from _data_digests(part, depth - 1)
+    elif isinstance(value, np.ndarray):
+        yield from (text for _, text in _digests("", value) if value.size <= _MOST_NUMBERS)
+    elif isinstance(value, Tensor):
+        if value.layout is torch.strided and value.device.type != "meta" and value.numel() <= _MOST_NUMBERS:
+            yield digest(value)
+    elif isinstance(value, _PLAIN):
+        yield repr(value)
+
+
+def _attributes(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what modules keep besides their state: attributes, and buffers that are not saved."""
+    for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        if type(module).__module__.partition(".")[0] == "opacus":
+            continue
+        prefix = ".".join(part for part in ("model", *name.split(".")) if part not in ("", "_module"))
+        unsaved = {key: module._buffers.get(key) for key in module._non_persistent_buffers_set}
+        own = {key: value for key, value in vars(module).items() if key not in _OWN_ATTRIBUTES}
+        for key, value in {**own, **unsaved}.items():
+            yield f"{prefix}.{key}", value
+
+
 def _nested(found: Mapping[Any, Any], prefix: str = "", depth: int = 2) -> Iterator[tuple[str, Any]]:
     """Yield named values, and those in dictionaries, lists and tuples."""
     for key, value in found.items():
@@ -266,7 +338,7 @@ def _digests(name: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _digests(f"{name}.{key}" if name else str(key), part)
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple | deque):
         for index, part in enumerate(value):
             yield from _digests(f"{name}.{index}", part)
     elif isinstance(value, Tensor):
