@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.diagnostics._number_formats import GRID_ERROR, SINGLE, FormatCheck
 from dpaudit.diagnostics._p_values import RESOLUTION, HeadTailBuffer, fixed_rng, sure_signs, sure_single_signs
-from dpaudit.errors import InputError
+from dpaudit.errors import InputError, quoted
 
 Leaves = Mapping[str, int] | Sequence[int]
 """The sizes of the parameters that a gradient consists of, in order, with their names if they have any."""
@@ -179,15 +179,18 @@ class NoiseRecord:
         """
         vector = np.asarray(residual)
         self._require_consistent(vector, leaves)
+        described = {name: _number(name, (covariates or {}).get(name)) for name in self.covariates}
         if self.num_steps == 0:
             self._start(Layout.of(vector.size, leaves))
         layout = self.layout
         sums = None if known is None else self._sketch(known, vector, "known")
         own = None if examples is None else self._sketch(examples, vector, "examples")
         raw = None if released is None else self._sketch(released, vector, "released")
+        fine = None if precision is None else self._precision(precision, vector)
         noise = np.asarray(vector if layout.kept is None else vector[layout.kept], dtype=np.float64)
-        squares = noise * noise
-        energy = float(squares.sum())
+        with np.errstate(over="ignore"):  # which the next lines report
+            squares = noise * noise
+            energy = float(squares.sum())
         if not np.isfinite(energy):
             index = int(np.argmax(~np.isfinite(squares)))
             raise InputError(
@@ -210,20 +213,24 @@ class NoiseRecord:
             self.formats.observe(raw)
             if sums is not None and not self._sizes[0]:  # the same in all steps
                 self._sizes += np.abs(raw).sum(), np.abs(sums + noise[layout.sketch]).sum()
-        elif precision is None:
+        elif fine is None:
             self.rounding = max(self.rounding, rounding)
-        if precision is not None:
-            kept = self._sketch(np.broadcast_to(precision, vector.shape), vector, "precision")
-            self.precision = kept.copy() if self.precision is None else np.maximum(self.precision, kept)
+        if fine is not None:
+            self.precision = fine.copy() if self.precision is None else np.maximum(self.precision, fine)
         self.largest.append(largest or (float(np.sqrt(squares.max())), float(noise.size)))
         for name, values in self.covariates.items():
-            value = (covariates or {}).get(name)
-            values.append(np.nan if value is None else float(value))
+            values.append(described[name])
+
+    def _precision(self, given: Any, vector: Any) -> FloatArray:
+        """Return the relative precision of each kept coordinate; one number is that of all."""
+        numbers = np.asarray(given)
+        all_given = np.broadcast_to(numbers, vector.shape) if numbers.ndim == 0 else numbers
+        return self._sketch(all_given, vector, "precision")
 
     def _sketch(self, given: Any, vector: Any, name: str) -> FloatArray:
         """Return the numbers at the coordinates that are kept for every step."""
         values = np.asarray(given)
-        if values.shape == vector.shape:
+        if values.shape == vector.shape and values.dtype.kind in "iufb":
             kept = values if self.layout.kept is None else values[self.layout.kept]
             found = np.asarray(kept[self.layout.sketch], dtype=np.float64)
             if np.isfinite(found).all():
@@ -370,9 +377,19 @@ class Layout:
         return _named(leaves, self.num_parameters) == self.leaves
 
 
+def _number(name: str, value: float | None) -> float:
+    """Return what describes a step as a number; NaN if it is not known."""
+    try:
+        return np.nan if value is None else float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"Expected {name}={quoted(value)} to be a number.") from error
+
+
 def _named(leaves: Leaves | None, num_parameters: int) -> tuple[tuple[str, int], ...]:
     if leaves is None:
         return (("all", num_parameters),)
+    if not isinstance(leaves, Iterable):
+        raise InputError(f"Expected leaves=... as the sizes of parameters, got {quoted(leaves)}.")
     pairs = leaves.items() if isinstance(leaves, Mapping) else ((str(i), n) for i, n in enumerate(leaves))
     named = tuple((name, _validate.whole(f"the size of leaf {name}", size, 0)) for name, size in pairs)
     total = sum(size for _, size in named)
