@@ -186,11 +186,14 @@ def _print_traceback(error: BaseException) -> None:
         sys.stderr.write("".join(traceback.format_exception(error)))
 
 
+def printable(text: str) -> str:
+    """Return a text that may quote a file or a path, without control sequences for the terminal."""
+    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
+
+
 def _print(sentence: str) -> None:
-    # the sentence may quote a file that contains terminal control sequences
-    shown = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in sentence)
-    with suppress(Exception):
-        sys.stderr.write(f"dpaudit: {shortened(shown)}\n")  # again: what replaces a character is longer
+    with suppress(Exception):  # shortened again: what replaces a character is longer
+        sys.stderr.write(f"dpaudit: {shortened(printable(sentence))}\n")
         sys.stderr.flush()
 
 
