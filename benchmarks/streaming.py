@@ -133,14 +133,14 @@ def _run_audit(source: Path, paths: list[Path]) -> dict[str, Any]:
 
 
 def _write(path: Path, size: int, mean: float) -> None:
-    """Write Gaussian scores by repeating one piece, because sampling all of them would take too long."""
-    rng = np.random.default_rng(0)
-    piece = np.float32(mean) + rng.standard_normal(min(PIECE, size), dtype=np.float32)
+    """Write Gaussian scores in pieces: repeated ones would not be independent, which audits assume."""
+    rng = np.random.default_rng(int(mean))
     header = {"descr": "<f4", "fortran_order": False, "shape": (size,)}
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, size, PIECE):
-            piece[: size - start].tofile(file)
+            piece = rng.standard_normal(min(PIECE, size - start), dtype=np.float32)
+            (np.float32(mean) + piece).tofile(file)
 
 
 def _run_alternately(paths: list[Path], repetitions: int) -> dict[str, list[dict]]:

@@ -147,8 +147,8 @@ def fits_memory(what: str, num_bytes: float) -> None:
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if num_bytes > available:
         raise InputError(
-            f"Expected {what} to fit into memory, but they need about {num_bytes / 1e9:,.3g} GB and this "
-            f"machine has {available / 1e9:,.3g} GB; choose smaller numbers."
+            f"Expected {what} to fit into memory, but they need about {min(num_bytes, 1e100) / 1e9:,.3g} GB "
+            f"and this machine has {available / 1e9:,.3g} GB; choose smaller numbers."
         )
 
 

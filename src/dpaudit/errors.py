@@ -44,6 +44,14 @@ def quoted(value: object) -> str:
     return " ".join(f"{value!a:.80}".split())
 
 
+def said(error: BaseException) -> str:
+    """Return the message of an exception; nothing if it cannot be printed."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  # of the class of the exception, which may be anyone's
+        return ""
+
+
 class IncompleteError(DpauditError):
     """The audit could not be completed because of the machine or of dpaudit itself, and nothing is judged.
 

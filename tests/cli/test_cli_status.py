@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -15,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from digits_config import digits_config
 
 from dpaudit._faults import machine_fault
@@ -22,6 +25,12 @@ from dpaudit.cli import main
 from dpaudit.cli._app import _GROUPS
 from dpaudit.cli._console import SentenceErrorGroup
 from dpaudit.errors import IncompleteError, InputError
+
+
+class UnprintableError(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
 
 CHECKED = "import types\ndef prepare():\n    return types.SimpleNamespace(optimizer=None)\n"
 # the words of each command, and a function in the middle of its work
@@ -53,6 +62,9 @@ ERRORS = {
     "torch": RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"),
     "deep": RecursionError("maximum recursion depth exceeded"),
     "unknown": BaseException("unknown"),
+    "typer": typer.Exit(0),
+    "generator": GeneratorExit(),
+    "not printable": UnprintableError(),
 }
 
 
@@ -93,7 +105,7 @@ def test_a_bug_in_any_command_is_no_verdict(
         file = Path(said.partition("; the traceback is in ")[2].removesuffix("."))
         traceback = file.read_text()
         assert traceback.startswith("Traceback (most recent call last)"), label
-        assert f"\n{type(error).__name__}" in traceback, label
+        assert re.search(rf"^(\w+\.)*{type(error).__name__}\b", traceback, re.MULTILINE), label
         assert file.is_relative_to(folder) == (name in ("run", "zoo", "reproduce"))
         if not file.is_relative_to(folder):
             file.unlink()
@@ -130,6 +142,47 @@ def test_what_cannot_be_loaded_is_no_verdict(
         main()
     assert caught.value.code == 4
     assert "ModuleNotFoundError" in json.loads(capsys.readouterr().out)["error"]
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(0), SystemExit(), KeyError("bug"), UnprintableError()], ids=type
+)
+@pytest.mark.parametrize(
+    "place",
+    ["dpaudit.cli.prepare", "dpaudit._faults._SignalState.reset", "dpaudit.cli._exit_status.conclude"],
+)
+def test_what_decides_about_the_status_may_fail_itself(
+    place: str, error: BaseException, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del folder
+    monkeypatch.setattr("dpaudit.cli._scores_command.examine", raiser(ZeroDivisionError()))
+    monkeypatch.setattr(place, raiser(error))
+    monkeypatch.setattr(sys, "argv", ["dpaudit", "scores", "scores.npz"])
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 4
+
+
+def test_a_closed_standard_output_is_no_verdict(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del folder
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "argv", ["dpaudit", "scores", "scores.npz"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 4
+    assert "could not be completed: Standard output is closed; " in capsys.readouterr().err
+
+
+def test_closed_descriptors_are_not_given_to_files(tmp_path: Path) -> None:
+    code = (
+        "import os; from dpaudit.cli import _open_closed; _open_closed(); print(os.open('file', os.O_CREAT))"
+    )
+    words = [sys.executable, "-c", f"import os, sys; os.close(0); os.close(2)\n{code}"]
+    done = subprocess.run(words, cwd=tmp_path, stdout=subprocess.PIPE, check=True)
+    assert int(done.stdout) > 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

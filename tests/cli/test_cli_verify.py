@@ -204,3 +204,9 @@ def test_a_link_in_the_place_of_a_file_is_refused(folder: Path, run: Any, tmp_pa
     result = run("verify", copy)
     assert result.exit_code == 2
     assert f"Expected {copy / 'scores.npy'} to be a file of the run, but it is a link" in result.stdout
+
+
+def test_a_name_cannot_control_the_terminal(run: Any) -> None:
+    result = run("verify", "\x1b[2Jruns")
+    assert result.exit_code == 2
+    assert result.stdout.startswith("\\x1b[2Jruns: refused\n  Expected \\x1b[2Jruns ")

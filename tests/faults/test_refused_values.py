@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import zipfile
 from contextlib import nullcontext
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,20 @@ import numpy as np
 import pytest
 import torch
 
-from dpaudit import Claim, Gaussian, Guesses, Observations, Recorder, audit
+from dpaudit import (
+    Betting,
+    Claim,
+    ClopperPearson,
+    Fixed,
+    Gaussian,
+    Guesses,
+    Leak,
+    Observations,
+    Recorder,
+    audit,
+    lower_bound,
+    plan_steps,
+)
 from dpaudit._validate import percent
 from dpaudit.accounting import _losses
 from dpaudit.canaries import Mixture
@@ -164,6 +179,113 @@ def test_an_observer_that_was_used_says_so() -> None:
         pass
 
 
+@pytest.mark.parametrize("value", ["x", None, 3, object()])
+def test_a_curve_is_a_family_of_curves(value: Any) -> None:
+    with pytest.raises(InputError, match=r"Expected a trade-off curve such as Gaussian\(\), got"):
+        Claim.curve(value, delta=1e-5)
+
+
+def test_numbers_of_other_types_are_read_as_floats() -> None:
+    claim = Claim.dpsgd(noise_multiplier=1.0, sample_rate=Fraction(1, 10), num_steps=np.int8(10), delta=1e-5)  # type: ignore[arg-type]
+    assert "sample rate 0.1, 10 steps" in claim.summary
+    assert Leak(noise_factor=np.float16(0.5)).noise_factor == 0.5  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["noise_factor", "epsilon"])
+@pytest.mark.parametrize("value", ["x", [], np.nan, Decimal("NaN"), 1j, 10**400])
+def test_a_leak_is_a_number(name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"Expected {name}"):
+        Leak(**{name: value})
+
+
+ODD_SCORES = (
+    {},
+    1j,
+    "x",
+    "9" * 2_000,
+    {1, 2},
+    np.zeros(3, [("a", "f8")]),
+    np.ones(3) + 1j,
+    [[1.0], [1.0, 2.0]],
+)
+
+
+@pytest.mark.parametrize("value", [*ODD_SCORES, np.ma.masked_array(np.ones(3), np.arange(3) > 1)], ids=repr)
+def test_recorded_scores_are_plain_numbers(value: Any) -> None:
+    present = np.array([True, False, True])
+    for record in (
+        lambda: _recorder().record(value, present),
+        lambda: LikelihoodRatios(present, noise_multiplier=1.0, sample_rate=0.5).record(value),
+    ):
+        with pytest.raises(InputError, match="Expected scores to be"):
+            record()
+
+
+@pytest.mark.parametrize("noise", [1e-160, 1e300])
+def test_likelihood_ratios_have_a_noise_whose_square_is_a_number(noise: float) -> None:
+    with pytest.raises(InputError, match=r"noise_multiplier=.* in \[1e-09, 1e\+09\]"):
+        LikelihoodRatios(np.array([True, False]), noise_multiplier=noise, sample_rate=0.5)
+
+
+def test_likelihood_ratios_of_huge_scores_stay_numbers() -> None:
+    ratios = LikelihoodRatios(np.array([True, False]), noise_multiplier=1e-3, sample_rate=1.0)
+    with np.errstate(all="raise", under="ignore"):
+        for sign in (1, -1, 1):
+            ratios.record(np.array([sign * 1e308, 0.5]))
+    assert np.isfinite(ratios.values).all()
+    assert ratios.values[0] > ratios.values[1] == 0
+
+
+@pytest.mark.parametrize("leaves", [3.5, np.array(1.0), {"a": "x"}, {"a": -1}, {"a": 1.5}, ["x"]], ids=repr)
+def test_the_sizes_of_parameters_are_whole_numbers(leaves: Any) -> None:
+    with pytest.raises(InputError, match="size"):
+        observe_step(
+            lambda rows: np.asarray(rows).sum(axis=0),
+            np.zeros((0, 80)),
+            claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5),
+            max_grad_norm=1.0,
+            leaves=leaves,
+        )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"leaves": 3.5}, {"precision": float}, {"precision": np.ones(2)}, {"longest": "x"},
+     {"batch_size": 10**400},
+     {"released": np.full(8, "x")}, {"known": {}}],
+    ids=repr,
+)  # fmt: skip
+def test_noise_of_a_step_that_is_refused_leaves_no_trace(given: dict[str, Any]) -> None:
+    tests = Diagnostics()
+    tests.observe_noise(np.ones(8))
+    before = repr(tests.state_dict())
+    with pytest.raises(InputError, match="Expected"):
+        tests.observe_noise(np.ones(8), **given)
+    assert repr(tests.state_dict()) == before
+
+
+def test_noise_whose_square_overflows_is_refused_without_a_warning() -> None:
+    with np.errstate(all="raise"), pytest.raises(InputError, match="Expected finite noise in step 0, got 1e"):
+        Diagnostics().observe_noise(np.full(8, 1e300))
+
+
+def test_a_threshold_above_the_range_of_the_scores_is_counted_without_a_warning() -> None:
+    scores = PRESENT.astype(np.float32)
+    with np.errstate(all="raise", under="ignore"):
+        observations = Observations(with_canary=scores, without_canary=scores)
+        found = lower_bound(
+            observations, delta=1e-5, tradeoff=Gaussian(), inference=ClopperPearson(), threshold=Fixed(1e100)
+        )
+    assert found.counts.false_negatives == 30
+
+
+def test_a_leak_of_any_size_is_planned_for_without_a_warning() -> None:
+    claim = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
+    with np.errstate(all="raise", under="ignore"):
+        found = plan_steps(claim, leak=Leak(epsilon=1e160), inference=Betting(), num_canaries=8)
+    assert found.num_steps is not None
+
+
 def _recorder() -> Recorder:
     return Recorder(claim=Claim.gaussian(noise_multiplier=1.0, delta=1e-5), num_steps=4)
 
@@ -237,6 +359,9 @@ def test_scores_of_all_steps_fit_into_memory_before_the_first_is_recorded() -> N
     claim = Claim.gaussian(noise_multiplier=1.0, delta=1e-5)
     with pytest.raises(InputError, match=r"num_steps=1000000000 x num_canaries=1000000 to fit into memory"):
         Recorder(claim=claim, num_steps=10**9, num_canaries=10**6)
+    for num_canaries in (10**400, Decimal(3), Fraction(10**400), -1):
+        with pytest.raises(InputError, match="num_canaries="):
+            Recorder(claim=claim, num_steps=4, num_canaries=num_canaries)  # type: ignore[arg-type]
     recorder = Recorder(claim=claim, num_steps=10**12)
     with pytest.raises(InputError, match=r"num_steps=1000000000000 x num_canaries=1000 to fit into memory"):
         recorder.record(np.zeros(1_000), np.zeros(1_000, bool))

@@ -11,7 +11,7 @@ from typing import Any
 from dpaudit import _validate
 from dpaudit.accounting._pld import epsilon_above, event_curve
 from dpaudit.accounting._subsampled import SubsampledGaussian
-from dpaudit.errors import InputError
+from dpaudit.errors import InputError, quoted
 from dpaudit.stats._result import Claimed, ClaimPart, Hypothesis
 from dpaudit.stats.tradeoffs import ApproximateDP, Gaussian, TradeOff
 
@@ -59,6 +59,7 @@ class Claim(Claimed):
         """
         noise = _validate.noise_multiplier(noise_multiplier)
         _require_delta(delta)
+        sample_rate, num_steps = _validate.sample_rate(sample_rate), _validate.num_steps(num_steps)
         training = SubsampledGaussian(sample_rate, num_steps)
         steps = "1 step" if num_steps == 1 else f"{num_steps:,} steps"
         text = f"DP-SGD, noise multiplier {noise:g}, sample rate {sample_rate:g}, {steps}"
@@ -74,6 +75,8 @@ class Claim(Claimed):
     @classmethod
     def curve(cls, tradeoff: TradeOff, *, parameter: float = 1.0, delta: float) -> Claim:
         """Claim a trade-off curve: a family and a parameter (1 for a ``PiecewiseLinear`` curve as given)."""
+        if not isinstance(tradeoff, TradeOff):
+            raise InputError(f"Expected a trade-off curve such as Gaussian(), got {quoted(tradeoff)}.")
         parameter = _validate.at_least("parameter", parameter, 0)
         family = tradeoff.at(_validate.delta(delta))
         return cls(f"{tradeoff.symbol} = {parameter:g}", family, parameter, delta)

@@ -26,6 +26,7 @@ _SAFETY = 2e-4  # relative margin on mu: several times the error of that interpo
 _EDGE = 1e-12  # the smallest error rate that is interpolated
 _LEAST = 1e-9
 _RANGE = 20  # the number of curves considered below the leakiest point
+_LARGEST_RATIO = 1e150  # its square is a number
 _LEAKIEST = 50.0
 
 
@@ -132,7 +133,9 @@ class SubsampledGaussian(TradeOff):
 
     def _clt_guess(self, mu: FloatArray) -> FloatArray:
         """Invert the central limit theorem: mu_total = rate sqrt(steps (exp(mu^2) - 1))."""
-        return np.sqrt(np.log1p((mu / self.sample_rate) ** 2 / self.num_steps))
+        with np.errstate(over="ignore"):
+            ratio = np.minimum(mu / self.sample_rate, _LARGEST_RATIO)
+        return np.sqrt(np.log1p(ratio**2 / self.num_steps))
 
     def _levels(self, fpr: FloatArray, first: int, last: int) -> FloatArray:
         """Return, for each parameter on the lattice, ln mu of the Gaussian curve through its points."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpaudit import _validate
 from dpaudit._types import BoolArray, FloatArray, IntArray
-from dpaudit.errors import InputError
+from dpaudit.errors import InputError, quoted
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,12 @@ class ParameterLayout:
     @classmethod
     def of(cls, sizes: Sequence[int] | Mapping[str, int]) -> ParameterLayout:
         """Return the layout of vectors with these sizes, with their names if they have any."""
-        named = sizes if isinstance(sizes, Mapping) else {str(i): size for i, size in enumerate(sizes)}
-        return cls(tuple(named), tuple((int(size),) for size in named.values()))
+        try:
+            named = sizes if isinstance(sizes, Mapping) else {str(i): size for i, size in enumerate(sizes)}
+        except TypeError as error:
+            raise InputError(f"Expected the sizes of parameters, got {quoted(sizes)}.") from error
+        whole = (_validate.whole(f"the size of parameter {quoted(n)}", s, low=0) for n, s in named.items())
+        return cls(tuple(named), tuple((size,) for size in whole))
 
     def only(self, number: int) -> ParameterLayout:
         """Return the layout of a single parameter."""

@@ -6,9 +6,11 @@ import ctypes
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-from dpaudit.cli._exit_status import concluding
+from dpaudit.cli._exit_status import INCOMPLETE, Decided, concluding
 
 __all__ = ["main"]
 
@@ -51,12 +53,31 @@ def _mallopt() -> Callable[[int, int], object]:
     return found
 
 
+def _open_closed() -> None:
+    """Open standard descriptors that are closed: otherwise a file of the run is opened in their place.
+
+    What libraries print would be written into it.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # has the lowest free number
+
+
 def main() -> None:
     """Run the ``dpaudit`` command line."""
     try:
+        _open_closed()
         _main(sys.argv[1:])
+    except Decided:
+        raise
     except KeyboardInterrupt as error:  # before or after a handler decides; Python would exit with 1
         os._exit(128 + getattr(error, "number", signal.SIGINT))
+    except BaseException:  # noqa: BLE001  # in the code that decides about the status
+        with suppress(Exception):
+            traceback.print_exc()
+        os._exit(INCOMPLETE)
 
 
 def _main(words: list[str]) -> None:

@@ -13,7 +13,7 @@ from typer._completion_shared import get_completion_script
 
 import dpaudit
 from dpaudit.cli._check_command import check
-from dpaudit.cli._console import SentenceErrorGroup, print_json
+from dpaudit.cli._console import DecidingCommand, SentenceErrorGroup, print_json
 from dpaudit.cli._demo_command import demo
 from dpaudit.cli._options import Json
 from dpaudit.cli._plan_command import plan
@@ -70,7 +70,7 @@ _GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
 }
 for group, commands in _GROUPS.items():
     for command in commands:
-        app.command(rich_help_panel=group)(command)
+        app.command(rich_help_panel=group, cls=DecidingCommand)(command)
 
 
 @app.callback(invoke_without_command=True)

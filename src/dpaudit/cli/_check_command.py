@@ -16,6 +16,7 @@ import typer
 
 from dpaudit._faults import raise_if_machine
 from dpaudit.cli._console import output, print_json
+from dpaudit.cli._exit_status import Decided
 from dpaudit.cli._options import Json
 from dpaudit.errors import DpauditError, InputError
 
@@ -62,7 +63,7 @@ def check(
     else:
         _print(found)
     if found.findings:
-        raise typer.Exit(1)
+        raise Decided(1)
 
 
 def _print(found: LintReport) -> None:

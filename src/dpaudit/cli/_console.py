@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -18,9 +18,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
-from dpaudit.cli._exit_status import UNDERPOWERED, VIOLATION, UnexpectedExitError, concluding
+from dpaudit.cli._exit_status import UNDERPOWERED, VIOLATION, Decided, UnexpectedExitError, concluding, flush
 from dpaudit.errors import InputError
 from dpaudit.stats import Verdict
 
@@ -102,6 +102,16 @@ def working(text: str) -> Iterator[None]:
         yield
 
 
+class DecidingCommand(TyperCommand):
+    """A command that ends with ``Decided``: an exit of typer is from other code, such as that under audit."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.Exit as error:
+            raise UnexpectedExitError(f"typer.Exit({error.exit_code!r}) was raised") from error
+
+
 class SentenceErrorGroup(TyperGroup):
     """A group of commands that reports errors as sentences instead of tracebacks."""
 
@@ -110,6 +120,12 @@ class SentenceErrorGroup(TyperGroup):
             # Outside of the methods below, typer catches interrupts: it returns 130, whatever the signal.
             if super().main(args, *others, **{**options, "standalone_mode": False}) is not None:
                 raise KeyboardInterrupt
+
+    def _main_shell_completion(self, *words: Any, **options: Any) -> None:
+        try:
+            super()._main_shell_completion(*words, **options)
+        except SystemExit as error:  # of typer, which has printed the completions
+            raise Decided(error.code) from error
 
     def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
         words = tuple(args)
@@ -122,16 +138,9 @@ class SentenceErrorGroup(TyperGroup):
         with concluding(ctx.meta[_WORDS]):
             try:
                 with _decided(ctx):
-                    return _without_exit(super().invoke, ctx)
+                    return super().invoke(ctx)
             finally:
-                sys.stdout.flush()  # a full disk must not be noticed after the status is decided
-
-
-def _without_exit(invoke: Callable[[Any], Any], ctx: Any) -> Any:
-    try:
-        return invoke(ctx)
-    except SystemExit as error:
-        raise UnexpectedExitError(f"sys.exit({error.code!r}) was called") from error
+                flush()
 
 
 @contextmanager
@@ -140,7 +149,7 @@ def _decided(ctx: Any = None) -> Iterator[None]:
     try:
         yield
     except typer.Exit as error:
-        raise SystemExit(error.exit_code) from error
+        raise Decided(error.exit_code) from error
     except _UsageError as error:
         raise InputError(_usage(error, ctx)) from error
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpaudit import _faults
-from dpaudit.errors import DpauditError, IncompleteError, shortened
+from dpaudit.errors import DpauditError, IncompleteError, said, shortened
 
 VIOLATION: Final = 1
 BAD_INPUT: Final = 2
@@ -28,24 +28,54 @@ _BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 _ALSO = "_dpaudit_values"  # attribute of an exception: finished results to print beside the error
 
 
+class Decided(SystemExit):
+    """The end of a command whose status is decided."""
+
+
 class UnexpectedExitError(Exception):
-    """Code within a command has called ``sys.exit``, whose status would be taken for a verdict."""
+    """Code within a command has asked for an exit, whose status would be taken for a verdict."""
 
 
 @contextmanager
 def concluding(words: Sequence[str]) -> Iterator[None]:
     """Handle signals, and end the process with the status of whatever ends the block.
 
-    ``words`` are the arguments of the command line. ``SystemExit`` is passed on: the status is decided.
+    ``words`` are the arguments of the command line. ``Decided`` is passed on, but no other ``SystemExit``.
     """
     with _faults.handled():
         try:
-            yield
-            sys.stdout.flush()
-        except SystemExit:
+            with _without_exit():
+                yield
+                flush()
+        except Decided:
             raise
         except BaseException as error:
-            raise SystemExit(conclude(error, words)) from error
+            raise Decided(_concluded(error, words)) from error
+
+
+def flush() -> None:
+    """Write what was printed: a full disk must not be noticed after the status is decided."""
+    if sys.stdout is None:  # closed by whoever started the process
+        raise IncompleteError("Standard output is closed.")
+    sys.stdout.flush()
+
+
+@contextmanager
+def _without_exit() -> Iterator[None]:
+    try:
+        yield
+    except Decided:
+        raise
+    except SystemExit as error:
+        raise UnexpectedExitError(f"sys.exit({error.code!r}) was called") from error
+
+
+def _concluded(error: BaseException, words: Sequence[str]) -> int:
+    """Return the status, also if what is to say cannot be said: Python would exit with 1."""
+    with suppress(Exception):
+        return conclude(error, words)
+    _print("Nothing was judged: the audit could not be completed, and the reason cannot be stated.")
+    return INCOMPLETE
 
 
 @contextmanager
@@ -98,7 +128,7 @@ def _described(error: BaseException) -> str:
     if isinstance(error, OSError):
         place = error.filename or ("a pipe" if isinstance(error, BrokenPipeError) else "standard output")
         return f"Cannot read or write {place}: {error.strerror or error}."
-    lines = str(error).strip().splitlines()
+    lines = said(error).strip().splitlines()
     return f"dpaudit failed with {type(error).__name__}{f': {lines[0]}' if lines else ''}"
 
 
@@ -156,11 +186,14 @@ def _print_traceback(error: BaseException) -> None:
         sys.stderr.write("".join(traceback.format_exception(error)))
 
 
+def printable(text: str) -> str:
+    """Return a text that may quote a file or a path, without control sequences for the terminal."""
+    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
+
+
 def _print(sentence: str) -> None:
-    # the sentence may quote a file that contains terminal control sequences
-    shown = "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in sentence)
-    with suppress(Exception):
-        sys.stderr.write(f"dpaudit: {shortened(shown)}\n")  # again: what replaces a character is longer
+    with suppress(Exception):  # shortened again: what replaces a character is longer
+        sys.stderr.write(f"dpaudit: {shortened(printable(sentence))}\n")
         sys.stderr.flush()
 
 

@@ -22,7 +22,7 @@ from dpaudit.cli._console import (
     slim_table,
     working,
 )
-from dpaudit.cli._exit_status import UNDERPOWERED
+from dpaudit.cli._exit_status import UNDERPOWERED, Decided
 from dpaudit.cli._options import ClaimOptions
 from dpaudit.errors import InputError
 from dpaudit.stats import (
@@ -333,4 +333,4 @@ def plan(
     else:
         print_planned(output(), planned)
     if not planned.is_found:
-        raise typer.Exit(UNDERPOWERED)
+        raise Decided(UNDERPOWERED)

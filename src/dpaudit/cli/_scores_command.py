@@ -14,6 +14,7 @@ import typer
 from dpaudit import _validate
 from dpaudit.cli import _options as opt
 from dpaudit.cli._console import EXIT_STATUS, output, print_json, working
+from dpaudit.cli._exit_status import Decided
 from dpaudit.cli._formats import (
     Columns,
     NpzArchive,
@@ -259,7 +260,7 @@ def scores(
         left_out = is_large(examined.observations, is_fixed=threshold is not None)
         print_examined(output(), values, left_out=left_out)
     if examined.result is not None:
-        raise typer.Exit(EXIT_STATUS[examined.result.verdict])
+        raise Decided(EXIT_STATUS[examined.result.verdict])
 
 
 def _check(options: ClaimOptions, threshold: float | None, confidence: float) -> None:

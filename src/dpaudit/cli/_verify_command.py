@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dpaudit.cli._console import output, print_json, working
-from dpaudit.cli._exit_status import BAD_INPUT
+from dpaudit.cli._exit_status import BAD_INPUT, Decided, printable
 from dpaudit.cli._options import Json
 
 if TYPE_CHECKING:  # imported when the command is called, so that the others start faster
@@ -46,7 +46,7 @@ def verify(*, runs: _Runs, allow_unsealed: _Unsealed = False, as_json: Json = Fa
         for one in found:
             _print(one)
     if not is_accepted:
-        raise typer.Exit(BAD_INPUT)
+        raise Decided(BAD_INPUT)
 
 
 def _print(found: Verification) -> None:
@@ -54,7 +54,7 @@ def _print(found: Verification) -> None:
     console = output()
     verdict = "" if found.seal is None and found.verdict is None else f", {found.verdict or 'no claim'}"
     seal = "" if found.seal is None else f", seal {found.seal}"
-    console.print(f"{found.directory}: {found.status}{verdict}{seal}", soft_wrap=True)
+    console.print(printable(f"{found.directory}: {found.status}{verdict}{seal}"), soft_wrap=True)
     sentences = found.remarks if found.error is None else (found.error, *found.remarks)
     for text in sentences:
-        console.print(f"  {text}", soft_wrap=True)
+        console.print(f"  {printable(text)}", soft_wrap=True)

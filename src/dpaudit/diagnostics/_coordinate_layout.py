@@ -6,7 +6,7 @@ for every step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from dpaudit import _validate
 from dpaudit._types import IntArray
 from dpaudit.diagnostics._p_values import fixed_rng
-from dpaudit.errors import InputError
+from dpaudit.errors import InputError, quoted
 
 Leaves = Mapping[str, int] | Sequence[int]
 """The sizes of the parameters that a gradient consists of, in order, with their names if they have any."""
@@ -92,6 +92,8 @@ class Layout:
 def _named(leaves: Leaves | None, num_parameters: int) -> tuple[tuple[str, int], ...]:
     if leaves is None:
         return (("all", num_parameters),)
+    if not isinstance(leaves, Iterable):
+        raise InputError(f"Expected leaves=... as the sizes of parameters, got {quoted(leaves)}.")
     pairs = leaves.items() if isinstance(leaves, Mapping) else ((str(i), n) for i, n in enumerate(leaves))
     named = tuple((name, _validate.whole(f"the size of leaf {name}", size, 0)) for name, size in pairs)
     total = sum(size for _, size in named)

@@ -17,7 +17,7 @@ from dpaudit._types import FloatArray
 from dpaudit.diagnostics._coordinate_layout import SKETCH, Layout, Leaves
 from dpaudit.diagnostics._number_formats import GRID_ERROR, SINGLE, FormatCheck
 from dpaudit.diagnostics._p_values import RESOLUTION, HeadTailBuffer, sure_signs, sure_single_signs
-from dpaudit.errors import InputError
+from dpaudit.errors import InputError, quoted
 
 _Array = TypeVar("_Array")
 COVARIATES = ("batch_size", "sum_norm", "longest", "num_canaries")
@@ -195,16 +195,19 @@ class NoiseRecord:
         """
         vectors = np.asarray(residuals)
         self._require_consistent(vectors, leaves)
+        described = {name: [_number(name, step.get(name)) for step in covariates] for name in self.covariates}
         if self.num_steps == 0:
             self._start(Layout.of(vectors.shape[1], leaves))
         layout = self.layout
         kept = {name: self._sketch(part, vectors, name) for name, part in parts.items()}
         noise = np.asarray(vectors if layout.kept is None else vectors[:, layout.kept], dtype=np.float64)
-        squares = noise * noise
-        energies = squares.sum(axis=1)
-        self._require_finite(noise, energies)
+        with np.errstate(over="ignore"):  # which the next lines report
+            squares = noise * noise
+            energies = squares.sum(axis=1)
+        self._require_finite(noise, squares, energies)
         sketch = noise[:, layout.sketch]
-        self._add_format(kept, sketch, rounding, precision=precision, shape=vectors.shape[1:])
+        fine = None if precision is None else self._precision(precision, vectors[0])
+        self._add_format(kept, sketch, rounding, fine)
         self._resolution = max(self._resolution, rounding)
         for own in squares:  # one after another: the sum does not depend on how steps are grouped
             self.energies += own
@@ -223,18 +226,15 @@ class NoiseRecord:
         if largest is None:
             largest = [(float(root), float(noise.shape[1])) for root in np.sqrt(squares.max(axis=1))]
         self.largest += largest
-        for name, values in self.covariates.items():
-            found = (step.get(name) for step in covariates)
-            values += [np.nan if value is None else float(value) for value in found]
+        for name, values in described.items():
+            self.covariates[name].extend(values)
 
     def _add_format(
         self,
         kept: Mapping[str, FloatArray],
         sketch: FloatArray,
         rounding: float,
-        *,
-        precision: Any,
-        shape: tuple[int, ...],
+        precision: FloatArray | None,
     ) -> None:
         """Add what the releases, or else the arguments, show of the precision of the releases."""
         released, known = kept.get("released"), kept.get("known")
@@ -245,14 +245,20 @@ class NoiseRecord:
         elif precision is None:
             self.rounding = max(self.rounding, rounding)
         if precision is not None:
-            whole = np.broadcast_to(precision, shape)[None]
-            own = self._sketch(whole, whole, "precision")[0]
-            self.precision = own.copy() if self.precision is None else np.maximum(self.precision, own)
+            before = self.precision
+            self.precision = precision.copy() if before is None else np.maximum(before, precision)
+
+    def _precision(self, given: Any, vector: Any) -> FloatArray:
+        """Return the relative precision of each kept coordinate; one number is that of all."""
+        numbers = np.asarray(given)
+        all_given = np.broadcast_to(numbers, vector.shape) if numbers.ndim == 0 else numbers
+        found: FloatArray = self._sketch(all_given[None], vector[None], "precision")[0]
+        return found
 
     def _sketch(self, given: Any, vectors: Any, name: str) -> FloatArray:
         """Return the numbers at the coordinates that are kept for every step."""
         values = np.asarray(given)
-        if values.shape == vectors.shape:
+        if values.shape == vectors.shape and values.dtype.kind in "iufb":
             kept = values if self.layout.kept is None else values[:, self.layout.kept]
             found = np.asarray(kept[:, self.layout.sketch], dtype=np.float64)
             if np.isfinite(found).all():
@@ -275,14 +281,14 @@ class NoiseRecord:
                 raise InputError(f"Expected the same leaves in step {self.num_steps} as in the first step.")
             self._leaves = leaves
 
-    def _require_finite(self, noise: FloatArray, energies: FloatArray) -> None:
+    def _require_finite(self, noise: FloatArray, squares: FloatArray, energies: FloatArray) -> None:
         if np.isfinite(energies).all():
             return
         step = int(np.argmin(np.isfinite(energies)))
-        index = int(np.argmin(np.isfinite(noise[step] ** 2)))
+        index = int(np.argmin(np.isfinite(squares[step])))
         raise InputError(
-            f"Expected finite noise in step {self.num_steps + step}, got {noise[step, index]} at coordinate "
-            f"{self.layout.coordinate(index)}: did training diverge?"
+            f"Expected finite noise in step {self.num_steps + step}, got {noise[step, index]} at "
+            f"coordinate {self.layout.coordinate(index)}: did training diverge?"
         )
 
     def _start(self, layout: Layout) -> None:
@@ -348,3 +354,11 @@ class NoiseRecord:
         else:  # of version 0.1, where nothing else was kept
             self.largest = [(np.nan, 0.0)] * self.num_steps
             self.covariates = {name: [np.nan] * self.num_steps for name in COVARIATES}
+
+
+def _number(name: str, value: float | None) -> float:
+    """Return what describes a step as a number; NaN if it is not known."""
+    try:
+        return np.nan if value is None else float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"Expected {name}={quoted(value)} to be a number.") from error

@@ -37,6 +37,14 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 _MIXED = Mixed()
 _CANARIES = 64
 _OF_STEP = "_dpaudit_of_step"  # attribute of an exception that the tested step has raised
+# verdicts, weak audits if pytest turns warnings into failures, and requests to stop
+_MEANT = (
+    pytest.fail.Exception,
+    pytest.skip.Exception,
+    pytest.exit.Exception,
+    UnderpoweredWarning,
+    KeyboardInterrupt,
+)
 _WEAK = 2.0  # an audit that detects no leak below this multiple of the claim is weak
 _ZEROS = "other gradients: replaced by zeros, because their sum is not a sum of clipped gradients"
 
@@ -47,18 +55,20 @@ def _audit_call(method: Method) -> Method:
     @wraps(method)
     def wrapped(self: DpAudit, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
-        report = self._begin(options.get("confidence"))
+        call: AuditCall | None = None
         try:
+            call = self._begin(options.get("confidence")).call
             return method(self, *args, **options)
         except InputError as error:
-            note_error(self._node, report.call.number)
-            error.add_note(f"rerun: {report.call.rerun}")
+            if call is not None:
+                note_error(self._node, call.number)
+                error.add_note(f"rerun: {call.rerun}")
             raise error.with_traceback(None) from None
-        except Warning:  # a weak audit, if pytest turns warnings into failures
+        except _MEANT:
             raise
-        except Exception as error:
+        except BaseException as error:  # also SystemExit, which pytest would call a failure
             if not getattr(error, _OF_STEP, False) or machine_fault(error) is not None:
-                note_error(self._node, report.call.number)
+                note_error(self._node, 1 if call is None else call.number)
                 mark_incomplete(error)
                 error.add_note("dpaudit: the audit could not be completed, and nothing was judged.")
             raise
@@ -255,7 +265,7 @@ def _noted(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def wrapped(rows: Any) -> Any:
         try:
             return step(rows)
-        except Exception as error:
+        except BaseException as error:
             setattr(error, _OF_STEP, True)
             raise
 

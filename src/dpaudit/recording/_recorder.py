@@ -42,7 +42,7 @@ from dpaudit.recording._trajectory import LiveBound, PlacedBets, RunBets, ShownB
 from dpaudit.stats import Inference, Observations, Result, TradeOff, Verdict, audit
 from dpaudit.stats._audit import audit_untuned
 from dpaudit.stats._coins import CoinCheck
-from dpaudit.stats._observations import as_flags, scale_notes, split_by_coins
+from dpaudit.stats._observations import as_flags, plain_array, scale_notes, split_by_coins
 
 _PEEKS = 100  # number of times that the bound of a run of known length is computed
 _UNPLANNED_EVERY = 50  # each number of steps needs an epsilon of its own, which is not cheap
@@ -114,10 +114,10 @@ class Recorder:
         usual = _UNPLANNED_EVERY if self._planned is None else max(1, self._planned // _PEEKS)
         self._every = usual if every is None else _validate.whole("every", every)
         self._tradeoff, self._paired, self._coupled = tradeoff, paired, coupled
-        self._num_canaries = num_canaries
+        self._num_canaries = None if num_canaries is None else _validate.whole("num_canaries", num_canaries)
         self._signal, self._facts = signal, facts
         joined, self._batches = with_batches(checks)
-        self._log = ScoreLog(canaries, self._planned, num_canaries)
+        self._log = ScoreLog(canaries, self._planned, self._num_canaries)
         has_any = noise is not None or bool(checks) or self._log.is_tested
         self._tests = RunTests(noise, (self._log, *joined) if has_any else (), self._claims, wanted=tests)
         level, self._tests_level = self._tests.levels(self.confidence)
@@ -183,7 +183,7 @@ class Recorder:
         first step; they only affect the stated power. Pass ``notify=False`` to postpone the callbacks, and
         call :meth:`notify` later.
         """
-        values, mask = np.array(scores, dtype=np.float64), as_flags(present)
+        values, mask = np.array(plain_array("scores", scores), dtype=np.float64), as_flags(present)
         require_alike(values, mask, step=self.num_done, first=next(iter(self._log.scores), values))
         self._shown.note_step()
         self._log.add(values, mask)

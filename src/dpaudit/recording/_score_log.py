@@ -22,7 +22,7 @@ from dpaudit.errors import InputError
 from dpaudit.recording._signal_and_noise import LengthMoments
 from dpaudit.stats._observations import as_mask
 
-_SCORE_BYTES = 2.0 * (8 + 1)  # a score and its presence, as recorded and as joined for the audit
+_SCORE_BYTES = 2 * (8 + 1)  # a score and its presence, as recorded and as joined for the audit
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,11 +41,12 @@ from dpaudit.stats import (
     audit,
     one_run_fdp_bound,
 )
-from dpaudit.stats._observations import as_flags, as_mask
+from dpaudit.stats._observations import as_flags, as_mask, plain_array
 from dpaudit.stats.tradeoffs._attack import Attack
 
 # Sampling faults need most of the error probability; too little noise is detected with less.
 WHOLE_RUN_RULE = BestOf((Fixed(0.0), Simultaneous()), (0.8, 0.2))
+_LARGEST = 1e100  # log likelihood ratio of a step: sums of larger ones would overflow
 _LEAST_NOISE = 1e-3  # with less, scores reveal every draw anyway
 _MANY_DRAWS = 20  # expected draws; the probability of seeing none is then two in a billion
 
@@ -61,19 +62,20 @@ class LikelihoodRatios:
         self.present = as_flags(present)
         self.num_done = 0
         self.values: FloatArray = np.zeros(self.present.size)
-        self.noise_multiplier = _validate.positive("noise_multiplier", noise_multiplier)
+        self.noise_multiplier = _validate.noise_multiplier(noise_multiplier)
         self.sample_rate = _validate.sample_rate(sample_rate)
 
     def record(self, scores: Any) -> None:
         """Add the scores of all canaries in one step, whether or not they were in the batch."""
-        found = np.asarray(scores, dtype=np.float64)
+        found = plain_array("scores", scores).astype(np.float64, copy=False)
         if found.shape != self.present.shape or not np.isfinite(found).all():
             raise InputError(
                 f"Expected {self.present.size} finite scores in step {self.num_done}, got shape "
                 f"{found.shape} with {int(np.isfinite(found).sum())} of them finite."
             )
-        present = (2 * found - 1) / (2 * self.noise_multiplier**2)
-        with np.errstate(divide="ignore"):  # log(1 - 1), where every batch includes every canary
+        # divide: log(1 - 1), where every batch includes every canary
+        with np.errstate(divide="ignore", over="ignore"):
+            present = np.clip((found - 0.5) / self.noise_multiplier**2, -_LARGEST, _LARGEST)
             self.values += np.logaddexp(np.log1p(-self.sample_rate), np.log(self.sample_rate) + present)
         self.num_done += 1
 

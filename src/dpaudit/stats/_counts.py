@@ -82,7 +82,8 @@ def _count_above(name: str, scores: ScoreArray, threshold: float) -> int:
     above = 0
     for start, piece in chunks(scores):
         require_finite(name, start, piece)
-        above += int(np.count_nonzero(piece > threshold))
+        with np.errstate(over="ignore"):  # a threshold above the range of float32
+            above += int(np.count_nonzero(piece > threshold))
     return above
 
 

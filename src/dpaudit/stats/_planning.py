@@ -35,12 +35,15 @@ class Leak:
         if (self.noise_factor is None) == (self.epsilon is None):
             raise InputError(f"Expected either noise_factor or epsilon of the leak, got {self!r}.")
         if self.epsilon is not None:
-            _validate.positive("epsilon", self.epsilon)
-        elif self.noise_factor is not None and not 0 < self.noise_factor < 1:
-            raise InputError(
-                f"Expected noise_factor={self.noise_factor:g} in (0, 1): only noise below the claimed level "
-                "is a leak."
-            )
+            object.__setattr__(self, "epsilon", _validate.positive("epsilon", self.epsilon))
+        if self.noise_factor is not None:
+            factor = _validate.finite("noise_factor", self.noise_factor)
+            object.__setattr__(self, "noise_factor", factor)
+            if not 0 < factor < 1:
+                raise InputError(
+                    f"Expected noise_factor={factor:g} in (0, 1): only noise below the claimed level is a "
+                    "leak."
+                )
 
     def parameter(self, claim: Claimed, hypothesis: Hypothesis) -> float:
         """Return the leaky mechanism's parameter in the family of ``hypothesis``."""
