@@ -237,7 +237,7 @@ def test_a_full_disk_behind_torch_is_a_fault_of_the_machine(tmp_path: Path) -> N
     [
         (_io, lambda path: _io.read_array(path, "f")),
         (_io, _io.read_json),
-        (_canary, lambda path: _canary.SharedCanary.read(path.parent)),
+        (_canary, lambda path: _canary.SharedCanary.read(path.parent, "")),
         (_canary, lambda path: _canary._read(str(path))),
         (_directory, lambda path: _directory.restore(path, None)),
         (_load, _load.load_config),

@@ -148,11 +148,13 @@ def _unfinished(folder: Path) -> Iterator[str]:
             f"Expected {folder} to be the directory of a run, but there is neither a result.json nor a "
             "config.json."
         )
-    for name in ("config.json", f"{PROVENANCE}.json"):
-        if (folder / name).exists():
+    is_old = is_of_version_1(read_json(folder / "config.json"))
+    for name in ("config.json", f"{PROVENANCE}.json", "canary.json"):
+        if (folder / name).exists() and not (is_old and name == "canary.json"):
             require_checksum(folder / name, read_json(folder / name))
+    if not is_old and not (folder / f"{PROVENANCE}.json").exists():
+        yield f"{PROVENANCE}.json is missing: the result will not say when the run was started."
     if (folder / "checkpoint.pt").exists():
-        is_old = is_of_version_1(read_json(folder / "config.json"))
         yield _checkpoint(folder / "checkpoint.pt", is_old=is_old)
     if (folder / "trials.sqlite3").exists():
         from dpaudit.experiments.trials._store import count_rows  # noqa: PLC0415  # of black-box audits only
