@@ -30,6 +30,7 @@ from dpaudit.experiments._seal import (
     HashingWriter,
     is_of_version_1,
     require_checksum,
+    require_files,
     seal,
     unhashed_size,
     unseal,
@@ -103,6 +104,7 @@ class RunDirectory:
 
     def note_start(self, *, is_new: bool = False) -> None:
         """Remove the seal and the result of an earlier end, and add this process to the provenance."""
+        require_files(self.path)
         unseal(self.path)
         _io.remove(self._json.path("result"))
         starts = _provenance.with_start(self._starts(), is_new=is_new)

@@ -102,7 +102,7 @@ class SharedCanary:
 
 
 def _require_own(path: Path, values: Mapping[str, Any], run: str) -> None:
-    """Raise if the file was edited or is that of another run: before the first trial, nothing else tells."""
+    """Raise if the file was edited or is that of another run, which nothing else shows before a trial."""
     if require_checksum(path, values, "delete it to compute it again")["run"] != run:
         raise InputError(
             f"Expected the canary of this run in {path}, got that of another run; restore it or delete it to "

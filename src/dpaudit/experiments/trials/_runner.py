@@ -121,7 +121,7 @@ class TrialsRun:
     """Trials that failed, were retried on request, and now have a score."""
     remarks: tuple[str, ...] = ()
     """Descriptions of damage found in the store."""
-    packages: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Versions of the packages that the processes of the trials have imported since the last start."""
 
     @classmethod

@@ -42,7 +42,6 @@ _WRITE = (
     f"({', '.join(f'excluded.{name}' for name in _COLUMNS[3:])}) WHERE error IS NOT NULL"
 )
 _DAMAGED: Final = sqlite3.DatabaseError, UnicodeDecodeError  # the latter if an error message quotes the file
-
 _MACHINE_CODES: Final = frozenset(
     {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}
 )
@@ -387,8 +386,9 @@ def _stored_rows(path: Path, options: str = "") -> tuple[str, list[_Values]]:
             return "", []
         if [sql for (sql,) in found] != list(_TABLES) or not _is_sound(connection):
             raise sqlite3.DatabaseError("it is damaged")
-        [identity] = connection.execute("SELECT identity FROM about").fetchone()
-        return str(identity), connection.execute(_READ).fetchall()
+        for (identity,) in connection.execute("SELECT identity FROM about"):
+            return str(identity), connection.execute(_READ).fetchall()
+        raise sqlite3.DatabaseError("it does not name its run")
 
 
 def _require_database(path: Path) -> None:
