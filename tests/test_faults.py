@@ -8,6 +8,7 @@ import resource
 import select
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -140,6 +141,37 @@ def test_a_signal_ends_a_script_without_a_handler_when_the_work_is_saved(
 def test_a_signal_outside_takes_effect_at_once() -> None:
     with _faults.handled(), pytest.raises(_faults.Interrupted):
         send(signal.SIGHUP)
+
+
+def test_a_signal_in_a_finalizer_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    class Object:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    def work() -> None:
+        with _faults.handled():
+            Object()  # Python drops the exception
+            survived.append("the finalizer")
+            threading.Event().wait(10)
+
+    before, survived = sys.unraisablehook, list[str]()
+    with pytest.raises(_faults.Interrupted):
+        work()
+    assert survived
+    assert sys.unraisablehook is before
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_another_exception_in_a_finalizer_is_reported_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Object:
+        def __del__(self) -> None:
+            raise RuntimeError("mine")
+
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda one: reported.append(str(one.exc_value)))
+    with _faults.handled():
+        Object()
+    assert reported == ["mine"]
 
 
 def test_a_hangup_that_is_ignored_stays_ignored() -> None:
