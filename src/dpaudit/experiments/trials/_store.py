@@ -53,7 +53,6 @@ _MAGIC = b"SQLite format 3\0"
 _HEADER, _VERSIONS, _WRITE_AHEAD = 20, slice(18, 20), b"\x02"
 _LONGEST_VALUE = 10_000_000  # bytes of a text or number in the file
 _BUSY_SECONDS = 60.0  # how long to wait for another process that reads the file
-
 _Values: TypeAlias = tuple[Any, ...]
 
 
@@ -434,6 +433,7 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
+        _io.require_lock(path)  # the directory may have vanished after the write began
         code, said = _primary_code(error), f"Cannot write {path}: {error}."
         if code in _CORRUPT:  # in a place that was not needed to read it
             raise InputError(f"{said} Move it away or choose another output directory.") from error
