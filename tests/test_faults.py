@@ -8,6 +8,7 @@ import resource
 import select
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ from dpaudit import IncompleteError, InputError, _faults, _io
 from dpaudit.experiments import _directory, _seal, _verification
 from dpaudit.experiments.black_box import _canary
 from dpaudit.experiments.config import _load
+from dpaudit.experiments.trials import _store
 
 
 def send(number: signal.Signals) -> None:
@@ -142,6 +144,37 @@ def test_a_signal_outside_takes_effect_at_once() -> None:
         send(signal.SIGHUP)
 
 
+def test_a_signal_in_a_finalizer_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    class Object:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    def work() -> None:
+        with _faults.handled():
+            Object()  # Python drops the exception
+            survived.append("the finalizer")
+            threading.Event().wait(10)
+
+    before, survived = sys.unraisablehook, list[str]()
+    with pytest.raises(_faults.Interrupted):
+        work()
+    assert survived
+    assert sys.unraisablehook is before
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_another_exception_in_a_finalizer_is_reported_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Object:
+        def __del__(self) -> None:
+            raise RuntimeError("mine")
+
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda one: reported.append(str(one.exc_value)))
+    with _faults.handled():
+        Object()
+    assert reported == ["mine"]
+
+
 def test_a_hangup_that_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -237,7 +270,7 @@ def test_a_full_disk_behind_torch_is_a_fault_of_the_machine(tmp_path: Path) -> N
     [
         (_io, lambda path: _io.read_array(path, "f")),
         (_io, _io.read_json),
-        (_canary, lambda path: _canary.SharedCanary.read(path.parent)),
+        (_canary, lambda path: _canary.SharedCanary.read(path.parent, "")),
         (_canary, lambda path: _canary._read(str(path))),
         (_directory, lambda path: _directory.restore(path, None)),
         (_load, _load.load_config),
@@ -256,6 +289,29 @@ def test_a_disk_that_cannot_be_read_does_not_make_a_file_damaged(
         monkeypatch.setattr(module, name, fail, raising=False)
     with pytest.raises(IncompleteError, match=r"^Cannot read .*canary\.json: Input/output error\.$"):
         read(tmp_path / "canary.json")
+
+
+def test_a_folder_that_vanishes_during_a_write_is_a_fault_of_the_machine(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def write_and_lose() -> None:
+        with _io.locked(folder):
+            _io.write(folder / "a.json", lambda _: folder.rename(tmp_path / "elsewhere"))
+
+    with pytest.raises(IncompleteError, match=r"^The directory .*run has vanished\.$"):
+        write_and_lose()
+
+
+def test_a_folder_that_vanishes_during_a_trial_is_a_fault_of_the_machine(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def write_and_lose() -> None:
+        with _io.locked(folder), _store._writing(folder / "trials.sqlite3"):
+            folder.rename(tmp_path / "elsewhere")
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    with pytest.raises(IncompleteError, match=r"^The directory .*run has vanished\.$"):
+        write_and_lose()
 
 
 def test_too_little_memory_for_a_checkpoint_does_not_ask_to_delete_it(

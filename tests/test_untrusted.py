@@ -128,7 +128,7 @@ def _canary(path: Path) -> object:
 
 def _made(path: Path) -> object:
     path.rename(path.parent / "canary.json")
-    return importlib.import_module("dpaudit.experiments.black_box._canary").SharedCanary.read(path.parent)
+    return importlib.import_module("dpaudit.experiments.black_box._canary").SharedCanary.read(path.parent, "")
 
 
 def _trials(path: Path) -> object:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
@@ -23,6 +25,7 @@ from dpaudit.errors import DpauditError, IncompleteError, said
 
 _SIGNALS: Final = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 _STOPPING: Final = b"Stopping after the current step or trial; a second signal stops at once.\n"
+_AGAIN_SECONDS = 0.01  # until the finalizer in which a signal arrived has ended
 # errors about a path that the user named, and that another path or permission would avoid
 _OF_INPUT: Final = frozenset(
     {
@@ -161,6 +164,13 @@ class _SignalState:
             self._timer.daemon = True
             self._timer.start()
 
+    def repeat(self) -> None:
+        """Handle the last signal once more, in a moment: Python has dropped the exception that it raised."""
+        self._count -= 1
+        timer = threading.Timer(_AGAIN_SECONDS, os.kill, (self._pid, self.number))
+        timer.daemon = True
+        timer.start()
+
     @contextmanager
     def defer(self, limit: float | None) -> Iterator[None]:
         before, self._limit = self._limit, limit
@@ -192,16 +202,30 @@ def handled() -> Iterator[bool]:
         yield False
         return
     before: dict[int, Any] = {}
+    report = sys.unraisablehook
     try:
         _STATE.reset()
+        sys.unraisablehook = partial(_dropped, report)
         for number in _SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 before[number] = signal.signal(number, _STATE.handle)
         yield True
     finally:
+        sys.unraisablehook = report
         for changed, handler in before.items():
             signal.signal(changed, signal.SIG_DFL if handler is None else handler)
         _IS_HANDLED.release()
+
+
+def _dropped(report: Callable[[Any], object], unraisable: Any) -> None:
+    """Repeat a signal that arrived in a finalizer or a callback, as imports have: Python drops its exception.
+
+    The command would run on as if there had been no signal.
+    """
+    if isinstance(unraisable.exc_value, Interrupted):
+        _STATE.repeat()
+    else:
+        report(unraisable)
 
 
 @contextmanager

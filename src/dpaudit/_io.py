@@ -203,6 +203,7 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        require_lock(path)  # the directory may have vanished after the write began
         kind = InputError if is_about_input(error) else IncompleteError
         raise kind(f"Cannot write {path}: {error.strerror or error}.") from error
     except ValueError as error:

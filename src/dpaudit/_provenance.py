@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 # name of the imported module, and of the distribution that it belongs to
@@ -145,14 +146,15 @@ def git_state(folder: Path | None = None) -> dict[str, Any] | None:
     return {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}
 
 
-def with_start(starts: list[Any]) -> list[Any]:
+def with_start(starts: list[Any], *, is_new: bool = True) -> list[Any]:
     """Return the starts of a run with this one: the first in full, later ones as far as they differ.
 
-    A run that is resumed after an update has numbers of two versions.
+    A run that is resumed after an update has numbers of two versions. If the file with its starts was lost,
+    or version 0.1 has written none, the time of the first one is not known: this one must not pass for it.
     """
     here = environment()
     if not starts:
-        return [{"at": now(), **here}]
+        return [{"at": now(), **here}] if is_new else [{"at": None, **here}, {"at": now()}]
     before: dict[str, Any] = {}
     for one in starts:
         before |= one if isinstance(one, Mapping) else {}
@@ -167,12 +169,18 @@ def _is_same(before: object, value: object) -> bool:
     return before == value
 
 
-def of_run(starts: list[Any], digests: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the provenance of a finished run, given its starts and digests of what went in."""
+def of_run(
+    starts: list[Any], digests: Mapping[str, Any], elsewhere: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    """Return the provenance of a finished run, given its starts and digests of what went in.
+
+    ``elsewhere`` are the packages of its worker processes: this one does not import Ray, nor what the audited
+    function imports.
+    """
     first = dict(starts[0]) if starts and isinstance(starts[0], Mapping) else environment()
     started, before = first.pop("at", None), first.get("packages")
     # some are imported only at the end
-    first["packages"] = {**packages(), **(before if isinstance(before, Mapping) else {})}
+    first["packages"] = {**elsewhere, **packages(), **(before if isinstance(before, Mapping) else {})}
     return {
         **first,
         **digests,

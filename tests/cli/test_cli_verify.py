@@ -127,6 +127,15 @@ def test_a_store_of_a_killed_process_is_read_and_left_alone(mode: str, run: Any,
     assert {path.name: path.read_bytes() for path in killed.iterdir()} == before
 
 
+def test_a_store_that_does_not_name_its_run_is_refused(run: Any, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(VERSION_1 / "many-runs-interrupted", tmp_path / "copy"))
+    with closing(sqlite3.connect(copy / "trials.sqlite3")) as store, store:
+        store.execute("DELETE FROM about")
+    result = run("verify", copy)
+    assert result.exit_code == 2
+    assert f"Expected the trials of a run in {copy / 'trials.sqlite3'}" in result.stdout
+
+
 def test_a_run_without_its_private_files_is_still_sealed(folder: Path, run: Any, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(folder / "finished", tmp_path / "copy"))
     for name in ("config.json", "checkpoint.pt"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -19,10 +20,12 @@ from dpaudit import InputError
 from dpaudit.experiments import Config, Running, parse_config, rehearse, run
 from dpaudit.experiments._build import load_data
 from dpaudit.experiments._resolved import Resolved, resolve
-from dpaudit.experiments.black_box import FinalModel, ManyRuns
+from dpaudit.experiments._verification import verify
+from dpaudit.experiments.black_box import FinalModel, ManyRuns, _many_runs
 from dpaudit.experiments.black_box._canary import canaries_for
 from dpaudit.experiments.black_box._verdict import ManyRunsAnalysis
 from dpaudit.experiments.config import ExampleConfig, GivenConfig
+from dpaudit.experiments.trials import Finished, Group, Task
 from dpaudit.report import Format, Report, schema
 from dpaudit.stats import Observations
 from dpaudit.training import DPSGD, SGD
@@ -220,8 +223,47 @@ def test_a_canary_that_is_damaged_is_told(tiny: Make) -> None:
     folder = Path(config.output)
     (folder / "result.json").unlink()
     (folder / "canary.json").write_text('{"inputs": {"shape": [1], "float32": "AAAA"}, "target": 1}')
+    with pytest.raises(InputError, match=r"canary\.json to be as the run wrote it"):
+        run(config)
+    (folder / "canary.json").write_text("{")
     with pytest.raises(InputError, match="Expected the canary of the run in"):
         run(config)
+
+
+def test_a_canary_is_that_of_its_run_even_before_the_first_trial(tiny: Make) -> None:
+    config, other = tiny(), tiny("seed=4", output="other")
+    for one in (config, other):
+        run(one)
+    folder, path = Path(config.output), Path(config.output) / "canary.json"
+    for name in ("manifest.json", "result.json", "trials.sqlite3"):
+        (folder / name).unlink()
+    whole = path.read_text()
+    values = json.loads(whole)
+    path.write_text(json.dumps(values | {"target": (values["target"] + 1) % 10}))
+    assert verify(folder).status == "refused"
+    with pytest.raises(InputError, match=r"canary\.json to be as the run wrote it"):
+        run(config)
+    path.write_text((Path(other.output) / "canary.json").read_text())
+    with pytest.raises(InputError, match="got that of another run"):
+        run(config)
+    path.write_text(whole)
+    assert verify(folder).status == "unfinished"
+    (folder / "config.json").unlink()
+    with pytest.raises(InputError, match=r"there is canary\.json without a config\.json"):
+        run(config)
+
+
+def test_packages_that_only_workers_import_took_part_too(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere:
+        def map(self, task: Task, groups: Sequence[Group]) -> Iterator[tuple[Group, Finished]]:
+            for group in groups:
+                scored = Finished.from_dict(task(group)[1].to_dict())
+                assert scored.packages["numpy"] == np.__version__
+                yield group, replace(scored, packages={"ray": "1.2.3", "numpy": "0.0.1"})
+
+    monkeypatch.setattr(_many_runs, "pool_for", lambda _: Elsewhere())
+    found = run(tiny()).values["provenance"]["packages"]
+    assert (found["ray"], found["numpy"]) == ("1.2.3", np.__version__)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from digits_config import digits_config
 import dpaudit
 from dpaudit import _provenance
 from dpaudit.experiments import Progress, parse_config, run
+from dpaudit.experiments._verification import verify
 from dpaudit.report import Format, Report
 
 SEED = 271828182845904523536
@@ -88,6 +89,27 @@ def test_a_run_that_was_resumed_says_so(finished: Path) -> None:
     assert found["started"] <= found["resumed"][0]["at"]
     assert found["seconds"] >= 0
     assert "packages" not in found["resumed"][0]  # nothing was updated in between
+
+
+def test_a_start_that_was_lost_is_not_replaced_by_a_later_one(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    text = digits_config(
+        folder, hidden=4, num_examples=100, num_steps=2, audit="num_canaries = 4\nmethods = []"
+    )
+
+    def stop(_: Progress) -> None:
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        run(parse_config(text, "run.toml"), watch=stop)
+    (folder / "provenance.json").unlink()
+    assert verify(folder).remarks[0].startswith("provenance.json is missing")
+    run(parse_config(text, "run.toml"))
+    found = read(folder)
+    assert (found["started"], found["seconds"], len(found["resumed"])) == (None, None, 1)
+    assert found["packages"]["numpy"] == np.__version__
+    assert verify(folder).status == "sealed"
+    assert found["resumed"][0]["at"] in Report.read([folder]).to_text()
 
 
 def test_an_update_between_two_starts_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:

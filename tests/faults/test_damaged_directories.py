@@ -279,6 +279,16 @@ def test_an_unfinished_run_does_not_go_on_with_a_file_of_another_run(name: str, 
     assert name in text or "instead of the stored" in text
 
 
+@pytest.mark.parametrize("name", ["checkpoint.pt", "config.json"])
+def test_an_unfinished_run_does_not_go_on_with_a_link(name: str, small: Runs) -> None:
+    """It could be finished, but its seal would be refused."""
+    small.restored("unfinished")
+    _link(np.random.default_rng(0), small.at / name)
+    for found in small.printed("verify", "run").values():
+        assert found[0] == 2
+        assert f"Expected {small.at / name} to be a file of the run, but it is a link; restore it" in found[2]
+
+
 def test_a_config_that_was_edited_before_the_first_checkpoint_is_refused(small: Runs) -> None:
     small.restored("unfinished")
     (small.at / "checkpoint.pt").unlink()

@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -27,7 +28,9 @@ from dpaudit.experiments._seal import (
     MANIFEST,
     RUN_FILES,
     HashingWriter,
+    is_of_version_1,
     require_checksum,
+    require_files,
     seal,
     unhashed_size,
     unseal,
@@ -86,18 +89,26 @@ class RunDirectory:
             )
         return Resolved.from_dict(stored.get("resolved"), str(self._json.path("config")))
 
+    @property
+    def is_of_version_1(self) -> bool:
+        """Whether a version before 0.2, which wrote no checksums, has started the run."""
+        stored = self._json.read("config")
+        return stored is not None and is_of_version_1(stored)
+
     def start(self, config: Config, resolved: Resolved) -> None:
         """Write the provenance and the config of a new run before its first step."""
-        self.note_start()
+        self.note_start(is_new=True)
         values = {"config": config.identity(), "resolved": resolved.to_dict()}
         # private: it contains the seeds
         self._json.write("config", with_checksum({"schema_version": SCHEMA_VERSION, **values}), private=True)
 
-    def note_start(self) -> None:
+    def note_start(self, *, is_new: bool = False) -> None:
         """Remove the seal and the result of an earlier end, and add this process to the provenance."""
+        require_files(self.path)
         unseal(self.path)
         _io.remove(self._json.path("result"))
-        self._json.write(PROVENANCE, with_checksum({"starts": _provenance.with_start(self._starts())}))
+        starts = _provenance.with_start(self._starts(), is_new=is_new)
+        self._json.write(PROVENANCE, with_checksum({"starts": starts}))
 
     def seal_digest(self) -> str | None:
         """Return the digest of the manifest; None if the run is not sealed."""
@@ -119,11 +130,16 @@ class RunDirectory:
         resolved: Resolved,
         arrays: Mapping[str, np.ndarray],
         result: Mapping[str, Any],
+        *,
+        packages: Mapping[str, str] = MappingProxyType({}),
     ) -> dict[str, Any]:
-        """Write the observations, then the result with its provenance, and seal them; return the result."""
+        """Write the observations, then the result with its provenance, and seal them; return the result.
+
+        ``packages`` are those that other processes of the run have imported.
+        """
         for name, array in arrays.items():
             _io.write(self.path / f"{name}.npy", lambda file, array=array: np.save(file, array))  # type: ignore[misc]
-        known = _provenance.of_run(self._starts(), resolved.digests(config))
+        known = _provenance.of_run(self._starts(), resolved.digests(config), packages)
         # decides by which methods the numbers are derived again, without the config, which holds the seeds
         values = {**result, "audit": config.identity()["audit"], PROVENANCE: known}
         self._json.write("result", values)
@@ -142,7 +158,7 @@ class RunDirectory:
             return self.finish(config, resolved, arrays, result)
 
     def _require_no_other(self) -> None:
-        for path in (self._json.path("result"), self.checkpoint):
+        for path in (self._json.path("result"), self.checkpoint, self._json.path("canary")):
             if path.exists():
                 raise InputError(
                     f"Expected an empty directory or that of a run, but there is {path.name} without a "

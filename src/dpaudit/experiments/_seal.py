@@ -134,7 +134,14 @@ def _require_unchanged(path: Path, expected: object) -> None:
         )
 
 
-def _require_file(path: Path) -> None:
+def require_files(folder: Path) -> None:
+    """Raise if a file of an unfinished run is a link: the run could be finished, but its seal is refused."""
+    for name in RUN_FILES:
+        if os.path.lexists(folder / name):
+            _require_file(folder / name, "restore it")
+
+
+def _require_file(path: Path, otherwise: str = _AGAIN) -> None:
     """Raise for a link: its target can change without the directory."""
     try:
         mode = path.lstat().st_mode
@@ -143,7 +150,7 @@ def _require_file(path: Path) -> None:
         raise InputError(f"Cannot read {path}: {error.strerror or error}.") from error
     if not stat.S_ISREG(mode):
         kind = "a link" if stat.S_ISLNK(mode) else "not a file"
-        raise InputError(f"Expected {path} to be a file of the run, but it is {kind}; {_AGAIN}.")
+        raise InputError(f"Expected {path} to be a file of the run, but it is {kind}; {otherwise}.")
 
 
 def _digest_of(path: Path) -> str:

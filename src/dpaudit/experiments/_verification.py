@@ -18,7 +18,14 @@ from dpaudit._faults import raise_if_machine
 from dpaudit._io import open_file, read_json
 from dpaudit.errors import InputError
 from dpaudit.experiments._derivation import claimed_version, derive
-from dpaudit.experiments._seal import Seal, check_seal, is_of_version_1, require_checksum, unhashed_size
+from dpaudit.experiments._seal import (
+    Seal,
+    check_seal,
+    is_of_version_1,
+    require_checksum,
+    require_files,
+    unhashed_size,
+)
 from dpaudit.experiments._version_1 import VERSION_1, derive_version_1
 from dpaudit.stats._serialization import upgraded
 
@@ -148,11 +155,14 @@ def _unfinished(folder: Path) -> Iterator[str]:
             f"Expected {folder} to be the directory of a run, but there is neither a result.json nor a "
             "config.json."
         )
-    for name in ("config.json", f"{PROVENANCE}.json"):
-        if (folder / name).exists():
+    require_files(folder)
+    is_old = is_of_version_1(read_json(folder / "config.json"))
+    for name in ("config.json", f"{PROVENANCE}.json", "canary.json"):
+        if (folder / name).exists() and not (is_old and name == "canary.json"):
             require_checksum(folder / name, read_json(folder / name))
+    if not is_old and not (folder / f"{PROVENANCE}.json").exists():
+        yield f"{PROVENANCE}.json is missing: the result will not say when the run was started."
     if (folder / "checkpoint.pt").exists():
-        is_old = is_of_version_1(read_json(folder / "config.json"))
         yield _checkpoint(folder / "checkpoint.pt", is_old=is_old)
     if (folder / "trials.sqlite3").exists():
         from dpaudit.experiments.trials._store import count_rows  # noqa: PLC0415  # of black-box audits only

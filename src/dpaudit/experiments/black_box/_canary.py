@@ -25,6 +25,7 @@ from dpaudit._torch._crafting import Crafting
 from dpaudit._types import BoolArray
 from dpaudit.canaries import Blank, Mislabelled
 from dpaudit.errors import InputError
+from dpaudit.experiments._seal import CHECKSUM, require_checksum, with_checksum
 from dpaudit.experiments.config import ClipBkdConfig, ExampleConfig, GivenConfig, PretrainedConfig
 from dpaudit.experiments.trials._trial_plan import spawn_seed
 from dpaudit.training import initialize
@@ -70,25 +71,43 @@ class SharedCanary:
         canary = Example(_unpacked(values["inputs"]), values["target"])
         return cls(canary, None if weights is None else _unpacked(weights))
 
-    def write(self, folder: Path) -> None:
-        """Write the file to the directory of the run."""
-        _io.write_text(folder / _FILE, json.dumps(self.to_dict(), allow_nan=False) + "\n")
+    def write(self, folder: Path, run: str) -> None:
+        """Write the file to the directory of the run with this digest."""
+        values = with_checksum({**self.to_dict(), "run": run})
+        _io.write_text(folder / _FILE, json.dumps(values, allow_nan=False) + "\n")
 
     @classmethod
-    def read(cls, folder: Path) -> SharedCanary | None:
-        """Return the shared canary of a run; None if the run has not started."""
+    def read(cls, folder: Path, run: str, *, is_old: bool = False) -> SharedCanary | None:
+        """Return the shared canary of the run with this digest; None if the run has not started.
+
+        ``is_old`` is whether version 0.1, which wrote neither checksum nor digest, may have written it.
+        """
         path = folder / _FILE
         if not path.exists():
             return None
         try:
             with open_file(path) as file:
-                return cls.from_dict(json.load(file))
-        except (OSError, ValueError, KeyError, TypeError, InputError) as error:
+                values = json.load(file)
+            if not is_old or CHECKSUM in values:
+                _require_own(path, values, run)
+            return cls.from_dict(values)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, InputError) as error:
+            if isinstance(error, InputError) and str(path) in str(error):
+                raise
             if isinstance(error, OSError):
                 raise_if_machine(error, f"Cannot read {path}")
             raise InputError(
                 f"Expected the canary of the run in {path}, but it cannot be read: {error}."
             ) from error
+
+
+def _require_own(path: Path, values: Mapping[str, Any], run: str) -> None:
+    """Raise if the file was edited or is that of another run, which nothing else shows before a trial."""
+    if require_checksum(path, values, "delete it to compute it again")["run"] != run:
+        raise InputError(
+            f"Expected the canary of this run in {path}, got that of another run; restore it or delete it to "
+            "compute it again."
+        )
 
 
 def as_data(held_out: HeldOutData) -> Dataset:

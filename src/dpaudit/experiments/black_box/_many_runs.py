@@ -26,7 +26,7 @@ from dpaudit.experiments._build import (
     settings_of,
     split_held_out,
 )
-from dpaudit.experiments._directory import RunDirectory
+from dpaudit.experiments._directory import RunDirectory, run_digest
 from dpaudit.experiments._listener import Listener, Running
 from dpaudit.experiments._resolved import Resolved, require_same_code, require_same_data
 from dpaudit.experiments._run_analysis import RETRIED
@@ -80,7 +80,9 @@ def run_many(
     retry_failed: bool = False,
 ) -> dict[str, Any]:
     """Train the missing models and return the result. ``begin`` is called before training starts."""
-    runs = replace(runs, stored=SharedCanary.read(directory.path) or runs.shared)
+    run = run_digest(runs.config, runs.resolved)
+    stored = SharedCanary.read(directory.path, run, is_old=directory.is_of_version_1)
+    runs = replace(runs, stored=stored or runs.shared)
     plan = TrialPlan(
         recipe=recipe_for(runs),
         num_trials=runs.audit.num_models,
@@ -88,7 +90,7 @@ def run_many(
         config={**runs.config.identity(), "canary_digest": runs.shared.digest},
     )
     begin()
-    runs.shared.write(directory.path)
+    runs.shared.write(directory.path, run)
     analysis = ManyRunsAnalysis(runs.config, runs.resolved)
     estimates = _RunningBound(analysis, listener)
     listener.message("Training")
@@ -102,7 +104,7 @@ def run_many(
         raise InputError(f"Expected at least one training run to return a score: {done.failure_summary}")
     values = _outcome(runs, analysis, observations, done, estimates.progress)
     arrays = {"with_canary": observations.with_canary, "without_canary": observations.without_canary}
-    return directory.finish(runs.config, runs.resolved, arrays, values)
+    return directory.finish(runs.config, runs.resolved, arrays, values, packages=done.packages)
 
 
 class _RunningBound:

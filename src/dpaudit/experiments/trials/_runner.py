@@ -54,15 +54,17 @@ def run_trials(
     missing = plan.groups_without(done)
     progress = _ProgressCounter(plan, store, missing, watch)
     progress.report()
+    versions: dict[str, str] = {}
     if missing:
         with deferred(_GRACE_SECONDS), _closing(_mapped(pool, plan, missing)) as results:
             for group, finished in results:
                 store.write(group, finished)
+                versions |= finished.packages
                 progress.count(group)
                 if not isinstance(pool, Processes | Ray):  # these finish the groups in progress
                     raise_if_requested()
     progress.require_all()
-    return TrialsRun.of(store)
+    return TrialsRun.of(store, versions)
 
 
 def _mapped(pool: Pool, plan: TrialPlan, missing: list[Group]) -> Iterator[tuple[Group, Finished]]:
@@ -119,15 +121,18 @@ class TrialsRun:
     """Trials that failed, were retried on request, and now have a score."""
     remarks: tuple[str, ...] = ()
     """Descriptions of damage found in the store."""
+    packages: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Versions of the packages that the processes of the trials have imported since the last start."""
 
     @classmethod
-    def of(cls, store: Store) -> TrialsRun:
+    def of(cls, store: Store, packages: Mapping[str, str] | None = None) -> TrialsRun:
         """Copy the trials of a store, ordered by number."""
         return cls(
             scores=MappingProxyType(dict(sorted(store.scores.items()))),
             failures=MappingProxyType(dict(sorted(store.failures.items()))),
             num_retried=sum(store.attempts[number] > 1 for number in store.scores),
             remarks=tuple(store.remarks),
+            packages=MappingProxyType(dict(packages or {})),
         )
 
     @property

@@ -42,7 +42,6 @@ _WRITE = (
     f"({', '.join(f'excluded.{name}' for name in _COLUMNS[3:])}) WHERE error IS NOT NULL"
 )
 _DAMAGED: Final = sqlite3.DatabaseError, UnicodeDecodeError  # the latter if an error message quotes the file
-
 _MACHINE_CODES: Final = frozenset(
     {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}
 )
@@ -54,7 +53,6 @@ _MAGIC = b"SQLite format 3\0"
 _HEADER, _VERSIONS, _WRITE_AHEAD = 20, slice(18, 20), b"\x02"
 _LONGEST_VALUE = 10_000_000  # bytes of a text or number in the file
 _BUSY_SECONDS = 60.0  # how long to wait for another process that reads the file
-
 _Values: TypeAlias = tuple[Any, ...]
 
 
@@ -387,8 +385,9 @@ def _stored_rows(path: Path, options: str = "") -> tuple[str, list[_Values]]:
             return "", []
         if [sql for (sql,) in found] != list(_TABLES) or not _is_sound(connection):
             raise sqlite3.DatabaseError("it is damaged")
-        [identity] = connection.execute("SELECT identity FROM about").fetchone()
-        return str(identity), connection.execute(_READ).fetchall()
+        for (identity,) in connection.execute("SELECT identity FROM about"):
+            return str(identity), connection.execute(_READ).fetchall()
+        raise sqlite3.DatabaseError("it does not name its run")
 
 
 def _require_database(path: Path) -> None:
@@ -434,6 +433,7 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
+        _io.require_lock(path)  # the directory may have vanished after the write began
         code, said = _primary_code(error), f"Cannot write {path}: {error}."
         if code in _CORRUPT:  # in a place that was not needed to read it
             raise InputError(f"{said} Move it away or choose another output directory.") from error

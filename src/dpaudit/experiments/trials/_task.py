@@ -11,11 +11,12 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from dpaudit._faults import raise_if_machine
+from dpaudit._provenance import packages
 from dpaudit.errors import IncompleteError, InputError
 from dpaudit.experiments.trials._trial_plan import Group, Recipe, Scorer, extend_search_path, search_path
 
@@ -34,13 +35,15 @@ class Finished:
     seconds: float = 0.0
     """The time taken by the group."""
     host: str = ""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Versions of the packages that the process of the group has imported."""
 
     @classmethod
     def failed(cls, group: Group, error: str, seconds: float = 0.0) -> Finished:
         """Return the result of a group in which every trial failed."""
         text = error[-_LONGEST_ERROR:].encode(errors="replace").decode()
         nothing = (None,) * len(group)
-        return cls(nothing, (text,) * len(group), seconds, socket.gethostname())
+        return cls(nothing, (text,) * len(group), seconds, socket.gethostname(), packages())
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -50,7 +53,7 @@ class Finished:
     def from_dict(cls, values: Mapping[str, Any]) -> Finished:
         """Return the object that :meth:`to_dict` serialized."""
         scores, errors = tuple(values["scores"]), tuple(values["errors"])
-        return cls(scores, errors, values["seconds"], values["host"])
+        return cls(scores, errors, values["seconds"], values["host"], values["packages"])
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def perform(scorer: Scorer, group: Group, *, is_own: bool = False) -> Finished:
         None if math.isfinite(score) else f"Expected a finite score, got {score}." for score in scores
     )
     kept = tuple(score if math.isfinite(score) else None for score in scores)
-    return Finished(kept, errors, time.perf_counter() - started, socket.gethostname())
+    return Finished(kept, errors, time.perf_counter() - started, socket.gethostname(), packages())
 
 
 def failed_worker(text: str) -> IncompleteError:
