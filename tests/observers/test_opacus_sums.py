@@ -518,3 +518,24 @@ def test_coefficients_that_are_computed_without_the_norms_of_the_model_are_no_by
         made.model.get_clipping_coef = coefficients
 
     assert not names(diagnosed(change=change, grad_sample_mode="ghost")) & CERTAIN
+
+
+@pytest.mark.parametrize("unit", [2, 4])
+def test_batches_that_are_cut_to_a_multiple_are_named(diagnosed, unit):
+    def cut(inputs, targets):
+        size = len(targets) // unit * unit
+        return inputs[:size], targets[:size]
+
+    found = diagnosed(lambda made: each(made, cut, num_steps=80), num_steps=80)
+    assert "Batches are cut (" in sentence(found, "rows-drawn")
+    assert "cut to a size" in found.likely_causes()[0]
+
+
+def test_rows_that_are_dropped_one_by_one_are_not_called_cut(diagnosed):
+    def drop(inputs, targets):
+        kept = inputs[:, 1] > -1
+        return inputs[kept], targets[kept]
+
+    found = diagnosed(lambda made: each(made, drop, num_steps=80), num_steps=80)
+    assert "rows-drawn" not in names(found)
+    assert any("Fewer rows were clipped" in note for note in found.notes)
