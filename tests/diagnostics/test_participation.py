@@ -284,3 +284,30 @@ def test_the_overlap_of_rows_is_valid_over_all_placements(monkeypatch):
         values = np.array([p_values[name] for p_values in found])
         assert values.min() < 1 or name != "batch-overlap"
         assert all(np.mean(values <= level) <= level + 1e-12 for level in values)
+
+
+@pytest.mark.parametrize(
+    ("change", "text", "word"),
+    [
+        (lambda batch: batch[:33], "None of 300 batches has more than 33", "cut"),
+        (lambda batch: batch if len(batch) > 25 else np.arange(25), "has fewer than 25", "skipped"),
+    ],
+    ids=["cut", "filled up"],
+)
+def test_sizes_that_end_at_a_limit_are_found_and_named(change, text, word):
+    rng, record = np.random.default_rng(2), Diagnostics()
+    for _ in range(300):
+        batch = change(rng.permutation(np.flatnonzero(rng.random(300) < 0.1)))
+        record.observe_batch_size(len(batch), 300)
+    found = record.diagnose()
+    assert [finding.name for finding in found.findings] == ["batch-sizes"]
+    assert text in found.findings[0].sentence
+    assert word in found.likely_causes()[0]
+
+
+def test_a_batch_that_recurs_is_the_cause_of_what_follows_from_it():
+    rng, record = np.random.default_rng(3), Diagnostics()
+    batches = [np.flatnonzero(rng.random(300) < 0.1) for _ in range(10)]
+    for number in range(100):
+        record.observe_batch(batches[number % 10], 300)
+    assert "reseeded in every epoch" in record.diagnose().likely_causes()[0]

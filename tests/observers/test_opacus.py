@@ -387,10 +387,27 @@ def refusal(made, loader):
     return str(refused.value)
 
 
-def test_a_loader_without_a_sample_rate_is_refused(private):
+def test_a_loader_without_a_sample_rate_is_refused_if_the_accountant_has_none(private):
     made = private()
     own = DataLoader(made.loader.dataset, batch_sampler=[[0, 1], [2]])
+    made.optimizer.attach_step_hook(lambda _: None)
     assert "got a DataLoader without one: pass sample_rate" in refusal(made, own)
+
+
+def test_a_loader_with_a_sampler_of_its_own_is_audited_at_the_rate_of_the_accountant(private):
+    made = private()
+    own = DataLoader(made.loader.dataset, batch_sampler=[[0, 1], [2]])
+    with observe(made.optimizer, loader=own) as recorder:
+        run(made, 2, own)
+    claim = recorder.audit(delta=DELTA).claim
+    assert f"sample rate {made.loader.sample_rate:g}," in str(claim)
+
+
+def test_a_single_batch_of_all_examples_is_audited_at_rate_one(private):
+    made = private(poisson_sampling=False, num_examples=20, batch_size=20)
+    with observe(made.optimizer, loader=made.loader) as recorder:
+        run(made, 2)
+    assert "sample rate 1," in str(recorder.audit(delta=DELTA).claim)
 
 
 def test_a_loader_that_is_not_poisson_sampled_is_told_as_such(private):

@@ -494,3 +494,48 @@ def test_a_gradient_that_is_clipped_again_after_the_private_pass_is_a_note(diagn
     found = diagnosed(loop, grad_sample_mode="ghost")
     assert not names(found) & CERTAIN
     assert any("The sum is scaled down between clipping and noise" in note for note in found.notes)
+
+
+def test_values_of_a_sum_that_are_limited_after_the_private_pass_are_a_note(diagnosed):
+    def loop(made):
+        for inputs, targets in itertools.islice(forever(made.loader), STEPS):
+            made.optimizer.zero_grad()
+            made.criterion(made.model(inputs), targets).backward()
+            nn.utils.clip_grad_value_(made.model.parameters(), 0.1)
+            made.optimizer.step()
+
+    found = diagnosed(loop, grad_sample_mode="ghost")
+    assert not names(found) & CERTAIN
+    assert any("scaled down between clipping and noise" in note for note in found.notes)
+
+
+def test_coefficients_that_are_computed_without_the_norms_of_the_model_are_no_bypass(diagnosed):
+    def change(made):
+        def coefficients():
+            norms = torch.stack([value._norm_sample for value in made.model.trainable_parameters])
+            return 1.0 / (norms.norm(dim=0) + 0.01)
+
+        made.model.get_clipping_coef = coefficients
+
+    assert not names(diagnosed(change=change, grad_sample_mode="ghost")) & CERTAIN
+
+
+@pytest.mark.parametrize("unit", [2, 4])
+def test_batches_that_are_cut_to_a_multiple_are_named(diagnosed, unit):
+    def cut(inputs, targets):
+        size = len(targets) // unit * unit
+        return inputs[:size], targets[:size]
+
+    found = diagnosed(lambda made: each(made, cut, num_steps=80), num_steps=80)
+    assert "Batches are cut (" in sentence(found, "rows-drawn")
+    assert "cut to a size" in found.likely_causes()[0]
+
+
+def test_rows_that_are_dropped_one_by_one_are_not_called_cut(diagnosed):
+    def drop(inputs, targets):
+        kept = inputs[:, 1] > -1
+        return inputs[kept], targets[kept]
+
+    found = diagnosed(lambda made: each(made, drop, num_steps=80), num_steps=80)
+    assert "rows-drawn" not in names(found)
+    assert any("Fewer rows were clipped" in note for note in found.notes)

@@ -26,6 +26,7 @@ _ALWAYS_FOLLOW = {
     "tied-pairs": _SHARED | {"tied-noise"},
     "common-noise": {"coordinate-noise", "leaf-noise"},
     "sum-norm": {"canary-arrival"},
+    "sample-rate": {"duplicate-examples"},  # several batches for one step
     "noise-by-sum": {"canary-arrival"},  # the sum is known only if it is clipped correctly
     "noise-by-canaries": {"canary-arrival"},
     "missing-direction": _SHARED | LOCALIZING | {"low-rank-noise", "balanced-noise", "noise-by-batch"},
@@ -158,6 +159,8 @@ def likely_causes(
     names, causes = list(findings), list[str]()
     if "coordinate-correlation" in (own_causes or {}):  # a common mean, from which correlations follow
         names = [name for name in names if name not in _OF_MEAN]
+    if "repeated-batches" in (own_causes or {}):  # the same batch, not one that overlaps
+        names = [name for name in names if name not in SAMPLING]
     if signal is not None:
         causes += _signal_causes(signal, spread_signal, is_crowded, canary_scale, batch_size)
     is_silent = noise_ratio is not None and noise_ratio < NO_NOISE

@@ -22,6 +22,7 @@ from dpaudit import _validate
 from dpaudit._types import FloatArray, IntArray
 from dpaudit.diagnostics._p_values import (
     RESOLUTION,
+    SMALLEST_P_VALUE,
     Check,
     HeadTailBuffer,
     bonferroni,
@@ -36,6 +37,12 @@ _CANDIDATES = 32  # pairs of batches per block whose p-values are computed
 _WIDTH = 40  # standard deviations beyond which probabilities underflow
 _STEEPEST = 30.0  # slope of a Chernoff bound
 _TOGETHER = "are examples drawn together, in groups, or is the rate changed between steps?"
+
+CUT = "are large batches cut to a size? Whether an example is used then depends on the others."
+_SKIPPED = "are empty or small batches skipped, or filled up?"
+_SAME_BATCH = (
+    "is the sampler reseeded in every epoch, the data never shuffled, or a batch used several times?"
+)
 
 
 class ParticipationRecord:
@@ -161,7 +168,7 @@ def participation_checks(record: ParticipationRecord, claimed: float | None) -> 
     """Run all tests for which the record and the claimed rate suffice."""
     if record.num_steps == 0:
         return []
-    found: list[Check | None] = [batch_sizes(record)]
+    found: list[Check | None] = [_with_limits(batch_sizes(record), record)]
     if claimed is not None:
         found.append(sample_rate(record, claimed))
     if record.has_members:
@@ -180,6 +187,34 @@ def batch_sizes(record: ParticipationRecord) -> Check | None:
     """Test how much batch sizes vary: fixed ones do not at all, those of groups too much."""
     found = _spread("batch-sizes", "Batch sizes vary", np.asarray(record.sizes), record.num_examples)
     return found if found is None or found.estimate <= 1 else replace(found, cause=_TOGETHER)
+
+
+def _with_limits(spread: Check | None, record: ParticipationRecord) -> Check | None:
+    """Add a test of the largest and the smallest batch, which are too ordinary if batches are cut or skipped.
+
+    Given their sum, batch sizes are negatively associated (Joag-Dev and Proschan 1983), so the probability
+    that all are within a limit is at most the product of their probabilities.
+    """
+    if spread is None:
+        return None
+    steps, low, high = record.num_steps, min(record.sizes), max(record.sizes)
+    values, probabilities = hypergeometric(
+        record.num_examples * steps, sum(record.sizes), record.num_examples
+    )
+    below = min(float(probabilities[values <= high].sum()), 1.0) ** steps
+    above = min(float(probabilities[values >= low].sum()), 1.0) ** steps
+    joint = min(1.0, 2 * min(spread.p_value, 2 * below, 2 * above))
+    if spread.p_value <= max(2 * min(below, above), SMALLEST_P_VALUE):  # the spread explains it
+        return replace(spread, p_value=joint)
+    limit, word, cause = (high, "more", CUT) if below <= above else (low, "fewer", _SKIPPED)
+    return Check(
+        name=spread.name,
+        p_value=joint,
+        sentence=f"None of {steps} batches has {word} than {limit} examples, and "
+        f"{record.sizes.count(limit)} have {limit}: under Poisson sampling, sizes would go beyond.",
+        estimate=spread.estimate,
+        cause=cause,
+    )
 
 
 def participation_counts(record: ParticipationRecord) -> Check | None:
@@ -315,6 +350,7 @@ def repeated_batches(record: ParticipationRecord) -> Check | None:
         sentence=f"The batches of steps {steps[pair[0]]} and {steps[pair[1]]} share {100 * share:.3g} % "
         "of the smaller one.",
         estimate=share,
+        cause=_SAME_BATCH if share == 1 else "",
     )
 
 

@@ -28,6 +28,7 @@ _ROUNDING = 1e-3  # relative to the limit; far above the rounding error of singl
 _ROUNDINGS = 8.0  # rounding errors of the data type of a sum
 _MAX_PENDING = 64  # drawn batches that wait for their step
 _FEW_TRUNCATED = 8  # steps after which equal sizes of truncated batches are not a coincidence
+_MANY_CUT = 16  # batches of equal sizes and equal numbers of rows that are not a coincidence
 _MOST_GUESSED = 0.1  # sample rate up to which the number of examples hardly matters for sizes
 _PADDED_SHARE = 0.2  # of the steps have the same smallest number of rows
 _UNMARKED = (
@@ -232,6 +233,7 @@ class BatchRecord:
         self._more = _Worst()
         self._fewer = _Worst()
         self._truncated: set[int] = set()
+        self._rows_of: dict[int, list[int]] = {}  # by the number of examples drawn
         self._largest_whole = 0
         self._num_joined = 0
         self._is_active = True
@@ -283,6 +285,7 @@ class BatchRecord:
         self._num_joined += sum(part.size > 0 for part, _ in batches) > 1
         if self.tests_sampling:
             self.participation.observe(members, batches[0][1])
+        self._rows_of.setdefault(members.size, []).append(rows)
         if 0 < rows < members.size:
             self._fewer.add(members.size - rows, f"in step {index}, {rows} of {members.size}")
             self._truncated.add(rows)
@@ -322,7 +325,7 @@ class BatchRecord:
         notes = []
         if self._num_joined:
             notes.append(f"{self._num_joined} of {self._num_steps} steps use several draws of the sampler.")
-        if self._fewer.count and not self._is_truncated:
+        if self._fewer.count and not self._is_truncated and not self._is_cut:
             notes.append(
                 f"Fewer rows were clipped than examples drawn in {self._fewer.count} of {self._num_steps} "
                 f"steps: {self._fewer.sentence}."
@@ -378,6 +381,13 @@ class BatchRecord:
             return False
         return max(self._truncated) >= self._largest_whole
 
+    @property
+    def _is_cut(self) -> bool:
+        """Whether the number of rows is smaller and depends on the number of examples alone."""
+        if any(len(set(rows)) > 1 for rows in self._rows_of.values()):
+            return False
+        return sum(len(rows) - 1 for size, rows in self._rows_of.items() if 0 < rows[0] < size) >= _MANY_CUT
+
     def _compare_given(self) -> _Worst:
         """Compare the rows of all steps with the batches that the loop reported, one per step."""
         found = _Worst()
@@ -398,15 +408,14 @@ class BatchRecord:
                     f"steps: {more.sentence}.",
                 )
             )
-        if self._is_truncated:
-            size = max(self._truncated)
-            found.append(
-                Finding.certain(
-                    "rows-drawn",
-                    f"Batches are cut to {size} rows: {self._fewer.count} of {self._num_steps} have more "
-                    "examples, and whether an example is used depends on the others.",
-                )
+        if self._is_truncated or self._is_cut:
+            size = f" to {max(self._truncated)} rows" if self._is_truncated else f" ({self._fewer.sentence})"
+            cut = Finding.certain(
+                "rows-drawn",
+                f"Batches are cut{size}: {self._fewer.count} of {self._num_steps} have more examples, and "
+                "whether an example is used depends on the others.",
             )
+            found.append(replace(cut, cause=_participation.CUT))
         return found
 
 

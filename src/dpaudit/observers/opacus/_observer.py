@@ -4,7 +4,8 @@
   :meth:`OpacusObserver._insert` adds the canaries of the step to ``p.summed_grad``, through
   ``GradientCanaries.add_to_sum`` or ``InputCanaries.add_to_sum``.
 - Release: :meth:`OpacusObserver._before_update`, a pre-step hook of the wrapped optimizer, reads ``p.grad``
-  after the noise, the scaling and the reduction over ranks, and records the scores.
+  after the noise, the scaling and the reduction over ranks, and records the scores. Post-processing that
+  sees only the release, such as a limit of its norm, is undone before (:class:`PostProcessing`).
 - Subtraction: the same hook subtracts the canaries from ``p.grad``, so that the update is unchanged.
 
 :class:`Ranks` determines which process inserts, :class:`OpacusParamsReader` reads the claimed parameters.
@@ -13,7 +14,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,11 @@ from dpaudit.observers.opacus._sums import SumObserver
 from dpaudit.recording import CoordinateSample, DPSGDParams, Recorder, WholeRunRecorder
 
 _MAX_COORDINATES = 2**20  # whose largest noise is logged
+_ROUNDING = 1e-5  # relative difference of two releases that are the same up to rounding
+_SAME = 1e-4  # relative difference of two steps' factors or limits
+_FACTOR, _NORM, _VALUE = "factor", "norm", "value"
+
+Update = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +84,7 @@ class OpacusObserver:
         self._coordinates = CoordinateSample.of([parameter.numel() for parameter in optimizer.params])
         self._indices = torch.as_tensor(self._coordinates.indices, device=optimizer.params[0].device)
         self._step: _Step | None = None
+        self._post_processing = PostProcessing()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -108,6 +115,8 @@ class OpacusObserver:
             self._step = None
             self._restore(sums)
             raise
+        if self._ranks.world_size == 1:  # otherwise the gradients of other ranks are added
+            self._post_processing.note(parameters)
 
     @torch.no_grad()
     def _insert(self, sums: list[Tensor]) -> _Step:
@@ -134,11 +143,13 @@ class OpacusObserver:
         self._params.note_step(step.noise_multiplier)
         self._lints.note_step(step.noise_multiplier)
         divisor = self._divisor()
-        released = flat([parameter.grad for parameter in self._optimizer.params])
+        final = flat([parameter.grad for parameter in self._optimizer.params])
+        released, processed = self._post_processing.before(final, divisor)
         scores = step.projection.project(released) * divisor - self._ranks.sum(step.known)
         self._keep_noise(released, divisor, step)
         inserted = self._ranks.inserted(step.inserted) / divisor
-        for parameter, part in split_like(inserted, self._optimizer.params):
+        surplus = inserted if released is final else final - processed(released - inserted)
+        for parameter, part in split_like(surplus, self._optimizer.params):
             parameter.grad = parameter.grad - part.to(parameter.grad.dtype)
         self._record(scores.double().cpu().numpy(), step)
 
@@ -194,6 +205,77 @@ class OpacusObserver:
     def _restore(self, sums: list[Tensor]) -> None:
         for parameter, own in zip(self._optimizer.params, sums, strict=True):
             parameter.summed_grad = _marked_like(own, parameter.summed_grad)
+
+
+class PostProcessing:
+    """What happens to a release between the noise and the update.
+
+    Code that sees only the noisy gradient reveals nothing more about the examples, but the noise is no longer
+    what it was: it is smaller after another divisor, and its norm is limited after ``clip_grad_norm_``. Such
+    code is recognized by its output, so that the release itself is tested; anything else is tested as a part
+    of the release.
+
+    One factor, one largest norm and one largest value are recognized: those of the first step that shows
+    them. A step that none of these explains ends the recognition, because no constant is used then.
+    """
+
+    def __init__(self) -> None:
+        self._noised: Tensor | None = None
+        self._limits: dict[str, float] = {}
+        self._is_recognized = True
+
+    def note(self, parameters: list[Any]) -> None:
+        """Note the sum with noise, before it is divided."""
+        gradients = [parameter.grad for parameter in parameters]
+        is_known = self._is_recognized and all(one is not None for one in gradients)
+        self._noised = flat(gradients) if is_known else None
+
+    def before(self, update: Tensor, divisor: float) -> tuple[Tensor, Update]:
+        """Return the release from which ``update`` was computed, and the function that does so.
+
+        Without post-processing these are ``update`` itself and the identity.
+        """
+        noised, self._noised = self._noised, None
+        if noised is None or noised.shape != update.shape:
+            return update, _unchanged
+        release = noised / divisor
+        norm = float(release.norm())
+        if not 0 < norm < float("inf") or _is_same(update, release):
+            return update, _unchanged
+        for kind, limit in self._candidates(update, release, norm):
+            known = self._limits.setdefault(kind, limit)
+            if abs(limit - known) <= _SAME * known:
+                return release, _update(kind, known)
+        self._is_recognized = False
+        return update, _unchanged
+
+    def _candidates(self, update: Tensor, release: Tensor, norm: float) -> list[tuple[str, float]]:
+        """Return the constants, at least one of which must be the same in all steps."""
+        factor = float(update @ release) / norm**2
+        if factor > 0 and _is_same(update, factor * release):
+            limited = [(_NORM, factor * norm)] if factor < 1 else []
+            return [(_FACTOR, factor), *limited]
+        value = float(update.abs().max())
+        return [(_VALUE, value)] if value > 0 and _is_same(update, release.clamp(-value, value)) else []
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return float((one - other).norm()) <= _ROUNDING * float(other.norm())
+
+
+def _unchanged(release: Tensor) -> Tensor:
+    return release
+
+
+def _update(kind: str, limit: float) -> Update:
+    def update(release: Tensor) -> Tensor:
+        if kind == _VALUE:
+            return release.clamp(-limit, limit)
+        if kind == _NORM:
+            return release * torch.clamp(limit / release.norm(), max=1.0)
+        return release * limit
+
+    return update
 
 
 def noise_norm(optimizer: DPOptimizer) -> float:
@@ -275,6 +357,11 @@ class OpacusParamsReader:
     def __init__(self, optimizer: DPOptimizer, loader: Any) -> None:
         self._optimizer = optimizer
         self._rate = None if loader is None else loader_rate(loader)
+        if loader is not None and self._rate is None and accounted_rate(optimizer) is None:
+            raise InputError(
+                "Expected the loader that make_private returned, which has a sample rate, got a "
+                f"{type(loader).__name__} without one: pass sample_rate=... instead."
+            )
         self._noises: dict[float, None] = {}  # in order of appearance
 
     def note_step(self, noise_multiplier: float) -> None:
@@ -293,8 +380,11 @@ class OpacusParamsReader:
         return DPSGDParams(noise_multiplier=noises[0], sample_rate=rate, origins=origins)
 
 
-def loader_rate(loader: Any) -> float:
-    """Return the sample rate of the loader that ``make_private`` or ``BatchMemoryManager`` returned."""
+def loader_rate(loader: Any) -> float | None:
+    """Return the sample rate of the loader that ``make_private`` or ``BatchMemoryManager`` returned.
+
+    A loader with a sampler of its own has none; a single batch of all examples has rate 1.
+    """
     owner, has_one_size = loader, False
     for name in ("batch_sampler", "sampler", "sampler"):  # a sampler may be inside one that splits batches
         rate = getattr(owner, "sample_rate", None)
@@ -302,16 +392,22 @@ def loader_rate(loader: Any) -> float:
             return float(rate)
         owner = getattr(owner, name, None)
         has_one_size = has_one_size or isinstance(owner, BatchSampler)
-    if has_one_size:
+    if has_one_size and not _is_one_batch(loader):
         raise InputError(
             "Expected a loader with Poisson sampling, which the claim assumes, got a "
             f"{type(loader).__name__} with batches of one size: create it by make_private with "
             "poisson_sampling=True."
         )
-    raise InputError(
-        f"Expected the loader that make_private returned, which has a sample rate, got a "
-        f"{type(loader).__name__} without one: pass sample_rate=... instead."
-    )
+    return 1.0 if has_one_size else None
+
+
+def _is_one_batch(loader: Any) -> bool:
+    """Return whether all examples of the data set are in one batch."""
+    size = getattr(loader, "batch_size", None)
+    try:
+        return size is not None and size >= len(loader.dataset)
+    except TypeError:  # a data set that is only iterated
+        return False
 
 
 def accounted_rate(optimizer: DPOptimizer) -> float | None:

@@ -54,6 +54,7 @@ class SumObserver:
         self._is_paused, self._was_reset = False, False
         self._counts_nonzero = False
         self._norm_sample: Tensor | None = None  # of the latest pass, with ghost clipping
+        self._coefficients: Tensor | None = None  # of the same pass
         self._gradients = _PassGradients(optimizer)  # of the same pass
         self._start_step()
 
@@ -74,6 +75,7 @@ class SumObserver:
             else:
                 undo.enter_context(wrapped(self._optimizer, "accumulate", self._noting_sum))
                 undo.enter_context(wrapped(self._module, "get_norm_sample", self._noting_norms))
+                undo.enter_context(wrapped(self._module, "get_clipping_coef", self._noting_coefficients))
                 undo.enter_context(wrapped(self._module, "enable_hooks", self._noting_gradients))
             yield
 
@@ -109,6 +111,21 @@ class SumObserver:
 
         return get_norm_sample
 
+    def _noting_coefficients(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap coefficients that a developer may compute without ``get_norm_sample``."""
+        module: Any = self._module
+
+        def get_clipping_coef(*arguments: Any, **options: Any) -> Any:
+            if self._is_paused:
+                return own(*arguments, **options)
+            self._norm_sample = None
+            found = self._coefficients = own(*arguments, **options)
+            if self._norm_sample is None:
+                module.get_norm_sample()  # notes the norms
+            return found
+
+        return get_clipping_coef
+
     def _noting_gradients(self, own: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap the last call of a private backward pass, after which ``p.grad`` is the clipped sum."""
 
@@ -137,7 +154,7 @@ class SumObserver:
                 return 0, 0.0
             if change := self._gradients.change(norm):
                 self.record.observe_change(*change[:2], is_scaled=change[2])
-            rows, limit = len(norms), float(norms.detach().double().clamp(max=norm).sum())
+            rows, limit = len(norms), self._largest_sum(norms.detach().double(), norm)
             self._note_longest(norms.detach())
             count = lambda: int((norms > 0).sum())  # noqa: E731
         self._loader.choose(rows)
@@ -146,6 +163,13 @@ class SumObserver:
         if self.batches.exceeds(self._rows + rows):  # from now on, padding is not counted
             self._counts_nonzero, self._is_exact = True, False
         return rows, limit
+
+    def _largest_sum(self, norms: Tensor, max_grad_norm: float) -> float:
+        """Return the largest norm of a sum of rows; automatic clipping may lengthen short ones."""
+        found, self._coefficients = self._coefficients, None
+        if found is not None and found.shape == norms.shape:
+            norms = norms * found.detach().to(norms).clamp(min=1.0)
+        return float(norms.clamp(max=max_grad_norm).sum())
 
     def _note_longest(self, norms: Tensor | None) -> None:
         """Note the norms of rows before clipping; None if they are unknown."""
@@ -306,6 +330,8 @@ class _PassGradients:
             return None
         factor = float(after @ before) / max(length**2, torch.finfo(torch.float64).tiny)
         is_scaled = float((after - factor * before).norm()) <= room
+        top = float(after.abs().max())  # limiting values moves no two sums apart, either
+        is_scaled = is_scaled or float((after - before.clamp(-top, top)).norm()) <= room
         return length / max_grad_norm, float(after.norm()) / max_grad_norm, is_scaled
 
 
