@@ -143,13 +143,13 @@ _ADJECTIVES = {
 
 
 def arrival_cells(found: ArrivedCanaries, std: float) -> list[ArrivalCell]:
-    """Return the cells: shape x length, length, shape, and shape x parameter, short canaries apart.
+    """Return the cells: all, shape x length, length, shape, and shape x parameter, short canaries apart.
 
     ``std`` is the claimed standard deviation of a score; if the noise is larger, so is that of a cell.
     """
     is_short = found.lengths < _SHORTER
     std = max(std, found.absent_std(np.ones(found.lengths.size, dtype=np.bool_)))
-    cells = []
+    cells = [_cell(found, ~is_short, std)]
     for length in np.unique(found.lengths):
         of_length = found.lengths == length
         cells.append(_cell(found, of_length, std, length=float(length)))
